@@ -1,0 +1,41 @@
+# `make demo` and `make test` set up everything that they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# pytest workers; the tests keep torch to one thread each.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+.PHONY: demo test lint bench clean
+
+$(VENV)/base: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e ".[demo]"
+	touch $@
+
+$(VENV)/test: $(VENV)/base
+	$(BIN)/pip install --quiet -e ".[demo,test]"
+	touch $@
+
+# Trains a small Qwen3 on text found on this machine. DATA=folder takes other text.
+demo: $(VENV)/base
+	$(BIN)/genesis-fn demo $(if $(DATA),--data $(DATA)) $(ARGS)
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/basedpyright --level error
+
+# The interpreter of Triton is chosen when Triton is imported, so its tests are a process of their own.
+test: lint
+	$(PYTEST) tests --ignore tests/kernels --ignore tests/cuda
+	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) tests/kernels tests/cuda
+
+bench: $(VENV)/test
+	$(BIN)/python benchmarks/cpu.py
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info

@@ -1,0 +1,153 @@
+"""The kernels' gates as a Markdown table, from the JSON files of `run_all.sh`.
+
+    python benchmarks/kernels/table.py benchmarks/results > benchmarks/results/kernels-h200.md
+
+A row's ratio is the best peer's time over ours. "default" is what a plan without a configuration
+ran with at the measured commit, "best" the fastest configuration timed beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SECTION_8 = {
+    "8192^3": 0.97,
+    "4096^3": 0.97,
+    "qkv 16384x4096x1024": 0.97,
+    "down 16384x1024x3072": 0.97,
+    "gate-up 16384x6144x1024": 0.97,
+    "dW down 1024x3072x16384": 0.97,
+    "dW gate-up 1024x6144x16384": 0.97,
+    "grouped dW of a layer, bf16": 0.97,
+    "grouped dW of a layer, accumulating fp32": 0.97,
+}
+UNGATED_ROWS = ("pointwise copy", "embedding", "conv", "max pool", "random", "cumsum", "cummax")
+
+
+def verdict(ratio: float, gate: float) -> str:
+    """ "met", or by how much it was missed."""
+    return "met" if ratio >= gate else f"**missed** by {100 * (1 - ratio / gate):.1f} %"
+
+
+def matmul_lines(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "| product | cuBLAS us | default | best | gate (of the best) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        right = [c for c in row["configs"] if c.get("ok")]
+        peer = row["cublas_s"]
+        default = peer / row["configs"][0]["seconds"]
+        best = peer / min(c["seconds"] for c in right)
+        decode = row["case"].startswith("decode")
+        gate = SECTION_8.get(row["case"], 0.97 if decode else None)
+        text = f"0.97: {verdict(best, gate)}" if gate else "-"
+        lines.append(f"| {row['case']} | {1e6 * peer:.1f} | {default:.3f} | {best:.3f} | {text} |")
+    return lines
+
+
+def attention_lines(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "| shape | pass | cuDNN TFLOP/s | ours | with | ratio | gate |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["speed"]:
+        timed = {n: x for n, x in row["forward"].items() if not isinstance(x[1], str)}
+        name = min(timed, key=lambda n: timed[n][1])
+        ratio = row["cudnn_ms"][0] / timed[name][1]
+        gated = "D128" in row["spec"]
+        text = f"0.85: {verdict(ratio, 0.85)}" if gated else "-"
+        lines.append(
+            f"| {row['spec']} | forward | {row['cudnn'][0]} | {timed[name][0]} | {name} "
+            f"| {ratio:.3f} | {text} |"
+        )
+        kinds = ("backward", "backward_specialized_dq", "backward_specialized")
+        found = [row[k] for k in kinds if k in row and not isinstance(row[k][1], str)]
+        best = min(found, key=lambda x: x[1])
+        ratio = row["cudnn_ms"][1] / best[1]
+        gate = 1.0 if "T2048" in row["spec"] else 0.85
+        text = f"{gate}: {verdict(ratio, gate)}" if gated else "-"
+        lines.append(
+            f"| {row['spec']} | backward | {row['cudnn'][1]} | {best[0]} | {best[3]} "
+            f"| {ratio:.3f} | {text} |"
+        )
+    return lines
+
+
+def row_lines(report: dict[str, Any]) -> list[str]:
+    copy = next(r for r in report["rows"] if r["name"].startswith("pointwise copy"))
+    bandwidth = copy["gb_per_s"] * max(1.0, copy["ours_us"] / copy["eager_us"])
+    lines = [
+        "| kernel | ours us | eager us | compiled us | default | best | of copy | gate (default) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        if "failed" in row:
+            lines.append(f"| {row['name']} | failed | | | | | | {row['failed'][:60]} |")
+            continue
+        peer = min(row[k] for k in ("eager_us", "compile_us") if k in row)
+        tried = [x for x in row["variants_us"].values() if not isinstance(x, str)]
+        best = peer / min([row["ours_us"], *tried])
+        share = f"{100 * row['gb_per_s'] / bandwidth:.0f} %" if "gb_per_s" in row else "-"
+        compiled = f"{row['compile_us']:.1f}" if "compile_us" in row else "-"
+        gated = not row["name"].startswith(UNGATED_ROWS)
+        lines.append(
+            f"| {row['name']} | {row['ours_us']:.1f} | {row['eager_us']:.1f} | {compiled} "
+            f"| {row['ratio']:.3f} | {best:.3f} | {share} "
+            f"| {verdict(row['ratio'], 1.0) if gated else '-'} |"
+        )
+    return lines
+
+
+def allocator_lines(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "| scenario | ours ns | torch.empty ns | ratio | reserved / live (torch) | gate |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in report["checks"]["allocator_scenarios"]["result"].items():
+        ratio = row["times_torch_empty"]
+        lines.append(
+            f"| {name} | {row['genesis_ns']:.0f} | {row['torch_empty_ns']:.0f} | {ratio:.2f} "
+            f"| {row['genesis_reserved_over_live']:.2f} "
+            f"({row['torch_empty_reserved_over_live']:.2f}) | {verdict(ratio, 1.0)} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Prints the tables of the folder given."""
+    folder = Path(sys.argv[1])
+
+    def read(name: str) -> dict[str, Any]:
+        return json.loads((folder / f"{name}-h200.json").read_text())
+
+    matmul, attention, rows = (read(f"kernel-{n}") for n in ("matmul", "attention", "rows"))
+    runtime, checks = read("runtime"), read("kernel-attention-checks")["check"]
+    print("# Hand-written kernels and the CUDA runtime on one H200\n")
+    print(
+        f"Commit {matmul['commit']}, {matmul['device']}, torch {matmul['torch']}, "
+        f"Triton {matmul['triton']}, CUDA {matmul['cuda']}. Ratios are the peer's time over ours, "
+        "medians of graph replays over rotated inputs after 30 ms of warm-up.\n"
+    )
+    good = sum(c["verdict"] == "ok" for c in checks.values())
+    passed = sum(c["ok"] for c in runtime["checks"].values())
+    wrong = sum(not c.get("ok") for row in matmul["rows"] for c in row["configs"])
+    print(f"Right: {good} of {len(checks)} attention checks, {passed} of {len(runtime['checks'])} ")
+    print(f"runtime checks; {wrong} wrong matrix-product configurations.\n")
+    for title, lines in (
+        ("Matrix products", matmul_lines(matmul)),
+        ("Attention, bf16 causal", attention_lines(attention)),
+        ("Rows, copies, scans, sorts, convolutions", row_lines(rows)),
+        ("Allocator", allocator_lines(runtime)),
+    ):
+        print(f"## {title}\n\n" + "\n".join(lines) + "\n")
+    notes = folder / "kernels-h200-notes.md"
+    if notes.exists():
+        print(notes.read_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

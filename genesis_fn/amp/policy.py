@@ -1,0 +1,108 @@
+"""Policies: which dtypes parameters, computation and outputs have; and casts of pytrees to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.array import Operators
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DType, DTypeLike
+
+_ROLES = {
+    "p": "param_dtype", "param": "param_dtype", "params": "param_dtype",
+    "c": "compute_dtype", "compute": "compute_dtype",
+    "o": "output_dtype", "out": "output_dtype", "output": "output_dtype", "outputs": "output_dtype",
+}  # fmt: skip
+
+
+def half_dtype() -> DType:
+    """The 16-bit float that "half" means: bfloat16, whatever the device."""
+    return dtypes.BF16
+
+
+def _cast_floats(values: Any, dtype: DTypeLike) -> Any:
+    kind = dtypes.dtype(dtype)
+
+    def at(x: Any) -> Any:
+        if not isinstance(x, (Operators, np.ndarray, np.generic)) or not dtypes.is_float(x.dtype):
+            return x
+        return as_array(x, kind).astype(kind)
+
+    return tree.map(at, values)
+
+
+def cast_to_half(values: Any) -> Any:
+    """The tree with its floating arrays in `half_dtype()`; other leaves as they are."""
+    return _cast_floats(values, half_dtype())
+
+
+def cast_to_full(values: Any) -> Any:
+    """The tree with its floating arrays in float32; other leaves as they are."""
+    return _cast_floats(values, dtypes.F32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The dtypes of parameters, computation and outputs. Immutable and hashable."""
+
+    param_dtype: DTypeLike
+    compute_dtype: DTypeLike
+    output_dtype: DTypeLike
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "compute_dtype", "output_dtype"):
+            object.__setattr__(self, name, dtypes.dtype(getattr(self, name)))
+
+    def cast_to_param(self, x: Any) -> Any:
+        """The tree with its floating arrays in the parameters' dtype."""
+        return _cast_floats(x, self.param_dtype)
+
+    def cast_to_compute(self, x: Any) -> Any:
+        """The tree with its floating arrays in the dtype of computation."""
+        return _cast_floats(x, self.compute_dtype)
+
+    def cast_to_output(self, x: Any) -> Any:
+        """The tree with its floating arrays in the outputs' dtype."""
+        return _cast_floats(x, self.output_dtype)
+
+    def with_output_dtype(self, output_dtype: DTypeLike) -> Policy:
+        """This policy with another output dtype."""
+        return dataclasses.replace(self, output_dtype=output_dtype)
+
+    def __str__(self) -> str:
+        kinds = (self.param_dtype, self.compute_dtype, self.output_dtype)
+        return ",".join(f"{k}={dtypes.SHORT[d]}" for k, d in zip("pco", kinds, strict=True))
+
+
+def _parse_dtype(text: str) -> DType:
+    named = {"half": half_dtype, "full": lambda: dtypes.F32, "float": lambda: dtypes.F32}
+    return named[text]() if text in named else dtypes.dtype(text)
+
+
+def get_policy(policy_name: str) -> Policy:
+    """The policy that a text names: "p=f32,c=bf16,o=f32", "params=float32,compute=half", "bf16".
+
+    Parameters default to float32, computation to the parameters' dtype, outputs to computation's;
+    a single dtype is meant for all three. "half" is `half_dtype()`, "full" float32. Raises
+    ValueError naming the part that is not understood.
+    """
+    if "=" not in policy_name:
+        kind = _parse_dtype(policy_name.strip())
+        return Policy(kind, kind, kind)
+    found: dict[str, DType] = {}
+    for part in policy_name.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        role = _ROLES.get(key)
+        if role is None or role in found or not value:
+            raise ValueError(
+                f"policy {policy_name!r}: {part.strip()!r} is not understood; write "
+                '"params=float32,compute=bfloat16,output=float32", each part once'
+            )
+        found[role] = _parse_dtype(value)
+    param = found.get("param_dtype", dtypes.F32)
+    compute = found.get("compute_dtype", param)
+    return Policy(param, compute, found.get("output_dtype", compute))

@@ -1,0 +1,116 @@
+"""The CPU backend: torch operators, one at a time (eager) or as one straight-line function."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from genesis_fn.backends.cpu import (
+    callbacks as _callbacks,  # registers the lowerings  # noqa: F401
+    control as _control,  # registers the lowerings  # noqa: F401
+)
+from genesis_fn.backends.cpu.compile import compile_jaxpr
+from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.core import dtypes
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.device import Device
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.define import TORCH_DTYPE, host_tensor, host_view
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep up to 1 GiB of freed memory, unless the environment tunes its allocator.
+
+    By default large arrays go back to the operating system when they are freed, and every step of a
+    training loop pays for fresh, zeroed pages: a third of the time of a memory-bound program.
+    """
+    tuned = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+    if not sys.platform.startswith("linux") or any(n in os.environ for n in tuned):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    trim_threshold, mmap_threshold = -1, -3
+    mallopt(mmap_threshold, 1 << 30)
+    mallopt(trim_threshold, 1 << 30)
+
+
+class _Numbers:
+    """Python numbers as 0-d tensors, which torch takes in half the time; a few are remembered."""
+
+    __slots__ = ("dtype", "known")
+
+    def __init__(self, dtype: DType) -> None:
+        # In 16 bits a tensor would be rounded where a number is not.
+        stored = dtype in (dtypes.F32, dtypes.F64, dtypes.I32, dtypes.I64)
+        self.dtype = TORCH_DTYPE[dtype] if stored else None
+        self.known: dict[Any, torch.Tensor] = {}
+
+    def __call__(self, x: Any) -> Any:
+        if self.dtype is None or not x:  # zeros of two signs are equal keys
+            return x
+        found = self.known.get(x)
+        if found is None:
+            if len(self.known) >= 64:
+                self.known.clear()
+            found = self.known[x] = torch.tensor(x, dtype=self.dtype)
+        return found
+
+
+class CpuBackend:
+    """Implements `core.device.Backend`. Storage is a torch tensor; unsigned types that torch lacks
+    live in signed storage of the same width."""
+
+    def __init__(self) -> None:
+        _keep_freed_memory()
+
+    def device_count(self) -> int:
+        return 1
+
+    def eager(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable:
+        run = lower(prim, avals, params)
+        out = prim.abstract(tuple(avals), params)
+        if prim.multi:
+            sigs = [sig(a, device) for a in out]
+
+            def many(*args: Any) -> list[Array]:
+                ys = run(*[a.data if type(a) is Array else a for a in args])
+                return [Array(y, s) for y, s in zip(ys, sigs, strict=True)]
+
+            return many
+        one = sig(out, device)
+        if len(avals) == 1:
+            return lambda x: Array(run(x.data), one)
+        if len(avals) == 2 and all(type(a) is Aval for a in avals):
+            return lambda x, y: Array(run(x.data, y.data), one)
+        if prim.name in ("add", "sub", "mul", "div") and len(avals) == 2:
+            if type(avals[0]) is Aval:
+                known = _Numbers(avals[0].dtype)
+                return lambda x, y: Array(run(x.data, known(y)), one)
+            known = _Numbers(avals[1].dtype)
+            return lambda x, y: Array(run(known(x), y.data), one)
+        return lambda *args: Array(run(*[a.data if type(a) is Array else a for a in args]), one)
+
+    def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Any:
+        return compile_jaxpr(jaxpr, device, **options)
+
+    def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:
+        return host_tensor(np.array(value, dtype=aval.dtype, order="C", copy=True), aval.dtype)
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        return host_view(array.data, array.dtype)
+
+    def wait(self, array: Array) -> None:
+        """Torch on the CPU has finished when its call returns."""

@@ -1,0 +1,118 @@
+"""CPU lowerings of the higher-order primitives: calls, loops and branches over compiled
+programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from genesis_fn.backends.cpu.compile import tensor_function, tensor_program
+from genesis_fn.backends.cpu.lower import lowers
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.primitives.define import TORCH_DTYPE
+from genesis_fn.transforms.call import jit_p, linear_call_p, region_p
+from genesis_fn.transforms.checkpoint import checkpoint_p
+from genesis_fn.transforms.cond import cond_p
+from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
+from genesis_fn.transforms.fused import Fused, fused_p
+from genesis_fn.transforms.loops import while_p
+from genesis_fn.transforms.scan import scan_p, stacked
+
+
+@lowers(jit_p)
+@lowers(region_p)
+@lowers(checkpoint_p)
+@lowers(custom_jvp_p)
+@lowers(custom_vjp_p)
+def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable:
+    return tensor_function(jaxpr)
+
+
+@lowers(fused_p)
+def _fused(avals: Sequence[Any], *, op: Fused, static: tuple, jaxpr: Jaxpr) -> Callable:
+    if op.torch is not None:
+        run = op.torch(avals, **dict(static))
+        if run is not None:
+            return run
+    return tensor_function(jaxpr)
+
+
+@lowers(linear_call_p)
+def _linear_call(avals: Sequence[Any], *, forward: Jaxpr, **_: Any) -> Callable:
+    return tensor_function(forward)
+
+
+def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable, Callable]:
+    """(the first step, further steps) of a loop whose carry follows `before` other operands.
+
+    A carry that the body makes itself is its own to write over from the second step on.
+    """
+    first = tensor_program(body)
+    owned = [i < carry and first.owned[i] for i in range(len(body.outs))]
+    if not any(owned):
+        return first.run, first.run
+    rest = len(body.invars) - before - carry
+    donated = (*[False] * before, *owned[:carry], *[False] * rest)
+    further = tensor_program(body, donated)
+    # Writing over a donated carry must leave every carry in memory of its own.
+    if any(mine and not still for mine, still in zip(owned, further.owned)):
+        return first.run, first.run
+    return first.run, further.run
+
+
+@lowers(scan_p)
+def _scan(
+    avals: Sequence[Any], *, jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool,
+    **_: Any,
+) -> Callable:  # fmt: skip
+    first, further = _steps(jaxpr, consts, carry)
+    ys = [(stacked(a, length).shape, TORCH_DTYPE[a.dtype]) for a in jaxpr.out_avals[carry:]]
+    order = range(length - 1, -1, -1) if reverse else range(length)
+    start = consts + carry
+
+    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
+        fixed, state, rows = xs[:consts], xs[consts:start], [x.unbind(0) for x in xs[start:]]
+        outs = [torch.empty(shape, dtype=dtype) for shape, dtype in ys]
+        places = [out.unbind(0) for out in outs]
+        step = first
+        for i in order:
+            new = step(*fixed, *state, *[row[i] for row in rows])
+            step = further
+            state = new[:carry]
+            for place, y in zip(places, new[carry:]):
+                place[i].copy_(y)
+        return [*state, *outs]
+
+    return run
+
+
+@lowers(while_p)
+def _while(
+    avals: Sequence[Any], *, cond: Jaxpr, body: Jaxpr, cond_consts: int, body_consts: int
+) -> Callable:
+    test = tensor_function(cond)
+    first, further = _steps(body, body_consts, len(body.outs))
+    start = cond_consts + body_consts
+
+    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
+        for_test, for_body, state = xs[:cond_consts], xs[cond_consts:start], list(xs[start:])
+        step = first
+        while test(*for_test, *state)[0]:
+            state = step(*for_body, *state)
+            step = further
+        return state
+
+    return run
+
+
+@lowers(cond_p)
+def _cond(avals: Sequence[Any], *, branches: tuple[Jaxpr, ...]) -> Callable:
+    functions = [tensor_function(b) for b in branches]
+    last = len(functions) - 1
+
+    def run(index: torch.Tensor, *xs: torch.Tensor) -> list[torch.Tensor]:
+        return functions[min(max(int(index), 0), last)](*xs)
+
+    return run

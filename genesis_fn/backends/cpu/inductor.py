@@ -1,0 +1,163 @@
+"""`jit(..., compiler="inductor")`: the same program as an FX graph, compiled by TorchInductor.
+
+Index checks cannot be part of the graph: there the indices are clamped, and checked after the call.
+Checks inside loops and branches are left out. Loops are unrolled as the graph is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from genesis_fn.backends.cpu.compile import TensorProgram, has_function, own
+from genesis_fn.compiler.simplify import simplify
+from genesis_fn.core import errors
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.device import Device
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.source import line_of
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.define import TORCH_DTYPE
+from genesis_fn.primitives.scatter import segment_sum, segment_sum_p
+from genesis_fn.primitives.shape import slice_in_dim
+from genesis_fn.primitives.windows_torch import starts_for, window_sizes
+from genesis_fn.transforms.active import unchecked
+from genesis_fn.transforms.call import jit_p
+from genesis_fn.transforms.stage import stage_closed
+
+
+def _attends(e: Eqn) -> bool:
+    """What stays opaque: attention, for which torch has a kernel. TorchInductor fuses the rest."""
+    return has_function(e) and e.params["op"].name.startswith("attention")
+
+
+class InductorExecutable:
+    """A program compiled by TorchInductor; inputs are never written over."""
+
+    __slots__ = ("run", "sigs", "jaxpr", "overwritten", "unused_donations")
+
+    def __init__(self, jaxpr: Jaxpr, device: Device) -> None:
+        self.jaxpr, self.overwritten, self.unused_donations = jaxpr, (), []
+        self.sigs = [sig(a, device) for a in jaxpr.out_avals]
+        self.run = _compile(jaxpr)
+
+    def __call__(self, *args: Array) -> list[Array]:
+        outs = self.run(*[a.data for a in args])
+        return [Array(y, s) for y, s in zip(outs, self.sigs)]
+
+    own = staticmethod(own)
+
+    def explained(self, error: Exception) -> Exception:
+        """`error` from `run`, with the user's line where one is known."""
+        return errors.at_line(error, line_of(error))
+
+
+def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
+    name = jaxpr.name or "the program"
+    if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
+        raise errors.BackendError(
+            'compiler="inductor" needs a C++ compiler, and none is on the PATH; install g++ or '
+            "clang++, or leave compiler out"
+        )
+    from torch._inductor import compile as compile_graph
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    simple = _without_choices(simplify(jaxpr, _attends))
+    if simple.effect:
+        raise errors.BackendError(
+            f"TorchInductor cannot compile {name}: it has callbacks or assertions\n"
+            "  leave compiler out: the CPU backend runs every program"
+        )
+    count = len(simple.outs)
+    checks = [c for c in map(_check, simple.eqns) if c is not None]
+    outs = [*simple.outs, *(v for v, _ in checks)]
+    simple = Jaxpr(simple.invars, simple.eqns, outs, simple.labels, simple.name)
+    program = TensorProgram(unchecked(simple), reuse=False, fold=True)
+    examples = [torch.zeros(a.shape, dtype=TORCH_DTYPE[a.dtype]) for a in jaxpr.in_avals]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            graph = make_fx(program.run)(*[mode.from_tensor(x) for x in examples])
+        compiled: Any = compile_graph(graph, examples)  # pyright: ignore[reportArgumentType]
+    except Exception as error:
+        line = line_of(error)
+        at = f"\n  at {line.describe()}" if line is not None else ""
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise errors.BackendError(
+            f"TorchInductor cannot compile {name}: {said}{at}\n"
+            "  leave compiler out: the CPU backend runs every program"
+        ) from error
+
+    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        # The generated code assumes the layout it was compiled for.
+        found = list(compiled(*[x if x.is_contiguous() else x.contiguous() for x in tensors]))
+        for indices, (_, check) in zip(found[count:], checks):
+            check(indices)
+        return found[:count]
+
+    return run
+
+
+def _without_choices(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with sums by segment whose work does not depend on which rows are dropped: those
+    go to one segment more, which is cut off."""
+    eqns, changed = [], False
+    for e in jaxpr.eqns:
+        if e.prim is segment_sum_p and e.params["mode"] not in (
+            "check",
+            "clip",
+            "promise_in_bounds",
+        ):
+            program = _with_spare_segment(*[i.aval for i in e.ins], **e.params)
+            e = Eqn(jit_p, e.ins, {"jaxpr": program}, e.outs, e.where, e.backward)
+            changed = True
+        eqns.append(e)
+    if not changed:
+        return jaxpr
+    return simplify(Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name), _attends)
+
+
+def _with_spare_segment(
+    data: Aval, ids: Aval, *, num_segments: int, indices_are_sorted: bool, mode: str
+) -> Jaxpr:
+    def f(x: Any, ids: Any) -> list[Any]:
+        outside = ops.bitwise_or(ops.lt(ids, 0), ops.ge(ids, num_segments))
+        ids = ops.select(outside, num_segments, ids)
+        sums = segment_sum(x, ids, num_segments + 1, mode="promise_in_bounds")
+        return [slice_in_dim(sums, 0, num_segments)]
+
+    return stage_closed(f, [data, ids], "segment_sum")
+
+
+def _check(e: Eqn) -> tuple[Var, Callable[[torch.Tensor], Any]] | None:
+    """(the indices of a checked equation, a function that raises for those out of range)."""
+    if e.params.get("mode") != "check" or type(e.ins[1]) is not Var:
+        return None
+    name, (x, indices, *rest) = e.prim.name, [i.aval for i in e.ins]
+    if name == "take_rows":
+        find = starts_for(x, indices, (0,), (1, *x.shape[1:]), "check")
+    elif name == "segment_sum":
+        rows = e.outs[0].aval
+        find = starts_for(rows, indices, (0,), (1, *rows.shape[1:]), "check")
+    elif name == "gather":
+        mapped = e.params["dimension_numbers"].start_index_map
+        find = starts_for(x, indices, mapped, e.params["slice_sizes"], "check")
+    elif name == "scatter":
+        numbers = e.params["dimension_numbers"]
+        sizes = window_sizes(x, rest[0], numbers)
+        find = starts_for(x, indices, numbers.scatter_dims_to_operand_dims, sizes, "check")
+    else:
+        return None
+    vectors = name in ("gather", "scatter")  # else plain row numbers
+
+    def check(tensor: torch.Tensor) -> None:
+        try:
+            find(tensor if vectors else tensor.unsqueeze(-1))
+        except errors.IndexOutOfRange as error:
+            raise errors.at_line(error, e.where) from None
+
+    return e.ins[1], check

@@ -1,0 +1,152 @@
+"""The CUDA backend: `core.device.Backend` over the runtime, the lowerings and the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.backends.cuda import driver, eager
+from genesis_fn.backends.cuda.exchange import (
+    Imported,
+    dense_strides,
+    dlpack_device,
+    from_cuda_array_interface,
+    from_dlpack,
+    to_cuda_array_interface,
+    to_dlpack,
+)
+from genesis_fn.backends.cuda.lowerings import has_lowering
+from genesis_fn.backends.cuda.memory import Buffer
+from genesis_fn.backends.cuda.runtime import Runtime, runtime
+from genesis_fn.core import dtypes
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.device import Device
+from genesis_fn.core.errors import BackendError
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.core.source import where
+
+_ALIGNMENT = 16
+
+
+class CudaBackend:
+    """Storage is a `memory.Buffer`: dense, row-major, every dtype in its own bytes."""
+
+    def device_count(self) -> int:
+        """How many GPUs the driver has."""
+        return driver.device_count()
+
+    def eager(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable:
+        """A function that runs `prim`; control flow and calls are compiled, as one program."""
+        place = runtime(device.index)
+        if has_lowering(prim) or not any(jaxprs_in(params)):
+            run = eager.eager_function(place, device, prim, avals, params)
+            if run is not None:
+                return run
+        return self._compiled(prim, avals, params, device)
+
+    def _compiled(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable:
+        """`prim` as a program of one equation."""
+
+        def build(given: Sequence[Any]) -> Callable:
+            ins = [Var(a) if type(a) is Aval else a for a in given]
+            found = prim.abstract(tuple(given), params)
+            outs = [Var(a) for a in (found if prim.multi else [found])]
+            eqn = Eqn(prim, ins, params, outs, where())
+            inputs = [i for i in ins if type(i) is Var]
+            run = self.compile(Jaxpr(inputs, [eqn], outs, name=prim.name), device)
+            return run if prim.multi else lambda *args: run(*args)[0]
+
+        if all(type(a) is Aval for a in avals):
+            return build(avals)
+        made: dict[str, Callable] = {}
+
+        def run(*args: Any) -> Any:
+            arrays = [a for a in args if type(a) is Array]
+            key = repr([a for a in args if type(a) is not Array])
+            if key not in made:
+                made[key] = build([a.aval if type(a) is Array else a for a in args])
+            return made[key](*arrays)
+
+        return run
+
+    def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Any:
+        """An executable for a whole program."""
+        from genesis_fn.backends.cuda.executable import compile_jaxpr
+
+        return compile_jaxpr(jaxpr, device, **options)
+
+    def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Buffer:
+        """A buffer with a copy of `value`, which may change as soon as this returns."""
+        value = np.asarray(value, dtype=aval.dtype, order="C")
+        return eager.write(runtime(device.index), value, where(depth=4))
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        """The array's values on the host; raises what queued work reported."""
+        return eager.read(_runtime_of(array), array.data, array.sig.aval)
+
+    def wait(self, array: Array) -> None:
+        """Return when all queued work is done; raise what it reported."""
+        _runtime_of(array).synchronize()
+
+    def copy(self, array: Array, device: Device) -> Array:
+        """The array on another GPU, copied directly, in order of both devices' work."""
+        block = _runtime_of(array).copy_to(runtime(device.index), array.data, where(depth=4))
+        return Array(block, sig(array.sig.aval, device))
+
+    # Exchange with other libraries.
+
+    def to_dlpack(self, array: Array, **options: Any) -> Any:
+        """The DLPack capsule of an array; read-only, it shares the memory."""
+        shape = array.shape
+        allowed = {k: v for k, v in options.items() if k in ("stream", "max_version")}
+        return to_dlpack(array.data, shape, dense_strides(shape), array.dtype.name, **allowed)
+
+    def dlpack_device(self, array: Array) -> tuple[int, int]:
+        """(device type, index) by DLPack's numbering."""
+        return dlpack_device(array.data)
+
+    def cuda_array_interface(self, array: Array) -> dict[str, Any]:
+        """The `__cuda_array_interface__` of an array, read-only."""
+        shape = array.shape
+        return to_cuda_array_interface(array.data, shape, dense_strides(shape), array.dtype.name)
+
+    def import_array(self, x: Any, device: Device) -> Array:
+        """An array over another library's device memory; copied if strided or unaligned."""
+        place = runtime(device.index)
+        if hasattr(x, "__dlpack__"):
+            found = from_dlpack(x, place.driver)
+        else:
+            found = from_cuda_array_interface(x, place.driver)
+        return _imported(place, found, device)
+
+
+def _imported(place: Runtime, found: Imported, device: Device) -> Array:
+    from genesis_fn.backends.cuda.lowerings.text import add_copy
+    from genesis_fn.kernels.launch import Buf
+    from genesis_fn.kernels.planning import PlanBuilder
+
+    kind = aval(found.shape, dtypes.dtype(found.dtype))
+    data = found.buffer
+    if found.strides != dense_strides(found.shape) or data.address % _ALIGNMENT:
+        if kind.dtype.itemsize > 8:
+            raise BackendError(f"a strided import of {kind} is not supported: make it contiguous")
+        raw = f"i{8 * kind.dtype.itemsize}"
+        builder = PlanBuilder(1, 1)
+        add_copy(builder, Buf(0, raw), Buf(1, raw), kind.shape, found.strides)
+        block = place.alloc(kind.nbytes, where(depth=4))
+        run = eager.PlanRunner(place, builder.build())
+        run([data.address, block.address], [data.bytes, kind.nbytes])
+        data = block
+    return Array(data, sig(kind, device))
+
+
+def _runtime_of(array: Array) -> Runtime:
+    return runtime(array.sig.device.index)

@@ -1,0 +1,141 @@
+"""Files that outlive the process: compiled kernels and tuned choices.
+
+Every entry is one file, written under a temporary name and renamed, so that concurrent processes
+see whole entries or none. An entry carries a checksum; one that does not match is removed and
+counts as absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_MAGIC = b"genesis-kernel-1\n"
+
+
+def cache_folder() -> Path:
+    """`GENESIS_CACHE_DIR`, else `genesis_fn` in the user's cache folder."""
+    named = os.environ.get("GENESIS_CACHE_DIR")
+    if named:
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "genesis_fn"
+
+
+class BinaryCache:
+    """Binaries with metadata, by key (a hexadecimal digest)."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = (folder or cache_folder()) / "kernels"
+
+    def get(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """(metadata, binary) of an entry, or None if it is absent or damaged."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        entry = _decode(content, key)
+        if entry is None:
+            with suppress(OSError):
+                path.unlink()
+        return entry
+
+    def put(self, key: str, metadata: Mapping[str, Any], binary: bytes) -> None:
+        """Stores an entry; where the folder cannot be written, nothing is stored."""
+        header = {
+            "key": key,
+            "metadata": dict(metadata),
+            "size": len(binary),
+            "sha256": hashlib.sha256(binary).hexdigest(),
+        }
+        text = json.dumps(header, sort_keys=True).encode()
+        digest = hashlib.sha256(text).hexdigest().encode()
+        _write(self._path(key), _MAGIC + digest + b"\n" + text + b"\n" + binary)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / key[2:]
+
+
+class TunedChoices:
+    """What was found fastest, by a description of the problem, remembered between processes.
+
+    A description names everything that the choice depends on: the kernel's source digest, shapes,
+    device name, driver and compiler versions.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = (folder or cache_folder()) / "tuned"
+        self._known: dict[str, Any] = {}
+
+    def get(self, problem: Mapping[str, Any]) -> Any | None:
+        """The stored choice (JSON data), or None."""
+        key = _digest(problem)
+        if key in self._known:
+            return self._known[key]
+        path = self._folder / f"{key}.json"
+        try:
+            entry = json.loads(path.read_text())
+            choice = entry["choice"]
+            if entry["sha256"] != _digest([entry["problem"], choice]):
+                raise ValueError("checksum")
+        except OSError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            with suppress(OSError):
+                path.unlink()
+            return None
+        self._known[key] = choice
+        return choice
+
+    def put(self, problem: Mapping[str, Any], choice: Any) -> None:
+        """Remembers a choice; the last writer wins."""
+        key = _digest(problem)
+        self._known[key] = choice
+        entry = {
+            "problem": problem,
+            "choice": choice,
+            "sha256": _digest([problem, choice]),
+        }
+        _write(self._folder / f"{key}.json", json.dumps(entry, indent=1, sort_keys=True).encode())
+
+
+def _decode(content: bytes, key: str) -> tuple[dict[str, Any], bytes] | None:
+    if not content.startswith(_MAGIC):
+        return None
+    digest, _, rest = content[len(_MAGIC) :].partition(b"\n")
+    text, _, binary = rest.partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != digest:
+        return None
+    header = json.loads(text)
+    if header["key"] != key or len(binary) != header["size"]:
+        return None
+    if hashlib.sha256(binary).hexdigest() != header["sha256"]:
+        return None
+    return header["metadata"], binary
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    # A cache that cannot be written (read-only home, full disk) costs time, never correctness.
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    except OSError:
+        return
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(name)

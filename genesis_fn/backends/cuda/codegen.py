@@ -1,0 +1,734 @@
+"""Triton source of generated kernels: `Body` -> launches.
+
+Shapes are part of the text, names come in order of appearance, so equal structures give equal texts
+and compile once. 16-bit floats are float32 in registers. Offsets are 32-bit where they fit.
+
+Four forms: pointwise over a flat index; pointwise over tiles, where a load runs across the order of
+the stores; reductions with the whole row on chip; reductions in a loop, one pass for each reduction
+that needs an earlier one. Rows too few for the machine are split, and a second kernel joins the
+parts, in an order that depends on the shape only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.backends.cuda.compile import SourceKernel
+from genesis_fn.compiler import index as ix
+from genesis_fn.compiler.index import Expr
+from genesis_fn.compiler.kernel import NARROW, Body, Instr
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.expressions import (
+    MEMORY,
+    MODULES,
+    NAMES,
+    PRELUDE,
+    expression,
+    literal,
+    loaded,
+    register,
+    rounded,
+    stored,
+)
+from genesis_fn.kernels.launch import Buf, Launch, Plan, Workspace
+from genesis_fn.kernels.planning import cdiv, next_power_of_two
+from genesis_fn.primitives.reduce import extreme_over_nothing
+
+_INT32 = 2**31 - 1
+_PERSISTENT = 16384  # the longest row that stays on chip
+_PROGRAMS = 528  # about four for each of an H200's processors
+_COMBINE = {"reduce_prod": "multiply", "reduce_or": "bit_or", "reduce_and": "bit_and"}
+
+
+@functools.lru_cache(maxsize=8192)
+def kernel(name: str, parameters: str, body: str) -> SourceKernel:
+    """The kernel of this text; equal texts are one kernel."""
+    return SourceKernel(name, f"{PRELUDE}def {name}({parameters}):\n{body}", MODULES)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A workspace of partial results: `number` of the reduction's, [parts, rows] of `dtype`."""
+
+    number: int
+    dtype: DType
+
+
+@dataclass(slots=True)
+class Loops:
+    """A kernel's instructions and stores; what one Triton function computes."""
+
+    rows: int
+    depth: int
+    inner: bool
+    instrs: list[Instr]
+    stores: list[tuple[Any, Expr, int]]
+    counters: dict[Var, str]
+    largest: int = 8  # bytes of the widest register type
+
+    def __post_init__(self) -> None:
+        self.largest = max([held(i.dtype).itemsize for i in self.instrs], default=4)
+
+
+@dataclass(slots=True)
+class Generated:
+    """The plan of a body; `reads` and `writes` are what its buffers are, in order."""
+
+    plan: Plan
+    reads: list[Var]
+    writes: list[Var]
+    sources: list[str]
+    looped: bool
+
+
+def generate(body: Body) -> Generated:
+    """The launches that compute a body's stores."""
+    over = body.over
+    loops = Loops(
+        over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters
+    )  # fmt: skip
+    positions = any(i.op == "reduce" and i.meta[0].startswith("arg") for i in body.instrs)
+    kernels: list[tuple[Loops, _Form]] = []
+    parts: list[Part] = []
+    if over.wants_split and not positions and over.reduced > 1:
+        parts = [
+            Part(n, accumulator(body.instrs[i.args[0]].dtype))
+            for n, i in enumerate([i for i in body.instrs if i.op == "reduce"])
+        ]
+        kernels = _split(loops, parts)
+    else:
+        kernels = [(loops, _form(loops))]
+    reads = list(dict.fromkeys(_read(loops)))
+    writes = list(dict.fromkeys([target for target, _, _ in loops.stores]))
+    number = {v: i for i, v in enumerate(reads)}
+    outputs = {v: len(reads) + i for i, v in enumerate(writes)}
+    base = len(reads) + len(writes)
+    steps, sources, sizes = [], [], [0] * len(parts)
+    for part_loops, form in kernels:
+        text = _Text(part_loops, form)
+        function = text.write()
+        arguments = {}
+        for name, (target, kind, written) in text.arguments.items():
+            if type(target) is Part:
+                at = base + target.number
+            else:
+                at = outputs[target] if written else number[target]
+            arguments[name] = Buf(at, kind)
+        for part in parts:
+            sizes[part.number] = max(
+                sizes[part.number], form.parts * part_loops.rows * part.dtype.itemsize
+            )
+        steps.append(Launch(function, form.grid, arguments, {}, form.warps, 3))
+        sources.append(function.text.removeprefix(PRELUDE))
+    spaces = tuple([Workspace(max(16, n)) for n in sizes])
+    looped = any(form.kind == "looped" for _, form in kernels)
+    plan = Plan(len(reads), len(writes), tuple(steps), spaces)
+    return Generated(plan, reads, writes, sources, looped)
+
+
+def _read(loops: Loops) -> list[Var]:
+    return [i.meta[0] for i in loops.instrs if i.op == "load"] + list(loops.counters)
+
+
+def held(d: DType) -> DType:
+    """The dtype that a value of dtype `d` has in registers."""
+    return dtypes.F32 if d in NARROW else d
+
+
+def accumulator(d: DType) -> DType:
+    """The dtype that reductions of dtype `d` are kept in."""
+    d = held(d)
+    if d == dtypes.BOOL or (dtypes.is_integer(d) and d.itemsize < 4):
+        return dtypes.U32 if d.kind == "u" else dtypes.I32
+    return d
+
+
+# ---- tiles ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How the loops are cut up: `kind` is "flat", "tiled", "row" or "looped". A program covers
+    `block` rows (of "tiled": rows of `columns`), and `chunk` elements of r at a time. With `parts`
+    above 1, program axis 1 says which `length` elements of r are its own."""
+
+    kind: str
+    grid: tuple[int, int, int]
+    block: int
+    chunk: int = 1
+    columns: int = 1
+    warps: int = 4
+    parts: int = 1
+    length: int = 0
+    final: bool = True  # whether it stores results; else partial ones
+
+
+def _form(loops: Loops) -> _Form:
+    if loops.depth > 1:
+        return _reduction_form(loops)
+    n = loops.rows
+    columns = _tile_columns(loops)
+    if columns:
+        rows = n // columns
+        grid = (cdiv(rows, 32) * cdiv(columns, 32), 1, 1)
+        return _Form("tiled", grid, 32, 32, columns)
+    block = 2048 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 1024
+    while block > 128 and cdiv(n, block) < 264:
+        block //= 2
+    block = min(block, next_power_of_two(n))
+    return _Form("flat", (cdiv(n, block), 1, 1), block, warps=8 if block > 1024 else 4)
+
+
+def _tile_columns(loops: Loops) -> int:
+    """The length of rows such that tiles serve loads that run across them; 0 if flat is as good."""
+    across = [
+        i for i in loops.instrs
+        if i.op == "load" and "p" in i.names and not _consecutive(i.meta[1], loops.rows)
+    ]  # fmt: skip
+    if not across or loops.rows < 4096:
+        return 0
+    for i in across:
+        # The variable's smallest period, p % n, is the row that the load leaves.
+        periods = sorted(_periods(i.meta[1]))
+        for n in periods:
+            if n >= 8 and loops.rows % n == 0 and loops.rows // n >= 8:
+                return n
+    return 0
+
+
+def _consecutive(e: Expr, n: int) -> bool:
+    values = [e.evaluate({name: 0 for name in e.names} | {"p": p}) for p in range(min(4, n))]
+    return all(b - a == 1 for a, b in zip(values, values[1:])) or len(set(values)) == 1
+
+
+def _periods(e: Expr) -> set[int]:
+    found: set[int] = set()
+    for atom in e.terms:
+        kind, operand, c = atom.key
+        if kind != "var":
+            if operand.terms.keys() == {a for a in operand.terms if a.key[:2] == ("var", "p")}:
+                found.add(c)
+            found |= _periods(operand)
+    return found
+
+
+def _warps(elements: int, per_thread: int = 16) -> int:
+    return min(16, max(1, elements // (32 * per_thread)))
+
+
+def _reduction_form(loops: Loops) -> _Form:
+    rows, depth = loops.rows, loops.depth
+    live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
+    budget = 4096 if loops.largest <= 4 and live <= 6 else 2048
+    padded = next_power_of_two(depth)
+    if loops.inner and padded <= _PERSISTENT // (loops.largest // 4 or 1):
+        block = max(1, min(budget // padded, next_power_of_two(rows)))
+        while block > 1 and cdiv(rows, block) < 264:
+            block //= 2
+        warps = _warps(block * padded, 16 if live <= 6 else 8)
+        return _Form("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
+    if not loops.inner and padded <= 64:
+        block = max(1, min(max(16, budget // padded), next_power_of_two(rows)))
+        return _Form("row", (cdiv(rows, block), 1, 1), block, padded)
+    block, chunk = _looped_tile(loops)
+    warps = _warps(block * chunk)
+    return _Form("looped", (cdiv(rows, block), 1, 1), block, chunk, warps=warps)
+
+
+def _looped_tile(loops: Loops) -> tuple[int, int]:
+    if loops.inner:
+        return 1, min(4096 if loops.largest <= 4 else 2048, next_power_of_two(loops.depth))
+    block = min(64, next_power_of_two(loops.rows))
+    return block, min(2048 // block, next_power_of_two(loops.depth))
+
+
+def _split(loops: Loops, parts: Sequence[Part]) -> list[tuple[Loops, _Form]]:
+    """Two kernels: partial reductions (and what needs none), then their combination."""
+    block, chunk = _looped_tile(loops)
+    blocks = cdiv(loops.rows, block)
+    count = max(1, min(_PROGRAMS // blocks, cdiv(loops.depth, 2 * chunk), 256))
+    length = cdiv(cdiv(loops.depth, count), chunk) * chunk
+    count = cdiv(loops.depth, length)
+    of = {id(i): part for i, part in zip([i for i in loops.instrs if i.op == "reduce"], parts)}
+    early, late = [], []
+    for store in loops.stores:
+        (late if _after_reduction(loops, store) else early).append(store)
+    first = Loops(loops.rows, loops.depth, loops.inner, loops.instrs, early, loops.counters)
+    warps = _warps(block * chunk)
+    form = _Form(
+        "looped", (blocks, count, 1), block, chunk, warps=warps, parts=count, length=length,
+        final=False,
+    )  # fmt: skip
+    second: list[Instr] = []
+    for i in loops.instrs:
+        if i.op != "reduce":
+            second.append(i)
+            continue
+        part = of[id(i)]
+        offset = ix.add(ix.scale(ix.var("r", count), loops.rows), ix.var("p", loops.rows))
+        load = Instr("load", (), (part, offset, frozenset()), part.dtype, offset.names, 0)
+        second.append(Instr("reduce", (load,), i.meta, i.dtype, i.names, i.level))
+    then = _numbered(second)
+    final = Loops(loops.rows, count, False, then[0], [(v, e, then[1][n]) for v, e, n in late],
+                  loops.counters)  # fmt: skip
+    if count == 1:
+        rows = min(1024, next_power_of_two(loops.rows))
+        return [(first, form), (final, _Form("row", (cdiv(loops.rows, rows), 1, 1), rows, 1))]
+    padded = next_power_of_two(count)
+    rows = max(1, min(4096 // padded, next_power_of_two(loops.rows)))
+    return [
+        (first, form),
+        (final, _Form("row", (cdiv(loops.rows, rows), 1, 1), rows, padded, warps=4)),
+    ]
+
+
+def _numbered(instrs: list[Instr]) -> tuple[list[Instr], list[int]]:
+    """(the list with operands that are instructions put before their users, new positions)."""
+    result: list[Instr] = []
+    place: list[int] = []
+    for i in instrs:
+        args = []
+        for a in i.args:
+            if type(a) is Instr:
+                result.append(a)
+                args.append(len(result) - 1)
+            else:
+                args.append(place[a] if type(a) is int else a)
+        result.append(Instr(i.op, tuple(args), i.meta, i.dtype, i.names, i.level, i.eqn))
+        place.append(len(result) - 1)
+    return result, place
+
+
+def _after_reduction(loops: Loops, store: tuple[Any, Expr, int]) -> bool:
+    return loops.instrs[store[2]].level > 0
+
+
+# ---- text ----
+
+
+class _Text:
+    """Writes the source of one kernel."""
+
+    def __init__(self, loops: Loops, form: _Form) -> None:
+        self.loops, self.form = loops, form
+        self.lines: list[str] = []
+        self.arguments: dict[str, tuple[Any, str, bool]] = {}
+        self._names: dict[tuple[Any, bool], str] = {}
+        self.depth = 1
+        self.value: dict[int, str] = {}
+        self.partial = form.parts > 1 or not form.final
+
+    def write(self) -> SourceKernel:
+        """The kernel; `arguments` then maps its parameters to buffers."""
+        for counter, name in self.loops.counters.items():
+            self.line(f"{name} = tl.load({self.pointer(counter, False)})")
+        if self.form.kind in ("flat", "tiled"):
+            self._pointwise()
+        elif self.form.kind == "row":
+            self._row()
+        else:
+            self._looped()
+        name = {"flat": "pointwise", "tiled": "tiles", "row": "rows", "looped": "loop"}
+        body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
+        return kernel(name[self.form.kind], ", ".join(self.arguments), body)
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def pointer(self, target: Any, stored: bool) -> str:
+        """The parameter for a buffer."""
+        key = target, stored
+        if key not in self._names:
+            name = self._names[key] = f"b{len(self._names)}"
+            kind = target.dtype if type(target) is Part else target.aval.dtype
+            self.arguments[name] = target, NAMES[kind], stored
+        return self._names[key]
+
+    # The four forms.
+
+    def _pointwise(self) -> None:
+        n, form = self.loops.rows, self.form
+        if form.kind == "flat":
+            wide = ".to(tl.int64)" if cdiv(n, form.block) * form.block > _INT32 else ""
+            self.line(f"p = tl.program_id(0){wide} * {form.block} + tl.arange(0, {form.block})")
+            self.masks = {} if n % form.block == 0 else {"p": "p_in"}
+            if self.masks:
+                self.line(f"p_in = p < {n}")
+        else:
+            rows, columns = n // form.columns, form.columns
+            across = cdiv(columns, form.chunk)
+            self.line(f"i = tl.program_id(0) // {across} * {form.block} + "
+                      f"tl.arange(0, {form.block})[:, None]")  # fmt: skip
+            self.line(f"j = tl.program_id(0) % {across} * {form.chunk} + "
+                      f"tl.arange(0, {form.chunk})[None, :]")  # fmt: skip
+            self.masks = {}
+            if rows % form.block:
+                self.masks["i"] = "i_in"
+                self.line(f"i_in = i < {rows}")
+            if columns % form.chunk:
+                self.masks["j"] = "j_in"
+                self.line(f"j_in = j < {columns}")
+            self.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
+        self._wide_names()
+        for n_, _ in enumerate(self.loops.instrs):
+            self._emit(n_)
+        for store in self.loops.stores:
+            self._store(store)
+
+    tiled: Expr | None = None
+    masks: dict[str, str]
+
+    def _rows(self) -> None:
+        rows, form = self.loops.rows, self.form
+        wide = ".to(tl.int64)" if cdiv(rows, form.block) * form.block > _INT32 else ""
+        self.line(f"p = tl.program_id(0){wide} * {form.block} + "
+                  f"tl.arange(0, {form.block})[:, None]")  # fmt: skip
+        self.masks = {}
+        if rows % form.block:
+            self.masks["p"] = "p_in"
+            self.line(f"p_in = p < {rows}")
+
+    def _row(self) -> None:
+        self._rows()
+        form, depth = self.form, self.loops.depth
+        self.line(f"r = tl.arange(0, {form.chunk})[None, :]")
+        if depth != form.chunk:
+            self.masks["r"] = "r_in"
+            self.line(f"r_in = r < {depth}")
+        self._wide_names()
+        for n, i in enumerate(self.loops.instrs):
+            if i.op == "reduce":
+                x = self._tile(i.args[0], accumulator(self.loops.instrs[i.args[0]].dtype))
+                self.value[n] = self._reduced(n, i, x, "r")
+            else:
+                self._emit(n)
+        for store in self.loops.stores:
+            self._store(store)
+
+    def _looped(self) -> None:
+        """One pass over r for each level of reductions, and one for stores that need the last."""
+        loops = self.loops
+        self._rows()
+        instrs = loops.instrs
+        fixed = [n for n, i in enumerate(instrs) if "r" not in i.names and i.op != "reduce"]
+        stores = [s for s in loops.stores if "r" in s[1].names]
+        flat = [s for s in loops.stores if "r" not in s[1].names]
+        levels = sorted(
+            {instrs[i.args[0]].level for i in instrs if i.op == "reduce"}
+            | {instrs[n].level for _, _, n in stores}
+        )
+        self._wide_names(with_r=False)
+        done: set[int] = set()
+        for level in levels:
+            if self.partial and level > 0:
+                break
+            for n in fixed:
+                if instrs[n].level <= level and n not in done:
+                    done.add(n)
+                    self._emit(n)
+            now = [
+                n for n, i in enumerate(instrs)
+                if i.op == "reduce" and instrs[i.args[0]].level == level
+            ]  # fmt: skip
+            here = [s for s in stores if instrs[s[2]].level == level]
+            self._pass(now, here)
+        if self.partial:
+            reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
+            for k, n in enumerate(reductions):
+                kind = accumulator(instrs[instrs[n].args[0]].dtype)
+                target = self.pointer(Part(k, kind), True)
+                mask = f", {self.masks['p']}" if "p" in self.masks else ""
+                self.line(
+                    f"tl.store({target} + (tl.program_id(1) * {loops.rows} + p), {self.value[n]}"
+                    f"{mask})"
+                )
+            for store in flat:
+                # Every part computes it alike; one of them writes.
+                self.line("if tl.program_id(1) == 0:")
+                self.depth += 1
+                self._store(store)
+                self.depth -= 1
+            return
+        for n in fixed:
+            if n not in done:
+                self._emit(n)
+        for store in flat:
+            self._store(store)
+
+    def _pass(self, reductions: list[int], stores: list[tuple[Any, Expr, int]]) -> None:
+        loops, form, instrs = self.loops, self.form, self.loops.instrs
+        shape = f"({form.block}, {form.chunk})"
+        for n in reductions:
+            i = instrs[n]
+            kind = accumulator(instrs[i.args[0]].dtype)
+            start = literal(_identity(i.meta[0], kind), kind)
+            self.line(f"a{n} = tl.zeros({shape}, {MEMORY[kind]}) + {start}")
+            if i.meta[0].startswith("arg"):
+                self.line(f"w{n} = tl.full({shape}, {loops.depth}, tl.int32)")
+        if form.parts > 1 or not form.final:
+            self.line(f"first = tl.program_id(1) * {form.length}")
+            self.line(f"for start in range(first, first + {form.length}, {form.chunk}):")
+            exact = loops.depth % form.chunk == 0 and loops.depth == form.length * form.parts
+        else:
+            self.line(f"for start in range(0, {loops.depth}, {form.chunk}):")
+            exact = loops.depth % form.chunk == 0
+        self.depth += 1
+        self.line(f"r = start + tl.arange(0, {form.chunk})[None, :]")
+        before = dict(self.value), dict(self.masks)
+        if not exact:
+            self.masks["r"] = "r_in"
+            self.line(f"r_in = r < {loops.depth}")
+        self._wide_names(with_p=False)
+        needed = self._needed([instrs[n].args[0] for n in reductions] + [s[2] for s in stores])
+        for n in sorted(needed):
+            if "r" in instrs[n].names and instrs[n].op != "reduce":
+                self._emit(n)
+        for n in reductions:
+            self._accumulate(n)
+        for store in stores:
+            self._store(store)
+        self.depth -= 1
+        self.value, self.masks = before
+        for n in reductions:
+            i = instrs[n]
+            if i.meta[0].startswith("arg"):
+                self._position(n, i, f"w{n}")
+            else:
+                kind = accumulator(instrs[i.args[0]].dtype)
+                self.value[n] = self._finish(n, i, f"a{n}", kind)
+
+    def _accumulate(self, n: int) -> None:
+        i = self.loops.instrs[n]
+        kind = accumulator(self.loops.instrs[i.args[0]].dtype)
+        x, name = self._tile(i.args[0], kind), i.meta[0]
+        if "r" in self.masks:
+            x = f"tl.where({self.masks['r']}, {x}, {literal(_identity(name, kind), kind)})"
+        if name == "reduce_sum":
+            self.line(f"a{n} += {x}")
+        elif name in ("reduce_max", "reduce_min"):
+            self.line(f"a{n} = {'maximum' if name == 'reduce_max' else 'minimum'}({x}, a{n})")
+        elif name == "reduce_xor":
+            self.line(f"a{n} = a{n} ^ {x}")
+        elif name in _COMBINE:
+            self.line(f"a{n} = {_COMBINE[name]}(a{n}, {x})")
+        else:
+            self.line(f"x{n} = {x}")
+            sign = ">" if name == "argmax" else "<"
+            better = f"(x{n} {sign} a{n}) | (w{n} == {self.loops.depth})"
+            if dtypes.is_float(kind):
+                better = f"({better} | (x{n} != x{n})) & (a{n} == a{n})"
+            if "r" in self.masks:
+                better = f"({better}) & {self.masks['r']}"
+            self.line(f"t{n} = {better}")
+            self.line(f"w{n} = tl.where(t{n}, r, w{n})")
+            self.line(f"a{n} = tl.where(t{n}, x{n}, a{n})")
+
+    def _needed(self, roots: list[int]) -> set[int]:
+        found, todo = set(), list(roots)
+        while todo:
+            n = todo.pop()
+            if n not in found:
+                found.add(n)
+                todo.extend(self.loops.instrs[n].operands())
+        return found
+
+    # Reductions of a tile.
+
+    def _tile(self, n: int, kind: DType) -> str:
+        """Value n as a whole tile of dtype `kind`."""
+        i, text = self.loops.instrs[n], self.value[n]
+        if held(i.dtype) != kind:
+            text = f"{text}.to({MEMORY[kind]})"
+        whole = "r" in i.names and ("p" in i.names or self.form.block == 1)
+        return (
+            text
+            if whole
+            else (
+                f"tl.broadcast_to({self._block(n, text)}, ({self.form.block}, {self.form.chunk}))"
+            )
+        )
+
+    def _block(self, n: int, text: str) -> str:
+        """`text` as a block of two dimensions."""
+        if self.loops.instrs[n].names:
+            return text
+        kind = accumulator(self.loops.instrs[n].dtype)
+        return f"({text} + tl.zeros((1, 1), {MEMORY[kind]}))"
+
+    def _reduced(self, n: int, i: Instr, x: str, var: str) -> str:
+        kind = accumulator(self.loops.instrs[i.args[0]].dtype)
+        name = i.meta[0]
+        if "r" in self.masks:
+            x = f"tl.where({self.masks['r']}, {x}, {literal(_identity(name, kind), kind)})"
+        if name.startswith("arg"):
+            self.line(f"a{n} = {x}")
+            here = "r" if "r" not in self.masks else f"tl.where(r_in, r, {self.loops.depth})"
+            self._position(n, i, here)
+            return f"v{n}"
+        return self._finish(n, i, x, kind)
+
+    def _position(self, n: int, i: Instr, here: str) -> None:
+        """v{n}: the least of the positions `here` at which a{n} is its row's extreme."""
+        kind = accumulator(self.loops.instrs[i.args[0]].dtype)
+        self.line(f"m{n} = {_extreme(f'a{n}', i.meta[0] == 'argmax', kind)}")
+        hit = f"a{n} == m{n}"
+        if dtypes.is_float(kind):
+            hit = f"({hit}) | ((a{n} != a{n}) & (m{n} != m{n}))"
+        first = f"tl.min(tl.where({hit}, {here}, {self.loops.depth}), 1, keep_dims=True)"
+        self.line(f"v{n} = {first}.to({MEMORY[i.dtype]})")
+        self.value[n] = f"v{n}"
+
+    def _finish(self, n: int, i: Instr, x: str, kind: DType) -> str:
+        name = i.meta[0]
+        if name == "reduce_sum":
+            text = f"tl.sum({x}, 1, keep_dims=True)"
+        elif name == "reduce_max":
+            self.line(f"x{n} = {x}")
+            text = _extreme(f"x{n}", True, kind)
+        elif name == "reduce_min":
+            self.line(f"x{n} = {x}")
+            text = _extreme(f"x{n}", False, kind)
+        elif name == "reduce_xor":
+            text = f"tl.xor_sum({x}, 1, keep_dims=True)"
+        else:
+            text = f"tl.reduce({x}, 1, {_COMBINE[name]}, keep_dims=True)"
+        if not (self.partial or held(i.dtype) == kind):
+            text = f"{text} != 0" if i.dtype == dtypes.BOOL else f"({text}).to({MEMORY[i.dtype]})"
+        self.line(f"v{n} = {text}")
+        return f"v{n}"
+
+    # Instructions.
+
+    def _emit(self, n: int) -> None:
+        if self.partial and self.loops.instrs[n].level:
+            return
+        i = self.loops.instrs[n]
+        text = _MAKERS[i.op](self, i)
+        if i.op == "const":
+            self.value[n] = text
+            return
+        self.line(f"v{n} = {text}")
+        self.value[n] = f"v{n}"
+
+    def _names_of(self, names: Any) -> list[str]:
+        if self.tiled is None:
+            return sorted(names)
+        return sorted({*names} - {"p"} | ({"i", "j"} if "p" in names else set()))
+
+    def _expr(self, e: Expr) -> Expr:
+        return ix.substitute(e, "p", self.tiled) if self.tiled is not None else e
+
+    def _mask(self, names: Any, guards: Any) -> str:
+        parts = [self.masks[x] for x in self._names_of(names) if x in self.masks]
+        parts += sorted([self._condition(g) for g in guards])
+        return " & ".join(parts)
+
+    def _condition(self, g: Any) -> str:
+        return f"({ix.Guard(self._expr(g.expr), g.lo, g.hi).text() or 'True'})"
+
+    def _address(self, offset: Expr, names: Any) -> str:
+        """The text of an element offset that varies along all of `names`."""
+        offset = self._expr(offset)
+        wide = max(abs(offset.lo), abs(offset.hi)) > _INT32
+        text = offset.text("_wide" if wide else "")
+        missing = [x for x in self._names_of(names) if x not in offset.names]
+        return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "r", "i", "j")])
+
+    def _wide_names(self, with_p: bool = True, with_r: bool = True) -> None:
+        """64-bit versions of the loop variables, for the offsets that need them."""
+        used: set[str] = set()
+        for e in [i.meta[1] for i in self.loops.instrs if i.op == "load"] + [
+            e for _, e, _ in self.loops.stores
+        ]:
+            e = self._expr(e)
+            if max(abs(e.lo), abs(e.hi)) > _INT32:
+                used |= e.names
+        for name in sorted(used):
+            if (name == "r" and with_r) or (name != "r" and with_p):
+                self.line(f"{name}_wide = {name}.to(tl.int64)")
+
+    def _load(self, i: Instr) -> str:
+        target, offset, guards = i.meta
+        pointer = self.pointer(target, False)
+        names = i.names
+        mask = self._mask(names, guards)
+        kind = target.dtype if type(target) is Part else target.aval.dtype
+        address = self._address(offset, names)
+        zero = "0.0" if dtypes.is_float(kind) else "0"
+        extra = f", {mask}, other={zero}" if mask else ""
+        text = f"tl.load({pointer} + ({address}){extra})"
+        return loaded(text, kind)
+
+    def _index(self, i: Instr) -> str:
+        e = self._expr(i.meta)
+        if not e.names:
+            return literal(e.const, i.dtype)
+        return rounded(f"({e.text()}).to({register(i.dtype)})", i.dtype)
+
+    def _where(self, i: Instr) -> str:
+        a, b = [self.value[x] for x in i.args]
+        guards = " & ".join(sorted([self._condition(g) for g in i.meta]))
+        return f"tl.where({guards}, {a}, {b})"
+
+    def _round(self, i: Instr) -> str:
+        return rounded(self.value[i.args[0]], i.dtype)
+
+    def _map(self, i: Instr) -> str:
+        instrs = self.loops.instrs
+        operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
+        names = [self.value[a] if type(a) is int else "" for a in i.args]
+        return expression(i.meta[0], names, operands, dict(i.meta[1]))
+
+    def _store(self, store: tuple[Any, Expr, int]) -> None:
+        target, offset, n = store
+        pointer = self.pointer(target, True)
+        names = set(offset.names)
+        kind, value = target.aval.dtype, self.value[n]
+        value = stored(value, kind)
+        address = self._address(offset, names)
+        if self.form.kind in ("row", "looped") and not names & {"p", "r"}:
+            address += " + p * 0"
+            names = names | {"p"}
+        elif self.form.kind == "flat" and not names & {"p"}:
+            address += " + p * 0"
+            names = names | {"p"}
+        elif self.form.kind == "tiled" and not names & {"p"}:
+            address += " + i * 0"
+        mask = self._mask(names, ())
+        self.line(f"tl.store({pointer} + ({address}), {value}{', ' + mask if mask else ''})")
+
+
+_MAKERS = {
+    "load": _Text._load, "index": _Text._index, "where": _Text._where, "round": _Text._round,
+    "map": _Text._map,
+    "const": lambda self, i: rounded(literal(i.meta.value, i.dtype), i.dtype),
+}  # fmt: skip
+
+
+def _extreme(x: str, greatest: bool, kind: DType) -> str:
+    """Text of each row's extreme of tile `x`, a name; NaN where there is one."""
+    f = "max" if greatest else "min"
+    if not dtypes.is_float(kind):
+        return f"tl.{f}({x}, 1, keep_dims=True)"
+    worst = 'float("-inf")' if greatest else 'float("inf")'
+    clean = f"tl.{f}(tl.where({x} != {x}, {worst}, {x}), 1, keep_dims=True)"
+    nan = f"tl.max(({x} != {x}).to(tl.int32), 1, keep_dims=True) != 0"
+    return f'tl.where({nan}, float("nan"), {clean})'
+
+
+def _identity(name: str, kind: DType) -> Any:
+    """What a reduction that accumulates in dtype `kind` starts from."""
+    if name == "reduce_and":
+        return 1 if kind == dtypes.BOOL else ~0
+    if name in ("reduce_max", "argmax", "reduce_min", "argmin"):
+        return extreme_over_nothing(kind, name in ("reduce_max", "argmax"))
+    return 1 if name == "reduce_prod" else 0
+
+
+__all__ = ["Generated", "accumulator", "generate", "kernel"]

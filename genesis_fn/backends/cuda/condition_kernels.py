@@ -1,0 +1,91 @@
+"""The kernels that decide conditional graph nodes.
+
+Triton has no operation for `cudaGraphSetConditional`, so they are PTX, which the driver compiles
+for its device. The function is a system call of the driver and needs no device runtime library.
+"""
+
+from __future__ import annotations
+
+_HEADER = """\
+.version 8.3
+.target sm_80
+.address_size 64
+
+.extern .func cudaGraphSetConditional (.param .b64 handle, .param .b32 value);
+"""
+
+_KERNEL = """
+.visible .entry {name}(.param .u64 handle, .param .u64 place, .param .s32 limit)
+{{
+    .reg .b64 %rd<4>;
+    .reg .b32 %r<6>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [handle];
+    ld.param.u64 %rd2, [place];
+    ld.param.s32 %r1, [limit];
+    cvta.to.global.u64 %rd3, %rd2;
+{body}
+    {{
+    .param .b64 p0;
+    .param .b32 p1;
+    st.param.b64 [p0], %rd1;
+    st.param.b32 [p1], %r3;
+    call.uni cudaGraphSetConditional, (p0, p1);
+    }}
+    ret;
+}}
+"""
+
+_BODIES = {
+    "flag": """\
+    ld.global.u8 %r2, [%rd3];
+    setp.ne.u32 %p1, %r2, 0;
+    selp.u32 %r3, 1, 0, %p1;""",
+    "index": """\
+    ld.global.s32 %r2, [%rd3];
+    max.s32 %r4, %r2, 0;
+    sub.s32 %r5, %r1, 1;
+    min.s32 %r3, %r4, %r5;""",
+    "count": """\
+    ld.global.s32 %r2, [%rd3];
+    add.s32 %r4, %r2, 1;
+    st.global.s32 [%rd3], %r4;
+    setp.lt.s32 %p1, %r4, %r1;
+    selp.u32 %r3, 1, 0, %p1;""",
+}
+
+_SOURCE = """
+extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
+    unsigned long long handle, unsigned int value);
+extern "C" __global__ void genesis_set_flag(
+    unsigned long long handle, const unsigned char* place, int limit) {
+  cudaGraphSetConditional(handle, *place != 0);
+}
+extern "C" __global__ void genesis_set_index(
+    unsigned long long handle, const int* place, int limit) {
+  int value = *place < 0 ? 0 : *place;
+  cudaGraphSetConditional(handle, value < limit ? value : limit - 1);
+}
+extern "C" __global__ void genesis_set_count(unsigned long long handle, int* place, int limit) {
+  int value = *place + 1;
+  *place = value;
+  cudaGraphSetConditional(handle, value < limit);
+}
+"""
+
+
+def entry(mode: str) -> str:
+    """The kernel's name for a predicate mode."""
+    return f"genesis_set_{mode}"
+
+
+def ptx() -> str:
+    """All of them, as one PTX module."""
+    return _HEADER + "".join(
+        _KERNEL.format(name=entry(mode), body=body) for mode, body in _BODIES.items()
+    )
+
+
+def cuda_source() -> str:
+    """All of them in CUDA C, for a driver that refuses the PTX."""
+    return _SOURCE

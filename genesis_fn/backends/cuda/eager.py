@@ -1,0 +1,248 @@
+"""One operation at a time: what `bind` runs outside of `jit` on arrays of a GPU.
+
+A function is made once for each (primitive, operand avals, parameters); it allocates its results,
+points prepared launches at addresses, and returns before the work is done. Kernels of elementwise
+operations, copies and reductions take sizes and Python scalars at run time, so few are compiled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.backends.cuda.error_word import Checks
+from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
+from genesis_fn.backends.cuda.memory import Buffer
+from genesis_fn.backends.cuda.runtime import Runtime
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval, Sig, sig
+from genesis_fn.core.device import Device
+from genesis_fn.core.primitive import SCALARS, Primitive
+from genesis_fn.core.source import where
+from genesis_fn.kernels.launch import Clear, Launch, Plan
+from genesis_fn.primitives.define import host_tensor, host_view
+
+_REMEMBERED = 64  # scalar values for each function
+
+
+class PlanRunner:
+    """A plan's launches, prepared for one device."""
+
+    def __init__(self, place: Runtime, plan: Plan) -> None:
+        self.place, self.plan = place, plan
+        launches = [s for s in plan.steps if type(s) is Launch]
+        prepared = iter(place.driver.prepare(launches) if launches else ())
+        self.steps = [s if type(s) is Clear else next(prepared) for s in plan.steps]
+        self.scratch = max([s.scratch_bytes for s in self.steps if type(s) is not Clear], default=0)
+        self.lock = threading.Lock()
+
+    @property
+    def is_one_launch(self) -> bool:
+        """Whether there is nothing but one kernel on the buffers that are given."""
+        one = len(self.steps) == 1 and type(self.steps[0]) is not Clear
+        return one and not self.scratch and not self.plan.workspaces
+
+    def __call__(self, addresses: list[int], sizes: Sequence[int], site: Any = None) -> None:
+        """Enqueue the plan on buffers at these addresses; `sizes` are in bytes."""
+        place, driver = self.place, self.place.driver
+        # Freed on return: later work of the compute stream may have the memory at once.
+        held = [place.alloc(w.bytes, site) for w in self.plan.workspaces]
+        everything = addresses + [b.address for b in held]
+        spare = place.alloc(self.scratch, site) if self.scratch else None
+        with self.lock:
+            for step in self.steps:
+                if type(step) is Clear:
+                    b = step.buffer
+                    size = sizes[b] if b < len(sizes) else held[b - len(sizes)].bytes
+                    driver.fill(everything[b], 0, size, driver.compute)
+                else:
+                    step.bind(everything, spare.address if spare is not None else 0)
+                    step.launch(driver.compute)
+
+
+def eager_function(
+    place: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
+) -> Callable | None:
+    """A function of arrays and Python scalars that runs `prim`; None for a fused function that has
+    no kernel, whose program must be compiled."""
+    avals = tuple(avals)
+    if not any(type(a) in SCALARS for a in avals):
+        return _fixed(place, device, prim, avals, params)
+    made: OrderedDict[str, Callable] = OrderedDict()
+    numbers = [i for i, a in enumerate(avals) if type(a) in SCALARS]
+
+    def run(*args: Any) -> Any:
+        key = repr([args[i] for i in numbers])
+        function = made.get(key)
+        if function is None:
+            given = tuple([args[i] if i in numbers else a for i, a in enumerate(avals)])
+            function = made[key] = _fixed(place, device, prim, given, params)  # pyright: ignore[reportArgumentType]
+            if len(made) > _REMEMBERED:
+                made.popitem(last=False)
+        return function(*args)  # pyright: ignore[reportOptionalCall]
+
+    return run
+
+
+def _fixed(
+    place: Runtime, device: Device, prim: Primitive, avals: tuple, params: dict[str, Any]
+) -> Callable | None:
+    lowered = plan_for(prim, avals, params)
+    if lowered is None:
+        return None
+    found = prim.abstract(avals, params)
+    outs = list(found) if prim.multi else [found]
+    sigs = [sig(a, device) for a in outs]
+    arrays = [i for i, a in enumerate(avals) if type(a) is Aval]
+    if type(lowered) is HostCall:
+        run = _host_function(place, lowered, sigs)
+    elif type(lowered) is Views:
+        run = _view_function(place, lowered, sigs, arrays)
+    else:
+        shared = _shared_results(prim, params)
+        runner = PlanRunner(place, lowered)  # pyright: ignore[reportArgumentType]
+        if not prim.multi and not shared and not checks(lowered, outs) and runner.is_one_launch:
+            return _one_launch(runner, outs[0].nbytes, sigs[0], arrays, len(avals))
+        run = _plan_function(runner, sigs, arrays, prim, avals, params, shared)
+    return run if prim.multi else lambda *args: run(*args)[0]
+
+
+def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, int] | None]:
+    """For each result of a fused function: the operand or the earlier result that it is."""
+    if prim.name != "fused":
+        return []
+    jaxpr = params["jaxpr"]
+    found: list[tuple[str, int] | None] = []
+    for i, v in enumerate(jaxpr.outs):
+        if v in jaxpr.invars:
+            found.append(("operand", jaxpr.invars.index(v)))
+        elif jaxpr.outs.index(v) < i:
+            found.append(("result", jaxpr.outs.index(v)))
+        else:
+            found.append(None)
+    return found
+
+
+def _plan_function(
+    runner: PlanRunner, sigs: Sequence[Sig], arrays: Sequence[int], prim: Primitive,
+    avals: tuple, params: dict[str, Any], shared: Sequence[tuple[str, int] | None],
+) -> Callable:  # fmt: skip
+    place, plan = runner.place, runner.plan
+    sizes = [avals[i].nbytes for i in arrays] + [s.aval.nbytes for s in sigs]
+    nbytes = [s.aval.nbytes for s in sigs]
+    shared = list(shared) or [None] * len(sigs)
+    watched: list[int] = []
+    lines: list[Any] = [None]
+    if checks(plan, [s.aval for s in sigs]):
+
+        def describe(site: int, index: int) -> BaseException:
+            error = check_error(prim, avals, params, site, index)
+            error.args = (f"{error}\n  at {lines[0].describe()}",)
+            return error
+
+        watch = Checks(describe)
+        place.errors.register(watch)
+        watched.append(watch.address)
+        sizes = [*sizes, 8]
+        lines.append(watch)  # alive as long as the function
+
+    def run(*args: Any) -> list[Array]:
+        line = where()
+        lines[0] = line
+        operands = [args[i].data for i in arrays]
+        results: list[Any] = []
+        for size, same in zip(nbytes, shared):
+            if same is None:
+                results.append(place.alloc(size, line))
+            else:
+                results.append(operands[same[1]] if same[0] == "operand" else results[same[1]])
+        addresses = [b.address for b in operands]
+        addresses += [b.address for b in results]
+        runner(addresses + watched, sizes, line)
+        return [Array(b, s) for b, s in zip(results, sigs)]
+
+    return run
+
+
+def _one_launch(
+    runner: PlanRunner, size: int, result: Sig, arrays: Sequence[int], count: int
+) -> Callable:
+    """The function of the common case, one kernel with one result, without what others need."""
+    step = runner.steps[0]
+    place, lock, stream = runner.place, runner.lock, runner.place.driver.compute
+    alloc, bind, launch = place.pool.alloc, step.bind, step.launch
+    every = len(arrays) == count
+
+    def run(*args: Any) -> Array:
+        addresses = [x.data.address for x in (args if every else [args[i] for i in arrays])]
+        block = alloc(size, where())
+        addresses.append(block.address)
+        with lock:
+            bind(addresses)
+            launch(stream)
+        return Array(block, result)
+
+    return run
+
+
+def _view_function(
+    place: Runtime, views: Views, sigs: Sequence[Sig], arrays: Sequence[int]
+) -> Callable:
+    def run(*args: Any) -> list[Array]:
+        found = []
+        for (source, first), s in zip(views.sources, sigs):
+            data = args[arrays[source]].data
+            found.append(Array(part_of(data, first, s.aval.nbytes), s))
+        return found
+
+    return run
+
+
+def part_of(data: Buffer, first: int, size: int) -> Buffer:
+    """`size` bytes of a buffer from byte `first` on, as a buffer that keeps it alive."""
+    if first == 0 and size == data.bytes:
+        return data
+    return Buffer(data.address + first, size, data)
+
+
+def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Sig]) -> Callable:
+    function = call.function()
+
+    def run(*args: Any) -> list[Array]:
+        line = where()
+        given = [
+            host_tensor(read(place, a.data, a.sig.aval), a.sig.aval.dtype)
+            if type(a) is Array
+            else a
+            for a in args
+        ]
+        results = function(*given)
+        return [
+            Array(write(place, host_view(y.contiguous(), s.aval.dtype), line), s)
+            for y, s in zip(results, sigs, strict=True)
+        ]
+
+    return run
+
+
+def read(place: Runtime, data: Buffer, kind: Aval) -> np.ndarray:
+    """The values of a buffer on the host, after all queued work; raises what that reported."""
+    result = np.empty(kind.shape, kind.dtype)
+    if result.nbytes:
+        place.read(result.ctypes.data, data.address, result.nbytes)
+    else:
+        place.synchronize()
+    return result
+
+
+def write(place: Runtime, value: np.ndarray, line: Any = None) -> Buffer:
+    """A buffer with a copy of a host array's values."""
+    value = np.ascontiguousarray(value)
+    block = place.alloc(value.nbytes, line)
+    if value.nbytes:
+        place.staging.to_device(block.address, value.ctypes.data, value.nbytes)
+    return block

@@ -1,0 +1,330 @@
+"""Compiled programs: graphs captured over an arena, launched on arrays.
+
+Inputs are read where they are: a graph belongs to the addresses it was captured with. Where an
+input moves, it is copied to a place that does not if it is small, and else another graph is
+captured for the new addresses; a few are kept. Donated inputs are updated in place. An output that
+is still held when the program runs again keeps its memory: the run gets other memory for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.backends.cuda.error_word import Checks
+from genesis_fn.backends.cuda.graph import Executable as Launched, Memory
+from genesis_fn.backends.cuda.memory import Block
+from genesis_fn.backends.cuda.parts import parts_of
+from genesis_fn.backends.cuda.runtime import Runtime, runtime
+from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
+from genesis_fn.compiler.plan import ALIGNMENT
+from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.core.array import Array, live
+from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.device import Device
+from genesis_fn.core.jaxpr import Jaxpr
+
+_SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
+_SMALL_OUTPUT = 1 << 20  # outputs that are copied out
+_MOST_GRAPHS = 6
+_MOST_MISSES = 24  # captures after which outputs that keep moving are copied instead
+_BANDWIDTH, _RATE = 4.2e12, 700e12  # of an H200: bytes and bf16 operations a second
+
+
+class CudaExecutable:
+    """A program on one device: arrays in, arrays out.
+
+    `unused_donations` are the inputs whose memory no output could take, with the reason.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        device: Device,
+        donated: Sequence[bool] = (),
+        memory_budget: int | None = None,
+    ) -> None:
+        self.jaxpr, self.device = jaxpr, device
+        self.runtime: Runtime = runtime(device.index)
+        program = rematerialise(prepared(jaxpr), memory_budget)
+        self.program = program
+        donated = tuple(donated) or (False,) * len(jaxpr.invars)
+        table = self.table = Table()
+        inputs = [table.new(v.aval.nbytes) for v in program.invars]
+        self._inputs = inputs
+        self.replaced = _donations(program, donated)
+        taken = set(self.replaced.values())
+        self._taken = sorted(taken)
+        self.unused_donations = [
+            (i, f"no output is left that is {v.aval}")
+            for i, (v, d) in enumerate(zip(program.invars, donated))
+            if d and i not in taken
+        ]
+        targets = [
+            inputs[self.replaced[k]] if k in self.replaced else None
+            for k in range(len(program.outs))
+        ]
+        self.scope = Scope(table, program, inputs, targets)
+        self._donated = donated
+        self._outputs = self.scope.outputs
+        self._sigs = [sig(a, device) for a in jaxpr.out_avals]
+        self._from_input = {b: i for i, b in enumerate(inputs)}
+        self._slots: dict[int, Block] = {}
+        self._graphs: dict[tuple[int, ...], Launched | Any] = {}
+        self._arena: Block | None = None
+        self._held: dict[int, _Output] = {}
+        self._misses = 0
+        self._lock = threading.Lock()
+        self._checks = self._registered_checks()
+        site = f"outputs of {jaxpr.name or 'a program'}"
+        self._site = site
+        for b, a in zip(self._outputs, jaxpr.out_avals):
+            if b not in self._from_input and b not in self._held:
+                self._held[b] = _Output(a.nbytes)
+
+    def _registered_checks(self) -> Checks | None:
+        if self.table.word is None:
+            return None
+        table = self.table
+        checks = Checks(lambda site, index: check_error(table, site, index))
+        self.runtime.errors.register(checks)
+        return checks
+
+    def __call__(self, *args: Array) -> list[Array]:
+        try:
+            buffers = [a.data for a in args]
+            addresses = [b.address for b in buffers]
+        except AttributeError:
+            for a in args:
+                live(a)
+            raise
+        with self._lock:
+            return self._run(buffers, addresses)
+
+    def _run(self, buffers: list[Any], addresses: list[int]) -> list[Array]:
+        driver = self.runtime.driver
+        for i in self._taken:
+            # Held by its Array, the list and the call itself, or by somebody who must not see this.
+            if getrefcount(buffers[i]) > 3 or type(buffers[i]) is not Block:
+                copy = self.runtime.alloc(buffers[i].bytes, self._site)
+                driver.copy(copy.address, addresses[i], copy.bytes, driver.compute)
+                buffers[i], addresses[i] = copy, copy.address
+        for i, slot in self._slots.items():
+            driver.copy(slot.address, addresses[i], buffers[i].bytes, driver.compute)
+            addresses[i] = slot.address
+        for out in self._held.values():
+            out.renew(self.runtime, self._site)
+        key = (*addresses, *[out.address for out in self._held.values()])
+        graph = self._graphs.get(key)
+        if graph is None:
+            key, graph = self._bind(buffers, addresses)
+        graph.launch()
+        made: dict[int, Any] = {}
+        results = []
+        for b, s in zip(self._outputs, self._sigs):
+            data = made.get(b)
+            if data is None:
+                i = self._from_input.get(b)
+                if i is not None:
+                    data = buffers[i]
+                else:
+                    data = self._held[b].handed_out(self.runtime, self._site)
+                made[b] = data
+            results.append(Array(data, s))
+        return results
+
+    def _bind(self, buffers: list[Any], addresses: list[int]) -> tuple[tuple[int, ...], Any]:
+        """A graph for these addresses; inputs that keep moving get a place of their own."""
+        driver = self.runtime.driver
+        if self._graphs:
+            known = list(zip(*[k[: len(addresses)] for k in self._graphs]))
+            for i, a in enumerate(addresses):
+                moved = i not in self._slots and not self._donated[i] and a not in known[i]
+                size = buffers[i].bytes
+                if moved and size and (size <= _SMALL_INPUT or len(self._graphs) >= _MOST_GRAPHS):
+                    slot = self._slots[i] = self.runtime.alloc(size, self._site)
+                    driver.copy(slot.address, a, size, driver.compute)
+                    addresses[i] = slot.address
+        self._misses += 1
+        if self._misses > _MOST_MISSES:
+            for out in self._held.values():
+                out.copied = True
+        key = (*addresses, *[out.address for out in self._held.values()])
+        found = self._graphs.get(key)
+        if found is not None:
+            return key, found
+        if self._slots or len(self._graphs) >= _MOST_GRAPHS:
+            stale = [
+                k for k in self._graphs
+                if any(k[i] != s.address for i, s in self._slots.items())
+            ]  # fmt: skip
+            stale = stale or [next(iter(self._graphs))] * (len(self._graphs) >= _MOST_GRAPHS)
+            for k in stale:
+                # Destroying a graph waits for the device.
+                del self._graphs[k]
+        graph = self._graphs[key] = self._captured(addresses)
+        return key, graph
+
+    def _captured(self, addresses: Sequence[int]) -> Any:
+        if self._arena is None:
+            self._arena = arena(self.runtime, self.scope.arena)
+        table = self.table
+        base = {b: a for b, a in zip(self._inputs, addresses)}
+        base |= {b: out.address for b, out in self._held.items()}
+        base[self.scope.base] = self._arena.address if self._arena is not None else 0
+        if self._checks is not None and table.word is not None:
+            base[table.word] = self._checks.address
+        owners: list[Any] = [self._arena]
+        for b in table.pointers:
+            owners.append(self.runtime.alloc(table.bytes[b], self._site))
+            base[b] = owners[-1].address
+        memory = []
+        for b, size in enumerate(table.bytes):
+            at, offset = b, 0
+            while at in table.place:
+                at, more = table.place[at]
+                offset += more
+            memory.append(Memory(base.get(at, 0) + offset, size))
+        for b, rows in table.pointers.items():
+            values = np.array([[memory[x].address for x in row] for row in rows], np.int64)
+            self.runtime.staging.to_device(base[b], values.ctypes.data, values.nbytes)
+        return parts_of(self.runtime, self.scope.steps, memory, owners)
+
+    # What people see.
+
+    def as_text(self) -> str:
+        """The program, its groups, the generated source and the memory plan."""
+        kernels = dict.fromkeys(s for d in self.table.described for s in d.sources if "\n" in s)
+        return "\n\n".join([repr(self.program), self.report(), *kernels])
+
+    def report(self) -> str:
+        """The steps with bytes, operations and time at the roofline; the memory plan."""
+        lines = ["step                                      MB    GFLOP       us  lines"]
+        total = 0.0
+        for d in self.table.described:
+            seconds = max(d.traffic / _BANDWIDTH, d.operations / _RATE)
+            total += seconds
+            name = "  " * d.depth + d.name
+            lines.append(
+                f"{name[:36]:<36} {d.traffic / 1e6:>8.2f} {d.operations / 1e9:>8.3f} "
+                f"{seconds * 1e6:>8.1f}  {'; '.join(d.lines[:2])}"
+            )
+        table = self.table
+        outputs = sum(table.bytes[b] for b in self._held)
+        lines += [
+            f"{len(self.table.described)} steps, {total * 1e6:.1f} us at the roofline "
+            f"({_BANDWIDTH / 1e12:.1f} TB/s, {_RATE / 1e12:.0f} TFLOP/s; loop bodies counted once)",
+            f"memory: inputs {_mb(sum(table.bytes[b] for b in self._inputs))}, outputs "
+            f"{_mb(outputs)}, updated in place {len(self.replaced)}, arena {_mb(self.scope.arena)}",
+        ]
+        return "\n".join(lines)
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes of inputs, outputs, temporaries, and of outputs that replace inputs."""
+        table = self.table
+        return {
+            "inputs": sum(table.bytes[b] for b in self._inputs),
+            "outputs": sum(a.nbytes for a in self.jaxpr.out_avals),
+            "temporaries": self.scope.arena,
+            "aliased": sum(table.bytes[self._inputs[i]] for i in self.replaced.values()),
+        }
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB"
+
+
+class _Output:
+    """An output's memory. What is small or `copied` stays and is copied out; other memory is handed
+    out itself, and the next run gets new memory (the same, if the caller has dropped it)."""
+
+    __slots__ = ("bytes", "block", "copied")
+
+    def __init__(self, size: int) -> None:
+        self.bytes = size
+        self.block: Block | None = None
+        self.copied = size <= _SMALL_OUTPUT
+
+    @property
+    def address(self) -> int:
+        """Where the next run writes."""
+        return self.block.address if self.block is not None else 0
+
+    def renew(self, device: Runtime, site: str) -> None:
+        """Make sure that there is memory that nobody else reads."""
+        if self.block is None:
+            self.block = device.alloc(max(self.bytes, 1), site)
+
+    def handed_out(self, device: Runtime, site: str) -> Block:
+        """A block with the result, the caller's own."""
+        block = self.block
+        assert block is not None
+        if not self.copied:
+            self.block = None
+            return block
+        copy = device.alloc(max(self.bytes, 1), site)
+        if self.bytes:
+            driver = device.driver
+            driver.copy(copy.address, block.address, self.bytes, driver.compute)
+        return copy
+
+
+_arenas: dict[int, Callable[[], Block | None]] = {}
+_arena_lock = threading.Lock()
+
+
+def arena(device: Runtime, size: int) -> Block | None:
+    """Memory for the temporaries of a program, shared by all programs of the device.
+
+    One stream runs them one after another, so none needs what another left there.
+    """
+    if not size:
+        return None
+    index = device.driver.info.index
+    with _arena_lock:
+        held = _arenas[index]() if index in _arenas else None
+        if held is None or held.bytes < size or held.driver is not device.driver:
+            held = device.alloc(-(-size // ALIGNMENT) * ALIGNMENT, "temporaries of programs")
+            _arenas[index] = weakref.ref(held)
+        return held
+
+
+def _donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
+    """{output: donated input whose memory it takes}: the input it updates, or one of its type."""
+    free: dict[Aval, list[int]] = {}
+    place = {v: i for i, v in enumerate(program.invars)}
+    for i, (v, d) in enumerate(zip(program.invars, donated)):
+        if d and v.aval.nbytes:
+            free.setdefault(v.aval, []).append(i)
+    replaced: dict[int, int] = {}
+    seen: set[Any] = set()
+    for k, v in enumerate(program.outs):
+        i = place.get(v)
+        if i is not None and i in free.get(v.aval, ()):  # returned as it came
+            free[v.aval].remove(i)
+            replaced[k] = i
+            seen.add(v)
+    for k, v in enumerate(program.outs):
+        if k not in replaced and v not in seen and v not in place and free.get(v.aval):
+            replaced[k] = free[v.aval].pop(0)
+            seen.add(v)
+    return replaced
+
+
+def compile_jaxpr(
+    jaxpr: Jaxpr,
+    device: Device,
+    donated: Sequence[bool] = (),
+    memory_budget: int | None = None,
+    **_: Any,
+) -> CudaExecutable:
+    """An executable for `jaxpr`; `donated` marks inputs whose memory outputs may take."""
+    return CudaExecutable(jaxpr, device, donated, memory_budget)
+
+
+__all__ = ["CudaExecutable", "arena", "compile_jaxpr"]

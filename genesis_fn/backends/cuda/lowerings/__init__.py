@@ -1,0 +1,102 @@
+"""How each primitive runs on a GPU when it is not fused: as a plan, a view, or on the host.
+
+    lowered = plan_for(eqn.prim, avals, eqn.params)
+
+Buffers of a plan are the array operands in order (Python scalars are no buffers), then the results,
+then the error word, if the plan checks indices (`checks(lowered, outs)`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genesis_fn.backends.cuda.lowerings.call import (
+    IN_PLACE,
+    RULES,
+    SITES,
+    Call,
+    HostCall,
+    Lowered,
+    Views,
+    checks,
+    lowers,
+    runs_on_host,
+)
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.errors import BackendError
+from genesis_fn.core.jaxpr import jaxprs_in
+from genesis_fn.core.primitive import Primitive
+
+_MODULES = (
+    "assertions",
+    "elementwise", "shape", "reductions", "scans", "sorting", "indexing", "random", "window",
+    "conv", "contraction", "host", "fused",
+)  # fmt: skip
+
+
+def plan_for(
+    prim: Primitive,
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    site: int = 1,
+    *,
+    in_place: bool = False,
+) -> Lowered | None:
+    """How `prim` runs on operands of these avals (a Python scalar stands for itself).
+
+    None for a fused function without a kernel for them: its reference program runs. The plan of one
+    leaves results alone that are operands, or the same as an earlier result. A failed check
+    raises the error word with site `site * SITES + k`, of which `check_error` makes the exception.
+    Callbacks, and primitives that users define for the CPU, run on the host. Raises BackendError
+    for a primitive that has no lowering. `in_place`, for the primitives of IN_PLACE: the result's
+    buffer holds operand 0 already (it is the same memory, or a copy), and is updated.
+    """
+    if in_place and prim.name not in IN_PLACE:
+        raise ValueError(f"{prim.name} cannot update its operand in place")
+    call = Call(prim, tuple(avals), dict(params), site, in_place=in_place)
+    kinds = [a.dtype for a in (*call.operands, *call.outs)]
+    if any(map(dtypes.is_complex, kinds)) and prim.name != "fused":
+        # The hardware has no complex arithmetic: the host computes.
+        return None if prim.name == "fused" else HostCall(prim, call.avals, call.params)
+    rule = _rules().get(prim.name)
+    if rule is not None:
+        return rule(call)
+    if any(jaxprs_in(call.params)) or not runs_on_host(prim):
+        raise BackendError(f"{prim.name} has no lowering on CUDA")
+    return HostCall(prim, call.avals, call.params)
+
+
+def check_error(
+    prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any], site: int, index: int
+) -> Exception:
+    """The exception for a check of `prim` that failed at `site` with `index`."""
+    call = Call(prim, tuple(avals), dict(params), 1)
+    if prim.name == "assert":
+        from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
+
+        return assertion_error(call, index)
+    from genesis_fn.backends.cuda.lowerings.indexing import out_of_range
+
+    return out_of_range(call, site % SITES, index)
+
+
+def has_lowering(prim: Primitive) -> bool:
+    """Whether `plan_for` knows the primitive."""
+    return prim.name in _rules()
+
+
+def _rules() -> Mapping[str, Any]:
+    if "dot_general" not in RULES:
+        for module in _MODULES:
+            importlib.import_module(f"{__name__}.{module}")
+    return RULES
+
+
+__all__ = [
+    "IN_PLACE",
+    "Aval", "Call", "HostCall", "Lowered", "SITES", "Views", "check_error", "checks",
+    "has_lowering", "lowers", "plan_for",
+]  # fmt: skip

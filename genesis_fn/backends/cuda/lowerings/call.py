@@ -1,0 +1,124 @@
+"""What a lowering is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.launch import Buf, Plan
+
+SITES = 8
+"""Error sites of one equation: one for each index component that is checked."""
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """The primitive runs on the CPU backend, between explicit copies of its operands and results.
+
+    So do dense decompositions and solves, Fourier transforms, polygamma, products of booleans,
+    convolutions of integers, and everything on complex numbers.
+    """
+
+    prim: Primitive
+    avals: tuple[Any, ...]
+    params: dict[str, Any]
+
+    def function(self) -> Callable[..., list]:
+        """From CPU tensors (and the Python scalars in their places) to a list of CPU tensors."""
+        from genesis_fn.backends.cpu.backend import lower
+
+        run = lower(self.prim, list(self.avals), self.params)
+        return run if self.prim.multi else lambda *xs: [run(*xs)]
+
+
+def runs_on_host(prim: Primitive) -> bool:
+    """Whether the CPU backend has a lowering for the primitive."""
+    import genesis_fn.backends.cpu  # noqa: F401 - registers lowerings
+    from genesis_fn.backends.cpu.lower import BY_PRIMITIVE
+
+    return prim.torch is not None or prim.torch_for is not None or prim in BY_PRIMITIVE
+
+
+@dataclass(frozen=True)
+class Views:
+    """Each result is memory of an array operand: (operand number, first byte)."""
+
+    sources: tuple[tuple[int, int], ...]
+
+
+Lowered: TypeAlias = Plan | HostCall | Views
+
+
+@dataclass(frozen=True)
+class Call:
+    """One equation: a primitive, its operands' avals (or scalars) and its parameters.
+
+    `in_place`: the memory of the result holds the first operand already.
+    """
+
+    prim: Primitive
+    avals: tuple[Any, ...]
+    params: dict[str, Any]
+    site: int
+    in_place: bool = field(default=False, kw_only=True)
+    operands: tuple[Aval, ...] = field(init=False)
+    outs: tuple[Aval, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = self.prim.abstract(self.avals, self.params)
+        outs = tuple(found) if self.prim.multi else (found,)
+        operands = tuple([a for a in self.avals if type(a) is Aval])
+        object.__setattr__(self, "outs", outs)
+        object.__setattr__(self, "operands", operands)
+
+    @property
+    def out(self) -> Aval:
+        """The aval of the only result."""
+        return self.outs[0]
+
+    def number(self, position: int) -> int:
+        """The buffer number of operand `position`, an array."""
+        return sum([type(a) is Aval for a in self.avals[:position]])
+
+    def read(self, position: int, raw: bool = False) -> Buf:
+        """The buffer of operand `position`; `raw` as integers of its width."""
+        return buffer(self.number(position), self.avals[position], raw)
+
+    def write(self, number: int = 0, raw: bool = False) -> Buf:
+        """The buffer of result `number`."""
+        return buffer(len(self.operands) + number, self.outs[number], raw)
+
+    def host(self) -> HostCall:
+        """The equation, left to the host."""
+        return HostCall(self.prim, self.avals, self.params)
+
+
+def buffer(number: int, kind: Aval, raw: bool = False) -> Buf:
+    """Buffer `number` as a pointer to elements of `kind`, or to integers of their width."""
+    return Buf(number, f"i{8 * kind.dtype.itemsize}" if raw else NAMES[kind.dtype])
+
+
+IN_PLACE = frozenset(("dynamic_update_slice", "scatter"))
+"""Primitives whose plans can update their first operand where it is."""
+
+RULES: dict[str, Callable[[Call], Lowered | None]] = {}
+
+
+def lowers(*names: str) -> Callable[[Callable], Callable]:
+    """Decorator: the function lowers the primitives of these names."""
+
+    def register(rule: Callable) -> Callable:
+        for name in names:
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+def checks(lowered: Lowered | None, outs: Sequence[Aval]) -> bool:
+    """Whether a plan for these results takes the error word as one more output."""
+    return type(lowered) is Plan and lowered.outputs > len(outs)

@@ -1,0 +1,110 @@
+"""dot_general: products of matrices whose layouts are strides, so that nothing is transposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.conv import PRECISION
+from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.backends.cuda.lowerings.text import add_copy, collapsed, dense
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.launch import Buf
+from genesis_fn.kernels.matmul import plan_matmul
+from genesis_fn.kernels.matmul_spec import MatmulSpec
+from genesis_fn.kernels.planning import PlanBuilder
+
+Strides = tuple[int, ...]
+
+
+def operand_strides(
+    kind: Aval, batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
+) -> Strides | None:
+    """The strides (batch axes, rows, columns) of an operand seen as matrices, or None where its
+    rows or columns are several axes that do not lie at one stride."""
+    steps = dense(kind.shape)
+    found = [steps[d] for d in batch]
+    for axes in (rows, columns):
+        _, (strides,) = collapsed([kind.shape[d] for d in axes], [steps[d] for d in axes])
+        if len(strides) > 1:
+            return None
+        found.append(strides[0] if strides else 1)
+    return tuple(found)
+
+
+def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
+    """(the product, which operands must first be copied to [batch, rows, columns])."""
+    x, y = call.operands
+    (xc, yc), (xb, yb) = call.params["dimension_numbers"]
+    # The contraction runs in the order in which one of the operands has it in memory.
+    pairs = sorted(zip(xc, yc))
+    if operand_strides(y, yb, [j for _, j in pairs], []) is None:
+        pairs = sorted(zip(xc, yc), key=lambda pair: pair[1])
+    xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
+    xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
+    yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
+    m = math.prod([x.shape[d] for d in xf])
+    n = math.prod([y.shape[d] for d in yf])
+    k = math.prod([x.shape[d] for d in xc])
+    batch = tuple([x.shape[d] for d in xb])
+    left, right = operand_strides(x, xb, xf, xc), operand_strides(y, yb, yc, yf)
+    copies = left is None, right is None
+    # Batch axes that lie alike everywhere are one axis; those of length 1 are none.
+    out = dense((*batch, m, n))
+    a = left or dense((*batch, m, k))
+    b = right or dense((*batch, k, n))
+    count = len(batch)
+    sizes, (sa, sb, so) = collapsed(batch, a[:count], b[:count], out[:count])
+    spec = MatmulSpec(
+        m, n, k, tuple(sizes), NAMES[x.dtype], NAMES[y.dtype], NAMES[call.out.dtype],
+        lhs_strides=(*sa, *a[count:]), rhs_strides=(*sb, *b[count:]),
+        out_strides=(*so, *out[count:]), precision=PRECISION[call.params["precision"]],
+    )  # fmt: skip
+    return spec, copies
+
+
+def matrix_order(call: Call) -> tuple[list[int], list[int]]:
+    """The axes of each operand in the order batch, rows, columns that a copy puts them in."""
+    x, y = call.operands
+    (xc, yc), (xb, yb) = call.params["dimension_numbers"]
+    pairs = sorted(zip(xc, yc))
+    if operand_strides(y, yb, [j for _, j in pairs], []) is None:
+        pairs = sorted(zip(xc, yc), key=lambda pair: pair[1])
+    xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
+    xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
+    yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
+    return [*xb, *xf, *xc], [*yb, *yc, *yf]
+
+
+@lowers("dot_general")
+def _dot_general(call: Call) -> Lowered:
+    x, y = call.operands
+    if dtypes.BOOL in (x.dtype, y.dtype, call.out.dtype):
+        return call.host()
+    builder = PlanBuilder(2, 1)
+    if call.out.size == 0:
+        return builder.build()
+    if x.size == 0 or y.size == 0:
+        add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
+        return builder.build()
+    spec, copies = matmul_spec(call)
+    operands = []
+    for position, (copied, order) in enumerate(zip(copies, matrix_order(call))):
+        source = call.read(position)
+        if copied:
+            source = _packed(builder, call.operands[position], position, order)
+        operands.append(source)
+    builder.include(plan_matmul(spec), [*operands, call.write()])
+    return builder.build()
+
+
+def _packed(builder: PlanBuilder, kind: Aval, number: int, order: Sequence[int]) -> Buf:
+    raw = f"i{8 * kind.dtype.itemsize}"
+    held = builder.workspace(kind.size, raw)
+    steps = dense(kind.shape)
+    shape = [kind.shape[d] for d in order]
+    add_copy(builder, Buf(number, raw), held, shape, [steps[d] for d in order])
+    return Buf(held.index, NAMES[kind.dtype])

@@ -1,0 +1,78 @@
+"""Convolutions of any layout: the implicit matrix product, with layouts as strides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
+from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.backends.cuda.lowerings.text import dense
+from genesis_fn.core import dtypes
+from genesis_fn.kernels.conv import Convolution, plan_convolution
+from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.planning import PlanBuilder
+
+PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
+
+
+@lowers("conv_general_dilated")
+def _convolution(call: Call) -> Lowered:
+    x, w = call.operands
+    if not all(dtypes.is_float(a.dtype) for a in (x, w, call.out)):
+        return call.host()
+    builder = PlanBuilder(2, 1)
+    if call.out.size == 0:
+        return builder.build()
+    if x.size == 0 or w.size == 0:
+        add_fill(builder, call.write(), call.out.size, 0.0, call.out.dtype)
+        return builder.build()
+    kind = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
+    if kind in (dtypes.F8E4, dtypes.F8E5):
+        kind = dtypes.BF16
+    lhs = converted(builder, call.read(0), x, kind)
+    rhs = converted(builder, call.read(1), w, kind)
+    out_kind = call.out.dtype
+    narrow = out_kind in (dtypes.F8E4, dtypes.F8E5)
+    made = dtypes.F32 if narrow else out_kind
+    spec = _spec(call, NAMES[kind], NAMES[made])
+    if narrow:
+        held = builder.workspace(call.out.size, "fp32")
+        builder.include(plan_convolution(spec), [lhs, rhs, held])
+        add_convert(builder, held, call.out.update(dtype=made), call.write(), out_kind)
+    else:
+        builder.include(plan_convolution(spec), [lhs, rhs, call.write()])
+    return builder.build()
+
+
+def _spec(call: Call, kind: str, out_kind: str) -> Convolution:
+    x, w = call.operands
+    params = call.params
+    lhs, rhs, out = params["dimension_numbers"]
+    at_x, at_w, at_y = dense(x.shape), dense(w.shape), dense(call.out.shape)
+    features, batches = params["feature_group_count"], params["batch_group_count"]
+    groups = features * batches
+    batch = x.shape[lhs[0]] // batches
+    in_channels, out_channels = w.shape[rhs[1]], w.shape[rhs[0]] // groups
+    # Groups run over features or over parts of the batch; over outputs' features in either case.
+    group_step = batch * at_x[lhs[0]] if batches > 1 else in_channels * at_x[lhs[1]]
+
+    def triple(values: Sequence[int], missing: int) -> tuple[int, int, int]:
+        return (*(missing,) * (3 - len(values)), *values)  # type: ignore[return-value]
+
+    return Convolution(
+        batch, groups, in_channels, out_channels,
+        triple([x.shape[d] for d in lhs[2:]], 1),
+        triple([w.shape[d] for d in rhs[2:]], 1),
+        triple([call.out.shape[d] for d in out[2:]], 1),
+        (at_x[lhs[0]], group_step, at_x[lhs[1]], *triple([at_x[d] for d in lhs[2:]], 0)),
+        (at_w[rhs[0]] * out_channels, at_w[rhs[0]], at_w[rhs[1]],
+         *triple([at_w[d] for d in rhs[2:]], 0)),
+        (at_y[out[0]], at_y[out[1]] * out_channels, at_y[out[1]],
+         *triple([at_y[d] for d in out[2:]], 0)),
+        triple(params["window_strides"], 1),
+        triple([low for low, _ in params["padding"]], 0),
+        triple(params["lhs_dilation"], 1),
+        triple(params["rhs_dilation"], 1),
+        dtype=kind, out_dtype=out_kind, precision=PRECISION[params["precision"]],
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""Elementwise primitives, one at a time: kernels with run-time sizes and run-time scalars."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from genesis_fn.backends.cuda.lowerings.call import RULES, Call, Lowered, Views, lowers
+from genesis_fn.backends.cuda.lowerings.text import add_elements
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.kernels.expressions import (
+    MEMORY,
+    NAMES,
+    expression,
+    has_expression,
+    loaded,
+    stored,
+)
+from genesis_fn.kernels.launch import Buf, Plan, Scalar
+from genesis_fn.kernels.planning import PlanBuilder
+
+
+def run_time_scalar(value: Any, kind: DType) -> tuple[Scalar, str]:
+    """(a number to pass, text that makes it a register value of `kind` from `{0}`)."""
+    if kind == dtypes.BOOL:
+        return Scalar(int(bool(value)), "i32"), "({0} != 0)"
+    if dtypes.is_integer(kind):
+        wrapped = (int(value) + (1 << 63)) % (1 << 64) - (1 << 63)
+        return Scalar(wrapped, "i64"), f"{{0}}.to({MEMORY[kind]})"
+    if kind == dtypes.F64:
+        (bits,) = struct.unpack("<q", struct.pack("<d", float(value)))
+        return Scalar(bits, "i64"), "{0}.to(tl.int64).to(tl.float64, bitcast=True)"
+    return Scalar(float(value), "fp32"), "tl.full((), {0}, tl.float32)"
+
+
+def lower_elementwise(call: Call) -> Lowered:
+    """One kernel for each (primitive, dtypes, which operands are scalars), for all sizes."""
+    kind = call.operands[-1].dtype
+    lines, names, buffers, scalars = [], [], {}, {}
+    for position, a in enumerate(call.avals):
+        name = f"v{position}"
+        names.append(name)
+        if type(a) is Aval:
+            buffers[f"x{position}"] = call.read(position)
+            value = loaded(f"tl.load(x{position} + i, inside)", a.dtype)
+        else:
+            scalar, text = run_time_scalar(a, kind)
+            scalars[f"s{position}"] = scalar
+            value = text.format(f"s{position}")
+        lines.append(f"{name} = {value}")
+    stand_ins = [a if type(a) is Aval else call.operands[-1] for a in call.avals]
+    result = expression(call.prim, names, stand_ins, call.params)
+    lines.append(f"tl.store(y + i, {stored(result, call.out.dtype)}, inside)")
+    buffers["y"] = call.write()
+    builder = PlanBuilder(len(call.operands), 1)
+    name = f"{call.prim.name}_elements"
+    add_elements(builder, name, buffers, call.out.size, lines, scalars=scalars)
+    return builder.build()
+
+
+def add_convert(builder: PlanBuilder, source: Buf, kind: Aval, target: Buf, dtype: DType) -> None:
+    """Append target = source, of aval `kind`, in another dtype."""
+    cast = Call(PRIMITIVES["convert_element_type"], (kind,), {"dtype": dtype}, 1)
+    plan = lower_elementwise(cast)
+    assert type(plan) is Plan
+    builder.include(plan, [source, target])
+
+
+def converted(builder: PlanBuilder, source: Buf, kind: Aval, dtype: DType) -> Buf:
+    """`source`, of aval `kind`, as a buffer of elements of `dtype`, through a workspace."""
+    if kind.dtype == dtype:
+        return source
+    held = builder.workspace(max(kind.size, 1), NAMES[dtype])
+    add_convert(builder, source, kind, held, dtype)
+    return held
+
+
+@lowers("stop_gradient", "name", "reshape", "optimization_barrier")
+def _same_memory(call: Call) -> Lowered:
+    return Views(tuple([(i, 0) for i in range(len(call.outs))]))
+
+
+@lowers("bitcast_convert_type")
+def _bitcast(call: Call) -> Lowered:
+    # A byte that becomes a boolean must be 0 or 1.
+    if call.out.dtype == dtypes.BOOL and call.avals[0].dtype != dtypes.BOOL:
+        return lower_elementwise(call)
+    return Views(((0, 0),))
+
+
+for _prim in PRIMITIVES.values():
+    if has_expression(_prim) and _prim.name not in RULES:
+        lowers(_prim.name)(lower_elementwise)

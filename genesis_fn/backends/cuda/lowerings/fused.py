@@ -1,0 +1,356 @@
+"""Kernels of fused functions, by name, where they serve the dtypes and shapes.
+
+A plan writes the results that are `computed` by the function's program. Those that are operands
+handed through, or a value that was a result before, it leaves alone: nobody needs a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from genesis_fn.backends.cuda.driver import implementation
+from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
+from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
+from genesis_fn.core import config, dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.jaxpr import Jaxpr, Var
+from genesis_fn.kernels.attention import plan_attention_forward
+from genesis_fn.kernels.attention_backward import plan_attention_backward
+from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.kernels.attention_spec import MAX_HEAD_DIM, AttentionSpec, Shape4
+from genesis_fn.kernels.cross_entropy import (
+    CrossEntropy,
+    plan_cross_entropy_backward,
+    plan_cross_entropy_forward,
+)
+from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
+from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
+from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
+
+Rule = Callable[..., "Plan | None"]
+KERNELS: dict[str, Rule] = {}
+_HALF_OR_SINGLE = (dtypes.BF16, dtypes.F16, dtypes.F32)
+_WIDE_ENOUGH = (*_HALF_OR_SINGLE, dtypes.F64)
+
+
+def computed(jaxpr: Jaxpr) -> list[Var]:
+    """The distinct results of a program that are not its operands."""
+    given = set(jaxpr.invars)
+    return list(dict.fromkeys([v for v in jaxpr.outs if v not in given]))
+
+
+def kernel(*names: str) -> Callable[[Rule], Rule]:
+    """Decorator: the function plans fused functions of these names, or returns None."""
+
+    def register(rule: Rule) -> Rule:
+        KERNELS.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+@lowers("fused")
+def _fused(call: Call) -> Plan | None:
+    rule = KERNELS.get(call.params["op"].name)
+    if rule is None or any(a.size == 0 for a in (*call.operands, *call.outs)):
+        return None
+    jaxpr = call.params["jaxpr"]
+    found = computed(jaxpr)
+    plan = rule(call, [v.aval for v in found], **dict(call.params["static"]))
+    if plan is None or found == jaxpr.outs:
+        return plan
+    count, checked = len(jaxpr.outs), plan.outputs > len(found)
+    builder = PlanBuilder(plan.inputs, count + checked)
+    places = [jaxpr.outs.index(v) for v in found] + [count] * checked
+    buffers = [*range(plan.inputs), *[plan.inputs + i for i in places]]
+    builder.include(plan, [Buf(i, "i8") for i in buffers])
+    return builder.build()
+
+
+def _ordered(plan: Plan, order: Sequence[int], results: Sequence[int]) -> Plan:
+    """`plan` with its input i read from operand order[i], its output j being result results[j]."""
+    builder = PlanBuilder(len(set(order)), plan.outputs)
+    inputs = [Buf(i, "i8") for i in order]
+    builder.include(plan, [*inputs, *[Buf(builder.inputs + j, "i8") for j in results]])
+    return builder.build()
+
+
+def _matrix(kind: Aval) -> tuple[int, int]:
+    return kind.size // kind.shape[-1], kind.shape[-1]
+
+
+# ---- softmax and its relatives ----
+
+
+def _softmax_spec(kind: Aval, name: str) -> Softmax | None:
+    if not dtypes.is_float(kind.dtype) or not kind.ndim:
+        return None
+    return Softmax(*_matrix(kind), NAMES[kind.dtype], name)
+
+
+@kernel("softmax", "softmax_forward", "log_softmax", "log_softmax_forward", "logsumexp",
+        "logsumexp_forward")  # fmt: skip
+def _softmax(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
+    spec = _softmax_spec(call.operands[0], call.params["op"].name.removesuffix("_forward"))
+    return None if spec is None else plan_softmax_forward(spec)
+
+
+@kernel("softmax_backward", "log_softmax_backward")
+def _softmax_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
+    y, ct = call.operands
+    spec = _softmax_spec(y, call.params["op"].name.removesuffix("_backward"))
+    if spec is None or y.dtype != ct.dtype:
+        return None
+    return _ordered(plan_softmax_backward(spec), (1, 0), (0,))
+
+
+@kernel("logsumexp_backward")
+def _logsumexp_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
+    x, y, ct = call.operands
+    spec = _softmax_spec(x, "logsumexp")
+    if spec is None or not x.dtype == y.dtype == ct.dtype:
+        return None
+    return _ordered(plan_softmax_backward(spec), (2, 0, 1), (0,))
+
+
+# ---- norms ----
+
+
+def _norm_spec(
+    x: Aval, kind: str, eps: float, weight: Aval, bias: Aval | None = None
+) -> Norm | None:
+    kinds = [a.dtype for a in (x, weight, bias) if a is not None]
+    if not x.ndim or any(k not in _WIDE_ENOUGH for k in kinds):
+        return None
+    bias_dtype = None if bias is None else NAMES[bias.dtype]
+    return Norm(*_matrix(x), NAMES[x.dtype], kind, eps, NAMES[weight.dtype], bias_dtype)
+
+
+@kernel("rms_norm", "rms_norm_forward")
+def _rms_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
+    spec = _norm_spec(call.operands[0], "rms", eps, call.operands[1])
+    return None if spec is None else plan_norm_forward(spec, save_statistics=len(results) > 1)
+
+
+@kernel("rms_norm_backward")
+def _rms_norm_backward(
+    call: Call, results: Sequence[Aval], *, eps: float, needs: Any
+) -> Plan | None:
+    x, weight, rstd, ct = call.operands
+    spec = _norm_spec(x, "rms", eps, weight)
+    if spec is None or ct.dtype != x.dtype:
+        return None
+    return _ordered(plan_norm_backward(spec), (3, 0, 1, 2), (0, 1))
+
+
+@kernel("layer_norm", "layer_norm_forward")
+def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
+    x, weight, bias = call.operands
+    spec = _norm_spec(x, "layer", eps, weight, bias)
+    if spec is None:
+        return None
+    if len(results) == 1:
+        return plan_norm_forward(spec, save_statistics=False)
+    # The kernel writes rstd before mean.
+    return _ordered(plan_norm_forward(spec), (0, 1, 2), (0, 2, 1))
+
+
+@kernel("layer_norm_backward")
+def _layer_norm_backward(
+    call: Call, results: Sequence[Aval], *, eps: float, needs: Any
+) -> Plan | None:
+    x, weight, bias, mean, rstd, ct = call.operands
+    spec = _norm_spec(x, "layer", eps, weight, bias)
+    if spec is None or ct.dtype != x.dtype:
+        return None
+    plan = plan_norm_backward(spec)
+    builder = PlanBuilder(6, 3)
+    inputs = [Buf(i, "i8") for i in (5, 0, 1, 4, 3)]
+    builder.include(plan, [*inputs, *[Buf(6 + j, "i8") for j in range(3)]])
+    return builder.build()
+
+
+# ---- attention ----
+
+
+def _attention_spec(
+    operands: Sequence[Aval], has: tuple[bool, bool], *, scale: float, causal: bool, window: Any,
+    softcap: float, lse: bool,
+) -> AttentionSpec | None:  # fmt: skip
+    q, k, v = operands[:3]
+    if q.dtype not in _HALF_OR_SINGLE or max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
+        return None
+    extras = iter(operands[3:])
+    bias, mask = [next(extras) if h else None for h in has]
+    if bias is not None and bias.dtype not in _HALF_OR_SINGLE:
+        return None
+    precision = config.current().matmul_precision
+    return AttentionSpec(
+        q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3],
+        value_dim=v.shape[3], dtype=NAMES[q.dtype], scale=scale, causal=causal,
+        window=tuple(window) if window is not None else None,
+        bias=_four(bias),
+        bias_dtype="fp32" if bias is None else NAMES[bias.dtype],
+        mask=_four(mask), softcap=softcap,
+        precision={"default": "tf32", "highest": "ieee"}.get(precision, precision),
+        return_lse=lse,
+    )  # fmt: skip
+
+
+def _four(kind: Aval | None) -> Shape4 | None:
+    if kind is None:
+        return None
+    b, n, t, s = kind.shape
+    return b, n, t, s
+
+
+def _specialised() -> bool:
+    """Whether kernels with specialised warps can run: they have no interpreter."""
+    return implementation() == "cuda"
+
+
+@kernel("attention", "attention_forward")
+def _attention(call: Call, results: Sequence[Aval], *, has: tuple, **static: Any) -> Plan | None:
+    spec = _attention_spec(call.operands, has, lse=len(results) > 1, **static)
+    if spec is None:
+        return None
+    if len(results) == 1 and _decodes(spec):
+        return _without_lse(plan_attention_decode(_with_lse(spec)), call)
+    if _specialised():
+        from genesis_fn.kernels.attention_specialized import (
+            plan_attention_specialized,
+            serves_specialized,
+        )
+
+        if serves_specialized(spec):
+            return plan_attention_specialized(spec)
+    return plan_attention_forward(spec)
+
+
+def _decodes(spec: AttentionSpec) -> bool:
+    return spec.q_len * spec.group <= 16 and spec.kv_len >= 1024
+
+
+def _with_lse(spec: AttentionSpec) -> AttentionSpec:
+    return replace(spec, return_lse=True)
+
+
+def _without_lse(plan: Plan, call: Call) -> Plan:
+    """A plan whose second output goes to scratch."""
+    q = call.operands[0]
+    builder = PlanBuilder(plan.inputs, 1)
+    lse = builder.workspace(q.shape[0] * q.shape[1] * q.shape[2], "fp32")
+    builder.include(plan, [*[Buf(i, "i8") for i in range(plan.inputs + 1)], lse])
+    return builder.build()
+
+
+@kernel("attention_backward")
+def _attention_backward(
+    call: Call, results: Sequence[Aval], *, has: tuple, needs: Any, **static: Any
+) -> Plan | None:
+    extras = sum(has)
+    operands = call.operands
+    spec = _attention_spec(operands[: 3 + extras], has, lse=True, **static)
+    out, lse, ct = operands[3 + extras :]
+    if spec is None or ct.dtype != operands[0].dtype or lse.dtype != dtypes.F32:
+        return None
+    plan = plan_attention_backward(spec)
+    if _specialised():
+        from genesis_fn.kernels.attention_specialized_backward import (
+            plan_attention_backward_specialized,
+            serves_specialized_backward,
+        )
+
+        if serves_specialized_backward(spec):
+            plan = plan_attention_backward_specialized(spec)
+    last = 3 + extras
+    order = [0, 1, 2, last, last + 1, last + 2, *range(3, last)]
+    return _ordered(plan, order, range(plan.outputs))
+
+
+# ---- cross-entropy ----
+
+
+def _labelled(labels: Aval) -> bool:
+    return labels.dtype in (dtypes.I32, dtypes.I64)
+
+
+@kernel("cross_entropy", "cross_entropy_forward")
+def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
+    logits, labels = call.operands
+    if logits.dtype not in _WIDE_ENOUGH or not _labelled(labels):
+        return None
+    rows, classes = _matrix(logits)
+    spec = CrossEntropy(
+        rows, classes, NAMES[logits.dtype], NAMES[labels.dtype], reduction="none",
+        site=call.site * SITES,
+    )  # fmt: skip
+    builder = PlanBuilder(2, len(results) + 1)
+    statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
+    loss = Buf(2, NAMES[statistic])
+    if logits.dtype != statistic:
+        loss = builder.workspace(rows, NAMES[statistic])
+    lse = Buf(3, "i8") if len(results) > 1 else builder.workspace(rows, NAMES[statistic])
+    error = Buf(2 + len(results), "i64")
+    builder.include(
+        plan_cross_entropy_forward(spec), [Buf(0, "i8"), Buf(1, "i8"), loss, lse, error]
+    )
+    if logits.dtype != statistic:
+        add_convert(builder, loss, results[0].update(dtype=statistic), Buf(2, "i8"), logits.dtype)
+    return builder.build()
+
+
+@kernel("cross_entropy_backward")
+def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) -> Plan | None:
+    logits, labels, lse, ct = call.operands
+    if logits.dtype not in _WIDE_ENOUGH or not _labelled(labels):
+        return None
+    rows, classes = _matrix(logits)
+    spec = CrossEntropy(rows, classes, NAMES[logits.dtype], NAMES[labels.dtype], reduction="none")
+    builder = PlanBuilder(4, 1)
+    statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
+    cotangent = converted(builder, call.read(3), ct, statistic)
+    buffers = [Buf(0, "i8"), Buf(1, "i8"), Buf(2, "i8"), cotangent, Buf(4, "i8")]
+    builder.include(plan_cross_entropy_backward(spec), buffers)
+    return builder.build()
+
+
+@kernel("linear_cross_entropy", "linear_cross_entropy_forward")
+def _linear_cross_entropy(
+    call: Call, results: Sequence[Aval], *, ignore_index: int | None, label_smoothing: float,
+    z_loss: float, softcap: float, reduction: str,
+) -> Plan | None:  # fmt: skip
+    x, weight, labels = call.operands
+    if x.dtype not in _WIDE_ENOUGH or weight.dtype != x.dtype or not _labelled(labels):
+        return None
+    loss = CrossEntropy(
+        x.shape[0], weight.shape[0], NAMES[x.dtype], NAMES[labels.dtype],
+        ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss,
+        soft_cap=softcap, reduction=reduction, site=call.site * SITES,
+    )  # fmt: skip
+    gradients = len(results) > 1
+    if gradients and reduction == "none":
+        return None
+    precision = config.current().matmul_precision
+    return plan_linear_cross_entropy(
+        LinearCrossEntropy(
+            loss, x.shape[1], NAMES[x.dtype], NAMES[weight.dtype], gradients=gradients,
+            precision={"highest": "ieee"}.get(precision, precision),
+        )
+    )  # fmt: skip
+
+
+def classes_of(call: Call) -> int:
+    """How many classes the labels of a fused cross-entropy may name."""
+    if call.params["op"].name.startswith("linear"):
+        return call.operands[1].shape[0]
+    return math.prod(call.operands[0].shape[-1:])
+
+
+__all__ = ["KERNELS", "classes_of", "computed", "kernel"]

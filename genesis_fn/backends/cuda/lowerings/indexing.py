@@ -1,0 +1,429 @@
+"""Gather, scatter, rows of tables, segment sums and dynamic slices.
+
+Whole rows along axis 0 go to the row kernels. Any other gather is one kernel with the shapes in its
+text; any other scatter computes the row that each update goes to and becomes a scatter of rows, so
+that it is deterministic too. A checked index that does not fit is reported and clamped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.backends.cuda.lowerings.text import (
+    add_copy,
+    add_elements,
+    coordinates,
+    dense,
+    offset,
+)
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import DType
+from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder
+from genesis_fn.kernels.scatter import (
+    GatherRows,
+    ScatterRows,
+    plan_gather_rows,
+    plan_scatter_rows,
+)
+from genesis_fn.primitives.windows import window_sizes
+
+
+def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRange:
+    """The error for a checked index: the message that the CPU gives."""
+    name, operand = call.prim.name, call.operands[0]
+    if name == "take_rows":
+        return errors.IndexOutOfRange.at(index, 0, operand)
+    if name == "segment_sum":
+        return errors.IndexOutOfRange.at(index, 0, call.out)
+    if name == "fused":
+        from genesis_fn.backends.cuda.lowerings.fused import classes_of
+
+        classes = classes_of(call)
+        return errors.IndexOutOfRange(
+            f"label {index} is out of range for {classes} classes", None, classes, index
+        )
+    mapped = call.params["dimension_numbers"][2]
+    axis = mapped[min(component, len(mapped) - 1)]
+    return errors.IndexOutOfRange.at(index, axis, operand, _sizes(call)[axis])
+
+
+def _sizes(call: Call) -> Sequence[int]:
+    if call.prim.name == "gather":
+        return call.params["slice_sizes"]
+    operand, _, updates = call.operands
+    return window_sizes(operand, updates, call.params["dimension_numbers"])
+
+
+# ---- index components ----
+
+
+def index_lines(pointer: str, position: str, kind: DType, mask: str, name: str) -> list[str]:
+    """`name` = the index at a position, as int64; what int64 cannot hold is its greatest value."""
+    text = f"tl.load({pointer} + {position}, {mask}, other=0)"
+    if kind == dtypes.U64:
+        return [
+            f"{name} = {text}",
+            f"{name} = tl.where({name} > 0x7FFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, {name})"
+            ".to(tl.int64)",
+        ]
+    return [f"{name} = {text}.to(tl.int64)"]
+
+
+@dataclass
+class _Window:
+    """The text of where each element of a gather's result lies in its operand."""
+
+    lines: list[str]
+    offset: str
+    checked: bool
+
+
+def _window(call: Call, shape: Sequence[int], sizes: Sequence[int], mode: str) -> _Window:
+    """For elements `i` of `shape`, the result of a gather or the updates of a scatter.
+
+    Leaves `valid` in scope: whether the whole window lies inside the operand.
+    """
+    operand, indices = call.operands[:2]
+    window, collapsed, mapped, batching, index_batching = call.params["dimension_numbers"]
+    lines, places = coordinates("i", shape, "c")
+    batch = iter([p for d, p in enumerate(places) if d not in window])
+    inside = iter([places[d] for d in window])
+    batch_places = list(batch)
+    kept = [d for d in range(operand.ndim) if d not in collapsed and d not in batching]
+    within = {d: next(inside) for d in kept}
+    components = indices.shape[-1]
+    vectors = dense(indices.shape[:-1])
+    at = offset(batch_places, [s * components for s in vectors])
+    checked = mode == "check" and bool(mapped)
+    lines.append("valid = inside")
+    starts: dict[int, str] = {}
+    for k, d in enumerate(mapped):
+        bound = operand.shape[d] - sizes[d]
+        lines += index_lines("indices", f"({at} + i * 0 + {k})", indices.dtype, "inside", f"s{k}")
+        lines.append(f"fits = (s{k} >= 0) & (s{k} <= {bound})")
+        if checked:
+            site = call.site * SITES + min(k, SITES - 1)
+            lines.append(f"flag_error(error, inside & (fits == 0), s{k}, {site})")
+        lines.append("valid = valid & fits")
+        lines.append(f"s{k} = tl.minimum(tl.maximum(s{k}, 0), {max(bound, 0)})")
+        starts[d] = f"s{k}"
+    terms = []
+    for d, step in enumerate(dense(operand.shape)):
+        parts = [starts.get(d, "0"), within.get(d, "0")]
+        if d in batching:
+            parts.append(batch_places[index_batching[batching.index(d)]])
+        total = " + ".join([p for p in parts if p != "0"])
+        if total:
+            terms.append(f"({total}) * {step}" if step != 1 else f"({total})")
+    return _Window(lines, " + ".join(["i * 0", *terms]), checked)
+
+
+# ---- gather ----
+
+
+def _reads_rows(call: Call) -> bool:
+    operand, indices = call.operands
+    numbers, sizes = call.params["dimension_numbers"], call.params["slice_sizes"]
+    batch = indices.ndim - 1
+    places = tuple(range(batch, batch + operand.ndim - 1))
+    return (
+        tuple(numbers) == (places, (0,), (0,), (), ())
+        and tuple(sizes) == (1, *operand.shape[1:])
+        and operand.size > 0
+    )
+
+
+@lowers("take_rows")
+def _take_rows(call: Call) -> Lowered:
+    return _rows(call)
+
+
+def _rows(call: Call) -> Lowered:
+    table, indices = call.operands
+    mode, fill = call.params["mode"], call.params["fill_value"]
+    plain = mode != "fill" or _is_zero_bits(fill, table.dtype)
+    if not plain or indices.dtype == dtypes.U64 or call.out.size == 0:
+        return _gather_rows_general(call)
+    site = call.site * SITES if mode == "check" else 0
+    return plan_gather_rows(
+        GatherRows(
+            table.shape[0], math.prod(table.shape[1:]), indices.size, NAMES[table.dtype],
+            NAMES[indices.dtype], "fill" if mode == "fill" else "clip", site=site,
+        )
+    )  # fmt: skip
+
+
+def _is_zero_bits(value: Any, kind: DType) -> bool:
+    return value is not None and value == 0 and str(value)[0] != "-"
+
+
+def _gather_rows_general(call: Call) -> Lowered:
+    """Rows with a fill value of one's own, or uint64 indices."""
+    table, indices = call.operands
+    mode = call.params["mode"]
+    if call.out.size == 0:
+        return Plan(2, 1 + (mode == "check"), ())
+    columns = math.prod(table.shape[1:])
+    lines = [
+        f"row = i // {columns}",
+        *index_lines("indices", "row", indices.dtype, "inside", "s0"),
+        f"fits = (s0 >= 0) & (s0 < {table.shape[0]})",
+    ]
+    if mode == "check":
+        lines.append(f"flag_error(error, inside & (fits == 0), s0, {call.site * SITES})")
+    lines += [
+        "valid = inside & fits",
+        f"s0 = tl.minimum(tl.maximum(s0, 0), {max(table.shape[0] - 1, 0)})",
+    ]
+    return _read(call, lines, f"s0 * {columns} + i % {columns}", mode == "check")
+
+
+@lowers("gather")
+def _gather(call: Call) -> Lowered:
+    mode = call.params["mode"]
+    if call.out.size == 0:
+        return Plan(2, 1 + (mode == "check"), ())
+    if _reads_rows(call):
+        return _rows(call)
+    window = _window(call, call.out.shape, call.params["slice_sizes"], mode)
+    return _read(call, window.lines, window.offset, mode == "check")
+
+
+def _read(call: Call, lines: list[str], place: str, checked: bool) -> Plan:
+    """out[i] = operand[place], or the fill value where not `valid` in mode "fill"."""
+    operand = call.operands[0]
+    builder = PlanBuilder(2, 1 + checked)
+    buffers = {"x": call.read(0, True), "indices": call.read(1), "y": call.write(0, True)}
+    if call.params["mode"] == "fill":
+        value = fill_value(call.params["fill_value"], operand.dtype)
+        width = operand.dtype.itemsize
+        bits = int(np.asarray(value).astype(operand.dtype).view(f"i{width}"))
+        same = f"tl.full((), {bits}, tl.int{8 * width})"
+        lines = [
+            *lines,
+            f"v = tl.load(x + {place}, valid, other=0)",
+            f"tl.store(y + i, tl.where(valid, v, {same}), inside)",
+        ]
+    else:
+        lines = [*lines, f"tl.store(y + i, tl.load(x + {place}, inside), inside)"]
+    if checked:
+        buffers["error"] = Buf(3, "i64")
+    wide = max(operand.size, call.out.size, call.operands[1].size) > INT32_MAX
+    add_elements(builder, "gather", buffers, call.out.size, lines, wide=wide)
+    return builder.build()
+
+
+def fill_value(value: Any, kind: DType) -> Any:
+    """What an index out of range reads: `value`, or if None the default for the dtype."""
+    if value is not None:
+        return value
+    if dtypes.is_float(kind):
+        return math.nan
+    if kind == dtypes.BOOL:
+        return True
+    return int(dtypes.iinfo(kind).max if dtypes.is_unsigned(kind) else dtypes.iinfo(kind).min)
+
+
+# ---- scatter ----
+
+
+@lowers("scatter")
+def _scatter(call: Call) -> Lowered:
+    operand, indices, updates = call.operands
+    mode, kind = call.params["mode"], call.params["kind"]
+    checked = mode == "check"
+    builder = PlanBuilder(3, 1 + checked)
+    out = call.write(0)
+    if operand.size == 0:
+        return builder.build()
+    if updates.size == 0:
+        if call.in_place:
+            return builder.build()
+        add_copy(builder, call.read(0, True), call.write(0, True), (operand.size,), (1,))
+        return builder.build()
+    window = call.params["dimension_numbers"][0]
+    sizes = _sizes(call)
+    columns, run = _trailing(operand, updates, call.params["dimension_numbers"], sizes)
+    rows, count = operand.size // columns, updates.size // columns
+    # Updates in the order of batch dimensions, then window dimensions: the last one wins.
+    order = [d for d in range(updates.ndim) if d not in window] + list(window)
+    place = [updates.shape[d] for d in order]
+    held = call.read(2)
+    if order != list(range(updates.ndim)):
+        held = builder.workspace(updates.size, held.dtype)
+        raw = call.read(2, True)
+        steps = dense(updates.shape)
+        add_copy(builder, raw, Buf(held.index, raw.dtype), place, [steps[d] for d in order])
+    targets = builder.workspace(count, "i32")
+    lines, names = coordinates("i", place[: len(place) - run], "u")
+    at = dict(zip(order, names + ["0"] * run))
+    steps = dense(updates.shape)
+    lines = [*lines, f"j = {offset([at[d] for d in range(updates.ndim)], steps)} + i * 0"]
+    found = _window(call, updates.shape, sizes, mode)
+    inner = _renamed(found.lines)
+    address = found.offset.replace("i * 0", "j * 0")
+    drop = mode in ("fill", "check")
+    target = f"({address}) // {columns}"
+    chosen = f"tl.where(valid, {target}, -1)" if drop else target
+    buffers = {"indices": call.read(1), "targets": targets}
+    if checked:
+        buffers["error"] = Buf(4, "i64")
+    add_elements(
+        builder, "scatter_targets", buffers, count,
+        [*lines, *inner, f"tl.store(targets + i, ({chosen}).to(tl.int32), inside)"],
+        wide=max(operand.size, updates.size, indices.size) > INT32_MAX,
+    )  # fmt: skip
+    base = "output" if call.in_place else "operand"
+    spec = ScatterRows(
+        rows, columns, count, NAMES[operand.dtype], operation=kind, base=base,
+        index_dtype="i32", mode="drop", unique=call.params["unique_indices"],
+    )  # fmt: skip
+    if operand.dtype == dtypes.BOOL:
+        spec, held, out = _boolean(spec, held, out)
+    given = [] if call.in_place else [_as(call.read(0), spec)]
+    builder.include(plan_scatter_rows(spec), [*given, targets, held, out])
+    return builder.build()
+
+
+def _boolean(spec: ScatterRows, held: Buf, out: Buf) -> tuple[ScatterRows, Buf, Buf]:
+    """Booleans as bytes: adding is taking the maximum, multiplying the minimum."""
+    operation = {"add": "max", "mul": "min"}.get(spec.operation, spec.operation)
+    changed = replace(spec, dtype="u8", operation=operation)
+    return changed, Buf(held.index, "u8", held.offset), Buf(out.index, "u8")
+
+
+def _as(operand: Buf, spec: ScatterRows) -> Buf:
+    return Buf(operand.index, spec.dtype, operand.offset)
+
+
+def _renamed(lines: Sequence[str]) -> list[str]:
+    """The lines of `_window` with `j` as the element instead of `i`."""
+    return [re.sub(r"\bi\b", "j", line) for line in lines]
+
+
+def _trailing(operand: Aval, updates: Aval, numbers: Any, sizes: Sequence[int]) -> tuple[int, int]:
+    """(elements, update dimensions) at the end of the operand that every window covers whole."""
+    window, collapsed, mapped, batching, _ = numbers
+    columns, run = 1, 0
+    for d in range(operand.ndim - 1, -1, -1):
+        if d in mapped or d in collapsed or d in batching or sizes[d] != operand.shape[d]:
+            break
+        columns *= operand.shape[d]
+        run += 1
+    return columns, run
+
+
+@lowers("segment_sum")
+def _segment_sum(call: Call) -> Lowered:
+    data, ids = call.operands
+    mode = call.params["mode"]
+    checked = mode == "check"
+    columns = math.prod(data.shape[ids.ndim :])
+    count = ids.size
+    if call.out.size == 0 or count == 0:
+        builder = PlanBuilder(2, 1 + checked)
+        if call.out.size:
+            add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
+        return builder.build()
+    builder = PlanBuilder(2, 1 + checked)
+    index = call.read(1)
+    site = call.site * SITES if checked else 0
+    if dtypes.is_unsigned(ids.dtype):
+        # As int64, so that nothing wraps into the range.
+        index = builder.workspace(count, "i64")
+        add_elements(
+            builder, "widen", {"x": call.read(1), "y": index}, count,
+            [*index_lines("x", "i", ids.dtype, "inside", "v"), "tl.store(y + i, v, inside)"],
+        )  # fmt: skip
+    spec = ScatterRows(
+        call.out.shape[0], columns, count, NAMES[data.dtype],
+        index_dtype=index.dtype, mode="clip" if mode == "clip" else "drop", site=site,
+    )  # fmt: skip
+    held, out = call.read(0), call.write()
+    if data.dtype == dtypes.BOOL:
+        spec, held, out = _boolean(spec, held, out)
+    buffers = [index, held, out, *([Buf(3, "i64")] if checked else [])]
+    builder.include(plan_scatter_rows(spec), buffers)
+    return builder.build()
+
+
+# ---- slices at positions that are values ----
+
+
+def _starts(call: Call, first: int, operand: Aval, sizes: Sequence[int]):
+    """(buffers, lines, names): the start along each axis, counted from the front and clamped."""
+    buffers: dict[str, Buf] = {}
+    lines, names = [], []
+    for d, (n, size) in enumerate(zip(operand.shape, sizes)):
+        s = call.avals[first + d]
+        if n == size:
+            names.append("0")
+        elif type(s) is Aval:
+            buffers[f"p{d}"] = call.read(first + d)
+            lines += index_lines(f"p{d}", "i * 0", s.dtype, "inside", f"s{d}")
+            lines.append(f"s{d} = tl.where(s{d} < 0, s{d} + {n}, s{d})")
+            lines.append(f"s{d} = tl.minimum(tl.maximum(s{d}, 0), {n - size})")
+            names.append(f"s{d}")
+        else:
+            names.append(str(min(max(s + n if s < 0 else s, 0), n - size)))
+    return buffers, lines, names
+
+
+@lowers("dynamic_slice")
+def _dynamic_slice(call: Call) -> Lowered:
+    operand, sizes = call.operands[0], call.params["slice_sizes"]
+    builder = PlanBuilder(len(call.operands), 1)
+    if call.out.size == 0:
+        return builder.build()
+    buffers, lines, names = _starts(call, 1, operand, sizes)
+    at, places = coordinates("i", sizes, "c")
+    steps = dense(operand.shape)
+    first = offset(names, steps)
+    lines = [
+        *lines, *at,
+        f"v = tl.load(x + ({first} + {offset(places, steps)} + i * 0), inside)",
+        "tl.store(y + i, v, inside)",
+    ]  # fmt: skip
+    add_elements(
+        builder, "dynamic_slice", {"x": call.read(0, True), **buffers, "y": call.write(0, True)},
+        call.out.size, lines, wide=operand.size > INT32_MAX,
+    )  # fmt: skip
+    return builder.build()
+
+
+@lowers("dynamic_update_slice")
+def _dynamic_update_slice(call: Call) -> Lowered:
+    operand, update = call.operands[:2]
+    builder = PlanBuilder(len(call.operands), 1)
+    if operand.size == 0:
+        return builder.build()
+    if not call.in_place:
+        add_copy(builder, call.read(0, True), call.write(0, True), (operand.size,), (1,))
+    if update.size == 0:
+        return builder.build()
+    buffers, lines, names = _starts(call, 2, operand, update.shape)
+    at, places = coordinates("i", update.shape, "c")
+    steps = dense(operand.shape)
+    first = offset(names, steps)
+    lines = [
+        *lines, *at,
+        "v = tl.load(u + i, inside)",
+        f"tl.store(y + ({first} + {offset(places, steps)} + i * 0), v, inside)",
+    ]  # fmt: skip
+    add_elements(
+        builder, "dynamic_update_slice",
+        {"u": call.read(1, True), **buffers, "y": call.write(0, True)}, update.size, lines,
+        wide=operand.size > INT32_MAX,
+    )  # fmt: skip
+    return builder.build()

@@ -1,0 +1,295 @@
+"""Reductions over any axes, with run-time sizes: sum, product, extremes, logic, arguments.
+
+A program combines a tile of [kept, reduced] elements at a time, element by element, and reduces the
+tile once at the end. Where few results each take many elements, the reduced axis is cut and the
+partial results are combined by a second launch: the order depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.text import (
+    Strided,
+    collapsed,
+    dense,
+    extent,
+    indented,
+    source_kernel,
+)
+from genesis_fn.core import dtypes
+from genesis_fn.core.dtypes import DType
+from genesis_fn.kernels.expressions import MEMORY, NAMES, literal, loaded, register, stored
+from genesis_fn.kernels.launch import Argument, Buf, Scalar
+from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.primitives.reduce import extreme_over_nothing
+
+PROGRAMS = 1056
+TILE = 2048
+_BIG = {"i32": 2**31 - 1, "i64": 2**63 - 1}
+_COMBINE = {
+    "sum": "acc + v", "prod": "acc * v", "max": "maximum(acc, v)", "min": "minimum(acc, v)",
+    "and": "acc & v", "or": "acc | v", "xor": "acc ^ v",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A reduction: its operation, the dtype it accumulates in, and what it starts from."""
+
+    operation: str
+    accumulator: DType
+    identity: Any
+
+
+def kind_of(operation: str, kind: DType) -> Kind:
+    """How elements of `kind` are reduced by an operation."""
+    if kind == dtypes.BOOL:
+        logic = {"sum": "max", "or": "max", "prod": "min", "and": "min"}.get(operation, operation)
+        return Kind(logic, dtypes.I32, {"max": 0, "min": 1}.get(logic, 0))
+    if dtypes.is_float(kind):
+        wide = dtypes.F64 if kind == dtypes.F64 else dtypes.F32
+    elif kind.itemsize < 4:
+        wide = dtypes.U32 if dtypes.is_unsigned(kind) else dtypes.I32
+    else:
+        wide = kind
+    if operation in ("max", "min"):
+        return Kind(operation, wide, extreme_over_nothing(kind, operation == "max"))
+    return Kind(operation, wide, {"prod": 1, "and": -1}.get(operation, 0))
+
+
+def reduction_text(reduction: Kind, source: DType, result: DType, column: Strided, row: Strided):
+    """The body of the kernel that reduces views of `source` into `result`."""
+    acc = reduction.accumulator
+    value = loaded("tl.load(x + ko0[:, None] + ro0[None, :], here)", source)
+    if register(source) != MEMORY[acc]:
+        value = f"({value}).to({MEMORY[acc]})"
+    identity = literal(reduction.identity, acc)
+    total = _final(reduction)
+    if result == dtypes.BOOL:
+        total = f"(({total}) & 1) != 0" if reduction.operation == "xor" else f"({total}) != 0"
+    else:
+        total = stored(f"({total}).to({register(result)})", result)
+    lines = [
+        *_walk(column, row),
+        f"acc = tl.full((BK, BR), 0, {MEMORY[acc]}) + {identity}",
+        "for r0 in range(begin, end, BR):",
+        *_inside(row),
+        f"    v = {value}",
+        f"    v = tl.where(here, v, {identity})",
+        f"    acc = {_COMBINE[reduction.operation]}",
+        f"tl.store(y + split * K + k, {total}, kin)",
+    ]
+    return lines
+
+
+def _walk(column: Strided, row: Strided) -> list[str]:
+    return [
+        "k = tl.program_id(0).to(PER.dtype) * BK + tl.arange(0, BK)",
+        "split = tl.program_id(1).to(PER.dtype)",
+        "kin = k < K",
+        *column.lines("k"),
+        "begin = split * PER",
+        "end = tl.minimum(begin + PER, R)",
+    ]
+
+
+def _inside(row: Strided) -> list[str]:
+    return [
+        "    r = r0 + tl.arange(0, BR)",
+        "    here = kin[:, None] & (r < end)[None, :]",
+        *[f"    {line}" for line in row.lines("r")],
+    ]
+
+
+def _final(reduction: Kind) -> str:
+    """Text of the tile's reduction along its second axis."""
+    name, acc = reduction.operation, reduction.accumulator
+    if name in ("max", "min"):
+        if not dtypes.is_float(acc):
+            return f"tl.{name}(acc, 1)"
+        sign = "-" if name == "max" else ""
+        clean = f'tl.{name}(tl.where(acc != acc, float("{sign}inf"), acc), 1)'
+        return f'tl.where(tl.max((acc != acc).to(tl.int32), 1) != 0, float("nan"), {clean})'
+    if name == "sum":
+        return "tl.sum(acc, 1)"
+    if name == "xor":
+        return "tl.xor_sum(acc, 1)"
+    return f"tl.reduce(acc, 1, {dict(prod='multiply', **{'and': 'bit_and', 'or': 'bit_or'})[name]})"
+
+
+def _position_key(greatest: bool, source: DType) -> tuple[list[str], str]:
+    """(lines that map a register value v to an integer key, largest where wanted; its type)."""
+    flip = "" if greatest else "~"
+    if dtypes.is_float(source):
+        integer, top = ("i64", 2**63 - 1) if source == dtypes.F64 else ("i32", 2**31 - 1)
+        t = f"tl.int{integer[1:]}"
+        mask = f"tl.full((), {top}, {t})"
+        lines = [
+            "    nan = v != v",
+            "    v = tl.where(v == 0, v - v, v)",
+            f"    b = v.to({t}, bitcast=True)",
+            f"    b = {flip}tl.where(b < 0, b ^ {mask}, b)",
+            f"    key = tl.where(nan, {mask}, b)",
+        ]
+        return lines, integer
+    if source == dtypes.U64:
+        lines = [
+            "    b = v.to(tl.int64, bitcast=True) ^ tl.full((), -9223372036854775808, tl.int64)"
+        ]
+        return [*lines, f"    key = {flip}b"], "i64"
+    integer = "i64" if source in (dtypes.I64, dtypes.U32) else "i32"
+    return [f"    key = {flip}v.to(tl.int{integer[1:]})"], integer
+
+
+def position_text(
+    source: DType, result: DType, greatest: bool, first: bool, last: bool, column: Strided,
+    row: Strided,
+) -> tuple[list[str], str]:  # fmt: skip
+    """(body, key type) of one launch of an argmax or argmin: from values (`first`) or partial keys,
+    to partial keys and positions or (`last`) the position alone."""
+    to_key, integer = _position_key(greatest, source)
+    key = f"tl.int{integer[1:]}"
+    if first:
+        value = loaded("tl.load(x + ko0[:, None] + ro0[None, :], here)", source)
+        load = [
+            f"    v = {value}",
+            *to_key,
+            "    at = tl.broadcast_to(r[None, :], (BK, BR)).to(tl.int64)",
+        ]
+    else:
+        load = [
+            "    key = tl.load(x + ko0[:, None] + ro0[None, :], here)",
+            "    at = tl.load(p + ko0[:, None] + ro0[None, :], here)",
+        ]
+    write = (
+        [f"tl.store(y + k, place.to({MEMORY[result]}), kin)"]
+        if last
+        else ["tl.store(y + split * K + k, top, kin)", "tl.store(q + split * K + k, place, kin)"]
+    )
+    lines = [
+        *_walk(column, row),
+        f"best = tl.full((BK, BR), {-(2 ** (int(integer[1:]) - 1))}, {key})",
+        "where = tl.full((BK, BR), 9223372036854775807, tl.int64)",
+        "for r0 in range(begin, end, BR):",
+        *_inside(row),
+        *load,
+        "    better = here & ((key > best) | (where == 9223372036854775807))",
+        "    best = tl.where(better, key, best)",
+        "    where = tl.where(better, at, where)",
+        "top = tl.max(best, 1)",
+        "place = tl.min(tl.where(best == top[:, None], where, 9223372036854775807), 1)",
+        *write,
+    ]
+    return lines, integer
+
+
+class _Split:
+    """How [kept, reduced] elements are cut into tiles and, along the reduced axis, into parts."""
+
+    def __init__(self, kept: int, reduced: int, along: bool) -> None:
+        if along:
+            self.br = min(1024, max(16, next_power_of_two(reduced)))
+            self.bk = max(1, min(TILE // self.br, next_power_of_two(kept)))
+        else:
+            self.bk = min(128, max(16, next_power_of_two(kept)))
+            self.br = max(1, min(TILE // self.bk, next_power_of_two(reduced)))
+        programs = cdiv(kept, self.bk)
+        most = reduced // (4 * self.br)
+        self.parts = max(1, min(most, PROGRAMS // max(programs, 1)))
+        self.per = max(1, cdiv(cdiv(reduced, self.parts), self.br)) * self.br
+        self.parts = max(1, cdiv(reduced, self.per))
+        self.grid = (programs, self.parts)
+
+
+def add_reduction(
+    builder: PlanBuilder, operation: str, source: Buf, kind: DType, target: Buf, result: DType,
+    shape: Sequence[int], strides: Sequence[int], axes: Sequence[int],
+) -> None:  # fmt: skip
+    """Append target = the reduction of a strided view of `source` over `axes`; "argmax" and
+    "argmin" count positions along the reduced axes in row-major order."""
+    kept_axes = [d for d in range(len(shape)) if d not in axes]
+    kept_shape, axes_shape = [shape[d] for d in kept_axes], [shape[d] for d in axes]
+    kept, reduced = math.prod(kept_shape), math.prod(axes_shape)
+    if kept == 0:
+        return
+    columns, (kept_steps,) = collapsed(kept_shape, [strides[d] for d in kept_axes])
+    rows, (row_steps,) = collapsed(axes_shape, [strides[d] for d in axes])
+    along = bool(row_steps) and row_steps[-1] == 1
+    wide = max(extent(shape, strides), kept, reduced) > INT32_MAX - 2 * TILE
+    number = "i64" if wide else "i32"
+    split = _Split(kept, reduced, along)
+    column, row = Strided("k", columns, kept_steps), Strided("r", rows, row_steps)
+    partial = [Strided("k", [kept], [1]), Strided("r", [split.parts], [kept])]
+
+    def launch(name: str, buffers: dict[str, Buf], lines: list[str], at: tuple, cut: _Split,
+               length: int) -> None:  # fmt: skip
+        scalars = {
+            **at[0].scalars(number), **at[1].scalars(number), "K": Scalar(kept, number),
+            "R": Scalar(length, number), "PER": Scalar(cut.per, number),
+        }  # fmt: skip
+        names = ", ".join([*buffers, *scalars, "BK: tl.constexpr", "BR: tl.constexpr"])
+        arguments: dict[str, Argument] = {**buffers, **scalars}
+        kernel = source_kernel(name, names, indented(lines))
+        builder.launch(kernel, cut.grid, arguments, {"BK": cut.bk, "BR": cut.br})
+
+    def second() -> _Split:
+        cut = _Split(kept, split.parts, False)
+        cut.parts, cut.per, cut.grid = 1, split.parts, (cdiv(kept, cut.bk), 1)
+        return cut
+
+    once = split.parts == 1
+    if operation in ("argmax", "argmin"):
+        greatest = operation == "argmax"
+        lines, integer = position_text(kind, result, greatest, True, once, column, row)
+        if once:
+            buffers = {"x": source, "y": target}
+            launch(operation, buffers, lines, (column, row), split, reduced)
+            return
+        keys = builder.workspace(split.parts * kept, integer)
+        places = builder.workspace(split.parts * kept, "i64")
+        buffers = {"x": source, "y": keys, "q": places}
+        launch(operation, buffers, lines, (column, row), split, reduced)
+        lines, _ = position_text(kind, result, greatest, False, True, *partial)
+        buffers = {"x": keys, "p": places, "y": target}
+        launch(operation, buffers, lines, tuple(partial), second(), split.parts)
+        return
+    reduction = kind_of(operation, kind)
+    name = f"reduce_{reduction.operation}"
+    if once:
+        lines = reduction_text(reduction, kind, result, column, row)
+        launch(name, {"x": source, "y": target}, lines, (column, row), split, reduced)
+        return
+    acc = reduction.accumulator
+    held = builder.workspace(split.parts * kept, NAMES[acc])
+    lines = reduction_text(reduction, kind, acc, column, row)
+    launch(name, {"x": source, "y": held}, lines, (column, row), split, reduced)
+    lines = reduction_text(reduction, acc, result, *partial)
+    launch(name, {"x": held, "y": target}, lines, tuple(partial), second(), split.parts)
+
+
+@lowers("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
+        "reduce_xor")  # fmt: skip
+def _reduce(call: Call) -> Lowered:
+    x = call.operands[0]
+    builder = PlanBuilder(1, 1)
+    add_reduction(
+        builder, call.prim.name.removeprefix("reduce_"), call.read(0), x.dtype, call.write(),
+        x.dtype, x.shape, dense(x.shape), sorted(call.params["axes"]),
+    )  # fmt: skip
+    return builder.build()
+
+
+@lowers("argmax", "argmin")
+def _position(call: Call) -> Lowered:
+    x = call.operands[0]
+    builder = PlanBuilder(1, 1)
+    add_reduction(
+        builder, call.prim.name, call.read(0), x.dtype, call.write(), call.out.dtype, x.shape,
+        dense(x.shape), [call.params["axis"]],
+    )  # fmt: skip
+    return builder.build()

@@ -1,0 +1,74 @@
+"""Sorting and selection along any axis: rows are made contiguous, sorted, and put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.text import add_copy, dense
+from genesis_fn.core.aval import Aval
+from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder
+from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+
+
+def along_last(call: Call, axis: int, plan: Callable[[int, int], Plan]) -> Lowered:
+    """`plan(rows, length)`, on rows, for an axis that may not be last."""
+    x = call.operands[0]
+    length = x.shape[axis]
+    rows = math.prod([n for d, n in enumerate(x.shape) if d != axis])
+    inner = plan(rows, length)
+    if math.prod(x.shape[axis + 1 :]) == 1:
+        return inner
+    count, results = len(call.operands), len(call.outs)
+    builder = PlanBuilder(count, results)
+    held = [_copied(builder, Buf(i, _raw(a)), a, axis) for i, a in enumerate(call.operands)]
+    made = [builder.workspace(max(a.size, 1), _raw(a)) for a in call.outs]
+    builder.include(inner, [*held, *made])
+    for k, (source, a) in enumerate(zip(made, call.outs)):
+        order = _moved(a.ndim, axis)
+        shape, strides = [a.shape[d] for d in order], dense(a.shape)
+        if a.size:
+            add_copy(
+                builder, source, Buf(count + k, _raw(a)), shape, dense(shape),
+                [strides[d] for d in order],
+            )  # fmt: skip
+    return builder.build()
+
+
+def _copied(builder: PlanBuilder, source: Buf, kind: Aval, axis: int) -> Buf:
+    order = _moved(kind.ndim, axis)
+    strides = dense(kind.shape)
+    held = builder.workspace(max(kind.size, 1), source.dtype)
+    if kind.size:
+        shape = [kind.shape[d] for d in order]
+        add_copy(builder, source, held, shape, [strides[d] for d in order])
+    return held
+
+
+def _moved(ndim: int, axis: int) -> Sequence[int]:
+    return [*[d for d in range(ndim) if d != axis], axis]
+
+
+def _raw(kind: Aval) -> str:
+    return f"i{8 * ITEMSIZE[NAMES[kind.dtype]]}"
+
+
+@lowers("sort")
+def _sort(call: Call) -> Lowered:
+    kinds = tuple([NAMES[a.dtype] for a in call.operands])
+    keys = call.params["num_keys"]
+    return along_last(
+        call, call.params["dimension"],
+        lambda rows, length: plan_sort(Sort(rows, length, kinds, num_keys=keys)),
+    )  # fmt: skip
+
+
+@lowers("top_k")
+def _top_k(call: Call) -> Lowered:
+    kind, k = NAMES[call.operands[0].dtype], call.params["k"]
+    return along_last(
+        call, call.params["axis"], lambda rows, length: plan_top_k(TopK(rows, length, k, kind))
+    )

@@ -1,0 +1,219 @@
+"""Window reductions and the moves between windows and their winners: one lane for each result.
+
+A lane walks the places of its window in row-major order, so sums have one order and of equal
+winners the first is kept; `window_put` walks the windows that reach its element instead of
+scattering.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.shape import add_fill
+from genesis_fn.backends.cuda.lowerings.text import add_elements, coordinates, dense, offset
+from genesis_fn.core import dtypes
+from genesis_fn.core.dtypes import DType
+from genesis_fn.kernels.expressions import literal, loaded, register, stored
+from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder
+from genesis_fn.primitives.reduce import extreme_over_nothing
+from genesis_fn.primitives.window import Window
+
+
+def _place_lines(lengths: Sequence[int], index: str, prefix: str) -> tuple[list[str], list[str]]:
+    return coordinates(index, lengths, prefix)
+
+
+def _source_lines(
+    window: Window, shape: Sequence[int], places: Sequence[str], taps: Sequence[str]
+) -> list[str]:
+    """`at` and `real`: where window `places` has its element `taps`, and whether there is one."""
+    lines, names, conditions = [], [], ["inside"]
+    facts = zip(shape, window.strides, window.padding, window.base_dilation,
+                window.window_dilation)  # fmt: skip
+    for d, (n, s, (low, _), a, b) in enumerate(facts):
+        q = f"({places[d]}) * {s} + ({taps[d]}) * {b} - {low}"
+        lines.append(f"q{d} = i * 0 + {q}")
+        if a > 1:
+            conditions += [f"(q{d} >= 0)", f"(q{d} % {a} == 0)", f"(q{d} // {a} < {n})"]
+            names.append(f"(q{d} // {a})")
+        else:
+            conditions += [f"(q{d} >= 0)", f"(q{d} < {n})"]
+            names.append(f"q{d}")
+    lines.append("real = " + " & ".join(conditions))
+    lines.append(f"at = i * 0 + {offset(names, dense(shape))}")
+    return lines
+
+
+def _wide(*sizes: int) -> bool:
+    return max(sizes) > INT32_MAX
+
+
+def _accumulator(kind: DType) -> str:
+    if kind == dtypes.BOOL:
+        return "tl.int32"
+    return register(kind)
+
+
+def _loop(window: Window, lines: Sequence[str]) -> list[str]:
+    """`lines` for each place `j` of a window."""
+    taps, names = _place_lines(window.lengths, "j", "t")
+    body = [*taps, *lines]
+    return [f"for j in range({math.prod(window.lengths)}):", *[f"    {line}" for line in body]]
+
+
+def _tap_names(window: Window) -> list[str]:
+    return _place_lines(window.lengths, "j", "t")[1]
+
+
+@lowers("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+def _reduce_window(call: Call) -> Lowered:
+    window, x = call.params["window"], call.operands[0]
+    operation = call.prim.name.removeprefix("reduce_window_")
+    kind = x.dtype
+    identity = 0 if operation == "sum" else extreme_over_nothing(kind, operation == "max")
+    builder = PlanBuilder(1, 1)
+    if call.out.size == 0 or x.size == 0:
+        if call.out.size:
+            add_fill(builder, call.write(), call.out.size, identity, kind)
+        return builder.build()
+    acc = _accumulator(kind)
+    start = literal(identity, dtypes.I32 if kind == dtypes.BOOL else kind)
+    combine = {
+        "sum": "total + v", "max": "maximum(total, v)", "min": "minimum(total, v)",
+    }[operation]  # fmt: skip
+    lines, places = coordinates("i", call.out.shape, "c")
+    load = loaded("tl.load(x + at, real)", kind)
+    lines += [
+        f"total = tl.zeros((BLOCK,), {acc}) + {start}",
+        *_loop(window, [
+            *_source_lines(window, x.shape, places, _tap_names(window)),
+            f"v = tl.where(real, ({load}).to({acc}), {start})",
+            f"total = {combine}",
+        ]),
+        f"tl.store(y + i, {_back('total', kind)}, inside)",
+    ]  # fmt: skip
+    add_elements(
+        builder, f"window_{operation}", {"x": call.read(0), "y": call.write()}, call.out.size,
+        lines, wide=_wide(x.size),
+    )  # fmt: skip
+    return builder.build()
+
+
+def _back(text: str, kind: DType) -> str:
+    return f"({text} != 0)" if kind == dtypes.BOOL else stored(text, kind)
+
+
+@lowers("window_offset")
+def _window_offset(call: Call) -> Lowered:
+    window, x = call.params["window"], call.operands[0]
+    greatest, kind = call.params["greatest"], x.dtype
+    builder = PlanBuilder(1, 1)
+    if call.out.size == 0 or x.size == 0:
+        if call.out.size:
+            add_fill(builder, call.write(), call.out.size, 0, dtypes.I32)
+        return builder.build()
+    acc = _accumulator(kind)
+    start = literal(
+        extreme_over_nothing(kind, greatest), dtypes.I32 if kind == dtypes.BOOL else kind
+    )
+    better = f"(v {'>' if greatest else '<'} best) | (found == 0)"
+    if dtypes.is_float(kind):
+        # The first NaN wins, and nothing after it.
+        better = f"(best == best) & ({better} | (v != v))"
+    load = loaded("tl.load(x + at, real)", kind)
+    lines, places = coordinates("i", call.out.shape, "c")
+    lines += [
+        f"best = tl.zeros((BLOCK,), {acc}) + {start}",
+        "where = tl.zeros((BLOCK,), tl.int32)",
+        "found = tl.zeros((BLOCK,), tl.int32)",
+        *_loop(window, [
+            *_source_lines(window, x.shape, places, _tap_names(window)),
+            # Padding takes part with the least value, as it does on the CPU.
+            f"v = tl.where(real, ({load}).to({acc}), {start})",
+            f"better = {better}",
+            "best = tl.where(better, v, best)",
+            "where = tl.where(better, j, where)",
+            "found = found | 1",
+        ]),
+        "tl.store(y + i, where, inside)",
+    ]  # fmt: skip
+    add_elements(
+        builder, "window_offset", {"x": call.read(0), "y": call.write()}, call.out.size, lines,
+        wide=_wide(x.size),
+    )  # fmt: skip
+    return builder.build()
+
+
+@lowers("window_take")
+def _window_take(call: Call) -> Lowered:
+    window, x = call.params["window"], call.operands[0]
+    builder = PlanBuilder(2, 1)
+    if call.out.size == 0 or x.size == 0:
+        if call.out.size:
+            add_fill(builder, call.write(), call.out.size, _zero(x.dtype), x.dtype)
+        return builder.build()
+    lines, places = coordinates("i", call.out.shape, "c")
+    taps, names = _place_lines(window.lengths, "j", "t")
+    lines += [
+        "j = tl.load(chosen + i, inside, other=0)",
+        *taps,
+        *_source_lines(window, x.shape, places, names),
+        "tl.store(y + i, tl.load(x + at, real, other=0), inside)",
+    ]
+    add_elements(
+        builder, "window_take",
+        {"x": call.read(0, True), "chosen": call.read(1), "y": call.write(0, True)},
+        call.out.size, lines, wide=_wide(x.size),
+    )  # fmt: skip
+    return builder.build()
+
+
+def _zero(kind: DType) -> Any:
+    return 0.0 if dtypes.is_float(kind) else 0
+
+
+@lowers("window_put")
+def _window_put(call: Call) -> Lowered:
+    window, u = call.params["window"], call.operands[0]
+    kind = u.dtype
+    builder = PlanBuilder(2, 1)
+    if call.out.size == 0 or u.size == 0:
+        if call.out.size:
+            add_fill(builder, call.write(), call.out.size, _zero(kind), kind)
+        return builder.build()
+    acc = register(kind)
+    lines, places = coordinates("i", call.out.shape, "c")
+    steps, conditions, names = [], ["inside"], []
+    taps = _tap_names(window)
+    facts = zip(u.shape, window.strides, window.padding, window.base_dilation,
+                window.window_dilation)  # fmt: skip
+    for d, (m, s, (low, _), a, b) in enumerate(facts):
+        steps.append(f"q{d} = i * 0 + ({places[d]}) * {a} + {low} - ({taps[d]}) * {b}")
+        conditions.append(f"(q{d} >= 0)")
+        if s > 1:
+            conditions += [f"(q{d} % {s} == 0)", f"(q{d} // {s} < {m})"]
+            names.append(f"(q{d} // {s})")
+        else:
+            conditions.append(f"(q{d} < {m})")
+            names.append(f"q{d}")
+    load = loaded("tl.load(u + at, real)", kind)
+    zero = f"tl.zeros((BLOCK,), {acc})"
+    lines += [
+        f"total = {zero}",
+        *_loop(window, [
+            *steps,
+            "real = " + " & ".join(conditions),
+            f"at = i * 0 + {offset(names, dense(u.shape))}",
+            "mine = real & (tl.load(chosen + at, real, other=-1) == j)",
+            f"total = tl.where(mine, total + {load}, total)",
+        ]),
+        f"tl.store(y + i, {stored('total', kind)}, inside)",
+    ]  # fmt: skip
+    add_elements(
+        builder, "window_put", {"u": call.read(0), "chosen": call.read(1), "y": call.write()},
+        call.out.size, lines, wide=_wide(u.size, call.out.size),
+    )  # fmt: skip
+    return builder.build()

@@ -1,0 +1,428 @@
+"""A program as steps over numbered buffers: kernels, copies, control flow.
+
+Every value in memory is a buffer. Buffers of an inner program lie in one buffer of the program
+around it, so that the whole needs one arena; views lie in the buffer that they are part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from genesis_fn.backends.cuda import lowerings
+from genesis_fn.backends.cuda.codegen import Generated, generate
+from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, While
+from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
+from genesis_fn.backends.cuda.many import merged_alike
+from genesis_fn.compiler.fuse import Fusion, Group, fuse
+from genesis_fn.compiler.kernel import Placement
+from genesis_fn.compiler.loops import loop_body
+from genesis_fn.compiler.plan import pack
+from genesis_fn.compiler.simplify import simplify
+from genesis_fn.core.errors import BackendError
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
+from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.transforms.fused import fused_p
+
+# Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
+# them converted first.
+_GENERATED = ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp")
+_CONTROL = frozenset(("scan", "while", "cond"))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A step that the host computes: `call` on buffers and numbers, into buffers."""
+
+    call: HostCall
+    reads: tuple[Any, ...]  # buffer numbers, or None where the operand is a number
+    writes: tuple[int, ...]
+
+
+Work = Step | Host
+
+
+@dataclass(slots=True)
+class Described:
+    """One step for people: what it is, its traffic and work, the source of its kernels."""
+
+    name: str
+    traffic: int
+    operations: int
+    sources: list[str]
+    lines: list[str]
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class Table:
+    """The buffers of a whole program. `place[b] = (a, offset)`: b is part of buffer a. Those
+    without a place are bound from outside: inputs, outputs, the arena, the error word. `pointers`
+    are the tables of addresses that kernels over many tensors read."""
+
+    bytes: list[int] = field(default_factory=list)
+    place: dict[int, tuple[int, int]] = field(default_factory=dict)
+    sites: list[Eqn] = field(default_factory=list)
+    word: int | None = None
+    pointers: dict[int, list[list[int]]] = field(default_factory=dict)
+    described: list[Described] = field(default_factory=list)
+
+    def new(self, size: int) -> int:
+        """A buffer of `size` bytes."""
+        self.bytes.append(size)
+        return len(self.bytes) - 1
+
+    def view(self, of: int, offset: int, size: int) -> int:
+        """A part of a buffer, as a buffer."""
+        if offset == 0 and size == self.bytes[of]:
+            return of
+        b = self.new(size)
+        self.place[b] = of, offset
+        return b
+
+    def root(self, b: int) -> int:
+        """The buffer that holds the memory of `b`."""
+        while b in self.place:
+            b = self.place[b][0]
+        return b
+
+
+def keeps_fused(e: Eqn) -> bool:
+    """Whether a call stays one step: a fused function that there is a kernel for, and that gains
+    nothing from being generated together with the casts and sums around it."""
+    if e.prim is not fused_p or e.params["op"].name.startswith(_GENERATED):
+        return False
+    avals = [i.aval if type(i) is Var else i for i in e.ins]
+    return plan_for(e.prim, avals, e.params) is not None
+
+
+@dataclass(slots=True)
+class _Item:
+    """Steps that stay together, with the buffers that they read and write."""
+
+    steps: list[Work]
+    reads: list[int]
+    writes: list[int]
+    scratch: list[int] = field(default_factory=list)
+    group: Group | None = None
+    generated: Generated | None = None
+    described: Described | None = None
+
+
+class Scope:
+    """The steps of one program (of the whole, or of a loop's or branch's body).
+
+    `inputs` are the buffers of its inputs, `targets` those that its outputs must end in (None: the
+    scope chooses); a target may be the buffer of an input, which is then overwritten when nothing
+    reads it any more. After construction `steps` holds the work, `outputs` the buffers of the
+    outputs and `arena` the bytes of temporaries that `base` must offer.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        jaxpr: Jaxpr,
+        inputs: Sequence[int],
+        targets: Sequence[int | None],
+        placed: dict[Var, Placement] | None = None,
+        extra: dict[Var, int] | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.table, self.depth = table, depth
+        self.fusion: Fusion = fuse(jaxpr, placed)
+        self.graph = self.fusion.graph
+        self.ids: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
+        self.fixed = {table.root(b) for b in self.ids.values()}
+        self.fixed |= {table.root(t) for t in targets if t is not None}
+        self.placed = placed or {}
+        self.base = table.new(0)
+        # What decides whether a value may take the memory of an input.
+        self._results = {self.graph.memory(o)[0] for o in jaxpr.outs}
+        self._made_at = {v: n for n, g in enumerate(self.fusion.groups) for v in g.roots}
+        self._last_read = {v: n for n, g in enumerate(self.fusion.groups) for v in g.reads}
+        self._held: dict[int, list[Var]] = {}
+        for v, b in self.ids.items():
+            self._held.setdefault(table.root(b), []).append(v)
+        self.items: list[_Item] = []
+        self.final: list[tuple[int, int]] = []  # (target, source): copies at the end
+        wanted = self._wanted(jaxpr, targets)
+        for g in self.fusion.groups:
+            self._group(g, wanted)
+        self.outputs = self._finish(jaxpr, targets)
+        self.items = merged_alike(self.items, table, self.fixed)
+        self.arena = self._pack()
+        table.bytes[self.base] = self.arena
+        self.steps: list[Work] = [s for item in self.items for s in item.steps]
+
+    # Values.
+
+    def buffer(self, v: Var) -> int:
+        """The buffer of a value."""
+        u, offset = self.graph.memory(v)
+        b = self.ids[u]
+        return self.table.view(b, offset, v.aval.nbytes) if u is not v else b
+
+    def temporary(self, size: int) -> int:
+        """A new buffer in this scope's arena."""
+        return self.table.new(size)
+
+    def _wanted(self, jaxpr: Jaxpr, targets: Sequence[int | None]) -> dict[Var, int]:
+        """Which buffer a value should be written to at once, because an output must end there."""
+        wanted: dict[Var, int] = {}
+        for v, t in zip(jaxpr.outs, targets):
+            u = self.graph.memory(v)[0]
+            if t is not None and u not in self.ids and u not in wanted and v not in self.placed:
+                wanted[u] = t
+        return wanted
+
+    def _group(self, g: Group, wanted: dict[Var, int]) -> None:
+        if g.body is None:
+            assert g.eqn is not None
+            for v in g.eqn.outs:
+                if v not in self.ids:
+                    self.ids[v] = self._write_to(v, wanted, None, None)
+            self.items.append(self._opaque(g))
+            return
+        made = generate(g.body)
+        for v in made.writes:
+            if v not in self.ids:
+                self.ids[v] = self._write_to(v, wanted, g, made)
+        reads = [self.ids[v] for v in made.reads]
+        writes = [self.ids[v] for v in made.writes]
+        self.items.append(self._planned(made.plan, reads, writes))
+        self.items[-1].group, self.items[-1].generated = g, made
+        names = list(dict.fromkeys(i.eqn.prim.name for i in g.body.instrs if i.eqn is not None))
+        lines = list(dict.fromkeys(str(self.graph.made[v].where) for v in g.roots))
+        text = f"{'+'.join(names[:6])}{'+..' if len(names) > 6 else ''}" or "copy"
+        self.table.described.append(
+            Described(text, g.traffic, g.operations, made.sources, lines, self.depth)
+        )
+        self.items[-1].described = self.table.described[-1]
+
+    def _write_to(
+        self, v: Var, wanted: dict[Var, int], g: Group | None, made: Generated | None
+    ) -> int:
+        """The buffer that `v` is written to: its target if its old contents are not needed."""
+        target = wanted.get(v)
+        if target is None:
+            return self.temporary(v.aval.nbytes)
+        held = self._held.setdefault(self.table.root(target), [])
+        now = self._made_at[v]
+        here = self.fusion.groups[now]
+        free = all(u not in self._results and self._last_read.get(u, -1) <= now for u in held)
+        if free and g is not None and made is not None:
+            free = all(_elementwise(g, made, v, u) for u in held if u in g.reads)
+        elif free:
+            free = not any(u in here.reads for u in held)
+        if not free:
+            return self.temporary(v.aval.nbytes)
+        held.append(v)
+        return target
+
+    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> _Item:
+        scratch = [self.temporary(w.bytes) for w in plan.workspaces]
+        buffers = tuple([(b, 0) for b in (*reads, *writes, *scratch)])
+        return _Item([Child(plan.steps, buffers)], list(reads), list(writes), scratch)
+
+    # Equations that are one step.
+
+    def _opaque(self, g: Group) -> _Item:
+        e = g.eqn
+        assert e is not None
+        at = len(self.table.described)
+        if e.prim.name in _CONTROL:
+            self.table.described.append(Described("", 0, 0, [], [str(e.where)], self.depth))
+            item = _CONTROL_RULES[e.prim.name](self, e)
+            self.table.described[at].name = e.prim.name
+            return item
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        site = len(self.table.sites) + 1
+        if lowerings.has_lowering(e.prim) or any(e_jaxprs(e)):
+            lowered = plan_for(e.prim, avals, e.params, site)
+        else:
+            lowered = HostCall(e.prim, tuple(avals), dict(e.params))
+        reads = [self.buffer(i) for i in e.ins if type(i) is Var]
+        writes = [self.ids[v] for v in e.outs]
+        name = e.params["op"].name if e.prim is fused_p else e.prim.name
+        kernels = []
+        if type(lowered) is Plan:
+            kernels = [getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
+                       for s in lowered.steps if hasattr(s, "kernel")]  # fmt: skip
+        self.table.described.append(
+            Described(name, g.traffic, _work_of(e), kernels, [str(e.where)], self.depth)
+        )
+        if lowered is None:
+            raise BackendError(f"{e.prim.name} has no lowering on CUDA at {e.where}")
+        if type(lowered) is HostCall:
+            given = iter(reads)
+            operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
+            return _Item([Host(lowered, operands, tuple(writes))], reads, writes)
+        if type(lowered) is Views:
+            for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
+                copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
+                if v.aval.nbytes:
+                    self.items.append(_Item([copy], [reads[source]], [b]))
+            return _Item([], reads, writes)
+        assert type(lowered) is Plan
+        if checks(lowered, [v.aval for v in e.outs]):
+            self.table.sites.append(e)
+            if self.table.word is None:
+                self.table.word = self.table.new(8)
+            writes = [*writes, self.table.word]
+        return self._planned(lowered, reads, writes)
+
+    def inner(
+        self, jaxpr: Jaxpr, inputs: Sequence[int], targets: Sequence[int | None], **options: Any
+    ) -> Scope:
+        """A scope inside this one; its arena must be given a place."""
+        return Scope(self.table, jaxpr, inputs, targets, depth=self.depth + 1, **options)
+
+    def room(self, scopes: Sequence[Scope]) -> int:
+        """A buffer for the arenas of scopes that do not run at the same time."""
+        b = self.temporary(max([s.arena for s in scopes], default=0))
+        for s in scopes:
+            self.table.place[s.base] = b, 0
+        return b
+
+    def started(self, carry: Sequence[int], inits: Sequence[int]) -> list[Work]:
+        """Copies of the initial carry to where the loop keeps it."""
+        return [
+            Copy(c, i, self.table.bytes[c])
+            for c, i in zip(carry, inits) if self.table.bytes[c] and c != i
+        ]  # fmt: skip
+
+    # Order and memory.
+
+    def _finish(self, jaxpr: Jaxpr, targets: Sequence[int | None]) -> list[int]:
+        """The buffers of the outputs, after copies of those that are not where they must be."""
+        moves: list[tuple[int, int, int]] = []
+        outputs = []
+        for v, t in zip(jaxpr.outs, targets):
+            if v in self.placed:
+                outputs.append(self.ids[self.placed[v].target])
+                continue
+            b = self.buffer(v)
+            if t is not None and b != t:
+                moves.append((t, b, v.aval.nbytes))
+            outputs.append(b if t is None else t)
+        overwritten = {self.table.root(t) for t, _, _ in moves}
+        staged: list[tuple[int, int, int]] = []
+        for t, b, size in moves:
+            if self.table.root(b) in overwritten and size:
+                held = self.temporary(size)
+                self.items.append(_Item([Copy(held, b, size)], [b], [held]))
+                b = held
+            staged.append((t, b, size))
+        for t, b, size in staged:
+            if size:
+                self.items.append(_Item([Copy(t, b, size)], [b], [t]))
+        return outputs
+
+    def _pack(self) -> int:
+        """Place the temporaries in this scope's arena; the result is its size."""
+        lives: dict[int, tuple[int, int]] = {}
+        root = self.table.root
+        for n, item in enumerate(self.items):
+            for b in (*item.reads, *item.writes, *item.scratch):
+                b = root(b)
+                if b not in self.fixed and b != self.table.word and b not in self.table.pointers:
+                    lives[b] = lives.get(b, (n, n))[0], n
+        for b in map(root, self.outputs):
+            if b in lives:
+                # Outputs that the scope chose are bound from outside.
+                del lives[b]
+        offsets, size = pack({b: self.table.bytes[b] for b in lives}, lives)
+        for b, at in offsets.items():
+            self.table.place[b] = self.base, at
+        return size
+
+
+def _elementwise(g: Group, made: Generated, v: Var, u: Var) -> bool:
+    """Whether `v` may be written over `u`, which its own kernel reads element for element."""
+    body = g.body
+    assert body is not None
+    if len(made.plan.steps) != 1 or made.looped or v.aval.dtype.itemsize != u.aval.dtype.itemsize:
+        return False
+    places = [offset for target, offset, _ in body.stores if target is v]
+    loads = [i.meta[1] for i in body.instrs if i.op == "load" and i.meta[0] is u]
+    return all(offset == places[0] for offset in loads)
+
+
+def _work_of(e: Eqn) -> int:
+    """Floating-point operations of an opaque equation, where a formula is known."""
+    if e.prim.name == "dot_general":
+        (lhs, _), _ = e.params["dimension_numbers"]
+        k = 1
+        for d in lhs:
+            k *= e.ins[0].aval.shape[d]
+        return 2 * k * e.outs[0].aval.size
+    return 0
+
+
+# ---- control flow ----
+
+
+def _scan(s: Scope, e: Eqn) -> _Item:
+    p = e.params
+    consts, carry, length = p["consts"], p["carry"], p["length"]
+    ins = [s.buffer(i) for i in e.ins]
+    outs = [s.ids[v] for v in e.outs]
+    kept, stacks = outs[:carry], outs[carry:]
+    start = s.started(kept, ins[consts : consts + carry])
+    counter = s.temporary(4)
+    body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"])
+    scope = s.inner(
+        body.jaxpr, [*ins[:consts], *kept, *ins[consts + carry :], counter],
+        [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),
+    )  # fmt: skip
+    room = s.room([scope])
+    loop = Repeat(length, Buf(counter, "i32"), tuple(scope.steps))  # type: ignore[arg-type]
+    steps = [*start, loop] if length else start
+    return _Item(list(steps), ins, outs, [counter, room])
+
+
+def _while(s: Scope, e: Eqn) -> _Item:
+    p = e.params
+    a, b = p["cond_consts"], p["body_consts"]
+    ins = [s.buffer(i) for i in e.ins]
+    outs = [s.ids[v] for v in e.outs]
+    start = s.started(outs, ins[a + b :])
+    predicate = s.temporary(1)
+    test = s.inner(p["cond"], [*ins[:a], *outs], [predicate])
+    body = s.inner(p["body"], [*ins[a : a + b], *outs], outs)
+    room = s.room([test, body])
+    loop = While(tuple(test.steps), Buf(predicate, "i1"), tuple(body.steps))  # type: ignore[arg-type]
+    return _Item([*start, loop], ins, outs, [predicate, room])
+
+
+def _cond(s: Scope, e: Eqn) -> _Item:
+    ins = [s.buffer(i) for i in e.ins]
+    outs = [s.ids[v] for v in e.outs]
+    scopes = [s.inner(branch, ins[1:], outs) for branch in e.params["branches"]]
+    room = s.room(scopes)
+    branches = tuple([tuple(scope.steps) for scope in scopes])
+    return _Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])  # type: ignore[arg-type]
+
+
+_CONTROL_RULES: dict[str, Callable[[Scope, Eqn], _Item]] = {
+    "scan": _scan, "while": _while, "cond": _cond,
+}  # fmt: skip
+
+
+def prepared(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` simplified, with fused functions inlined unless there is a kernel for them."""
+    return simplify(jaxpr, keeps_fused)
+
+
+def check_error(table: Table, site: int, index: int) -> Exception:
+    """The exception for a failed check of the program's."""
+    e = table.sites[site // lowerings.SITES - 1]
+    avals = [i.aval if type(i) is Var else i for i in e.ins]
+    error = lowerings.check_error(e.prim, avals, e.params, site, index)
+    return type(error)(f"{error}\n  at {e.where.describe()}") if e.where is not None else error
+
+
+__all__ = [
+    "Described", "Host", "Scope", "Table", "Work", "check_error", "keeps_fused", "prepared",
+]  # fmt: skip

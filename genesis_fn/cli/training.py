@@ -1,0 +1,229 @@
+"""Training a language model: the step, the loop, the log, and going on after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+import genesis_fn.random as random
+from genesis_fn import io, optim
+from genesis_fn.core import tree
+from genesis_fn.core.convert import as_array
+from genesis_fn.data.tokens import TokenWindows
+from genesis_fn.io.safetensors import atomic_write
+from genesis_fn.models import qwen
+from genesis_fn.transforms.autocast import amp
+from genesis_fn.transforms.grad import value_and_grad
+from genesis_fn.transforms.jit import jit
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How to train: steps, batch, learning rate and the rest. `seconds` stops it by the clock."""
+
+    steps: int = 600
+    batch: int = 8
+    length: int = 128
+    learning_rate: float = 2e-3
+    warmup: int = 40
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    compute: str = "float32"
+    seed: int = 0
+    evaluate_every: int = 100
+    evaluate_batches: int = 8
+    seconds: float | None = None
+
+    def optimizer(self) -> Any:
+        """AdamW after clipping by the global norm, warm-up and cosine; no decay of vectors."""
+        schedule = optim.warmup_cosine_decay_schedule(
+            0.0, self.learning_rate, self.warmup, self.steps, 0.1 * self.learning_rate
+        )
+        decay = lambda params: tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
+        return optim.chain(
+            optim.clip_by_global_norm(self.clip),
+            optim.adamw(schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=decay),
+        )
+
+
+def init_state(config: qwen.QwenConfig, recipe: Recipe) -> dict[str, Any]:
+    """Fresh parameters, optimizer state and step."""
+    params = qwen.init(random.key(recipe.seed), config)
+    return {
+        "params": params,
+        "optimizer": recipe.optimizer().init(params),
+        "step": jnp.asarray(0, jnp.int32),
+    }
+
+
+def make_step(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
+    """The jitted function (state, tokens [B, T + 1]) -> (state, metrics); the state is donated."""
+    optimizer = recipe.optimizer()
+
+    def loss(params: Any, tokens: Any) -> Any:
+        return qwen.loss(params, tokens[:, :-1], tokens[:, 1:], config)
+
+    def step(state: dict[str, Any], tokens: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        value, grads = value_and_grad(amp(loss, recipe.compute))(state["params"], tokens)
+        updates, opt_state = optimizer.update(grads, state["optimizer"], state["params"])
+        params = optim.apply_updates(state["params"], updates)
+        metrics = {"loss": value, "grad_norm": optim.global_norm(grads)}
+        return {"params": params, "optimizer": opt_state, "step": state["step"] + 1}, metrics
+
+    return jit(step, donate_argnames=("state",))
+
+
+def make_evaluate(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
+    """A function (params, windows) -> mean loss in nats per token over `evaluate_batches`."""
+
+    @jit
+    def loss(params: Any, tokens: Any) -> Any:
+        f = lambda p, t: qwen.loss(p, t[:, :-1], t[:, 1:], config)  # noqa: E731
+        return amp(f, recipe.compute)(params, tokens)
+
+    def evaluate(params: Any, windows: TokenWindows) -> float:
+        losses = [float(loss(params, as_array(b)))
+                  for b in windows.in_order(recipe.evaluate_batches)]  # fmt: skip
+        if not losses:
+            raise ValueError("the validation split is shorter than one batch")
+        return float(np.mean(losses))
+
+    return evaluate
+
+
+class Log:
+    """One JSON object a line. Opened at a step, it forgets what was logged at or after it."""
+
+    def __init__(self, path: str, start: int = 0) -> None:
+        self.path, self.rows = path, []
+        if start and os.path.isfile(path):
+            with open(path, encoding="utf-8") as f:
+                self.rows = [r for r in map(_parse, f) if r and r.get("step", -1) <= start]
+        with atomic_write(path) as f:
+            f.write("".join(json.dumps(r) + "\n" for r in self.rows).encode())
+        self.file = open(path, "a", encoding="utf-8")
+
+    def write(self, **row: Any) -> None:
+        """Append a row, at once."""
+        self.rows.append(row)
+        self.file.write(json.dumps(row) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None  # a line that an interruption cut short
+
+
+def train(
+    folder: str, config: qwen.QwenConfig, recipe: Recipe, train_tokens: np.ndarray,
+    valid_tokens: np.ndarray, *, quiet: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Train in `folder`, from its newest checkpoint if it has one. Returns a summary.
+
+    Writes checkpoints (also when interrupted), `log.jsonl` and `loss.png`. A run that was stopped
+    and one that was not reach the same numbers, bit for bit.
+    """
+    from tqdm import tqdm
+
+    windows = TokenWindows(train_tokens, recipe.length, recipe.batch, recipe.seed)
+    valid = TokenWindows(valid_tokens, recipe.length, recipe.batch)
+    state = init_state(config, recipe)
+    checkpoints = os.path.join(folder, "checkpoints")
+    identity = {"config": dataclasses.asdict(config), "recipe": _lasting(recipe)}
+    if io.steps(checkpoints):
+        state, start, values = io.restore(checkpoints, state)
+        if values.get("identity") != identity:
+            raise ValueError(
+                f"{checkpoints} holds a run with other settings; choose another folder"
+            )
+        if not quiet:
+            print(f"going on from step {start}")
+    step, evaluate = make_step(config, recipe), make_evaluate(config, recipe)
+    done = int(state["step"])
+    log = Log(os.path.join(folder, "log.jsonl"), done)
+    bar = tqdm(
+        total=recipe.steps, initial=done, disable=quiet, unit="step", dynamic_ncols=True,
+        desc="training",
+    )  # fmt: skip
+    began, seen, metrics = time.perf_counter(), 0, {}
+    tokens_per_step = recipe.batch * recipe.length
+
+    def keep() -> None:
+        io.save(checkpoints, done, state, {"identity": identity}, keep=2)
+
+    try:
+        while done < recipe.steps:
+            state, metrics = step(state, as_array(windows[done]))
+            done += 1
+            loss = float(metrics["loss"])
+            seen += tokens_per_step
+            rate = seen / (time.perf_counter() - began)
+            bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:,.0f}", refresh=False)
+            bar.update()
+            norm = float(metrics["grad_norm"])
+            log.write(step=done, loss=loss, grad_norm=norm, tokens_per_s=rate)
+            late = recipe.seconds is not None and time.perf_counter() - began > recipe.seconds
+            if done % recipe.evaluate_every == 0 or done == recipe.steps or late:
+                log.write(step=done, validation_loss=evaluate(state["params"], valid))
+                keep()
+            if late:
+                break
+    except KeyboardInterrupt:
+        keep()
+        print(f"\ninterrupted at step {done}; run the same command to go on")
+        raise
+    finally:
+        bar.close()
+        log.close()
+    plot(log.rows, os.path.join(folder, "loss.png"))
+    validation = [r["validation_loss"] for r in log.rows if "validation_loss" in r]
+    rates = [r["tokens_per_s"] for r in log.rows if "tokens_per_s" in r]
+    return {
+        "step": done,
+        "loss": [r["loss"] for r in log.rows if "loss" in r][-1],
+        "validation_loss": validation[-1],
+        "tokens_per_s": rates[-1],
+        "params": state["params"],
+    }
+
+
+def _lasting(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe must not change between a run and its continuation."""
+    values = dataclasses.asdict(recipe)
+    for name in ("seconds", "evaluate_every", "evaluate_batches"):
+        del values[name]
+    return values
+
+
+def plot(rows: list[dict[str, Any]], path: str) -> None:
+    """The loss curves of a log as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    train = [(r["step"], r["loss"]) for r in rows if "loss" in r]
+    valid = [(r["step"], r["validation_loss"]) for r in rows if "validation_loss" in r]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(*zip(*train), color="#8aa9c9", linewidth=0.8, label="training, one batch")
+    axes.plot(*zip(*valid), color="#b0413e", marker="o", markersize=3, label="validation")
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    with atomic_write(path) as f:
+        figure.savefig(f, format="png", dpi=120)
+    plt.close(figure)

@@ -1,0 +1,1 @@
+"""Target-free passes on programs."""

@@ -1,0 +1,453 @@
+"""What a generated kernel computes: instructions over a domain, found walking back from its roots.
+
+A domain is a shape, some of whose axes are reduced. Loop variable `p` runs over the kept axes and
+`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`. Values that are
+in memory become loads at the index at which they are needed; views only change the index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.compiler import index as ix
+from genesis_fn.compiler.index import Expr, Guard, Guards, Index
+from genesis_fn.core import dtypes
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.primitives.reduce import extreme_over_nothing
+
+NARROW = frozenset((dtypes.BF16, dtypes.F16, dtypes.F8E4, dtypes.F8E5))
+REDUCTIONS = frozenset(f"reduce_{k}" for k in ("sum", "max", "min", "prod", "and", "or", "xor")) | {
+    "argmax",
+    "argmin",
+}
+IDENTITIES = frozenset(("copy", "name", "stop_gradient", "optimization_barrier"))
+VIEWS = IDENTITIES | {
+    "broadcast_in_dim", "reshape", "transpose", "slice", "rev", "split", "pad", "concatenate",
+    "loop_slice",
+}  # fmt: skip
+SOURCES = frozenset(("full", "iota"))
+
+
+class Infeasible(Exception):
+    """The roots cannot be computed by one kernel over this domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The iteration space as (size, reduced) pairs; neighbours differ, sizes are above 1."""
+
+    axes: tuple[tuple[int, bool], ...]
+
+    @property
+    def kept(self) -> int:
+        """The number of values of `p`."""
+        return math.prod([n for n, reduced in self.axes if not reduced])
+
+    @property
+    def reduced(self) -> int:
+        """The number of values of `r`; 1 for a pointwise domain."""
+        return math.prod([n for n, reduced in self.axes if reduced])
+
+    @property
+    def size(self) -> int:
+        """The number of points."""
+        return math.prod([n for n, _ in self.axes])
+
+    @property
+    def inner(self) -> bool:
+        """Whether the fastest axis is a reduced one."""
+        return bool(self.axes) and self.axes[-1][1]
+
+    @property
+    def wants_split(self) -> bool:
+        """Whether rows are too few to keep a GPU busy, so that each is reduced in parts."""
+        programs = self.kept if self.inner else -(-self.kept // 64)
+        return self.reduced >= 1024 and programs < 264 and self.size >= 1 << 15
+
+    def position(self) -> Expr:
+        """The row-major position of a point."""
+        p = iter(ix.unravel(P(self.kept), tuple([n for n, red in self.axes if not red])))
+        r = iter(ix.unravel(R(self.reduced), tuple([n for n, red in self.axes if red])))
+        index = tuple([next(r) if red else next(p) for _, red in self.axes])
+        return ix.ravel(index, tuple([n for n, _ in self.axes]))
+
+
+def P(size: int) -> Expr:
+    """The variable over kept axes."""
+    return ix.var("p", size)
+
+
+def R(size: int) -> Expr:
+    """The variable over reduced axes."""
+    return ix.var("r", size)
+
+
+def domain(shape: Sequence[int], axes: Collection[int] = ()) -> Domain:
+    """The domain of a shape of which `axes` are reduced."""
+    merged: list[list] = []
+    for i, n in enumerate(shape):
+        if n == 1:
+            continue
+        if merged and merged[-1][1] == (i in axes):
+            merged[-1][0] *= n
+        else:
+            merged.append([n, i in axes])
+    return Domain(tuple([(n, red) for n, red in merged]))
+
+
+def joined(a: Domain, b: Domain) -> Domain | None:
+    """The domain in which roots of both can be computed, if there is one."""
+    if a == b:
+        return a
+    if a.reduced > 1 and b.reduced > 1:
+        return None
+    if a.reduced == 1 and b.reduced == 1:
+        return None
+    loop, flat = (a, b) if a.reduced > 1 else (b, a)
+    return loop if flat.size in (loop.size, loop.kept) else None
+
+
+class Literal:
+    """A Python number as an operand."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), repr(self.value)))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Literal and repr(other.value) == repr(self.value)
+
+
+class Instr:
+    """One operation of a kernel. `op` is "load" (meta: variable, offset, guards), "index" (an
+    expression), "const", "map" (primitive, parameters), "where" (guards), "round" or "reduce"
+    (primitive name, parameters). `names` are the loop variables that the result depends on, `level`
+    how many reductions lie before it."""
+
+    __slots__ = ("op", "args", "meta", "dtype", "names", "level", "eqn")
+
+    def __init__(
+        self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str], level: int,
+        eqn: Eqn | None = None,
+    ) -> None:  # fmt: skip
+        self.op, self.args, self.meta, self.dtype = op, args, meta, dtype
+        self.names, self.level, self.eqn = names, level, eqn
+
+    def operands(self) -> list[int]:
+        """The instructions that this one uses."""
+        return [a for a in self.args if type(a) is int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A root that is written into part of a larger buffer: element i at `i + size * step`, where
+    `step` is the value of a loop counter, or length - 1 - value."""
+
+    target: Var
+    counter: Var
+    length: int
+    reverse: bool
+
+
+class Body:
+    """The instructions of a kernel whose results are `roots`, over `over`.
+
+    `real(v)` says whether a value is in memory, `made[v]` is the equation that computes it,
+    `stored` are the roots that are written to memory. Raises Infeasible.
+    """
+
+    def __init__(
+        self,
+        made: dict[Var, Eqn],
+        real: Collection[Var],
+        roots: Sequence[Var],
+        over: Domain,
+        stored: Collection[Var],
+        placed: dict[Var, Placement] | None = None,
+        most: int = 256,
+    ) -> None:
+        self.made, self.real, self.over = made, real, over
+        self.stored, self.most = stored, most
+        self.instrs: list[Instr] = []
+        self.counters: dict[Var, str] = {}
+        self._seen: dict[Any, int] = {}
+        self._memo: dict[Any, int] = {}
+        self._rows = P(over.kept)
+        self._whole = over.position()
+        self.places: dict[Var, Expr] = {}
+        for v in roots:
+            self.places[v] = self._place(v)
+        self._values: dict[Var, int] = {}
+        self.stores: list[tuple[Var, Expr, int]] = []
+        for v in roots:
+            value = self._root(v)
+            if v in stored:
+                target, offset = v, self.places[v]
+                if placed and v in placed:
+                    where = placed[v]
+                    step = self._counter(where.counter, where.length, where.reverse)
+                    target = where.target
+                    offset = ix.add(offset, ix.scale(step, v.aval.size))
+                self.stores.append((target, offset, value))
+
+    @property
+    def loads(self) -> dict[Var, int]:
+        """The buffers that are read, and how many bytes of them at most."""
+        read: dict[Var, int] = {}
+        for i in self.instrs:
+            if i.op == "load":
+                v = i.meta[0]
+                points = math.prod(
+                    [self.over.kept if n == "p" else self.over.reduced
+                     for n in i.names if n in ("p", "r")]
+                )  # fmt: skip
+                size = min(points * v.aval.dtype.itemsize, v.aval.nbytes)
+                read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
+        return read
+
+    def _place(self, v: Var) -> Expr:
+        """Where in its buffer the point (p, r) of root `v` lies."""
+        e = self.made[v]
+        if is_reduction(e):
+            if domain(e.ins[0].aval.shape, reduced_axes(e)) != self.over:
+                raise Infeasible
+            return self._rows
+        if v.aval.size == self.over.size:
+            return self._whole
+        if v.aval.size == self.over.kept:
+            return self._rows
+        raise Infeasible
+
+    def _root(self, v: Var) -> int:
+        found = self._values.get(v)
+        if found is None:
+            if v in self._values:
+                raise Infeasible
+            self._values[v] = None  # type: ignore[assignment]
+            e = self.made[v]
+            if is_reduction(e):
+                found = self._reduce(v, e)
+            else:
+                found = self._compute(v, e, ix.unravel(self.places[v], v.aval.shape), frozenset())
+            if v in self.stored and v.aval.dtype in NARROW:
+                # What is in memory and what is used from here on must agree.
+                found = self._emit("round", (found,), None, v.aval.dtype)
+            self._values[v] = found
+        return found
+
+    def _emit(
+        self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str] = frozenset(),
+        eqn: Eqn | None = None,
+    ) -> int:  # fmt: skip
+        key = (op, args, meta, dtype)
+        found = self._seen.get(key)
+        if found is not None:
+            return found
+        level = 0
+        for a in args:
+            if type(a) is int:
+                names |= self.instrs[a].names
+                level = max(level, self.instrs[a].level)
+        if op == "reduce":
+            if "r" not in names:
+                names |= {"r"}
+            names, level = names - {"r"}, level + 1
+        if len(self.instrs) >= self.most:
+            raise Infeasible
+        self.instrs.append(Instr(op, args, meta, dtype, names, level, eqn))
+        self._seen[key] = len(self.instrs) - 1
+        return len(self.instrs) - 1
+
+    def at(self, v: Var, at: Index, guards: Guards) -> int:
+        """The instruction that gives element `at` of `v` where `guards` hold."""
+        key = (v, at, guards)
+        found = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = self._at(v, at, guards)
+        return found
+
+    def _at(self, v: Var, at: Index, guards: Guards) -> int:
+        if v in self.places:
+            if ix.ravel(at, v.aval.shape) != self.places[v]:
+                raise Infeasible
+            return self._root(v)
+        if v in self.real:
+            offset = ix.ravel(at, v.aval.shape)
+            names = offset.names.union(*[g.expr.names for g in guards])
+            return self._emit("load", (), (v, offset, guards), v.aval.dtype, names)
+        return self._compute(v, self.made[v], at, guards)
+
+    def _reduce(self, v: Var, e: Eqn) -> int:
+        x, axes = e.ins[0], reduced_axes(e)
+        shape = x.aval.shape
+        kept = tuple([n for i, n in enumerate(shape) if i not in axes])
+        gone = tuple([n for i, n in enumerate(shape) if i in axes])
+        p = iter(ix.unravel(self._rows, kept))
+        r = iter(ix.unravel(R(self.over.reduced), gone))
+        index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
+        arg = self.at(x, index, frozenset())
+        return self._emit("reduce", (arg,), (e.prim.name,), v.aval.dtype, eqn=e)
+
+    def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        name = e.prim.name
+        if name in VIEWS:
+            return self._view(v, e, at, guards)
+        if name == "full":
+            return self._emit("const", (), Literal(e.params["value"]), v.aval.dtype)
+        if name == "iota":
+            here = at[e.params["dimension"]]
+            return self._emit("index", (), here, v.aval.dtype, here.names)
+        if name in REDUCTIONS:
+            return self._short_reduction(v, e, at, guards)
+        args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
+        meta = (e.prim, tuple(e.params.items()))
+        return self._emit("map", args, meta, v.aval.dtype, eqn=e)
+
+    def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        """A reduction over no element, or over one."""
+        if is_reduction(e):
+            raise Infeasible
+        x, kept = e.ins[0], iter(at)
+        if not x.aval.size:
+            return self._emit("const", (), Literal(reduced_nothing(e)), v.aval.dtype)
+        if e.prim.name.startswith("arg"):
+            return self._emit("const", (), Literal(0), v.aval.dtype)
+        axes = reduced_axes(e)
+        index = tuple([ix.ZERO if i in axes else next(kept) for i in range(x.aval.ndim)])
+        return self.at(x, index, guards)
+
+    def _counter(self, counter: Var, length: int, reverse: bool) -> Expr:
+        name = self.counters.setdefault(counter, f"step{len(self.counters)}")
+        here = ix.var(name, length)
+        return ix.shift(ix.scale(here, -1), length - 1) if reverse else here
+
+    def _view(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        name, params, x = e.prim.name, e.params, e.ins[0]
+        if name == "concatenate":
+            return self._concatenate(e, at, guards)
+        if name == "pad":
+            return self._pad(e, at, guards)
+        if name == "optimization_barrier":
+            x = e.ins[list(e.outs).index(v)]
+        elif name == "broadcast_in_dim":
+            at = tuple([
+                at[d] if n != 1 else ix.ZERO for n, d in zip(x.aval.shape, params["dims"])
+            ])  # fmt: skip
+        elif name == "reshape":
+            at = ix.unravel(ix.ravel(at, v.aval.shape), x.aval.shape)
+        elif name == "transpose":
+            source = dict(zip(params["permutation"], at))
+            at = tuple([source[i] for i in range(len(at))])
+        elif name == "slice":
+            at = tuple([
+                ix.shift(ix.scale(i, s), a)
+                for i, a, s in zip(at, params["start"], params["strides"])
+            ])  # fmt: skip
+        elif name == "rev":
+            at = tuple([
+                ix.shift(ix.scale(i, -1), n - 1) if d in params["dimensions"] else i
+                for d, (i, n) in enumerate(zip(at, x.aval.shape))
+            ])  # fmt: skip
+        elif name == "split":
+            axis, part = params["axis"], list(e.outs).index(v)
+            begin = sum(params["sizes"][:part])
+            at = (*at[:axis], ix.shift(at[axis], begin), *at[axis + 1 :])
+        elif name == "loop_slice":
+            at = (self._counter(e.ins[1], params["length"], params["reverse"]), *at)
+        if type(x) is not Var:
+            return self._emit("const", (), Literal(x), v.aval.dtype)
+        return self.at(x, at, guards)
+
+    def _chosen(self, conditions: Sequence[Guard], guards: Guards, inside: Callable,
+                outside: Callable, dtype: DType) -> int:  # fmt: skip
+        """`inside(guards)` where the conditions hold, else `outside()`."""
+        held = ix.holding(conditions)
+        if held is None:
+            return outside()
+        if not held - guards:
+            return inside(guards)
+        value = inside(guards | held)
+        names = frozenset().union(*[g.expr.names for g in held])
+        return self._emit("where", (value, outside()), held, dtype, names)
+
+    def _pad(self, e: Eqn, at: Index, guards: Guards) -> int:
+        x, value = e.ins
+        kind = x.aval.dtype
+        conditions, inner = [], []
+        for i, n, (low, _, interior) in zip(at, x.aval.shape, e.params["config"]):
+            t, step = ix.shift(i, -low), interior + 1
+            conditions.append(Guard(t, 0, (n - 1) * step + 1 if n else 0))
+            if interior:
+                conditions.append(Guard(ix.mod(t, step), 0, 1))
+            inner.append(ix.div(t, step))
+
+        def outside() -> int:
+            if type(value) is Var:
+                return self.at(value, (), guards)
+            return self._emit("const", (), Literal(value), kind)
+
+        return self._chosen(
+            conditions, guards, lambda g: self.at(x, tuple(inner), g), outside, kind
+        )
+
+    def _concatenate(self, e: Eqn, at: Index, guards: Guards) -> int:
+        d = e.params["dimension"]
+        kind = e.outs[0].aval.dtype
+        begin, arms = 0, []
+        for x in e.ins:
+            n = x.aval.shape[d]
+            arms.append((x, begin, begin + n))
+            begin += n
+
+        def build(k: int) -> int:
+            x, low, high = arms[k]
+
+            def inside(g: Guards) -> int:
+                return self.at(x, (*at[:d], ix.shift(at[d], -low), *at[d + 1 :]), g)
+
+            if k == len(arms) - 1:
+                here = ix.holding([Guard(at[d], low, high)])
+                return inside(guards | (here or frozenset()))
+            rest = lambda: build(k + 1)  # noqa: E731
+            return self._chosen([Guard(at[d], low, high)], guards, inside, rest, kind)
+
+        return build(0)
+
+
+def is_reduction(e: Eqn) -> bool:
+    """Whether an equation is a reduction that needs a loop."""
+    if e.prim.name not in REDUCTIONS or not e.ins[0].aval.size:
+        return False
+    return any(e.ins[0].aval.shape[a] > 1 for a in reduced_axes(e))
+
+
+def reduced_axes(e: Eqn) -> tuple[int, ...]:
+    """The axes that a reduction reduces, in order."""
+    return tuple(sorted(e.params["axes"])) if "axes" in e.params else (e.params["axis"],)
+
+
+def reduced_nothing(e: Eqn) -> Any:
+    """The value of a reduction over no elements."""
+    name, kind = e.prim.name, e.ins[0].aval.dtype
+    if name in ("reduce_max", "reduce_min"):
+        return extreme_over_nothing(kind, name == "reduce_max")
+    if name == "reduce_and":
+        return True if kind == dtypes.BOOL else ~0
+    if name == "reduce_prod":
+        return (True, 1, 1.0, 1.0)[dtypes.kind_rank(kind)]
+    return (False, 0, 0.0, 0.0)[dtypes.kind_rank(kind)]
+
+
+__all__ = [
+    "Body", "Domain", "IDENTITIES", "Infeasible", "Instr", "Literal", "NARROW", "P", "Placement",
+    "R", "REDUCTIONS", "SOURCES", "VIEWS", "domain", "is_reduction", "joined", "reduced_axes",
+    "reduced_nothing",
+]  # fmt: skip

@@ -1,0 +1,155 @@
+"""The array: immutable values on one device, and what arrays and tracers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genesis_fn.core import device as devices, dtypes, errors
+from genesis_fn.core.aval import Aval, Sig, aval, sig
+from genesis_fn.core.source import where
+
+
+class Operators:
+    """What arrays and tracers share: metadata here, operators and methods from `numpy/`."""
+
+    __slots__ = ()
+    # NumPy arrays leave `np_array * x` to x; NumPy's functions take x by its `__array__`.
+    __array_priority__ = 1000
+
+    aval: Aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the dimensions."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The NumPy dtype."""
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.aval.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.aval.size
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self.aval.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.aval.nbytes
+
+    if TYPE_CHECKING:  # what `numpy/methods.py` installs, for type checkers
+
+        def _unary(self) -> Any: ...
+        def _binary(self, other: Any, /) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __iter__(self) -> Iterator[Any]: ...
+        def __len__(self) -> int: ...
+        def __bool__(self) -> bool: ...
+        def __int__(self) -> int: ...
+        def __index__(self) -> int: ...
+        def __float__(self) -> float: ...
+        def __complex__(self) -> complex: ...
+
+        __neg__ = __pos__ = __abs__ = __invert__ = _unary
+        __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _binary
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _binary
+        __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _binary
+        __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _binary
+        __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = _binary
+        __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _binary
+        __getitem__ = __contains__ = _binary
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(
+            "arrays are immutable: instead of x[i] = v write x = x.at[i].set(v)\n"
+            f"  at {where(depth=3).describe()}"
+        )
+
+
+class Array(Operators):
+    """An immutable array on one device. `data` is its backend's storage: on the CPU a tensor."""
+
+    __slots__ = ("data", "sig", "__weakref__")
+
+    def __init__(self, data: Any, sig: Sig) -> None:
+        self.data: Any = data
+        self.sig = sig
+
+    @property
+    def aval(self) -> Aval:  # type: ignore[override]
+        """Shape and dtype."""
+        return self.sig.aval
+
+    @property
+    def device(self) -> devices.Device:
+        """The device that holds the values."""
+        return self.sig.device
+
+    def devices(self) -> set[devices.Device]:
+        """The set of devices that hold the values."""
+        return {self.sig.device}
+
+    def is_deleted(self) -> bool:
+        """Whether the memory was donated or deleted."""
+        return isinstance(self.data, Deleted)
+
+    def delete(self) -> None:
+        """Give the memory up now; later use raises DonatedError."""
+        self.data = Deleted(f"deleted at {where(depth=3).describe()}", self.sig.aval)
+
+    def block_until_ready(self) -> Array:
+        """This array, once its values are computed."""
+        live(self).sig.device.backend.wait(self)
+        return self
+
+    def __hash__(self) -> int:
+        raise TypeError("arrays are not hashable, their values may be large; key by id() or name")
+
+
+class Deleted:
+    """Stands in an Array for storage that is gone, and says why."""
+
+    __slots__ = ("why", "aval")
+
+    def __init__(self, why: str, aval: Aval) -> None:
+        self.why, self.aval = why, aval
+
+    def error(self) -> errors.DonatedError:
+        """What any use raises."""
+        return errors.DonatedError(
+            f"an array {self.aval} was used after its memory was given up: {self.why}\n"
+            f"  used at {where(depth=4).describe()}\n  use the value that the call returned"
+        )
+
+
+def live(array: Array) -> Array:
+    """`array`, unless its memory was donated: then DonatedError."""
+    if isinstance(array.data, Deleted):
+        raise array.data.error()
+    return array
+
+
+def from_numpy(value: np.ndarray, place: devices.Device | None = None) -> Array:
+    """An Array with a copy of a NumPy array's values, its dtype kept."""
+    place = place or devices.default_device()
+    kind = aval_of(value)
+    return Array(place.backend.from_numpy(value, kind, place), sig(kind, place))
+
+
+def aval_of(value: np.ndarray) -> Aval:
+    """The aval of a NumPy array. Raises DTypeError for a dtype outside the library's list."""
+    return aval(tuple(value.shape), dtypes.dtype(value.dtype))

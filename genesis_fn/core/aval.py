@@ -1,0 +1,80 @@
+"""What is known of an array without its values: shape and dtype, and where it lives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.device import Device
+from genesis_fn.core.dtypes import DType
+
+
+class Aval:
+    """An abstract value: shape and dtype. Interned, so equality is identity; make one by
+    `aval()`."""
+
+    __slots__ = ("shape", "dtype", "__weakref__")
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype = shape, dtype
+
+    def __repr__(self) -> str:
+        return f"{dtypes.SHORT[self.dtype]}[{','.join(map(str, self.shape))}]"
+
+    def __reduce__(self):
+        return aval, (self.shape, self.dtype)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that a dense array of this kind holds."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def update(self, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Aval:
+        """The aval with another shape or dtype."""
+        return aval(self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
+
+
+_avals: dict[Any, Aval] = {}
+
+
+def aval(shape: tuple[int, ...], dtype: DType) -> Aval:
+    """The one Aval of this shape (a tuple of ints) and NumPy dtype."""
+    key = (shape, dtype)
+    found = _avals.get(key)
+    if found is None:
+        # A plain tuple of plain ints: torch.Size and NumPy integers must not leak into programs.
+        shape = tuple([int(n) for n in shape])
+        found = _avals.setdefault((shape, dtype), Aval(shape, dtype))
+    return found
+
+
+class Sig:
+    """What a compiled call depends on in an argument: its aval, device and whether it is dense."""
+
+    __slots__ = ("aval", "device", "dense")
+
+    def __init__(self, aval: Aval, device: Device, dense: bool) -> None:
+        self.aval, self.device, self.dense = aval, device, dense
+
+    def __repr__(self) -> str:
+        return f"{self.aval}@{self.device}{'' if self.dense else ' strided'}"
+
+
+def sig(aval: Aval, device: Device, dense: bool = True) -> Sig:
+    """The one Sig of these."""
+    key = aval if dense else (aval,)
+    found = device.sigs.get(key)
+    if found is None:
+        found = device.sigs.setdefault(key, Sig(aval, device, dense))
+    return found

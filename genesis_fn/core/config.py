@@ -1,0 +1,115 @@
+"""Settings: one immutable value, global with thread-local overrides, read by identity in jit
+keys."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that changes what a traced program means; each distinct value exists once."""
+
+    matmul_precision: str = "default"  # "default" | "tf32" | "tf32x3" | "highest"
+    numpy_dtype_promotion: str = "standard"  # "standard" | "strict"
+    numpy_rank_promotion: str = "allow"  # "allow" | "warn" | "raise"
+    random_impl: str = "philox"  # "philox" | "threefry2x32"
+    disable_jit: bool = False
+    debug_nans: bool = False
+    debug_infs: bool = False
+    check_keys: bool = False
+    check_types: bool = False  # run the jaxpr checker after every transform
+    log_compiles: bool = False
+    explain_cache_misses: bool = True
+    transfer_guard: str = "allow"  # "allow" | "log" | "disallow"
+    default_device: Any = None
+
+
+_listeners: list[Callable[[Config], None]] = []
+_FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_interned: dict[Config, Config] = {}
+
+
+def _intern(value: Config) -> Config:
+    return _interned.setdefault(value, value)
+
+
+def _from_environment() -> Config:
+    changes: dict[str, Any] = {}
+    for name, f in _FIELDS.items():
+        text = os.environ.get(f"GENESIS_{name.upper()}")
+        if text is not None and isinstance(f.default, bool):
+            changes[name] = text.lower() in ("1", "true", "yes", "on")
+        elif text is not None and isinstance(f.default, str):
+            changes[name] = text
+    if os.environ.get("GENESIS_CHECK") == "1":
+        changes["check_types"] = True
+    return _intern(Config(**changes))
+
+
+class _State:
+    """The process-wide configuration; threads may override it for a while."""
+
+    value = _from_environment()
+
+
+class _Local(threading.local):
+    override: Config | None = None
+
+
+_local = _Local()
+
+
+def current() -> Config:
+    """The configuration in force in this thread."""
+    return _local.override or _State.value
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in _FIELDS:
+        raise AttributeError(f"there is no setting {name!r}; there are {', '.join(_FIELDS)}")
+    default = _FIELDS[name].default
+    if default is not None and type(value) is not type(default):
+        raise TypeError(f"setting {name!r} takes a {type(default).__name__}, got {value!r}")
+    return value
+
+
+def listen(f: Callable[[Config], None]) -> None:
+    """Call `f` with the settings now and whenever others come into force."""
+    _listeners.append(f)
+    f(current())
+
+
+def _announce() -> None:
+    for f in _listeners:
+        f(current())
+
+
+def names() -> list[str]:
+    """The names of all settings."""
+    return list(_FIELDS)
+
+
+def update(name: str, value: Any) -> None:
+    """Set `name` for the whole process. Raises AttributeError for an unknown name."""
+    _State.value = _intern(dataclasses.replace(_State.value, **{name: _checked(name, value)}))
+    _announce()
+
+
+@contextlib.contextmanager
+def override(**changes: Any) -> Iterator[Config]:
+    """Within the block, and in this thread only, the settings are those of `changes`."""
+    for name, value in changes.items():
+        _checked(name, value)
+    before = _local.override
+    _local.override = _intern(dataclasses.replace(current(), **changes))
+    _announce()
+    try:
+        yield _local.override
+    finally:
+        _local.override = before

@@ -1,0 +1,81 @@
+"""From Python and NumPy values to arrays, by the library's dtype rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.device import Device
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.source import where
+
+# What an ndarray of a 64-bit type becomes unless its dtype is asked for.
+_NARROWED = {
+    dtypes.F64: dtypes.F32,
+    dtypes.I64: dtypes.I32,
+    dtypes.U64: dtypes.U32,
+    dtypes.C128: dtypes.C64,
+}
+
+
+def is_value(x: Any) -> bool:
+    """Whether `x` is an array, a tracer, or something that becomes one: a number or an ndarray."""
+    kind = type(x)
+    return (
+        kind is Array
+        or kind in SCALARS
+        or isinstance(x, (Tracer, np.ndarray, np.generic))
+        or hasattr(x, "__genesis_array__")
+    )
+
+
+def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Any:
+    """`x` as an Array or tracer: arrays pass through; numbers and ndarrays are converted.
+
+    Python scalars become bool, int32, float32 or complex64; ndarrays of 64-bit types become 32-bit
+    unless `dtype` says otherwise. Raises OverflowError where an integer does not fit, TypeError for
+    anything that is not a number or an array.
+    """
+    if type(x) is Array or isinstance(x, Tracer):
+        return x
+    if type(x) in SCALARS:
+        kind = dtypes.scalar_dtype(type(x)) if dtype is None else dtype
+        return from_numpy(fitted(x, kind), device)
+    if hasattr(x, "__genesis_array__"):
+        return x.__genesis_array__()
+    if isinstance(x, (np.ndarray, np.generic)):
+        if x.dtype.hasobject or (x.dtype.kind in "USVmM" and x.dtype not in dtypes.ALL):
+            raise errors.DTypeError(f"an ndarray of dtype {x.dtype} cannot become an array")
+        kind = dtype or _NARROWED.get(x.dtype, x.dtype)
+        return from_numpy(narrowed(np.asarray(x), dtypes.dtype(kind)), device)
+    raise TypeError(
+        f"expected an array or a number, got {x!r} of type {type(x).__name__}\n"
+        f"  at {where().describe()}"
+    )
+
+
+def fitted(x: Any, kind: DType) -> np.ndarray:
+    """A Python scalar as a 0-d ndarray. Raises OverflowError where an integer does not fit."""
+    if type(x) is int and dtypes.is_integer(kind):
+        info = np.iinfo(kind)
+        if not info.min <= x <= info.max:
+            raise OverflowError(f"Python int {x} does not fit {kind.name}; pass dtype=")
+    return np.asarray(x, dtype=kind)
+
+
+def narrowed(x: np.ndarray, kind: DType) -> np.ndarray:
+    """`x` in dtype `kind`. Raises OverflowError where a 64-bit integer does not fit 32 bits."""
+    if x.dtype == kind:
+        return x
+    if dtypes.is_integer(kind) and dtypes.is_integer(x.dtype) and x.size:
+        info = np.iinfo(kind)
+        low, high = int(x.min()), int(x.max())
+        if low < info.min or high > info.max:
+            raise OverflowError(
+                f"values from {low} to {high} do not fit {kind.name}; pass dtype={x.dtype.name!r}"
+            )
+    return x.astype(kind)

@@ -1,0 +1,172 @@
+"""Devices, and the door through which a device finds the backend that runs programs on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from genesis_fn.core import config
+from genesis_fn.core.errors import BackendError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from genesis_fn.core.array import Array
+    from genesis_fn.core.aval import Aval
+    from genesis_fn.core.jaxpr import Jaxpr
+    from genesis_fn.core.primitive import Primitive
+
+
+class Executable(Protocol):
+    """A compiled program: arrays in, arrays out."""
+
+    def __call__(self, *args: Array) -> list[Array]: ...
+
+
+class Backend(Protocol):
+    """What the library asks of a kind of device. Storage is opaque above this door."""
+
+    def device_count(self) -> int:
+        """How many devices of this kind can be used."""
+        ...
+
+    def eager(
+        self, prim: Primitive, avals: Sequence[Any], params: dict, device: Device
+    ) -> Callable:
+        """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
+        ...
+
+    def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Executable:
+        """An executable for a whole program; `donated` in `options` marks inputs it may reuse."""
+        ...
+
+    def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Any:
+        """Storage that holds a copy of `value`."""
+        ...
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        """The array's values on the host; waits for them."""
+        ...
+
+    def wait(self, array: Array) -> None:
+        """Return once the array's values are there; raise what its computation raised."""
+        ...
+
+
+class Device:
+    """A place where arrays live: `cpu(0)`, `cuda(1)`. One object per place."""
+
+    __slots__ = ("kind", "index", "sigs")
+
+    def __init__(self, kind: str, index: int) -> None:
+        self.kind, self.index = kind, index
+        self.sigs: dict[Any, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({self.index})" if self.kind != "cpu" else "cpu()"
+
+    def __reduce__(self):
+        return device, (self.kind, self.index)
+
+    @property
+    def platform(self) -> str:
+        """The kind of device: "cpu" or "cuda"."""
+        return self.kind
+
+    @property
+    def id(self) -> int:
+        """The index among devices of its kind."""
+        return self.index
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs programs here, loaded at first use."""
+        return backend(self.kind)
+
+
+_loaders: dict[str, Callable[[], Backend]] = {}
+_backends: dict[str, Backend] = {}
+_devices: dict[tuple[str, int], Device] = {}
+_lock = threading.RLock()
+
+
+def register_backend(kind: str, loader: Callable[[], Backend]) -> None:
+    """Make devices of `kind` available; `loader` runs once, when the first of them is used."""
+    _loaders[kind] = loader
+
+
+def backend(kind: str) -> Backend:
+    """The backend for a kind of device. Raises BackendError where it cannot be used."""
+    found = _backends.get(kind)
+    if found is None:
+        with _lock:
+            if kind not in _loaders:
+                raise BackendError(f"no backend for {kind!r}; there are {sorted(_loaders)}")
+            found = _backends.setdefault(kind, _loaders[kind]())
+    return found
+
+
+def device(kind: str, index: int = 0) -> Device:
+    """The device of that kind and index. Raises BackendError if it is not there."""
+    found = _devices.get((kind, index))
+    if found is None:
+        with _lock:
+            count = backend(kind).device_count()
+            if not 0 <= index < count:
+                raise BackendError(f"there is no {kind}({index}), only {count} {kind} devices")
+            found = _devices.setdefault((kind, index), Device(kind, index))
+    return found
+
+
+def cpu(index: int = 0) -> Device:
+    """The host."""
+    return device("cpu", index)
+
+
+def cuda(index: int = 0) -> Device:
+    """An NVIDIA GPU."""
+    return device("cuda", index)
+
+
+def cuda_usable() -> bool:
+    """Whether a GPU can be used: cuda-python is installed, and its driver finds a device."""
+    try:
+        return backend("cuda").device_count() > 0
+    except (BackendError, ImportError):
+        return False
+
+
+def devices(kind: str | None = None) -> list[Device]:
+    """All devices of `kind`, or of the default kind."""
+    kind = kind or default_device().kind
+    kind = {"gpu": "cuda"}.get(kind, kind)
+    return [device(kind, i) for i in range(backend(kind).device_count())]
+
+
+_default: Device | None = None
+
+
+def default_device() -> Device:
+    """Where new arrays go: the override, else `GENESIS_DEVICE`, else a usable GPU, else the CPU."""
+    global _default
+    chosen = config.current().default_device
+    if chosen is not None:
+        return chosen
+    if _default is None:
+        name = os.environ.get("GENESIS_DEVICE")
+        if name:
+            kind, _, index = name.partition(":")
+            _default = device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
+        else:
+            _default = cuda() if cuda_usable() else cpu()
+    return _default
+
+
+@contextlib.contextmanager
+def using_device(where: Device) -> Iterator[Device]:
+    """Within the block, new arrays go to `where`."""
+    with config.override(default_device=where):
+        yield where

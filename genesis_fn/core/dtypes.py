@@ -1,0 +1,216 @@
+"""Data types: names, kinds, the promotion lattice, Python scalars.
+
+A dtype is a NumPy dtype (`ml_dtypes` supplies bfloat16 and the 8-bit floats), so NumPy's own tools
+read arrays of this library unchanged. Promotion is JAX's lattice in its 64-bit form; defaults are
+32-bit, and 64-bit types are had by asking for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from genesis_fn.core.errors import DTypeError
+
+DType: TypeAlias = np.dtype
+DTypeLike: TypeAlias = Any
+Scalar: TypeAlias = bool | int | float | complex
+
+bool_ = np.bool_
+int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
+uint8, uint16, uint32, uint64 = np.uint8, np.uint16, np.uint32, np.uint64
+float16, float32, float64 = np.float16, np.float32, np.float64
+complex64, complex128 = np.complex64, np.complex128
+bfloat16 = ml_dtypes.bfloat16
+float8_e4m3fn, float8_e5m2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+BOOL, I8, I16, I32, I64 = map(np.dtype, (bool_, int8, int16, int32, int64))
+U8, U16, U32, U64 = map(np.dtype, (uint8, uint16, uint32, uint64))
+F8E4, F8E5, BF16, F16, F32, F64 = map(
+    np.dtype, (float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, float64)
+)
+C64, C128 = np.dtype(complex64), np.dtype(complex128)
+
+SIGNED = (I8, I16, I32, I64)
+UNSIGNED = (U8, U16, U32, U64)
+INTEGERS: tuple[DType, ...] = SIGNED + UNSIGNED
+FLOATS = (F8E4, F8E5, BF16, F16, F32, F64)
+COMPLEX = (C64, C128)
+ALL = (BOOL, *INTEGERS, *FLOATS, *COMPLEX)
+
+_INTEGERS, _FLOATS, _COMPLEX = frozenset(INTEGERS), frozenset(FLOATS), frozenset(COMPLEX)
+_INEXACT = _FLOATS | _COMPLEX
+
+SHORT = {
+    BOOL: "bool", I8: "i8", I16: "i16", I32: "i32", I64: "i64",
+    U8: "u8", U16: "u16", U32: "u32", U64: "u64",
+    F8E4: "f8e4m3", F8E5: "f8e5m2", BF16: "bf16", F16: "f16", F32: "f32", F64: "f64",
+    C64: "c64", C128: "c128",
+}  # fmt: skip
+
+# What a Python scalar becomes when nothing else decides.
+_SCALAR_DTYPE = {bool: BOOL, int: I32, float: F32, complex: C64}
+_SCALAR_KIND = {bool: 0, int: 1, float: 2, complex: 3}
+
+
+def dtype(spec: DTypeLike) -> DType:
+    """The NumPy dtype that `spec` names; Python's `float`, `int`, `complex` mean the 32-bit
+    defaults.
+
+    Raises DTypeError for a type outside the library's list.
+    """
+    if isinstance(spec, type) and spec in _SCALAR_DTYPE:
+        return _SCALAR_DTYPE[spec]
+    if isinstance(spec, str) and spec in _BY_NAME:
+        return _BY_NAME[spec]
+    try:
+        found = np.dtype(spec if isinstance(spec, type) else getattr(spec, "dtype", spec))
+    except TypeError:
+        found = None
+    if found is None or found not in SHORT:
+        raise DTypeError(
+            f"{spec!r} is not a data type of this library; the types are "
+            + ", ".join(d.name for d in ALL)
+        )
+    return found
+
+
+_BY_NAME = {d.name: d for d in ALL} | {s: d for d, s in SHORT.items()}
+
+
+def is_float(d: DType) -> bool:
+    """Whether `d` is a real floating-point type."""
+    return d in _FLOATS
+
+
+def is_complex(d: DType) -> bool:
+    """Whether `d` is complex64 or complex128."""
+    return d in _COMPLEX
+
+
+def is_inexact(d: DType) -> bool:
+    """Whether `d` is floating or complex: the types that carry derivatives."""
+    return d in _INEXACT
+
+
+def is_integer(d: DType) -> bool:
+    """Whether `d` is a signed or unsigned integer (bool is not)."""
+    return d in _INTEGERS
+
+
+def is_unsigned(d: DType) -> bool:
+    """Whether `d` is an unsigned integer."""
+    return d.kind == "u"
+
+
+def kind_rank(d: DType) -> int:
+    """0 for bool, 1 for integers, 2 for floats, 3 for complex: the order in which kinds promote."""
+    return 0 if d == BOOL else 1 if d in _INTEGERS else 2 if d in _FLOATS else 3
+
+
+def real_of(d: DType) -> DType:
+    """The dtype of the real part of `d`."""
+    return {C64: F32, C128: F64}.get(d, d)
+
+
+def complex_of(d: DType) -> DType:
+    """The complex dtype whose parts hold `d`."""
+    return d if d in _COMPLEX else C128 if d == F64 else C64
+
+
+def scalar_dtype(kind: type) -> DType:
+    """The dtype of a Python scalar type on its own: bool, int32, float32 or complex64."""
+    return _SCALAR_DTYPE[kind]
+
+
+# The lattice's arrows. "i*", "f*", "c*" stand for weak Python int, float and complex.
+_ARROWS: dict[Any, tuple[Any, ...]] = {
+    BOOL: ("i*",),
+    "i*": (U8, I8),
+    U8: (U16, I16), U16: (U32, I32), U32: (U64, I64), U64: ("f*",),
+    I8: (I16,), I16: (I32,), I32: (I64,), I64: ("f*",),
+    "f*": (F8E4, F8E5, BF16, F16, "c*"),
+    F8E4: (), F8E5: (), BF16: (F32,), F16: (F32,), F32: (F64, C64), F64: (C128,),
+    "c*": (C64,), C64: (C128,), C128: (),
+}  # fmt: skip
+
+
+@functools.cache
+def _above(node: Any) -> frozenset:
+    return frozenset({node}).union(*(_above(n) for n in _ARROWS[node]))
+
+
+@functools.cache
+def _join(a: Any, b: Any) -> Any:
+    common = _above(a) & _above(b)
+    least = [n for n in common if common <= _above(n)]
+    if len(least) != 1:
+        raise DTypeError(
+            f"{_name(a)} and {_name(b)} have no common type; convert one with .astype(...)"
+        )
+    return least[0]
+
+
+def _name(node: Any) -> str:
+    return node.name if isinstance(node, np.dtype) else f"Python {node}"
+
+
+_WEAK = {bool: BOOL, int: "i*", float: "f*", complex: "c*"}
+_WEAK_RESULT = {"i*": I32, "f*": F32, "c*": C64}
+
+
+@functools.cache
+def promote(strong: frozenset[DType], weak: frozenset[type] = frozenset()) -> tuple[DType, bool]:
+    """(result dtype, whether it is weak) of combining array dtypes with Python scalar types."""
+    nodes = [*strong, *(_WEAK[k] for k in weak)]
+    if strong and max(map(kind_rank, strong)) >= max((_SCALAR_KIND[k] for k in weak), default=0):
+        nodes = list(strong)  # scalars of the same or a lower kind follow the arrays
+    node = functools.reduce(_join, sorted(nodes, key=str))
+    if isinstance(node, str):
+        # Two strong types that meet only above all integers (uint64 with int64).
+        return (_WEAK_RESULT[node], True) if not strong else (_widest(node, strong), False)
+    return node, not strong
+
+
+def _widest(node: str, strong: frozenset[DType]) -> DType:
+    both_64 = {U64} < strong or (U64 in strong and any(d in SIGNED for d in strong))
+    return F64 if node == "f*" and both_64 else _WEAK_RESULT[node]
+
+
+def promote_types(a: DTypeLike, b: DTypeLike) -> DType:
+    """The dtype of an operation between arrays of dtypes `a` and `b`."""
+    return promote(frozenset((dtype(a), dtype(b))))[0]
+
+
+_ABSTRACT = {
+    np.generic: lambda d: True,
+    np.number: lambda d: d != BOOL,
+    np.integer: is_integer,
+    np.signedinteger: lambda d: d in SIGNED,
+    np.unsignedinteger: is_unsigned,
+    np.inexact: is_inexact,
+    np.floating: is_float,
+    np.complexfloating: is_complex,
+}
+
+
+def issubdtype(a: DTypeLike, b: DTypeLike) -> bool:
+    """Whether dtype `a` is `b` or lies below the abstract NumPy type `b` (bfloat16 is floating)."""
+    if isinstance(a, type) and a in _ABSTRACT:
+        return isinstance(b, type) and issubclass(a, b)
+    if isinstance(b, type) and b in _ABSTRACT:
+        return _ABSTRACT[b](dtype(a))
+    return dtype(a) == dtype(b)
+
+
+def finfo(d: DTypeLike) -> ml_dtypes.finfo:
+    """Machine limits of a floating dtype, bfloat16 and 8-bit floats included."""
+    return ml_dtypes.finfo(dtype(d))  # pyright: ignore[reportReturnType]
+
+
+def iinfo(d: DTypeLike) -> ml_dtypes.iinfo:
+    """Machine limits of an integer dtype."""
+    return ml_dtypes.iinfo(dtype(d))

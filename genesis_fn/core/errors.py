@@ -1,0 +1,110 @@
+"""Exceptions. Each subclasses the builtin that callers of NumPy, JAX and PyTorch would catch.
+
+A message has at most six lines: what was wrong, with which operands, at which user line, how the
+value came to be there, and what to write instead.
+"""
+
+from __future__ import annotations
+
+
+class GenesisError(Exception):
+    """Base of the errors that only this library raises."""
+
+
+class ShapeError(GenesisError, TypeError, ValueError):
+    """Operand shapes do not fit an operation."""
+
+
+class DTypeError(GenesisError, TypeError, ValueError):
+    """Operand dtypes do not fit an operation, or have no common type."""
+
+
+class DeviceError(GenesisError, ValueError, RuntimeError):
+    """Operands live on two devices, or a device is not there."""
+
+
+class TreeError(GenesisError, ValueError, TypeError):
+    """A pytree has another structure than the one expected."""
+
+
+class ConcretizationTypeError(GenesisError, TypeError):
+    """A value that is abstract while tracing was used where Python needs a concrete one."""
+
+
+class TracerBoolConversionError(ConcretizationTypeError):
+    """`bool()` of a traced value: Python `if`, `while`, `and`, `or` or `not` on it."""
+
+
+class TracerIntegerConversionError(ConcretizationTypeError):
+    """A traced value was used as a Python index or integer."""
+
+
+class TracerArrayConversionError(ConcretizationTypeError):
+    """A traced value was handed to NumPy."""
+
+
+class NonConcreteBooleanIndexError(ConcretizationTypeError, IndexError):
+    """A traced boolean mask was used as an index: the result's shape would depend on values."""
+
+
+class UnexpectedTracerError(GenesisError, RuntimeError, TypeError):
+    """A tracer left the function whose trace made it and was used afterwards."""
+
+
+class DonatedError(GenesisError, RuntimeError, ValueError):
+    """An array was used after its memory had been donated to a jitted call."""
+
+
+class NotDifferentiableError(GenesisError, TypeError):
+    """No derivative is defined here, or not in this mode."""
+
+
+class NanError(GenesisError, FloatingPointError):
+    """A NaN or infinity appeared while `debug_nans` or `debug_infs` was on."""
+
+
+class AssertionFailed(GenesisError, AssertionError):
+    """A condition given to `assert_` did not hold when the program ran."""
+
+
+class KeyReuseError(GenesisError, RuntimeError):
+    """A random key was used twice while `debug.check_keys` was on."""
+
+
+class IndexOutOfRange(GenesisError, IndexError):
+    """An index lies outside an array's axis. `axis`, `size` and `index` say which."""
+
+    def __init__(
+        self, message: str, axis: int | None = None, size: int | None = None,
+        index: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.axis, self.size, self.index = axis, size, index
+
+    @classmethod
+    def at(cls, index: int, axis: int, aval: object, window: int = 1) -> IndexOutOfRange:
+        """The error for `index`, the start of `window` elements, along `axis` of an aval."""
+        which = f"index {index}" if window == 1 else f"{window} elements from index {index}"
+        size = aval.shape[axis]  # type: ignore[attr-defined]
+        return cls(f"{which} out of range for axis {axis} of {aval}", axis, size, index)
+
+
+class OutOfMemoryError(GenesisError, MemoryError):
+    """A device has no room for an allocation."""
+
+
+class BackendError(GenesisError, RuntimeError):
+    """A backend is missing, or its device cannot be used."""
+
+
+def at_line(error: Exception, line: object) -> Exception:
+    """`error` with the user's `line` (a `Where`, or None) added where its message names none."""
+    if line is None or "\n  at " in str(error):
+        return error
+    text = f"\n  at {line.describe()}"  # type: ignore[attr-defined]
+    if isinstance(error, GenesisError) and len(error.args) == 1:
+        found = type(error)(f"{error}{text}")
+        found.__dict__.update(error.__dict__)
+        return found
+    error.add_note(text.strip())
+    return error

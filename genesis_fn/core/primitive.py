@@ -1,0 +1,284 @@
+"""Primitives, tracers, and `bind`: the one door through which every operation goes.
+
+There is one thread-local *current trace*; `None` means eager. `bind` reads it and hands it the
+operation. A tracer belongs to a trace by identity, so nested transforms cannot be confused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import device as devices, errors
+from genesis_fn.core.array import Array, Deleted, Operators
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.source import line_of, where
+
+
+class Context(threading.local):
+    """What is current in this thread."""
+
+    trace: Trace | None = None  # None: eager
+    backward: bool = False  # equations made now belong to a backward pass
+    axes: tuple[tuple[str, int], ...] = ()  # named axes of enclosing vmaps, with their sizes
+    scope: str = ""  # `named_scope`
+    safe_zero: bool = False  # derivatives treat 0 * inf as 0
+    no_tracing: bool = False  # a jitted function must not be traced
+    watch: Any = None  # what `nan_trace` looks for
+    line: Any = None  # the line of the equation that is being transformed, if one is
+
+
+ctx = Context()
+
+
+class Primitive:
+    """An operation: its name and every rule that the transforms and backends know of it.
+
+    Rules, in the order in which definitions give them (see `primitives/elementwise.py`):
+
+    * `shape(*avals, **params)` -> Aval (a list of them if `multi`). A Python scalar operand reaches
+      every rule as itself: it has the dtype of the array operands and no shape of its own.
+    * `linearize(nonzero, *primals, **params)` -> (out, tangent): `tangent(*ts)` maps tangents (None
+      is zero) to the output's tangent. What the rule computes outside `tangent` is saved for the
+      backward pass; what `tangent` computes is recomputed there.
+    * `jvp(primals, tangents, **params)` -> (out, tangent): forward mode, where doing both at once
+      is better than `linearize` (loops, calls); tangents are None for zero.
+    * `transpose(ct, *operands, **params)` -> a cotangent per operand or None; linear operands are
+      `Linear` markers. A `multi` primitive gets a list of cotangents, None for zero.
+    * `batch(size, values, dims, **params)` -> (out, out dim); lists if `multi`.
+    * `precision`: "low", "high" or "follow", for `amp`.
+    * `torch(*tensors, **params)`, or `torch_for(avals, **params)` that makes such a function.
+    * `triton`: the expression or description that the CUDA backend generates code from.
+    """
+
+    __slots__ = (
+        "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
+        "torch", "torch_for", "triton", "view", "effect", "collective", "callable_params",
+        "abstract_cache", "eager_cache",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        shape: Callable,
+        *,
+        multi: bool = False,
+        linearize: Callable | None = None,
+        jvp: Callable | None = None,
+        transpose: Callable | None = None,
+        batch: Callable | None = None,
+        precision: str = "follow",
+        torch: Callable | None = None,
+        torch_for: Callable | None = None,
+        triton: Any = None,
+        view: bool = False,
+        effect: bool = False,
+        collective: bool = False,
+    ) -> None:
+        if name in PRIMITIVES:
+            raise ValueError(f"primitive {name!r} is defined twice")
+        PRIMITIVES[name] = self
+        self.name, self.shape, self.multi = name, shape, multi
+        self.linearize, self.jvp = linearize, jvp
+        self.transpose, self.batch = transpose, batch
+        self.precision, self.torch, self.torch_for = precision, torch, torch_for
+        self.triton, self.view = triton, view
+        self.effect, self.collective = effect, collective
+        self.abstract_cache: dict[Any, Any] = {}
+        self.eager_cache: dict[Any, Callable] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self):
+        return _of_name, (self.name,)
+
+    def abstract(self, avals: tuple, params: dict[str, Any]) -> Any:
+        """The output aval (or avals), by the shape rule, remembered per (avals, params)."""
+        key = (avals, tuple(params.items())) if params else avals
+        try:
+            return self.abstract_cache[key]
+        except KeyError:
+            pass
+        result = self.shape(*avals, **params)
+        if len(self.abstract_cache) >= 8192:
+            self.abstract_cache.clear()
+        self.abstract_cache[key] = result
+        return result
+
+    def eager(self, args: tuple, params: dict[str, Any]) -> Any:
+        """Run on concrete arrays, through the backend of the device they are on."""
+        if params or not args:
+            key: Any = [a.sig if type(a) is Array else type(a) for a in args]
+            key.extend(params.items())
+            if not args:
+                key.append(devices.default_device())
+                key.append(repr(params.get("value")))  # zeros of two signs are equal
+            key = tuple(key)
+        elif len(args) == 2:  # most operations; half the cost of what follows
+            x, y = args
+            key = (x.sig if type(x) is Array else type(x), y.sig if type(y) is Array else type(y))
+        else:
+            key = tuple([a.sig if type(a) is Array else type(a) for a in args])
+        run = self.eager_cache.get(key)
+        if run is None:
+            run = self._prepare(args, params)
+            if len(self.eager_cache) >= 4096:
+                self.eager_cache.clear()
+            self.eager_cache[key] = run
+        return run(*args)
+
+    def _prepare(self, args: tuple, params: dict[str, Any]) -> Callable:
+        sigs = [a.sig for a in args if type(a) is Array]
+        for a in args:
+            if type(a) is not Array and type(a) not in SCALARS:
+                raise TypeError(
+                    f"{self.name} takes arrays and Python numbers, got {a!r} of type "
+                    f"{type(a).__name__}\n  at {where().describe()}"
+                )
+        place = sigs[0].device if sigs else devices.default_device()
+        for s in sigs:
+            if s.device is not place:
+                raise errors.DeviceError(
+                    f"{self.name}: operands on two devices, "
+                    + ", ".join(str(s) for s in sigs)
+                    + f"\n  at {where().describe()}\n  move one with device_put(x, {place})"
+                )
+        avals = tuple([a.sig.aval if type(a) is Array else a for a in args])
+        self.abstract(avals, params)
+        return place.backend.eager(self, avals, params, place)
+
+
+PRIMITIVES: dict[str, Primitive] = {}
+
+
+def _of_name(name: str) -> Primitive:
+    """The primitive called `name`: how pickles refer to one."""
+    return PRIMITIVES[name]
+
+
+SCALARS = frozenset((bool, int, float, complex))
+
+
+def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
+    """Apply `prim` to arrays, tracers and Python scalars under the current trace."""
+    trace = ctx.trace
+    if trace is not None:
+        return trace.process(prim, args, params)
+    try:
+        return prim.eager(args, params)
+    except Exception as error:
+        raise explain(error, prim, args) from None
+
+
+def explain(error: Exception, prim: Primitive, args: Sequence[Any]) -> Exception:
+    """`error` made useful: a leaked tracer or a deleted array among `args`, or the user's line."""
+    for a in args:
+        if isinstance(a, Tracer):
+            return a.trace.leaked(a)
+        if type(a) is Array and isinstance(a.data, Deleted):
+            return a.data.error()
+    return located(error)
+
+
+def located(error: Exception) -> Exception:
+    """`error` with the user's line added to a shape, dtype or index error that lacks it."""
+    if isinstance(error, (errors.ShapeError, errors.DTypeError, errors.IndexOutOfRange)):
+        return errors.at_line(error, line_of(error) or where(depth=4))
+    return error
+
+
+class Trace:
+    """An interpreter of primitives: what `bind` does while a transform is running."""
+
+    __slots__ = ("alive", "name")
+
+    def __init__(self, name: str = "") -> None:
+        self.alive, self.name = True, name
+
+    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        """Apply a primitive to tracers of this trace, and constants."""
+        raise TypeError(f"{type(self).__name__} does not interpret primitives")
+
+    def leaked(self, tracer: Tracer) -> Exception:
+        """The error for a tracer of this trace met where the trace is not running."""
+        origin = tracer.origin()
+        return errors.UnexpectedTracerError(
+            f"leaked tracer: a value of type {tracer.aval} made while tracing "
+            f"{self.name or 'a function'} was used after that trace ended\n"
+            f"  made at {origin}\n  used at {where(depth=4).describe()}\n"
+            "  return the value from the traced function instead of storing it outside"
+        )
+
+
+class Tracer(Operators):
+    """A stand-in for an array while a transform runs. `weak` marks a result of Python scalars
+    only."""
+
+    __slots__ = ("trace", "aval", "weak", "__weakref__")
+
+    trace: Trace
+    aval: Aval
+    weak: bool
+
+    def __repr__(self) -> str:
+        return f"Traced<{self.aval}> in {self.trace.name or type(self.trace).__name__}"
+
+    def origin(self) -> str:
+        """The line that made this value, or what is known instead."""
+        return "an argument of the traced function"
+
+    def concrete(self) -> Any:
+        """The Array behind this tracer where one is known (eager derivatives), else None."""
+        return None
+
+    def __hash__(self) -> int:
+        raise TypeError("traced arrays are not hashable; key by id() or by a name")
+
+
+def typeof(x: Any) -> Aval:
+    """The aval of an array or tracer."""
+    return x.aval
+
+
+class Linear:
+    """Marks, in a transpose rule, an operand whose cotangent is asked for."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        return f"Linear({self.aval})"
+
+
+def is_linear(x: Any) -> bool:
+    """Whether `x` is the marker of a linear operand."""
+    return type(x) is Linear
+
+
+class running:
+    """`with running(trace):` makes it the current trace (a class: contextlib costs four times
+    more)."""
+
+    __slots__ = ("trace", "before")
+
+    def __init__(self, trace: Trace | None) -> None:
+        self.trace = trace
+
+    def __enter__(self) -> Trace | None:
+        self.before = ctx.trace
+        ctx.trace = self.trace
+        return self.trace
+
+    def __exit__(self, *exc: Any) -> None:
+        ctx.trace = self.before
+
+
+def install_array_methods(table: dict[str, Any], *, tracer_only: bool = False) -> None:
+    """Give arrays and tracers operators and methods; called by the floor that defines them."""
+    target = Tracer if tracer_only else Operators
+    for name, method in table.items():
+        setattr(target, name, method)

@@ -1,0 +1,101 @@
+"""Where in the user's program something happened: the frame that every equation and error names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Layers, optimizers and models are written as a user would write them; their lines are worth
+# showing.
+_SHOWN = tuple(_PACKAGE + part + os.sep for part in ("nn", "optim", "models"))
+
+
+class Where(NamedTuple):
+    """A line of a program: code object, line number and the `named_scope` it ran under."""
+
+    code: CodeType
+    line: int
+    scope: str = ""
+
+    def __str__(self) -> str:
+        return f"{os.path.relpath(self.file) if self.near else self.file}:{self.line}"
+
+    @property
+    def file(self) -> str:
+        """The source file's path."""
+        return self.code.co_filename
+
+    @property
+    def near(self) -> bool:
+        """Whether the file lies below the current folder, so that a relative path reads better."""
+        return self.file.startswith(os.getcwd() + os.sep)
+
+    @property
+    def function(self) -> str:
+        """The qualified name of the function."""
+        return self.code.co_qualname
+
+    def text(self) -> str:
+        """The source line itself, or "" where the file cannot be read."""
+        import linecache
+
+        return linecache.getline(self.file, self.line).strip()
+
+    def describe(self) -> str:
+        """`file:line  source text`."""
+        text = self.text()
+        return f"{self}  {text}" if text else str(self)
+
+
+# By identity, since hashing a code object reads all of it; the objects are kept alive beside.
+_internal: dict[int, bool] = {}
+_known: list[CodeType] = []
+
+
+def is_internal(code: CodeType) -> bool:
+    """Whether `code` belongs to the library's inside rather than to a user, layer or model."""
+    found = _internal.get(id(code))
+    if found is None:
+        name = code.co_filename
+        found = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
+        found = found or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
+        if len(_known) > 8192:  # generated functions come and go
+            _known.clear()
+            _internal.clear()
+        _known.append(code)
+        _internal[id(code)] = found
+    return found
+
+
+def user_frame(depth: int = 2) -> FrameType:
+    """The nearest frame above the caller that is not the library's own."""
+    first = frame = sys._getframe(depth)
+    known = _internal.get
+    while known(id(frame.f_code)) or is_internal(frame.f_code):
+        if frame.f_back is None:
+            return first
+        frame = frame.f_back
+    return frame
+
+
+def where(scope: str = "", depth: int = 3) -> Where:
+    """The user's line that is running now."""
+    frame = user_frame(depth)
+    return Where(frame.f_code, frame.f_lineno, scope)
+
+
+def line_of(error: BaseException) -> Where | None:
+    """The user's line of the equation that raised `error` inside a generated function, if one did.
+
+    Such functions map their own line numbers to equations in the global EQUATIONS.
+    """
+    found, step = None, error.__traceback__
+    while step is not None:
+        equations = step.tb_frame.f_globals.get("EQUATIONS")
+        if equations is not None and step.tb_lineno in equations:
+            found = equations[step.tb_lineno].where or found
+        step = step.tb_next
+    return found

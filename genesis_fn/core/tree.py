@@ -1,0 +1,365 @@
+"""Pytrees: nested containers of arrays, on optree in the namespace "genesis_fn".
+
+`None` is an empty subtree. Tuples, lists, dicts, ordered dicts, deques and named tuples are nodes;
+dataclasses become nodes by `dataclass` or `register_dataclass`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import optree
+
+from genesis_fn.core.errors import TreeError
+
+NAMESPACE = "genesis_fn"
+# How registered node types come apart and together: type -> (flatten to (children, static, ...),
+# rebuild(static, children)). Generated call guards read it.
+NODE_TYPES: dict[type, tuple[Callable, Callable]] = {}
+PyTreeDef: TypeAlias = optree.PyTreeSpec
+Leaf: TypeAlias = Any
+T = TypeVar("T")
+
+
+# ---- paths: tuples of keys with JAX's names ----
+
+
+@dataclasses.dataclass(frozen=True)
+class DictKey:
+    """A step into a dictionary."""
+
+    key: Any
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+    @property
+    def entry(self) -> Any:
+        """The bare key."""
+        return self.key
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceKey:
+    """A step into a list or tuple."""
+
+    idx: int
+
+    def __str__(self) -> str:
+        return f"[{self.idx}]"
+
+    @property
+    def entry(self) -> int:
+        """The bare index."""
+        return self.idx
+
+
+@dataclasses.dataclass(frozen=True)
+class GetAttrKey:
+    """A step to an attribute of a dataclass or named tuple."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f".{self.name}"
+
+    @property
+    def entry(self) -> str:
+        """The bare name."""
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class FlattenedIndexKey:
+    """A step into a node that names its children by position only."""
+
+    key: int
+
+    def __str__(self) -> str:
+        return f"[{self.key}]"
+
+    @property
+    def entry(self) -> int:
+        """The bare position."""
+        return self.key
+
+
+_KEYS = (DictKey, SequenceKey, GetAttrKey, FlattenedIndexKey)
+
+
+def _key(e: Any) -> Any:
+    """The key for one of optree's path entries."""
+    if isinstance(e.entry, _KEYS):
+        return e.entry
+    if isinstance(e, (optree.NamedTupleEntry, optree.DataclassEntry)):
+        return GetAttrKey(e.field)
+    if isinstance(e, optree.GetAttrEntry):
+        return GetAttrKey(e.name)
+    if isinstance(e, optree.SequenceEntry):
+        return SequenceKey(e.entry)
+    return DictKey(e.entry) if isinstance(e, optree.MappingEntry) else FlattenedIndexKey(e.entry)
+
+
+# ---- trees ----
+
+
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list, PyTreeDef]:
+    """(leaves, structure) of a pytree."""
+    return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+
+
+def unflatten(treedef: PyTreeDef, leaves: Iterable[Leaf]) -> Any:
+    """The pytree of that structure with those leaves."""
+    return optree.tree_unflatten(treedef, leaves)
+
+
+def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list:
+    """The leaves of a pytree, in order."""
+    return optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
+
+
+def structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> PyTreeDef:
+    """The structure of a pytree."""
+    return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
+
+
+def map(  # noqa: A001
+    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """`f` applied to the leaves of `tree`, with the corresponding subtrees of `rest`.
+
+    Raises TreeError naming the path where a tree of `rest` lacks the structure of `tree`.
+    """
+    found, treedef = flatten(tree, is_leaf)
+    others = [_flatten_up_to(treedef, tree, r, i + 1) for i, r in enumerate(rest)]
+    return unflatten(treedef, [f(*xs) for xs in zip(found, *others, strict=True)])
+
+
+def _flatten_up_to(treedef: PyTreeDef, tree: Any, other: Any, position: int) -> list:
+    try:
+        return treedef.flatten_up_to(other)
+    except (ValueError, TypeError) as error:
+        difference = first_difference(tree, other) or str(error)
+        raise TreeError(f"tree {position} does not match the first tree: {difference}") from None
+
+
+def first_difference(expected: Any, got: Any, prefix: str = "") -> str | None:
+    """Where and how two pytrees differ in structure, or None."""
+    a, b = _children(expected), _children(got)
+    at = prefix or "the top"
+    if a is None:
+        return None if b is None else f"at {at}: expected a leaf, got {_kind(got)}"
+    if b is None:
+        return f"at {at}: expected {_kind(expected)}, got a leaf of type {type(got).__name__}"
+    if type(expected) is not type(got):
+        return f"at {at}: expected {_kind(expected)}, got {_kind(got)}"
+    if a.keys() != b.keys():
+        missing = [prefix + k for k in a if k not in b]
+        extra = [prefix + k for k in b if k not in a]
+        return f"at {at}: " + "; ".join(
+            word + ", ".join(names)
+            for word, names in (("missing ", missing), ("unexpected ", extra))
+            if names
+        )
+    for k in a:
+        found = first_difference(a[k], b[k], prefix + k)
+        if found:
+            return found
+    return None
+
+
+def _kind(tree: Any) -> str:
+    children = _children(tree)
+    return "None" if tree is None else f"a {type(tree).__name__} of {len(children or ())}"
+
+
+def _children(tree: Any) -> dict[str, Any] | None:
+    if tree is None:
+        return {}
+    flat = optree.tree_flatten_with_path(
+        tree, lambda x: x is not tree, none_is_leaf=True, namespace=NAMESPACE
+    )
+    paths, kids, spec = flat
+    if spec.is_leaf():
+        return None
+    accessors = spec.accessors()
+    return {_render(a): kid for a, kid in zip(accessors, kids, strict=True)}
+
+
+def _render(path: Iterable[Any]) -> str:
+    return "".join(str(_key(e)) for e in path)
+
+
+def keystr(path: Sequence[Any], *, simple: bool = False, separator: str = "") -> str:
+    """A path as Python would index it: `['layers'][0]['weight']`; `simple` gives the bare keys."""
+    if simple:
+        return separator.join(str(getattr(e, "entry", e)) for e in path)
+    return separator.join(str(e) if isinstance(e, _KEYS) else f"[{e!r}]" for e in path)
+
+
+def flatten_with_path(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[tuple, Leaf]], PyTreeDef]:
+    """([(path, leaf)], structure) of a pytree."""
+    accessors, found, treedef = optree.tree_flatten_with_accessor(
+        tree, is_leaf, namespace=NAMESPACE
+    )
+    return [
+        (tuple([_key(e) for e in a]), x) for a, x in zip(accessors, found, strict=True)
+    ], treedef
+
+
+def leaves_with_path(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[tuple, Leaf]]:
+    """[(path, leaf)] of a pytree."""
+    return flatten_with_path(tree, is_leaf)[0]
+
+
+def paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+    """The leaves' paths as text, in order: what errors and reports call a leaf."""
+    return [keystr(p) for p, _ in leaves_with_path(tree, is_leaf)]
+
+
+def map_with_path(
+    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Like `map`, with each leaf's path as the first argument of `f`."""
+    found, treedef = flatten_with_path(tree, is_leaf)
+    others = [_flatten_up_to(treedef, tree, r, i + 1) for i, r in enumerate(rest)]
+    return unflatten(treedef, [f(p, x, *xs) for (p, x), *xs in zip(found, *others, strict=True)])
+
+
+def reduce(
+    f: Callable[[Any, Any], Any], tree: Any, *initial: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:  # fmt: skip
+    """The leaves folded by `f` from the left, starting with `initial` if it is given."""
+    return functools.reduce(f, leaves(tree, is_leaf), *initial)
+
+
+def all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:  # noqa: A001
+    """Whether every leaf is true."""
+    return builtins.all(bool(x) for x in leaves(tree, is_leaf))
+
+
+def transpose(outer: PyTreeDef, inner: PyTreeDef | None, tree: Any) -> Any:
+    """A tree of trees turned inside out: structure `outer` of `inner` becomes `inner` of
+    `outer`."""
+    columns = outer.flatten_up_to(tree)
+    inner = structure(columns[0]) if inner is None else inner
+    rows = [inner.flatten_up_to(c) for c in columns]
+    return unflatten(inner, [unflatten(outer, list(r)) for r in zip(*rows, strict=True)])
+
+
+def broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """`prefix` with each leaf repeated over the subtree of `tree` that it stands for."""
+    return unflatten(structure(tree, is_leaf), broadcast_prefix(prefix, tree, is_leaf))
+
+
+def broadcast_prefix(
+    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[Any]:
+    """One leaf of `prefix` per leaf of `tree`; None in the prefix is a leaf.
+
+    Raises TreeError where `prefix` is not a prefix of `tree`.
+    """
+
+    def leaf(x: Any) -> bool:
+        return x is None or (is_leaf is not None and is_leaf(x))
+
+    result: list[Any] = []
+    try:
+        optree.tree_map_(
+            lambda p, sub: result.extend([p] * len(leaves(sub, is_leaf))),
+            prefix,
+            tree,
+            is_leaf=leaf,
+            none_is_leaf=True,
+            namespace=NAMESPACE,
+        )
+    except (ValueError, TypeError):
+        difference = first_difference(prefix, tree)
+        raise TreeError(f"not a prefix of the tree: {difference}") from None
+    return result
+
+
+def register_node(
+    kind: type[T],
+    flatten_node: Callable[[T], tuple[Iterable[Any], Hashable]],
+    unflatten_node: Callable[[Any, Iterable[Any]], T],
+    entries: Callable[[T], Sequence[Any]] | None = None,
+) -> type[T]:
+    """Make `kind` a pytree node. `flatten_node` returns (children, hashable static data)."""
+
+    def flat(x: T) -> tuple:
+        children, static = flatten_node(x)
+        return (children, static) if entries is None else (children, static, entries(x))
+
+    optree.register_pytree_node(kind, flat, unflatten_node, namespace=NAMESPACE)  # pyright: ignore[reportArgumentType]
+    NODE_TYPES[kind] = (flat, unflatten_node)
+    return kind
+
+
+def register_dataclass(
+    kind: type[T],
+    data_fields: Sequence[str] | None = None,
+    meta_fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] = (),
+) -> type[T]:
+    """Make a dataclass a pytree node whose children are `data_fields`; `meta_fields` are static.
+
+    Derived from the field list (a field is static if made by `static_field` or named in
+    `meta_fields`). Raises TreeError where the lists do not cover the fields.
+    """
+    fields = [f for f in dataclasses.fields(kind) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
+    if meta_fields is None:
+        meta_fields = [f.name for f in fields if f.metadata.get("static")]
+        if data_fields is not None:
+            meta_fields = [f.name for f in fields if f.name not in data_fields]
+    if data_fields is None:
+        data_fields = [f.name for f in fields if f.name not in meta_fields]
+    names, given = {f.name for f in fields}, {*data_fields, *meta_fields}
+    if names != given:
+        raise TreeError(
+            f"{kind.__name__}: data_fields and meta_fields must name each field once; "
+            f"left out {sorted(names - given)}, unknown {sorted(given - names)}"
+        )
+    data, meta = tuple(data_fields), tuple(meta_fields)
+
+    def flat(x: T) -> tuple:
+        kids = tuple([getattr(x, n) for n in data])
+        return kids, tuple([getattr(x, n) for n in meta]), data
+
+    def rebuild(static: Any, kids: Iterable[Any]) -> T:
+        x = object.__new__(kind)
+        for n, v in zip(data, kids, strict=True):
+            object.__setattr__(x, n, v)
+        for n, v in zip(meta, static, strict=True):
+            object.__setattr__(x, n, v)
+        for n in drop_fields:
+            object.__setattr__(x, n, None)
+        return x
+
+    optree.register_pytree_node(
+        kind, flat, rebuild, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+    NODE_TYPES[kind] = (flat, rebuild)
+    return kind
+
+
+def dataclass(kind: type[T] | None = None, /, **options: Any) -> Any:
+    """A frozen dataclass that is a pytree node; `static_field()` marks what is not a child."""
+    if kind is None:
+        return functools.partial(dataclass, **options)
+    return register_dataclass(dataclasses.dataclass(kind, frozen=True, **options))  # type: ignore[call-overload]
+
+
+def static_field(**options: Any) -> Any:
+    """A dataclass field that is part of the tree's structure, not a child; its value is
+    hashable."""
+    return dataclasses.field(metadata={"static": True}, **options)

@@ -1,0 +1,66 @@
+"""Text from folders of files: what a language model is trained on when nothing is downloaded."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".toml", ".cfg", ".json", ".html", ".c", ".h")
+
+
+def standard_library() -> str:
+    """The folder of the running Python's standard library: about 10 MB of real source text."""
+    return sysconfig.get_paths()["stdlib"]
+
+
+def text_files(folder: str | os.PathLike, suffixes: Sequence[str] = TEXT_SUFFIXES) -> list[str]:
+    """The text files below a folder, sorted, without caches, tests' data and installed packages.
+
+    Raises FileNotFoundError where the folder is not there or holds no text.
+    """
+    folder = os.fspath(folder)
+    if os.path.isfile(folder):
+        return [folder]
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder!r}")
+    found = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            f for f in folders if f not in ("site-packages", "__pycache__", ".git", "node_modules")
+        )
+        found += [os.path.join(root, f) for f in sorted(files) if f.endswith(tuple(suffixes))]
+    if not found:
+        raise FileNotFoundError(f"no text files ({', '.join(suffixes)}) below {folder!r}")
+    return found
+
+
+def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
+    """The files' texts, up to `limit` bytes in all; files that are not UTF-8 are passed over."""
+    total = 0
+    for path in files:
+        with open(path, "rb") as f:
+            raw = f.read()
+        if limit is not None and total + len(raw) > limit:
+            return
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        total += len(raw)
+        if text.strip():
+            yield text
+
+
+def split_files(files: Sequence[str], every: int = 20) -> tuple[list[str], list[str]]:
+    """(training, validation): one file in `every` is for validation, by a hash of its name, so that
+    the split does not depend on what else is in the folder."""
+    import zlib
+
+    train, valid = [], []
+    for path in files:
+        chosen = zlib.crc32(os.path.basename(path).encode()) % every == 0
+        (valid if chosen else train).append(path)
+    if not valid and len(train) > 1:
+        valid.append(train.pop())
+    return train, valid

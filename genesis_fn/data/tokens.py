@@ -1,0 +1,60 @@
+"""A long row of tokens, and the batches that training takes from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
+    """int32 tokens of all texts, each followed by the `end` token."""
+    stop = tokenizer.token_to_id(end)
+    rows = []
+    for text in texts:
+        rows.append(np.asarray(tokenizer.encode(text).ids, np.int32))
+        rows.append(np.asarray([stop], np.int32))
+    return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+
+def unigram_entropy(tokens: np.ndarray) -> float:
+    """Nats per token of a model that knows only how often each token occurs in `tokens`."""
+    counts = np.bincount(tokens)
+    p = counts[counts > 0] / tokens.size
+    return float(-(p * np.log(p)).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenWindows:
+    """Random windows of `length` + 1 tokens. The batch of a step depends on (seed, step) only, so a
+    resumed run sees what an uninterrupted one would."""
+
+    tokens: Any
+    length: int
+    batch: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) <= self.length:
+            raise ValueError(
+                f"{len(self.tokens)} tokens are too few for windows of {self.length + 1}"
+            )
+
+    def __getitem__(self, step: int) -> np.ndarray:
+        """int32 [batch, length + 1]: inputs without the last column, labels without the first."""
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, step]))
+        starts = generator.integers(0, len(self.tokens) - self.length, self.batch)
+        return np.stack([self.tokens[s : s + self.length + 1] for s in starts]).astype(np.int32)
+
+    def in_order(self, limit: int) -> Iterator[np.ndarray]:
+        """Up to `limit` batches of consecutive windows that do not overlap: for validation."""
+        span = self.length + 1
+        count = min(len(self.tokens) // span // self.batch, limit)
+        for i in range(count):
+            rows = self.tokens[i * self.batch * span : (i + 1) * self.batch * span]
+            yield np.asarray(rows, np.int32).reshape(self.batch, span)

@@ -1,0 +1,16 @@
+"""Exchange with other libraries by DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis_fn.core.array import Array
+from genesis_fn.numpy.creation import from_dlpack, to_dlpack as _capsule
+
+
+def to_dlpack(x: Array, stream: Any = None, **options: Any) -> Any:
+    """A DLPack capsule that shares the array's memory. The consumer must not write to it."""
+    return _capsule(x, **options)
+
+
+__all__ = ["from_dlpack", "to_dlpack"]

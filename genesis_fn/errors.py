@@ -1,0 +1,33 @@
+"""The library's exceptions."""
+
+from genesis_fn.core.errors import (
+    AssertionFailed,
+    BackendError,
+    ConcretizationTypeError,
+    DeviceError,
+    DonatedError,
+    DTypeError,
+    GenesisError,
+    IndexOutOfRange,
+    KeyReuseError,
+    NanError,
+    NonConcreteBooleanIndexError,
+    NotDifferentiableError,
+    OutOfMemoryError,
+    ShapeError,
+    TracerArrayConversionError,
+    TracerBoolConversionError,
+    TracerIntegerConversionError,
+    TreeError,
+    UnexpectedTracerError,
+)
+from genesis_fn.transforms.jit import RecompilationWarning
+
+__all__ = [
+    "AssertionFailed", "BackendError", "ConcretizationTypeError", "DTypeError", "DeviceError",
+    "DonatedError", "GenesisError", "IndexOutOfRange", "KeyReuseError", "NanError",
+    "NonConcreteBooleanIndexError", "NotDifferentiableError", "OutOfMemoryError",
+    "RecompilationWarning", "ShapeError", "TracerArrayConversionError",
+    "TracerBoolConversionError", "TracerIntegerConversionError", "TreeError",
+    "UnexpectedTracerError",
+]  # fmt: skip

@@ -1,0 +1,15 @@
+"""Files: safetensors, checkpoints, Hugging Face folders."""
+
+from genesis_fn.io.checkpoint import (
+    AsyncSaver as AsyncSaver,
+    restore as restore,
+    save as save,
+    steps as steps,
+)
+from genesis_fn.io.huggingface import load_qwen as load_qwen, save_qwen as save_qwen
+from genesis_fn.io.safetensors import (
+    FileError as FileError,
+    atomic_write as atomic_write,
+    load_file as load_file,
+    save_file as save_file,
+)

@@ -1,0 +1,239 @@
+"""Elementwise primitives as Triton text, over the functions of `language` and `device_functions`.
+
+Nothing here imports Triton, so that a program whose kernels are all in the cache never does.
+
+Values in registers have their dtype's *register type*: narrow floats (float16, bfloat16, float8)
+are float32, booleans int1, every other dtype is itself. `loaded` and `stored` are the text of the
+two conversions at memory; `expression` is the text of one equation between register values.
+
+float32 operations are correctly rounded or libdevice's; values that came from narrow floats take
+the hardware's approximate division, exponential and logarithm, whose error their rounding hides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import Primitive
+
+NAMES: Mapping[DType, str] = {
+    dtypes.BOOL: "i1", dtypes.I8: "i8", dtypes.I16: "i16", dtypes.I32: "i32", dtypes.I64: "i64",
+    dtypes.U8: "u8", dtypes.U16: "u16", dtypes.U32: "u32", dtypes.U64: "u64",
+    dtypes.F8E4: "fp8e4nv", dtypes.F8E5: "fp8e5", dtypes.BF16: "bf16", dtypes.F16: "fp16",
+    dtypes.F32: "fp32", dtypes.F64: "fp64",
+}  # fmt: skip
+"""What `kernels.launch` calls each dtype; complex types are missing, the hardware has none."""
+
+MEMORY: Mapping[DType, str] = {
+    dtypes.BOOL: "tl.int1", dtypes.I8: "tl.int8", dtypes.I16: "tl.int16", dtypes.I32: "tl.int32",
+    dtypes.I64: "tl.int64", dtypes.U8: "tl.uint8", dtypes.U16: "tl.uint16",
+    dtypes.U32: "tl.uint32", dtypes.U64: "tl.uint64", dtypes.F8E4: "tl.float8e4nv",
+    dtypes.F8E5: "tl.float8e5", dtypes.BF16: "tl.bfloat16", dtypes.F16: "tl.float16",
+    dtypes.F32: "tl.float32", dtypes.F64: "tl.float64",
+}  # fmt: skip
+"""Text of the Triton type of each dtype in memory."""
+
+MODULES = ("genesis_fn.kernels.language", "genesis_fn.kernels.device_functions")
+"""The modules whose functions the text uses."""
+
+PRELUDE = (
+    "import triton\nimport triton.language as tl\n"
+    + "".join(f"from {module} import *\n" for module in MODULES)
+    + "\n\n@triton.jit\n"
+)
+"""What stands before `def` in a module that holds one generated kernel."""
+
+NARROW = frozenset({dtypes.F8E4, dtypes.F8E5, dtypes.BF16, dtypes.F16})
+
+
+def register(dtype: DType) -> str:
+    """Text of the register type of `dtype`."""
+    return "tl.float32" if dtype in NARROW else MEMORY[dtype]
+
+
+def loaded(text: str, dtype: DType) -> str:
+    """The register value of `text`, a value as it lies in memory."""
+    return f"up({text})" if dtype in NARROW else text
+
+
+def stored(text: str, dtype: DType) -> str:
+    """`text`, a register value, as it goes to memory: rounded to nearest even."""
+    return f"narrow({text}, {MEMORY[dtype]})" if dtype in NARROW else text
+
+
+def rounded(text: str, dtype: DType) -> str:
+    """`text`, a register value, with the precision that `dtype` has in memory."""
+    return f"up({stored(text, dtype)})" if dtype in NARROW else text
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A Python number as a register value of `dtype`, integers wrapped."""
+    if dtype == dtypes.BOOL:
+        return f"tl.full((), {int(bool(value))}, tl.int1)"
+    if dtypes.is_integer(dtype):
+        info = dtypes.iinfo(dtype)
+        span = 1 << 8 * dtype.itemsize
+        wrapped = (int(value) - int(info.min)) % span + int(info.min)
+        return f"tl.full((), {wrapped}, {MEMORY[dtype]})"
+    number = float(value)
+    text = repr(number) if number - number == 0 else f'float("{number}")'
+    return f"tl.full((), {text}, {register(dtype)})"
+
+
+# Names in the definitions' templates, and the device function that each stands for.
+_EXACT = {
+    "tl.exp": "exp", "tl.exp2": "exp2", "tl.log": "log", "tl.sin": "sin", "tl.cos": "cos",
+    "tl.rsqrt": "rsqrt", "tl.floor": "floor", "tl.ceil": "ceil", "tl.sigmoid": "logistic",
+    "libdevice.erfinv": "erf_inv", "libdevice.rint": "round_even", "popcount": "count_bits",
+    "sqrt": "square_root",
+}  # fmt: skip
+# What is near enough for values of 16 bits or fewer, and faster.
+_FAST = _EXACT | {
+    "tl.exp": "tl.exp", "tl.exp2": "tl.exp2", "tl.log": "tl.log", "tl.rsqrt": "tl.rsqrt",
+    "tl.sigmoid": "logistic_fast", "div": "div_fast", "sqrt": "tl.sqrt",
+}  # fmt: skip
+_ON_BOOL = {"add": "{0} | {1}", "mul": "{0} & {1}"}
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
+_LAYOUT = {dtypes.F16: (5, 10), dtypes.BF16: (8, 7), dtypes.F32: (8, 23), dtypes.F64: (11, 52)}
+
+
+def has_expression(prim: Primitive) -> bool:
+    """Whether `expression` knows the primitive: it treats every element alike."""
+    return prim.name in _BUILT or (type(prim.triton) is str and "{0}" in prim.triton)
+
+
+def expression(
+    prim: Primitive,
+    names: Sequence[str],
+    operands: Sequence[Any],
+    params: Mapping[str, Any],
+) -> str:
+    """The text of `prim` applied to register values, as a register value of the result's dtype.
+
+    `operands` holds an Aval or a Python scalar for each operand; `names[i]` is the text of operand
+    i where it is an Aval (scalars are written as literals of the arrays' dtype). A result of a
+    narrow type is not rounded to it (`rounded` does that), except by a conversion.
+    """
+    kinds = [a.dtype for a in operands if type(a) is Aval]
+    kind = kinds[-1]
+    texts = [
+        name if type(a) is Aval else literal(a, kind)
+        for name, a in zip(names, operands, strict=True)
+    ]
+    build = _BUILT.get(prim.name)
+    if build is not None:
+        return build(texts, kind, **params)
+    if kind == dtypes.BOOL and prim.name in _ON_BOOL:
+        return f"({_ON_BOOL[prim.name].format(*texts)})"
+    if kind == dtypes.BOOL and prim.name in _ORDER:
+        # int1 compares as a signed number, whose one is negative.
+        return f"({texts[0]}.to(tl.int32) {_ORDER[prim.name]} {texts[1]}.to(tl.int32))"
+    return f"({template(prim.triton, kind).format(*texts)})"
+
+
+def template(text: str, kind: DType) -> str:
+    """A definition's template with the device functions that serve operands of dtype `kind`."""
+    table = _FAST if kind in NARROW else _EXACT
+
+    def named(found: re.Match) -> str:
+        name = found.group()
+        return table.get(name) or name.removeprefix("libdevice.")
+
+    return _CALLED.sub(named, text)
+
+
+def _convert(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
+    (x,) = texts
+    if dtype == dtypes.BOOL:
+        return x if source == dtypes.BOOL else f"({x} != 0)"
+    if dtypes.is_float(source) and dtypes.is_integer(dtype):
+        info = dtypes.iinfo(dtype)
+        return f"to_integer({x}, {MEMORY[dtype]}, {int(info.min)}, {int(info.max)})"
+    moved = x if register(source) == register(dtype) else f"{x}.to({register(dtype)})"
+    # Every value of float8e4nv is one of float16, and so on: only a loss needs rounding.
+    exact = {(dtypes.F8E4, dtypes.F16), (dtypes.F8E4, dtypes.BF16), (dtypes.F8E5, dtypes.F16),
+             (dtypes.F8E5, dtypes.BF16)}  # fmt: skip
+    return moved if (source, dtype) in exact or source == dtype else rounded(moved, dtype)
+
+
+def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
+    (x,) = texts
+    if source == dtype:
+        return x
+    if dtype == dtypes.BOOL:
+        if source in NARROW:
+            x = f"{stored(x, source)}.to(tl.uint8, bitcast=True)"
+        return f"({x} != 0)"
+    if source == dtypes.BOOL:
+        x, source = f"{x}.to(tl.uint8)", dtypes.U8
+    return loaded(f"{stored(x, source)}.to({MEMORY[dtype]}, bitcast=True)", dtype)
+
+
+def _integer_pow(texts: Sequence[str], kind: DType, *, y: int) -> str:
+    if y == 2:
+        return f"({texts[0]} * {texts[0]})"
+    n = abs(y)
+    return f"integer_pow({texts[0]}, {n}, {n.bit_length()}, {y < 0})"
+
+
+def _neg(texts: Sequence[str], kind: DType) -> str:
+    return f"negate({texts[0]})" if dtypes.is_float(kind) else f"(-{texts[0]})"
+
+
+def _add_n(texts: Sequence[str], kind: DType) -> str:
+    return "(" + (" | " if kind == dtypes.BOOL else " + ").join(texts) + ")"
+
+
+def _select(texts: Sequence[str], kind: DType) -> str:
+    return f"tl.where({', '.join(texts)})"
+
+
+def _safe_mul(texts: Sequence[str], kind: DType) -> str:
+    return f"safe_mul({texts[0]}, {texts[1]})"
+
+
+def _reduce_precision(
+    texts: Sequence[str], kind: DType, *, exponent_bits: int, mantissa_bits: int
+) -> str:
+    layout = _LAYOUT.get(kind, (8, 23))
+    return (
+        f"reduce_precision({texts[0]}, {MEMORY[kind]}, {layout[0]}, {layout[1]}, "
+        f"{exponent_bits}, {mantissa_bits})"
+    )
+
+
+def _nextafter(texts: Sequence[str], kind: DType) -> str:
+    if kind in (dtypes.F16, dtypes.BF16):
+        return f"nextafter_narrow({texts[0]}, {texts[1]}, {MEMORY[kind]})"
+    return f"nextafter({texts[0]}, {texts[1]})"
+
+
+def _div(texts: Sequence[str], kind: DType) -> str:
+    return f"{'div_fast' if kind in NARROW else 'div'}({texts[0]}, {texts[1]})"
+
+
+def _is_finite(texts: Sequence[str], kind: DType) -> str:
+    # A value of a narrow type may have left its range in registers.
+    return f"is_finite({rounded(texts[0], kind)})"
+
+
+_BUILT = {
+    "neg": _neg,
+    "convert_element_type": _convert, "bitcast_convert_type": _bitcast,
+    "integer_pow": _integer_pow, "add_n": _add_n, "select": _select, "safe_mul": _safe_mul,
+    "reduce_precision": _reduce_precision, "nextafter": _nextafter, "div": _div,
+    "is_finite": _is_finite,
+    "stop_gradient": lambda texts, kind: texts[0], "copy": lambda texts, kind: texts[0],
+    "name": lambda texts, kind, **_: texts[0],
+}  # fmt: skip
+
+__all__ = [
+    "MEMORY", "MODULES", "NAMES", "NARROW", "PRELUDE", "expression", "has_expression", "literal",
+    "loaded", "register", "rounded", "stored", "template",
+]  # fmt: skip

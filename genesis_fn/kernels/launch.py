@@ -1,0 +1,94 @@
+"""What a kernel launch is: the contract between hand-written kernels, generated ones and drivers.
+
+A kernel family exposes a *planning function*: from shapes, dtypes and static options it returns a
+`Plan`, which is pure data. A backend gives the plan memory and hands its launches to a driver: the
+CUDA driver compiles and launches them (or records them into a graph), the interpreting driver runs
+the same Triton functions on host memory. Nothing here imports Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Buf:
+    """A pointer argument: buffer number `index` of the plan, seen `offset` bytes from its start.
+
+    Buffers are numbered inputs first, then outputs, then workspaces. `dtype` names the Triton
+    element type the pointer is passed as ("fp32", "bf16", "fp16", "fp8e4nv", "fp8e5", "i1", "i8",
+    "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp64").
+    """
+
+    index: int
+    dtype: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A host TMA descriptor argument over a row-major view of a buffer.
+
+    `shape` and `strides` count elements (the last stride is 1; the others times the item size are
+    multiples of 16 bytes); `block` is the tile that one load or store moves.
+    """
+
+    buffer: Buf
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A run-time number: `dtype` is "i32", "i64" or "fp32"."""
+
+    value: int | float
+    dtype: str = "i32"
+
+
+Argument: TypeAlias = Buf | Descriptor | Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch: `kernel` is a `triton.jit` function, `arguments` its run-time parameters
+    by name (in signature order), `constants` its constexpr parameters by name."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    arguments: Mapping[str, Argument]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+    programmatic: bool = False  # programmatic dependent launch
+    max_registers: int | None = None  # a cap per thread, so that more programs share a processor
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Set a whole buffer to zero bytes (a memset node of the graph)."""
+
+    buffer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch memory of `bytes` bytes, alive from the first step of its plan to the last."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps that compute `outputs` from `inputs`, in order, and the scratch they need.
+
+    `inputs` and `outputs` count buffers; every buffer is dense, row-major and 16-byte aligned.
+    """
+
+    inputs: int
+    outputs: int
+    steps: tuple[Launch | Clear, ...]
+    workspaces: tuple[Workspace, ...] = ()

@@ -1,0 +1,260 @@
+"""Plans of matrix products: which kernel, which arguments, which scratch.
+
+    plan = plan_matmul(MatmulSpec(m=4096, n=4096, k=1024, rhs_transposed=True))
+
+Buffers are the left operand, the right one, the gate's right operand if separate, the bias, the
+residual and the hooks' inputs; then the output and the hooks' outputs. An accumulating output is
+read before it is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan, Scalar, Workspace
+from genesis_fn.kernels.matmul_source import (
+    Text,
+    adds_in_place,
+    partial_descriptor,
+    persistent_source,
+    reduction_source,
+    tiled_source,
+)
+from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Epilogue, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_tuning import (
+    TENSOR_CORE_DTYPES,
+    Target,
+    configs,
+    default_config,
+    stores_descriptor,
+    takes_descriptors,
+)
+from genesis_fn.kernels.source import kernel_from_source
+
+
+def plan_matmul(
+    spec: MatmulSpec,
+    config: Config | None = None,
+    hooks: Hooks | None = None,
+    target: Target | None = None,
+) -> Plan:
+    """The plan of one (batched) product: one launch, or two if k is split.
+
+    Raises `ValueError` if the configuration cannot serve the spec's layout or types.
+    """
+    target, hooks = target or Target(), hooks or Hooks()
+    buffers = buffers_of(spec, hooks)
+    outputs = 1 + len(hooks.outputs)
+    inputs = len({b.index for b in buffers.values()}) - outputs
+    if 0 in (spec.m, spec.n, *spec.batch):
+        return Plan(inputs, outputs, ())
+    config = config or default_config(spec, target, hooks)
+    _check(spec, config, target)
+    text = Text(spec, config, hooks, out_kind(spec, config))
+    if config.split_k == 1:
+        return Plan(inputs, outputs, (_launch(text, buffers, target),))
+    planes = config.split_k * (2 if spec.gated else 1)
+    size = planes * spec.batches * spec.m * spec.n * ITEMSIZE[spec.acc_dtype]
+    buffers |= {"partial": Buf(inputs + outputs, spec.acc_dtype)}
+    steps = (_launch(text, buffers, target), _reduction(text, buffers))
+    return Plan(inputs, outputs, steps, (Workspace(size),))
+
+
+def matmul_source(
+    spec: MatmulSpec,
+    epilogue_source: str = "",
+    extra_args: Sequence[tuple[str, str]] = (),
+    config: Config | None = None,
+    target: Target | None = None,
+) -> str:
+    """The Triton source of the product's (first) kernel with a generated epilogue.
+
+    `epilogue_source` transforms `acc` as `Hooks.epilogue` says; `extra_args` are the (name, element
+    type) pairs of the pointers it reads.
+    """
+    hooks = Hooks(epilogue=epilogue_source, inputs=tuple(extra_args))
+    config = config or default_config(spec, target, hooks)
+    text = Text(spec, config, hooks, out_kind(spec, config))
+    arguments, numbers = arguments_of(text, buffers_of(spec, hooks)), text.numbers()
+    return _source(text, list(arguments), numbers)
+
+
+def buffers_of(spec: MatmulSpec, hooks: Hooks) -> dict[str, Buf]:
+    """The pointer arguments of a product by name, buffers numbered in the plan's order."""
+    epilogue = spec.epilogue
+    buffers = {"lhs": Buf(0, spec.lhs_dtype, spec.lhs_offset * ITEMSIZE[spec.lhs_dtype])}
+    size = ITEMSIZE[spec.rhs_dtype]
+    buffers["rhs"] = Buf(1, spec.rhs_dtype, spec.rhs_offset * size)
+    if spec.gated:
+        separate = epilogue.gating == "separate"
+        offset = spec.rhs_offset + (0 if separate else epilogue.gate_offset)
+        buffers["rhs1"] = Buf(2 if separate else 1, spec.rhs_dtype, offset * size)
+    following = [("bias", epilogue.bias_dtype)] * bool(epilogue.bias)
+    following += [("residual", epilogue.residual)] * bool(epilogue.residual)
+    following += hooks.inputs
+    next_index = 1 + max(b.index for b in buffers.values())
+    for name, dtype in following:
+        offset = spec.out_offset * ITEMSIZE[dtype] if name == "residual" else 0
+        buffers[name] = Buf(next_index, dtype, offset)
+        next_index += 1
+    out = Buf(next_index, spec.out_dtype, spec.out_offset * ITEMSIZE[spec.out_dtype])
+    buffers["out"] = out
+    if spec.accumulate:
+        buffers["held"] = out
+    for i, (name, dtype) in enumerate(hooks.outputs, 1):
+        buffers[name] = Buf(next_index + i, dtype)
+    return buffers
+
+
+def out_kind(spec: MatmulSpec, config: Config) -> str:
+    """How a kernel stores its tiles: "partial", "descriptor" or "pointer"."""
+    if config.split_k > 1:
+        return "partial"
+    return "descriptor" if config.family == "tma" and stores_descriptor(spec) else "pointer"
+
+
+def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
+    """The launch's pointer and descriptor arguments by name."""
+    spec, arguments = text.spec, {}
+    partial = text.out == "partial"
+    for name, buffer in buffers.items():
+        if partial and name not in ("lhs", "rhs", "rhs1", "partial", *_loop_names(text.hooks)):
+            continue
+        if name == "rhs1" and text.joined:
+            continue
+        if name in ("lhs", "rhs", "rhs1") and text.config.family == "tma":
+            arguments[text.name(name)] = _operand_descriptor(text, name[:3], buffer)
+        elif name == "out" and text.out == "descriptor":
+            width = text.config.bn // (2 if text.config.halves else 1)
+            shape, steps = (*spec.batch, spec.m, spec.n), spec.strides("out")
+            block = (*[1] * len(spec.batch), text.config.bm, width)
+            arguments[text.name(name)] = Descriptor(buffer, shape, steps, block)
+        elif name == "held" and adds_in_place(text):
+            continue
+        elif name == "partial" and partial_descriptor(text):
+            planes = text.config.split_k * (2 if spec.gated else 1) * spec.batches
+            width = text.config.bn // (2 if text.config.halves else 1)
+            shape, steps = (planes, spec.m, spec.n), (spec.m * spec.n, spec.n, 1)
+            arguments[name] = Descriptor(buffer, shape, steps, (1, text.config.bm, width))
+        elif name != "partial" or partial:
+            arguments[text.name(name)] = buffer
+    return arguments
+
+
+def _loop_names(hooks: Hooks) -> list[str]:
+    used = hooks.lhs + hooks.rhs + hooks.setup
+    return [name for name, _ in (*hooks.inputs, *hooks.outputs) if name in used]
+
+
+def _operand_descriptor(text: Text, operand: str, buffer: Buf) -> Descriptor:
+    spec, config = text.spec, text.config
+    steps = spec.strides(operand)
+    kept = [i for i in range(len(spec.batch)) if steps[i]]
+    shape = (spec.m, spec.k) if operand == "lhs" else (spec.k, spec.n)
+    block = (config.bm, config.bk) if operand == "lhs" else (config.bk, config.bn)
+    inner = steps[-2:]
+    if spec.contiguous_axis(operand) == 0:
+        shape, block, inner = shape[::-1], block[::-1], inner[::-1]
+    if operand == "rhs" and text.joined:
+        shape, block = (2, *shape), (2, *block)
+        inner = (spec.epilogue.gate_offset, *inner)
+    return Descriptor(
+        buffer,
+        (*(spec.batch[i] for i in kept), *shape),
+        (*(steps[i] for i in kept), *inner),
+        (*[1] * len(kept), *block),
+    )
+
+
+def split_numbers(
+    numbers: dict[str, int], dynamic: bool
+) -> tuple[dict[str, Argument], dict[str, int]]:
+    """Sizes and strides as (run-time arguments, constants)."""
+    if not dynamic:
+        return {}, numbers
+    run_time = {
+        name: Scalar(value, "i64" if value >= 2**31 else "i32")
+        for name, value in numbers.items()
+        if name in ("M", "N", "K") or value > 1
+    }
+    return run_time, {name: value for name, value in numbers.items() if name not in run_time}
+
+
+def _source(text: Text, arguments: list[str], numbers: dict[str, int]) -> str:
+    run_time, constants = split_numbers(numbers, text.config.dynamic)
+    parameters = [*arguments, *run_time, *(f"{name}: tl.constexpr" for name in constants)]
+    name = f"matmul_{text.config.family}_{text.spec.lhs_dtype}_{text.spec.rhs_dtype}"
+    if text.config.family == "tma":
+        return persistent_source(name, [*parameters, "PROGRAMS: tl.constexpr"], [text])
+    return tiled_source(name, parameters, text)
+
+
+def _launch(text: Text, buffers: dict[str, Buf], target: Target) -> Launch:
+    spec, config = text.spec, text.config
+    arguments, numbers = arguments_of(text, buffers), text.numbers()
+    kernel = kernel_from_source(_source(text, list(arguments), numbers))
+    run_time, constants = split_numbers(numbers, config.dynamic)
+    programs = tiles_of(spec, config)
+    if config.family == "tma":
+        programs = min(programs, target.processors)
+        constants = {**constants, "PROGRAMS": programs}
+    return Launch(
+        kernel,
+        (programs, 1, 1),
+        {**arguments, **run_time},
+        constants,
+        config.warps,
+        config.stages,
+        config.programmatic,
+    )
+
+
+def tiles_of(spec: MatmulSpec, config: Config) -> int:
+    """The number of tiles of the output, every split of k counted."""
+    tiles = math.ceil(spec.m / config.bm) * math.ceil(spec.n / config.bn)
+    return tiles * spec.batches * config.split_k
+
+
+def _reduction(text: Text, buffers: dict[str, Buf]) -> Launch:
+    spec, config = text.spec, text.config
+    rows = min(16, 1 << (spec.m - 1).bit_length())
+    tile = replace(config, bm=rows, bn=128, halves=False, family="pointer")
+    text = replace(text, config=tile, out="pointer")
+    arguments: dict[str, Argument] = {
+        name: buffer for name, buffer in buffers.items() if name not in ("lhs", "rhs", "rhs1")
+    }
+    run_time, constants = split_numbers(text.numbers(), config.dynamic)
+    parameters = [*arguments, *run_time, *(f"{name}: tl.constexpr" for name in constants)]
+    kernel = kernel_from_source(reduction_source("matmul_reduce", parameters, text))
+    grid = (math.ceil(spec.m / tile.bm), math.ceil(spec.n / tile.bn), spec.batches)
+    return Launch(kernel, grid, {**arguments, **run_time}, constants, 4, 1, config.programmatic)
+
+
+def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
+    if target.arch < 89 and {spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype} & set(FLOAT8):
+        raise ValueError(f"float8 needs compute capability 8.9, the device has sm_{target.arch}")
+    if config.tensor_cores and spec.operand_dtype not in TENSOR_CORE_DTYPES:
+        raise ValueError(f"tensor cores cannot multiply {spec.operand_dtype}: tensor_cores=False")
+    if config.family == "tma" and not takes_descriptors(spec, target.arch):
+        raise ValueError(
+            f"{spec} cannot be read through descriptors on sm_{target.arch}: use family 'pointer'"
+        )
+    if config.family not in ("tma", "pointer", "gemv"):
+        raise ValueError(f"family must be 'tma', 'pointer' or 'gemv', got {config.family!r}")
+    if config.family == "gemv" and spec.m > config.bm:
+        raise ValueError(f"a gemv tile of {config.bm} rows cannot hold {spec.m}")
+
+
+__all__ = [
+    "Config",
+    "Epilogue",
+    "Hooks",
+    "MatmulSpec",
+    "Target",
+    "configs",
+    "default_config",
+    "matmul_source",
+    "plan_matmul",
+]

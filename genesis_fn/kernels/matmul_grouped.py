@@ -1,0 +1,126 @@
+"""Several matrix products in one launch: all weight gradients of a layer, for instance.
+
+Each weight gradient alone has too few output tiles to fill the machine; together they do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan
+from genesis_fn.kernels.matmul import arguments_of, buffers_of, out_kind, plan_matmul, tiles_of
+from genesis_fn.kernels.matmul_source import Text, persistent_source
+from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_tuning import Target, configs, seconds, takes_descriptors
+from genesis_fn.kernels.source import kernel_from_source
+
+
+def plan_grouped_matmul(
+    specs: Sequence[MatmulSpec], config: Config | None = None, target: Target | None = None
+) -> Plan:
+    """The plan of independent products of the same element types in one launch.
+
+    Inputs are each product's inputs in turn, outputs its outputs in turn. Products that cannot be
+    read through descriptors, and single ones, run as launches of their own.
+    """
+    target = target or Target()
+    types = {(s.lhs_dtype, s.rhs_dtype, s.out_dtype, s.precision) for s in specs}
+    if len(types) != 1:
+        raise ValueError(f"grouped products must share element types and precision, got {types}")
+    if len(specs) == 1 or not all(takes_descriptors(s, target.arch) for s in specs):
+        return _joined([plan_matmul(s, target=target) for s in specs])
+    config = config or grouped_configs(specs, target)[0]
+    return _fused(specs, config, target)
+
+
+def grouped_configs(specs: Sequence[MatmulSpec], target: Target | None = None) -> list[Config]:
+    """Configurations worth timing for the group, the best by the machine model first."""
+    target = target or Target()
+    candidates: dict[Config, None] = {}
+    for spec in specs:
+        for config in configs(replace(spec, batch=(), **_no_strides()), target):
+            if config.family == "tma" and not config.swap:
+                candidates[replace(config, split_k=1)] = None
+    if not candidates:
+        candidates[Config("tma", 64, 64, 64, 4, 3)] = None
+    return sorted(candidates, key=lambda config: _group_seconds(specs, config, target))
+
+
+def _no_strides() -> dict[str, None]:
+    return {f"{operand}_strides": None for operand in ("lhs", "rhs", "out")}
+
+
+def _group_seconds(specs: Sequence[MatmulSpec], config: Config, target: Target) -> float:
+    tiles = sum(tiles_of(s, config) for s in specs)
+    work = 0.0
+    for spec in specs:
+        own = tiles_of(spec, config)
+        work += own * seconds(spec, config, target) / math.ceil(own / target.processors)
+    return work / tiles * math.ceil(tiles / target.processors)
+
+
+def _fused(specs: Sequence[MatmulSpec], config: Config, target: Target) -> Plan:
+    texts = [Text(s, config, Hooks(), out_kind(s, config), f"_{i}") for i, s in enumerate(specs)]
+    arguments: dict[str, Argument] = {}
+    numbers: dict[str, int] = {}
+    own = [buffers_of(spec, Hooks()) for spec in specs]
+    counts = [_input_count(buffers) for buffers in own]
+    for i, (text, buffers) in enumerate(zip(texts, own, strict=True)):
+        moved = {
+            name: _moved(b, counts[i], sum(counts[:i]), sum(counts) + i)
+            for name, b in buffers.items()
+        }
+        arguments |= arguments_of(text, moved)
+        numbers |= text.numbers()
+    parameters = [*arguments, *(f"{name}: tl.constexpr" for name in numbers)]
+    name = f"matmul_grouped_{specs[0].lhs_dtype}_{specs[0].rhs_dtype}"
+    source = persistent_source(name, [*parameters, "PROGRAMS: tl.constexpr"], texts)
+    programs = min(sum(tiles_of(s, config) for s in specs), target.processors)
+    launch = Launch(
+        kernel_from_source(source),
+        (programs, 1, 1),
+        arguments,
+        {**numbers, "PROGRAMS": programs},
+        config.warps,
+        config.stages,
+        config.programmatic,
+    )
+    return Plan(sum(counts), len(specs), (launch,))
+
+
+def _input_count(buffers: dict[str, Buf]) -> int:
+    return buffers["out"].index
+
+
+def _moved(buffer: Buf, inputs: int, first_input: int, output: int) -> Buf:
+    index = first_input + buffer.index if buffer.index < inputs else output
+    return replace(buffer, index=index)
+
+
+def _joined(plans: Sequence[Plan]) -> Plan:
+    inputs, outputs = sum(p.inputs for p in plans), sum(p.outputs for p in plans)
+    steps, workspaces = [], []
+    first_input, first_output = 0, inputs
+    for plan in plans:
+        places = list(range(first_input, first_input + plan.inputs))
+        places += range(first_output, first_output + plan.outputs)
+        start = inputs + outputs + len(workspaces)
+        places += range(start, start + len(plan.workspaces))
+        steps += [_placed(step, places) for step in plan.steps]
+        workspaces += plan.workspaces
+        first_input, first_output = first_input + plan.inputs, first_output + plan.outputs
+    return Plan(inputs, outputs, tuple(steps), tuple(workspaces))
+
+
+def _placed(launch: Launch, places: list[int]) -> Launch:
+    arguments: dict[str, Argument] = {}
+    for name, argument in launch.arguments.items():
+        if isinstance(argument, Buf):
+            argument = replace(argument, index=places[argument.index])
+        elif isinstance(argument, Descriptor):
+            buffer = replace(argument.buffer, index=places[argument.buffer.index])
+            argument = replace(argument, buffer=buffer)
+        arguments[name] = argument
+    return replace(launch, arguments=arguments)

@@ -1,0 +1,517 @@
+"""The Triton source of matrix products: one template, into which prologues and epilogues are put.
+
+A plain product is the template with an empty epilogue. Sizes and strides are names (`M`, `L_K`...)
+that a launch gives as constants or as run-time numbers, so one text serves every shape.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Hooks, MatmulSpec
+
+_TL = {
+    "fp64": "tl.float64",
+    "fp32": "tl.float32",
+    "fp16": "tl.float16",
+    "bf16": "tl.bfloat16",
+    "fp8e4nv": "tl.float8e4nv",
+    "fp8e5": "tl.float8e5",
+    "i1": "tl.int1",
+    "i8": "tl.int8",
+    "i16": "tl.int16",
+    "i32": "tl.int32",
+    "i64": "tl.int64",
+    "u8": "tl.uint8",
+    "u16": "tl.uint16",
+    "u32": "tl.uint32",
+    "u64": "tl.uint64",
+}
+_AXES = {"lhs": "MK", "rhs": "KN", "out": "MN"}
+_LARGEST_OFFSET = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What one product's part of a kernel is written from.
+
+    `suffix` tells the names of one problem of a group from another's; `out` is "descriptor",
+    "pointer" or "partial" (a split of k stores its accumulator in a workspace).
+    """
+
+    spec: MatmulSpec
+    config: Config
+    hooks: Hooks
+    out: str
+    suffix: str = ""
+
+    def name(self, name: str) -> str:
+        return name + self.suffix
+
+    def numbers(self) -> dict[str, int]:
+        """The sizes and strides that the text names, with their values."""
+        spec, numbers = self.spec, {"M": self.spec.m, "N": self.spec.n, "K": self.spec.k}
+        numbers |= {f"B{i}": size for i, size in enumerate(spec.batch)}
+        for operand, axes in _AXES.items():
+            letter = operand[0].upper()
+            names = [f"B{i}" for i in range(len(spec.batch))] + list(axes)
+            steps = spec.strides(operand)
+            numbers |= {f"{letter}_{x}": s for x, s in zip(names, steps, strict=True)}
+        return {self.name(key): value for key, value in numbers.items()}
+
+    def divides(self, size: str, block: int) -> bool:
+        """Whether blocks cover a size exactly, so that no mask is needed."""
+        return not self.config.dynamic and self.numbers()[self.name(size)] % block == 0
+
+    def wide(self, operand: str) -> bool:
+        """Whether the operand's offsets may need 64 bits."""
+        return self.config.dynamic or self.spec.extent(operand) > _LARGEST_OFFSET
+
+    @property
+    def joined(self) -> bool:
+        """Whether a gated product is one dot, its right tile the gate's columns beside the other's.
+
+        Two accumulators in one flattened loop make the tensor cores wait for each other.
+        """
+        spec = self.spec
+        return (
+            joins_gate(spec)
+            and self.config.family == "tma"
+            and not (self.config.swap or self.hooks.rhs)
+        )
+
+
+def joins_gate(spec: MatmulSpec) -> bool:
+    """Whether one descriptor can fetch the tiles of both right operands, k contiguous."""
+    gate = spec.epilogue.gate_offset
+    packed = spec.epilogue.gating == "packed" and gate > 0
+    return packed and spec.contiguous_axis("rhs") == 0
+
+
+def kernel_text(name: str, parameters: Iterable[str], body: Iterable[str]) -> str:
+    """The text of a kernel definition."""
+    return f"def {name}({', '.join(parameters)}):\n" + "\n".join("    " + x for x in body) + "\n"
+
+
+def indent(lines: Iterable[str], levels: int = 1) -> list[str]:
+    """The lines, `levels` deeper."""
+    return ["    " * levels + line for line in lines]
+
+
+def product_lines(text: Text, tile: str) -> list[str]:
+    """The lines that compute and store the output tile number `tile` (all splits counted)."""
+    spec, config, n = text.spec, text.config, text.name
+    lines = [f"tiles_m = ({n('M')} + {config.bm - 1}) // {config.bm}"]
+    lines += [f"tiles_n = ({n('N')} + {config.bn - 1}) // {config.bn}", f"rest = {tile}"]
+    if config.split_k > 1:
+        lines += [f"split = rest % {config.split_k}", f"rest = rest // {config.split_k}"]
+    if spec.batch:
+        lines += ["batch = rest // (tiles_m * tiles_n)", "rest = rest % (tiles_m * tiles_n)"]
+        lines += batch_lines(text)
+    lines += [
+        f"tile_m, tile_n = tile_of(rest, tiles_m, tiles_n, {config.group})",
+        f"m0 = tile_m * {config.bm}",
+        f"n0 = tile_n * {config.bn}",
+        f"rm = m0 + tl.arange(0, {config.bm})[:, None]",
+        f"rn = n0 + tl.arange(0, {config.bn})[None, :]",
+        *text.hooks.setup.splitlines(),
+        *loop_lines(text),
+        *output_lines(text),
+    ]
+    return lines
+
+
+def batch_lines(text: Text) -> list[str]:
+    """`b0`, `b1`, ... from `batch`, the number of a product."""
+    lines, rank = [], len(text.spec.batch)
+    for i in range(rank):
+        inner = " * ".join(text.name(f"B{j}") for j in range(i + 1, rank))
+        value = f"batch // ({inner})" if inner else "batch"
+        lines.append(f"b{i} = ({value}) % {text.name(f'B{i}')}" if i else f"b{i} = {value}")
+    return lines
+
+
+def base_lines(text: Text, operand: str, pointer: str) -> list[str]:
+    """`{pointer}_at`, the pointer moved to the current product's operand."""
+    letter, terms = operand[0].upper(), []
+    for i in range(len(text.spec.batch)):
+        if text.spec.strides(operand)[i]:
+            terms.append(f"b{i}.to(tl.int64) * {text.name(f'{letter}_B{i}')}")
+    at = " + ".join([text.name(pointer), *terms])
+    return [f"{pointer}_at = {at}"]
+
+
+def index_text(text: Text, operand: str, row: str, col: str) -> str:
+    """The offset of element (row, col) of an operand from its product's base."""
+    letter, axes = operand[0].upper(), _AXES[operand]
+    if text.wide(operand):
+        row, col = (x if x.isdigit() else f"({x}).to(tl.int64)" for x in (row, col))
+    steps = [text.name(f"{letter}_{axis}") for axis in axes]
+    return f"{row} * {steps[0]} + {col} * {steps[1]}"
+
+
+def mask_text(conditions: Iterable[str], dtype: str) -> str:
+    """The mask and fill arguments of a load, empty when nothing can be out of range."""
+    mask = " & ".join(f"({x})" for x in conditions)
+    return f", mask={mask}, other={zero_text(dtype)}" if mask else ""
+
+
+def zero_text(dtype: str) -> str:
+    """Zero, such that Triton can convert it to the type (float8 only from floats)."""
+    return "0.0" if dtype.startswith(("fp", "bf")) else "0"
+
+
+# ---- the loop over k ----
+
+
+def loop_lines(text: Text) -> list[str]:
+    """`acc` (and `acc1`): the tile's sum over this split's part of k."""
+    spec, config = text.spec, text.config
+    if config.family == "gemv":
+        return gemv_lines(text)
+    shape = (config.bn, config.bm) if config.swap else (config.bm, config.bn)
+    if text.joined:
+        shape = (config.bm, 2 * config.bn)
+    two = spec.gated and not text.joined
+    zeros = f"tl.zeros({shape}, {_TL[spec.acc_dtype]})"
+    lines = [f"acc = {zeros}"] + ([f"acc1 = {zeros}"] if two else [])
+    steps, k0 = steps_text(text), k0_text(text)
+    tma = config.family == "tma"
+    exact_k = text.divides("K", config.bk * config.split_k)
+    body = [k0]
+    sides = [("lhs", "lhs", "a"), ("rhs", "rhs", "b")] + [("rhs", "rhs1", "b1")] * two
+    hooked = bool(text.hooks.lhs or text.hooks.rhs)
+    if hooked or not tma:
+        body += [f"rk_row = k0 + tl.arange(0, {config.bk})[None, :]"]
+        body += [f"rk_col = k0 + tl.arange(0, {config.bk})[:, None]"]
+    for operand, pointer, value in sides:
+        if tma:
+            body += descriptor_load_lines(text, operand, pointer, value)
+        else:
+            lines += base_lines(text, operand, pointer)
+            body += pointer_load_lines(text, operand, pointer, value, exact_k)
+        hook = text.hooks.lhs if operand == "lhs" else text.hooks.rhs
+        if hook:
+            # A hook speaks of `b`, whichever right operand it is.
+            body += [f"b = {value}"] * (value == "b1") + hook.splitlines()
+            body += [f"{value} = b"] * (value == "b1")
+    body += dot_lines(text)
+    lines += [f"for step in range({steps}):", *indent(body)]
+    if text.joined:
+        lines += ["acc, acc1 = halves(acc)"]
+    if config.swap:
+        lines += ["acc = tl.trans(acc)"] + ["acc1 = tl.trans(acc1)"] * two
+    return lines
+
+
+def steps_text(text: Text) -> str:
+    """The number of blocks of k in one split."""
+    block = text.config.bk * text.config.split_k
+    return f"({text.name('K')} + {block - 1}) // {block}"
+
+
+def k0_text(text: Text) -> str:
+    """The line that sets `k0`, the first k of block number `step` of this split."""
+    first = f"split * ({steps_text(text)}) + step" if text.config.split_k > 1 else "step"
+    return f"k0 = ({first}) * {text.config.bk}"
+
+
+def gemv_lines(text: Text) -> list[str]:
+    """`acc` (and `acc1`) [rows, cols] by multiplying and adding, for a handful of rows.
+
+    The right operand's tile stays in the registers it was loaded into: each row of the left one is
+    loaded in the same layout (its copies come from the L1 cache), so nothing moves between threads
+    until one sum over k at the end. The tile is [cols, k] or [k, cols], contiguous axis last.
+    """
+    spec, config, n = text.spec, text.config, text.name
+    deep = spec.contiguous_axis("rhs") == 0
+    shape = (config.bn, config.bk) if deep else (config.bk, config.bn)
+    wide, rows = _TL[spec.acc_dtype], min(config.bm, spec.m)
+    rk = f"k0 + tl.arange(0, {config.bk})" + ("[None, :]" if deep else "[:, None]")
+    cols = f"n0 + tl.arange(0, {config.bn})" + ("[:, None]" if deep else "[None, :]")
+    lines, body = [f"rn_at = {cols}", *base_lines(text, "lhs", "lhs")], [k0_text(text)]
+    body += [f"rk = {rk}", "inside_k = rk < " + n("K")]
+    exact_k = text.divides("K", config.bk * config.split_k)
+    edge_k = [] if exact_k else ["inside_k"]
+    edge_n = [] if text.divides("N", config.bn) else [f"rn_at < {n('N')}"]
+    names = [("rhs", "acc", "right"), ("rhs1", "acc1", "right1")][: 2 if spec.gated else 1]
+    for pointer, acc, value in names:
+        lines += base_lines(text, "rhs", pointer)
+        lines += [f"{acc}_{row} = tl.zeros({shape}, {wide})" for row in range(rows)]
+        mask = mask_text(edge_n + edge_k, spec.rhs_dtype)
+        body += [f"b = tl.load({pointer}_at + ({index_text(text, 'rhs', 'rk', 'rn_at')}){mask})"]
+        if text.hooks.rhs:
+            body += ["rk_col = " + ("tl.trans(rk)" if deep else "rk")]
+            body += ["b = tl.trans(b)"] * deep + text.hooks.rhs.splitlines()
+            body += ["b = tl.trans(b)"] * deep + [f"b = cast(b, {_TL[spec.operand_dtype]})"]
+        body += [f"{value} = cast(b, {wide})"]
+    if text.hooks.lhs:
+        body += ["rk_row = " + ("rk" if deep else "tl.trans(rk)")]
+    own = assigned_names(text.hooks.setup)
+    for row in range(rows):
+        if own and text.hooks.lhs:
+            lines += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
+            lines += renamed(text.hooks.setup, own, f"_{row}")
+        at = f"lhs_at + ({index_text(text, 'lhs', str(row), 'rk')})"
+        mask = mask_text([f"tl.broadcast_to({x}, {shape})" for x in edge_k], spec.lhs_dtype)
+        body += [f"a = tl.load(tl.broadcast_to({at}, {shape}){mask})"]
+        if text.hooks.lhs:
+            body += [f"rm = tl.full((1, 1), {row}, tl.int32)"] + ["a = tl.trans(a)"] * (not deep)
+            body += renamed(text.hooks.lhs, own, f"_{row}") + ["a = tl.trans(a)"] * (not deep)
+            body += [f"a = cast(a, {_TL[spec.operand_dtype]})"]
+        body += [f"a = cast(a, {wide})"]
+        body += [f"{acc}_{row} += a * {value}" for _, acc, value in names]
+    lines += [f"for step in range({steps_text(text)}):", *indent(body)]
+    lines += [f"rm = m0 + tl.arange(0, {config.bm})[:, None]"]
+    for _, acc, _ in names:
+        for row in range(rows):
+            total = f"tl.sum({acc}_{row}, axis={1 if deep else 0})[None, :]"
+            lines += [
+                f"{acc} = tl.where(rm == {row}, {total}, {acc})"
+                if row
+                else f"{acc} = tl.broadcast_to({total}, ({config.bm}, {config.bn}))"
+            ]
+    return lines
+
+
+def assigned_names(source: str) -> set[str]:
+    """The names that the lines assign."""
+    nodes = ast.walk(ast.parse(source))
+    return {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
+
+
+def renamed(source: str, names: set[str], suffix: str) -> list[str]:
+    """The lines with `suffix` added to every use of `names`."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in names:
+            node.id += suffix
+    return ast.unparse(tree).splitlines()
+
+
+def descriptor_load_lines(text: Text, operand: str, pointer: str, value: str) -> list[str]:
+    """`value`, the operand's tile, by TMA; elements out of range are zero."""
+    spec, config = text.spec, text.config
+    corner = ["m0", "k0"] if operand == "lhs" else ["k0", "n0"]
+    block = (config.bm, config.bk) if operand == "lhs" else (config.bk, config.bn)
+    flipped = spec.contiguous_axis(operand) == 0
+    if flipped:
+        corner, block = corner[::-1], block[::-1]
+    batch = [f"b{i}" for i in range(len(spec.batch)) if spec.strides(operand)[i]]
+    if operand == "rhs" and text.joined:
+        batch, block = [*batch, "0"], (2 * config.bn, config.bk)
+    load = f"{text.name(pointer)}.load([{', '.join(batch + corner)}])"
+    if batch:
+        load = f"tl.reshape({load}, {block})"
+    return [f"{value} = tl.trans({load})" if flipped else f"{value} = {load}"]
+
+
+def pointer_load_lines(
+    text: Text, operand: str, pointer: str, value: str, exact_k: bool
+) -> list[str]:
+    """`value`, the operand's tile, through pointers; elements out of range are zero."""
+    config, n = text.config, text.name
+    if operand == "lhs":
+        row, col, depth = "rm", "rk_row", "rk_row"
+        edge = [] if text.divides("M", config.bm) else [f"rm < {n('M')}"]
+    else:
+        row, col, depth = "rk_col", "rn", "rk_col"
+        edge = [] if text.divides("N", config.bn) else [f"rn < {n('N')}"]
+    dtype = text.spec.lhs_dtype if operand == "lhs" else text.spec.rhs_dtype
+    mask = mask_text(edge + ([] if exact_k else [f"{depth} < {n('K')}"]), dtype)
+    return [f"{value} = tl.load({pointer}_at + ({index_text(text, operand, row, col)}){mask})"]
+
+
+def dot_lines(text: Text) -> list[str]:
+    """`acc += a @ b` (and `acc1 += a @ b1`)."""
+    spec, lines = text.spec, []
+    kind, wide = spec.operand_dtype, _TL[spec.acc_dtype]
+    hooked = bool(text.hooks.lhs or text.hooks.rhs)
+    two = spec.gated and not text.joined
+    for value, dtype in [("a", spec.lhs_dtype), ("b", spec.rhs_dtype), ("b1", spec.rhs_dtype)]:
+        if value == "b1" and not two:
+            continue
+        target = dtype if kind in FLOAT8 else kind
+        if hooked or dtype != target:
+            lines.append(f"{value} = cast({value}, {_TL[target]})")
+    for acc, b in [("acc", "b")] + [("acc1", "b1")] * two:
+        if not text.config.tensor_cores:
+            product = f"cast(a, {wide})[:, :, None] * cast({b}, {wide})[None, :, :]"
+            lines.append(f"{acc} += tl.sum({product}, axis=1)")
+        elif text.config.swap:
+            lines.append(f"{acc} = dot(tl.trans({b}), tl.trans(a), {acc}, {spec.precision!r})")
+        else:
+            lines.append(f"{acc} = dot(a, {b}, {acc}, {spec.precision!r})")
+    return lines
+
+
+# ---- the output tile ----
+
+
+def output_lines(text: Text) -> list[str]:
+    """Epilogue and store of the tile, whole or in two halves."""
+    config, gated = text.config, text.spec.gated
+    if not config.halves:
+        return part_lines(text, config.bn, "n0")
+    half = config.bn // 2
+    lines = ["acc, acc_right = halves(acc)"] + ["acc1, acc1_right = halves(acc1)"] * gated
+    lines += [f"rn = n0 + tl.arange(0, {half})[None, :]", *part_lines(text, half, "n0")]
+    lines += ["acc = acc_right"] + ["acc1 = acc1_right"] * gated
+    lines += [f"rn = n0 + {half} + tl.arange(0, {half})[None, :]"]
+    return lines + part_lines(text, half, f"n0 + {half}")
+
+
+def part_lines(text: Text, width: int, column: str) -> list[str]:
+    """Epilogue and store of `acc`, whose columns start at `column`."""
+    spec, config, n = text.spec, text.config, text.name
+    inside = inside_line(text, config.bm, width)
+    if text.out == "partial":
+        return [inside, *partial_store_lines(text, width, column)]
+    lines = [inside, *epilogue_lines(text), *text.hooks.epilogue.splitlines()]
+    if spec.accumulate and not adds_in_place(text):
+        lines += base_lines(text, "out", "held")
+        place = f"held_at + ({index_text(text, 'out', 'rm', 'rn')})"
+        zero = zero_text(spec.out_dtype)
+        lines += [f"acc = acc + up(tl.load({place}, mask=inside, other={zero}))"]
+    value = f"cast(acc, {_TL[spec.out_dtype]})"
+    if text.out == "descriptor":
+        batch = [f"b{i}" for i in range(len(spec.batch))]
+        if batch:
+            value = f"tl.reshape({value}, {(*[1] * len(batch), config.bm, width)})"
+        corner = f"[{', '.join([*batch, 'm0', column])}]"
+        if adds_in_place(text):
+            return [*lines, f"add_into({n('out')}, {corner}, {value})"]
+        return [*lines, f"{n('out')}.store({corner}, {value})"]
+    place = f"out_at + ({index_text(text, 'out', 'rm', 'rn')})"
+    lines += base_lines(text, "out", "out")
+    return [*lines, f"tl.store({place}, {value}{store_mask(text, width)})"]
+
+
+def adds_in_place(text: Text) -> bool:
+    """Whether the stores themselves add to the output, so that it need not be read."""
+    spec = text.spec
+    return spec.accumulate and text.out == "descriptor" and spec.out_dtype == "fp32"
+
+
+def inside_line(text: Text, rows: int, width: int) -> str:
+    """`inside`, which elements of the tile exist (a constant if all do)."""
+    n = text.name
+    if text.divides("M", rows) and text.divides("N", width):
+        return "inside = tl.full((1, 1), 1, tl.int1)"
+    return f"inside = (rm < {n('M')}) & (rn < {n('N')})"
+
+
+def store_mask(text: Text, width: int) -> str:
+    """The mask argument of the output's store, empty if every element exists."""
+    exact = text.divides("M", text.config.bm) and text.divides("N", width)
+    return "" if exact else ", mask=inside"
+
+
+def partial_store_lines(text: Text, width: int, column: str) -> list[str]:
+    """Store `acc` (and `acc1`) into the workspace [split, product (gate), batch, m, n]."""
+    n, lines = text.name, []
+    batches = " * ".join(n(f"B{i}") for i in range(len(text.spec.batch)))
+    planes = 2 if text.spec.gated else 1
+    for plane, value in enumerate(["acc", "acc1"][:planes]):
+        slot = f"split * {planes} + {plane}"
+        if batches:
+            slot = f"({slot}) * ({batches}) + batch"
+        if partial_descriptor(text):
+            tile = f"tl.reshape({value}, {(1, text.config.bm, width)})"
+            lines += [f"{n('partial')}.store([{slot}, m0, {column}], {tile})"]
+            continue
+        at = f"{n('partial')} + ({slot}).to(tl.int64) * ({n('M')} * {n('N')})"
+        lines += [f"tl.store({at} + (rm * {n('N')} + rn), {value}, mask=inside)"]
+    return lines
+
+
+def partial_descriptor(text: Text) -> bool:
+    """Whether partial tiles are stored by TMA, which overlaps with the next tile's loads."""
+    whole_rows = text.spec.n % 4 == 0 and ITEMSIZE[text.spec.acc_dtype] == 4
+    return text.config.family == "tma" and text.out == "partial" and whole_rows
+
+
+def reduction_source(name: str, parameters: Iterable[str], text: Text) -> str:
+    """The kernel that adds the splits' partial tiles in order and applies the epilogue."""
+    spec, config, n = text.spec, text.config, text.name
+    batches = " * ".join(n(f"B{i}") for i in range(len(spec.batch)))
+    planes = 2 if spec.gated else 1
+    lines = ["wait_for_dependencies()"] * config.programmatic
+    lines += [f"rm = tl.program_id(0) * {config.bm} + tl.arange(0, {config.bm})[:, None]"]
+    lines += [f"rn = tl.program_id(1) * {config.bn} + tl.arange(0, {config.bn})[None, :]"]
+    if spec.batch:
+        lines += ["batch = tl.program_id(2)", *batch_lines(text)]
+    lines += [inside_line(text, config.bm, config.bn)]
+    for plane, value in enumerate(["acc", "acc1"][:planes]):
+        for split in range(config.split_k):
+            slot = f"{split * planes + plane}"
+            if batches:
+                slot = f"({slot} * ({batches}) + batch).to(tl.int64)"
+            at = f"partial + {slot} * ({n('M')} * {n('N')}) + (rm * {n('N')} + rn)"
+            load = f"tl.load({at}, mask=inside, other={zero_text(spec.acc_dtype)})"
+            lines.append(f"{value} {'+=' if split else '='} {load}")
+    lines += ["launch_dependents()"] * config.programmatic
+    return kernel_text(name, parameters, lines + part_lines(text, config.bn, ""))
+
+
+def epilogue_lines(text: Text) -> list[str]:
+    """The lines of the spec's own epilogue on `acc`."""
+    spec, n = text.spec, text.name
+    epilogue, lines = spec.epilogue, []
+    real = spec.acc_dtype.startswith("fp")
+    if not real and epilogue != type(epilogue)():
+        lines += ["acc = acc.to(tl.float32)"] + ["acc1 = acc1.to(tl.float32)"] * spec.gated
+    if epilogue.scale is not None:
+        lines += [f"acc = acc * {epilogue.scale!r}"]
+        lines += [f"acc1 = acc1 * {epilogue.scale!r}"] * spec.gated
+    if epilogue.bias:
+        index, size = ("rm", "M") if epilogue.bias == "row" else ("rn", "N")
+        edge = mask_text([f"{index} < {n(size)}"], epilogue.bias_dtype)
+        load = f"tl.load({n('bias')} + {index}{edge})"
+        lines += [f"acc = acc + up({load})"]
+    if epilogue.activation:
+        lines += [f"acc = {epilogue.activation}(acc)"]
+    if spec.gated:
+        lines += ["acc = acc * acc1"]
+    if epilogue.residual:
+        lines += base_lines(text, "out", "residual")
+        place = f"residual_at + ({index_text(text, 'out', 'rm', 'rn')})"
+        zero = zero_text(spec.out_dtype)
+        lines += [f"acc = acc + up(tl.load({place}, mask=inside, other={zero}))"]
+    return lines
+
+
+def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Text]) -> str:
+    """A kernel whose `PROGRAMS` programs walk all tiles of one or several products.
+
+    The products' tiles are dealt to the programs as one sequence; each product has its own loop, so
+    that each may have its own descriptors.
+    """
+    texts, lines, dealt = list(texts), [], ""
+    for text in texts:
+        spec, config, n = text.spec, text.config, text.name
+        count = [f"(({n('M')} + {config.bm - 1}) // {config.bm})"]
+        count += [f"(({n('N')} + {config.bn - 1}) // {config.bn})"]
+        count += [n(f"B{i}") for i in range(len(spec.batch))]
+        count += [str(config.split_k)] * (config.split_k > 1)
+        tiles = " * ".join(count)
+        first = "tl.program_id(0)"
+        if dealt:
+            first = f"({first} + PROGRAMS - ({dealt}) % PROGRAMS) % PROGRAMS"
+        flatten = ", flatten=True" if config.flatten else ""
+        lines += [f"for tile in tl.range({first}, {tiles}, PROGRAMS{flatten}):"]
+        lines += indent(product_lines(text, "tile"))
+        dealt += f" + {tiles}" if dealt else tiles
+    programmatic = texts[0].config.programmatic
+    lines = ["wait_for_dependencies()"] * programmatic + lines
+    return kernel_text(name, parameters, lines + ["launch_dependents()"] * programmatic)
+
+
+def tiled_source(name: str, parameters: Iterable[str], text: Text) -> str:
+    """A kernel with one program for each tile of the product."""
+    lines = ["wait_for_dependencies()"] * text.config.programmatic
+    lines += product_lines(text, "tl.program_id(0)")
+    lines += ["launch_dependents()"] * text.config.programmatic
+    return kernel_text(name, parameters, lines)

@@ -1,0 +1,201 @@
+"""What a matrix product is: operands, layouts, epilogue, tuning choices; no Triton here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+ITEMSIZE = {
+    "fp64": 8,
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8e4nv": 1,
+    "fp8e5": 1,
+    "i1": 1,
+    "i8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+    "u8": 1,
+    "u16": 2,
+    "u32": 4,
+    "u64": 8,
+}
+FLOAT8 = ("fp8e4nv", "fp8e5")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+PRECISIONS = ("default", "tf32", "tf32x3", "ieee")
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """`f(scale * x + bias) * gate + residual`, in the accumulator's precision.
+
+    `bias` is "row" (one value per row of the output) or "col"; the bias and the residual (dense, in
+    the output's layout) are inputs of the types given. `gating` multiplies by a second product of
+    the same left operand: with a second right operand ("separate"), or with the one that starts
+    `gate_offset` elements further in the right operand's buffer ("packed").
+    """
+
+    scale: float | None = None
+    bias: str | None = None
+    bias_dtype: str = "fp32"
+    activation: str | None = None
+    gating: str | None = None
+    gate_offset: int = 0
+    residual: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.bias not in (None, "row", "col"):
+            raise ValueError(f"bias must be None, 'row' or 'col', got {self.bias!r}")
+        if self.activation not in (None, *ACTIVATIONS):
+            raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
+        if self.gating not in (None, "separate", "packed"):
+            raise ValueError(f"gating must be None, 'separate' or 'packed', got {self.gating!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Generated lines put into a kernel, and the pointer arguments that they use.
+
+    `epilogue` runs once per output tile (or half tile) on `acc` (and `acc1` if gated), after the
+    spec's own epilogue and before an accumulating output is added, and leaves the result in `acc`.
+    In scope are `rm` [rows, 1] and `rn` [1, cols] (indices), `inside` (which elements exist), `b0`,
+    `b1`, ... (batch indices). `lhs` transforms `a` [rows, depth] with `rm` and `rk_row` [1, depth];
+    `rhs` transforms `b` [depth, cols] with `rk_col` [depth, 1] and `rn`; both must leave zeros
+    where `rk >= K`. `setup` runs before a tile's loop over k. Every public name of
+    `kernels.language` may be used; `inputs` and `outputs` are (name, element type) of the pointers.
+    """
+
+    epilogue: str = ""
+    lhs: str = ""
+    rhs: str = ""
+    setup: str = ""
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulSpec:
+    """out[b, i, j] = epilogue(sum over l of lhs[b, i, l] * rhs[b, l, j]), b over `batch`.
+
+    Dense operands are [*batch, m, k] and [*batch, k, n], or with the last two axes stored the other
+    way round if `transposed`. Explicit strides (in elements: batch axes, then (m, k), (k, n) or
+    (m, n)) describe any other view; a zero batch stride broadcasts. Offsets count elements.
+    With `accumulate` the product is added to what the output holds.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: tuple[int, ...] = ()
+    lhs_dtype: str = "bf16"
+    rhs_dtype: str = "bf16"
+    out_dtype: str = "bf16"
+    lhs_transposed: bool = False
+    rhs_transposed: bool = False
+    lhs_strides: tuple[int, ...] | None = None
+    rhs_strides: tuple[int, ...] | None = None
+    out_strides: tuple[int, ...] | None = None
+    lhs_offset: int = 0
+    rhs_offset: int = 0
+    out_offset: int = 0
+    precision: str = "default"
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
+        for name in ("lhs_dtype", "rhs_dtype", "out_dtype"):
+            if getattr(self, name) not in ITEMSIZE:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not an element type")
+        rank = len(self.batch) + 2
+        for name in ("lhs_strides", "rhs_strides", "out_strides"):
+            given = getattr(self, name)
+            if given is not None and len(given) != rank:
+                raise ValueError(f"{name} must have {rank} entries, got {given}")
+
+    @property
+    def batches(self) -> int:
+        """The number of products."""
+        return math.prod(self.batch)
+
+    @property
+    def gated(self) -> bool:
+        """Whether two products share the left operand."""
+        return self.epilogue.gating is not None
+
+    @property
+    def operand_dtype(self) -> str:
+        """The type that both operands take part in: the wider of the two."""
+        lhs, rhs = self.lhs_dtype, self.rhs_dtype
+        if lhs == rhs or (lhs in FLOAT8 and rhs in FLOAT8):
+            return lhs
+        if {lhs, rhs} == {"bf16", "fp16"}:
+            return "fp32"
+        floats = [x for x in (lhs, rhs) if x.startswith(("fp", "bf"))]
+        return max(floats or (lhs, rhs), key=ITEMSIZE.__getitem__)
+
+    @property
+    def acc_dtype(self) -> str:
+        """The accumulator's type: fp64 for fp64, fp32 for other floats, i32 or i64 for integers."""
+        operand = self.operand_dtype
+        if operand.startswith(("fp", "bf")):
+            return "fp64" if operand == "fp64" else "fp32"
+        return "i64" if ITEMSIZE[operand] == 8 else "i32"
+
+    def strides(self, operand: str) -> tuple[int, ...]:
+        """The strides of "lhs", "rhs" or "out": batch axes, then (m, k), (k, n) or (m, n)."""
+        given = getattr(self, f"{operand}_strides")
+        if given is not None:
+            return given
+        rows, cols = {"lhs": (self.m, self.k), "rhs": (self.k, self.n)}.get(
+            operand, (self.m, self.n)
+        )
+        inner = (1, rows) if getattr(self, f"{operand}_transposed", False) else (cols, 1)
+        steps, size = [], rows * cols
+        for extent in reversed(self.batch):
+            steps.append(size)
+            size *= extent
+        return (*reversed(steps), *inner)
+
+    def extent(self, operand: str) -> int:
+        """One more than the largest element offset that "lhs", "rhs" or "out" reaches."""
+        inner = {"lhs": (self.m, self.k), "rhs": (self.k, self.n)}.get(operand, (self.m, self.n))
+        steps = self.strides(operand)
+        reach = sum((n - 1) * s for n, s in zip((*self.batch, *inner), steps, strict=True))
+        return reach + 1 + getattr(self, f"{operand}_offset")
+
+    def contiguous_axis(self, operand: str) -> int | None:
+        """0 or 1: which of the operand's two inner axes has stride one; None if neither has."""
+        first, second = self.strides(operand)[-2:]
+        return 1 if second == 1 else 0 if first == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The tuning choices of one product.
+
+    `family`: "tma" (persistent, host descriptors), "pointer", "gemv" (m <= 8, no tensor cores).
+    `halves` stores a tile in two halves, which frees shared memory for one more stage; `swap`
+    computes the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
+    launch, in a fixed order. Without `tensor_cores` products are multiplied and added one by one,
+    as integers other than int8 need. `dynamic` passes sizes and strides at run time (one compiled
+    kernel for all shapes). `programmatic`: launched with programmatic dependent launch.
+    """
+
+    family: str
+    bm: int
+    bn: int
+    bk: int
+    warps: int = 4
+    stages: int = 3
+    split_k: int = 1
+    group: int = 8
+    halves: bool = False
+    swap: bool = False
+    flatten: bool = True
+    tensor_cores: bool = True
+    dynamic: bool = False
+    programmatic: bool = False

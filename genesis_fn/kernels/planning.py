@@ -1,0 +1,145 @@
+"""Building plans: element sizes, tiles of row kernels, and joining plans into larger ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from genesis_fn.kernels.launch import (
+    Argument,
+    Buf,
+    Clear,
+    Descriptor,
+    Launch,
+    Plan,
+    Workspace,
+)
+
+ITEMSIZE: Mapping[str, int] = {
+    "fp8e4nv": 1,
+    "fp8e5": 1,
+    "i1": 1,
+    "i8": 1,
+    "u8": 1,
+    "i16": 2,
+    "u16": 2,
+    "fp16": 2,
+    "bf16": 2,
+    "i32": 4,
+    "u32": 4,
+    "fp32": 4,
+    "i64": 8,
+    "u64": 8,
+    "fp64": 8,
+}
+
+FLOATING = frozenset({"fp8e4nv", "fp8e5", "fp16", "bf16", "fp32", "fp64"})
+UNSIGNED = frozenset({"i1", "u8", "u16", "u32", "u64"})
+
+INT32_MAX = 2**31 - 1
+
+
+def cdiv(a: int, b: int) -> int:
+    """The smallest integer not below a / b."""
+    return -(-a // b)
+
+
+def next_power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def accumulator(dtype: str) -> str:
+    """The element type that sums of `dtype` values are kept in: fp64 for fp64, fp32 otherwise."""
+    return "fp64" if dtype == "fp64" else "fp32"
+
+
+def raw_dtype(dtype: str) -> str:
+    """The signed integer type as wide as `dtype`, for kernels that only move bits."""
+    return f"i{8 * ITEMSIZE[dtype]}"
+
+
+def row_tile(columns: int, dtype: str) -> tuple[int, int, int]:
+    """(rows, padded columns, warps) of a tile that holds whole rows of `columns` elements.
+
+    A tile has about 4096 elements (at least one row), sixteen a thread, or 32 of longer rows, so
+    that more programs share a multiprocessor; half of all for fp64.
+    """
+    elements, per_thread = (2048, 8) if dtype == "fp64" else (4096, 16)
+    padded = next_power_of_two(columns)
+    if padded > elements:
+        per_thread *= 2
+    rows = max(1, elements // padded)
+    warps = min(16, max(1, rows * padded // (32 * per_thread)))
+    return rows, padded, warps
+
+
+class PlanBuilder:
+    """Collects the launches and workspaces of one plan; buffers are numbered as `Plan` says."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.steps: list[Launch | Clear] = []
+        self.workspaces: list[Workspace] = []
+
+    def workspace(self, elements: int, dtype: str) -> Buf:
+        """A new scratch buffer of `elements` elements."""
+        self.workspaces.append(Workspace(max(16, elements * ITEMSIZE[dtype])))
+        return Buf(self.inputs + self.outputs + len(self.workspaces) - 1, dtype)
+
+    def clear(self, buffer: Buf) -> None:
+        """Zero a whole buffer."""
+        if buffer.offset:
+            raise ValueError(f"buffer {buffer.index} can only be cleared whole, not from an offset")
+        self.steps.append(Clear(buffer.index))
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        arguments: Mapping[str, Argument],
+        constants: Mapping[str, Any],
+        *,
+        num_warps: int = 4,
+        num_stages: int = 2,
+    ) -> None:
+        """Append one kernel launch; missing grid axes are 1, an empty grid launches nothing."""
+        full = (*grid, 1, 1)[:3]
+        if 0 in full:
+            return
+        self.steps.append(
+            Launch(kernel, full, dict(arguments), dict(constants), num_warps, num_stages)
+        )
+
+    def include(self, plan: Plan, buffers: Sequence[Buf]) -> None:
+        """Append the steps of `plan`, whose inputs and outputs become `buffers` of this one."""
+        if len(buffers) != plan.inputs + plan.outputs:
+            raise ValueError(
+                f"a plan of {plan.inputs} inputs and {plan.outputs} outputs was given "
+                f"{len(buffers)} buffers"
+            )
+        base = self.inputs + self.outputs + len(self.workspaces)
+        scratch = [Buf(base + i, "i8") for i in range(len(plan.workspaces))]
+        self.workspaces.extend(plan.workspaces)
+        table = [*buffers, *scratch]
+        for step in plan.steps:
+            if isinstance(step, Clear):
+                self.clear(table[step.buffer])
+            else:
+                arguments = {k: _renumber(v, table) for k, v in step.arguments.items()}
+                self.steps.append(replace(step, arguments=arguments))
+
+    def build(self) -> Plan:
+        """The finished plan."""
+        return Plan(self.inputs, self.outputs, tuple(self.steps), tuple(self.workspaces))
+
+
+def _renumber(argument: Argument, table: Sequence[Buf]) -> Argument:
+    if isinstance(argument, Buf):
+        target = table[argument.index]
+        return Buf(target.index, argument.dtype, target.offset + argument.offset)
+    if isinstance(argument, Descriptor):
+        return replace(argument, buffer=_renumber(argument.buffer, table))
+    return argument

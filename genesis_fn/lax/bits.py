@@ -1,0 +1,73 @@
+"""Random bits without the key type of `random`: what is left of XLA's own generators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.primitive import typeof
+from genesis_fn.core.source import where
+from genesis_fn.lax.operands import array, arrays
+from genesis_fn.primitives.elementwise import bitcast_convert_type
+from genesis_fn.primitives.random_bits import fold_in, random_bits, split
+from genesis_fn.primitives.shape import concatenate, index_in_dim, reshape, slice_in_dim
+from genesis_fn.transforms.callback import io_callback
+from genesis_fn.transforms.jit import Abstract
+
+
+def rng_bit_generator(
+    key: Any, shape: Sequence[int], dtype: Any = np.uint32, algorithm: Any = None
+) -> tuple[Any, Any]:
+    """(the next key, uniform bits of an unsigned `dtype`), a function of the key alone.
+
+    `key`: uint32[2], uint32[4] or uint64[2]. The bits are Philox's, whatever `algorithm` names.
+    """
+    key, d = array(key), dtypes.dtype(dtype)
+    kind = typeof(key)
+    wide = kind.dtype == dtypes.U64
+    shapes = {dtypes.U64: [(2,)], dtypes.U32: [(2,), (4,)]}.get(kind.dtype, [])
+    if kind.shape not in shapes:
+        raise errors.ShapeError(
+            f"rng_bit_generator: a key is u32[2], u32[4] or u64[2], got {kind}\n"
+            f"  at {where().describe()}"
+        )
+    if not dtypes.is_unsigned(d):
+        raise errors.DTypeError(f"rng_bit_generator makes unsigned integers, got {d.name}")
+    words = reshape(bitcast_convert_type(key, dtypes.U32), (4,)) if wide else key
+    mine, rest = slice_in_dim(words, 0, 2), slice_in_dim(words, 2, typeof(words).shape[0])
+    mixed = mine
+    for i in range(typeof(rest).shape[0]):
+        mixed = fold_in(mixed, index_in_dim(rest, i, 0, keepdims=False))
+    both = split(mixed, 2)
+    following = concatenate([index_in_dim(both, 0, 0, keepdims=False), rest], 0)
+    if wide:
+        following = bitcast_convert_type(reshape(following, (2, 2)), dtypes.U64)
+    source = index_in_dim(both, 1, 0, keepdims=False)
+    return following, random_bits(source, shape=tuple(shape), width=8 * d.itemsize)
+
+
+_generator = np.random.default_rng()
+
+
+def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Any:
+    """Uniform values in [a, b), different at every run; `random.uniform` gives ones that repeat."""
+    a, b = arrays("rng_uniform", (a, b), scalars=False)
+    kind, shape = typeof(a), tuple(shape)
+    if kind.shape:
+        raise errors.ShapeError(f"rng_uniform: the bounds must be scalars, got {kind}")
+
+    def draw(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        if dtypes.is_integer(kind.dtype):
+            return _generator.integers(low, high, shape, dtype=kind.dtype)
+        start, stop = np.float64(low), np.float64(high)
+        values = (start + _generator.random(shape) * (stop - start)).astype(kind.dtype)
+        below = np.nextafter(kind.dtype.type(stop), kind.dtype.type(start))
+        return np.where(values < stop, values, below).astype(kind.dtype)
+
+    return io_callback(draw, Abstract(shape, kind.dtype), a, b)
+
+
+__all__ = ["rng_bit_generator", "rng_uniform"]

@@ -1,0 +1,258 @@
+"""Elementwise functions: one primitive each, without NumPy's promotion and broadcasting."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.primitive import SCALARS
+from genesis_fn.lax.operands import array, arrays, on_operands
+from genesis_fn.numpy.creation import full as full_array
+from genesis_fn.numpy.promotion import broadcast, strong
+from genesis_fn.primitives import elementwise as p
+
+neg = on_operands("neg", p.neg, "-x.")
+add = on_operands("add", p.add, "x + y.")
+sub = on_operands("sub", p.sub, "x - y.")
+mul = on_operands("mul", p.mul, "x * y.")
+div = on_operands("div", p.div, "x / y; integers are divided towards zero.")
+rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.")
+max = on_operands("max", p.max, "The larger of x and y; NaN propagates.")  # noqa: A001
+min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.")  # noqa: A001
+abs = on_operands("abs", p.abs, "|x|.")  # noqa: A001
+sign = on_operands("sign", p.sign, "-1, 0 or 1 by the sign of x.")
+atan2 = on_operands("atan2", p.atan2, "The angle of the point (y, x).")
+nextafter = on_operands("nextafter", p.nextafter, "The next float after x towards y.")
+square = on_operands("square", p.square, "x * x.")
+reciprocal = on_operands("reciprocal", p.reciprocal, "1 / x.")
+exp = on_operands("exp", p.exp, "e to the power x.")
+exp2 = on_operands("exp2", p.exp2, "2 to the power x.")
+expm1 = on_operands("expm1", p.expm1, "exp(x) - 1, accurate near 0.")
+log = on_operands("log", p.log, "The natural logarithm.", scalars=False)
+log1p = on_operands("log1p", p.log1p, "log(1 + x), accurate near 0.")
+sqrt = on_operands("sqrt", p.sqrt, "The square root.")
+rsqrt = on_operands("rsqrt", p.rsqrt, "1 / sqrt(x).")
+cbrt = on_operands("cbrt", p.cbrt, "The cube root.")
+logistic = on_operands("logistic", p.logistic, "1 / (1 + exp(-x)).")
+sin = on_operands("sin", p.sin, "The sine.")
+cos = on_operands("cos", p.cos, "The cosine.")
+tan = on_operands("tan", p.tan, "The tangent.")
+asin = on_operands("asin", p.asin, "The inverse sine.")
+acos = on_operands("acos", p.acos, "The inverse cosine.")
+atan = on_operands("atan", p.atan, "The inverse tangent.")
+sinh = on_operands("sinh", p.sinh, "The hyperbolic sine.")
+cosh = on_operands("cosh", p.cosh, "The hyperbolic cosine.")
+tanh = on_operands("tanh", p.tanh, "The hyperbolic tangent.")
+asinh = on_operands("asinh", p.asinh, "The inverse hyperbolic sine.")
+acosh = on_operands("acosh", p.acosh, "The inverse hyperbolic cosine.")
+atanh = on_operands("atanh", p.atanh, "The inverse hyperbolic tangent.")
+erf = on_operands("erf", p.erf, "The error function.")
+erfc = on_operands("erfc", p.erfc, "1 - erf(x), accurate for large x.")
+erf_inv = on_operands("erf_inv", p.erf_inv, "The inverse of erf.")
+lgamma = on_operands("lgamma", p.lgamma, "The logarithm of |gamma(x)|.")
+digamma = on_operands("digamma", p.digamma, "The derivative of lgamma.")
+floor = on_operands("floor", p.floor, "The largest integer <= x.")
+ceil = on_operands("ceil", p.ceil, "The smallest integer >= x.")
+is_finite = on_operands("is_finite", p.is_finite, "Whether x is neither infinite nor NaN.")
+eq = on_operands("eq", p.eq, "x == y.")
+ne = on_operands("ne", p.ne, "x != y.")
+lt = on_operands("lt", p.lt, "x < y.")
+le = on_operands("le", p.le, "x <= y.")
+gt = on_operands("gt", p.gt, "x > y.")
+ge = on_operands("ge", p.ge, "x >= y.")
+bitwise_and = on_operands("bitwise_and", p.bitwise_and, "x & y.")
+bitwise_or = on_operands("bitwise_or", p.bitwise_or, "x | y.")
+bitwise_xor = on_operands("bitwise_xor", p.bitwise_xor, "x ^ y.")
+bitwise_not = on_operands("bitwise_not", p.bitwise_not, "~x.")
+shift_left = on_operands("shift_left", p.shift_left, "x << y; 0 for shifts by the width or more.")
+shift_right_logical = on_operands(
+    "shift_right_logical", p.shift_right_logical, "x >> y with zeros shifted in."
+)
+shift_right_arithmetic = on_operands(
+    "shift_right_arithmetic", p.shift_right_arithmetic, "x >> y with copies of the sign shifted in."
+)
+population_count = on_operands("population_count", p.population_count, "The number of set bits.")
+clz = on_operands("clz", p.clz, "The number of leading zero bits.")
+real = on_operands("real", p.real, "The real part.")
+imag = on_operands("imag", p.imag, "The imaginary part.")
+complex = on_operands("complex", p.complex_, "x + i y.", scalars=False)  # noqa: A001
+
+
+def conj(x: Any, input_dtype: Any = None) -> Any:
+    """The complex conjugate; complex for real x."""
+    x = array(x)
+    d = x.aval.dtype
+    return p.conj(x) if dtypes.is_complex(d) else p.convert(x, dtypes.complex_of(d))
+
+
+def pow(x: Any, y: Any) -> Any:  # noqa: A001
+    """x to the power y, for floating x and floating or integer y."""
+    y = y if type(y) in SCALARS else array(y)
+    if type(y) is int:
+        return integer_pow(x, y)
+    if type(y) not in SCALARS and dtypes.is_integer(y.aval.dtype) and hasattr(x, "aval"):
+        y = p.convert(y, x.aval.dtype)
+    return p.pow(*arrays("pow", (x, y)))
+
+
+def integer_pow(x: Any, y: int) -> Any:
+    """x to the power of a Python integer."""
+    x = array(x)
+    return p.integer_pow(x, y) if y else full_like(x, 1)
+
+
+def polygamma(m: Any, x: Any) -> Any:
+    """The m-th derivative of digamma, for a known integer m."""
+    if type(m) not in (int, float) or int(m) != m:
+        raise TypeError(f"polygamma: the order must be a Python integer, got {m!r}")
+    x = array(x)
+    return p.digamma(x) if m == 0 else p.polygamma(int(m), x)
+
+
+def mulhi(x: Any, y: Any) -> Any:
+    """The upper half of the product of integers at twice their width."""
+    x, y = arrays("mulhi", (x, y), scalars=False)
+    d = x.aval.dtype
+    bits = 8 * d.itemsize
+    if bits < 64:
+        wide = dtypes.dtype(f"{'u' if dtypes.is_unsigned(d) else ''}int{2 * bits}")
+        product = p.mul(p.convert(x, wide), p.convert(y, wide))
+        return p.convert(p.shift_right_arithmetic(product, bits), d)
+    # Schoolbook multiplication of 32-bit halves; the signed result corrects the unsigned one.
+    a, b = p.bitcast_convert_type(x, dtypes.U64), p.bitcast_convert_type(y, dtypes.U64)
+    halves = [(p.bitwise_and(v, 0xFFFFFFFF), p.shift_right_logical(v, 32)) for v in (a, b)]
+    (a0, a1), (b0, b1) = halves
+    middle = p.add(p.mul(a1, b0), p.shift_right_logical(p.mul(a0, b0), 32))
+    low = p.add(p.mul(a0, b1), p.bitwise_and(middle, 0xFFFFFFFF))
+    high = p.add(
+        p.add(p.mul(a1, b1), p.shift_right_logical(middle, 32)), p.shift_right_logical(low, 32)
+    )
+    if d == dtypes.U64:
+        return high
+    high = p.bitcast_convert_type(high, dtypes.I64)
+    zero = full_like(x, 0)
+    high = p.sub(high, p.select(p.lt(x, 0), y, zero))
+    return p.sub(high, p.select(p.lt(y, 0), x, zero))
+
+
+# ---- rounding ----
+
+
+class RoundingMethod(enum.IntEnum):
+    """Where halves are rounded: away from zero or to even numbers."""
+
+    AWAY_FROM_ZERO = 0
+    TO_NEAREST_EVEN = 1
+
+
+def round(  # noqa: A001
+    x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO
+) -> Any:
+    """The nearest integer, halves by `rounding_method`."""
+    x = array(x)
+    even = p.round_even(x)
+    if rounding_method == RoundingMethod.TO_NEAREST_EVEN:
+        return even
+    whole = p.trunc(x)
+    half = p.eq(p.abs(p.sub(x, whole)), 0.5)
+    return p.select(half, p.add(whole, p.sign(x)), even)
+
+
+# ---- selection ----
+
+
+def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+    """on_true where pred, else on_false; a scalar `pred` chooses for all elements."""
+    pred = array(pred)
+    x, y = arrays("select", (on_true, on_false))
+    shape = next(v.aval.shape for v in (x, y) if type(v) not in SCALARS)
+    return p.select(pred if pred.aval.shape else broadcast(pred, shape), x, y)
+
+
+def select_n(which: Any, *cases: Any) -> Any:
+    """cases[which], elementwise; `which` is a boolean, or an int32 from 0 to the last case."""
+    which = array(which)
+    if not cases:
+        raise ValueError("select_n needs at least one case")
+    xs = arrays("select_n", cases, scalars=False)
+    shape = xs[0].aval.shape
+    which = which if which.aval.shape else broadcast(which, shape)
+    if which.aval.dtype == dtypes.BOOL:
+        if len(xs) > 2:
+            raise errors.DTypeError(f"select_n: a boolean chooses between 2 cases, got {len(xs)}")
+        return xs[0] if len(xs) == 1 else p.select(which, xs[1], xs[0])
+    result = xs[-1]
+    for i in range(len(xs) - 2, -1, -1):
+        result = p.select(p.le(which, i), xs[i], result)
+    return result
+
+
+def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002
+    """`x` limited to [min, max]; its derivative is zero where it is limited."""
+    x = array(x)
+    low, x, high = arrays("clamp", (min, x, max), scalars=False)
+    return p.select(p.le(x, low), low, p.select(p.ge(x, high), high, x))
+
+
+# ---- casts and constants ----
+
+
+def convert_element_type(operand: Any, new_dtype: Any) -> Any:
+    """`operand` in another dtype; floats to integers saturate and NaN becomes 0."""
+    if type(operand) in SCALARS:
+        return full_array((), operand, new_dtype)
+    return strong(p.convert(array(operand), dtypes.dtype(new_dtype)))
+
+
+def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+    """The bits of `operand` read as another dtype; a width change adds or removes a last axis."""
+    return p.bitcast_convert_type(array(operand), dtypes.dtype(new_dtype))
+
+
+def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Any:
+    """An array of one value, a number or a scalar array."""
+    return full_array(shape, fill_value, dtype)
+
+
+def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
+    """An array like `x` of one value."""
+    x = array(x) if not hasattr(x, "shape") else x
+    d = dtypes.dtype(x.dtype if dtype is None else dtype)
+    return full_array(tuple(x.shape) if shape is None else shape, fill_value, d)
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Any:
+    """An array of zeros."""
+    return full_array(shape, 0, dtype)
+
+
+def stop_gradient(x: Any) -> Any:
+    """A pytree of arrays with zero derivative; what is no float passes through."""
+    from genesis_fn.core import tree
+
+    def leaf(v: Any) -> Any:
+        if type(v) in SCALARS or not hasattr(v, "aval"):
+            return v
+        return p.stop_gradient(v) if dtypes.is_inexact(v.aval.dtype) else v
+
+    return tree.map(leaf, x)
+
+
+def dtype(x: Any) -> Any:
+    """The dtype of an array or number."""
+    return x.dtype if hasattr(x, "dtype") else dtypes.scalar_dtype(type(x))
+
+
+__all__ = [
+    "RoundingMethod", "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh",
+    "bitcast_convert_type", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "cbrt",
+    "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "cos", "cosh", "digamma",
+    "div", "dtype", "empty", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
+    "full", "full_like", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
+    "log1p", "logistic", "lt", "max", "min", "mul", "mulhi", "ne", "neg", "nextafter", "polygamma",
+    "population_count", "pow", "real", "reciprocal", "rem", "round", "rsqrt", "select", "select_n",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh",
+]  # fmt: skip

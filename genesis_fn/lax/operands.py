@@ -1,0 +1,82 @@
+"""What lax functions take: arrays, ndarrays and numbers of one dtype; scalars are repeated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.source import where
+from genesis_fn.numpy.promotion import broadcast, python_type, scalar_as
+from genesis_fn.primitives.elementwise import convert
+
+
+def array(x: Any) -> Any:
+    """`x` as an Array or tracer."""
+    return x if type(x) is Array or isinstance(x, Tracer) else as_array(x)
+
+
+def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
+    """`xs` in one shape, ready for an elementwise primitive.
+
+    Python numbers take the dtype of the arrays and stay numbers if `scalars`; weak tracers take it
+    too. Arrays without dimensions are repeated. Raises DTypeError for a number of a higher kind.
+    """
+    xs = [x.item() if isinstance(x, np.generic) and _strong(xs) else x for x in xs]
+    xs = [x if type(x) in SCALARS else array(x) for x in xs]
+    if all(type(x) in SCALARS for x in xs):
+        d = dtypes.promote(frozenset(), frozenset(map(type, xs)))[0]
+        xs[0] = as_array(xs[0], d)
+    given = [x for x in xs if type(x) not in SCALARS]
+    firm = [x for x in given if type(x) is Array or not x.weak]
+    d = (firm or given)[0].aval.dtype
+    shape = next((x.aval.shape for x in given if x.aval.shape), ())
+    return [_fitted(name, x, d, shape, scalars) for x in xs]
+
+
+def _strong(xs: Sequence[Any]) -> bool:
+    return any(isinstance(x, (Array, Tracer, np.ndarray)) for x in xs)
+
+
+def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars: bool) -> Any:
+    number = type(x) in SCALARS
+    if number or (type(x) is not Array and x.weak):
+        kind = type(x) if number else python_type(x.aval.dtype)
+        if (bool, int, float, complex).index(kind) > dtypes.kind_rank(d):
+            raise errors.DTypeError(
+                f"{name}: a Python {kind.__name__} does not fit {d.name} operands; convert them "
+                f"with .astype(...)\n  at {where(depth=5).describe()}"
+            )
+        if number and scalars:
+            return scalar_as(x, d)
+        x = as_array(scalar_as(x, d), d) if number else convert(x, d)
+    return broadcast(x, shape) if not x.aval.shape else x
+
+
+def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
+    """`f` with its first `count` arguments made arrays."""
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return f(*[array(a) for a in args[:count]], *args[count:], **kwargs)
+
+    return call
+
+
+def on_operands(name: str, f: Callable[..., Any], doc: str, scalars: bool = True) -> Callable:
+    """`f` of operands in one shape and dtype, named and documented."""
+
+    def call(*operands: Any) -> Any:
+        return f(*arrays(name, operands, scalars))
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    if hasattr(f, "prim"):
+        call.prim = f.prim  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,165 @@
+"""Products of other kinds: unshared convolution, ragged groups, blocks with scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.primitive import typeof
+from genesis_fn.lax.operands import array
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.contract import dot_general
+from genesis_fn.primitives.conv import conv_dimension_numbers, conv_general_dilated_patches
+from genesis_fn.primitives.cumulative import cumsum
+from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
+
+
+def conv_general_dilated_local(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    filter_shape: Sequence[int],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    precision: Any = None,
+) -> Any:
+    """A convolution with a kernel of its own at every place of the result.
+
+    The spatial axes of `rhs` are those of the result; its input axis runs over (channel, *window).
+    """
+    lhs, rhs = array(lhs), array(rhs)
+    patches = conv_general_dilated_patches(
+        lhs, filter_shape, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
+        precision,
+    )  # fmt: skip
+    shape = (1, 1, *filter_shape)
+    _, rhs_spec, out_spec = conv_dimension_numbers(typeof(lhs).shape, shape, dimension_numbers)
+    places = sorted(zip(out_spec[2:], rhs_spec[2:]))
+    numbers = (
+        ((out_spec[1],), (rhs_spec[1],)),
+        (tuple([a for a, _ in places]), tuple([b for _, b in places])),
+    )
+    out = dot_general(patches, rhs, numbers, precision=precision)  # [places, batch, features]
+    order = [0] * len(out_spec)
+    for source, (target, _) in enumerate(places):
+        order[target] = source
+    order[out_spec[0]], order[out_spec[1]] = len(places), len(places) + 1
+    return transpose(out, order)
+
+
+class RaggedDotDimensionNumbers(NamedTuple):
+    """How the operands of `ragged_dot_general` lie along each other.
+
+    * `dot_dimension_numbers`: as for `dot_general`.
+    * `lhs_ragged_dimensions`: the one dimension of `lhs` that is cut into groups.
+    * `rhs_group_dimensions`: the dimension of `rhs` over groups, if `lhs` is cut in a free one.
+    """
+
+    dot_dimension_numbers: tuple
+    lhs_ragged_dimensions: Sequence[int]
+    rhs_group_dimensions: Sequence[int]
+
+
+def ragged_dot_general(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    ragged_dot_dimension_numbers: RaggedDotDimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: None = None,
+) -> Any:
+    """`dot_general` in groups that lie one after the other along a dimension of `lhs`.
+
+    Cut in a free dimension of `lhs`, each group meets its own part of `rhs`: [batch, lhs free, rhs
+    free]. Cut in a contracting one, every group has a result: [groups, batch, lhs free, rhs free].
+    In a batch dimension the groups change nothing. What belongs to no group gives zeros.
+    """
+    lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
+    if group_offset is not None:
+        raise ValueError("ragged_dot_general: group_offset is for groups split over devices")
+    (contract, batch), ragged, group = ragged_dot_dimension_numbers
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = contract, batch
+    if len(ragged) != 1:
+        raise errors.ShapeError(f"ragged_dot_general: one dimension is ragged, got {list(ragged)}")
+    (cut,) = ragged
+    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+    options = {"precision": precision, "preferred_element_type": preferred}
+    if cut in lhs_batch:
+        return dot_general(lhs, rhs, (contract, batch), **options)
+    free = cut not in lhs_contract
+    if free != (len(group) == 1):
+        raise errors.ShapeError(
+            f"ragged_dot_general: rhs_group_dimensions {list(group)} must name one dimension where "
+            f"lhs is ragged in a free dimension, and none where in a contracting one ({cut})"
+        )
+    if typeof(sizes).ndim != 1:
+        raise errors.ShapeError(f"ragged_dot_general: group_sizes {sizes.aval} is no vector")
+    spread = _by_group(lhs, sizes, cut)
+    up = lambda axes: tuple([a + 1 for a in axes])  # noqa: E731
+    if free:  # the group is one more contracting dimension
+        contract = ((0, *up(lhs_contract)), (group[0], *rhs_contract))
+        return dot_general(spread, rhs, (contract, (up(lhs_batch), tuple(rhs_batch))), **options)
+    out = dot_general(
+        spread, rhs, ((up(lhs_contract), tuple(rhs_contract)), (up(lhs_batch), tuple(rhs_batch))),
+        **options,
+    )  # fmt: skip
+    n = len(lhs_batch)  # [batch, groups, free]: groups come first
+    return transpose(out, (n, *range(n), *range(n + 1, typeof(out).ndim)))
+
+
+def _by_group(x: Any, sizes: Any, axis: int) -> Any:
+    """[groups, *x]: `x` with zeros wherever along `axis` another group is."""
+    kind, (groups,) = typeof(x), typeof(sizes).shape
+    shape = (groups, *kind.shape)
+    ends = cumsum(sizes, axis=0)
+    place = iota(typeof(ends).dtype, shape, axis + 1)
+    below = ops.lt(place, broadcast_in_dim(ends, shape, (0,)))
+    above = ops.ge(place, broadcast_in_dim(ops.sub(ends, sizes), shape, (0,)))
+    whole = broadcast_in_dim(x, shape, tuple(range(1, kind.ndim + 1)))
+    return ops.select(ops.bitwise_and(below, above), whole, 0)
+
+
+def scaled_dot(
+    lhs: Any,
+    rhs: Any,
+    *,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
+    dimension_numbers: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """dot_general(lhs * lhs_scale, rhs * rhs_scale): one scale per block of contracted elements.
+
+    A scale has its operand's shape, but for contracting dimensions, which it divides.
+    """
+    lhs, rhs = array(lhs), array(rhs)
+    if dimension_numbers is None:
+        n = typeof(lhs).ndim - 2  # leading batch dimensions
+        dimension_numbers = (((n + 1,), (n,)), (tuple(range(n)), tuple(range(n))))
+    d = dtypes.dtype("bfloat16" if preferred_element_type is None else preferred_element_type)
+    wide = d if d in (dtypes.F32, dtypes.F64) else dtypes.F32
+    x, y = _rescaled(lhs, lhs_scale, wide), _rescaled(rhs, rhs_scale, wide)
+    return ops.convert(dot_general(x, y, dimension_numbers, preferred_element_type=wide), d)
+
+
+def _rescaled(x: Any, scale: Any, d: Any) -> Any:
+    x = ops.convert(x, d)
+    if scale is None:
+        return x
+    scale = ops.convert(array(scale), d)
+    shape, blocks = typeof(x).shape, typeof(scale).shape
+    if len(shape) != len(blocks) or any(b == 0 or n % b for n, b in zip(shape, blocks)):
+        raise errors.ShapeError(f"scaled_dot: a scale {typeof(scale)} does not divide {typeof(x)}")
+    split = tuple([k for n, b in zip(shape, blocks) for k in (b, n // b)])
+    spread = broadcast_in_dim(scale, split, tuple(range(0, 2 * len(shape), 2)))
+    return ops.mul(x, reshape(spread, shape))
+
+
+__all__ = [
+    "RaggedDotDimensionNumbers", "conv_general_dilated_local", "ragged_dot_general", "scaled_dot",
+]  # fmt: skip

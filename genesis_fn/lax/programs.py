@@ -1,0 +1,166 @@
+"""Functions about how programs are put together, and the product of ragged groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import device as devices, dtypes, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.primitive import ctx, typeof
+from genesis_fn.lax.operands import array
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.contract import dot_general
+from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_to_pads
+from genesis_fn.primitives.cumulative import cumsum
+from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
+from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.tracing import named_call
+
+
+def composite(decomposition: Callable, name: str, version: int = 0) -> Callable:
+    """`decomposition`, kept together in programs as one call under a name."""
+
+    body = named_call(decomposition, name=name)
+    body.__name__ = body.__qualname__ = name
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return jit(body, static_argnames=tuple(kwargs))(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = decomposition.__doc__
+    return call
+
+
+def dce_sink(val: Any, *, prevent_mlir_dce: bool = False) -> None:
+    """Keep the computation of `val` in the traced program although nobody uses it."""
+    from genesis_fn.transforms.callback import debug_callback
+
+    if ctx.trace is not None:
+        debug_callback(_ignore, val)
+
+
+def _ignore(*_: Any) -> None:
+    """Nothing: the value was computed, which is what was asked for."""
+
+
+def platform_dependent(
+    *args: Any, default: Callable | None = None, **per_platform: Callable
+) -> Any:
+    """`per_platform[kind](*args)` for the kind of device in use ("cpu" or "cuda"), else `default`.
+
+    The device is that of the first array among the arguments, else the default device.
+    """
+    place = next((x.device for x in tree.leaves(args) if type(x) is Array), None)
+    kind = (place or devices.default_device()).kind
+    names = (kind, "gpu") if kind == "cuda" else (kind,)
+    chosen = next((per_platform[n] for n in names if n in per_platform), default)
+    if chosen is None:
+        raise ValueError(
+            f"platform_dependent: nothing for {kind!r} among {sorted(per_platform)}, and no default"
+        )
+    return chosen(*args)
+
+
+def stage(x: Any, /) -> Any:
+    """`x` as a value of the program that is being traced, even if it is a known number."""
+    return optimization_barrier([array(x)])[0]
+
+
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """`x`: programs run on one device, where every placement is met."""
+    return x
+
+
+def ragged_dot(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+) -> Any:
+    """Rows of `lhs` [m, k] times their group's matrix of `rhs` [g, k, n]: [m, n].
+
+    The first `group_sizes[0]` rows belong to group 0, and so on; rows of no group give zeros.
+    """
+    lhs, rhs, sizes = array(lhs), array(rhs), as_array(group_sizes)
+    if group_offset is not None:
+        raise ValueError("ragged_dot: group_offset is for groups split over devices; pass None")
+    (m, k), g = typeof(lhs).shape, typeof(rhs).shape[0]
+    ends = cumsum(sizes, axis=0)
+    rows = iota(typeof(ends).dtype, (g, m), 1)
+    below = ops.lt(rows, broadcast_in_dim(ends, (g, m), (0,)))
+    above = ops.ge(rows, broadcast_in_dim(ops.sub(ends, sizes), (g, m), (0,)))
+    mine = broadcast_in_dim(ops.bitwise_and(below, above), (g, m, k), (0, 1))
+    spread = ops.select(mine, broadcast_in_dim(lhs, (g, m, k), (1, 2)), 0)
+    return dot_general(
+        spread, rhs, (((0, 2), (0, 1)), ((), ())), precision=precision,
+        preferred_element_type=preferred_element_type,
+    )  # fmt: skip
+
+
+# ---- shapes of convolutions ----
+
+
+def conv_general_permutations(dimension_numbers: Any) -> tuple:
+    """The layouts of operand, kernel and result as permutations: (batch, features, space...)."""
+    rank = len(dimension_numbers[0])
+    return tuple(conv_dimension_numbers((1,) * rank, (1,) * rank, tuple(dimension_numbers)))
+
+
+def conv_general_shape_tuple(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
+    dimension_numbers: Any,
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a convolution's result."""
+    from genesis_fn.core.aval import aval
+
+    numbers = conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
+    if isinstance(padding, str):
+        space = [lhs_shape[i] for i in numbers.lhs_spec[2:]]
+        window = [rhs_shape[i] for i in numbers.rhs_spec[2:]]
+        padding = padtype_to_pads(space, window, window_strides, padding)
+    ones = (1,) * (len(lhs_shape) - 2)
+    out = conv_p.shape(
+        aval(tuple(lhs_shape), dtypes.F32), aval(tuple(rhs_shape), dtypes.F32),
+        window_strides=tuple(window_strides), padding=tuple([tuple(p) for p in padding]),
+        lhs_dilation=ones, rhs_dilation=ones, dimension_numbers=numbers, feature_group_count=1,
+        batch_group_count=1, precision="default", preferred_element_type=None,
+    )  # fmt: skip
+    return out.shape
+
+
+def conv_shape_tuple(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], strides: Sequence[int], pads: Any,
+    batch_group_count: int = 1,
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a convolution's result in the layout (batch, features, space...)."""
+    shape = conv_general_shape_tuple(lhs_shape, rhs_shape, strides, pads, None)
+    return (shape[0] // batch_group_count, *shape[1:])
+
+
+def conv_transpose_shape_tuple(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
+    dimension_numbers: Any,
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a transposed convolution's result."""
+    from genesis_fn.lax.structural import conv_transpose
+    from genesis_fn.transforms.jit import Abstract
+    from genesis_fn.transforms.tracing import eval_shape
+
+    out = eval_shape(
+        lambda x, w: conv_transpose(
+            x, w, tuple(window_strides), padding, dimension_numbers=dimension_numbers
+        ),
+        Abstract(lhs_shape, "float32"), Abstract(rhs_shape, "float32"),
+    )  # fmt: skip
+    return out.shape
+
+
+__all__ = [
+    "composite", "conv_general_permutations", "conv_general_shape_tuple",
+    "conv_shape_tuple", "conv_transpose_shape_tuple", "dce_sink", "platform_dependent",
+    "ragged_dot", "stage", "with_sharding_constraint",
+]  # fmt: skip

@@ -1,0 +1,324 @@
+"""Functions that move, select, combine and reduce elements, on anything that is an array."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.array import from_numpy
+from genesis_fn.core.primitive import SCALARS
+from genesis_fn.lax.operands import array, on_arrays
+from genesis_fn.numpy.promotion import broadcast_shapes, scalar_as
+from genesis_fn.numpy.shape import stack as stack_arrays, unstack as unstack_array
+from genesis_fn.primitives import (
+    contract,
+    conv,
+    cumulative,
+    fft as transforms,
+    gather,
+    indexing,
+    reduce,
+    scatter,
+    shape as shapes,
+    sort as sorts,
+    window as windows,
+)
+from genesis_fn.primitives.elementwise import convert
+
+# ---- shape ----
+
+broadcast = on_arrays(shapes.broadcast)
+broadcast_in_dim = on_arrays(shapes.broadcast_in_dim)
+reshape = on_arrays(shapes.reshape)
+collapse = on_arrays(shapes.collapse)
+squeeze = on_arrays(shapes.squeeze)
+expand_dims = on_arrays(shapes.expand_dims)
+transpose = on_arrays(shapes.transpose)
+rev = on_arrays(shapes.rev)
+tile = on_arrays(shapes.tile)
+split = on_arrays(shapes.split)
+slice = on_arrays(shapes.slice)  # noqa: A001
+slice_in_dim = on_arrays(shapes.slice_in_dim)
+index_in_dim = on_arrays(shapes.index_in_dim)
+reduce_precision = on_arrays(shapes.reduce_precision)
+broadcasted_iota, iota = shapes.broadcasted_iota, shapes.iota
+
+
+def broadcast_to_rank(x: Any, rank: int) -> Any:
+    """`x` with leading axes of length 1 up to `rank` axes."""
+    x = array(x)
+    missing = rank - len(x.aval.shape)
+    if missing < 0:
+        raise errors.ShapeError(f"broadcast_to_rank: {x.aval} has more than {rank} axes")
+    return shapes.expand_dims(x, tuple(range(missing))) if missing else x
+
+
+def concatenate(operands: Sequence[Any], dimension: int) -> Any:
+    """Arrays of one dtype joined along `dimension`."""
+    if not isinstance(operands, (list, tuple)) or not operands:
+        raise TypeError("concatenate takes a non-empty sequence of arrays")
+    return shapes.concatenate([array(x) for x in operands], dimension)
+
+
+def stack(operands: Sequence[Any], axis: int = 0) -> Any:
+    """Arrays of one shape joined along a new axis."""
+    return stack_arrays(operands, axis)
+
+
+def unstack(operand: Any, axis: int = 0) -> tuple[Any, ...]:
+    """The slices of an array along `axis`, without that axis."""
+    return unstack_array(array(operand), axis=axis)
+
+
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
+    """`operand` with (low, high, interior) copies of a scalar around and between its elements."""
+    operand = array(operand)
+    if type(padding_value) in SCALARS:
+        padding_value = scalar_as(padding_value, operand.aval.dtype)
+    elif isinstance(padding_value, np.generic):
+        padding_value = scalar_as(padding_value.item(), operand.aval.dtype)
+    return shapes.pad(operand, padding_value, padding_config)
+
+
+def shape_as_value(shape: Sequence[int]) -> Any:
+    """A shape as an int32 vector."""
+    return from_numpy(np.asarray([operator.index(n) for n in shape], np.int32))
+
+
+def optimization_barrier(operand: Any) -> Any:
+    """The same pytree of arrays; no computation moves across."""
+    leaves, treedef = tree.flatten(operand)
+    return tree.unflatten(treedef, shapes.optimization_barrier([array(x) for x in leaves]))
+
+
+# ---- indexing ----
+
+dynamic_slice = on_arrays(indexing.dynamic_slice)
+dynamic_slice_in_dim = on_arrays(indexing.dynamic_slice_in_dim)
+dynamic_index_in_dim = on_arrays(indexing.dynamic_index_in_dim)
+dynamic_update_slice = on_arrays(indexing.dynamic_update_slice, 2)
+dynamic_update_slice_in_dim = on_arrays(indexing.dynamic_update_slice_in_dim, 2)
+dynamic_update_index_in_dim = on_arrays(indexing.dynamic_update_index_in_dim, 2)
+scatter_ = on_arrays(scatter.scatter, 3)
+scatter_add = on_arrays(scatter.scatter_add, 3)
+scatter_sub = on_arrays(scatter.scatter_sub, 3)
+scatter_mul = on_arrays(scatter.scatter_mul, 3)
+scatter_min = on_arrays(scatter.scatter_min, 3)
+scatter_max = on_arrays(scatter.scatter_max, 3)
+
+
+def gather_(
+    operand: Any, start_indices: Any, dimension_numbers: Any, slice_sizes: Sequence[int], *,
+    unique_indices: bool = False, indices_are_sorted: bool = False, mode: Any = None,
+    fill_value: Any = None,
+) -> Any:  # fmt: skip
+    """Windows of `operand` at `start_indices`; see GatherDimensionNumbers.
+
+    `mode` None clips: a window is moved inside the operand.
+    """
+    return gather.gather(
+        array(operand), array(start_indices), dimension_numbers, slice_sizes,
+        unique_indices=unique_indices, indices_are_sorted=indices_are_sorted,
+        mode="clip" if mode is None else mode, fill_value=fill_value,
+    )  # fmt: skip
+
+
+def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
+    """src[idxs[0], idxs[1], ...] along `axes`, for vectors of indices that wrap around."""
+    return gather.index_take(array(src), [array(i) for i in idxs], axes)
+
+
+def scatter_apply(
+    operand: Any, scatter_indices: Any, func: Any, dimension_numbers: Any, *,
+    update_shape: Any = (), indices_are_sorted: bool = False, unique_indices: bool = False,
+    mode: Any = None,
+) -> Any:  # fmt: skip
+    """`operand` with `func` applied to the indexed windows, once to each element."""
+    operand, scatter_indices = array(operand), array(scatter_indices)
+    counts = scatter.scatter_add(
+        shapes.broadcast_in_dim(from_numpy(np.zeros((), np.int32)), operand.aval.shape, ()),
+        scatter_indices,
+        shapes.broadcast_in_dim(from_numpy(np.ones((), np.int32)), tuple(update_shape), ()),
+        dimension_numbers, indices_are_sorted=indices_are_sorted, unique_indices=unique_indices,
+        mode=mode,
+    )  # fmt: skip
+    from genesis_fn.numpy.mathematics import where
+
+    return where(counts > 0, func(operand), operand)
+
+
+# ---- contraction, convolution ----
+
+dot_general_ = on_arrays(contract.dot_general, 2)
+batch_matmul = on_arrays(contract.batch_matmul, 2)
+conv_general_dilated = on_arrays(conv.conv_general_dilated, 2)
+conv_ = on_arrays(conv.conv, 2)
+conv_with_general_padding = on_arrays(conv.conv_with_general_padding, 2)
+conv_transpose = on_arrays(conv.conv_transpose, 2)
+conv_general_dilated_patches = on_arrays(conv.conv_general_dilated_patches)
+
+
+def dot_general(
+    lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any = None,
+    preferred_element_type: Any = None, *, out_sharding: None = None,
+) -> Any:  # fmt: skip
+    """Products summed over contracting dimensions: [batch, lhs free, rhs free].
+
+    `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
+    """
+    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+    return dot_general_(lhs, rhs, dimension_numbers, precision, preferred)
+
+
+def dot(
+    lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None, *,
+    dimension_numbers: Any = None,
+) -> Any:  # fmt: skip
+    """The product of two vectors or matrices; with `dimension_numbers`, `dot_general`."""
+    if dimension_numbers is not None:
+        return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
+    preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+    return contract.dot(array(lhs), array(rhs), precision, preferred)
+
+
+# ---- reductions ----
+
+reduce_sum = on_arrays(reduce.reduce_sum)
+reduce_max = on_arrays(reduce.reduce_max)
+reduce_min = on_arrays(reduce.reduce_min)
+reduce_prod = on_arrays(reduce.reduce_prod)
+reduce_and = on_arrays(reduce.reduce_and)
+reduce_or = on_arrays(reduce.reduce_or)
+reduce_xor = on_arrays(reduce.reduce_xor)
+argmax = on_arrays(reduce.argmax)
+argmin = on_arrays(reduce.argmin)
+cumsum = on_arrays(cumulative.cumsum)
+cumprod = on_arrays(cumulative.cumprod)
+cummax = on_arrays(cumulative.cummax)
+cummin = on_arrays(cumulative.cummin)
+cumlogsumexp = on_arrays(cumulative.cumlogsumexp)
+
+
+def _initial(value: Any, x: Any) -> Any:
+    """An initial value in the dtype of its operand."""
+    if type(value) in SCALARS:
+        return scalar_as(value, x.aval.dtype)
+    if isinstance(value, (np.generic, np.ndarray)):
+        return scalar_as(np.asarray(value).item(), x.aval.dtype)
+    return convert(value, x.aval.dtype) if getattr(value, "weak", False) else value
+
+
+def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Sequence[int]) -> Any:
+    """`computation` repeated over `dimensions` starting at `init_values`; arrays or pytrees.
+
+    `computation(a, b)` is associative and commutative, of two arrays or two pytrees.
+    """
+    leaves, treedef = tree.flatten(operands)
+    inits = tree.leaves(init_values)
+    xs = [array(x) for x in leaves]
+    starts = [_initial(i, x) for i, x in zip(inits, xs, strict=True)]
+    if len(xs) == 1 and not isinstance(operands, (tuple, list, dict)):
+        return reduce.reduce(xs[0], starts[0], computation, dimensions)
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
+        both = [tree.unflatten(treedef, list(v)) for v in (a, b)]
+        return tuple(tree.leaves(computation(*both)))
+
+    found = reduce.reduce(tuple(xs), tuple(starts), combine, dimensions)
+    return tree.unflatten(treedef, list(found))
+
+
+def reduce_window(
+    operand: Any, init_value: Any, computation: Any, window_dimensions: Sequence[int],
+    window_strides: Any = None, padding: Any = "VALID", base_dilation: Any = None,
+    window_dilation: Any = None,
+) -> Any:  # fmt: skip
+    """`computation` (add, max, min, ...) over every window of `operand`."""
+    operand = array(operand)
+    return windows.reduce_window(
+        operand, _initial(init_value, operand), computation, window_dimensions,
+        window_strides, padding, base_dilation, window_dilation,
+    )  # fmt: skip
+
+
+def reduce_window_shape_tuple(
+    operand_shape: Sequence[int], window_dimensions: Sequence[int], window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]], base_dilation: Any = None, window_dilation: Any = None,
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a reduction over windows."""
+    ones = (1,) * len(operand_shape)
+    result = []
+    for n, w, s, (low, high), b, d in zip(
+        operand_shape, window_dimensions, window_strides, padding,
+        base_dilation or ones, window_dilation or ones, strict=True,
+    ):  # fmt: skip
+        whole = conv.dilated(n, b) + low + high
+        result.append(max(0, (whole - conv.dilated(w, d)) // s + 1))
+    return tuple(result)
+
+
+# ---- sorting ----
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """`operand`, or several arrays permuted alike, in ascending order along `dimension`."""
+    if isinstance(operand, (tuple, list)):
+        found = sorts.sort([array(x) for x in operand], dimension, is_stable, num_keys)
+        return tuple(found)
+    return sorts.sort(array(operand), dimension, is_stable, num_keys)
+
+
+def sort_key_val(keys: Any, values: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+    """(keys in ascending order, values permuted alike)."""
+    return sort((keys, values), dimension, is_stable)
+
+
+top_k = on_arrays(sorts.top_k)
+
+
+def approx_max_k(
+    operand: Any, k: int, reduction_dimension: int = -1, recall_target: float = 0.95,
+    reduction_input_size_override: int = -1, aggregate_to_topk: bool = True,
+) -> Any:  # fmt: skip
+    """(the k greatest elements, their positions): exact, whatever the recall that would do."""
+    return sorts.top_k(array(operand), k, axis=reduction_dimension)
+
+
+def approx_min_k(
+    operand: Any, k: int, reduction_dimension: int = -1, recall_target: float = 0.95,
+    reduction_input_size_override: int = -1, aggregate_to_topk: bool = True,
+) -> Any:  # fmt: skip
+    """(the k least elements, their positions): exact, whatever the recall that would do."""
+    operand = array(operand)
+    axis = shapes.canonical_axis(reduction_dimension, operand.ndim, "approx_min_k")
+    places = shapes.broadcasted_iota(dtypes.I32, operand.aval.shape, axis)
+    values, index = sorts.sort([operand, places], axis, True, 1)
+    return shapes.slice_in_dim(values, 0, k, axis=axis), shapes.slice_in_dim(index, 0, k, axis=axis)
+
+
+# ---- transforms ----
+
+
+def fft(x: Any, fft_type: Any, fft_lengths: Sequence[int]) -> Any:
+    """The discrete Fourier transform over the last axes, of one of the FftType kinds."""
+    return transforms.fft(array(x), fft_type, fft_lengths)
+
+
+__all__ = [
+    "approx_max_k", "approx_min_k", "argmax", "argmin", "batch_matmul", "broadcast",
+    "broadcast_in_dim", "broadcast_shapes", "broadcast_to_rank", "broadcasted_iota", "collapse",
+    "concatenate", "conv_", "conv_general_dilated", "conv_general_dilated_patches",
+    "conv_transpose", "conv_with_general_padding", "cumlogsumexp", "cummax", "cummin", "cumprod",
+    "cumsum", "dot", "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
+    "dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim",
+    "expand_dims", "fft", "gather_", "index_in_dim", "index_take", "iota", "optimization_barrier",
+    "pad", "reduce_", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision",
+    "reduce_prod", "reduce_sum", "reduce_window", "reduce_window_shape_tuple", "reduce_xor",
+    "reshape", "rev", "scatter_", "scatter_add", "scatter_apply", "scatter_max", "scatter_min",
+    "scatter_mul", "scatter_sub", "shape_as_value", "slice", "slice_in_dim", "sort",
+    "sort_key_val", "split", "squeeze", "stack", "tile", "top_k", "transpose", "unstack",
+]  # fmt: skip

@@ -1,0 +1,5 @@
+"""Models: pure functions over pytrees of parameters."""
+
+from genesis_fn.models import qwen as qwen
+from genesis_fn.models.qwen import Qwen as Qwen, QwenConfig as QwenConfig
+from genesis_fn.models.sampling import generate as generate, sample as sample

@@ -1,0 +1,359 @@
+"""Qwen2, Qwen2.5 and Qwen3: a decoder as `init` and `forward` over a pytree of parameters.
+
+RMSNorm before each block, rotary positions, grouped-query attention (with RMSNorm of queries and
+keys in Qwen3, biases in Qwen2), a SwiGLU feed-forward, and tied embeddings in the small models.
+Parameter paths are Hugging Face's names: `params["layers"][0]["self_attn"]["q_proj"]["weight"]` is
+`model.layers.0.self_attn.q_proj.weight`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from typing import Any
+
+import genesis_fn.numpy as jnp
+import genesis_fn.random as random
+from genesis_fn.lax.attention import dot_product_attention
+from genesis_fn.lax.cross_entropy import linear_cross_entropy
+from genesis_fn.lax.norms import rms_norm
+from genesis_fn.nn.functions import silu
+from genesis_fn.nn.layers import Module, linear
+from genesis_fn.primitives.gather import take_rows
+from genesis_fn.transforms.checkpoint import checkpoint
+from genesis_fn.transforms.vmap import vmap
+
+
+@dataclasses.dataclass(frozen=True)
+class QwenConfig:
+    """The hyperparameters, under the names of Hugging Face's config.json."""
+
+    vocab_size: int = 151936
+    hidden_size: int = 1024
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 28
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    rope_theta: float = 1e6
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    max_position_embeddings: int = 40960
+    initializer_range: float = 0.02
+    attention_bias: bool = False
+    qk_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> QwenConfig:
+        """From the contents of a config.json. Raises ValueError naming a missing field."""
+        kind = values.get("model_type")
+        if kind not in ("qwen2", "qwen3"):
+            raise ValueError(f"config: model_type is {kind!r}, expected 'qwen2' or 'qwen3'")
+        required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                    "num_attention_heads")  # fmt: skip
+        for name in required:
+            if not isinstance(values.get(name), int):
+                raise ValueError(f"config: {name} is {values.get(name)!r}, expected an integer")
+        rope = values.get("rope_theta")
+        if rope is None:
+            rope = (values.get("rope_parameters") or {}).get("rope_theta", 1e6)
+        fields = {f.name for f in dataclasses.fields(cls)}
+        known = {k: v for k, v in values.items() if k in fields and v is not None}
+        heads = values["num_attention_heads"]
+        known.setdefault("num_key_value_heads", heads)
+        known.setdefault("head_dim", values["hidden_size"] // heads)
+        known.update(rope_theta=float(rope), qk_norm=kind == "qwen3")
+        known["attention_bias"] = kind == "qwen2" or bool(values.get("attention_bias"))
+        return cls(**known)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> QwenConfig:
+        """From a config.json, or a folder that holds one."""
+        path = os.fspath(path)
+        if os.path.isdir(path):
+            path = os.path.join(path, "config.json")
+        with open(path, encoding="utf-8") as f:
+            try:
+                values = json.load(f)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} must hold a JSON object")
+        try:
+            return cls.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @property
+    def size(self) -> int:
+        """The number of parameters."""
+        h, d = self.hidden_size, self.head_dim
+        q, kv = self.num_attention_heads * d, self.num_key_value_heads * d
+        layer = h * (q + 2 * kv) + q * h + 3 * h * self.intermediate_size + 2 * h
+        layer += 2 * d if self.qk_norm else 0
+        layer += q + 2 * kv if self.attention_bias else 0
+        tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + tables + h
+
+
+PRESETS = {
+    "qwen3-0.6b": QwenConfig(),
+    "qwen3-1.7b": QwenConfig(hidden_size=2048, intermediate_size=6144),
+    "qwen3-4b": QwenConfig(hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
+                           num_attention_heads=32),
+    "qwen3-8b": QwenConfig(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
+                           num_attention_heads=32, tie_word_embeddings=False),
+    "qwen2.5-0.5b": QwenConfig(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+                               num_attention_heads=14, num_key_value_heads=2, head_dim=64,
+                               attention_bias=True, qk_norm=False,
+                               max_position_embeddings=32768),
+}  # fmt: skip
+
+
+# ---- parameters ----
+
+
+def init(key: Any, config: QwenConfig, dtype: Any = jnp.float32) -> dict[str, Any]:
+    """Fresh parameters: normal weights of standard deviation `initializer_range`, unit norms."""
+    c, d = config, config.head_dim
+    q, kv = c.num_attention_heads * d, c.num_key_value_heads * d
+
+    def weight(k: Any, rows: int, columns: int) -> dict[str, Any]:
+        return {"weight": random.normal(k, (rows, columns), dtype) * c.initializer_range}
+
+    def projection(k: Any, rows: int) -> dict[str, Any]:
+        p = weight(k, rows, c.hidden_size)
+        return {**p, "bias": jnp.zeros((rows,), dtype)} if c.attention_bias else p
+
+    def norm(n: int) -> dict[str, Any]:
+        return {"weight": jnp.ones((n,), dtype)}
+
+    def layer(k: Any) -> dict[str, Any]:
+        attention = {
+            "q_proj": projection(k["q_proj"], q),
+            "k_proj": projection(k["k_proj"], kv),
+            "v_proj": projection(k["v_proj"], kv),
+            "o_proj": weight(k["o_proj"], c.hidden_size, q),
+        }
+        if c.qk_norm:
+            attention |= {"q_norm": norm(d), "k_norm": norm(d)}
+        return {
+            "input_layernorm": norm(c.hidden_size),
+            "self_attn": attention,
+            "post_attention_layernorm": norm(c.hidden_size),
+            "mlp": {
+                "gate_proj": weight(k["gate_proj"], c.intermediate_size, c.hidden_size),
+                "up_proj": weight(k["up_proj"], c.intermediate_size, c.hidden_size),
+                "down_proj": weight(k["down_proj"], c.hidden_size, c.intermediate_size),
+            },
+        }
+
+    params = {
+        "embed_tokens": weight(key["embed_tokens"], c.vocab_size, c.hidden_size),
+        "layers": [layer(key["layers", i]) for i in range(c.num_hidden_layers)],
+        "norm": norm(c.hidden_size),
+    }
+    if not c.tie_word_embeddings:
+        params["lm_head"] = weight(key["lm_head"], c.vocab_size, c.hidden_size)
+    return params
+
+
+def head_weight(params: dict[str, Any]) -> Any:
+    """The [vocabulary, hidden] weight of the output layer: its own, or the embedding's."""
+    return params["lm_head" if "lm_head" in params else "embed_tokens"]["weight"]
+
+
+# ---- the network ----
+
+
+def rotary(positions: Any, config: QwenConfig) -> tuple[Any, Any]:
+    """(cos, sin), float32 [..., T, 1, head_dim], of int positions [..., T]."""
+    half = config.head_dim // 2
+    exponent = jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rope_theta) / half)
+    angle = jnp.astype(positions, jnp.float32)[..., None] * jnp.exp(exponent)
+    angle = jnp.concatenate([angle, angle], -1)[..., None, :]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Any, cos: Any, sin: Any) -> Any:
+    """Queries or keys [..., T, heads, head_dim] turned by their positions (Su et al., 2021)."""
+    half = x.shape[-1] // 2
+    turned = jnp.concatenate([-x[..., half:], x[..., :half]], -1)
+    return jnp.astype(x * cos + turned * sin, x.dtype)
+
+
+def _project(p: dict[str, Any], x: Any) -> Any:
+    y = linear(x, p["weight"])
+    return y + p["bias"] if "bias" in p else y
+
+
+def _attention(
+    p: dict[str, Any], x: Any, angles: tuple[Any, Any], config: QwenConfig, cache: Any,
+    lengths: Any, mask: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    c = config
+    lead = x.shape[:-1]
+    q = jnp.reshape(_project(p["q_proj"], x), (*lead, c.num_attention_heads, c.head_dim))
+    k = jnp.reshape(_project(p["k_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
+    v = jnp.reshape(_project(p["v_proj"], x), (*lead, c.num_key_value_heads, c.head_dim))
+    if c.qk_norm:
+        q = rms_norm(q, p["q_norm"]["weight"], eps=c.rms_norm_eps)
+        k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
+    q, k = rotate(q, *angles), rotate(k, *angles)
+    if cache is None:
+        out = dot_product_attention(q, k, v, mask=mask, is_causal=True)
+    else:
+        cache = {"k": _written(cache["k"], k, lengths), "v": _written(cache["v"], v, lengths)}
+        keys, values = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
+        out = dot_product_attention(q, keys, values, mask=mask)
+    return linear(jnp.reshape(out, (*lead, -1)), p["o_proj"]["weight"]), cache
+
+
+def _written(buffer: Any, new: Any, lengths: Any) -> Any:
+    """`buffer` [B, S, ...] with `new` [B, T, ...] put at each row's own length."""
+    from genesis_fn.primitives.indexing import dynamic_update_slice
+
+    zeros = (0,) * (buffer.ndim - 2)
+    return vmap(lambda b, n, at: dynamic_update_slice(b, n, (at, *zeros)))(
+        buffer, jnp.astype(new, buffer.dtype), lengths
+    )
+
+
+def _feed_forward(p: dict[str, Any], x: Any) -> Any:
+    gated = silu(linear(x, p["gate_proj"]["weight"])) * linear(x, p["up_proj"]["weight"])
+    return linear(gated, p["down_proj"]["weight"])
+
+
+def _layer(
+    p: dict[str, Any], x: Any, angles: tuple[Any, Any], config: QwenConfig, cache: Any,
+    lengths: Any, mask: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    eps = config.rms_norm_eps
+    h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, mask)
+    x = x + a
+    h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
+    return x + _feed_forward(p["mlp"], h), cache
+
+
+def hidden(
+    params: dict[str, Any], tokens: Any, config: QwenConfig, *, positions: Any = None,
+    mask: Any = None, remat: bool = False,
+) -> Any:  # fmt: skip
+    """[B, T, hidden] after the last norm, for int tokens [B, T].
+
+    `mask` (boolean, broadcast to [B, heads, T, T]) is applied besides causality; `remat` recomputes
+    each layer in the backward pass.
+    """
+    if positions is None:
+        positions = jnp.arange(tokens.shape[-1])[None, :]
+    x = take_rows(params["embed_tokens"]["weight"], tokens)
+    angles = rotary(positions, config)
+
+    def block(p: dict[str, Any], h: Any, angles: Any) -> Any:
+        return _layer(p, h, angles, config, None, None, mask)[0]
+
+    run = checkpoint(block) if remat else block
+    for p in params["layers"]:
+        x = run(p, x, angles)
+    return rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
+
+
+def forward(
+    params: dict[str, Any], tokens: Any, config: QwenConfig, *, positions: Any = None,
+    mask: Any = None, remat: bool = False,
+) -> Any:  # fmt: skip
+    """Logits [B, T, vocabulary] of int tokens [B, T] (or [T], then without the batch axis)."""
+    if tokens.ndim == 1:
+        return forward(params, tokens[None], config, positions=positions, mask=mask, remat=remat)[0]
+    x = hidden(params, tokens, config, positions=positions, mask=mask, remat=remat)
+    return linear(x, head_weight(params))
+
+
+def loss(
+    params: dict[str, Any], tokens: Any, labels: Any, config: QwenConfig, *,
+    ignore_index: int | None = None, z_loss: float = 0.0, remat: bool = False, mask: Any = None,
+) -> Any:  # fmt: skip
+    """Mean cross-entropy in nats of int labels [B, T] after tokens [B, T]; no logits are kept."""
+    x = hidden(params, tokens, config, remat=remat, mask=mask)
+    return linear_cross_entropy(
+        x, head_weight(params), labels, ignore_index=ignore_index, z_loss=z_loss
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen(Module):
+    """The model as a layer: `Qwen(config)(params, tokens)` is `forward(params, tokens, config)`."""
+
+    config: QwenConfig
+
+    def init(self, key: Any) -> dict[str, Any]:
+        return init(key, self.config)
+
+    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+        return forward(params, x, self.config)
+
+
+# ---- generation: the cache ----
+
+
+def init_cache(
+    config: QwenConfig, batch: int, capacity: int, dtype: Any = jnp.float32
+) -> dict[str, Any]:
+    """An empty cache of keys and values for `capacity` positions, `lengths` [B] of them filled."""
+    shape = (batch, capacity, config.num_key_value_heads, config.head_dim)
+    return {
+        "layers": [
+            {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
+            for _ in range(config.num_hidden_layers)
+        ],
+        "lengths": jnp.zeros((batch,), jnp.int32),
+    }
+
+
+def extend(
+    params: dict[str, Any], tokens: Any, cache: dict[str, Any], config: QwenConfig,
+    counts: Any = None,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """(logits [B, T, vocabulary], cache) after tokens [B, T] that follow what the cache holds.
+
+    `counts` [B] says how many of the T tokens are real in each row (the rest is padding behind);
+    T is 1 for a decoding step, the prompt's length for a prefill.
+    """
+    b, t = tokens.shape
+    lengths = cache["lengths"]
+    capacity = cache["layers"][0]["k"].shape[1]
+    positions = lengths[:, None] + jnp.arange(t)[None, :]
+    # A query sees the keys up to its own position; what lies beyond is empty or padding.
+    mask = jnp.arange(capacity)[None, None, None, :] <= positions[:, None, :, None]
+    x = take_rows(params["embed_tokens"]["weight"], tokens)
+    angles = rotary(positions, config)
+    layers = []
+    for p, layer_cache in zip(params["layers"], cache["layers"], strict=True):
+        x, new = _layer(p, x, angles, config, layer_cache, lengths, mask)
+        layers.append(new)
+    x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
+    counts = jnp.full((b,), t, jnp.int32) if counts is None else counts
+    return linear(x, head_weight(params)), {"layers": layers, "lengths": lengths + counts}
+
+
+prefill = extend
+
+
+def decode_step(
+    params: dict[str, Any], token: Any, cache: dict[str, Any], config: QwenConfig
+) -> tuple[Any, dict[str, Any]]:
+    """(logits [B, vocabulary], cache) after one token [B] per row."""
+    logits, cache = extend(params, token[:, None], cache, config)
+    return logits[:, 0], cache

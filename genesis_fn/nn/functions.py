@@ -1,0 +1,303 @@
+"""Activations, normalisations of rows, one-hot: the functions of `jax.nn`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.core.convert import as_array
+from genesis_fn.lax.attention import dot_product_attention as dot_product_attention
+from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last, softmax_last
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.transforms.custom import custom_jvp
+
+Axis = int | Sequence[int] | None
+
+
+def _float(x: Any) -> Any:
+    """`x` as an array, integers in the default float type."""
+    x = as_array(x)
+    return x if dtypes.is_inexact(x.dtype) else ops.convert(x, dtypes.F32)
+
+
+def identity(x: Any) -> Any:
+    """x."""
+    return as_array(x)
+
+
+@custom_jvp
+def _relu(x: Any) -> Any:
+    return ops.max(x, 0)
+
+
+@_relu.defjvp
+def _relu_jvp(primals: tuple, tangents: tuple) -> tuple:
+    # The derivative at 0 is 0, as in JAX and PyTorch, not the half that `max` gives at a tie.
+    (x,), (t,) = primals, tangents
+    return _relu(x), ops.select(ops.gt(x, 0), t, 0)
+
+
+def relu(x: Any) -> Any:
+    """max(x, 0), with derivative 0 at 0."""
+    return _relu(as_array(x))
+
+
+@custom_jvp
+def _relu6(x: Any) -> Any:
+    return ops.min(ops.max(x, 0), 6)
+
+
+@_relu6.defjvp
+def _relu6_jvp(primals: tuple, tangents: tuple) -> tuple:
+    (x,), (t,) = primals, tangents
+    inside = ops.bitwise_and(ops.gt(x, 0), ops.lt(x, 6))
+    return _relu6(x), ops.select(inside, t, 0)
+
+
+def relu6(x: Any) -> Any:
+    """min(max(x, 0), 6), with derivative 0 at both ends."""
+    return _relu6(as_array(x))
+
+
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x))."""
+    return ops.logistic(_float(x))
+
+
+def silu(x: Any) -> Any:
+    """x * sigmoid(x)."""
+    x = _float(x)
+    return ops.mul(x, ops.logistic(x))
+
+
+swish = silu
+
+
+def gelu(x: Any, approximate: bool = True) -> Any:
+    """x times the normal distribution function of x; by the tanh approximation unless told not to.
+
+    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
+    """
+    x = _float(x)
+    if not approximate:
+        return ops.mul(ops.mul(x, 0.5), ops.erfc(ops.mul(x, -math.sqrt(0.5))))
+    inner = ops.mul(ops.add(x, ops.mul(ops.integer_pow(x, 3), 0.044715)), math.sqrt(2 / math.pi))
+    return ops.mul(x, ops.mul(ops.add(ops.tanh(inner), 1.0), 0.5))
+
+
+def softplus(x: Any) -> Any:
+    """log(1 + exp(x))."""
+    return jnp.logaddexp(_float(x), 0.0)
+
+
+def soft_sign(x: Any) -> Any:
+    """x / (1 + |x|)."""
+    x = _float(x)
+    return ops.div(x, ops.add(ops.abs(x), 1.0))
+
+
+def log_sigmoid(x: Any) -> Any:
+    """log(sigmoid(x))."""
+    return -softplus(-_float(x))
+
+
+def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
+    """x where x >= 0, else negative_slope * x."""
+    x = _float(x)
+    return jnp.where(x >= 0, x, negative_slope * x)
+
+
+def hard_sigmoid(x: Any) -> Any:
+    """relu6(x + 3) / 6."""
+    return relu6(_float(x) + 3.0) / 6.0
+
+
+def hard_silu(x: Any) -> Any:
+    """x * hard_sigmoid(x)."""
+    x = _float(x)
+    return x * hard_sigmoid(x)
+
+
+hard_swish = hard_silu
+
+
+def hard_tanh(x: Any) -> Any:
+    """x clipped to [-1, 1]."""
+    x = _float(x)
+    return jnp.where(x > 1, 1.0, jnp.where(x < -1, -1.0, x))
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    return ops.tanh(_float(x))
+
+
+def elu(x: Any, alpha: Any = 1.0) -> Any:
+    """x where x > 0, else alpha * (exp(x) - 1)."""
+    x = _float(x)
+    below = jnp.where(x > 0, 0.0, x)  # keeps exp from overflowing where it is not used
+    return jnp.where(x > 0, x, alpha * jnp.expm1(below))
+
+
+def celu(x: Any, alpha: Any = 1.0) -> Any:
+    """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)."""
+    x = _float(x)
+    below = jnp.where(x > 0, 0.0, x)
+    return jnp.where(x > 0, x, alpha * jnp.expm1(below / alpha))
+
+
+def selu(x: Any) -> Any:
+    """The self-normalising scaled elu of Klambauer et al., 2017."""
+    return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
+
+
+def glu(x: Any, axis: int = -1) -> Any:
+    """The first half of `x` along `axis`, times the sigmoid of the second."""
+    a, b = jnp.split(_float(x), 2, axis)
+    return a * sigmoid(b)
+
+
+def squareplus(x: Any, b: Any = 4) -> Any:
+    """(x + sqrt(x**2 + b)) / 2."""
+    x = _float(x)
+    return (x + jnp.sqrt(x * x + b)) / 2
+
+
+def mish(x: Any) -> Any:
+    """x * tanh(softplus(x))."""
+    x = _float(x)
+    return x * tanh(softplus(x))
+
+
+def sparse_plus(x: Any) -> Any:
+    """0 below -1, x above 1, a parabola between."""
+    x = _float(x)
+    return jnp.where(x <= -1, 0.0, jnp.where(x >= 1, x, (x + 1) ** 2 / 4))
+
+
+def sparse_sigmoid(x: Any) -> Any:
+    """0 below -1, 1 above 1, a line between: the derivative of `sparse_plus`."""
+    return 0.5 * jnp.clip(_float(x) + 1, 0.0, 2.0)
+
+
+# ---- rows ----
+
+
+def _over_last(f: Any, x: Any, axis: Axis, keep_axis: bool) -> Any:
+    """`f` of the last axis applied over `axis` (several axes are taken as one)."""
+    x = _float(x)
+    ndim = x.ndim
+    axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = tuple(sorted(a % ndim for a in axes))
+    if axes == (ndim - 1,):
+        return f(x)
+    rest = tuple([i for i in range(ndim) if i not in axes])
+    moved = jnp.transpose(x, (*rest, *axes))
+    lead = moved.shape[: len(rest)]
+    y = f(jnp.reshape(moved, (*lead, -1)) if x.size else jnp.reshape(
+        moved, (*lead, math.prod(moved.shape[len(rest):]))))  # fmt: skip
+    if not keep_axis:
+        return y
+    order = sorted(range(ndim), key=(*rest, *axes).__getitem__)
+    return jnp.transpose(jnp.reshape(y, moved.shape), order)
+
+
+def softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.inf) -> Any:
+    """exp(x) / sum(exp(x)) over `axis`; zero where `where` is false."""
+    if where is None:
+        return _over_last(softmax_last, x, axis, True)
+    y = _over_last(softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True)
+    return jnp.where(where, y, 0.0)
+
+
+def log_softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.inf) -> Any:
+    """x - logsumexp(x) over `axis`; -inf where `where` is false."""
+    if where is None:
+        return _over_last(log_softmax_last, x, axis, True)
+    y = _over_last(log_softmax_last, jnp.where(where, _float(x), -jnp.inf), axis, True)
+    return jnp.where(where, y, -jnp.inf)
+
+
+def logsumexp(
+    a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, return_sign: bool = False,
+    where: Any = None,
+) -> Any:  # fmt: skip
+    """log(sum(b * exp(a))) over `axis` (all by default).
+
+    With `return_sign`, (log of the absolute value, sign).
+    """
+    a = _float(a)
+    if b is not None:
+        b = as_array(b)
+        a, b = jnp.broadcast_arrays(a, b)
+        where = (b != 0) if where is None else where & (b != 0)
+    if where is not None:
+        a = jnp.where(where, a, -jnp.inf)
+    axes = tuple(range(a.ndim)) if axis is None else axis
+    if b is None:
+        y = _over_last(logsumexp_last, a, axes, False)
+        sign = jnp.ones_like(y)
+        if keepdims:
+            y, sign = jnp.expand_dims(y, axes), jnp.expand_dims(sign, axes)
+        return (y, sign) if return_sign else y
+    top = ops.stop_gradient(jnp.max(a, axes, keepdims=True))
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    s = jnp.sum(b * jnp.exp(a - top), axes, keepdims=True)
+    sign = jnp.sign(s)
+    y = jnp.log(jnp.abs(s) if return_sign else s) + top
+    if not keepdims:
+        y, sign = jnp.squeeze(y, axes), jnp.squeeze(sign, axes)
+    return (y, sign) if return_sign else y
+
+
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+    """log(mean(exp(x))) over `axis`."""
+    x = _float(x)
+    total = logsumexp(x, axis, keepdims=keepdims, where=where)
+    count = jnp.sum(jnp.ones_like(x), axis, where=where, keepdims=keepdims)
+    return total - jnp.log(count)
+
+
+@custom_jvp
+def _log1mexp(x: Any) -> Any:
+    near = x < math.log(2)
+    return jnp.where(near, jnp.log(-jnp.expm1(-x)), jnp.log1p(-jnp.exp(-jnp.where(near, 1.0, x))))
+
+
+@_log1mexp.defjvp
+def _log1mexp_jvp(primals: tuple, tangents: tuple) -> tuple:
+    (x,), (t,) = primals, tangents
+    return _log1mexp(x), t / jnp.expm1(x)
+
+
+def log1mexp(x: Any) -> Any:
+    """log(1 - exp(-x)) for x > 0, accurate at both ends."""
+    return _log1mexp(_float(x))
+
+
+def standardize(
+    x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: Any = 1e-5,
+    where: Any = None,
+) -> Any:  # fmt: skip
+    """(x - mean) / sqrt(variance + epsilon) over `axis`."""
+    x = _float(x)
+    if mean is None:
+        mean = jnp.mean(x, axis, keepdims=True, where=where)
+    if variance is None:
+        # The mean square minus the squared mean, as JAX has it.
+        variance = jnp.mean(jnp.square(x), axis, keepdims=True, where=where) - jnp.square(mean)
+    return (x - mean) * ops.rsqrt(variance + epsilon)
+
+
+def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
+    """1 at the class along a new `axis`, 0 elsewhere; a class out of range gives zeros."""
+    x = as_array(x)
+    kind = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
+    axis %= x.ndim + 1
+    shape = [1] * (x.ndim + 1)
+    shape[axis] = num_classes
+    classes = jnp.reshape(jnp.arange(num_classes, dtype=x.dtype), shape)
+    return jnp.astype(jnp.expand_dims(x, axis) == classes, kind)

@@ -1,0 +1,196 @@
+"""Keyed initial values: functions of (key, shape, dtype), as in `jax.nn.initializers`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import genesis_fn.numpy as jnp
+import genesis_fn.random as random
+
+Shape = Sequence[int]
+Axes = int | Sequence[int]
+
+
+class Initializer(Protocol):
+    """A function of (key, shape, dtype) that makes an array."""
+
+    def __call__(self, key: Any, shape: Shape, dtype: Any = jnp.float32) -> Any: ...
+
+
+def zeros(key: Any, shape: Shape, dtype: Any = jnp.float32) -> Any:
+    """Zeros."""
+    return jnp.zeros(shape, dtype)
+
+
+def ones(key: Any, shape: Shape, dtype: Any = jnp.float32) -> Any:
+    """Ones."""
+    return jnp.ones(shape, dtype)
+
+
+def constant(value: Any, dtype: Any = jnp.float32) -> Initializer:
+    """One value everywhere."""
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        return jnp.full(shape, value, dtype)
+
+    return init
+
+
+def uniform(scale: Any = 1e-2, dtype: Any = jnp.float32) -> Initializer:
+    """Uniform in [0, scale)."""
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        return random.uniform(key, shape, dtype) * jnp.asarray(scale, dtype)
+
+    return init
+
+
+def normal(stddev: Any = 1e-2, dtype: Any = jnp.float32) -> Initializer:
+    """Normal with mean 0."""
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
+
+    return init
+
+
+def truncated_normal(
+    stddev: Any = 1e-2, dtype: Any = jnp.float32, lower: float = -2.0, upper: float = 2.0
+) -> Initializer:
+    """Normal with mean 0, cut off at `lower` and `upper` standard deviations."""
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        return random.truncated_normal(key, lower, upper, shape, dtype) * jnp.asarray(stddev, dtype)
+
+    return init
+
+
+def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
+    """(inputs, outputs) of one unit; axes that are neither are a receptive field."""
+    if len(shape) < 2:
+        raise ValueError(f"variance scaling needs two dimensions or more, got shape {tuple(shape)}")
+    ndim = len(shape)
+    as_set = lambda a: {x % ndim for x in ((a,) if isinstance(a, int) else a)}  # noqa: E731
+    inputs, outputs, batch = map(as_set, (in_axis, out_axis, batch_axis))
+    size = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
+    field = size(set(range(ndim)) - inputs - outputs - batch)
+    return size(inputs) * field, size(outputs) * field
+
+
+def variance_scaling(
+    scale: Any, mode: str, distribution: str, in_axis: Axes = -2, out_axis: Axes = -1,
+    batch_axis: Axes = (), dtype: Any = jnp.float32,
+) -> Initializer:  # fmt: skip
+    """Variance scale / n, with n the "fan_in", "fan_out" or "fan_avg", from a "truncated_normal",
+    "normal" or "uniform" distribution. For a weight [out, in]: in_axis=1, out_axis=0.
+    """
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
+        modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
+        if mode not in modes:
+            raise ValueError(f"mode is one of {sorted(modes)}, got {mode!r}")
+        variance = scale / max(modes[mode], 1)
+        if distribution == "normal":
+            return random.normal(key, shape, dtype) * jnp.asarray(math.sqrt(variance), dtype)
+        if distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return random.uniform(key, shape, dtype, -1) * jnp.asarray(limit, dtype)
+        if distribution == "truncated_normal":
+            # Cutting at two standard deviations leaves this fraction of them.
+            stddev = math.sqrt(variance) / 0.87962566103423978
+            return random.truncated_normal(key, -2, 2, shape, dtype) * jnp.asarray(stddev, dtype)
+        raise ValueError(f"unknown distribution {distribution!r}")
+
+    return init
+
+
+def glorot_uniform(
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+) -> Initializer:
+    """Glorot and Bengio, 2010, uniform."""
+    return variance_scaling(1.0, "fan_avg", "uniform", in_axis, out_axis, batch_axis, dtype)
+
+
+def glorot_normal(
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+) -> Initializer:
+    """Glorot and Bengio, 2010, truncated normal."""
+    return variance_scaling(
+        1.0, "fan_avg", "truncated_normal", in_axis, out_axis, batch_axis, dtype
+    )
+
+
+def lecun_uniform(
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+) -> Initializer:
+    """LeCun, uniform."""
+    return variance_scaling(1.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
+
+
+def lecun_normal(
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+) -> Initializer:
+    """LeCun, truncated normal."""
+    return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
+
+
+def he_uniform(
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+) -> Initializer:
+    """He et al., 2015, uniform."""
+    return variance_scaling(2.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
+
+
+def he_normal(
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+) -> Initializer:
+    """He et al., 2015, truncated normal."""
+    return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
+
+
+xavier_uniform, xavier_normal = glorot_uniform, glorot_normal
+kaiming_uniform, kaiming_normal = he_uniform, he_normal
+
+
+def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = jnp.float32) -> Initializer:
+    """A random orthogonal matrix along `column_axis`, times `scale` (Saxe et al., 2013)."""
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        if len(shape) < 2:
+            raise ValueError(f"orthogonal needs at least two dimensions, got shape {tuple(shape)}")
+        columns = shape[column_axis]
+        rows = math.prod(shape) // columns
+        n, m = max(rows, columns), min(rows, columns)
+        q, r = jnp.linalg.qr(random.normal(key, (n, m), jnp.float32))
+        q = q * jnp.sign(jnp.diagonal(r))[None, :]
+        q = q.T if rows < columns else q
+        rest = [s for i, s in enumerate(shape) if i != column_axis % len(shape)]
+        q = jnp.moveaxis(jnp.reshape(q, (*rest, columns)), -1, column_axis)
+        return jnp.astype(scale * q, dtype)
+
+    return init
+
+
+def delta_orthogonal(
+    scale: Any = 1.0, column_axis: int = -1, dtype: Any = jnp.float32
+) -> Initializer:
+    """Orthogonal at the centre of a 1-3 dimensional convolution kernel, zero elsewhere."""
+    default = dtype
+
+    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        if len(shape) not in (3, 4, 5) or shape[-1] < shape[-2]:
+            raise ValueError(f"delta_orthogonal does not fit shape {tuple(shape)}")
+        centre = orthogonal(scale, column_axis, dtype)(key, (shape[-1], shape[-1]))[: shape[-2]]
+        middle = tuple([(k - 1) // 2 for k in shape[:-2]])
+        return jnp.zeros(shape, dtype).at[middle].set(centre)
+
+    return init

@@ -1,0 +1,404 @@
+"""numpy.linalg: norms, decompositions, solutions of linear systems, products of matrices."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.numpy import contraction as c, reductions as r
+from genesis_fn.numpy.contraction import einsum, matmul, tensordot, vecdot
+from genesis_fn.numpy.creation import asarray
+from genesis_fn.numpy.grids import eye
+from genesis_fn.numpy.mathematics import power, where
+from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays
+from genesis_fn.numpy.shape import matrix_transpose, moveaxis, ravel, swapaxes
+from genesis_fn.numpy.ufuncs import (
+    absolute,
+    conj,
+    divide,
+    greater,
+    log,
+    multiply,
+    not_equal,
+    sqrt,
+    subtract,
+)
+from genesis_fn.primitives import elementwise as p, linalg
+from genesis_fn.primitives.define import full
+from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape
+
+__all__ = [
+    "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv",
+    "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
+    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot",
+    "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
+]  # fmt: skip
+
+LinAlgError = np.linalg.LinAlgError
+
+
+class EighResult(NamedTuple):
+    """Results of `eigh`."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """Results of `qr`."""
+
+    Q: Any
+    R: Any
+
+
+class SlogdetResult(NamedTuple):
+    """Results of `slogdet`."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class SVDResult(NamedTuple):
+    """Results of `svd`."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+def _inexact(name: str, *xs: Any) -> list[Any]:
+    return promote_arrays(name, [asarray(x) for x in xs], inexact=True)
+
+
+def _matrix(name: str, a: Any, square: bool = False) -> Any:
+    (a,) = _inexact(name, a)
+    if a.ndim < 2:
+        raise errors.ShapeError(f"{name} takes matrices, got {a.aval}")
+    if square and a.aval.shape[-1] != a.aval.shape[-2]:
+        raise errors.ShapeError(f"{name} takes square matrices, got {a.aval}")
+    return a
+
+
+# ---- norms ----
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002
+    """The norm of vectors (one axis) or matrices (two axes); by default the Euclidean or Frobenius.
+
+    `axis` None takes all of `x`: a vector, a matrix, or with `ord` None any array flattened.
+    """
+    (x,) = _inexact("norm", x)
+    if axis is None and ord is None:
+        flat = vector_norm(ravel(x))
+        return reshape(flat, (1,) * x.ndim) if keepdims else flat
+    axes = tuple(range(x.ndim)) if axis is None else canonical_axes(axis, x.ndim, "norm")
+    if len(axes) == 1:
+        if isinstance(ord, str):
+            raise ValueError(f"norm: {ord!r} is a norm of matrices, not of vectors")
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise ValueError(f"norm: axis must name one or two axes, got {axis!r} for {x.aval}")
+    y = matrix_norm(moveaxis(x, axes, (-2, -1)), keepdims=False, ord="fro" if ord is None else ord)
+    return (
+        reshape(y, [1 if i in axes else n for i, n in enumerate(x.aval.shape)]) if keepdims else y
+    )
+
+
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+    """(sum |x|**ord) ** (1 / ord) over `axis`, all of them for None; ord may be +-inf or 0."""
+    (x,) = _inexact("vector_norm", x)
+    if ord == 2 or ord is None:
+        if dtypes.is_complex(x.dtype):
+            squares = p.square(p.real(x)) + p.square(p.imag(x))
+        else:
+            squares = p.square(x)
+        return sqrt(r.sum(squares, axis, keepdims=keepdims))
+    size = absolute(x)
+    if ord == math.inf:
+        return r.max(size, axis, keepdims=keepdims)
+    if ord == -math.inf:
+        return r.min(size, axis, keepdims=keepdims)
+    if ord == 0:
+        return r.sum(not_equal(x, 0), axis, size.dtype, keepdims=keepdims)
+    if ord == 1:
+        return r.sum(size, axis, keepdims=keepdims)
+    return power(r.sum(power(size, ord), axis, keepdims=keepdims), 1.0 / ord)
+
+
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:  # noqa: A002
+    """A norm of the last two axes: "fro", "nuc", 1, -1, 2, -2, inf, -inf."""
+    x = _matrix("matrix_norm", x)
+    if ord in ("fro", None):
+        return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+    if ord in (1, -1, math.inf, -math.inf):
+        along, across = (-2, -1) if abs(ord) == 1 else (-1, -2)
+        sums = r.sum(absolute(x), along, keepdims=True)
+        y = (r.max if ord > 0 else r.min)(sums, across, keepdims=True)
+    elif ord in (2, -2, "nuc"):
+        s = linalg.svdvals(x)
+        y = r.sum(s, -1) if ord == "nuc" else (r.max if ord == 2 else r.min)(s, -1)
+        y = reshape(y, (*y.aval.shape, 1, 1))
+    else:
+        raise ValueError(f"matrix_norm: {ord!r} is none of 'fro', 'nuc', 1, -1, 2, -2, inf, -inf")
+    return y if keepdims else reshape(y, y.aval.shape[:-2])
+
+
+# ---- decompositions ----
+
+
+def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Any:
+    """The triangular factor of a positive definite matrix; NaN where it is not one."""
+    factor = linalg.cholesky(_matrix("cholesky", a, True), symmetrize_input=symmetrize_input)
+    return conj(matrix_transpose(factor)) if upper else factor
+
+
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """(Q, R) with a = Q R; mode "reduced", "complete", or "r" for R alone."""
+    if mode not in ("reduced", "complete", "r"):
+        raise ValueError(f"qr: mode {mode!r} is none of 'reduced', 'complete', 'r'")
+    q, upper = linalg.qr(_matrix("qr", a), full_matrices=mode == "complete")
+    return upper if mode == "r" else QRResult(q, upper)
+
+
+def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:  # noqa: N803
+    """(eigenvalues ascending, eigenvectors as columns) of a Hermitian matrix."""
+    a = _matrix("eigh", a, True)
+    if UPLO not in (None, "L", "U"):
+        raise ValueError(f'eigh: UPLO must be "L" or "U", got {UPLO!r}')
+    vectors, values = linalg.eigh(a, lower=UPLO != "U", symmetrize_input=symmetrize_input)
+    return EighResult(values, vectors)
+
+
+def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Any:  # noqa: N803
+    """The eigenvalues of a Hermitian matrix, ascending."""
+    return eigh(a, UPLO, symmetrize_input).eigenvalues
+
+
+def svd(
+    a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
+) -> Any:
+    """(U, S, V^H) with a = U diag(S) V^H and S descending; S alone without `compute_uv`."""
+    a = _matrix("svd", a)
+    if not compute_uv:
+        return linalg.svdvals(a)
+    return SVDResult(*linalg.svd(a, full_matrices=full_matrices))
+
+
+def svdvals(x: Any, /) -> Any:
+    """The singular values, descending."""
+    return linalg.svdvals(_matrix("svdvals", x))
+
+
+# ---- determinants, ranks ----
+
+
+def _sign_of_permutation(pivots: Any) -> Any:
+    """-1 for an odd number of exchanges."""
+    n = pivots.aval.shape[-1]
+    from genesis_fn.primitives.shape import broadcasted_iota
+
+    places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
+    count = r.sum(not_equal(pivots, places), -1, dtypes.I32) if n else full(
+        pivots.aval.shape[:-1], 0, dtypes.I32
+    )  # fmt: skip
+    return subtract(1, multiply(2, p.bitwise_and(count, 1)))
+
+
+def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
+    """(sign, log |determinant|): accurate where the determinant overflows."""
+    a = _matrix("slogdet", a, True)
+    factors, pivots, _ = linalg.lu(a)
+    diagonal_ = c.diagonal(factors, 0, -2, -1)
+    signs = r.prod(p.sign(diagonal_), -1)
+    sign = multiply(signs, p.convert(_sign_of_permutation(pivots), a.dtype))
+    return SlogdetResult(sign, r.sum(log(absolute(diagonal_)), -1))
+
+
+def det(a: Any) -> Any:
+    """The determinant."""
+    a = _matrix("det", a, True)
+    n = a.aval.shape[-1]
+    # Up to 3 x 3 by minors: differentiable at singular matrices too.
+    if n == 2:
+        return a[..., 0, 0] * a[..., 1, 1] - a[..., 0, 1] * a[..., 1, 0]
+    if n == 3:
+        return r.sum(multiply(a[..., 0, :], c.cross(a[..., 1, :], a[..., 2, :])), -1)
+    factors, pivots, _ = linalg.lu(a)
+    sign = p.convert(_sign_of_permutation(pivots), a.dtype)
+    return multiply(sign, r.prod(c.diagonal(factors, 0, -2, -1), -1))
+
+
+def _tolerance(s: Any, shape: Sequence[int]) -> float:
+    return max(shape[-2:]) * float(dtypes.finfo(s.dtype).eps)
+
+
+def matrix_rank(M: Any, rtol: Any = None, *, tol: Any = None) -> Any:  # noqa: N803
+    """How many singular values exceed `rtol` times the greatest (default: max(m, n) eps)."""
+    (x,) = _inexact("matrix_rank", M)
+    if x.ndim < 2:
+        return p.convert(r.any(not_equal(x, 0)), dtypes.I32)
+    s = linalg.svdvals(x)
+    rtol = tol if rtol is None else rtol
+    limit = multiply(r.max(s, -1, keepdims=True), _tolerance(s, x.aval.shape) if rtol is None
+                     else asarray(rtol, s.dtype)[..., None])  # fmt: skip
+    return r.sum(greater(s, limit), -1, dtypes.I32)
+
+
+def cond(x: Any, p: Any = None) -> Any:
+    """The condition number norm(x) * norm(inv(x)); by default the ratio of singular values."""
+    x = _matrix("cond", x)
+    if p in (None, 2, -2):
+        s = linalg.svdvals(x)
+        low, high = s[..., -1], s[..., 0]
+        return divide(low, high) if p == -2 else divide(high, low)
+    return multiply(norm(x, p, (-2, -1)), norm(inv(x), p, (-2, -1)))
+
+
+# ---- solving ----
+
+
+def solve(a: Any, b: Any) -> Any:
+    """x with a x = b, for a vector b or matrices b; NaN where `a` is singular."""
+    a, b = _inexact("solve", a, b)
+    if a.ndim < 2 or a.aval.shape[-1] != a.aval.shape[-2] or not b.ndim:
+        raise errors.ShapeError(f"solve takes square matrices and vectors, got {a.aval}, {b.aval}")
+    vector = b.ndim == 1
+    b = reshape(b, (b.size, 1)) if vector else b
+    if a.aval.shape[-1] != b.aval.shape[-2]:
+        raise errors.ShapeError(f"solve: {a.aval} and {b.aval} differ in rows")
+    batch = broadcast_shapes(a.aval.shape[:-2], b.aval.shape[:-2])
+    a = broadcast(a, (*batch, *a.aval.shape[-2:]))
+    x = linalg.solve(a, broadcast(b, (*batch, *b.aval.shape[-2:])))
+    return reshape(x, x.aval.shape[:-1]) if vector else x
+
+
+def inv(a: Any) -> Any:
+    """The inverse of square matrices; NaN or infinity where there is none."""
+    a = _matrix("inv", a, True)
+    return linalg.solve(a, broadcast(eye(a.aval.shape[-1], dtype=a.dtype), a.aval.shape))
+
+
+def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Any:
+    """The Moore-Penrose inverse, singular values below `rtol` times the greatest taken as zero."""
+    a = _matrix("pinv", a)
+    u, s, vh = linalg.svd(a, full_matrices=False)
+    rtol = rcond if rtol is None else rtol
+    if rtol is None:
+        rtol = 10.0 * _tolerance(s, a.aval.shape)
+    keep = greater(s, multiply(r.max(s, -1, keepdims=True), asarray(rtol, s.dtype)[..., None]))
+    inverse = where(keep, divide(1, where(keep, s, 1)), 0)
+    scaled = multiply(conj(swapaxes(vh, -1, -2)), p.convert(inverse, a.dtype)[..., None, :])
+    return matmul(scaled, conj(swapaxes(u, -1, -2)), precision="highest")
+
+
+def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tuple:
+    """(x of least norm minimising |a x - b|, residuals, rank of a, singular values of a)."""
+    a, b = _inexact("lstsq", a, b)
+    if a.ndim != 2 or b.ndim not in (1, 2) or a.aval.shape[0] != b.aval.shape[0]:
+        raise errors.ShapeError(
+            f"lstsq takes a matrix and right-hand sides, got {a.aval}, {b.aval}"
+        )
+    vector = b.ndim == 1
+    rhs = reshape(b, (b.size, 1)) if vector else b
+    u, s, vh = linalg.svd(a, full_matrices=False)
+    limit = _tolerance(s, a.aval.shape) if rcond is None else max(float(rcond), 0.0)
+    keep = greater(s, multiply(s[0] if s.size else 0.0, limit))
+    inverse = where(keep, divide(1, where(keep, s, 1)), 0)
+    projected = multiply(p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs))
+    x = matmul(conj(vh.T), projected)
+    rank = r.sum(keep, dtype=dtypes.I32)
+    missed = subtract(rhs, matmul(a, x))
+    residuals = r.sum(p.square(absolute(missed)), 0)
+    return (reshape(x, (x.size,)) if vector else x), residuals, rank, s
+
+
+# ---- products ----
+
+
+def matrix_power(a: Any, n: int) -> Any:
+    """`a` multiplied by itself n times; its inverse for negative n."""
+    a = asarray(a)
+    if a.ndim < 2 or a.aval.shape[-1] != a.aval.shape[-2]:
+        raise errors.ShapeError(f"matrix_power takes square matrices, got {a.aval}")
+    n = operator.index(n)
+    if n == 0:
+        return broadcast(eye(a.aval.shape[-1], dtype=a.dtype), a.aval.shape)
+    if n < 0:
+        a, n = inv(a), -n
+    result = None
+    while n:
+        if n & 1:
+            result = a if result is None else matmul(result, a)
+        n >>= 1
+        a = matmul(a, a) if n else a
+    return result
+
+
+def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Any:
+    """The product of matrices (vectors at the ends), in the order of least work."""
+    xs = list(arrays)
+    if len(xs) < 2:
+        raise ValueError("multi_dot takes at least two arrays")
+    args: list[Any] = []
+    for i, x in enumerate(xs):
+        names = [i, i + 1]
+        if np.ndim(x) == 1 if not hasattr(x, "ndim") else x.ndim == 1:
+            names = [1] if i == 0 else [i]
+        args += [x, names]
+    first = [] if len(args[1]) == 1 else [0]
+    last = [] if len(args[-1]) == 1 else [len(xs)]
+    return einsum(*args, first + last, optimize="optimal", precision=precision)
+
+
+def outer(x1: Any, x2: Any, /) -> Any:
+    """The outer product of two vectors."""
+    x, y = promote_arrays("outer", (x1, x2))
+    if x.ndim != 1 or y.ndim != 1:
+        raise ValueError(f"linalg.outer takes vectors, got {x.aval} and {y.aval}")
+    return c.outer(x, y)
+
+
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """The cross product of vectors of length 3 along `axis`."""
+    x, y = promote_arrays("cross", (x1, x2))
+    if any(v.aval.shape[canonical_axis(axis, v.ndim, "cross")] != 3 for v in (x, y)):
+        raise ValueError(f"linalg.cross takes vectors of length 3, got {x.aval} and {y.aval}")
+    return c.cross(x, y, axis=axis)
+
+
+def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """The diagonals of the last two axes."""
+    return c.diagonal(x, offset, -2, -1)
+
+
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    """The sums of the diagonals of the last two axes."""
+    return c.trace(x, offset, -2, -1, dtype)
+
+
+def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
+    """x with tensordot(a, x, x.ndim) == b."""
+    a, b = _inexact("tensorsolve", a, b)
+    if axes is not None:
+        a = moveaxis(a, axes, range(a.ndim - len(axes), a.ndim))
+    shape = a.aval.shape[b.ndim :]
+    n = math.prod(shape)
+    if math.prod(a.aval.shape[: b.ndim]) != n:
+        raise errors.ShapeError(f"tensorsolve: {a.aval} is not square for {b.aval}")
+    return reshape(solve(reshape(a, (b.size, n)), ravel(b)), shape)
+
+
+def tensorinv(a: Any, ind: int = 2) -> Any:
+    """The inverse of `a` as a linear map from its last axes to its first `ind` ones."""
+    (a,) = _inexact("tensorinv", a)
+    if ind <= 0:
+        raise ValueError(f"tensorinv: ind must be positive, got {ind}")
+    rows, columns = a.aval.shape[:ind], a.aval.shape[ind:]
+    if math.prod(rows) != math.prod(columns):
+        raise errors.ShapeError(f"tensorinv: {a.aval} is not square when split at axis {ind}")
+    return reshape(inv(reshape(a, (math.prod(rows), math.prod(columns)))), (*columns, *rows))

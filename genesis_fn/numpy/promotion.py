@@ -1,0 +1,294 @@
+"""One dtype and one shape for the operands of an operation: NumPy's broadcasting, JAX's lattice.
+
+Python and NumPy scalars follow the arrays that they meet, and stay Python scalars, so that
+`x + 1.0` is one primitive. A tracer marked `weak` (a scalar argument of `jit`) counts as a Python
+scalar.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import config, dtypes, errors
+from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.convert import as_array, fitted
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import SCALARS, Tracer, bind
+from genesis_fn.primitives.define import SIGNED_STORAGE
+from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.shape import broadcast_in_dim
+
+_PYTHON_TYPE = (bool, int, float, complex)  # by dtypes.kind_rank
+_BOUNDS = {d: (int(np.iinfo(d).min), int(np.iinfo(d).max)) for d in dtypes.INTEGERS}
+_CONFIG = config.current
+
+
+def is_operand(x: Any) -> bool:
+    """Whether operators accept `x`: an array, a tracer, a number or an ndarray (lists are not)."""
+    return (
+        type(x) is Array
+        or type(x) in SCALARS
+        or isinstance(x, (Tracer, np.ndarray, np.generic))
+        or hasattr(x, "__genesis_array__")
+    )
+
+
+def python_type(d: DType) -> type:
+    """The Python scalar type of a dtype's kind."""
+    return _PYTHON_TYPE[dtypes.kind_rank(d)]
+
+
+def device_among(xs: Sequence[Any]) -> Any:
+    """The device of the first concrete array, which NumPy operands follow; None without one."""
+    for x in xs:
+        if type(x) is Array:
+            return x.sig.device
+    return None
+
+
+def _values(name: str, xs: Sequence[Any]) -> list[Any]:
+    """`xs` as arrays, tracers and Python scalars."""
+    found = list(xs)
+    place = device_among(xs)
+    strong = any(
+        type(x) is Array
+        or isinstance(x, np.ndarray)
+        or (isinstance(x, Tracer) and not x.weak)
+        or hasattr(x, "__genesis_array__")
+        for x in xs
+    )
+    for i, x in enumerate(xs):
+        if type(x) is Array or type(x) in SCALARS or isinstance(x, Tracer):
+            continue
+        if isinstance(x, np.generic) and strong and x.dtype.kind not in "USVmMO":
+            found[i] = x.item()
+        elif isinstance(x, (list, tuple)):
+            raise TypeError(
+                f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}; "
+                "make an array of it with asarray(...)"
+            )
+        else:
+            found[i] = as_array(x, device=place)
+    return found
+
+
+def _kinds(xs: Sequence[Any]) -> tuple[frozenset[DType], frozenset[type]]:
+    """(dtypes of strong operands, Python types of the weak ones)."""
+    strong, weak = set(), set()
+    for x in xs:
+        if type(x) in SCALARS:
+            weak.add(type(x))
+        elif type(x) is not Array and x.weak:
+            weak.add(python_type(x.aval.dtype))
+        else:
+            strong.add(x.aval.dtype)
+    return frozenset(strong), frozenset(weak)
+
+
+def common_dtype(name: str, xs: Sequence[Any], inexact: bool = False) -> DType:
+    """The dtype that operands (arrays, tracers, Python scalars) meet in.
+
+    With `inexact`, integers and booleans go to float32. Raises DTypeError under strict promotion
+    where an implicit conversion of an array would be needed.
+    """
+    strong, weak = _kinds(xs)
+    result = dtypes.promote(strong, weak)[0]
+    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != {result}:
+        shown = ", ".join(sorted(d.name for d in strong) + sorted(w.__name__ for w in weak))
+        raise errors.DTypeError(
+            f"{name or 'an operation'} on {shown} needs an implicit conversion to {result.name}, "
+            "which numpy_dtype_promotion='strict' forbids; convert with .astype(...)"
+        )
+    return inexact_dtype(result) if inexact else result
+
+
+def inexact_dtype(d: DType) -> DType:
+    """`d` if floating or complex, else float32: where mathematical functions take integers."""
+    return d if dtypes.is_inexact(d) else dtypes.F32
+
+
+def scalar_as(x: Any, d: DType) -> Any:
+    """A Python scalar as the Python type of dtype `d`. Raises OverflowError for an int that does
+    not fit; an unsigned value that signed storage lacks becomes an Array."""
+    rank = dtypes.kind_rank(d)
+    if rank == 1:
+        low, high = _BOUNDS[d]
+        x = int(x)
+        if not low <= x <= high:
+            raise OverflowError(f"Python integer {x} is out of bounds for {d.name}")
+        if d in SIGNED_STORAGE and x > high // 2:
+            return from_numpy(fitted(x, d))
+        return x
+    kind = _PYTHON_TYPE[rank]
+    return x if type(x) is kind else kind(x)
+
+
+def cast(x: Any, d: DType) -> Any:
+    """An array or tracer in dtype `d`; a Python scalar as a Python scalar of that kind."""
+    if type(x) in SCALARS:
+        return scalar_as(x, d)
+    return x if x.aval.dtype == d else convert(x, d)
+
+
+def strong(x: Any) -> Any:
+    """`x` whose dtype no longer yields to others, as after an explicit conversion."""
+    if type(x) is Array or not x.weak:
+        return x
+    result = object.__new__(type(x))
+    for kind in type(x).__mro__:
+        for slot in getattr(kind, "__slots__", ()):
+            if slot != "__weakref__" and hasattr(x, slot) and slot not in _PROPERTIES:
+                setattr(result, slot, getattr(x, slot))
+    result.weak = False
+    return result
+
+
+_PROPERTIES = frozenset(("shape", "dtype", "ndim", "size"))
+
+
+def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
+    """The shape that arrays of these shapes broadcast to. Raises ShapeError where there is none."""
+    given = [(s,) if isinstance(s, int) else tuple(s) for s in shapes]
+    return _joined("broadcast", given)
+
+
+def _joined(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    ndim = max(map(len, shapes), default=0)
+    result = [1] * ndim
+    for s in shapes:
+        offset = ndim - len(s)
+        for i, n in enumerate(s):
+            if n != 1:
+                if result[offset + i] not in (1, n):
+                    shown = " and ".join(str(list(s)) for s in dict.fromkeys(shapes))
+                    raise errors.ShapeError(
+                        f"{name}: shapes {shown} do not broadcast: {result[offset + i]} and {n} "
+                        f"meet in axis {offset + i - ndim}"
+                    )
+                result[offset + i] = n
+    return tuple(result)
+
+
+def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    setting = _CONFIG().numpy_rank_promotion
+    if setting == "allow" or len({len(s) for s in shapes if s}) < 2:
+        return
+    message = (
+        f"{name or 'an operation'} on shapes {', '.join(str(list(s)) for s in shapes)} adds "
+        "leading axes implicitly; write them with x[None, ...]"
+    )
+    if setting == "raise":
+        raise errors.ShapeError(f"{message} (numpy_rank_promotion='raise')")
+    warnings.warn(message, stacklevel=5)
+
+
+def broadcast(x: Any, shape: tuple[int, ...]) -> Any:
+    """An array or tracer repeated to `shape`, which it must broadcast to."""
+    own = x.aval.shape
+    if own == shape:
+        return x
+    return broadcast_in_dim(x, shape, range(len(shape) - len(own), len(shape)))
+
+
+def operands(
+    name: str, xs: Sequence[Any], inexact: bool = False, scalars: bool = True
+) -> list[Any]:
+    """`xs` in one dtype and one shape, ready for an elementwise primitive called `name`.
+
+    Python scalars stay so where at least one operand is an array and `scalars` is true.
+    """
+    xs = _values(name, xs)
+    d = common_dtype(name, xs, inexact)
+    shapes = [x.aval.shape for x in xs if type(x) not in SCALARS]
+    if not shapes:
+        # Only scalars: they decide the dtype, and the first becomes an array for the primitive.
+        xs[0] = as_array(xs[0], d)
+        shapes = [()]
+    shape = shapes[0]
+    if any(s != shape for s in shapes):
+        try:
+            shape = _joined(name, shapes)
+        except errors.ShapeError:
+            shown = ", ".join(str(getattr(x, "aval", x)) for x in xs)
+            raise errors.ShapeError(
+                f"{name}: operands {shown} do not broadcast to one shape"
+            ) from None
+        _check_ranks(name, shapes)
+    result = []
+    for x in xs:
+        x = cast(x, d)
+        if type(x) not in SCALARS:
+            result.append(broadcast(x, shape))
+        elif scalars:
+            result.append(x)
+        else:
+            result.append(broadcast(as_array(x, d), shape))
+    return result
+
+
+def promote(*xs: Any) -> list[Any]:
+    """`xs` in one dtype and one shape; Python scalars that meet an array stay Python scalars."""
+    return operands("promote", xs)
+
+
+def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[Any]:
+    """`xs` as arrays or tracers of one dtype, shapes unchanged."""
+    xs = _values(name, xs)
+    d = common_dtype(name, xs, inexact)
+    place = device_among(xs)
+    return [as_array(x, d, place) if type(x) in SCALARS else convert(x, d) for x in xs]
+
+
+def value(x: Any, name: str = "") -> Any:
+    """`x` as an Array or tracer. Raises TypeError for a list or tuple, as JAX does."""
+    if type(x) is Array or isinstance(x, Tracer):
+        return x
+    if isinstance(x, (list, tuple)):
+        raise TypeError(
+            f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}; "
+            "make an array of it with asarray(...)"
+        )
+    return as_array(x)
+
+
+def inexact_value(x: Any, name: str = "") -> Any:
+    """`x` as an Array or tracer of a floating or complex dtype."""
+    x = value(x, name)
+    d = x.aval.dtype
+    return x if dtypes.is_inexact(d) else convert(x, dtypes.F32)
+
+
+def result_type(*args: Any) -> DType:
+    """The dtype that operands, dtypes and Python scalars promote to, by the library's lattice."""
+    if not args:
+        raise ValueError("result_type needs at least one operand")
+    strong, weak = set(), set()
+    for a in args:
+        if type(a) in SCALARS:
+            weak.add(type(a))
+        elif isinstance(a, Tracer) and a.weak:
+            weak.add(python_type(a.aval.dtype))
+        elif isinstance(a, type) and a in SCALARS:
+            weak.add(a)
+        elif isinstance(a, np.generic) or isinstance(a, np.ndarray):
+            d = dtypes.dtype(a.dtype)
+            strong.add(NARROWED.get(d, d))
+        else:
+            strong.add(dtypes.dtype(a))
+    return dtypes.promote(frozenset(strong), frozenset(weak))[0]
+
+
+NARROWED: dict[DType, DType] = {
+    dtypes.F64: dtypes.F32, dtypes.I64: dtypes.I32, dtypes.U64: dtypes.U32, dtypes.C128: dtypes.C64,
+}  # fmt: skip
+
+
+__all__ = [
+    "bind", "broadcast", "broadcast_shapes", "cast", "common_dtype", "inexact_dtype",
+    "inexact_value", "is_operand", "operands", "promote", "promote_arrays", "result_type",
+    "scalar_as", "strong", "value",
+]  # fmt: skip

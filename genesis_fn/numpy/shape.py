@@ -1,0 +1,752 @@
+"""Changing shapes: reshaping, moving axes, joining, splitting, repeating, padding."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array
+from genesis_fn.core.primitive import Tracer
+from genesis_fn.numpy.conversion import concrete, host
+from genesis_fn.numpy.creation import asarray, shape_of
+from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, value
+from genesis_fn.numpy.ufuncs import located
+from genesis_fn.primitives import shape as p
+from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.shape import canonical_axes, canonical_axis, rev
+
+__all__ = [
+    "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "block", "broadcast_arrays",
+    "broadcast_shapes", "broadcast_to", "column_stack", "concat", "concatenate", "delete", "dsplit",
+    "dstack", "expand_dims", "flip", "fliplr", "flipud", "hsplit", "hstack", "insert",
+    "matrix_transpose", "moveaxis", "ndim", "pad", "permute_dims", "ravel", "repeat", "reshape",
+    "resize", "roll", "rollaxis", "rot90", "row_stack", "shape", "size", "split", "squeeze",
+    "stack", "swapaxes", "tile", "transpose", "trim_zeros", "unstack", "vsplit", "vstack",
+]  # fmt: skip
+
+
+def shape(a: Any) -> tuple[int, ...]:
+    """The lengths of the dimensions of `a`."""
+    return tuple(a.shape) if hasattr(a, "shape") else np.shape(a)
+
+
+def ndim(a: Any) -> int:
+    """The number of dimensions of `a`."""
+    return len(shape(a))
+
+
+def size(a: Any, axis: Any = None) -> int:
+    """The number of elements of `a`, or its length along `axis` (or several)."""
+    lengths = shape(a)
+    if axis is None:
+        return math.prod(lengths)
+    return math.prod(lengths[i] for i in canonical_axes(axis, len(lengths), "size"))
+
+
+# ---- reshaping ----
+
+
+def reshape(a: Any, shape: Any = None, order: str = "C", *, copy: bool | None = None) -> Any:
+    """`a` with the same elements and another shape; one length may be -1.
+
+    `order` "F" reads and writes with the first axis fastest. Raises ShapeError where sizes differ.
+    """
+    a = value(a, "reshape")
+    if shape is None:
+        raise TypeError("reshape needs a shape")
+    new = _completed(a, shape)
+    if order == "C":
+        return p.reshape(a, new)
+    if order != "F":
+        raise ValueError(f'reshape: order must be "C" or "F", got {order!r}')
+    reversed_axes = transpose(a)
+    return transpose(p.reshape(reversed_axes, new[::-1]))
+
+
+def _completed(a: Any, given: Any) -> tuple[int, ...]:
+    many = isinstance(given, (tuple, list)) or getattr(given, "ndim", 0) == 1
+    new = [operator.index(n) for n in given] if many else [operator.index(given)]  # pyright: ignore[reportArgumentType]
+    known = math.prod(n for n in new if n != -1)
+    if new.count(-1) > 1 or any(n < -1 for n in new):
+        raise located(
+            errors.ShapeError(f"reshape: {new} may have one -1 and no other negative length")
+        )
+    if -1 in new and known and a.size % known == 0:
+        new[new.index(-1)] = a.size // known
+    elif -1 in new or known != a.size:
+        raise located(
+            errors.ShapeError(f"reshape: {a.aval} has {a.size} elements, which {new} cannot hold")
+        )
+    return tuple(new)
+
+
+def ravel(a: Any, order: str = "C") -> Any:
+    """`a` as a vector."""
+    return reshape(a, (-1,) if size(a) else (0,), order)
+
+
+def squeeze(a: Any, axis: Any = None) -> Any:
+    """`a` without its dimensions of length 1, or without those of `axis`."""
+    a = value(a, "squeeze")
+    if axis is None:
+        axis = tuple([i for i, n in enumerate(a.aval.shape) if n == 1])
+    return p.squeeze(a, axis)
+
+
+def expand_dims(a: Any, axis: Any) -> Any:
+    """`a` with new dimensions of length 1 at the places `axis` of the result."""
+    return p.expand_dims(value(a, "expand_dims"), axis)
+
+
+def atleast_1d(*arys: Any) -> Any:
+    """Each array with at least one dimension."""
+    return _each([p.reshape(x, (1,)) if x.ndim == 0 else x for x in map(asarray, arys)])
+
+
+def atleast_2d(*arys: Any) -> Any:
+    """Each array with at least two dimensions, new ones in front."""
+    return _each([_front(x, 2) for x in map(asarray, arys)])
+
+
+def atleast_3d(*arys: Any) -> Any:
+    """Each array with at least three dimensions: a vector lies along the middle one."""
+    return _each(
+        [
+            p.reshape(x, (*x.shape, 1)) if x.ndim == 2
+            else p.reshape(x, (1, x.size, 1)) if x.ndim < 2 else x
+            for x in map(asarray, arys)
+        ]
+    )  # fmt: skip
+
+
+def _front(x: Any, n: int) -> Any:
+    return p.reshape(x, (1,) * (n - x.ndim) + x.aval.shape) if x.ndim < n else x
+
+
+def _each(results: list[Any]) -> Any:
+    return results[0] if len(results) == 1 else results
+
+
+# ---- axes ----
+
+
+def transpose(a: Any, axes: Any = None) -> Any:
+    """`a` with axes reversed, or with axis i of the result being axis `axes[i]`."""
+    a = value(a, "transpose")
+    if axes is None:
+        return p.transpose(a, range(a.ndim)[::-1])
+    axes = canonical_axes(tuple(axes), a.ndim, "transpose")
+    if len(axes) != a.ndim:
+        raise located(
+            errors.ShapeError(f"transpose: {list(axes)} does not name all axes of {a.aval}")
+        )
+    return p.transpose(a, axes)
+
+
+permute_dims = transpose
+
+
+def matrix_transpose(x: Any, /) -> Any:
+    """`x` with its last two axes exchanged."""
+    x = value(x, "matrix_transpose")
+    if x.ndim < 2:
+        raise ValueError(f"matrix_transpose takes at least 2 dimensions, got {x.aval}")
+    return swapaxes(x, -1, -2)
+
+
+def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    """`a` with two axes exchanged."""
+    a = value(a, "swapaxes")
+    i, j = [canonical_axis(x, a.ndim, "swapaxes") for x in (axis1, axis2)]
+    order = list(range(a.ndim))
+    order[i], order[j] = order[j], order[i]
+    return p.transpose(a, order)
+
+
+def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+    """`a` with axes `source` moved to places `destination`; the others keep their order."""
+    a = value(a, "moveaxis")
+    sources = canonical_axes(source, a.ndim, "moveaxis")
+    targets = canonical_axes(destination, a.ndim, "moveaxis")
+    if len(sources) != len(targets):
+        raise ValueError(f"moveaxis: {len(sources)} sources but {len(targets)} destinations")
+    order = [i for i in range(a.ndim) if i not in sources]
+    for target, origin in sorted(zip(targets, sources)):
+        order.insert(target, origin)
+    return p.transpose(a, order)
+
+
+def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+    """`a` with `axis` moved in front of axis `start`."""
+    n = ndim(a)
+    axis = canonical_axis(axis, n, "rollaxis")
+    start = start + n if start < 0 else start
+    return moveaxis(a, axis, start - 1 if axis < start else start)
+
+
+def flip(m: Any, axis: Any = None) -> Any:
+    """`m` with the order of elements reversed along `axis`, or along all axes."""
+    m = value(m, "flip")
+    return rev(m, range(m.ndim) if axis is None else canonical_axes(axis, m.ndim, "flip"))
+
+
+def fliplr(m: Any) -> Any:
+    """`m` reversed along its second axis."""
+    return flip(m, 1)
+
+
+def flipud(m: Any) -> Any:
+    """`m` reversed along its first axis."""
+    return flip(m, 0)
+
+
+def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
+    """`m` turned by 90 degrees k times, from the first of `axes` towards the second."""
+    m = value(m, "rot90")
+    a, b = canonical_axes(axes, m.ndim, "rot90")
+    k %= 4
+    if k == 0:
+        return m
+    if k == 2:
+        return rev(m, (a, b))
+    return swapaxes(rev(m, (b,)), a, b) if k == 1 else rev(swapaxes(m, a, b), (b,))
+
+
+# ---- broadcasting ----
+
+
+def broadcast_to(array: Any, shape: Any) -> Any:
+    """`array` repeated to `shape`. Raises ShapeError where it does not broadcast to it."""
+    x, new = value(array, "broadcast_to"), shape_of(shape)
+    own = x.aval.shape
+    fits = len(own) <= len(new) and all(n in (1, m) for n, m in zip(own[::-1], new[::-1]))
+    if not fits:
+        raise located(
+            errors.ShapeError(f"broadcast_to: {x.aval} does not broadcast to {list(new)}")
+        )
+    return broadcast(x, new)
+
+
+def broadcast_arrays(*args: Any) -> list[Any]:
+    """The arrays repeated to their common shape, dtypes unchanged."""
+    xs = [value(a, "broadcast_arrays") for a in args]
+    shape = broadcast_shapes(*[x.aval.shape for x in xs])
+    return [broadcast(x, shape) for x in xs]
+
+
+# ---- joining ----
+
+
+def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
+    """Arrays joined along an existing axis, in their common dtype; axis None flattens them."""
+    xs = _sequence(arrays, "concatenate")
+    if axis is None:
+        xs, axis = [ravel(x) for x in xs], 0
+    if xs[0].ndim == 0:
+        raise ValueError("concatenate: scalars cannot be joined; use stack")
+    if dtype is not None:
+        d = dtypes.dtype(dtype)
+        xs = [convert(x, d) for x in xs]
+    try:
+        return p.concatenate(xs, canonical_axis(axis, xs[0].ndim, "concatenate"))
+    except errors.ShapeError as error:
+        raise located(error) from None
+
+
+concat = concatenate
+
+
+def _sequence(arrays: Any, name: str) -> list[Any]:
+    """The arrays of a sequence (or the rows of an array) in one dtype."""
+    if isinstance(arrays, (Array, Tracer, np.ndarray)):
+        return list(unstack(arrays))
+    if not isinstance(arrays, (list, tuple)):
+        raise TypeError(f"{name} takes a sequence of arrays, got {type(arrays).__name__}")
+    if not arrays:
+        raise ValueError(f"{name} needs at least one array")
+    return promote_arrays(name, [asarray(x) if isinstance(x, (list, tuple)) else x for x in arrays])
+
+
+def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Any:
+    """Arrays of one shape joined along a new axis."""
+    xs = _sequence(arrays, "stack")
+    for x in xs:
+        if x.aval.shape != xs[0].aval.shape:
+            raise located(errors.ShapeError(f"stack: shapes differ: {xs[0].aval} and {x.aval}"))
+    axis = canonical_axis(axis, xs[0].ndim + 1, "stack")
+    return concatenate([p.expand_dims(x, axis) for x in xs], axis, dtype)
+
+
+def vstack(tup: Any, dtype: Any = None) -> Any:
+    """Arrays joined along the first axis, vectors as rows."""
+    return concatenate([_front(x, 2) for x in _sequence(tup, "vstack")], 0, dtype)
+
+
+row_stack = vstack
+
+
+def hstack(tup: Any, dtype: Any = None) -> Any:
+    """Arrays joined along the second axis; vectors along their only one."""
+    xs = [_front(x, 1) for x in _sequence(tup, "hstack")]
+    return concatenate(xs, 0 if xs[0].ndim == 1 else 1, dtype)
+
+
+def dstack(tup: Any, dtype: Any = None) -> Any:
+    """Arrays joined along the third axis."""
+    return concatenate([atleast_3d(x) for x in _sequence(tup, "dstack")], 2, dtype)
+
+
+def column_stack(tup: Any) -> Any:
+    """Vectors as columns, and matrices, joined along the second axis."""
+    xs = _sequence(tup, "column_stack")
+    return concatenate([p.reshape(x, (x.size, 1)) if x.ndim < 2 else x for x in xs], 1)
+
+
+def append(arr: Any, values: Any, axis: int | None = None) -> Any:
+    """`arr` with `values` joined at its end along `axis`; None flattens both."""
+    return concatenate([asarray(arr), asarray(values)], axis)
+
+
+def block(arrays: Any) -> Any:
+    """An array assembled from nested lists of blocks, innermost lists along the last axis."""
+
+    def assemble(part: Any, depth: int, total: int) -> Any:
+        if not isinstance(part, list):
+            return _front(asarray(part), total)
+        return concatenate(
+            [assemble(x, depth + 1, total) for x in part], axis=depth - _depth(arrays)
+        )
+
+    total = max(_depth(arrays), *[ndim(x) for x in _blocks(arrays)])
+    return assemble(arrays, 0, total)
+
+
+def _depth(arrays: Any) -> int:
+    return 1 + max(_depth(x) for x in arrays) if isinstance(arrays, list) else 0
+
+
+def _blocks(arrays: Any) -> list[Any]:
+    return (
+        [b for x in arrays for b in _blocks(x)] if isinstance(arrays, list) else [asarray(arrays)]
+    )
+
+
+# ---- splitting ----
+
+
+def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+    """`ary` cut along `axis` into equal sections, or before each of the given indices."""
+    x = value(ary, "split")
+    axis = canonical_axis(axis, x.ndim, "split")
+    n = x.aval.shape[axis]
+    if not isinstance(indices_or_sections, (tuple, list)) and not ndim(indices_or_sections):
+        sections = operator.index(indices_or_sections)
+        if sections <= 0 or n % sections:
+            raise located(
+                errors.ShapeError(f"split: axis {axis} of {x.aval} does not divide into {sections}")
+            )
+        return p.split(x, (n // sections,) * sections, axis)
+    return _split_at(x, indices_or_sections, axis)
+
+
+def _split_at(x: Any, places: Any, axis: int) -> list[Any]:
+    n = x.aval.shape[axis]
+    cuts = [slice(None, operator.index(i)).indices(n)[1] for i in places]
+    bounds = [0, *cuts, n]
+    if bounds == sorted(bounds):
+        return p.split(x, [b - a for a, b in zip(bounds, bounds[1:])], axis)
+    return [
+        p.slice_in_dim(x, a, max(a, b), axis=axis) for a, b in zip(bounds, bounds[1:])
+    ]  # decreasing indices give empty parts
+
+
+def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+    """Like `split`, but sections may differ by one in length."""
+    x = value(ary, "array_split")
+    axis = canonical_axis(axis, x.ndim, "array_split")
+    if isinstance(indices_or_sections, (tuple, list)) or ndim(indices_or_sections):
+        return _split_at(x, indices_or_sections, axis)
+    sections = operator.index(indices_or_sections)
+    if sections <= 0:
+        raise ValueError(f"array_split: the number of sections must be positive, got {sections}")
+    least, extra = divmod(x.aval.shape[axis], sections)
+    return p.split(x, [least + (i < extra) for i in range(sections)], axis)
+
+
+def vsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+    """`split` along the first axis."""
+    return split(ary, indices_or_sections, 0)
+
+
+def hsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+    """`split` along the second axis; of a vector, along its only one."""
+    return split(ary, indices_or_sections, 0 if ndim(ary) == 1 else 1)
+
+
+def dsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+    """`split` along the third axis."""
+    return split(ary, indices_or_sections, 2)
+
+
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+    """The slices of `x` along `axis`, without that axis."""
+    x = value(x, "unstack")
+    if x.ndim == 0:
+        raise ValueError("unstack needs at least one dimension")
+    axis = canonical_axis(axis, x.ndim, "unstack")
+    n = x.aval.shape[axis]
+    if n == 0:
+        return ()
+    return tuple([p.squeeze(part, (axis,)) for part in p.split(x, (1,) * n, axis)])
+
+
+# ---- repeating ----
+
+
+def tile(A: Any, reps: Any) -> Any:  # noqa: N803
+    """`A` laid side by side `reps[i]` times along each axis i; missing leading axes are added."""
+    x = value(A, "tile")
+    counts = shape_of(reps)
+    counts = (1,) * (x.ndim - len(counts)) + counts
+    return p.tile(_front(x, len(counts)), counts)
+
+
+def repeat(
+    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Any:
+    """Each element (or slice along `axis`) of `a` repeated `repeats` times, in order.
+
+    Traced `repeats` need `total_repeat_length`; the last element fills what is left over.
+    """
+    a = value(a, "repeat")
+    if axis is None:
+        a, axis = ravel(a), 0
+    axis = canonical_axis(axis, a.ndim, "repeat")
+    n = a.aval.shape[axis]
+    traced = isinstance(repeats, Tracer) and repeats.concrete() is None
+    if not traced:
+        counts = (
+            host(concrete(repeats, "index")) if isinstance(repeats, (Array, Tracer)) else repeats
+        )
+        counts = np.asarray(counts)
+        if counts.ndim == 0 or counts.size == 1:
+            count = int(counts.reshape(()))
+            if total_repeat_length is None:
+                front, back = a.aval.shape[:axis], a.aval.shape[axis + 1 :]
+                wide = p.broadcast_in_dim(
+                    a, (*front, n, count, *back),
+                    [*range(axis + 1), *range(axis + 2, a.ndim + 1)],
+                )  # fmt: skip
+                return p.reshape(wide, (*front, n * count, *back))
+            counts = np.full(n, count)
+        if counts.shape != (n,):
+            raise ValueError(f"repeat: {counts.shape} repeats for {n} elements along axis {axis}")
+        positions = np.repeat(np.arange(n), counts)
+        if total_repeat_length is not None:
+            positions = positions[:total_repeat_length]
+            missing = total_repeat_length - len(positions)
+            positions = np.concatenate([positions, np.full(missing, max(n - 1, 0), np.int64)])
+        index: Any = asarray(positions.astype(np.int32))
+    else:
+        if total_repeat_length is None:
+            concrete(repeats, "index")
+        from genesis_fn.numpy.sorting import searchsorted
+        from genesis_fn.primitives.cumulative import cumsum
+
+        ends = cumsum(broadcast(repeats, (n,)), 0)
+        places = p.iota(dtypes.I32, total_repeat_length)  # pyright: ignore[reportArgumentType]
+        from genesis_fn.numpy.ufuncs import minimum
+
+        index = minimum(searchsorted(ends, places, side="right"), n - 1)
+    from genesis_fn.numpy.selection import take
+
+    return take(a, index, axis, mode="clip")
+
+
+def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    """`a` with elements moved cyclically by `shift` along `axis` (flattened for None)."""
+    a = value(a, "roll")
+    if axis is None:
+        return p.reshape(roll(ravel(a), shift, 0), a.aval.shape)
+    axes = canonical_axes(axis, a.ndim, "roll") if isinstance(axis, int) else tuple(
+        [canonical_axis(x, a.ndim, "roll") for x in axis]
+    )  # fmt: skip
+    shifts = list(shift) if ndim(shift) else [shift] * len(axes)
+    if len(axes) == 1 and len(shifts) > 1:
+        axes = axes * len(shifts)
+    if len(shifts) != len(axes):
+        raise ValueError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
+    for s, ax in zip(shifts, axes):
+        n = a.aval.shape[ax]
+        if n < 2:
+            continue
+        if isinstance(s, Tracer) and s.concrete() is None:
+            from genesis_fn.numpy.mathematics import remainder
+            from genesis_fn.primitives.indexing import dynamic_slice_in_dim
+
+            start = remainder(-s, n)
+            a = dynamic_slice_in_dim(concatenate([a, a], ax), start, n, ax)
+            continue
+        s = operator.index(s) % n
+        if s:
+            head, tail = p.split(a, (n - s, s), ax)
+            a = p.concatenate([tail, head], ax)
+    return a
+
+
+def resize(a: Any, new_shape: Any) -> Any:
+    """The elements of `a`, repeated or cut to fill `new_shape`."""
+    new = shape_of(new_shape)
+    flat, n = ravel(a), math.prod(new)
+    if not flat.size:
+        from genesis_fn.numpy.creation import zeros
+
+        return zeros(new, flat.dtype)
+    copies = -(-n // flat.size)
+    return p.reshape(p.slice(p.tile(flat, (copies,)), (0,), (n,)), new)
+
+
+# ---- inserting and removing ----
+
+
+def _kept(x: Any, positions: Any, axis: int) -> Any:
+    from genesis_fn.numpy.selection import take
+
+    return take(x, asarray(np.asarray(positions, np.int32)), axis, mode="clip")
+
+
+def delete(
+    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
+) -> Any:
+    """`arr` without the slices at index, slice or indices `obj` along `axis`; None flattens.
+
+    The indices must be known while tracing, unless `obj` is a traced scalar.
+    """
+    x = value(arr, "delete")
+    if axis is None:
+        x, axis = ravel(x), 0
+    axis = canonical_axis(axis, x.ndim, "delete")
+    n = x.aval.shape[axis]
+    if isinstance(obj, Tracer) and obj.concrete() is None and obj.ndim == 0:
+        from genesis_fn.numpy.mathematics import where
+        from genesis_fn.numpy.selection import take
+
+        places = p.iota(dtypes.I32, n - 1)
+        i = where(obj < 0, obj + n, obj)
+        return take(x, places + (places >= i), axis, mode="clip")
+    if not isinstance(obj, slice):
+        obj = host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
+        if obj.size == 0:
+            obj = obj.astype(np.int64)
+    return _kept(x, np.delete(np.arange(n), obj), axis)
+
+
+def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
+    """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens."""
+    x = value(arr, "insert")
+    if axis is None:
+        x, axis = ravel(x), 0
+    axis = canonical_axis(axis, x.ndim, "insert")
+    n = x.aval.shape[axis]
+    if isinstance(obj, slice):
+        places = np.arange(*obj.indices(n))
+    else:
+        places = (
+            host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
+        )
+    new = convert(asarray(values), x.dtype)
+    scalar = places.ndim == 0 or places.size == 1
+    if places.ndim == 0:
+        # NumPy: a scalar index inserts the values as given, with their leading axis at `axis`.
+        new = moveaxis(_front(new, x.ndim), 0, axis) if new.ndim else _front(new, x.ndim)
+    new = _front(new, x.ndim)
+    count = new.aval.shape[axis] if scalar else places.size
+    shape = list(x.aval.shape)
+    shape[axis] = count
+    new = broadcast_to(new, shape)
+    origin = np.insert(np.arange(n), np.repeat(places.reshape(-1), count) if scalar else places,
+                       n + np.arange(count))  # fmt: skip
+    return _kept(concatenate([x, new], axis), origin, axis)
+
+
+def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+    """A vector without its leading ("f") and trailing ("b") zeros; needs concrete values."""
+    x = value(filt, "trim_zeros")
+    places = np.flatnonzero(host(concrete(x, "index")))
+    if not places.size:
+        return p.slice(x, (0,), (0,))
+    first = int(places[0]) if "f" in trim.lower() else 0
+    last = int(places[-1]) + 1 if "b" in trim.lower() else x.size
+    return p.slice(x, (first,), (last,))
+
+
+# ---- padding ----
+
+
+def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    """`array` with borders of widths `pad_width`: an int, a pair, or a pair per axis.
+
+    Modes: constant (constant_values=), edge, reflect, symmetric (reflect_type=), wrap, linear_ramp
+    (end_values=), maximum, mean, median, minimum (stat_length=), empty.
+    """
+    x = value(array, "pad")
+    widths = _pairs(pad_width, x.ndim, "pad_width")
+    if any(w < 0 for pair in widths for w in pair):
+        raise ValueError(f"pad: widths must not be negative, got {widths}")
+    widths = [(operator.index(a), operator.index(b)) for a, b in widths]
+    if callable(mode):
+        raise TypeError(
+            "pad: a function as mode is not supported; build the borders and concatenate"
+        )
+    allowed = _PAD_OPTIONS.get(mode)
+    if allowed is None:
+        raise ValueError(f"pad: unknown mode {mode!r}; there are {', '.join(_PAD_OPTIONS)}")
+    for name in kwargs:
+        if name not in allowed:
+            raise ValueError(f"pad: mode {mode!r} takes no {name}=")
+    if mode in ("constant", "empty"):
+        return _pad_constant(x, widths, kwargs.get("constant_values", 0))
+    for axis, (before, after) in enumerate(widths):
+        if before or after:
+            x = _pad_axis(x, axis, before, after, mode, kwargs)
+    return x
+
+
+_PAD_OPTIONS: dict[str, tuple[str, ...]] = {
+    "constant": ("constant_values",), "empty": (), "edge": (), "wrap": (),
+    "reflect": ("reflect_type",), "symmetric": ("reflect_type",), "linear_ramp": ("end_values",),
+    "maximum": ("stat_length",), "mean": ("stat_length",), "median": ("stat_length",),
+    "minimum": ("stat_length",),
+}  # fmt: skip
+
+
+def _pairs(given: Any, n: int, name: str) -> list[tuple[Any, Any]]:
+    """A (before, after) pair per axis."""
+    if isinstance(given, dict):
+        pairs = [(0, 0)] * n
+        for axis, w in given.items():
+            pairs[canonical_axis(axis, n, "pad")] = (w, w) if ndim(w) == 0 else tuple(w)
+        return pairs
+    if isinstance(given, (Array, Tracer)) and given.ndim == 0:
+        return [(given, given)] * n
+    if not isinstance(given, (list, tuple)):
+        given = np.asarray(given).tolist()
+    if not isinstance(given, (list, tuple)):
+        return [(given, given)] * n
+    entries = list(given)
+    if all(ndim(e) == 0 for e in entries) and len(entries) in (1, 2):
+        return [(entries[0], entries[-1])] * n
+    if len(entries) == 1:
+        entries *= n
+    if len(entries) != n:
+        raise ValueError(f"pad: {name} has {len(entries)} entries for {n} axes")
+    return [(e, e) if ndim(e) == 0 else (e[0], e[-1]) for e in entries]
+
+
+def _pad_constant(x: Any, widths: list[tuple[int, int]], given: Any) -> Any:
+    fills = _pairs(given, x.ndim, "constant_values")
+    first = fills[0][0] if fills else 0
+    if all(v is first or (not hasattr(v, "aval") and v == first) for pair in fills for v in pair):
+        return p.pad(x, _fill(first, x), [(a, b, 0) for a, b in widths])
+    for axis, ((before, after), (low, high)) in enumerate(zip(widths, fills)):
+        config = [(0, 0, 0)] * x.ndim
+        config[axis] = (before, 0, 0)
+        x = p.pad(x, _fill(low, x), config)
+        config[axis] = (0, after, 0)
+        x = p.pad(x, _fill(high, x), config)
+    return x
+
+
+def _fill(v: Any, x: Any) -> Any:
+    if isinstance(v, np.generic):
+        v = v.item()
+    return convert(v, x.dtype) if hasattr(v, "aval") else scalar_as(v, x.dtype)
+
+
+def _pad_axis(
+    x: Any, axis: int, before: int, after: int, mode: str, options: dict[str, Any]
+) -> Any:
+    n = x.aval.shape[axis]
+    if mode in ("linear_ramp", "maximum", "mean", "median", "minimum"):
+        return _pad_computed(x, axis, before, after, mode, options)
+    if n == 0:
+        raise ValueError(f"pad: axis {axis} of {x.aval} is empty, so mode {mode!r} has no values")
+    if options.get("reflect_type", "even") != "even":
+        return _pad_odd(x, axis, before, after, mode)
+    numpy_mode: Any = mode
+    positions = np.pad(np.arange(n), (before, after), mode=numpy_mode)
+    if mode == "edge":
+        first, last = p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis)
+        parts = [_repeated(first, before, axis), x, _repeated(last, after, axis)]
+        return p.concatenate([part for part in parts if part.aval.shape[axis]], axis)
+    return _kept(x, positions, axis)
+
+
+def _repeated(x: Any, count: int, axis: int) -> Any:
+    shape = list(x.aval.shape)
+    shape[axis] = count
+    return broadcast(x, tuple(shape))
+
+
+def _pad_odd(x: Any, axis: int, before: int, after: int, mode: str) -> Any:
+    # 2 * edge - mirrored, in rounds where the border is wider than the array.
+    while before or after:
+        n = x.aval.shape[axis]
+        skip = 1 if mode == "reflect" else 0
+        widest = max(n - skip, 1)
+        low, high = min(before, widest), min(after, widest)
+        first, last = p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis)
+        if n == 1:
+            left, right = _repeated(first, low, axis), _repeated(last, high, axis)
+        else:
+            mirrored = flip(x, axis)
+            left = 2 * first - p.slice_in_dim(mirrored, n - skip - low, n - skip, axis=axis)
+            right = 2 * last - p.slice_in_dim(mirrored, skip, skip + high, axis=axis)
+        x = concatenate([left, x, right], axis)
+        before, after = before - low, after - high
+    return x
+
+
+def _pad_computed(
+    x: Any, axis: int, before: int, after: int, mode: str, options: dict[str, Any]
+) -> Any:
+    from genesis_fn.numpy.grids import linspace
+
+    n = x.aval.shape[axis]
+    edges = (p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis))
+    parts = []
+    for side, (width, edge) in enumerate(zip((before, after), edges)):
+        if mode == "linear_ramp":
+            end = _pairs(options.get("end_values", 0), x.ndim, "end_values")[axis][side]
+            ramp = linspace(p.squeeze(asarray(end, x.dtype) + edge * 0, (axis,)),
+                            p.squeeze(edge, (axis,)), width, endpoint=False,
+                            dtype=x.dtype, axis=axis)  # fmt: skip
+            parts.append(ramp if side == 0 else flip(ramp, axis))
+            continue
+        length = options.get("stat_length")
+        length = n if length is None else _pairs(length, x.ndim, "stat_length")[axis][side]
+        length = min(n, n if length is None else length)
+        window = p.slice_in_dim(x, 0, length, axis=axis) if side == 0 else p.slice_in_dim(
+            x, n - length, n, axis=axis
+        )  # fmt: skip
+        statistic = _statistic(mode)(window, axis=axis, keepdims=True)
+        if dtypes.is_integer(x.dtype) and mode in ("mean", "median"):
+            from genesis_fn.numpy.ufuncs import rint
+
+            statistic = rint(statistic)
+        parts.append(_repeated(convert(statistic, x.dtype), width, axis))
+    return concatenate([parts[0], x, parts[1]], axis)
+
+
+def _statistic(mode: str) -> Callable[..., Any]:
+    from genesis_fn.numpy import reductions, statistics
+
+    return {
+        "maximum": reductions.max, "minimum": reductions.min, "mean": reductions.mean,
+        "median": statistics.median,
+    }[mode]  # fmt: skip

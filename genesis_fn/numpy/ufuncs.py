@@ -1,0 +1,255 @@
+"""Elementwise functions of one and two arrays that are one primitive each, after promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array
+from genesis_fn.core.primitive import SCALARS, bind
+from genesis_fn.core.source import where as user_line
+from genesis_fn.numpy.promotion import (
+    inexact_value,
+    is_operand,
+    operands,
+    scalar_as,
+    value,
+)
+from genesis_fn.primitives import elementwise as p
+from genesis_fn.primitives.define import full, zeros as zeros_of
+
+__all__ = [
+    "absolute", "abs", "acos", "acosh", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan",
+    "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
+    "bitwise_xor", "cbrt", "ceil", "conj", "conjugate", "cos", "cosh", "divide", "equal", "exp",
+    "exp2", "expm1", "fabs", "floor", "greater", "greater_equal", "imag", "invert", "isfinite",
+    "left_shift", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "maximum", "minimum", "multiply", "negative", "nextafter", "not_equal",
+    "positive", "real", "reciprocal", "right_shift", "rint", "sign", "sin", "sinh", "sqrt",
+    "square", "subtract", "tan", "tanh", "true_divide", "trunc", "bitwise_count",
+]  # fmt: skip
+
+
+_FLOAT_KINDS = frozenset(dtypes.FLOATS)
+
+
+def _function(call: Callable, name: str, doc: str) -> Callable:
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
+
+
+def located(error: errors.GenesisError) -> errors.GenesisError:
+    """A shape or dtype error with the user's line."""
+    if "\n  at " in str(error):
+        return error
+    return type(error)(f"{error}\n  at {user_line(depth=4).describe()}")
+
+
+def binary(name: str, call: Callable, doc: str, inexact: bool = False) -> Callable[[Any, Any], Any]:
+    """The NumPy-style function of a two-operand primitive; its `.method` and `.reflected` are the
+    operators, which return NotImplemented for operands that are not arrays or numbers."""
+    prim = call.prim  # type: ignore[attr-defined]
+    # Where a scalar of that type can meet an array of that dtype without any check.
+    direct = dict.fromkeys(_FLOAT_KINDS, float)
+    if not inexact:
+        direct[dtypes.BOOL] = bool
+
+    def slow(x: Any, y: Any) -> Any:
+        try:
+            x, y = operands(name, (x, y), inexact)
+        except (errors.ShapeError, errors.DTypeError) as error:
+            raise located(error) from None
+        return bind(prim, x, y)
+
+    def function(x: Any, y: Any, /) -> Any:
+        if type(x) is Array and not (inexact and x.sig.aval.dtype not in _FLOAT_KINDS):
+            if type(y) is Array:
+                if x.sig is y.sig:
+                    return bind(prim, x, y)
+            elif (kind := direct.get(x.sig.aval.dtype)) is not None:
+                if type(y) is kind:
+                    return bind(prim, x, y)
+                if type(y) is int and kind is float:
+                    return bind(prim, x, float(y))
+        return slow(x, y)
+
+    def method(self: Any, other: Any) -> Any:
+        if type(self) is Array and type(other) is Array and self.sig is other.sig:
+            if not (inexact and self.sig.aval.dtype not in _FLOAT_KINDS):
+                return bind(prim, self, other)
+        elif not is_operand(other):
+            return NotImplemented
+        return function(self, other)
+
+    def reflected(self: Any, other: Any) -> Any:
+        if type(self) is Array and direct.get(self.sig.aval.dtype) is type(other):
+            return bind(prim, other, self)
+        return slow(other, self) if is_operand(other) else NotImplemented
+
+    function.method, function.reflected = method, reflected  # type: ignore[attr-defined]
+    return _function(function, name, doc)
+
+
+def unary(
+    name: str,
+    call: Callable,
+    doc: str,
+    inexact: bool = False,
+    identity: Callable[[dtypes.DType], bool] | None = None,
+) -> Callable[[Any], Any]:
+    """The NumPy-style function of a one-operand primitive; dtypes of `identity` pass through."""
+
+    def function(x: Any, /) -> Any:
+        x = inexact_value(x, name) if inexact else value(x, name)
+        if identity is not None and identity(x.aval.dtype):
+            return x
+        return call(x)
+
+    return _function(function, name, doc)
+
+
+def _exact(d: dtypes.DType) -> bool:
+    return not dtypes.is_inexact(d)
+
+
+def _real(d: dtypes.DType) -> bool:
+    return not dtypes.is_complex(d)
+
+
+# ---- arithmetic ----
+
+add = binary("add", p.add, "x + y, elementwise.")
+subtract = binary("subtract", p.sub, "x - y, elementwise.")
+multiply = binary("multiply", p.mul, "x * y, elementwise.")
+divide = binary("divide", p.div, "x / y, elementwise, in a floating dtype.", inexact=True)
+true_divide = divide
+maximum = binary("maximum", p.max, "The larger of x and y, elementwise; NaN propagates.")
+minimum = binary("minimum", p.min, "The smaller of x and y, elementwise; NaN propagates.")
+arctan2 = binary("arctan2", p.atan2, "The angle of the point (y, x), in radians.", inexact=True)
+atan2 = arctan2
+nextafter = binary("nextafter", p.nextafter, "The next float after x towards y.", inexact=True)
+
+negative = unary("negative", p.neg, "-x, elementwise.")
+absolute = unary(
+    "absolute", p.abs, "|x|, elementwise; real for complex x.",
+    identity=lambda d: d == dtypes.BOOL or dtypes.is_unsigned(d),
+)  # fmt: skip
+abs = absolute  # noqa: A001
+fabs = unary("fabs", p.abs, "|x|, elementwise, in a floating dtype.", inexact=True)
+sign = unary("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x.")
+square = unary("square", p.square, "x * x, elementwise.", identity=lambda d: d == dtypes.BOOL)
+reciprocal = unary("reciprocal", p.reciprocal, "1 / x, elementwise.", inexact=True)
+
+
+def positive(x: Any, /) -> Any:
+    """+x: `x` itself."""
+    x = value(x, "positive")
+    if x.aval.dtype == dtypes.BOOL:
+        raise located(errors.DTypeError(f"positive takes numbers, got {x.aval}"))
+    return x
+
+
+# ---- exponentials, trigonometry ----
+
+exp = unary("exp", p.exp, "e to the power x, elementwise.", inexact=True)
+exp2 = unary("exp2", p.exp2, "2 to the power x, elementwise.", inexact=True)
+expm1 = unary("expm1", p.expm1, "exp(x) - 1, accurate near 0.", inexact=True)
+log = unary("log", p.log, "The natural logarithm, elementwise.", inexact=True)
+log1p = unary("log1p", p.log1p, "log(1 + x), accurate near 0.", inexact=True)
+sqrt = unary("sqrt", p.sqrt, "The square root, elementwise.", inexact=True)
+cbrt = unary("cbrt", p.cbrt, "The cube root, elementwise.", inexact=True)
+sin = unary("sin", p.sin, "The sine, elementwise.", inexact=True)
+cos = unary("cos", p.cos, "The cosine, elementwise.", inexact=True)
+tan = unary("tan", p.tan, "The tangent, elementwise.", inexact=True)
+arcsin = asin = unary("arcsin", p.asin, "The inverse sine, elementwise.", inexact=True)
+arccos = acos = unary("arccos", p.acos, "The inverse cosine, elementwise.", inexact=True)
+arctan = atan = unary("arctan", p.atan, "The inverse tangent, elementwise.", inexact=True)
+sinh = unary("sinh", p.sinh, "The hyperbolic sine, elementwise.", inexact=True)
+cosh = unary("cosh", p.cosh, "The hyperbolic cosine, elementwise.", inexact=True)
+tanh = unary("tanh", p.tanh, "The hyperbolic tangent, elementwise.", inexact=True)
+arcsinh = asinh = unary("arcsinh", p.asinh, "The inverse hyperbolic sine.", inexact=True)
+arccosh = acosh = unary("arccosh", p.acosh, "The inverse hyperbolic cosine.", inexact=True)
+arctanh = atanh = unary("arctanh", p.atanh, "The inverse hyperbolic tangent.", inexact=True)
+
+# ---- rounding and parts ----
+
+floor = unary(
+    "floor", p.floor, "The largest integer <= x; integers are unchanged.", identity=_exact
+)
+ceil = unary("ceil", p.ceil, "The smallest integer >= x; integers are unchanged.", identity=_exact)
+trunc = unary("trunc", p.trunc, "x without its fraction; integers are unchanged.", identity=_exact)
+rint = unary("rint", p.round_even, "The nearest integer, ties to even.", inexact=True)
+real = unary("real", p.real, "The real part.", identity=_real)
+conj = unary("conj", p.conj, "The complex conjugate.", identity=_real)
+conjugate = conj
+
+
+def imag(x: Any, /) -> Any:
+    """The imaginary part: zeros for real x."""
+    x = value(x, "imag")
+    return p.imag(x) if dtypes.is_complex(x.aval.dtype) else zeros_of(x.aval)
+
+
+# ---- comparison ----
+
+equal = binary("equal", p.eq, "x == y, elementwise.")
+not_equal = binary("not_equal", p.ne, "x != y, elementwise.")
+less = binary("less", p.lt, "x < y, elementwise.")
+less_equal = binary("less_equal", p.le, "x <= y, elementwise.")
+greater = binary("greater", p.gt, "x > y, elementwise.")
+greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.")
+
+
+def isfinite(x: Any, /) -> Any:
+    """Whether x is neither infinite nor NaN, elementwise."""
+    x = value(x, "isfinite")
+    if dtypes.is_inexact(x.aval.dtype):
+        return p.is_finite(x)
+    return truth(full(x.aval.shape, True, dtypes.BOOL))
+
+
+# ---- logic and bits ----
+
+
+def truth(x: Any) -> Any:
+    """x != 0 as booleans; booleans pass through."""
+    x = value(x)
+    return x if x.aval.dtype == dtypes.BOOL else p.ne(x, scalar_as(0, x.aval.dtype))
+
+
+def _logical(name: str, function: Callable, doc: str) -> Callable[[Any, Any], Any]:
+    return _function(lambda x, y, /: function(truth(x), truth(y)), name, doc)
+
+
+bitwise_and = binary("bitwise_and", p.bitwise_and, "x & y, bit by bit.")
+bitwise_or = binary("bitwise_or", p.bitwise_or, "x | y, bit by bit.")
+bitwise_xor = binary("bitwise_xor", p.bitwise_xor, "x ^ y, bit by bit.")
+bitwise_not = unary("bitwise_not", p.bitwise_not, "~x, bit by bit.")
+invert = bitwise_invert = bitwise_not
+bitwise_count = unary("bitwise_count", p.population_count, "The number of set bits of |x|.")
+left_shift = binary("left_shift", p.shift_left, "x << y, elementwise.")
+bitwise_left_shift = left_shift
+logical_and = _logical("logical_and", bitwise_and, "Whether x and y are both nonzero.")
+logical_or = _logical("logical_or", bitwise_or, "Whether x or y is nonzero.")
+logical_xor = _logical("logical_xor", bitwise_xor, "Whether exactly one of x and y is nonzero.")
+
+
+def logical_not(x: Any, /) -> Any:
+    """Whether x is zero, elementwise."""
+    return p.bitwise_not(truth(x))
+
+
+def right_shift(x: Any, y: Any, /) -> Any:
+    """x >> y, elementwise: the sign is kept for signed integers."""
+    try:
+        x, y = operands("right_shift", (x, y))
+    except (errors.ShapeError, errors.DTypeError) as error:
+        raise located(error) from None
+    d = (x if type(x) not in SCALARS else y).aval.dtype
+    return (p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic)(x, y)
+
+
+bitwise_right_shift = right_shift

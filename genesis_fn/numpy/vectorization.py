@@ -1,0 +1,159 @@
+"""Functions of scalars or small arrays made to broadcast: `vectorize` and `frompyfunc`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import errors, tree
+from genesis_fn.numpy.creation import asarray
+from genesis_fn.numpy.promotion import broadcast, broadcast_shapes
+from genesis_fn.numpy.shape import expand_dims, stack, unstack
+from genesis_fn.primitives.shape import reshape
+from genesis_fn.transforms.vmap import vmap
+
+__all__ = ["frompyfunc", "ufunc", "vectorize"]
+
+_CORE = re.compile(r"\(([^()]*)\)")
+
+
+def vectorize(
+    pyfunc: Callable[..., Any], *, excluded: Sequence[Any] = (), signature: str | None = None
+) -> Callable[..., Any]:
+    """`pyfunc` mapped over the broadcast leading axes of its positional arguments.
+
+    `signature`, such as "(n,m),(m)->(n)", names the trailing axes that `pyfunc` itself takes;
+    without it, `pyfunc` takes scalars. `excluded` names arguments that are passed on as they are.
+    """
+
+    @functools.wraps(pyfunc)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mapped = [i for i, a in enumerate(args) if i not in excluded and a is not None]
+        inputs, outputs = _parsed(signature, len(mapped))
+        arrays = [asarray(args[i]) for i in mapped]
+        sizes: dict[str, int] = {}
+        for i, (names, x) in enumerate(zip(inputs, arrays)):
+            if x.ndim < len(names):
+                raise errors.ShapeError(f"vectorize: {x.aval} lacks the axes ({','.join(names)})")
+            _matched(names, x.aval.shape[x.ndim - len(names) :], sizes, f"argument {i}")
+        loops = [x.aval.shape[: x.ndim - len(names)] for names, x in zip(inputs, arrays)]
+        loop = broadcast_shapes(*loops) if loops else ()
+
+        def core(*values: Any) -> Any:
+            full = list(args)
+            for i, v in zip(mapped, values):
+                full[i] = v
+            out = pyfunc(*full, **kwargs)
+            if outputs is not None:
+                for names, y in zip(outputs, out if isinstance(out, tuple) else (out,)):
+                    y = asarray(y)
+                    if y.ndim != len(names):
+                        raise errors.ShapeError(
+                            f"vectorize: the result {y.aval} lacks the axes ({','.join(names)})"
+                        )
+                    _matched(names, y.aval.shape, sizes, "the result")
+            return tree.map(asarray, out)
+
+        f: Callable[..., Any] = core
+        # Axes along which an argument has length 1 are not mapped for it: nothing is repeated.
+        for depth in range(1, len(loop) + 1):
+            axes = tuple([
+                0 if len(own) >= depth and own[-depth] == loop[-depth] else None for own in loops
+            ])  # fmt: skip
+            arrays = [
+                _without(x, len(own) - depth) if len(own) >= depth and a is None else x
+                for x, own, a in zip(arrays, loops, axes)
+            ]
+            if not any(a == 0 for a in axes):
+                axes = (0,) * len(axes)
+                arrays = [broadcast(x, (1, *x.aval.shape)) for x in arrays]
+            f = vmap(f, in_axes=axes)
+        return f(*arrays)
+
+    return call
+
+
+def _without(x: Any, axis: int) -> Any:
+    shape = x.aval.shape
+    return reshape(x, (*shape[:axis], *shape[axis + 1 :]))
+
+
+def _parsed(signature: str | None, count: int) -> tuple[list[tuple[str, ...]], Any]:
+    if signature is None:
+        return [()] * count, None
+    left, arrow, right = signature.replace(" ", "").partition("->")
+    if not arrow:
+        raise ValueError(f'vectorize: the signature {signature!r} needs the form "(n),(m)->(k)"')
+    sides = [
+        [tuple([n for n in names.split(",") if n]) for names in _CORE.findall(side)]
+        for side in (left, right)
+    ]
+    if len(sides[0]) != count:
+        raise TypeError(f"vectorize: {signature!r} takes {len(sides[0])} arguments, got {count}")
+    return sides[0], sides[1]
+
+
+def _matched(names: Sequence[str], shape: Sequence[int], sizes: dict[str, int], what: str) -> None:
+    for name, n in zip(names, shape):
+        expected = int(name) if name.isdigit() else sizes.setdefault(name, n)
+        if expected != n:
+            raise errors.ShapeError(
+                f"vectorize: axis {name!r} has length {n} in {what}, and {expected} elsewhere"
+            )
+
+
+class ufunc:  # noqa: N801
+    """A function of scalars that broadcasts; with two arguments and one result it also folds.
+
+    `reduce`, `accumulate` and `outer` combine elements from the left.
+    """
+
+    def __init__(self, func: Callable[..., Any], nin: int, nout: int, identity: Any = None) -> None:
+        self.func, self.nin, self.nout, self.identity = func, nin, nout, identity
+        self.nargs = nin + nout
+        self._mapped = vectorize(func)
+        functools.update_wrapper(self, func)
+
+    def __call__(self, *args: Any) -> Any:
+        if len(args) != self.nin:
+            raise TypeError(f"{self.__name__} takes {self.nin} arguments, got {len(args)}")
+        return self._mapped(*args)
+
+    def __repr__(self) -> str:
+        return f"<ufunc {self.__name__!r}>"
+
+    def _binary(self, method: str) -> None:
+        if (self.nin, self.nout) != (2, 1):
+            raise ValueError(f"ufunc.{method} needs two arguments and one result")
+
+    def reduce(self, a: Any, axis: int = 0, *, initial: Any = None, keepdims: bool = False) -> Any:
+        """The elements along `axis` combined from the left, starting at `initial`."""
+        self._binary("reduce")
+        a = asarray(a)
+        rows = unstack(a, axis=axis)
+        start = self.identity if initial is None and not rows else initial
+        if start is None and not rows:
+            raise ValueError(f"{self.__name__}.reduce of nothing needs initial=")
+        values = list(rows) if start is None else [start, *rows]
+        total = functools.reduce(self, values)
+        return expand_dims(total, axis) if keepdims else total
+
+    def accumulate(self, a: Any, axis: int = 0) -> Any:
+        """The results of combining each element with those before it along `axis`."""
+        self._binary("accumulate")
+        rows = unstack(asarray(a), axis=axis)
+        return stack(list(itertools.accumulate(rows, self)), axis)
+
+    def outer(self, x: Any, y: Any, /) -> Any:
+        """func(x[i], y[j]) for all i and j."""
+        self._binary("outer")
+        x, y = asarray(x), asarray(y)
+        return self(reshape(x, (*x.aval.shape, *(1,) * y.ndim)), y)
+
+
+def frompyfunc(func: Callable[..., Any], /, nin: int, nout: int, *, identity: Any = None) -> ufunc:
+    """`func` of `nin` scalars with `nout` results as a function that broadcasts."""
+    return ufunc(func, nin, nout, identity)

@@ -1,0 +1,121 @@
+"""Sequences of transformations."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+from genesis_fn.optim import base
+
+
+def _inner_field(state: Any, name: str) -> Any:
+    """The value of the one field called `name` in the states below a named chain's state."""
+    if not name.startswith("_"):
+        found = list(_fields(state, name))
+        if len(found) == 1:
+            return found[0][1]
+        if found:
+            places = ", ".join("state." + p for p, _ in found)
+            raise AttributeError(f"{name!r} is found {len(found)} times: write {places}")
+    raise AttributeError(
+        f"no {name!r} in the optimizer state, whose parts are {', '.join(state._fields)}"
+    )
+
+
+def _fields(state: Any, name: str, prefix: str = "") -> Any:
+    if not isinstance(state, tuple):
+        return
+    keys = getattr(type(state), "_fields", None) or range(len(state))
+    for key, value in zip(keys, state, strict=True):
+        if key == name:
+            yield f"{prefix}{key}", value
+        yield from _fields(value, name, f"{prefix}{key}.")
+
+
+def _rebuild(names: tuple[str, ...], values: tuple) -> Any:
+    return chain_state(names)(*values)
+
+
+@functools.cache
+def chain_state(names: tuple[str, ...]) -> type:
+    """The named tuple class of the states of `chain(name=..., ...)`.
+
+    A field of an inner state can be read from the whole, as in `state.mu` or `state.learning_rate`,
+    where only one inner state has it.
+    """
+    fields = collections.namedtuple("ChainState", names)
+    return type(
+        "ChainState",
+        (fields,),
+        {
+            "__slots__": (),
+            "__doc__": "The states of a named chain, one field each.",
+            "__module__": __name__,
+            "__getattr__": _inner_field,
+            "__reduce__": lambda self: (_rebuild, (names, tuple(self))),
+        },
+    )
+
+
+def chain(
+    *args: base.GradientTransformation, **named: base.GradientTransformation
+) -> base.GradientTransformationExtraArgs:
+    """The transformations applied one after another: `chain(clip, adam)`.
+
+    The state is the tuple of their states, or with names, `chain(clip=..., adam=...)`, a named
+    tuple that is read as `state.adam.mu`.
+    """
+    if args and named:
+        raise TypeError("chain: name all of the transformations or none")
+    for key, tx in [*enumerate(args), *named.items()]:
+        if not (hasattr(tx, "init") and hasattr(tx, "update")):
+            raise TypeError(f"chain: {key!r} is a {type(tx).__name__}, not a transformation")
+    txs = [base.with_extra_args_support(_as_transformation(t)) for t in args or named.values()]
+    make = chain_state(tuple(named))._make if named else tuple
+
+    def init(params: Any) -> Any:
+        return make([tx.init(params) for tx in txs])
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        if not isinstance(state, tuple) or len(state) != len(txs):
+            raise ValueError(
+                f"a chain of {len(txs)} transformations got a state of "
+                f"{len(state) if isinstance(state, tuple) else type(state).__name__}: "
+                "make it by init of this chain"
+            )
+        new = []
+        for tx, s in zip(txs, state, strict=True):
+            updates, s = tx.update(updates, s, params, **extra)
+            new.append(s)
+        return updates, make(new)
+
+    return base.GradientTransformationExtraArgs(init, update)
+
+
+def _as_transformation(tx: Any) -> base.GradientTransformation:
+    """`tx`, or the pair of methods of an object such as MultiSteps."""
+    if isinstance(tx, base.GradientTransformation):
+        return tx
+    return base.GradientTransformationExtraArgs(tx.init, tx.update)
+
+
+def named_chain(
+    *args: tuple[str, base.GradientTransformation],
+) -> base.GradientTransformationExtraArgs:
+    """`chain` of (name, transformation) pairs whose state is a dict by name."""
+    names = [name for name, _ in args]
+    if len(names) != len({*names}):
+        raise ValueError(f"named_chain: the names must differ, got {names}")
+    txs = {name: base.with_extra_args_support(_as_transformation(tx)) for name, tx in args}
+
+    def init(params: Any) -> Any:
+        return collections.OrderedDict((n, tx.init(params)) for n, tx in txs.items())
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        new = collections.OrderedDict()
+        for name, tx in txs.items():
+            updates, new[name] = tx.update(updates, state[name], params, **extra)
+        return updates, new
+
+    return base.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,88 @@
+"""Scalar and per-array numerics of the optimizers: counters, norms, bias corrections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DType
+from genesis_fn.optim.leaves import widen
+
+
+def abs_sq(x: Any) -> Any:
+    """|x|**2, real for complex x."""
+    x = as_array(x)
+    if dtypes.is_complex(x.dtype):
+        real, imag = jnp.real(x), jnp.imag(x)
+        return real * real + imag * imag
+    return x * x
+
+
+def safe_increment(count: Any) -> Any:
+    """count + 1, or the largest value of its dtype once that is reached."""
+    count = as_array(count)
+    if dtypes.is_integer(count.dtype):
+        top: Any = int(dtypes.iinfo(count.dtype).max)
+    elif dtypes.is_float(count.dtype):
+        top = float(dtypes.finfo(count.dtype).max)
+    else:
+        raise TypeError(f"safe_increment takes an integer or float count, got {count.dtype.name}")
+    return jnp.where(count < top, count + 1, top).astype(count.dtype)
+
+
+safe_int32_increment = safe_increment
+
+
+def one_minus_power(decay: Any, count: Any) -> Callable[[DType], Any]:
+    """A function from a dtype to 1 - decay**count in it: the bias correction of a moment.
+
+    It is computed as -expm1(count * log(decay)), which does not cancel where decay is near 1, once
+    per dtype.
+    """
+    made: dict[DType, Any] = {}
+
+    def at(dtype: DType) -> Any:
+        kind = dtypes.real_of(dtype)
+        if kind not in made:
+            made[kind] = _one_minus_power(decay, as_array(count).astype(kind))
+        return made[kind]
+
+    return at
+
+
+def _one_minus_power(decay: Any, count: Any) -> Any:
+    if isinstance(decay, (int, float)):
+        if decay < 0:
+            raise ValueError(f"a decay rate lies in [0, 1], got {decay}")
+        return 1.0 if decay == 0 else -jnp.expm1(count * math.log(decay))
+    return -jnp.expm1(count * jnp.log(as_array(decay).astype(count.dtype)))
+
+
+def safe_norm(
+    x: Any, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
+) -> Any:
+    """max(norm(x), min_norm), with derivative zero where the norm is not above `min_norm`."""
+    x = widen(as_array(x))
+    small = _norm(x, ord, axis, True) <= min_norm
+    value = _norm(jnp.where(small, jnp.ones_like(x), x), ord, axis, keepdims)
+    if not keepdims:
+        small = small.reshape(value.shape)
+    return jnp.where(small, min_norm, value)
+
+
+def _norm(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
+    if ord is None or (ord == 2 and (isinstance(axis, int) or x.ndim == 1)):
+        return jnp.sqrt(jnp.sum(abs_sq(x), axis=axis, keepdims=keepdims))
+    return jnp.linalg.norm(x, ord=ord, axis=axis, keepdims=keepdims)
+
+
+def safe_root_mean_squares(x: Any, min_rms: Any) -> Any:
+    """max(rms(x), min_rms), with derivative zero where the rms is not above `min_rms`."""
+    x = widen(as_array(x))
+    small = jnp.sqrt(jnp.mean(abs_sq(x))) <= min_rms
+    value = jnp.sqrt(jnp.mean(abs_sq(jnp.where(small, jnp.ones_like(x), x))))
+    return jnp.where(small, min_rms, value)

@@ -1,0 +1,1 @@
+"""What can be computed: the first-order primitives, one definition each."""

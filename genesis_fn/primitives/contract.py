@@ -1,0 +1,405 @@
+"""Contractions: dot_general, and dot and batch_matmul over it."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from genesis_fn.core import config, dtypes, errors
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, host_tensor, host_view
+from genesis_fn.primitives.elementwise import add
+from genesis_fn.primitives.shape import transpose
+
+# ((lhs contracting, rhs contracting), (lhs batch, rhs batch))
+DotDimensionNumbers = tuple[
+    tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
+]
+
+
+class Precision(enum.Enum):
+    """How float32 operands of a contraction are multiplied on an accelerator.
+
+    DEFAULT: as the setting `matmul_precision` says; HIGH: three TF32 products; HIGHEST: float32.
+    """
+
+    DEFAULT = 0
+    HIGH = 1
+    HIGHEST = 2
+
+
+_PRECISION_NAMES = {
+    None: None, "default": "default", "fastest": "tf32", "tf32": "tf32", "tensorfloat32": "tf32",
+    "bfloat16": "tf32", "high": "tf32x3", "tf32x3": "tf32x3", "bfloat16_3x": "tf32x3",
+    "highest": "highest", "float32": "highest", "ieee": "highest",
+    Precision.DEFAULT: "default", Precision.HIGH: "tf32x3", Precision.HIGHEST: "highest",
+}  # fmt: skip
+_PRECISION_RANK = ("default", "tf32", "tf32x3", "highest")
+
+
+def canonical_precision(precision: Any) -> str:
+    """ "default", "tf32", "tf32x3" or "highest"; of a pair, the more precise. None: the setting's.
+
+    Raises ValueError for an unknown name.
+    """
+    if isinstance(precision, (tuple, list)) and len(precision) == 2:
+        return max(map(canonical_precision, precision), key=_PRECISION_RANK.index)
+    try:
+        name = _PRECISION_NAMES[precision.lower() if isinstance(precision, str) else precision]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"precision {precision!r} is not a Precision, a pair of them, None or one of "
+            + ", ".join(repr(n) for n in _PRECISION_NAMES if isinstance(n, str))
+        ) from None
+    return config.current().matmul_precision if name is None else name
+
+
+# ---- shape ----
+
+
+def _free(ndim: int, used: Sequence[int]) -> tuple[int, ...]:
+    return tuple([i for i in range(ndim) if i not in used])
+
+
+def _dot_shape(
+    x: Aval, y: Aval, *, dimension_numbers: Any, precision: str, preferred_element_type: Any
+) -> Aval:
+    (xc, yc), (xb, yb) = dimension_numbers
+    what = f"dot_general of {x} and {y}"
+    for words, a, b in (("contracting", xc, yc), ("batch", xb, yb)):
+        if len(a) != len(b):
+            raise errors.ShapeError(
+                f"{what}: {len(a)} {words} dimensions of the left operand, {len(b)} of the right: "
+                f"{list(a)} and {list(b)}"
+            )
+    for side, v, used in (("left", x, (*xc, *xb)), ("right", y, (*yc, *yb))):
+        if any(not 0 <= d < v.ndim for d in used):
+            raise errors.ShapeError(
+                f"{what}: dimensions {list(used)} do not fit the {side} operand {v}"
+            )
+        if len(set(used)) != len(used):
+            raise errors.ShapeError(
+                f"{what}: a dimension of the {side} operand is named twice in {list(used)}"
+            )
+    for words, a, b in (("contracting", xc, yc), ("batch", xb, yb)):
+        for i, j in zip(a, b):
+            if x.shape[i] != y.shape[j]:
+                raise errors.ShapeError(
+                    f"{what}: {words} dimension {i} of the left operand has length {x.shape[i]}, "
+                    f"dimension {j} of the right one {y.shape[j]}"
+                )
+    shape = (
+        *[x.shape[i] for i in xb],
+        *[x.shape[i] for i in _free(x.ndim, (*xc, *xb))],
+        *[y.shape[i] for i in _free(y.ndim, (*yc, *yb))],
+    )
+    return aval(shape, _dot_dtype(x, y, preferred_element_type))
+
+
+def _dot_dtype(x: Aval, y: Aval, preferred: DType | None) -> DType:
+    if x.dtype == y.dtype:
+        kind = x.dtype
+    elif dtypes.kind_rank(x.dtype) == dtypes.kind_rank(y.dtype) and not (
+        x.dtype.itemsize == y.dtype.itemsize == 1 and dtypes.is_float(x.dtype)
+    ):
+        kind = dtypes.promote_types(x.dtype, y.dtype)
+    elif dtypes.is_float(x.dtype) and dtypes.is_float(y.dtype):
+        kind = dtypes.BF16  # e4m3 with e5m2: both fit
+    else:
+        raise errors.DTypeError(
+            f"dot_general: {x} and {y} differ in kind; convert one with .astype(...)"
+        )
+    if preferred is None:
+        return kind
+    if dtypes.kind_rank(preferred) < dtypes.kind_rank(kind):
+        raise errors.DTypeError(
+            f"dot_general of {x} and {y}: preferred_element_type {preferred.name} cannot hold "
+            f"products of {kind.name}"
+        )
+    return preferred
+
+
+# ---- the CPU ----
+
+
+def _matrix_plan(shape: tuple, batch: Sequence[int], contract: Sequence[int], contract_last: bool):
+    """(permutation or None, 3-d shape, whether rows and columns are swapped) of one operand.
+
+    Free and contracting dimensions are laid out in whichever order the operand has them already, so
+    that most operands become matrices without a copy.
+    """
+    free = _free(len(shape), (*batch, *contract))
+    straight = (*batch, *free, *contract) if contract_last else (*batch, *contract, *free)
+    swapped = (*batch, *contract, *free) if contract_last else (*batch, *free, *contract)
+    identity = tuple(range(len(shape)))
+    swap = straight != identity and (swapped == identity or _breaks(swapped) < _breaks(straight))
+    order = swapped if swap else straight
+    b = math.prod([shape[i] for i in batch])
+    f = math.prod([shape[i] for i in free])
+    c = math.prod([shape[i] for i in contract])
+    rows, cols = (c, f) if swap == contract_last else (f, c)
+    matrix = (rows, cols) if not batch else (b, rows, cols)
+    return None if order == identity else order, matrix, swap
+
+
+def _breaks(order: Sequence[int]) -> int:
+    """How many neighbours in `order` are no neighbours in memory."""
+    return sum(b != a + 1 for a, b in zip(order, order[1:]))
+
+
+def _as_matrix(plan: tuple, shape: tuple) -> Callable[[torch.Tensor], torch.Tensor]:
+    order, matrix, swap = plan
+    needs_reshape = (shape if order is None else tuple([shape[i] for i in order])) != matrix
+    if order is None and not needs_reshape:
+        return (lambda x: x.mT) if swap else (lambda x: x)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if order is not None:
+            x = x.permute(order)
+        if needs_reshape:
+            x = x.reshape(matrix)
+        return x.mT if swap else x
+
+    return run
+
+
+def native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices faster than float32 ones."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def compute_dtype(kinds: Sequence[DType], out: DType, terms: int) -> torch.dtype | None:
+    """The torch dtype in which a sum of `terms` products of `kinds` is right; None: as stored.
+
+    16- and 8-bit floats multiply in float32 (torch's float16 kernels on the CPU are slow ones).
+    Integers multiply in float64 where every partial sum is exact there, else in their own width.
+    """
+    if all(k == dtypes.BF16 for k in (*kinds, out)) and native_bfloat16():
+        return None
+    if dtypes.is_inexact(out):
+        wide = functools.reduce(dtypes.promote_types, [_at_least_f32(k) for k in (*kinds, out)])
+        return TORCH_DTYPE[wide]
+    if BOOL in (*kinds, out):
+        return torch.float32 if terms < 2**24 else torch.float64
+    largest = [max(-int(dtypes.iinfo(k).min), int(dtypes.iinfo(k).max)) for k in kinds]
+    if terms * math.prod(largest) < 2**24:
+        return torch.float32
+    return torch.float64 if terms * math.prod(largest) < 2**53 else None
+
+
+def _at_least_f32(d: DType) -> DType:
+    return dtypes.F32 if d.itemsize < 4 or not dtypes.is_inexact(d) else d
+
+
+def to_compute(kind: DType, target: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function from storage of dtype `kind` to torch dtype `target`, by value."""
+    if kind in SIGNED_STORAGE:
+        bits = 8 * kind.itemsize
+        if bits == 64:
+            return lambda x: host_tensor(host_view(x, kind).astype("float64"), dtypes.F64).to(
+                target
+            )
+        return lambda x: (x.to(torch.int64) & ((1 << bits) - 1)).to(target)
+    if TORCH_DTYPE[kind] is target:
+        return lambda x: x
+    return lambda x: x.to(target)
+
+
+def from_compute(source: torch.dtype, kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The inverse: exact integers in a float type wrap into `kind` as integers do."""
+    stored = TORCH_DTYPE[kind]
+    if source is stored:
+        return lambda x: x
+    if kind == BOOL:
+        return lambda x: x != 0
+    if dtypes.is_integer(kind) and source.is_floating_point:
+        return lambda x: x.to(torch.int64).to(stored)
+    return lambda x: x.to(stored)
+
+
+def _dot_torch(
+    avals: Sequence[Any], *, dimension_numbers: Any, precision: str, preferred_element_type: Any
+) -> Callable:
+    x, y = avals
+    (xc, yc), (xb, yb) = dimension_numbers
+    out = _dot_shape(
+        x, y, dimension_numbers=dimension_numbers, precision=precision,
+        preferred_element_type=preferred_element_type,
+    )  # fmt: skip
+    # The two contraction orders must agree; follow the left operand's own order of dimensions.
+    pairs = sorted(zip(xc, yc))
+    xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
+    terms = math.prod([x.shape[i] for i in xc])
+    left_plan = _matrix_plan(x.shape, xb, xc, contract_last=True)
+    right_plan = _matrix_plan(y.shape, yb, yc, contract_last=False)
+    left, right = _as_matrix(left_plan, x.shape), _as_matrix(right_plan, y.shape)
+    target = compute_dtype((x.dtype, y.dtype), out.dtype, terms)
+    if target is None:  # integers wrap: the width of the result decides
+        target = TORCH_DTYPE[out.dtype]
+    load_x, load_y = to_compute(x.dtype, target), to_compute(y.dtype, target)
+    store = from_compute(target, out.dtype)
+    if x.dtype == y.dtype == out.dtype and target is TORCH_DTYPE[x.dtype]:
+        load_x = load_y = store = None  # type: ignore[assignment]
+    multiply = torch.bmm if xb else torch.mm
+    if terms == 1:
+        multiply = torch.mul  # an outer product: [m, 1] * [1, n]
+    shape = out.shape
+    flat = (*left_plan[1][:1],) if xb else ()
+    rows = _product_shape(left_plan, right_plan)
+    needs_reshape = (*flat, *rows) != shape
+
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if load_x is not None:
+            a, b = load_x(a), load_y(b)  # pyright: ignore[reportOptionalCall]
+        z = multiply(left(a), right(b))
+        if needs_reshape:
+            z = z.reshape(shape)
+        return z if store is None else store(z)
+
+    return run
+
+
+def _product_shape(left: tuple, right: tuple) -> tuple[int, int]:
+    """(rows of the left matrix, columns of the right one), after their swaps."""
+    (_, a, swap_a), (_, b, swap_b) = left, right
+    return (a[-1] if swap_a else a[-2], b[-2] if swap_b else b[-1])
+
+
+# ---- derivatives ----
+
+
+def _dot_linearize(nonzero: Any, x: Any, y: Any, **params: Any) -> Any:
+    def tangent(tx: Any, ty: Any) -> Any:
+        first = None if tx is None else bind(dot_general_p, tx, y, **params)
+        second = None if ty is None else bind(dot_general_p, x, ty, **params)
+        return second if first is None else first if second is None else add(first, second)
+
+    return bind(dot_general_p, x, y, **params), tangent
+
+
+def _dot_transpose(
+    ct: Any, x: Any, y: Any, *, dimension_numbers: Any, precision: str, preferred_element_type: Any
+) -> list:
+    (xc, yc), (xb, yb) = dimension_numbers
+    if is_linear(x):
+        return [_dot_cotangent(ct, x.aval, y, xc, yc, xb, yb, True, precision), None]
+    return [None, _dot_cotangent(ct, y.aval, x, yc, xc, yb, xb, False, precision)]
+
+
+def _dot_cotangent(
+    ct: Any, kind: Aval, other: Any, contract: Sequence[int], other_contract: Sequence[int],
+    batch: Sequence[int], other_batch: Sequence[int], first: bool, precision: str,
+) -> Any:  # fmt: skip
+    """The cotangent of one operand (`kind`; the left one if `first`), given the other operand."""
+    other_ndim = typeof(other).ndim
+    free = _free(kind.ndim, (*contract, *batch))
+    other_free = _free(other_ndim, (*other_contract, *other_batch))
+    n, m = len(batch), len(free)
+    k = len(other_free)
+    ct_batch = tuple(range(n))
+    # ct's dimensions are [batch, left free, right free].
+    ct_contract = tuple(range(n + m, n + m + k)) if first else tuple(range(n, n + k))
+    # The contracted dimensions come out in the other operand's order.
+    by_other = [c for _, c in sorted(zip(other_contract, contract))]
+    straight = (*batch, *free, *by_other)  # dot(ct, other)
+    swapped = (*batch, *by_other, *free)  # dot(other, ct)
+    identity = tuple(range(kind.ndim))
+    params = dict(precision=precision, preferred_element_type=kind.dtype)
+    if straight == identity or (swapped != identity and _breaks(straight) <= _breaks(swapped)):
+        numbers = ((ct_contract, other_free), (ct_batch, tuple(other_batch)))
+        out, order = bind(dot_general_p, ct, other, dimension_numbers=numbers, **params), straight
+    else:
+        numbers = ((other_free, ct_contract), (tuple(other_batch), ct_batch))
+        out, order = bind(dot_general_p, other, ct, dimension_numbers=numbers, **params), swapped
+    if order == identity:
+        return out
+    back = tuple(sorted(range(len(order)), key=order.__getitem__))
+    return transpose(out, back)
+
+
+# ---- batching ----
+
+
+def _dot_batch(
+    size: int, xs: Sequence, dims: Sequence, *, dimension_numbers: Any, **params: Any
+) -> Any:
+    (x, y), (dx, dy) = xs, dims
+    (xc, yc), (xb, yb) = dimension_numbers
+    up = lambda used, d: tuple([i + (i >= d) for i in used])  # noqa: E731
+    if dx is not None and dy is not None:
+        numbers = (
+            (up(xc, dx), up(yc, dy)),
+            ((dx, *up(xb, dx)), (dy, *up(yb, dy))),
+        )
+        return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), 0
+    if dx is not None:  # one more free dimension of the left operand
+        xc, xb = up(xc, dx), up(xb, dx)
+        position = len(xb) + _free(typeof(x).ndim, (*xc, *xb)).index(dx)
+    else:
+        yc, yb = up(yc, dy), up(yb, dy)
+        left = typeof(x).ndim - len(xc) - len(xb)
+        position = len(yb) + left + _free(typeof(y).ndim, (*yc, *yb)).index(dy)
+    numbers = ((xc, yc), (xb, yb))
+    return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), position
+
+
+dot_general_p = Primitive(
+    "dot_general", _dot_shape, linearize=_dot_linearize, transpose=_dot_transpose,
+    batch=_dot_batch, torch_for=_dot_torch, triton="dot", precision="low",
+)  # fmt: skip
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: DotDimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """Products summed over contracting dimensions: [batch, lhs free, rhs free].
+
+    `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)). 16- and
+    8-bit floats accumulate in float32 and are rounded once, to the operands' dtype or to
+    `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
+    """
+    (xc, yc), (xb, yb) = dimension_numbers
+    n, m = typeof(lhs).ndim, typeof(rhs).ndim
+    at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])  # noqa: E731
+    return bind(
+        dot_general_p, lhs, rhs,
+        dimension_numbers=((at(xc, n), at(yc, m)), (at(xb, n), at(yb, m))),
+        precision=canonical_precision(precision),
+        preferred_element_type=(
+            None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+        ),
+    )  # fmt: skip
+
+
+def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
+    """The product of two vectors, of a matrix and a vector, or of two matrices."""
+    x, y = typeof(lhs), typeof(rhs)
+    if not (1 <= x.ndim <= 2 and 1 <= y.ndim <= 2 and x.shape[-1] == y.shape[0]):
+        raise errors.ShapeError(
+            f"dot: {x} and {y} are no vectors or matrices that can be multiplied"
+        )
+    return dot_general(
+        lhs, rhs, (((x.ndim - 1,), (0,)), ((), ())), precision, preferred_element_type
+    )
+
+
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
+    """lhs[..., m, k] @ rhs[..., k, n] for equal leading dimensions."""
+    x, y = typeof(lhs), typeof(rhs)
+    if x.ndim < 2 or x.ndim != y.ndim:
+        raise errors.ShapeError(
+            f"batch_matmul: {x} and {y} must have the same number of dimensions, at least 2"
+        )
+    batch = tuple(range(x.ndim - 2))
+    return dot_general(lhs, rhs, (((x.ndim - 1,), (x.ndim - 2,)), (batch, batch)), precision)

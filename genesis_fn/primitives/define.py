@@ -1,0 +1,384 @@
+"""Factories of primitives: most definitions are one call to `elementwise`, `linear` or `nullary`.
+
+A factory returns the function that binds the primitive; the primitive itself is its `.prim`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof
+
+# Partial derivatives that are constant, so that no multiplication is emitted.
+ONE, NEG = object(), object()
+
+KINDS: dict[str, tuple[Callable[[DType], bool], str]] = {
+    "any": (lambda d: True, "any dtype"),
+    "number": (lambda d: d != dtypes.BOOL, "numbers"),
+    "real": (lambda d: d != dtypes.BOOL and not dtypes.is_complex(d), "real numbers"),
+    "ordered": (lambda d: not dtypes.is_complex(d), "real numbers or booleans"),
+    "float": (dtypes.is_float, "floats"),
+    "inexact": (dtypes.is_inexact, "floats or complex numbers"),
+    "integer": (dtypes.is_integer, "integers"),
+    "bits": (lambda d: d == dtypes.BOOL or dtypes.is_integer(d), "integers or booleans"),
+    "complex": (dtypes.is_complex, "complex numbers"),
+}
+
+
+def show(operands: Sequence[Any]) -> str:
+    """Operand types for a message: `f32[3,4], 2.0`."""
+    return ", ".join(str(a) for a in operands)
+
+
+# ---- elementwise ----
+
+
+def elementwise(
+    name: str,
+    partials: Sequence[Any] | None = None,
+    *,
+    tangent: Callable | None = None,
+    transpose: Callable | None = None,
+    save: bool = False,
+    kinds: str = "number",
+    result: Callable[[DType], DType] | None = None,
+    precision: str = "follow",
+    torch: Callable,
+    triton: Any = None,
+    numpy: Callable | None = None,
+    python: Callable | None = None,
+    wraps: bool = False,
+) -> Callable[..., Any]:
+    """The function of a new elementwise primitive, on operands of one shape and dtype.
+
+    * `partials[i](y, *operands)`: the derivative of the result y by operand i; ONE, NEG, or None
+      for zero. They are evaluated in the backward pass, or at once (and kept) with `save=True`.
+    * `tangent(ts, y, *operands)` instead of partials, where a product with a partial will not do.
+    * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
+    * `wraps`: the operation on same-width signed storage is right for unsigned integers; otherwise
+      `numpy`, a ufunc, computes those that torch lacks.
+    * `python`: what to do when every operand is a Python scalar.
+    * `triton`: an expression in {0}, {1}, ... with `tl` and `libdevice` in scope; 16-bit floats
+      arrive and leave as float32.
+    """
+
+    def shape(*operands: Any) -> Aval:
+        arrays = [a for a in operands if type(a) is Aval]
+        first = arrays[0]
+        accepts, words = KINDS[kinds]
+        for a in arrays:
+            if a.shape != first.shape:
+                raise errors.ShapeError(f"{name}: shapes differ: {show(operands)}")
+            if a.dtype != first.dtype:
+                raise errors.DTypeError(f"{name}: dtypes differ: {show(operands)}")
+        if not accepts(first.dtype):
+            raise errors.DTypeError(f"{name} takes {words}, got {show(operands)}")
+        return first if result is None else first.update(dtype=result(first.dtype))
+
+    prim = Primitive(
+        name,
+        shape,
+        transpose=transpose,
+        precision=precision,
+        torch=torch,
+        torch_for=functools.partial(_torch_elementwise, torch, numpy, wraps),
+        triton=triton,
+    )
+    prim.batch = functools.partial(batch_elementwise, prim)
+    prim.linearize = _linearize_elementwise(prim, partials, tangent, save)
+
+    def call(*operands: Any) -> Any:
+        if python is not None and all([type(a) in SCALARS for a in operands]):
+            return python(*operands)
+        return bind(prim, *operands)
+
+    return named(call, prim)
+
+
+def named(call: Callable, prim: Primitive) -> Callable:
+    """`call`, presented as the function of `prim`."""
+    call.__name__ = call.__qualname__ = prim.name
+    call.prim = prim  # type: ignore[attr-defined]
+    return call
+
+
+def _linearize_elementwise(
+    prim: Primitive, partials: Sequence[Any] | None, tangent: Callable | None, save: bool
+) -> Callable:
+    if tangent is not None:
+
+        def rule(nonzero: Any, *xs: Any) -> Any:
+            y = bind(prim, *xs)
+            return y, lambda *ts: tangent(ts, y, *xs)
+
+        return rule
+    if partials is None:
+        return lambda nonzero, *xs: (bind(prim, *xs), lambda *ts: None)
+
+    def rule(nonzero: Any, *xs: Any) -> Any:
+        y = bind(prim, *xs)
+        saved = None
+        if save:
+            saved = [p(y, *xs) if n and callable(p) else p for p, n in zip(partials, nonzero)]
+
+        def apply(*ts: Any) -> Any:
+            total = None
+            for i, t in enumerate(ts):
+                if t is None or partials[i] is None:
+                    continue
+                p = partials[i]
+                if p is ONE:
+                    term = t
+                elif p is NEG:
+                    term = bind(PRIM["neg"], t)
+                else:
+                    d = saved[i] if saved is not None else p(y, *xs)
+                    term = scale(t, d)
+                total = term if total is None else bind(PRIM["add"], total, term)
+            return total
+
+        return y, apply
+
+    return rule
+
+
+# Filled by the definitions that rules of every floor need: neg, add, mul, ...
+PRIM: dict[str, Primitive] = {}
+
+
+def scale(t: Any, d: Any) -> Any:
+    """t * d, or where(t == 0, 0, t * d) under `grad(..., safe_zero=True)`."""
+    return bind(PRIM["safe_mul" if ctx.safe_zero else "mul"], t, d)
+
+
+def batch_elementwise(prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any):
+    """The batching rule of operations that treat every element alike."""
+    for d in dims:
+        if d is not None:
+            break
+    return bind(
+        prim,
+        *[
+            x if type(x) in SCALARS or xd == d else move_batch(x, xd, d, size)  # pyright: ignore[reportArgumentType]
+            for x, xd in zip(xs, dims)
+        ],
+        **params,
+    ), d
+
+
+def batch_all_at_zero(prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any):
+    """A batching rule that lines every operand up with the batch in front; adjust params
+    yourself."""
+    return [x if type(x) in SCALARS else move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
+
+
+def move_batch(x: Any, source: int | None, target: int, size: int) -> Any:
+    """`x` with its batch dimension at `target`; an unbatched `x` (source None) is repeated."""
+    shape = typeof(x).shape
+    if source is None:
+        new = (*shape[:target], size, *shape[target:])
+        kept = tuple([i for i in range(len(new)) if i != target])
+        return bind(PRIM["broadcast_in_dim"], x, shape=new, dims=kept)
+    if source == target:
+        return x
+    order = [i for i in range(len(shape)) if i != source]
+    order.insert(target, source)
+    return bind(PRIM["transpose"], x, permutation=tuple(order))
+
+
+def _torch_elementwise(
+    direct: Callable, ufunc: Callable | None, wraps: bool, avals: Sequence[Any], **params: Any
+) -> Callable:
+    """A torch function for these avals: direct, or around what torch lacks on the CPU."""
+    kind = next(a.dtype for a in avals if type(a) is Aval)
+    if kind in NARROW_FLOATS:
+        return through_float32(direct, kind)
+    if kind in SIGNED_STORAGE and not wraps:
+        if ufunc is None:
+            raise errors.DTypeError(f"no operation for {kind.name} on the CPU")
+        return through_numpy(ufunc, kind)
+    return functools.partial(direct, **params) if params else direct
+
+
+# ---- what torch lacks on the CPU ----
+
+SIGNED_STORAGE = {dtypes.U16: torch.int16, dtypes.U32: torch.int32, dtypes.U64: torch.int64}
+NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
+
+TORCH_DTYPE = {
+    dtypes.BOOL: torch.bool, dtypes.I8: torch.int8, dtypes.I16: torch.int16,
+    dtypes.I32: torch.int32, dtypes.I64: torch.int64, dtypes.U8: torch.uint8, **SIGNED_STORAGE,
+    dtypes.F8E4: torch.float8_e4m3fn, dtypes.F8E5: torch.float8_e5m2,
+    dtypes.BF16: torch.bfloat16, dtypes.F16: torch.float16, dtypes.F32: torch.float32,
+    dtypes.F64: torch.float64, dtypes.C64: torch.complex64, dtypes.C128: torch.complex128,
+}  # fmt: skip
+
+
+def host_view(x: torch.Tensor, kind: DType) -> np.ndarray:
+    """A CPU tensor's memory as a NumPy array of dtype `kind`, without a copy."""
+    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
+        same_width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
+        return x.detach().view(same_width).numpy().view(kind)
+    if kind in NARROW_FLOATS:
+        return x.detach().view(torch.uint8).numpy().view(kind)
+    return x.detach().numpy()
+
+
+def host_tensor(value: np.ndarray, kind: DType) -> torch.Tensor:
+    """A CPU tensor over a NumPy array's memory, in this library's storage for dtype `kind`."""
+    value = np.asarray(value, dtype=kind, order="C")
+    if not value.flags.writeable:
+        value = value.copy()
+    shape = value.shape
+    value = value.reshape(-1)  # 0-d arrays cannot be viewed as another dtype
+    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
+        same_width = {2: np.int16, 4: np.int32, 8: np.int64}[kind.itemsize]
+        stored = torch.from_numpy(value.view(same_width))
+        return stored.view(TORCH_DTYPE[kind]).reshape(shape)
+    if kind in NARROW_FLOATS:
+        return torch.from_numpy(value.view(np.uint8)).view(TORCH_DTYPE[kind]).reshape(shape)
+    return torch.from_numpy(value).reshape(shape)
+
+
+def through_numpy(f: Callable, *kinds: DType) -> Callable:
+    """`f` of NumPy arrays as a function of tensors: the operands have dtype `kinds[i]` (the last
+    repeats), and the result is stored as this library stores its own dtype."""
+
+    def call(*xs: Any) -> Any:
+        views = [
+            host_view(x, kinds[min(i, len(kinds) - 1)])
+            if type(x) is torch.Tensor
+            else kinds[min(i, len(kinds) - 1)].type(x)
+            for i, x in enumerate(xs)
+        ]
+        with np.errstate(all="ignore"):
+            y = f(*views)
+        if isinstance(y, tuple):
+            return [host_tensor(np.asarray(v), np.asarray(v).dtype) for v in y]
+        return host_tensor(np.asarray(y), np.asarray(y).dtype)
+
+    return call
+
+
+def through_float32(f: Callable, kind: DType) -> Callable:
+    """`f` computed in float32 on operands of an 8-bit float type."""
+    narrow = TORCH_DTYPE[kind]
+
+    def call(*xs: Any) -> Any:
+        y = f(*[x.float() if type(x) is torch.Tensor and x.dtype is narrow else x for x in xs])
+        if type(y) is not torch.Tensor:
+            return [v.to(narrow) if v.dtype is torch.float32 else v for v in y]
+        return y.to(narrow) if y.dtype is torch.float32 else y
+
+    return call
+
+
+# ---- linear in one operand ----
+
+
+def linear(
+    name: str,
+    shape: Callable[..., Aval],
+    *,
+    transpose: Callable[..., Any],
+    batch: Callable,
+    torch: Callable | None = None,
+    torch_for: Callable | None = None,
+    triton: Any = None,
+    precision: str = "follow",
+    view: bool = False,
+) -> Callable[..., Any]:
+    """The function of a new primitive that is linear in its one operand.
+
+    `transpose(ct, aval, **params)` maps the cotangent to the operand's; `batch(size, x, dim,
+    **params)` gets one value with its batch dimension. Integer and boolean operands carry no
+    tangent.
+    """
+    prim = Primitive(
+        name, shape, torch=torch, torch_for=torch_for, triton=triton, precision=precision, view=view
+    )
+
+    def linearize(nonzero: Any, x: Any, /, **params: Any) -> Any:
+        return bind(prim, x, **params), lambda t: bind(prim, t, **params)
+
+    prim.linearize = linearize
+    prim.transpose = lambda ct, x, /, **params: [transpose(ct, x.aval, **params)]
+    prim.batch = lambda size, xs, dims, /, **params: batch(size, xs[0], dims[0], **params)
+
+    def call(x: Any, /, **params: Any) -> Any:
+        return bind(prim, x, **params)
+
+    return named(call, prim)
+
+
+def no_tangent(prim: Primitive) -> Callable:
+    """The linearize rule of an operation whose derivative is zero or meaningless."""
+    if prim.multi:
+        return lambda nonzero, *xs, **params: (
+            outs := bind(prim, *xs, **params),
+            lambda *ts: [None] * len(outs),
+        )
+    return lambda nonzero, *xs, **params: (bind(prim, *xs, **params), lambda *ts: None)
+
+
+# ---- no operand ----
+
+
+def _full_torch(avals: Any, *, value: Any, shape: tuple[int, ...], dtype: DType) -> Callable:
+    stored = TORCH_DTYPE[dtype]
+    if dtype in SIGNED_STORAGE:
+        filled = host_tensor(np.full((), value, dtype), dtype)
+        return lambda: filled.expand(shape).clone()
+    if dtype in NARROW_FLOATS:
+        return lambda: torch.full(shape, value, dtype=torch.float32).to(stored)
+    return lambda: torch.full(shape, value, dtype=stored)
+
+
+full_p = Primitive(
+    "full",
+    lambda *, value, shape, dtype: aval(shape, dtype),
+    torch_for=_full_torch,
+    triton="{value}",
+)
+full_p.linearize = no_tangent(full_p)
+full_p.batch = lambda size, xs, dims, **params: (bind(full_p, **params), None)
+
+
+def full(shape: Sequence[int], value: Any, dtype: DType) -> Any:
+    """An array of one value; `value` is a Python number."""
+    return bind(full_p, value=value, shape=tuple(shape), dtype=dtype)
+
+
+def zeros(kind: Aval) -> Any:
+    """Zeros of an aval."""
+    return bind(full_p, value=_zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
+
+
+def _zero(d: DType) -> Any:
+    return (False, 0, 0.0, 0j)[dtypes.kind_rank(d)]
+
+
+def instantiate(x: Any, kind: Aval) -> Any:
+    """`x`, or zeros of that aval where `x` is None (a symbolic zero)."""
+    return zeros(kind) if x is None else x
+
+
+def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes of an array of `ndim` dimensions that are not in `axes`."""
+    return tuple([i for i in range(ndim) if i not in axes])
+
+
+__all__ = [
+    "KINDS", "NARROW_FLOATS", "NEG", "ONE", "PRIM", "SIGNED_STORAGE", "TORCH_DTYPE", "axes_except",
+    "batch_all_at_zero", "batch_elementwise", "elementwise", "full", "full_p", "host_tensor",
+    "host_view", "instantiate", "linear", "move_batch", "named", "no_tangent", "scale", "show",
+    "through_float32", "through_numpy", "zeros",
+]  # fmt: skip

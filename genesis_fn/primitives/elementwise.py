@@ -1,0 +1,769 @@
+"""Elementwise primitives: arithmetic, comparison, logic, functions, rounding and casts.
+
+Operands have one shape and dtype (broadcasting and promotion happen above); a Python scalar may
+stand for an operand. Derivatives follow JAX's conventions at ties and kinks.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.primitive import Primitive, bind, ctx, is_linear, typeof
+from genesis_fn.primitives.define import (
+    NARROW_FLOATS,
+    NEG,
+    ONE,
+    PRIM,
+    SIGNED_STORAGE,
+    TORCH_DTYPE,
+    batch_elementwise,
+    elementwise,
+    full_p,
+    host_tensor,
+    host_view,
+    instantiate,
+    named,
+    no_tangent,
+    scale,
+    show,
+    zeros,
+)
+
+_bool = lambda d: BOOL  # noqa: E731
+
+# ---- arithmetic ----
+
+neg = elementwise(
+    "neg", [NEG], transpose=lambda ct, x: [neg(ct)],
+    torch=operator.neg, triton="-{0}", python=operator.neg, wraps=True,
+)  # fmt: skip
+add = elementwise(
+    "add", [ONE, ONE], kinds="any",
+    transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
+    torch=lambda x, y: operator.add(x, y), triton="{0} + {1}", python=operator.add, wraps=True,
+)  # fmt: skip
+add.prim.torch = operator.add
+sub = elementwise(
+    "sub", [ONE, NEG],
+    transpose=lambda ct, x, y: [ct if is_linear(x) else None, neg(ct) if is_linear(y) else None],
+    torch=operator.sub, triton="{0} - {1}", python=operator.sub, wraps=True,
+)  # fmt: skip
+mul = elementwise(
+    "mul", [lambda o, x, y: y, lambda o, x, y: x], kinds="any",
+    transpose=lambda ct, x, y: [mul(ct, y), None] if is_linear(x) else [None, mul(ct, x)],
+    torch=operator.mul, triton="{0} * {1}", python=operator.mul, wraps=True,
+)  # fmt: skip
+# t * d with 0 * inf = 0: what derivatives use under `grad(..., safe_zero=True)`. Linear in t.
+safe_mul = elementwise(
+    "safe_mul", tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d),
+    transpose=lambda ct, t, d: [safe_mul(ct, d), None],
+    torch=lambda t, d: torch.where(t == 0, torch.zeros_like(t), t * d),
+    triton="tl.where({0} == 0, 0, {0} * {1})",
+)  # fmt: skip
+PRIM.update(neg=neg.prim, add=add.prim, mul=mul.prim, safe_mul=safe_mul.prim, full=full_p)
+
+
+def _safe_mul_tangent(ts: Sequence[Any], t: Any, d: Any) -> Any:
+    first = None if ts[0] is None else safe_mul(ts[0], d)
+    second = None if ts[1] is None else safe_mul(ts[1], t)
+    return second if first is None else first if second is None else add(first, second)
+
+
+def _div_torch(x: Any, y: Any) -> Any:
+    kind = x.dtype if type(x) is torch.Tensor else y.dtype
+    if kind.is_floating_point or kind.is_complex:
+        return operator.truediv(x, y)
+    x = x if type(x) is torch.Tensor else torch.tensor(x, dtype=kind)
+    if type(y) is not torch.Tensor and y != 0:
+        return torch.div(x, y, rounding_mode="trunc")
+    # By zero: -1, all bits set, as XLA defines it; the processor would trap.
+    zero = torch.eq(y, 0) if type(y) is torch.Tensor else torch.ones_like(x, dtype=torch.bool)
+    safe = torch.where(zero, 1, y) if type(y) is torch.Tensor else 1
+    low = 255 if kind is torch.uint8 else -1
+    return torch.where(zero, low, torch.div(x, safe, rounding_mode="trunc"))
+
+
+def _rem_torch(x: Any, y: Any) -> Any:
+    if type(y) is not torch.Tensor and y != 0:
+        return torch.fmod(x, y)
+    x, y = _tensors(x, y)
+    if x.is_floating_point():
+        return torch.fmod(x, y)
+    zero = torch.eq(y, 0)
+    return torch.where(zero, x, torch.fmod(x, torch.where(zero, 1, y)))
+
+
+def _on_nonzero(f: Callable, x: np.ndarray, y: np.ndarray, at_zero: Any) -> np.ndarray:
+    return np.where(y == 0, at_zero, f(x, np.where(y == 0, 1, y))).astype(x.dtype)
+
+
+def over(t: Any, d: Any) -> Any:
+    """The tangent t / d; where t is zero it is zero under `grad(..., safe_zero=True)`."""
+    return scale(t, div(1, d)) if ctx.safe_zero else div(t, d)
+
+
+def _div_tangent(ts: Sequence[Any], o: Any, x: Any, y: Any) -> Any:
+    first = None if ts[0] is None else over(ts[0], y)
+    second = None if ts[1] is None else neg(scale(ts[1], div(o, y)))
+    return second if first is None else first if second is None else add(first, second)
+
+
+div = elementwise(
+    "div", tangent=_div_tangent, transpose=lambda ct, x, y: [div(ct, y), None],
+    torch=_div_torch,
+    numpy=lambda x, y: _on_nonzero(np.floor_divide, x, y, np.iinfo(x.dtype).max),
+    triton="div({0}, {1})", python=operator.truediv,
+)  # fmt: skip
+rem = elementwise(
+    "rem", [ONE, lambda o, x, y: neg(trunc(div(x, y)))], kinds="real",
+    torch=_rem_torch, numpy=lambda x, y: _on_nonzero(np.fmod, x, y, x), triton="rem({0}, {1})",
+)  # fmt: skip
+
+
+def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operands as tensors, for torch functions that take no Python scalar."""
+    if type(x) is not torch.Tensor:
+        x = torch.tensor(x, dtype=y.dtype)
+    elif type(y) is not torch.Tensor:
+        y = torch.tensor(y, dtype=x.dtype)
+    return x, y
+
+
+def _pow_dx(o: Any, x: Any, y: Any) -> Any:
+    # y * x**(y-1), and 0 where y == 0 so that 0**(-1) does not enter.
+    if type(y) in (int, float):
+        return zeros(typeof(x)) if y == 0 else mul(pow(x, y - 1), y)
+    zero = eq(y, 0)
+    return select(zero, 0, mul(y, pow(x, select(zero, 1, sub(y, 1)))))
+
+
+def _pow_dy(o: Any, x: Any, y: Any) -> Any:
+    # log(x) * x**y, and 0 at x == 0 with y > 0.
+    if type(x) in (int, float):
+        return mul(o, math.log(x)) if x > 0 else zeros(typeof(y)) if x == 0 else mul(o, math.nan)
+    return mul(log(select(eq(x, 0), 1, x)), o)
+
+
+pow = elementwise(  # noqa: A001
+    "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
+    torch=operator.pow, triton="libdevice.pow({0}, {1})", python=operator.pow,
+)  # fmt: skip
+
+
+def _same_if(o: Any, x: Any, y: Any) -> Any:
+    """1 where x is the result, a half where x and y tie, 0 elsewhere."""
+    kind = typeof(o)
+    wins = eq(x, o) if hasattr(x, "aval") else eq(o, x)
+    return select(eq(x, y), half(kind), convert(wins, kind.dtype))
+
+
+def half(kind: Aval) -> Any:
+    """An array of 0.5."""
+    return bind(PRIM["full"], value=0.5, shape=kind.shape, dtype=kind.dtype)
+
+
+def _max_torch(x: Any, y: Any) -> Any:
+    if type(x) is torch.Tensor and type(y) is torch.Tensor:
+        return torch.maximum(x, y)
+    return torch.maximum(*_tensors(x, y))
+
+
+max = elementwise(  # noqa: A001
+    "max", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
+    torch=_max_torch, numpy=np.maximum, triton="maximum({0}, {1})",
+)  # fmt: skip
+min = elementwise(  # noqa: A001
+    "min", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
+    torch=lambda x, y: torch.minimum(*_tensors(x, y)), numpy=np.minimum, triton="minimum({0}, {1})",
+)  # fmt: skip
+atan2 = elementwise(
+    "atan2",
+    [
+        lambda o, y, x: div(x, add(mul(x, x), mul(y, y))),
+        lambda o, y, x: neg(div(y, add(mul(x, x), mul(y, y)))),
+    ],
+    kinds="float", precision="high",
+    torch=lambda y, x: torch.atan2(*_tensors(y, x)), triton="libdevice.atan2({0}, {1})",
+)  # fmt: skip
+nextafter = elementwise(
+    "nextafter", kinds="float", torch=lambda x, y: torch.nextafter(*_tensors(x, y)),
+    triton="libdevice.nextafter({0}, {1})",
+)  # fmt: skip
+abs = elementwise(  # noqa: A001
+    "abs", tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x), result=dtypes.real_of,
+    torch=torch.abs, numpy=np.abs, triton="tl.abs({0})",
+)  # fmt: skip
+
+
+def _sign_torch(x: torch.Tensor) -> torch.Tensor:
+    # NaN and -0.0 are their own signs; torch makes both of them 0.
+    y = torch.sgn(x)
+    return torch.where((x != x) | (x == 0), x, y) if x.is_floating_point() else y
+
+
+sign = elementwise("sign", kinds="number", torch=_sign_torch, numpy=np.sign, triton="sign({0})")
+
+
+def _abs_tangent(t: Any, o: Any, x: Any) -> Any:
+    if dtypes.is_complex(typeof(x).dtype):
+        # d|z| = Re(conj(z)/|z| dz), written so that it has derivatives itself; 0 at z = 0.
+        length = select(eq(o, 0), 1.0, o)
+        return real(mul(t, div(conj(x), convert(length, typeof(x).dtype))))
+    return scale(t, sign(x))
+
+
+def _integer_pow_torch(avals: Sequence[Any], *, y: int) -> Callable:
+    kind = avals[0].dtype
+    if y == 2 and kind not in NARROW_FLOATS:
+        return lambda x: x * x
+    if y == -1 and dtypes.is_inexact(kind) and kind not in NARROW_FLOATS:
+        return torch.reciprocal
+    if kind in SIGNED_STORAGE:
+        return lambda x: host_tensor(np.power(host_view(x, kind), kind.type(y)), kind)
+    if kind in NARROW_FLOATS:
+        return lambda x: torch.pow(x.float(), y).to(TORCH_DTYPE[kind])
+    return lambda x: torch.pow(x, y)
+
+
+def _integer_pow_shape(x: Aval, *, y: int) -> Aval:
+    if x.dtype == BOOL or (y < 0 and dtypes.is_integer(x.dtype)):
+        raise errors.DTypeError(f"integer_pow: cannot raise {x} to the power {y}")
+    return x
+
+
+integer_pow_p = Primitive(
+    "integer_pow", _integer_pow_shape, torch_for=_integer_pow_torch,
+    triton=lambda x, y: f"integer_pow({x}, {y})", precision="high",
+)  # fmt: skip
+integer_pow_p.batch = functools.partial(batch_elementwise, integer_pow_p)
+
+
+def _integer_pow_linearize(nonzero: Any, x: Any, *, y: int) -> Any:
+    def tangent(t: Any) -> Any:
+        return None if y == 0 else t if y == 1 else scale(t, mul(integer_pow(x, y - 1), y))
+
+    return integer_pow(x, y), tangent
+
+
+integer_pow_p.linearize = _integer_pow_linearize
+
+
+def integer_pow(x: Any, y: int) -> Any:
+    """x**y for a Python integer y."""
+    return x if y == 1 else bind(integer_pow_p, x, y=y)
+
+
+def square(x: Any) -> Any:
+    """x**2."""
+    return integer_pow(x, 2)
+
+
+def reciprocal(x: Any) -> Any:
+    """1 / x."""
+    return integer_pow(x, -1)
+
+
+# ---- comparison, logic, bits ----
+
+
+def _compare(name: str, op: Callable, ufunc: Callable, kinds: str, wraps: bool) -> Callable:
+    return elementwise(
+        name, kinds=kinds, result=_bool, torch=op, numpy=ufunc, wraps=wraps, python=op,
+        triton=f"{{0}} {dict(eq='==', ne='!=', lt='<', le='<=', gt='>', ge='>=')[name]} {{1}}",
+    )  # fmt: skip
+
+
+eq = _compare("eq", operator.eq, np.equal, "any", True)
+ne = _compare("ne", operator.ne, np.not_equal, "any", True)
+lt = _compare("lt", operator.lt, np.less, "ordered", False)
+le = _compare("le", operator.le, np.less_equal, "ordered", False)
+gt = _compare("gt", operator.gt, np.greater, "ordered", False)
+ge = _compare("ge", operator.ge, np.greater_equal, "ordered", False)
+
+bitwise_and = elementwise(
+    "and", kinds="bits", torch=operator.and_, triton="{0} & {1}", python=operator.and_, wraps=True
+)
+bitwise_or = elementwise(
+    "or", kinds="bits", torch=operator.or_, triton="{0} | {1}", python=operator.or_, wraps=True
+)
+bitwise_xor = elementwise(
+    "xor", kinds="bits", torch=operator.xor, triton="{0} ^ {1}", python=operator.xor, wraps=True
+)
+bitwise_not = elementwise(
+    "not", kinds="bits", torch=torch.bitwise_not, triton="not_({0})", wraps=True
+)
+
+
+def _shift(name: str, ufunc: Callable, triton: str) -> Callable:
+    # Shifting by the width or more gives 0 (or the sign), as JAX defines it; C leaves it undefined.
+    def host(x: Any, n: Any) -> Any:
+        bits = x.dtype.itemsize * 8
+        n = np.asarray(n).astype(np.int64)
+        beyond = (n < 0) | (n >= bits)
+        return ufunc(x, np.where(beyond, 0, n), beyond, bits)
+
+    prim = elementwise(name, kinds="integer", torch=torch.add, numpy=host, triton=triton)
+
+    def lower(avals: Sequence[Any]) -> Callable:
+        kind = next(a.dtype for a in avals if type(a) is Aval)
+
+        def run(x: Any, n: Any) -> Any:
+            x = host_view(x, kind) if type(x) is torch.Tensor else np.asarray(x, kind)
+            n = host_view(n, kind) if type(n) is torch.Tensor else n
+            return host_tensor(np.asarray(host(x, n)).astype(kind, copy=False), kind)
+
+        def direct(x: Any, n: Any) -> Any:
+            if not 0 <= n < 8 * kind.itemsize:
+                return run(x, n)
+            return (operator.lshift if name == "shift_left" else operator.rshift)(x, n)
+
+        # A literal amount inside the width needs no care, but for logical shifts of signed storage.
+        if type(avals[1]) is int:
+            if name == "shift_left" or (name == "shift_right_arithmetic" and kind.kind == "i"):
+                return direct
+        if name == "shift_right_logical" and type(avals[1]) in (int,):
+            return _logical_shift(kind)
+        return run
+
+    prim.prim.torch_for = lower
+    return prim
+
+
+def _logical_shift(kind: DType) -> Callable:
+    bits = kind.itemsize * 8
+    if kind == dtypes.U8:
+        return lambda x, n: x >> n if n < 8 else torch.zeros_like(x)
+
+    def run(x: Any, n: int) -> Any:
+        if n <= 0:
+            return x if n == 0 else torch.zeros_like(x)
+        if n >= bits:
+            return torch.zeros_like(x)
+        return (x >> n) & ((1 << (bits - n)) - 1)
+
+    return run
+
+
+def _unsigned(x: np.ndarray) -> np.ndarray:
+    return x.view(np.dtype(f"u{x.dtype.itemsize}"))
+
+
+shift_left = _shift(
+    "shift_left",
+    lambda x, n, beyond, bits: np.where(beyond, 0, np.left_shift(x, n.astype(x.dtype))),
+    "shift_left({0}, {1})",
+)
+shift_right_logical = _shift(
+    "shift_right_logical",
+    lambda x, n, beyond, bits: np.where(
+        beyond, 0, np.right_shift(_unsigned(x), n.astype(_unsigned(x).dtype))
+    ).astype(x.dtype),
+    "shift_right_logical({0}, {1})",
+)
+shift_right_arithmetic = _shift(
+    "shift_right_arithmetic",
+    lambda x, n, beyond, bits: np.right_shift(
+        x.view(np.dtype(f"i{x.dtype.itemsize}")),
+        np.where(beyond, bits - 1, n).astype(np.dtype(f"i{x.dtype.itemsize}")),
+    ).view(x.dtype),
+    "shift_right_arithmetic({0}, {1})",
+)
+population_count = elementwise(
+    "population_count", kinds="integer", triton="popcount({0})", torch=torch.abs,
+    numpy=lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype),
+)  # fmt: skip
+
+
+def _clz(x: np.ndarray) -> np.ndarray:
+    bits = x.dtype.itemsize * 8
+    u, count = _unsigned(x).astype(np.uint64), np.full(x.shape, bits, np.int64)
+    for _ in range(bits):
+        count -= u != 0
+        u = u >> np.uint64(1)
+    return count.astype(x.dtype)
+
+
+clz = elementwise("clz", kinds="integer", triton="clz({0})", torch=torch.abs, numpy=_clz)
+
+
+def _always_numpy(call: Callable, ufunc: Callable) -> None:
+    def lower(avals: Sequence[Any]) -> Callable:
+        kind = avals[0].dtype
+        return lambda x: host_tensor(np.asarray(ufunc(host_view(x, kind))), kind)
+
+    call.prim.torch_for = lower
+
+
+_always_numpy(population_count, lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype))
+_always_numpy(clz, _clz)
+
+# ---- exponentials, roots, logistic ----
+
+exp = elementwise(
+    "exp", [lambda y, x: y], kinds="inexact", precision="high",
+    torch=torch.exp, triton="tl.exp({0})",
+)  # fmt: skip
+exp2 = elementwise(
+    "exp2", [lambda y, x: mul(y, math.log(2))], kinds="inexact", precision="high",
+    torch=lambda x: torch.exp2(x), triton="tl.exp2({0})",
+)  # fmt: skip
+expm1 = elementwise(
+    "expm1", [lambda y, x: add(y, 1)], kinds="inexact", precision="high",
+    torch=torch.expm1, triton="libdevice.expm1({0})",
+)  # fmt: skip
+log = elementwise(
+    "log", tangent=lambda ts, y, x: over(ts[0], x), kinds="inexact", precision="high",
+    torch=torch.log, triton="tl.log({0})", python=math.log,
+)  # fmt: skip
+log1p = elementwise(
+    "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
+    torch=torch.log1p, triton="libdevice.log1p({0})",
+)  # fmt: skip
+sqrt = elementwise(
+    "sqrt", tangent=lambda ts, y, x: over(ts[0], mul(y, 2)), kinds="inexact", precision="high",
+    torch=torch.sqrt, triton="sqrt({0})",
+)  # fmt: skip
+rsqrt = elementwise(
+    "rsqrt", [lambda y, x: mul(div(y, x), -0.5)], kinds="inexact", precision="high",
+    torch=torch.rsqrt, triton="tl.rsqrt({0})",
+)  # fmt: skip
+cbrt = elementwise(
+    "cbrt", [lambda y, x: div(y, mul(x, 3))], kinds="float", precision="high",
+    torch=lambda x: torch.sign(x) * torch.pow(torch.abs(x), 1 / 3), triton="libdevice.cbrt({0})",
+)  # fmt: skip
+logistic = elementwise(
+    "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
+    torch=torch.sigmoid, triton="tl.sigmoid({0})",
+)  # fmt: skip
+
+# ---- trigonometry ----
+
+
+def _function(name: str, partial: Callable, triton: str, kinds: str = "inexact", **options: Any):
+    torch_function = options.pop("torch", None) or getattr(torch, name)
+    return elementwise(
+        name, [partial], kinds=kinds, precision="high", torch=torch_function, triton=triton,
+        **options,
+    )  # fmt: skip
+
+
+sin = _function("sin", lambda y, x: cos(x), "tl.sin({0})")
+cos = _function("cos", lambda y, x: neg(sin(x)), "tl.cos({0})")
+tan = _function("tan", lambda y, x: add(mul(y, y), 1), "libdevice.tan({0})")
+asin = _function("asin", lambda y, x: rsqrt(sub(1, mul(x, x))), "libdevice.asin({0})")
+acos = _function("acos", lambda y, x: neg(rsqrt(sub(1, mul(x, x)))), "libdevice.acos({0})")
+atan = _function("atan", lambda y, x: reciprocal(add(mul(x, x), 1)), "libdevice.atan({0})")
+sinh = _function("sinh", lambda y, x: cosh(x), "libdevice.sinh({0})")
+cosh = _function("cosh", lambda y, x: sinh(x), "libdevice.cosh({0})")
+tanh = _function("tanh", lambda y, x: sub(1, mul(y, y)), "libdevice.tanh({0})")
+asinh = _function("asinh", lambda y, x: rsqrt(add(mul(x, x), 1)), "libdevice.asinh({0})")
+acosh = _function(
+    "acosh", lambda y, x: mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))), "libdevice.acosh({0})"
+)
+atanh = _function("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "libdevice.atanh({0})")
+
+# ---- error functions, gamma family ----
+
+_TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
+
+erf = _function(
+    "erf", lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI), "libdevice.erf({0})",
+    kinds="float", save=True,
+)  # fmt: skip
+erfc = _function(
+    "erfc", lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI), "libdevice.erfc({0})",
+    kinds="float", save=True,
+)  # fmt: skip
+erf_inv = _function(
+    "erf_inv", lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI), "libdevice.erfinv({0})",
+    kinds="float", torch=torch.erfinv,
+)  # fmt: skip
+lgamma = _function("lgamma", lambda y, x: digamma(x), "libdevice.lgamma({0})", kinds="float")
+
+# ---- rounding and classification ----
+
+floor = elementwise("floor", kinds="float", torch=torch.floor, triton="tl.floor({0})")
+ceil = elementwise("ceil", kinds="float", torch=torch.ceil, triton="tl.ceil({0})")
+trunc = elementwise("trunc", kinds="float", torch=torch.trunc, triton="libdevice.trunc({0})")
+round_even = elementwise(
+    "round_even", kinds="float", torch=torch.round, triton="libdevice.rint({0})"
+)
+is_finite = elementwise(
+    "is_finite", kinds="inexact", result=_bool, torch=torch.isfinite, triton="is_finite({0})"
+)
+
+
+# ---- casts ----
+
+
+def _convert_torch(avals: Sequence[Any], *, dtype: DType) -> Callable:
+    source, target = avals[0].dtype, TORCH_DTYPE[dtype]
+    odd = source in SIGNED_STORAGE or dtype in SIGNED_STORAGE
+    both = dtypes.is_integer(source) and dtypes.is_integer(dtype)
+    if odd and not (both and source.itemsize == dtype.itemsize):
+        return lambda x: host_tensor(_cast(host_view(x, source), dtype), dtype)
+    if odd:
+        return lambda x: x.view(target) if x.dtype is not target else x.clone()
+    if dtypes.is_inexact(source) and dtypes.is_integer(dtype):
+        # Out of range saturates and NaN is 0, as JAX defines it; C leaves it undefined.
+        low, high = dtypes.iinfo(dtype).min, dtypes.iinfo(dtype).max
+
+        def saturate(x: torch.Tensor) -> torch.Tensor:
+            x = x.real if x.is_complex() else x
+            wide = torch.nan_to_num(x.double(), 0.0, float("inf"), float("-inf"))
+            y = wide.clamp(low, high).to(target)
+            return torch.where(wide >= high, high, y) if dtype.itemsize == 8 else y
+
+        return saturate
+    if dtypes.is_complex(source) and not dtypes.is_complex(dtype):
+        return lambda x: x.real.to(target) if dtype != BOOL else x != 0
+    return lambda x: x.to(target)
+
+
+def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        if dtypes.is_inexact(x.dtype) and dtypes.is_integer(dtype):
+            info = np.iinfo(dtype)
+            wide = np.nan_to_num(x.real.astype(np.float64), nan=0.0)
+            y = np.clip(wide, float(info.min), float(info.max)).astype(dtype)
+            return np.where(wide >= float(info.max), info.max, y).astype(dtype)
+        return x.astype(dtype)
+
+
+convert_p = Primitive(
+    "convert_element_type",
+    lambda x, *, dtype: x.update(dtype=dtype),
+    torch_for=_convert_torch,
+    triton=lambda x, dtype: f"{x}.to({dtype})",
+)
+convert_p.batch = functools.partial(batch_elementwise, convert_p)
+convert_p.transpose = lambda ct, x, *, dtype: [convert(ct, x.aval.dtype)]
+
+
+def _convert_linearize(nonzero: Any, x: Any, *, dtype: DType) -> Any:
+    source = typeof(x).dtype
+    carries = dtypes.is_inexact(dtype) and dtypes.is_inexact(source)
+    return convert(x, dtype), lambda t: convert(t, dtype) if carries else None
+
+
+convert_p.linearize = _convert_linearize
+
+
+def convert(x: Any, dtype: DType) -> Any:
+    """`x` in another dtype; `x` itself if it has it. Floats to integers saturate; NaN becomes 0."""
+    return x if typeof(x).dtype == dtype else bind(convert_p, x, dtype=dtype)
+
+
+def _bitcast_shape(x: Aval, *, dtype: DType) -> Aval:
+    a, b = x.dtype.itemsize, dtype.itemsize
+    if a == b:
+        return x.update(dtype=dtype)
+    if a > b:
+        return x.update((*x.shape, a // b), dtype)
+    if not x.shape or x.shape[-1] != b // a:
+        raise errors.ShapeError(
+            f"bitcast_convert_type: {x} to {dtype.name} needs a last dimension of {b // a}"
+        )
+    return x.update(x.shape[:-1], dtype)
+
+
+def _bitcast_torch(avals: Sequence[Any], *, dtype: DType) -> Callable:
+    source, result = avals[0].dtype, _bitcast_shape(avals[0], dtype=dtype)
+    if source.itemsize == dtype.itemsize and BOOL not in (source, dtype):
+        return lambda x: x.view(TORCH_DTYPE[dtype])
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        flat = np.ascontiguousarray(host_view(x, source)).reshape(-1)
+        return host_tensor(flat.view(dtype).reshape(result.shape), dtype)
+
+    return run
+
+
+bitcast_p = Primitive(
+    "bitcast_convert_type", _bitcast_shape, torch_for=_bitcast_torch,
+    triton=lambda x, dtype: f"{x}.to({dtype}, bitcast=True)",
+)  # fmt: skip
+bitcast_p.linearize = no_tangent(bitcast_p)
+
+
+def _bitcast_batch(size: int, xs: Sequence, dims: Sequence, *, dtype: DType) -> Any:
+    from genesis_fn.primitives.define import move_batch
+
+    return bitcast_convert_type(move_batch(xs[0], dims[0], 0, size), dtype), 0
+
+
+bitcast_p.batch = _bitcast_batch
+
+
+def bitcast_convert_type(x: Any, dtype: DType) -> Any:
+    """The bits of `x` read as another dtype; a width change adds or removes a last dimension."""
+    return x if typeof(x).dtype == dtype else bind(bitcast_p, x, dtype=dtype)
+
+
+# ---- select ----
+
+
+def _select_shape(c: Aval, x: Any, y: Any) -> Aval:
+    arrays = [a for a in (x, y) if type(a) is Aval]
+    if not arrays:
+        raise errors.DTypeError("select: at least one of the two cases must be an array")
+    if any(a != arrays[0] for a in arrays):
+        raise errors.ShapeError(f"select: the two cases differ: {show((x, y))}")
+    if c.dtype != BOOL or c.shape != arrays[0].shape:
+        raise errors.ShapeError(f"select: the condition {c} must be bool{list(arrays[0].shape)}")
+    return arrays[0]
+
+
+def _select_linearize(nonzero: Any, c: Any, x: Any, y: Any) -> Any:
+    out = select(c, x, y)
+
+    def tangent(_: Any, tx: Any, ty: Any) -> Any:
+        if tx is None and ty is None:
+            return None
+        return select(c, 0.0 if tx is None else tx, 0.0 if ty is None else ty)
+
+    return out, tangent
+
+
+def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list:
+    return [
+        None,
+        select(c, ct, 0.0) if is_linear(x) else None,
+        select(c, 0.0, ct) if is_linear(y) else None,
+    ]
+
+
+select_p = Primitive(
+    "select", _select_shape, linearize=_select_linearize, transpose=_select_transpose,
+    torch_for=lambda avals: _select_torch(avals), triton="tl.where({0}, {1}, {2})",
+)  # fmt: skip
+select_p.batch = functools.partial(batch_elementwise, select_p)
+
+
+def _select_torch(avals: Sequence[Any]) -> Callable:
+    kind = next(a.dtype for a in avals[1:] if type(a) is Aval)
+    if all(type(a) is Aval for a in avals) and kind not in NARROW_FLOATS:
+        return torch.where
+
+    def run(c: Any, x: Any, y: Any) -> Any:
+        x, y = [
+            v if type(v) is torch.Tensor else host_tensor(np.asarray(v).astype(kind), kind)
+            for v in (x, y)
+        ]
+        if kind in NARROW_FLOATS:
+            return torch.where(c, x.float(), y.float()).to(TORCH_DTYPE[kind])
+        return torch.where(c, x, y)
+
+    return run
+
+
+def select(c: Any, x: Any, y: Any) -> Any:
+    """x where c, else y; one of x and y may be a Python scalar."""
+    return bind(select_p, c, x, y)
+
+
+# ---- complex numbers ----
+
+
+real = elementwise(
+    "real", tangent=lambda ts, y, x: real(ts[0]), kinds="complex", result=dtypes.real_of,
+    transpose=lambda ct, x: [complex_(ct, zeros(typeof(ct)))], torch=torch.real,
+)  # fmt: skip
+imag = elementwise(
+    "imag", tangent=lambda ts, y, x: imag(ts[0]), kinds="complex", result=dtypes.real_of,
+    transpose=lambda ct, x: [complex_(zeros(typeof(ct)), neg(ct))], torch=torch.imag,
+)  # fmt: skip
+complex_ = elementwise(
+    "complex",
+    tangent=lambda ts, o, x, y: complex_(
+        instantiate(ts[0], typeof(x)), instantiate(ts[1], typeof(y))
+    ),
+    kinds="float", result=dtypes.complex_of, torch=torch.complex,
+    transpose=lambda ct, x, y: [
+        real(ct) if is_linear(x) else None, neg(imag(ct)) if is_linear(y) else None,
+    ],
+)  # fmt: skip
+conj = elementwise(
+    "conj", tangent=lambda ts, y, x: conj(ts[0]), kinds="complex",
+    transpose=lambda ct, x: [conj(ct)], torch=lambda x: torch.conj_physical(x),
+)  # fmt: skip
+
+
+# ---- derivatives of digamma ----
+
+polygamma_p = Primitive(
+    "polygamma", lambda x, *, n: x,
+    torch_for=lambda avals, *, n: (lambda x: torch.polygamma(n, x)), precision="high",
+)  # fmt: skip
+polygamma_p.batch = functools.partial(batch_elementwise, polygamma_p)
+polygamma_p.linearize = lambda nonzero, x, *, n: (
+    polygamma(n, x),
+    lambda t: scale(t, polygamma(n + 1, x)),
+)
+
+
+def polygamma(n: int, x: Any) -> Any:
+    """The n-th derivative of digamma."""
+    return bind(polygamma_p, x, n=n)
+
+
+digamma = elementwise(
+    "digamma", [lambda y, x: polygamma(1, x)], kinds="float", precision="high",
+    torch=torch.digamma, triton="digamma({0})",
+)  # fmt: skip
+
+
+# ---- sums of cotangents ----
+
+
+def _add_n_torch(*xs: torch.Tensor) -> torch.Tensor:
+    kind = xs[0].dtype
+    if kind in (torch.bfloat16, torch.float16):
+        total = xs[0].float()
+        for x in xs[1:]:
+            total += x
+        return total.to(kind)
+    total = xs[0] + xs[1]
+    for x in xs[2:]:
+        total += x
+    return total
+
+
+# One rounding for any number of terms: 16-bit floats are added in float32.
+add_n = elementwise(
+    "add_n", tangent=lambda ts, o, *xs: total([t for t in ts if t is not None]),
+    transpose=lambda ct, *xs: [ct if is_linear(x) else None for x in xs],
+    kinds="any", torch=_add_n_torch, triton=lambda *xs: " + ".join(xs), wraps=True,
+)  # fmt: skip
+
+
+def total(xs: Sequence[Any]) -> Any:
+    """The sum of a non-empty list of arrays, rounded once."""
+    return xs[0] if len(xs) == 1 else add_n(*xs)
+
+
+# ---- identity with a meaning ----
+
+stop_gradient_p = Primitive(
+    "stop_gradient", lambda x: x, torch=lambda x: x, triton="{0}", view=True
+)
+stop_gradient_p.linearize = no_tangent(stop_gradient_p)
+stop_gradient_p.batch = functools.partial(batch_elementwise, stop_gradient_p)
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x`, with zero derivative."""
+    return bind(stop_gradient_p, x)
+
+
+stop_gradient = named(stop_gradient, stop_gradient_p)

@@ -1,0 +1,612 @@
+"""Dense linear algebra on the last two dimensions: factorizations, triangular and general solves.
+
+Leading dimensions are a batch. float32, float64, complex64 and complex128. Derivatives follow
+Giles, "An extended collection of matrix derivative results" (2008), and for the QR and singular
+value decompositions Walter and Lehmann (2010) and Townsend (2016). They are written in
+differentiable operations, so that any order is available.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import I32
+from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.primitives import shape as shapes
+from genesis_fn.primitives.contract import batch_matmul
+from genesis_fn.primitives.define import full, move_batch
+from genesis_fn.primitives.elementwise import (
+    add,
+    conj,
+    convert,
+    div,
+    eq,
+    ge,
+    gt,
+    mul,
+    neg,
+    real,
+    select,
+    sub,
+)
+from genesis_fn.primitives.reduce import reduce_sum
+from genesis_fn.primitives.sort import take_along
+
+_KINDS = (dtypes.F32, dtypes.F64, dtypes.C64, dtypes.C128)
+
+
+def _matrices(name: str, x: Aval, square: bool = False) -> tuple[int, int]:
+    """(rows, columns). Raises ShapeError or DTypeError for what is no stack of matrices."""
+    if x.ndim < 2:
+        raise errors.ShapeError(f"{name} takes matrices [..., m, n], got {x}")
+    if square and x.shape[-1] != x.shape[-2]:
+        raise errors.ShapeError(f"{name} takes square matrices [..., n, n], got {x}")
+    if x.dtype not in _KINDS:
+        raise errors.DTypeError(
+            f"{name} takes float32, float64 or complex matrices, got {x}; convert with .astype(...)"
+        )
+    return x.shape[-2], x.shape[-1]
+
+
+def _leading(prim: Primitive) -> Callable:
+    """The batching rule of operations on the last two dimensions."""
+
+    def batch(size: int, xs: Sequence, dims: Sequence, **params: Any) -> Any:
+        out = bind(prim, *[move_batch(x, d, 0, size) for x, d in zip(xs, dims)], **params)
+        return (out, [0] * len(out)) if prim.multi else (out, 0)
+
+    return batch
+
+
+# ---- small operations on matrices ----
+
+
+def _mm(x: Any, y: Any) -> Any:
+    return batch_matmul(x, y, "highest")
+
+
+def _t(x: Any) -> Any:
+    n = typeof(x).ndim
+    return shapes.transpose(x, (*range(n - 2), n - 1, n - 2))
+
+
+def _conj(x: Any) -> Any:
+    return conj(x) if dtypes.is_complex(typeof(x).dtype) else x
+
+
+def _h(x: Any) -> Any:
+    """The conjugate transpose."""
+    return _conj(_t(x))
+
+
+def _real(x: Any) -> Any:
+    return real(x) if dtypes.is_complex(typeof(x).dtype) else x
+
+
+def _like(x: Any, kind: Any) -> Any:
+    """Real `x` in dtype `kind`, which may be complex."""
+    return convert(x, kind)
+
+
+def _places(x: Any) -> tuple[Any, Any]:
+    """(row, column) of every element."""
+    s = typeof(x).shape
+    return tuple(shapes.broadcasted_iota(I32, s, len(s) - i) for i in (2, 1))
+
+
+def _zero(x: Any) -> Any:
+    return 0j if dtypes.is_complex(typeof(x).dtype) else 0.0
+
+
+def tril(x: Any, k: int = 0) -> Any:
+    """`x` with zeros above its k-th diagonal."""
+    i, j = _places(x)
+    return select(ge(add(i, k), j), x, _zero(x))
+
+
+def triu(x: Any, k: int = 0) -> Any:
+    """`x` with zeros below its k-th diagonal."""
+    i, j = _places(x)
+    return select(ge(j, add(i, k)), x, _zero(x))
+
+
+def _eye(x: Any) -> Any:
+    """Identity matrices like `x`."""
+    i, j = _places(x)
+    return convert(eq(i, j), typeof(x).dtype)
+
+
+def _diagonal(x: Any) -> Any:
+    """x[..., i, i], of square matrices."""
+    n = typeof(x).ndim
+    i, j = _places(x)
+    return reduce_sum(select(eq(i, j), x, _zero(x)), (n - 1,))
+
+
+def _columns(v: Any, shape: Sequence[int]) -> Any:
+    """v[..., j] at [..., i, j]."""
+    n = len(shape)
+    return shapes.broadcast_in_dim(v, shape, (*range(n - 2), n - 1))
+
+
+def _rows(v: Any, shape: Sequence[int]) -> Any:
+    """v[..., i] at [..., i, j]."""
+    return shapes.broadcast_in_dim(v, shape, range(len(shape) - 1))
+
+
+def _half(x: Any) -> Any:
+    return mul(x, 0.5)
+
+
+# ---- Cholesky ----
+
+
+def _cholesky_shape(x: Aval) -> Aval:
+    _matrices("cholesky", x, square=True)
+    return x
+
+
+def _cholesky_torch(x: torch.Tensor) -> torch.Tensor:
+    factor, info = torch.linalg.cholesky_ex(x)
+    failed = info != 0
+    return factor.masked_fill_(failed[..., None, None], float("nan")) if failed.any() else factor
+
+
+cholesky_p = Primitive(
+    "cholesky", _cholesky_shape, torch=_cholesky_torch, precision="high", triton="cholesky"
+)
+cholesky_p.batch = _leading(cholesky_p)
+
+
+def _cholesky_linearize(nonzero: Any, x: Any) -> Any:
+    factor = bind(cholesky_p, x)
+
+    def tangent(t: Any) -> Any:
+        # L' = L Phi(L^-1 A' L^-H), Phi the lower triangle with half the diagonal.
+        inner = triangular_solve(factor, t, left_side=False, lower=True, transpose_a=True,
+                                 conjugate_a=True)  # fmt: skip
+        inner = triangular_solve(factor, inner, left_side=True, lower=True)
+        return _mm(factor, sub(tril(inner), _half(mul(inner, _eye(inner)))))
+
+    return factor, tangent
+
+
+cholesky_p.linearize = _cholesky_linearize
+
+
+def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
+    """The lower triangular L with L L^H = x, of Hermitian positive definite x[..., n, n].
+
+    NaN where a matrix is not positive definite. With `symmetrize_input`, (x + x^H) / 2 is factored;
+    else the lower triangle is read.
+    """
+    _matrices("cholesky", typeof(x), square=True)
+    return tril(bind(cholesky_p, _half(add(x, _h(x))) if symmetrize_input else x))
+
+
+# ---- triangular solve ----
+
+
+def _triangular_shape(
+    a: Aval, b: Aval, *, left_side: bool, lower: bool, transpose_a: bool, conjugate_a: bool,
+    unit_diagonal: bool,
+) -> Aval:  # fmt: skip
+    n, _ = _matrices("triangular_solve", a, square=True)
+    _matrices("triangular_solve", b)
+    if a.shape[:-2] != b.shape[:-2] or b.shape[-2 if left_side else -1] != n or a.dtype != b.dtype:
+        side = "left" if left_side else "right"
+        raise errors.ShapeError(f"triangular_solve: {a} on the {side} does not fit {b}")
+    return b
+
+
+def _triangular_torch(
+    a: torch.Tensor, b: torch.Tensor, *, left_side: bool, lower: bool, transpose_a: bool,
+    conjugate_a: bool, unit_diagonal: bool,
+) -> torch.Tensor:  # fmt: skip
+    a = a.conj().resolve_conj() if conjugate_a else a
+    if transpose_a:
+        a, lower = a.mT, not lower
+    return torch.linalg.solve_triangular(
+        a, b, upper=not lower, left=left_side, unitriangular=unit_diagonal
+    )
+
+
+triangular_solve_p = Primitive(
+    "triangular_solve", _triangular_shape, torch=_triangular_torch, precision="high",
+    triton="triangular_solve",
+)  # fmt: skip
+triangular_solve_p.batch = _leading(triangular_solve_p)
+
+
+def _triangular_linearize(nonzero: Any, a: Any, b: Any, **params: Any) -> Any:
+    x = bind(triangular_solve_p, a, b, **params)
+
+    def tangent(ta: Any, tb: Any) -> Any:
+        # op(A) X = B: X' = op(A)^-1 (B' - op(A') X); on the right likewise.
+        right = tb
+        if ta is not None:
+            ta = tril(ta, -params["unit_diagonal"]) if params["lower"] else triu(
+                ta, +params["unit_diagonal"]
+            )  # fmt: skip
+            ta = _conj(ta) if params["conjugate_a"] else ta
+            ta = _t(ta) if params["transpose_a"] else ta
+            product = _mm(ta, x) if params["left_side"] else _mm(x, ta)
+            right = neg(product) if tb is None else sub(tb, product)
+        return bind(triangular_solve_p, a, right, **params)
+
+    return x, tangent
+
+
+def _triangular_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool, **params: Any) -> list:
+    if is_linear(a):
+        raise errors.NotDifferentiableError("triangular_solve is not linear in its matrix")
+    return [None, bind(triangular_solve_p, a, ct, transpose_a=not transpose_a, **params)]
+
+
+triangular_solve_p.linearize = _triangular_linearize
+triangular_solve_p.transpose = _triangular_transpose
+
+
+def triangular_solve(
+    a: Any,
+    b: Any,
+    *,
+    left_side: bool = False,
+    lower: bool = False,
+    transpose_a: bool = False,
+    conjugate_a: bool = False,
+    unit_diagonal: bool = False,
+) -> Any:
+    """X with op(a) X = b (`left_side`) or X op(a) = b, for triangular a[..., n, n].
+
+    op transposes and conjugates as asked; the other triangle of `a` is not read.
+    """
+    vector = typeof(b).ndim == typeof(a).ndim - 1
+    if vector:
+        b = shapes.expand_dims(b, -1 if left_side else -2)
+    x = bind(
+        triangular_solve_p, a, b, left_side=bool(left_side), lower=bool(lower),
+        transpose_a=bool(transpose_a), conjugate_a=bool(conjugate_a),
+        unit_diagonal=bool(unit_diagonal),
+    )  # fmt: skip
+    return shapes.squeeze(x, -1 if left_side else -2) if vector else x
+
+
+# ---- general solve ----
+
+
+def _solve_shape(a: Aval, b: Aval, *, transpose_a: bool) -> Aval:
+    n, _ = _matrices("solve", a, square=True)
+    _matrices("solve", b)
+    if a.shape[:-2] != b.shape[:-2] or b.shape[-2] != n or a.dtype != b.dtype:
+        raise errors.ShapeError(f"solve: {a} does not fit {b}")
+    return b
+
+
+def _solve_torch(a: torch.Tensor, b: torch.Tensor, *, transpose_a: bool) -> torch.Tensor:
+    x, info = torch.linalg.solve_ex(a.mT if transpose_a else a, b)
+    failed = info != 0
+    return x.masked_fill(failed[..., None, None], float("nan")) if failed.any() else x
+
+
+def _solve_linearize(nonzero: Any, a: Any, b: Any, *, transpose_a: bool) -> Any:
+    x = bind(solve_p, a, b, transpose_a=transpose_a)
+
+    def tangent(ta: Any, tb: Any) -> Any:
+        right = tb
+        if ta is not None:
+            product = _mm(_t(ta) if transpose_a else ta, x)
+            right = neg(product) if tb is None else sub(tb, product)
+        return bind(solve_p, a, right, transpose_a=transpose_a)
+
+    return x, tangent
+
+
+def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list:
+    if is_linear(a):
+        raise errors.NotDifferentiableError("solve is not linear in its matrix")
+    return [None, bind(solve_p, a, ct, transpose_a=not transpose_a)]
+
+
+solve_p = Primitive(
+    "solve", _solve_shape, linearize=_solve_linearize, transpose=_solve_transpose,
+    torch=_solve_torch, precision="high", triton="solve",
+)  # fmt: skip
+solve_p.batch = _leading(solve_p)
+
+
+def solve(a: Any, b: Any) -> Any:
+    """X with a X = b, for a[..., n, n] and b[..., n, k] or b[..., n]; NaN where a is singular."""
+    vector = typeof(b).ndim == typeof(a).ndim - 1
+    x = bind(solve_p, a, shapes.expand_dims(b, -1) if vector else b, transpose_a=False)
+    return shapes.squeeze(x, -1) if vector else x
+
+
+# ---- LU ----
+
+
+def _lu_shape(x: Aval) -> list[Aval]:
+    m, n = _matrices("lu", x)
+    lead = x.shape[:-2]
+    return [x, x.update((*lead, min(m, n)), I32), x.update((*lead, m), I32)]
+
+
+def _lu_torch(x: torch.Tensor) -> list[torch.Tensor]:
+    m, n = x.shape[-2:]
+    if x.numel() == 0:
+        order = torch.arange(m, dtype=torch.int32).expand(*x.shape[:-2], m).clone()
+        return [x.clone(), torch.zeros(*x.shape[:-2], min(m, n), dtype=torch.int32), order]
+    factors, pivots, _ = torch.linalg.lu_factor_ex(x)
+    pivots = pivots - 1
+    order = torch.arange(m).expand(*x.shape[:-2], m).clone()
+    flat, swaps = order.view(-1, m), pivots.reshape(-1, pivots.shape[-1]).tolist()
+    for row, swap in zip(flat, swaps):
+        permuted = row.tolist()
+        for i, j in enumerate(swap):
+            permuted[i], permuted[j] = permuted[j], permuted[i]
+        row.copy_(torch.tensor(permuted))
+    return [factors, pivots.to(torch.int32), order.to(torch.int32)]
+
+
+lu_p = Primitive("lu", _lu_shape, multi=True, torch=_lu_torch, precision="high", triton="lu")
+lu_p.batch = _leading(lu_p)
+
+
+def _lu_linearize(nonzero: Any, x: Any) -> Any:
+    factors, pivots, order = bind(lu_p, x)
+    kind = typeof(x)
+    m, n = kind.shape[-2:]
+    k = min(m, n)
+
+    def tangent(t: Any) -> list:
+        index = shapes.broadcast_in_dim(order, kind.shape, range(kind.ndim - 1))
+        t = take_along(t, index, kind.ndim - 2)
+        lower, upper = _square_factors(factors, m, n, k)
+        inner = triangular_solve(lower, t, left_side=True, lower=True, unit_diagonal=True)
+        inner = triangular_solve(upper, inner, left_side=False, lower=False)
+        first, second = _mm(lower, tril(inner, -1)), _mm(triu(inner), upper)
+        return [add(first, second), None, None]
+
+    return [factors, pivots, order], tangent
+
+
+def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
+    """L[m, m] and U[n, n] from packed factors[m, n], completed by identities."""
+    lead = typeof(factors).shape[:-2]
+    kind = typeof(factors).dtype
+
+    def completed(part: Any, rows: int, cols: int) -> Any:
+        size = max(rows, cols)
+        config = [(0, 0, 0)] * len(lead) + [(0, size - rows, 0), (0, size - cols, 0)]
+        return shapes.pad(part, full((), _zero(factors), kind), config)
+
+    ndim = len(lead) + 2
+    lower = tril(shapes.slice_in_dim(factors, 0, k, 1, ndim - 1), -1)
+    upper = triu(shapes.slice_in_dim(factors, 0, k, 1, ndim - 2))
+    lower, upper = completed(lower, m, k), completed(upper, k, n)
+    lower = add(lower, _eye(lower))
+    if n > k:
+        i, j = _places(upper)
+        beyond = select(gt(i, k - 1), _eye(upper), _zero(upper))
+        upper = add(upper, beyond)
+    return lower, upper
+
+
+lu_p.linearize = _lu_linearize
+
+
+def lu(x: Any) -> tuple[Any, Any, Any]:
+    """(packed factors, pivots, permutation) with x[permutation] = L U, by partial pivoting.
+
+    The factors hold U above L, whose unit diagonal is left out; row i was exchanged with pivots[i].
+    """
+    factors, pivots, permutation = bind(lu_p, x)
+    return factors, pivots, permutation
+
+
+# ---- QR ----
+
+
+def _qr_shape(x: Aval, *, full_matrices: bool) -> list[Aval]:
+    m, n = _matrices("qr", x)
+    k = m if full_matrices else min(m, n)
+    return [x.update((*x.shape[:-2], m, k)), x.update((*x.shape[:-2], k, n))]
+
+
+qr_p = Primitive(
+    "qr", _qr_shape, multi=True, precision="high", triton="qr",
+    torch=lambda x, *, full_matrices: list(
+        torch.linalg.qr(x, "complete" if full_matrices else "reduced")
+    ),
+)  # fmt: skip
+qr_p.batch = _leading(qr_p)
+
+
+def _qr_linearize(nonzero: Any, x: Any, *, full_matrices: bool) -> Any:
+    m, n = typeof(x).shape[-2:]
+    if m < n or (full_matrices and m != n):
+        raise errors.NotDifferentiableError(
+            f"qr has no derivative for {typeof(x)} with full_matrices={full_matrices}: it needs at "
+            "least as many rows as columns, and full_matrices=False"
+        )
+    q, r = bind(qr_p, x, full_matrices=full_matrices)
+
+    def tangent(t: Any) -> list:
+        s = triangular_solve(r, t, left_side=False, lower=False)  # A' R^-1
+        inner = _mm(_h(q), s)
+        below = tril(inner, -1)
+        turn = sub(below, _h(below))  # skew: Q^H Q' off its diagonal
+        if dtypes.is_complex(typeof(x).dtype):
+            # R keeps a real diagonal, so Q takes the phase.
+            phase = _like(_real(inner), typeof(x).dtype)
+            turn = add(turn, mul(_eye(inner), sub(inner, phase)))
+        return [add(_mm(q, sub(turn, inner)), s), _mm(sub(inner, turn), r)]
+
+    return [q, r], tangent
+
+
+qr_p.linearize = _qr_linearize
+
+
+def qr(x: Any, *, full_matrices: bool = True) -> tuple[Any, Any]:
+    """(Q, R) with x = Q R, Q's columns orthonormal and R upper triangular."""
+    q, r = bind(qr_p, x, full_matrices=bool(full_matrices))
+    return q, r
+
+
+# ---- Hermitian eigenvalues ----
+
+
+def _eigh_shape(x: Aval) -> list[Aval]:
+    _matrices("eigh", x, square=True)
+    return [x, x.update(x.shape[:-1], dtypes.real_of(x.dtype))]
+
+
+def _eigh_torch(x: torch.Tensor) -> list[torch.Tensor]:
+    w, v = torch.linalg.eigh(x, UPLO="L")
+    return [v, w]
+
+
+eigh_p = Primitive(
+    "eigh", _eigh_shape, multi=True, torch=_eigh_torch, precision="high", triton="eigh"
+)
+eigh_p.batch = _leading(eigh_p)
+
+
+def _inverse_gaps(w: Any, shape: Sequence[int]) -> Any:
+    """1 / (w_j - w_i), and 0 on the diagonal."""
+    gap = sub(_columns(w, shape), _rows(w, shape))
+    i, j = _places(gap)
+    same = eq(i, j)
+    return select(same, 0.0, div(full(typeof(gap).shape, 1.0, typeof(gap).dtype),
+                                 select(same, 1.0, gap)))  # fmt: skip
+
+
+def _eigh_linearize(nonzero: Any, x: Any) -> Any:
+    v, w = bind(eigh_p, x)
+
+    def tangent(t: Any) -> list:
+        # Only the lower triangle is read; the derivative is that of the Hermitian matrix.
+        t = _half(add(t, _h(t)))
+        inner = _mm(_h(v), _mm(t, v))
+        gaps = _like(_inverse_gaps(w, typeof(x).shape), typeof(x).dtype)
+        return [_mm(v, mul(gaps, inner)), _real(_diagonal(inner))]
+
+    return [v, w], tangent
+
+
+eigh_p.linearize = _eigh_linearize
+
+
+def eigh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> tuple[Any, Any]:
+    """(eigenvectors as columns, eigenvalues ascending) of Hermitian x[..., n, n].
+
+    With `symmetrize_input`, of (x + x^H) / 2; else one triangle is read.
+    """
+    _matrices("eigh", typeof(x), square=True)
+    if symmetrize_input:
+        x = _half(add(x, _h(x)))
+    elif not lower:
+        x = _h(x)
+    v, w = bind(eigh_p, x)
+    return v, w
+
+
+def eigvalsh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> Any:
+    """The eigenvalues of Hermitian x[..., n, n] in ascending order."""
+    return eigh(x, lower=lower, symmetrize_input=symmetrize_input)[1]
+
+
+# ---- singular values ----
+
+
+def _svd_shape(x: Aval, *, full_matrices: bool, compute_uv: bool) -> list[Aval]:
+    m, n = _matrices("svd", x)
+    lead, k = x.shape[:-2], min(m, n)
+    s = x.update((*lead, k), dtypes.real_of(x.dtype))
+    if not compute_uv:
+        return [s]
+    a, b = (m, n) if full_matrices else (k, k)
+    return [s, x.update((*lead, m, a)), x.update((*lead, b, n))]
+
+
+def _svd_torch(x: torch.Tensor, *, full_matrices: bool, compute_uv: bool) -> list[torch.Tensor]:
+    if not compute_uv:
+        return [torch.linalg.svdvals(x)]
+    u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
+    return [s, u, vh]
+
+
+svd_p = Primitive("svd", _svd_shape, multi=True, torch=_svd_torch, precision="high", triton="svd")
+svd_p.batch = _leading(svd_p)
+
+
+def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: bool) -> Any:
+    m, n = typeof(x).shape[-2:]
+    if full_matrices and compute_uv and m != n:
+        raise errors.NotDifferentiableError(
+            f"svd of {typeof(x)} has no derivative with full_matrices=True; pass False"
+        )
+    s, u, vh = bind(svd_p, x, full_matrices=False, compute_uv=True)
+    kind = typeof(x).dtype
+    k = min(m, n)
+    square = (*typeof(x).shape[:-2], k, k)
+
+    def tangent(t: Any) -> list:
+        inner = _mm(_mm(_h(u), t), _h(vh))  # U^H A' V
+        ds = _real(_diagonal(inner))
+        if not compute_uv:
+            return [ds]
+        s_row, s_col = _rows(s, square), _columns(s, square)
+        i, j = _places(s_row)
+        same = eq(i, j)
+        # Difference of squares as a product, which keeps close values apart.
+        gap = select(same, 1.0, mul(sub(s_col, s_row), add(s_col, s_row)))
+        one = full(square, 1.0, typeof(s).dtype)
+        weights = _like(select(same, 0.0, div(one, gap)), kind)
+        scaled_r = mul(inner, _like(s_col, kind))  # inner S
+        scaled_l = mul(_like(s_row, kind), inner)  # S inner
+        turn_u = mul(weights, add(scaled_r, _h(scaled_r)))
+        turn_v = mul(weights, add(scaled_l, _h(scaled_l)))
+        inverse = _like(select(same, div(one, s_col), 0.0), kind)
+        if dtypes.is_complex(kind):
+            # The phase that U and V share is free; U takes it.
+            phase = _half(mul(inverse, sub(inner, _h(inner))))
+            turn_u = add(turn_u, phase)
+        du, dv = _mm(u, turn_u), _mm(_h(vh), turn_v)
+        scale = _like(shapes.broadcast_in_dim(
+            div(full(typeof(s).shape, 1.0, typeof(s).dtype), s), (*square[:-2], 1, k),
+            (*range(len(square) - 2), len(square) - 1),
+        ), kind)  # fmt: skip
+        if m > k:
+            outside = sub(_mm(t, _h(vh)), _mm(u, inner))
+            du = add(du, mul(outside, _spread_columns(scale, typeof(outside).shape)))
+        if n > k:
+            outside = sub(_mm(_h(t), u), _mm(_h(vh), _h(inner)))
+            dv = add(dv, mul(outside, _spread_columns(scale, typeof(outside).shape)))
+        return [ds, du, _h(dv)]
+
+    return ([s, u, vh] if compute_uv else [s]), tangent
+
+
+def _spread_columns(row: Any, shape: Sequence[int]) -> Any:
+    return shapes.broadcast_in_dim(row, shape, range(len(shape)))
+
+
+svd_p.linearize = _svd_linearize
+
+
+def svd(x: Any, *, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """(U, s, V^H) with x = U diag(s) V^H, s descending; s alone without `compute_uv`."""
+    outs = bind(svd_p, x, full_matrices=bool(full_matrices), compute_uv=bool(compute_uv))
+    return (outs[1], outs[0], outs[2]) if compute_uv else outs[0]
+
+
+def svdvals(x: Any) -> Any:
+    """The singular values of x[..., m, n] in descending order."""
+    return svd(x, full_matrices=False, compute_uv=False)

@@ -1,0 +1,428 @@
+"""Reductions over axes: sum, product, maximum, minimum, logic, argmax and argmin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.primitives.define import (
+    KINDS,
+    NARROW_FLOATS,
+    PRIM,
+    SIGNED_STORAGE,
+    TORCH_DTYPE,
+    axes_except,
+    host_tensor,
+    host_view,
+    linear,
+    move_batch,
+    no_tangent,
+)
+from genesis_fn.primitives.elementwise import add, convert, div, eq, mul, scale
+
+
+def reduced(x: Aval, axes: Sequence[int], name: str) -> Aval:
+    """The aval without `axes`. Raises ShapeError for axes that are not there."""
+    if len(set(axes)) != len(axes) or any(not 0 <= a < x.ndim for a in axes):
+        raise errors.ShapeError(f"{name}: axes {list(axes)} do not fit {x}")
+    return x.update(tuple([n for i, n in enumerate(x.shape) if i not in axes]))
+
+
+def axis_in(axis: int, ndim: int, name: str, x: Any) -> int:
+    """`axis` counted from the front. Raises ShapeError if `x` has no such axis."""
+    if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
+        raise errors.ShapeError(f"{name}: axis {axis} does not fit {typeof(x)}")
+    return int(axis) % ndim
+
+
+def axes_in(axes: Any, ndim: int, name: str, x: Any) -> tuple[int, ...]:
+    """`axes` (an int or several) counted from the front."""
+    if isinstance(axes, (int, np.integer)):
+        axes = (axes,)
+    return tuple([axis_in(a, ndim, name, x) for a in axes])
+
+
+def shifted(size: int, x: Any, d: int, axes: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+    """(operand with the batch in front, axes shifted past it)."""
+    return move_batch(x, d, 0, size), tuple([a + 1 for a in axes])
+
+
+def _spread(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """`y`, a reduction of something like `x` over `axes`, repeated to the shape of `x`."""
+    shape = typeof(x).shape
+    return bind(PRIM["broadcast_in_dim"], y, shape=shape, dims=axes_except(len(shape), axes))
+
+
+# ---- sum ----
+
+
+def _sum_torch(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+    kind = avals[0].dtype
+    stored = TORCH_DTYPE[kind]
+    if kind in NARROW_FLOATS:
+        return lambda x: x.float().sum(axes).to(stored)
+    if kind == BOOL:
+        return lambda x: x.any(axes[0]) if len(axes) == 1 else x.sum(axes) != 0
+    return lambda x: torch.sum(x, axes, dtype=stored)
+
+
+def _sum_transpose(ct: Any, x: Aval, *, axes: tuple[int, ...]) -> Any:
+    kept = axes_except(x.ndim, axes)
+    return bind(PRIM["broadcast_in_dim"], ct, shape=x.shape, dims=kept)
+
+
+def _sum_batch(size: int, x: Any, d: int, *, axes: tuple[int, ...]) -> Any:
+    x, axes = shifted(size, x, d, axes)
+    return reduce_sum(x, axes), 0
+
+
+_sum = linear(
+    "reduce_sum", lambda x, *, axes: reduced(x, axes, "reduce_sum"), transpose=_sum_transpose,
+    batch=_sum_batch, torch_for=_sum_torch, triton="sum", precision="high",
+)  # fmt: skip
+PRIM["reduce_sum"] = _sum.prim
+
+
+def reduce_sum(x: Any, axes: Sequence[int]) -> Any:
+    """The sum over `axes`, in the dtype of `x`; 16-bit floats are accumulated in float32."""
+    axes = tuple(axes)
+    return bind(_sum.prim, x, axes=axes) if axes else x
+
+
+# ---- the others ----
+
+
+def _reduction(name: str, kinds: str, torch_for: Callable, precision: str = "follow") -> Primitive:
+    """A primitive that reduces one operand over `axes` to the same dtype."""
+
+    def shape(x: Aval, *, axes: tuple[int, ...]) -> Aval:
+        accepts, words = KINDS[kinds]
+        if not accepts(x.dtype):
+            raise errors.DTypeError(f"{name} takes {words}, got {x}")
+        return reduced(x, axes, name)
+
+    prim = Primitive(
+        name, shape, torch_for=torch_for, precision=precision, triton=name.removeprefix("reduce_")
+    )
+
+    def batch(size: int, xs: Sequence, dims: Sequence, *, axes: tuple[int, ...]) -> Any:
+        x, axes = shifted(size, xs[0], dims[0], axes)
+        return bind(prim, x, axes=axes), 0
+
+    prim.batch = batch
+    prim.linearize = no_tangent(prim)
+    return prim
+
+
+def extreme_over_nothing(kind: DType, greatest: bool) -> Any:
+    """What a maximum (`greatest`) or minimum over nothing is: the least or greatest value."""
+    if dtypes.is_float(kind) and kind != dtypes.F8E4:
+        return -math.inf if greatest else math.inf
+    if kind == BOOL:
+        return not greatest
+    limits = dtypes.finfo(kind) if dtypes.is_float(kind) else dtypes.iinfo(kind)
+    value = limits.min if greatest else limits.max
+    return float(value) if dtypes.is_float(kind) else int(value)
+
+
+def flip_sign(kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A self-inverse map from the signed storage of an unsigned dtype to integers ordered alike."""
+    low = torch.iinfo(SIGNED_STORAGE[kind]).min
+    return lambda x: x ^ low
+
+
+def in_order(kind: DType, f: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
+    """`f`, which compares and moves elements but makes none, for storage of any dtype."""
+    if kind in SIGNED_STORAGE:
+        flip = flip_sign(kind)
+        return lambda x: flip(f(flip(x)))
+    if kind in NARROW_FLOATS:
+        return lambda x: f(x.float()).to(x.dtype)
+    return f
+
+
+def _extreme_torch(function: Callable, greatest: bool) -> Callable:
+    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+        x = avals[0]
+        if x.size == 0:
+            shape, kind = reduced(x, axes, "").shape, x.dtype
+            value = np.full(shape, extreme_over_nothing(kind, greatest), kind)
+            return lambda _: host_tensor(value, kind)
+        return in_order(x.dtype, lambda v: function(v, axes))
+
+    return lower
+
+
+def _extreme(name: str, function: Callable, greatest: bool) -> Primitive:
+    prim = _reduction(name, "ordered", _extreme_torch(function, greatest))
+
+    def linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+        y = bind(prim, x, axes=axes)
+
+        def tangent(t: Any) -> Any:
+            # Elements that tie for the extreme share its derivative evenly.
+            at = convert(eq(x, _spread(y, x, axes)), typeof(x).dtype)
+            return div(reduce_sum(scale(t, at), axes), reduce_sum(at, axes))
+
+        return y, tangent
+
+    prim.linearize = linearize
+    return prim
+
+
+reduce_max_p = _extreme("reduce_max", torch.amax, greatest=True)
+reduce_min_p = _extreme("reduce_min", torch.amin, greatest=False)
+
+
+def reduce_max(operand: Any, axes: Sequence[int]) -> Any:
+    """The maximum over `axes`; NaN if one is there. Over nothing: the dtype's least value."""
+    axes = axes_in(axes, typeof(operand).ndim, "reduce_max", operand)
+    return bind(reduce_max_p, operand, axes=axes) if axes else operand
+
+
+def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
+    """The minimum over `axes`; NaN if one is there. Over nothing: the dtype's greatest value."""
+    axes = axes_in(axes, typeof(operand).ndim, "reduce_min", operand)
+    return bind(reduce_min_p, operand, axes=axes) if axes else operand
+
+
+# ---- product ----
+
+
+def _prod_torch(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+    kind = avals[0].dtype
+    stored = TORCH_DTYPE[kind]
+    wide = torch.float32 if kind.itemsize < 4 and dtypes.is_float(kind) else stored
+    if kind == BOOL:
+        return lambda x: torch.all(x, axes)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x.to(wide)
+        for a in sorted(axes, reverse=True):
+            x = torch.prod(x, a, dtype=wide)
+        return x.to(stored)
+
+    return run
+
+
+reduce_prod_p = _reduction("reduce_prod", "any", _prod_torch, precision="high")
+
+
+def _prod_linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
+    def tangent(t: Any) -> Any:
+        # The product rule up a binary tree: no division, so zeros among the factors are exact.
+        def multiply(a: Any, b: Any) -> Any:
+            return mul(a[0], b[0]), add(mul(a[1], b[0]), mul(b[1], a[0]))
+
+        return fold((x, t), multiply, axes)[1] if typeof(x).size else None
+
+    return bind(reduce_prod_p, x, axes=axes), tangent
+
+
+reduce_prod_p.linearize = _prod_linearize
+
+
+def reduce_prod(operand: Any, axes: Sequence[int]) -> Any:
+    """The product over `axes`, in the dtype of `operand`; 16-bit floats multiply in float32."""
+    axes = axes_in(axes, typeof(operand).ndim, "reduce_prod", operand)
+    return bind(reduce_prod_p, operand, axes=axes) if axes else operand
+
+
+def fold(xs: Sequence[Any], combine: Callable, axes: Sequence[int]) -> list[Any]:
+    """`xs`, arrays of one shape, combined over non-empty `axes` pairwise, as a balanced tree.
+
+    `combine(a, b)` takes and returns tuples of arrays; it must be associative and commutative.
+    """
+    from genesis_fn.primitives.shape import reshape, transpose
+
+    shape = typeof(xs[0]).shape
+    kept = axes_except(len(shape), axes)
+    n = math.prod([shape[a] for a in axes])
+    rest = tuple([shape[a] for a in kept])
+    parts = tuple([reshape(transpose(x, (*axes, *kept)), (n, *rest)) for x in xs])
+    odd = []
+    while n > 1:
+        half = n // 2
+        if n % 2:
+            odd.append(tuple([_rows(p, n - 1, n) for p in parts]))
+        parts = combine(
+            tuple([_rows(p, 0, half) for p in parts]),
+            tuple([_rows(p, half, 2 * half) for p in parts]),
+        )
+        n = half
+    for last in odd:
+        parts = combine(parts, last)
+    return [reshape(p, rest) for p in parts]
+
+
+def _rows(x: Any, start: int, stop: int) -> Any:
+    """x[start:stop]."""
+    from genesis_fn.primitives.shape import slice as slice_
+
+    shape = typeof(x).shape
+    if start == 0 and stop == shape[0]:
+        return x
+    return slice_(x, (start, *[0] * (len(shape) - 1)), (stop, *shape[1:]))
+
+
+# ---- and, or, xor ----
+
+
+def _logic_torch(on_bool: Callable, ufunc: np.ufunc) -> Callable:
+    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+        kind = avals[0].dtype
+        if kind == BOOL:
+            return lambda x: on_bool(x, axes)
+        return lambda x: host_tensor(np.asarray(ufunc.reduce(host_view(x, kind), axes)), kind)
+
+    return lower
+
+
+reduce_and_p = _reduction("reduce_and", "bits", _logic_torch(torch.all, np.bitwise_and))
+reduce_or_p = _reduction("reduce_or", "bits", _logic_torch(torch.any, np.bitwise_or))
+reduce_xor_p = _reduction(
+    "reduce_xor", "bits", _logic_torch(lambda x, axes: x.sum(axes) % 2 != 0, np.bitwise_xor)
+)
+
+
+def reduce_and(operand: Any, axes: Sequence[int]) -> Any:
+    """The bitwise (of booleans: logical) and over `axes`."""
+    axes = axes_in(axes, typeof(operand).ndim, "reduce_and", operand)
+    return bind(reduce_and_p, operand, axes=axes) if axes else operand
+
+
+def reduce_or(operand: Any, axes: Sequence[int]) -> Any:
+    """The bitwise (of booleans: logical) or over `axes`."""
+    axes = axes_in(axes, typeof(operand).ndim, "reduce_or", operand)
+    return bind(reduce_or_p, operand, axes=axes) if axes else operand
+
+
+def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
+    """The bitwise (of booleans: logical) exclusive or over `axes`."""
+    axes = axes_in(axes, typeof(operand).ndim, "reduce_xor", operand)
+    return bind(reduce_xor_p, operand, axes=axes) if axes else operand
+
+
+# ---- argmax, argmin ----
+
+
+def _position(name: str, function: Callable) -> Primitive:
+    def shape(x: Aval, *, axis: int, index_dtype: DType) -> Aval:
+        if not KINDS["ordered"][0](x.dtype):
+            raise errors.DTypeError(f"{name} takes real numbers or booleans, got {x}")
+        if not dtypes.is_integer(index_dtype):
+            raise errors.DTypeError(
+                f"{name}: index_dtype must be an integer type, got {index_dtype}"
+            )
+        result = reduced(x, (axis,), name)
+        if x.shape[axis] == 0:
+            raise errors.ShapeError(f"{name}: axis {axis} of {x} has no elements")
+        return result.update(dtype=index_dtype)
+
+    def lower(avals: Sequence[Any], *, axis: int, index_dtype: DType) -> Callable:
+        x = avals[0]
+        stored = TORCH_DTYPE[index_dtype]
+        if reduced(x, (axis,), name).size == 0:
+            empty = reduced(x, (axis,), name).shape
+            return lambda v: torch.empty(empty, dtype=stored)
+        comparable: Callable = lambda v: v  # noqa: E731
+        if x.dtype in SIGNED_STORAGE:
+            comparable = flip_sign(x.dtype)
+        elif x.dtype in NARROW_FLOATS:
+            comparable = torch.Tensor.float
+        elif x.dtype == BOOL:
+            comparable = lambda v: v.to(torch.uint8)  # noqa: E731
+        return lambda v: function(comparable(v), axis).to(stored)
+
+    prim = Primitive(name, shape, torch_for=lower, triton=name)
+
+    def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, index_dtype: DType) -> Any:
+        x = move_batch(xs[0], dims[0], 0, size)
+        return bind(prim, x, axis=axis + 1, index_dtype=index_dtype), 0
+
+    prim.batch = batch
+    prim.linearize = no_tangent(prim)
+    return prim
+
+
+argmax_p = _position("argmax", torch.argmax)
+argmin_p = _position("argmin", torch.argmin)
+
+
+def argmax(operand: Any, axis: int, index_dtype: Any = dtypes.I32) -> Any:
+    """The first position of the maximum along `axis`, or of the first NaN."""
+    axis = axis_in(axis, typeof(operand).ndim, "argmax", operand)
+    return bind(argmax_p, operand, axis=axis, index_dtype=dtypes.dtype(index_dtype))
+
+
+def argmin(operand: Any, axis: int, index_dtype: Any = dtypes.I32) -> Any:
+    """The first position of the minimum along `axis`, or of the first NaN."""
+    axis = axis_in(axis, typeof(operand).ndim, "argmin", operand)
+    return bind(argmin_p, operand, axis=axis, index_dtype=dtypes.dtype(index_dtype))
+
+
+# ---- any associative function ----
+
+# The reduction that repeats each binary primitive.
+MONOIDS: dict[str, Callable] = {
+    "add": reduce_sum, "mul": reduce_prod, "max": reduce_max, "min": reduce_min,
+    "and": reduce_and, "or": reduce_or, "xor": reduce_xor,
+}  # fmt: skip
+
+
+def monoid_of(computation: Callable) -> str | None:
+    """The name of the binary primitive that a function is, if it is one of MONOIDS."""
+    name = getattr(getattr(computation, "prim", None), "name", None)
+    return name if name in MONOIDS else None
+
+
+def reduce(
+    operands: Any, init_values: Any, computation: Callable, dimensions: Sequence[int]
+) -> Any:
+    """`computation`, associative and commutative, repeated over `dimensions` from `init_values` on.
+
+    `operands` is one array, or a tuple of arrays of one shape with a tuple of initial values: then
+    `computation(a, b)` takes and returns tuples. add, mul, max, min, and, or, xor use theirs.
+    """
+    several = isinstance(operands, (tuple, list))
+    xs = tuple(operands) if several else (operands,)
+    inits = tuple(init_values) if several else (init_values,)
+    axes = axes_in(dimensions, typeof(xs[0]).ndim, "reduce", xs[0])
+    for x in xs[1:]:
+        if typeof(x).shape != typeof(xs[0]).shape:
+            raise errors.ShapeError(f"reduce: {typeof(xs[0])} and {typeof(x)} differ in shape")
+    if len(inits) != len(xs):
+        raise errors.ShapeError(f"reduce: {len(xs)} operands but {len(inits)} initial values")
+    starts = [_start(i, x, axes) for i, x in zip(inits, xs)]
+    if not axes or any(typeof(xs[0]).shape[a] == 0 for a in axes):
+        results = xs if not axes else ()
+    elif not several and (monoid := monoid_of(computation)):
+        results = (MONOIDS[monoid](xs[0], axes),)
+    else:
+        combine = computation if several else lambda a, b: (computation(a[0], b[0]),)
+        results = tuple(fold(xs, combine, axes))
+    if not results:
+        return tuple(starts) if several else starts[0]
+    if several:
+        return tuple(computation(tuple(starts), results))
+    return computation(starts[0], results[0])
+
+
+def _start(value: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """An initial value as an array of the result's shape."""
+    kind = reduced(typeof(x), axes, "reduce")
+    if hasattr(value, "aval"):
+        if typeof(value).shape or typeof(value).dtype != kind.dtype:
+            raise errors.ShapeError(
+                f"reduce: the initial value {typeof(value)} must be a scalar of {kind.dtype.name}"
+            )
+        return bind(PRIM["broadcast_in_dim"], value, shape=kind.shape, dims=())
+    return bind(PRIM["full"], value=value, shape=kind.shape, dtype=kind.dtype)

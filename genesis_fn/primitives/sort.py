@@ -1,0 +1,229 @@
+"""Sorting: `sort` of several operands by keys, `argsort`, `top_k`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import genesis_fn.primitives.scatter  # noqa: F401 - gives gather its transpose
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import BOOL, I32, DType
+from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.primitives import shape as shapes
+from genesis_fn.primitives.define import (
+    NARROW_FLOATS,
+    SIGNED_STORAGE,
+    axes_except,
+    move_batch,
+    show,
+)
+from genesis_fn.primitives.gather import gather
+from genesis_fn.primitives.reduce import axis_in, flip_sign
+from genesis_fn.primitives.windows import GatherDimensionNumbers
+
+# ---- the derivative of a permutation ----
+
+
+def take_along(x: Any, index: Any, axis: int) -> Any:
+    """x[..., index[..., i, ...], ...]: elements of `x` at distinct positions (int32) on `axis`."""
+    n = typeof(x).ndim
+    others = axes_except(n, (axis,))
+    numbers = GatherDimensionNumbers((), (axis,), (axis,), others, others)
+    return gather(
+        x, shapes.expand_dims(index, n), numbers, (1,) * n, unique_indices=True,
+        mode="promise_in_bounds",
+    )  # fmt: skip
+
+
+# ---- sort ----
+
+
+def _sort_shape(*xs: Aval, dimension: int, is_stable: bool, num_keys: int) -> list[Aval]:
+    if not xs or any(x.shape != xs[0].shape for x in xs):
+        raise errors.ShapeError(f"sort: operands must have one shape, got {show(xs)}")
+    if not 0 <= dimension < xs[0].ndim:
+        raise errors.ShapeError(f"sort: dimension {dimension} does not fit {xs[0]}")
+    if not 1 <= num_keys <= len(xs):
+        raise errors.ShapeError(f"sort: num_keys is {num_keys}, but there are {len(xs)} operands")
+    return list(xs)
+
+
+def comparable(kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From storage of a real dtype to a tensor that torch orders as the dtype is ordered."""
+    if kind in SIGNED_STORAGE:
+        return flip_sign(kind)
+    if kind in NARROW_FLOATS:
+        return torch.Tensor.float
+    return lambda x: x
+
+
+def _sort_torch(
+    avals: Sequence[Any], *, dimension: int, is_stable: bool, num_keys: int
+) -> Callable[..., list]:
+    kind = avals[0].dtype
+    simple = kind not in SIGNED_STORAGE and kind not in NARROW_FLOATS
+    if len(avals) == 1 and simple and not dtypes.is_complex(kind):
+        return lambda x: [torch.sort(x, dim=dimension, stable=is_stable).values]
+    if len(avals) == 1 and kind in SIGNED_STORAGE:
+        flip = flip_sign(kind)
+        return lambda x: [flip(torch.sort(flip(x), dim=dimension).values)]
+    narrow = [a.dtype in NARROW_FLOATS for a in avals]
+
+    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
+        keys: list[torch.Tensor] = []
+        for x, a in zip(xs[:num_keys], avals):
+            if dtypes.is_complex(a.dtype):  # by real part, then imaginary part
+                keys.extend((x.real, x.imag))
+            else:
+                keys.append(comparable(a.dtype)(x))
+        # Stable sorts from the least key up.
+        order = torch.sort(keys[-1], dim=dimension, stable=True).indices
+        for key in reversed(keys[:-1]):
+            moved = key.gather(dimension, order)
+            step = torch.sort(moved, dim=dimension, stable=True).indices
+            order = order.gather(dimension, step)
+        return [
+            (x.view(torch.uint8).gather(dimension, order).view(x.dtype) if n
+             else x.gather(dimension, order))
+            for x, n in zip(xs, narrow)
+        ]  # fmt: skip
+
+    return run
+
+
+sort_p = Primitive("sort", _sort_shape, multi=True, torch_for=_sort_torch, triton="sort")
+
+
+def _sort_linearize(nonzero: Any, *xs: Any, dimension: int, **params: Any) -> Any:
+    # The permutation comes along as one more operand.
+    shape = typeof(xs[0]).shape
+    places = shapes.broadcasted_iota(I32, shape, dimension)
+    *ys, order = bind(sort_p, *xs, places, dimension=dimension, **params)
+
+    def tangent(*ts: Any) -> list:
+        return [None if t is None else take_along(t, order, dimension) for t in ts]
+
+    return ys, tangent
+
+
+def _sort_batch(size: int, xs: Sequence, dims: Sequence, *, dimension: int, **params: Any) -> Any:
+    d = next(d for d in dims if d is not None)
+    moved = [move_batch(x, k, d, size) for x, k in zip(xs, dims)]
+    ys = bind(sort_p, *moved, dimension=dimension + (dimension >= d), **params)
+    return ys, [d] * len(ys)
+
+
+sort_p.linearize, sort_p.batch = _sort_linearize, _sort_batch
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """`operand`, or a list of arrays permuted alike, in ascending order along `dimension`.
+
+    The first `num_keys` arrays are compared, in turn. NaN is last, and -0.0 equals 0.0; complex
+    numbers are ordered by real, then imaginary part. Raises ShapeError.
+    """
+    several = isinstance(operand, (tuple, list))
+    xs = list(operand) if several else [operand]
+    if not xs:
+        raise errors.ShapeError("sort: there is no operand")
+    dimension = axis_in(dimension, typeof(xs[0]).ndim, "sort", xs[0])
+    ys = bind(sort_p, *xs, dimension=dimension, is_stable=bool(is_stable), num_keys=num_keys)
+    return tuple(ys) if several else ys[0]
+
+
+def sort_key_val(
+    keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
+) -> tuple[Any, Any]:
+    """(keys in ascending order, values permuted alike) along `dimension`."""
+    return sort((keys, values), dimension, is_stable, num_keys=1)
+
+
+def argsort(operand: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+    """The int32 positions that sort `operand` along `dimension`."""
+    kind = typeof(operand)
+    dimension = axis_in(dimension, kind.ndim, "argsort", operand)
+    places = shapes.broadcasted_iota(I32, kind.shape, dimension)
+    return sort((operand, places), dimension, is_stable)[1]
+
+
+# ---- top_k ----
+
+
+def _top_k_shape(x: Aval, *, k: int, axis: int) -> list[Aval]:
+    if dtypes.is_complex(x.dtype):
+        raise errors.DTypeError(f"top_k takes real numbers or booleans, got {x}")
+    if not 0 <= axis < x.ndim:
+        raise errors.ShapeError(f"top_k: axis {axis} does not fit {x}")
+    if not 0 <= k <= x.shape[axis]:
+        raise errors.ShapeError(
+            f"top_k: k is {k}, but axis {axis} of {x} has {x.shape[axis]} elements"
+        )
+    result = x.update((*x.shape[:axis], k, *x.shape[axis + 1 :]))
+    return [result, result.update(dtype=I32)]
+
+
+# Below this length a full stable sort is as fast as a selection.
+_SHORT = 512
+
+
+def _top_k_torch(avals: Sequence[Any], *, k: int, axis: int) -> Callable[..., list]:
+    kind, n = avals[0].dtype, avals[0].shape[axis]
+    to_comparable = (lambda x: x.to(torch.uint8)) if kind == BOOL else comparable(kind)
+
+    def by_sorting(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x, dim=axis, descending=True, stable=True).indices.narrow(axis, 0, k)
+
+    def by_selection(x: torch.Tensor) -> torch.Tensor:
+        # torch.topk does not say which of equal elements it takes. If the k-th value has no equal
+        # outside, the set is right, and sorting it by position and then value makes it stable.
+        values, index = torch.topk(x, k, dim=axis)
+        least = values.narrow(axis, k - 1, 1)
+        candidates = x >= least
+        if x.is_floating_point():
+            candidates |= x.isnan()
+            if bool(least.isnan().any()):
+                return by_sorting(x)
+        if int(candidates.sum()) != values.numel():
+            return by_sorting(x)
+        index = index.sort(dim=axis).values
+        order = torch.sort(x.gather(axis, index), dim=axis, descending=True, stable=True).indices
+        return index.gather(axis, order)
+
+    choose = by_sorting if n <= _SHORT or 4 * k > n or k == 0 else by_selection
+    narrow = kind in NARROW_FLOATS
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        index = choose(to_comparable(x))
+        values = (x.view(torch.uint8) if narrow else x).gather(axis, index)
+        return [values.view(x.dtype) if narrow else values, index.to(torch.int32)]
+
+    return run
+
+
+top_k_p = Primitive("top_k", _top_k_shape, multi=True, torch_for=_top_k_torch, triton="top_k")
+
+
+def _top_k_linearize(nonzero: Any, x: Any, *, k: int, axis: int) -> Any:
+    values, index = bind(top_k_p, x, k=k, axis=axis)
+    return [values, index], lambda t: [take_along(t, index, axis), None]
+
+
+def _top_k_batch(size: int, xs: Sequence, dims: Sequence, *, k: int, axis: int) -> Any:
+    d = dims[0]
+    return bind(top_k_p, xs[0], k=k, axis=axis + (axis >= d)), [d, d]
+
+
+top_k_p.linearize, top_k_p.batch = _top_k_linearize, _top_k_batch
+
+
+def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+    """(the k greatest elements along `axis` in descending order, their int32 positions).
+
+    Of equal elements the earlier comes first; NaN is greatest. Raises ShapeError if k is too large.
+    """
+    axis = axis_in(axis, typeof(operand).ndim, "top_k", operand)
+    values, index = bind(top_k_p, operand, k=int(k), axis=axis)
+    return values, index

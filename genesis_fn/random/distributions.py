@@ -1,0 +1,458 @@
+"""More distributions, with the signatures of `jax.random`.
+
+Float parameters are differentiable where the sample is a smooth function of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import config, dtypes
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DType
+from genesis_fn.lax.softmax import softmax_last
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.random.gamma_variates import as_kind, log_standard_gamma
+from genesis_fn.random.keys import Key, single, split
+from genesis_fn.random.samplers import (
+    exponential,
+    float_dtype,
+    normal,
+    rademacher,
+    shape_of,
+    uniform,
+)
+from genesis_fn.transforms.loops import while_loop
+from genesis_fn.transforms.scan import scan
+
+
+def key_dtype(impl: str | None = None) -> str:
+    """The dtype of keys of an implementation, such as "key<philox>"."""
+    return f"key<{impl or config.current().random_impl}>"
+
+
+def _work(kind: DType) -> DType:
+    """The type that samples of `kind` are computed in: 16-bit floats are too coarse for it."""
+    return dtypes.F32 if kind.itemsize < 4 else kind
+
+
+def _parameters(name: str, dtype: Any, shape: Any, *values: Any) -> tuple:
+    """(dtype of the sample, its shape, the parameters broadcast to it in the working dtype)."""
+    kind = float_dtype(dtype, name)
+    shape = shape_of(shape, *values)
+    return kind, shape, [jnp.broadcast_to(as_kind(v, _work(kind)), shape) for v in values]
+
+
+# ---- by inversion and by transforming normals ----
+
+
+def cauchy(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Cauchy with location 0 and scale 1: tan(pi (u - 1/2))."""
+    kind = float_dtype(dtype, "cauchy")
+    u = uniform(single(key, "cauchy").copy(), shape, kind, float(dtypes.finfo(kind).eps), 1.0)
+    return ops.tan(ops.mul(ops.sub(u, 0.5), math.pi))
+
+
+def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """exp(sigma * normal)."""
+    kind, shape, (sigma,) = _parameters("lognormal", dtype, shape, sigma)
+    return ops.convert(jnp.exp(normal(single(key, "lognormal").copy(), shape, kind) * sigma), kind)
+
+
+def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Pareto with density b / x**(b + 1) for x >= 1."""
+    kind, shape, (b,) = _parameters("pareto", dtype, shape, b)
+    e = exponential(single(key, "pareto").copy(), shape, _work(kind))
+    return ops.convert(jnp.exp(e / b), kind)
+
+
+def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Rayleigh: scale * sqrt(-2 log(u))."""
+    kind, shape, (scale,) = _parameters("rayleigh", dtype, shape, scale)
+    u = uniform(single(key, "rayleigh").copy(), shape, _work(kind))
+    # A uniform of 0 would be an infinite sample.
+    u = jnp.maximum(u, float(dtypes.finfo(_work(kind)).tiny))
+    return ops.convert(scale * jnp.sqrt(-2 * jnp.log(u)), kind)
+
+
+def weibull_min(
+    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = jnp.float32
+) -> Any:
+    """Weibull: scale * (-log(1 - u))**(1 / concentration)."""
+    kind, shape, (scale, concentration) = _parameters(
+        "weibull_min", dtype, shape or None, scale, concentration
+    )
+    e = exponential(single(key, "weibull_min").copy(), shape, _work(kind))
+    return ops.convert(e ** (1 / concentration) * scale, kind)
+
+
+def triangular(
+    key: Any, left: Any, mode: Any, right: Any, shape: Any = None, dtype: Any = jnp.float32
+) -> Any:
+    """Triangular on [left, right] with its peak at `mode`."""
+    kind, shape, (left, mode, right) = _parameters("triangular", dtype, shape, left, mode, right)
+    u = uniform(single(key, "triangular").copy(), shape, _work(kind))
+    rising = u < (mode - left) / (right - left)
+    # Each root only where it is used: its derivative at 0 is infinite.
+    up = jnp.where(rising, u * (right - left) * (mode - left), 1)
+    down = jnp.where(rising, 1, (1 - u) * (right - left) * (right - mode))
+    return ops.convert(jnp.where(rising, left + jnp.sqrt(up), right - jnp.sqrt(down)), kind)
+
+
+def maxwell(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Maxwell: the length of a vector of three normals."""
+    kind = float_dtype(dtype, "maxwell")
+    x = normal(single(key, "maxwell").copy(), (*shape_of(shape), 3), kind)
+    return jnp.sqrt(jnp.sum(x * x, -1))
+
+
+def double_sided_maxwell(
+    key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = jnp.float32
+) -> Any:
+    """loc + scale * (a Maxwell sample with a random sign), of `shape` + the parameters' shape."""
+    kind = float_dtype(dtype, "double_sided_maxwell")
+    loc, scale = as_kind(loc, kind), as_kind(scale, kind)
+    own = np.broadcast_shapes(loc.shape, scale.shape)
+    shape = (*shape_of(shape or own), *own)
+    first, second = split(key)
+    return rademacher(second, shape, kind) * maxwell(first, shape, kind) * scale + loc
+
+
+def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Inverse Gaussian with the given mean and scale 1 (Michael, Schucany and Haas, 1976)."""
+    kind, shape, (mean,) = _parameters("wald", dtype, shape, mean)
+    first, second = split(key)
+    y = jnp.square(normal(first, shape, _work(kind)))
+    u = uniform(second, shape, _work(kind))
+    # The smaller root, as mean**2 over the larger: the textbook difference cancels.
+    large = mean + 0.5 * mean * (mean * y + jnp.sqrt(4 * mean * y + jnp.square(mean * y)))
+    x = jnp.square(mean) / large
+    return ops.convert(jnp.where(u <= mean / (mean + x), x, large), kind)
+
+
+def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = jnp.int32) -> Any:
+    """How many trials of success probability `p` until the first success: 1, 2, ..."""
+    kind = _integer_dtype(dtype, "geometric")
+    p = as_kind(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
+    shape = shape_of(shape, p)
+    u = uniform(single(key, "geometric").copy(), shape, p.dtype)
+    u = jnp.where(u == 0, 1, u)
+    return ops.convert(jnp.floor(jnp.log(u) / jnp.log1p(-p)) + 1, kind)
+
+
+def _integer_dtype(dtype: Any, name: str) -> DType:
+    kind = dtypes.dtype(dtype)
+    if not dtypes.is_integer(kind):
+        raise TypeError(f"random.{name}: dtype must be an integer type, got {kind.name}")
+    return kind
+
+
+# ---- by gamma variates ----
+
+
+def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """The logarithm of a Gamma(a, 1) sample, finite also where the sample underflows."""
+    kind, shape, (a,) = _parameters("loggamma", dtype, shape, a)
+    return ops.convert(log_standard_gamma(single(key, "loggamma").copy(), a), kind)
+
+
+def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Gamma with shape parameter `a` and scale 1, differentiable in `a`."""
+    kind, shape, (a,) = _parameters("gamma", dtype, shape, a)
+    return ops.convert(jnp.exp(log_standard_gamma(single(key, "gamma").copy(), a)), kind)
+
+
+def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Chi-square with `df` degrees of freedom: twice a Gamma(df / 2)."""
+    kind, shape, (df,) = _parameters("chisquare", dtype, shape, df)
+    return ops.convert(2 * gamma(single(key, "chisquare").copy(), df / 2, shape, df.dtype), kind)
+
+
+def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """F: the ratio of two chi-squares, each over its degrees of freedom."""
+    kind, shape, (dfnum, dfden) = _parameters("f", dtype, shape, dfnum, dfden)
+    first, second = split(key)
+    low = loggamma(first, dfden / 2, shape, dfden.dtype) - jnp.log(dfden)
+    high = loggamma(second, dfnum / 2, shape, dfnum.dtype) - jnp.log(dfnum)
+    return ops.convert(jnp.exp(high - low), kind)
+
+
+def t(key: Any, df: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Student's t with `df` degrees of freedom."""
+    kind, shape, (df,) = _parameters("t", dtype, shape, df)
+    first, second = split(key)
+    n = normal(first, shape, df.dtype)
+    log_g = loggamma(second, df / 2, shape, df.dtype)
+    return ops.convert(n * jnp.exp(0.5 * (jnp.log(df / 2) - log_g)), kind)
+
+
+def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Beta(a, b) on (0, 1), differentiable in both."""
+    kind, shape, (a, b) = _parameters("beta", dtype, shape, a, b)
+    first, second = split(key)
+    x, y = loggamma(first, a, shape, a.dtype), loggamma(second, b, shape, a.dtype)
+    return ops.convert(ops.logistic(x - y), kind)
+
+
+def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """Dirichlet over the last axis of `alpha`; `shape` is the batch shape."""
+    alpha = as_array(alpha)
+    if alpha.ndim < 1:
+        raise ValueError("random.dirichlet: alpha needs at least one dimension")
+    lead = alpha.shape[:-1]
+    shape = lead if shape is None else shape_of(shape, jnp.zeros(lead))
+    kind, shape, (alpha,) = _parameters("dirichlet", dtype, (*shape, alpha.shape[-1]), alpha)
+    log_g = loggamma(single(key, "dirichlet").copy(), alpha, shape, alpha.dtype)
+    return ops.convert(softmax_last(log_g), kind)
+
+
+def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Density proportional to exp(-|x|**p)."""
+    kind = float_dtype(dtype, "generalized_normal")
+    shape = shape_of(shape, p)
+    first, second = split(key)
+    p = as_kind(p, _work(kind))
+    size = jnp.exp(loggamma(first, jnp.broadcast_to(1 / p, shape), shape, _work(kind)) / p)
+    return ops.convert(rademacher(second, shape, _work(kind)) * size, kind)
+
+
+def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Uniform in the unit ball of the p-norm in `d` dimensions (Barthe et al., 2005)."""
+    kind = float_dtype(dtype, "ball")
+    shape, work = shape_of(shape), _work(float_dtype(dtype, "ball"))
+    first, second = split(key)
+    g = generalized_normal(first, p, (*shape, d), work)
+    e = exponential(second, shape, work)
+    length = (jnp.sum(jnp.abs(g) ** p, -1) + e) ** (1 / p)
+    return ops.convert(g / length[..., None], kind)
+
+
+# ---- vectors and matrices ----
+
+
+def multivariate_normal(
+    key: Any, mean: Any, cov: Any, shape: Any = None, dtype: Any = jnp.float32,
+    method: str = "cholesky",
+) -> Any:  # fmt: skip
+    """Normal vectors of the given mean [..., n] and covariance [..., n, n]; `shape` is the batch.
+
+    `method` is "cholesky", "eigh" or "svd"; the last two take semi-definite covariances.
+    """
+    kind = float_dtype(dtype, "multivariate_normal")
+    mean, cov = as_kind(mean, _work(kind)), as_kind(cov, _work(kind))
+    n = mean.shape[-1] if mean.ndim else 0
+    if mean.ndim < 1 or cov.shape[-2:] != (n, n):
+        raise ValueError(
+            f"random.multivariate_normal: mean {mean.shape} and cov {cov.shape} are not [..., n] "
+            "and [..., n, n]"
+        )
+    if method not in ("cholesky", "eigh", "svd"):
+        raise ValueError(f"random.multivariate_normal: there is no method {method!r}")
+    shape = shape_of(shape, jnp.zeros(mean.shape[:-1]), jnp.zeros(cov.shape[:-2]))
+    if method == "cholesky":
+        factor = jnp.linalg.cholesky(cov)
+    elif method == "eigh":
+        values, vectors = jnp.linalg.eigh(cov)
+        factor = vectors * jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
+    else:
+        vectors, values, _ = jnp.linalg.svd(cov)
+        factor = vectors * jnp.sqrt(values)[..., None, :]
+    x = normal(single(key, "multivariate_normal").copy(), (*shape, n), _work(kind))
+    return ops.convert(mean + jnp.einsum("...ij,...j->...i", factor, x), kind)
+
+
+def orthogonal(
+    key: Any, n: int, shape: Any = (), dtype: Any = jnp.float32, m: int | None = None
+) -> Any:
+    """Matrices [*shape, n, m] (m = n by default) with orthonormal rows or columns, uniform among
+    them (Mezzadri, 2007)."""
+    kind = dtypes.dtype(dtype)
+    m = n if m is None else m
+    z = normal(single(key, "orthogonal").copy(), (*shape_of(shape), max(n, m), min(n, m)), kind)
+    q, r = jnp.linalg.qr(z)
+    q = q * jnp.expand_dims(jnp.sign(jnp.diagonal(r, 0, -2, -1)), -2)
+    return jnp.swapaxes(q, -1, -2) if n < m else q
+
+
+# ---- counts ----
+
+
+def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = jnp.int32) -> Any:
+    """Poisson with mean `lam`.
+
+    Products of uniforms below 10 (Knuth), transformed rejection above (PTRS: Hoermann, 1993).
+    """
+    kind = _integer_dtype(dtype, "poisson")
+    lam = jnp.broadcast_to(as_kind(lam, dtypes.F32), shape_of(shape, lam))
+    key = single(key, "poisson").copy()
+    few = jnp.isnan(lam) | (lam < 10)
+    low = _poisson_by_products(key.copy(), jnp.where(few, lam, 0.0))
+    high = _poisson_by_rejection(key.copy(), jnp.where(few, 1e5, lam))
+    return ops.convert(jnp.where(few, jnp.where(lam == 0, 0.0, low), high), kind)
+
+
+def _poisson_by_products(key: Key, lam: Any) -> Any:
+    def going(state: tuple) -> Any:
+        return jnp.any(state[2] > -lam)
+
+    def step(state: tuple) -> tuple:
+        k, count, log_product = state
+        k, sub = split(k)
+        count = jnp.where(log_product > -lam, count + 1, count)
+        return k, count, log_product + jnp.log(uniform(sub, lam.shape, lam.dtype))
+
+    zeros = jnp.zeros_like(lam)
+    return while_loop(going, step, (key, zeros, zeros))[1] - 1
+
+
+def _poisson_by_rejection(key: Key, lam: Any) -> Any:
+    log_lam = jnp.log(lam)
+    b = 0.931 + 2.53 * jnp.sqrt(lam)
+    a = -0.059 + 0.02483 * b
+    inverse_alpha = 1.1239 + 1.1328 / (b - 3.4)
+    v_r = 0.9277 - 3.6224 / (b - 2)
+
+    def attempt(u: Any, v: Any) -> tuple[Any, Any]:
+        u = u - 0.5
+        us = 0.5 - jnp.abs(u)
+        k = jnp.floor((2 * a / us + b) * u + lam + 0.43)
+        bound = k * log_lam - lam - ops.lgamma(k + 1)
+        inside = jnp.log(v * inverse_alpha / (a / (us * us) + b)) <= bound
+        refused = (k < 0) | ((us < 0.013) & (v > us))
+        return k, ((us >= 0.07) & (v <= v_r)) | (~refused & inside)
+
+    return _until_accepted(key, attempt, lam)
+
+
+def _until_accepted(key: Key, attempt: Any, like: Any) -> Any:
+    """An accepted proposal of `attempt(u, v) -> (value, accepted)` for each element."""
+
+    def going(state: tuple) -> Any:
+        return ~jnp.all(state[2])
+
+    def step(state: tuple) -> tuple:
+        k, value, done = state
+        k, first, second = split(k, 3)
+        u, v = uniform(first, like.shape, like.dtype), uniform(second, like.shape, like.dtype)
+        fresh, accepted = attempt(u, v)
+        # As JAX does: a later acceptance replaces an earlier one, which is as random.
+        return k, jnp.where(accepted, fresh, value), done | accepted
+
+    state = (key, jnp.full_like(like, -1), jnp.zeros(like.shape, bool))
+    return while_loop(going, step, state)[1]
+
+
+def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+    """The number of successes in `n` trials of probability `p`, as floats; NaN for a bad n or p.
+
+    Waiting times between successes where n * min(p, 1 - p) <= 10, else Hoermann's BTRS (1993).
+    """
+    kind, shape, (n, p) = _parameters("binomial", dtype, shape, n, p)
+    key = single(key, "binomial").copy()
+    bad = ~((n >= 0) & (p >= 0) & (p <= 1))
+    n = jnp.floor(n)
+    flipped = p >= 0.5
+    q = jnp.where(bad, 0.01, jnp.where(flipped, 1 - p, p))
+    few = bad | (n * q <= 10)
+    low = _binomial_by_waiting(key.copy(), jnp.where(few & ~bad, n, 0.0), q)
+    high = _binomial_by_rejection(
+        key.copy(), jnp.where(few | jnp.isinf(n), 1e4, n), jnp.where(few, 0.5, q)
+    )
+    count = jnp.where(few, low, high)
+    count = jnp.where(flipped, n - count, count)
+    count = jnp.where(jnp.isinf(n), jnp.where(p > 0, np.inf, 0.0), count)
+    return ops.convert(jnp.where(bad, np.nan, count), kind)
+
+
+def _binomial_by_waiting(key: Key, n: Any, p: Any) -> Any:
+    log_miss = jnp.log1p(-p)
+
+    def going(state: tuple) -> Any:
+        return jnp.any(state[2] <= n)
+
+    def step(state: tuple) -> tuple:
+        k, count, trials = state
+        sub, k = split(k)
+        count = jnp.where(trials <= n, count + 1, count)
+        wait = jnp.ceil(jnp.log(uniform(sub, n.shape, n.dtype)) / log_miss)
+        return k, count, trials + wait
+
+    zeros = jnp.zeros_like(n)
+    return while_loop(going, step, (key, zeros, zeros))[1] - 1
+
+
+def _binomial_by_rejection(key: Key, n: Any, p: Any) -> Any:
+    deviation = jnp.sqrt(n * p * (1 - p))
+    b = 1.15 + 2.53 * deviation
+    a = -0.0873 + 0.0248 * b + 0.01 * p
+    centre, v_r = n * p + 0.5, 0.92 - 4.2 / b
+    odds, alpha = p / (1 - p), (2.83 + 5.1 / b) * deviation
+    mode = jnp.floor((n + 1) * p)
+    at_mode = (mode + 0.5) * jnp.log((mode + 1) / (odds * (n - mode + 1)))
+    at_mode = at_mode + _stirling_tail(mode) + _stirling_tail(n - mode)
+
+    def attempt(u: Any, v: Any) -> tuple[Any, Any]:
+        u = u - 0.5
+        us = 0.5 - jnp.abs(u)
+        k = jnp.floor((2 * a / us + b) * u + centre)
+        outside = (k < 0) | (k > n)
+        inner = jnp.clip(k, 0, n)
+        bound = (
+            at_mode
+            + (n + 1) * jnp.log((n - mode + 1) / (n - inner + 1))
+            + (inner + 0.5) * jnp.log(odds * (n - inner + 1) / (inner + 1))
+            - _stirling_tail(inner)
+            - _stirling_tail(n - inner)
+        )
+        inside = jnp.log(v * alpha / (a / (us * us) + b)) <= bound
+        return k, ((us >= 0.07) & (v <= v_r)) | (~outside & inside)
+
+    return _until_accepted(key, attempt, p)
+
+
+# log(k!) minus Stirling's formula for it, for k = 0 ... 9; the series is exact enough beyond.
+_TAIL = [
+    math.lgamma(k + 1) - ((k + 0.5) * math.log(k + 1) - (k + 1) + 0.5 * math.log(2 * math.pi))
+    for k in range(10)
+]
+
+
+def _stirling_tail(k: Any) -> Any:
+    square = (k + 1) * (k + 1)
+    series = (1 / 12 - (1 / 360 - 1 / 1260 / square) / square) / (k + 1)
+    index = jnp.astype(jnp.clip(k, 0, 9), jnp.int32)
+    return jnp.where(k <= 9, jnp.take(jnp.asarray(_TAIL, k.dtype), index, 0), series)
+
+
+def multinomial(
+    key: Any, n: Any, p: Any, *, shape: Any = None, dtype: Any = jnp.float32, unroll: int = 1
+) -> Any:
+    """Counts over the last axis of `p` of `n` draws: one binomial per class from what is left."""
+    p = as_array(p)
+    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+    shape = p.shape if shape is None else tuple(shape)
+    p = jnp.moveaxis(jnp.broadcast_to(p, shape), -1, 0)
+    left = jnp.flip(jnp.cumsum(jnp.flip(p, 0), 0), 0)
+    ratios = jnp.clip(p / jnp.where(left == 0, 1, left), 0, 1)
+    keys = split(key, shape[-1])
+
+    def draw(remaining: Any, x: tuple) -> tuple:
+        ratio, k = x
+        count = binomial(k, remaining, ratio, dtype=remaining.dtype)
+        return remaining - count, count
+
+    start = jnp.broadcast_to(as_kind(n, p.dtype), shape[:-1])
+    _, counts = scan(draw, start, (ratios, keys), unroll=unroll)
+    return ops.convert(jnp.moveaxis(counts, 0, -1), dtypes.dtype(dtype))
+
+
+__all__ = [
+    "ball", "beta", "binomial", "cauchy", "chisquare", "dirichlet", "double_sided_maxwell", "f",
+    "gamma", "generalized_normal", "geometric", "key_dtype", "loggamma", "lognormal", "maxwell",
+    "multinomial", "multivariate_normal", "orthogonal", "pareto", "poisson", "rayleigh", "t",
+    "triangular", "wald", "weibull_min",
+]  # fmt: skip

@@ -1,0 +1,142 @@
+"""Gamma variates in log space, with the derivative by their shape parameter.
+
+Samples: Marsaglia and Tsang, "A simple method for generating gamma variables", 2000, for all
+elements at once, repeated until none is left. Derivatives: implicit reparameterisation (Figurnov,
+Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)), integrated numerically.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core.dtypes import DType
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.random.keys import Key, split
+from genesis_fn.random.samplers import exponential, normal, uniform
+from genesis_fn.transforms.custom import custom_jvp
+from genesis_fn.transforms.loops import while_loop
+
+# Beyond this many nats below its start an integrand is nothing.
+_DEPTH = 32.0
+_NODES = 64
+
+
+def log_standard_gamma(key: Key, a: Any) -> Any:
+    """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, NaN below."""
+    return _sampler(key.impl)(key.data, a)
+
+
+@functools.lru_cache(maxsize=8)
+def _sampler(impl: str) -> Callable:
+    """The sampler of one random implementation, as a function of (key data, a) with its rule."""
+
+    @custom_jvp
+    def sample(data: Any, a: Any) -> Any:
+        return _sample(Key(data, impl), a)
+
+    @sample.defjvp
+    def _(primals: tuple, tangents: tuple) -> tuple:
+        data, a = primals
+        log_z = sample(data, a)
+        return log_z, log_gamma_grad(a, log_z) * tangents[1]
+
+    return sample
+
+
+def _sample(key: Key, a: Any) -> Any:
+    shape, kind = a.shape, a.dtype
+    rounds, boost = split(key)
+    small = a < 1
+    d = jnp.where(small, a + 1, a) - 1 / 3
+    c = 1 / (3 * jnp.sqrt(d))
+
+    def missing(state: tuple) -> Any:
+        return jnp.any(~state[2])
+
+    def attempt(state: tuple) -> tuple:
+        k, log_v, done = state
+        k, first, second = split(k, 3)
+        x = normal(first, shape, kind)
+        u = uniform(second, shape, kind)
+        root = 1 + c * x
+        inside = root > 0
+        fresh = 3 * jnp.log(jnp.where(inside, root, 1))
+        v = jnp.exp(fresh)
+        # log(0) is -inf: such a u is accepted, as it should be.
+        accepted = inside & (jnp.log(u) < 0.5 * x * x + d * (1 - v + fresh))
+        return k, jnp.where(~done & accepted, fresh, log_v), done | accepted
+
+    # A negative or NaN parameter would never be accepted.
+    hopeless = ~(d > 0)
+    state = (rounds, jnp.full(shape, np.nan, kind), hopeless)
+    log_z = jnp.log(d) + while_loop(missing, attempt, state)[1]
+    # Gamma(a) = Gamma(a + 1) * uniform**(1 / a), which underflows outside log space.
+    e = exponential(boost, shape, kind)
+    log_z = jnp.where(small, log_z - e / jnp.where(small, a, 1), log_z)
+    log_z = jnp.where(a == 0, -np.inf, log_z)
+    return jnp.where(a < 0, np.nan, log_z)
+
+
+def log_gamma_grad(a: Any, log_z: Any) -> Any:
+    """d log z / da at a fixed quantile of Gamma(a, 1).
+
+    With t = z exp(-r) below z and t = z exp(r) above it, the two forms of the integral are
+    -int exp(-a r + z (1 - exp(-r))) (log z - r - digamma(a)) dr over the lower tail and
+    +int exp(+a r - z (exp(r) - 1)) (log z + r - digamma(a)) dr over the upper one; the form whose
+    tail is the smaller is taken, so that nothing cancels.
+    """
+    z = jnp.exp(log_z)
+    upper = z > a
+    side = jnp.where(upper, 1.0, -1.0).astype(a.dtype)
+    # exponent(r) = -slope r - z (exp(side r) - 1 - side r), both terms negative
+    slope = jnp.abs(z - a)
+    # Where the exponent passes -_DEPTH: by its quadratic part near 0, by its true growth far out.
+    near = 2 * _DEPTH / (slope + jnp.sqrt(slope * slope + 2 * _DEPTH * z))
+    above = jnp.minimum(near, 1 + 1.5 * jnp.log1p(_DEPTH / jnp.where(upper, z, 1)))
+    below = jnp.minimum(jnp.where(near < 2, 1.5 * near, np.inf), 1 + _DEPTH / a)
+    reach = jnp.where(upper, above, below)
+    offset = _log_ratio(log_z, z, a) + _log_minus_digamma(a)
+    reach, slope, side, z, offset = [x[..., None] for x in (reach, slope, side, z, offset)]
+    # Gauss and Legendre's nodes on [0, 1], squared to crowd where the integrand is largest.
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    u = 0.5 * (nodes + 1)
+    r = reach * jnp.asarray(u * u, a.dtype)
+    measure = reach * jnp.asarray(weights * u, a.dtype)
+    y = side * r
+    density = jnp.exp(-slope * r - z * _exp_minus_line(y))
+    return jnp.sum(side * measure * density * (offset + y), -1)
+
+
+def _log_ratio(log_z: Any, z: Any, a: Any) -> Any:
+    """log(z / a), without cancellation where z is close to a."""
+    near = jnp.abs(z - a) < 0.5 * a
+    return jnp.where(near, jnp.log1p(jnp.where(near, (z - a) / a, 0)), log_z - jnp.log(a))
+
+
+def _log_minus_digamma(a: Any) -> Any:
+    """log(a) - digamma(a), by its asymptotic series where the difference would cancel."""
+    big = jnp.where(a > 12, a, 12)
+    s = 1 / (big * big)
+    series = 0.5 / big + s * (1 / 12 - s * (1 / 120 - s * (1 / 252 - s / 240)))
+    return jnp.where(a > 12, series, jnp.log(a) - ops.digamma(a))
+
+
+def _exp_minus_line(y: Any) -> Any:
+    """exp(y) - 1 - y."""
+    small = jnp.abs(y) < 0.5
+    t = jnp.where(small, y, 0)
+    total = jnp.zeros_like(t)
+    for n in range(12, 1, -1):
+        total = (total * t) + 1 / math.factorial(n)
+    return jnp.where(small, total * t * t, jnp.expm1(y) - y)
+
+
+def as_kind(x: Any, kind: DType) -> Any:
+    """A parameter as an array of dtype `kind`."""
+    return ops.convert(jnp.asarray(x), kind)

@@ -1,0 +1,191 @@
+"""Random numbers with state: PyTorch's `Generator`, and `Stream` for scripts.
+
+A generator is a seed and a count; each draw takes the key of (seed, count) and advances the count,
+under a lock. The count lives in Python: within `jit` the keys are those of the trace, so a compiled
+function draws the same numbers at every call. Pass it a key where it should not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.random import keys, samplers
+from genesis_fn.random.keys import Key
+
+# The seed of a generator that was given none, as in PyTorch.
+DEFAULT_SEED = 67280421310721
+
+
+class Generator:
+    """A seeded source of random arrays, safe to share between threads."""
+
+    def __init__(self, seed: int = DEFAULT_SEED, *, impl: str | None = None) -> None:
+        self._lock = threading.RLock()
+        self._seed, self._count, self._impl = int(seed), 0, impl
+
+    def __repr__(self) -> str:
+        return f"Generator(seed={self._seed}, draws={self._count})"
+
+    def manual_seed(self, seed: int) -> Generator:
+        """This generator, at the start of the sequence of `seed`."""
+        with self._lock:
+            self._seed, self._count = int(seed), 0
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    def seed(self) -> int:
+        """A fresh seed from the operating system, which the generator now has."""
+        fresh = secrets.randbits(63)
+        self.manual_seed(fresh)
+        return fresh
+
+    def get_state(self) -> np.ndarray:
+        """uint64[2]: the seed and the number of draws."""
+        with self._lock:
+            return np.array([self._seed & (2**64 - 1), self._count], np.uint64)
+
+    def set_state(self, state: Any) -> None:
+        """Go on from what `get_state` returned. Raises ValueError for anything else."""
+        state = np.asarray(state)
+        if state.shape != (2,) or state.dtype != np.uint64:
+            raise ValueError(
+                f"a generator's state is uint64[2], from get_state(); got {state.dtype}"
+                f"{list(state.shape)}"
+            )
+        with self._lock:
+            self._seed, self._count = int(state[0]), int(state[1])
+
+    @contextlib.contextmanager
+    def fork(self) -> Iterator[Generator]:
+        """Within the block the generator may be used and seeded; afterwards it is as before."""
+        with self._lock:
+            before = self._seed, self._count
+        try:
+            yield self
+        finally:
+            with self._lock:
+                self._seed, self._count = before
+
+    def key(self) -> Key:
+        """The key of the next draw."""
+        with self._lock:
+            seed, count = self._seed, self._count
+            self._count += 1
+        return keys.fold_in(keys.key(seed, impl=self._impl), count)
+
+    def rand(self, *size: Any, dtype: Any = jnp.float32) -> Any:
+        """Uniform in [0, 1), of shape `size` (integers, or one sequence)."""
+        return samplers.uniform(self.key(), _size(size), dtype)
+
+    def randn(self, *size: Any, dtype: Any = jnp.float32) -> Any:
+        """Normal with mean 0 and variance 1."""
+        return samplers.normal(self.key(), _size(size), dtype)
+
+    def randint(
+        self, low: int, high: Any = None, size: Sequence[int] | None = None,
+        dtype: Any = jnp.int32,
+    ) -> Any:  # fmt: skip
+        """Uniform integers in [low, high): `randint(low, high, size)` or `randint(high, size)`."""
+        if size is None:
+            low, high, size = 0, low, high
+        if size is None or isinstance(high, (tuple, list)):
+            raise TypeError("Generator.randint takes (low, high, size) or (high, size)")
+        if high <= low:
+            raise ValueError(f"Generator.randint: there is no integer in [{low}, {high})")
+        return samplers.randint(self.key(), _size((size,)), low, high, dtype)
+
+    def randperm(self, n: int, dtype: Any = jnp.int32) -> Any:
+        """A random permutation of 0 ... n - 1."""
+        return jnp.astype(samplers.permutation(self.key(), n), dtypes.dtype(dtype))
+
+
+def _size(size: Sequence[Any]) -> tuple[int, ...]:
+    if len(size) == 1 and not isinstance(size[0], (int, np.integer)):
+        size = tuple(size[0])
+    return tuple([int(n) for n in size])
+
+
+class Stream:
+    """Keys derived from one key in order: `next(stream)` is fold_in(key, 0), then 1, ..."""
+
+    def __init__(self, key: Any) -> None:
+        self._key, self.count = keys.as_key(key), 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Stream(draws={self.count})"
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Key:
+        with self._lock:
+            count = self.count
+            self.count += 1
+        return keys.fold_in(self._key, count)
+
+    def __call__(self, shape: int | Sequence[int] | None = None) -> Key:
+        """The next key, or an array of keys of `shape`."""
+        fresh = next(self)
+        return fresh if shape is None else keys.split(fresh, shape)
+
+
+default_generator = Generator()
+
+
+def manual_seed(seed: int) -> Generator:
+    """The default generator, at the start of the sequence of `seed`."""
+    return default_generator.manual_seed(seed)
+
+
+def initial_seed() -> int:
+    """The default generator's seed."""
+    return default_generator.initial_seed()
+
+
+def seed() -> int:
+    """A fresh seed from the operating system for the default generator."""
+    return default_generator.seed()
+
+
+def get_rng_state() -> np.ndarray:
+    """The default generator's state."""
+    return default_generator.get_state()
+
+
+def set_rng_state(state: Any) -> None:
+    """Set the default generator's state."""
+    default_generator.set_state(state)
+
+
+@contextlib.contextmanager
+def fork_rng() -> Iterator[Generator]:
+    """Within the block, draws from the default generator do not change its state afterwards."""
+    with default_generator.fork() as generator:
+        yield generator
+
+
+def rand(*size: Any, dtype: Any = jnp.float32) -> Any:
+    """Uniform in [0, 1) from the default generator."""
+    return default_generator.rand(*size, dtype=dtype)
+
+
+def randn(*size: Any, dtype: Any = jnp.float32) -> Any:
+    """Normal from the default generator."""
+    return default_generator.randn(*size, dtype=dtype)
+
+
+def randperm(n: int, dtype: Any = jnp.int32) -> Any:
+    """A permutation of 0 ... n - 1 from the default generator."""
+    return default_generator.randperm(n, dtype)

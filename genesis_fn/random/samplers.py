@@ -1,0 +1,288 @@
+"""Samples of the common distributions: pure functions of (key, parameters, shape, dtype)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DType
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.random_bits import random_bits
+from genesis_fn.random.keys import Key, single, split
+
+Shape = Sequence[int]
+
+
+def float_dtype(dtype: Any, name: str) -> DType:
+    kind = dtypes.dtype(dtype)
+    if not dtypes.is_float(kind):
+        raise TypeError(f"random.{name}: dtype must be floating, got {kind.name}")
+    return kind
+
+
+def shape_of(shape: Any, *parameters: Any) -> tuple[int, ...]:
+    """The sample's shape: given, or what the parameters broadcast to. Raises ValueError if the
+    parameters do not broadcast to a given shape."""
+    natural = np.broadcast_shapes(*[as_array(p).shape for p in parameters])
+    if shape is None:
+        return natural
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    padded = (1,) * (len(shape) - len(natural)) + natural
+    if len(padded) != len(shape) or any(m not in (1, n) for m, n in zip(padded, shape)):
+        raise ValueError(f"parameters of shape {natural} do not broadcast to {shape}")
+    return shape
+
+
+def bits(key: Any, shape: Shape = (), dtype: Any = jnp.uint32) -> Any:
+    """Uniform unsigned integers of 8, 16, 32 or 64 bits."""
+    kind = dtypes.dtype(dtype)
+    if not dtypes.is_unsigned(kind):
+        raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
+    k = single(key, "bits")
+    return random_bits(k.data, shape=tuple(shape), width=kind.itemsize * 8, impl=k.impl)
+
+
+def unit(k: Key, shape: Shape, kind: DType) -> Any:
+    """Uniform in [0, 1) from the mantissa's bits; 16- and 8-bit floats by their own width."""
+    if kind.itemsize < 2:
+        return ops.convert(unit(k, shape, dtypes.F16), kind)
+    mantissa = dtypes.finfo(kind).nmant
+    width = kind.itemsize * 8 if mantissa >= 8 else 8  # bfloat16 needs seven bits, not sixteen
+    words = random_bits(k.data, shape=tuple(shape), width=width, impl=k.impl)
+    words = ops.convert(words, dtypes.dtype(f"uint{kind.itemsize * 8}"))
+    # Random mantissa under the exponent of 1: uniform in [1, 2).
+    one = int(np.ones((), kind).view(f"u{kind.itemsize}"))
+    raw = ops.bitwise_or(ops.shift_right_logical(words, width - mantissa), one)
+    return ops.sub(ops.bitcast_convert_type(raw, kind), 1.0)
+
+
+def uniform(
+    key: Any, shape: Any = (), dtype: Any = jnp.float32, minval: Any = 0.0, maxval: Any = 1.0
+) -> Any:
+    """Uniform in [minval, maxval)."""
+    kind = float_dtype(dtype, "uniform")
+    shape = shape_of(shape, minval, maxval)
+    u = unit(single(key, "uniform"), shape, kind)
+    if type(minval) in (int, float) and type(maxval) in (int, float):
+        if (minval, maxval) == (0, 1):
+            return u
+        span = kind.type(maxval) - kind.type(minval)  # rounded as the arrays would be
+        return ops.max(ops.add(ops.mul(u, float(span)), float(minval)), float(minval))
+    low, high = (jnp.broadcast_to(as_array(v, kind), shape) for v in (minval, maxval))
+    low, high = ops.convert(low, kind), ops.convert(high, kind)
+    return ops.max(ops.add(ops.mul(u, ops.sub(high, low)), low), low)
+
+
+def normal(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Normal with mean 0 and variance 1; complex for complex dtypes."""
+    kind = dtypes.dtype(dtype)
+    if dtypes.is_complex(kind):
+        first, second = split(key)
+        part = dtypes.real_of(kind)
+        pair = [ops.mul(normal(k, shape, part), math.sqrt(0.5)) for k in (first, second)]
+        return ops.complex_(*pair)
+    float_dtype(kind, "normal")
+    # 16-bit floats have too few bits in the tail; sample in float32.
+    work = dtypes.F32 if kind.itemsize < 4 else kind
+    low = float(np.nextafter(work.type(-1.0), work.type(0.0)))
+    u = uniform(single(key, "normal").copy(), shape_of(shape), work, low, 1.0)
+    return ops.convert(ops.mul(ops.erf_inv(u), math.sqrt(2)), kind)
+
+
+def truncated_normal(
+    key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = jnp.float32
+) -> Any:
+    """Normal, conditioned on lower < x < upper."""
+    kind = float_dtype(dtype, "truncated_normal")
+    shape = shape_of(shape, lower, upper)
+    work = dtypes.F32 if kind.itemsize < 4 else kind
+    lower, upper = (ops.convert(as_array(v), work) for v in (lower, upper))
+    root = math.sqrt(2)
+    a, b = ops.erf(lower / root), ops.erf(upper / root)
+    u = uniform(single(key, "truncated_normal").copy(), shape, work, a, b)
+    x = ops.erf_inv(u) * root
+    # Rounding may step over the bounds.
+    low = jnp.nextafter(lower, jnp.full_like(lower, np.inf))
+    high = jnp.nextafter(upper, jnp.full_like(upper, -np.inf))
+    return ops.convert(jnp.clip(x, low, high), kind)
+
+
+def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:
+    """Booleans that are true with probability `p`."""
+    p = as_array(p)
+    p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
+    shape = shape_of(shape, p)
+    return unit(single(key, "bernoulli"), shape, p.dtype) < p
+
+
+def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = jnp.int32) -> Any:
+    """Uniform integers in [minval, maxval).
+
+    A word twice as wide as the type (of 64 bits for 8- and 16-bit types) modulo the span, in the
+    type's own arithmetic: the bias is below 2**-32 for spans up to the root of the type's range.
+    """
+    kind = dtypes.dtype(dtype)
+    if not dtypes.is_integer(kind):
+        raise TypeError(f"random.randint: dtype must be an integer type, got {kind.name}")
+    shape = shape_of(shape, minval, maxval)
+    info = dtypes.iinfo(kind)
+    static = all(isinstance(v, (int, np.integer)) for v in (minval, maxval))
+    if static:
+        minval, maxval = max(int(minval), info.min), min(int(maxval), info.max + 1)
+    whole = static and maxval - minval > info.max - info.min
+    if kind.itemsize < 4 and not whole:
+        return ops.convert(randint(key, shape, minval, maxval, jnp.int32), kind)
+    first, second = split(key)
+    unsigned = dtypes.dtype(f"uint{kind.itemsize * 8}")
+    high, low = bits(first, shape, unsigned), bits(second, shape, unsigned)
+    half = 2 ** (kind.itemsize * 4)
+    if static:
+        span = maxval - minval
+        if span <= 0:
+            return jnp.full(shape, minval, kind)
+        offset = low
+        if not whole:
+            # (high * 2**bits + low) mod span, in arithmetic of that width.
+            factor = (half % span) ** 2 % span
+            offset = ops.add(ops.mul(ops.rem(high, span), factor), ops.rem(low, span))
+            offset = ops.rem(offset, span)
+        return ops.add(ops.convert(offset, kind), minval)
+    lo = jnp.broadcast_to(ops.convert(as_array(minval), kind), shape)
+    hi = jnp.broadcast_to(ops.convert(as_array(maxval), kind), shape)
+    span = ops.convert(ops.sub(hi, lo), unsigned)
+    span = ops.select(ops.gt(hi, lo), span, 1)
+    root = ops.rem(jnp.full(shape, half, unsigned), span)
+    factor = ops.rem(ops.mul(root, root), span)
+    offset = ops.rem(ops.add(ops.mul(ops.rem(high, span), factor), ops.rem(low, span)), span)
+    return ops.add(lo, ops.convert(offset, kind))
+
+
+def gumbel(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Standard Gumbel: -log(-log(uniform))."""
+    kind = float_dtype(dtype, "gumbel")
+    tiny = float(dtypes.finfo(kind).tiny)
+    u = uniform(single(key, "gumbel").copy(), shape_of(shape), kind, tiny, 1.0)
+    return ops.neg(ops.log(ops.neg(ops.log(u))))
+
+
+def categorical(
+    key: Any, logits: Any, axis: int = -1, shape: Any = None, replace: bool = True
+) -> Any:
+    """int32 classes drawn with probabilities softmax(logits) along `axis`.
+
+    `shape` (which ends in the batch shape of `logits`) draws several; without replacement if told.
+    """
+    logits = as_array(logits)
+    logits = logits if dtypes.is_float(logits.dtype) else ops.convert(logits, dtypes.F32)
+    axis %= logits.ndim
+    batch = logits.shape[:axis] + logits.shape[axis + 1 :]
+    shape = batch if shape is None else tuple(shape)
+    extra = shape[: len(shape) - len(batch)]
+    if shape[len(extra) :] != batch:
+        raise ValueError(f"random.categorical: shape {shape} must end in the batch shape {batch}")
+    if replace or not extra:
+        noise = gumbel(key, (*extra, *logits.shape), logits.dtype)
+        return jnp.argmax(noise + logits, axis + len(extra))
+    count = math.prod(extra)
+    if count > logits.shape[axis]:
+        raise ValueError(f"random.categorical: {count} draws without replacement from "
+                         f"{logits.shape[axis]} classes")  # fmt: skip
+    noisy = jnp.moveaxis(gumbel(key, logits.shape, logits.dtype) + logits, axis, -1)
+    from genesis_fn.primitives.sort import top_k
+
+    _, index = top_k(noisy, count)
+    return jnp.reshape(jnp.moveaxis(index, -1, 0), shape)
+
+
+def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
+    """A permutation of range(x), or of the array `x` along `axis`."""
+    if isinstance(x, (int, np.integer)) or as_array(x).ndim == 0:
+        x = jnp.arange(int(x))
+    x = as_array(x)
+    axis %= x.ndim
+    n = x.shape[axis]
+    if independent or x.ndim == 1:
+        return _shuffle(key, x, axis)
+    index = _shuffle(key, jnp.arange(n), 0)
+    return jnp.take(x, index, axis)
+
+
+def _shuffle(key: Any, x: Any, axis: int) -> Any:
+    """Sort by random 32-bit keys, in rounds enough that ties do not bias the order."""
+    from genesis_fn.primitives.sort import sort
+
+    rounds = max(1, math.ceil(3 * math.log(max(1, x.size)) / math.log(2**32 - 1)))
+    k = key
+    for _ in range(rounds):
+        k, sub = split(k)
+        _, x = sort([bits(sub, x.shape, jnp.uint32), x], dimension=axis)
+    return x
+
+
+def choice(
+    key: Any, a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0,
+    mode: Any = None,
+) -> Any:  # fmt: skip
+    """Draws from range(a) or from the array `a` along `axis`, with probabilities `p`."""
+    whole = isinstance(a, (int, np.integer))
+    arr = None if whole else as_array(a)
+    n = int(a) if whole else arr.shape[axis]
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    draws = math.prod(shape)
+    if n <= 0 and draws:
+        raise ValueError("random.choice: there is nothing to draw from")
+    if not replace and draws > n:
+        raise ValueError(f"random.choice: {draws} draws without replacement from {n}")
+    if p is not None:
+        p = as_array(p)
+        if p.shape != (n,):
+            raise ValueError(f"random.choice: p has shape {p.shape}, expected {(n,)}")
+    if p is None:
+        if replace:
+            index = randint(key, shape, 0, n)
+        else:
+            index = jnp.reshape(permutation(key, n)[:draws], shape)
+    elif replace:
+        total = jnp.cumsum(p)
+        r = total[-1] * (1 - uniform(key, shape, total.dtype))
+        index = jnp.astype(jnp.searchsorted(total, r), jnp.int32)
+    else:
+        noise = gumbel(key, (n,), p.dtype) + jnp.log(p)
+        index = jnp.reshape(jnp.argsort(-noise)[:draws], shape)
+    return index if whole else jnp.take(arr, index, axis)
+
+
+def exponential(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Exponential with rate 1: -log(1 - uniform)."""
+    kind = float_dtype(dtype, "exponential")
+    u = uniform(single(key, "exponential").copy(), shape_of(shape), kind)
+    return ops.neg(ops.log1p(ops.neg(u)))
+
+
+def laplace(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Laplace with location 0 and scale 1."""
+    kind = float_dtype(dtype, "laplace")
+    low = -1 + float(dtypes.finfo(kind).epsneg)
+    u = uniform(single(key, "laplace").copy(), shape_of(shape), kind, low, 1.0)
+    return ops.mul(ops.sign(u), ops.log1p(ops.neg(ops.abs(u))))
+
+
+def logistic(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+    """Logistic with location 0 and scale 1: log(u / (1 - u))."""
+    kind = float_dtype(dtype, "logistic")
+    tiny = float(dtypes.finfo(kind).tiny)
+    u = uniform(single(key, "logistic").copy(), shape_of(shape), kind, tiny, 1.0)
+    return ops.sub(ops.log(u), ops.log1p(ops.neg(u)))
+
+
+def rademacher(key: Any, shape: Any = (), dtype: Any = jnp.int32) -> Any:
+    """-1 or 1 with equal probability."""
+    kind = dtypes.dtype(dtype)
+    sign = bernoulli(key, 0.5, shape_of(shape))
+    return ops.sub(ops.mul(ops.convert(sign, kind), 2), 1)

@@ -1,0 +1,3 @@
+"""SciPy's special functions on arrays."""
+
+from genesis_fn.scipy import special as special

@@ -1,0 +1,187 @@
+"""Checks in programs that also run for lanes whose result is thrown away.
+
+A batched cond runs every branch for every example, and a batched while loop runs on until its last
+example is done. `guarded(program)` takes one operand more, first: whether the example is active. An
+index that is checked is 0, which is always in range, where it is not, and a condition is then true;
+so the checks themselves, their messages and their lines stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
+from genesis_fn.core.primitive import Primitive, typeof
+from genesis_fn.primitives.define import move_batch
+from genesis_fn.primitives.elementwise import select
+from genesis_fn.primitives.reduce import reduce_or
+from genesis_fn.primitives.shape import broadcast_in_dim
+from genesis_fn.transforms.call import jit_p
+
+ACTIVE = aval((), dtypes.BOOL)
+
+# Parameters that count the leading operands of a sub-program; `guarded` adds one to them.
+_COUNTS = ("consts", "cond_consts", "body_consts")
+
+
+def _if_active_batch(
+    size: int, xs: Sequence[Any], dims: Sequence[int | None], *, otherwise: Any
+) -> Any:
+    (active, x), (active_dim, dim) = xs, dims
+    if dim is None:  # one value for all examples counts if any of them is active
+        return _select(reduce_or(active, (active_dim,)), x, otherwise), None  # pyright: ignore[reportArgumentType]
+    if active_dim is not None:
+        active = move_batch(active, active_dim, 0, size)
+    return _select(active, move_batch(x, dim, 0, size), otherwise), 0
+
+
+def _select(active: Any, x: Any, otherwise: Any) -> Any:
+    shape = typeof(x).shape
+    return select(broadcast_in_dim(active, shape, tuple(range(typeof(active).ndim))), x, otherwise)
+
+
+# Only in programs on their way to being batched; its batching rule leaves none behind.
+if_active_p = Primitive("if_active", lambda active, x, *, otherwise: x, batch=_if_active_batch)
+
+
+@memoized
+def has_checks(jaxpr: Jaxpr) -> bool:
+    """Whether anything in the program, at any depth, may raise for its values."""
+    return _has_checks(jaxpr, set())
+
+
+def _has_checks(jaxpr: Jaxpr, seen: set[int]) -> bool:
+    if id(jaxpr) in seen:
+        return False
+    seen.add(id(jaxpr))
+    return any(_checks(e, seen) for e in jaxpr.eqns)
+
+
+def _checks(e: Eqn, seen: set[int]) -> bool:
+    if e.prim.name == "assert" or e.params.get("mode") == "check":
+        return True
+    if e.prim.name == "fused" and any(map(_is_index, e.ins)):
+        return True
+    return any(_has_checks(j, seen) for j in [*e_jaxprs(e), *_rule_programs(e)])
+
+
+def _rule_programs(e: Eqn) -> list[Jaxpr]:
+    """The programs of a custom derivative that can be had already."""
+    rules = e.params.get("rules")
+    if rules is None or (rules.made is None and rules.make is None):
+        return []
+    return [j for j in rules.programs() if j is not None]
+
+
+def _is_index(x: Any) -> bool:
+    return type(x) is Var and dtypes.is_integer(x.aval.dtype)
+
+
+@memoized
+def guarded(jaxpr: Jaxpr) -> Jaxpr:
+    """[whether active, operands] -> outputs: the program with checks only where it is active."""
+    active = Var(ACTIVE)
+    eqns: list[Eqn] = []
+    for e in jaxpr.eqns:
+        eqns += _guarded_eqn(e, active) if _checks(e, set()) else [e]
+    return Jaxpr([active, *jaxpr.invars], eqns, jaxpr.outs, (), jaxpr.name)
+
+
+def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
+    name, params = e.prim.name, e.params
+    if name == "assert":
+        return _replaced(e, active, {0: True})
+    if params.get("mode") == "check":  # gather, scatter, take_rows, segment_sum
+        return _replaced(e, active, {1: 0})
+    if name == "fused":
+        if has_checks(params["jaxpr"]):
+            call = {"jaxpr": guarded(params["jaxpr"])}
+            return [e.replace(prim=jit_p, ins=[active, *e.ins], params=call)]
+        return _replaced(e, active, {i: 0 for i, x in enumerate(e.ins) if _is_index(x)})
+    if name == "custom_vmap":
+        # What the user's rule does with lanes is not known.
+        return [e.replace(params=_without_checks(e))]
+    new = {k: v + 1 if k in _COUNTS else _guarded_param(v) for k, v in params.items()}
+    ins = [active, *e.ins]
+    if name == "cond":
+        ins = [e.ins[0], active, *e.ins[1:]]
+    elif name == "while":
+        a = params["cond_consts"]
+        ins = [active, *e.ins[:a], active, *e.ins[a:]]
+    elif name == "scan":
+        fixed, moving = params["residuals"]
+        new["residuals"] = (fixed + 1, moving)
+    elif name == "linear_call":
+        new["residuals"] = params["residuals"] + 1
+    elif "rules" in params:
+        rules = params["rules"]
+        new["rules"] = rules.batched("active", lambda: _guarded_param(rules.programs()))
+    return [e.replace(ins=ins, params=new)]
+
+
+def _guarded_param(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple([_guarded_param(v) for v in value])
+    return guarded(value) if type(value) is Jaxpr else value
+
+
+def _replaced(e: Eqn, active: Var, otherwise: dict[int, Any]) -> list[Eqn]:
+    """`e` with some operands replaced by constants where it is not active."""
+    before, ins = [], list(e.ins)
+    for i, constant in otherwise.items():
+        if type(ins[i]) is Var:
+            ins[i] = Var(ins[i].aval)
+            operands, params = (active, e.ins[i]), {"otherwise": constant}
+            before.append(Eqn(if_active_p, operands, params, (ins[i],), e.where, e.backward))
+    return [*before, e.replace(ins=ins)]
+
+
+def _without_checks(e: Eqn) -> dict[str, Any]:
+    """The parameters of a custom_vmap call whose function and batching rule check nothing."""
+    from genesis_fn.core import tree
+    from genesis_fn.core.convert import as_array
+    from genesis_fn.transforms.stage import evaluate, stage
+
+    jaxpr, given = e.params["jaxpr"], e.params["rule"]
+
+    def f(size: int, in_batched: list, *args: Any) -> Any:
+        leaves, treedef = tree.flatten(args)
+        found: list[Any] = []
+
+        def flat(*xs: Any) -> list[Any]:
+            outs, flags = given.f(size, in_batched, *tree.unflatten(treedef, xs))
+            leaves, out_tree = tree.flatten(outs)
+            found[:] = [out_tree, flags]
+            return [as_array(x) for x in leaves]
+
+        program, captured = stage(flat, [typeof(x) for x in leaves], name=jaxpr.name)
+        outs = evaluate(unchecked(program), *captured, *leaves)
+        return tree.unflatten(found[0], outs), found[1]
+
+    rule = type(given)(f, given.in_tree, given.out_tree, given.consts)
+    return {"jaxpr": unchecked(jaxpr), "rule": rule}
+
+
+@memoized
+def unchecked(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with index checks turned to clamping, and without assertions."""
+
+    def change(value: Any) -> Any:
+        if type(value) is tuple:
+            return tuple([change(v) for v in value])
+        return unchecked(value) if type(value) is Jaxpr else value
+
+    eqns = []
+    for e in jaxpr.eqns:
+        if e.prim.name != "assert":
+            params = {k: change(v) for k, v in e.params.items()}
+            if params.get("mode") == "check":
+                params["mode"] = "clip"
+            eqns.append(e.replace(params=params))
+    return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+__all__ = ["guarded", "has_checks", "unchecked"]

@@ -1,0 +1,617 @@
+"""custom_jvp and custom_vjp: functions with derivative rules of the user's.
+
+The function and its rules are staged to programs at the call, and what they capture is hoisted to
+leading operands, so a rule may close over traced values as long as those are not differentiated.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.convert import is_value
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
+from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, typeof
+from genesis_fn.core.source import where
+from genesis_fn.primitives.define import instantiate, move_batch, zeros
+from genesis_fn.transforms.batch import batch_jaxpr
+from genesis_fn.transforms.call import jit_p, linear_call
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
+
+
+def _shape(*avals: Aval, jaxpr: Jaxpr, **_: Any) -> list[Aval]:
+    return jaxpr.out_avals
+
+
+def _refuse_captured(nonzero: Sequence[bool], consts: int, name: str) -> None:
+    if any(nonzero[:consts]):
+        raise errors.NotDifferentiableError(
+            f"{name} closes over a value that is being differentiated; its derivative rule cannot "
+            f"know of it\n  at {where().describe()}\n"
+            "  pass the value as an argument, or wrap it in stop_gradient"
+        )
+
+
+class Rules:
+    """The programs of a custom derivative, made when they are first needed: a rule may call the
+    very function that it belongs to, so its programs may refer to this object."""
+
+    __slots__ = ("make", "made", "batches")
+
+    def __init__(self, make: Callable[[], tuple] | None = None) -> None:
+        self.make, self.made = make, None
+        self.batches: dict[Any, Rules] = {}
+
+    def programs(self) -> tuple:
+        """(rule,) of a custom_jvp, (fwd, bwd, rule or None) of a custom_vjp."""
+        if self.made is None:
+            assert self.make is not None
+            self.made = self.make()
+        return self.made
+
+    def batched(self, key: Any, make: Callable[[], tuple]) -> Rules:
+        """The rules over a batch, one object per key."""
+        if key not in self.batches:
+            self.batches[key] = Rules(make)
+        return self.batches[key]
+
+
+@memoized
+def split_by_dependence(rule: Jaxpr, primals: int, outs: int) -> tuple[Jaxpr, Jaxpr, int]:
+    """(known, tangent, number of residuals) of a jvp rule [primals, tangents] -> [outs, tangents].
+
+    known: primals -> [outs, residuals]; tangent: [residuals, tangents] -> output tangents. What
+    does not touch tangents is computed once, on the way forward.
+    """
+    reached: set[Var] = set(rule.invars[primals:])
+    known: list[Eqn] = []
+    late: list[Eqn] = []
+    for e in rule.eqns:
+        if reached.isdisjoint(e.ins):
+            known.append(e)
+        else:
+            reached.update(e.outs)
+            late.append(e)
+    if any(o in reached for o in rule.outs[:outs]):
+        raise errors.NotDifferentiableError(
+            f"the jvp rule of {rule.name} computes its primal output from tangents"
+        )
+    late, used = dead_code(late, rule.outs[outs:])
+    made = {o for e in late for o in e.outs}
+    residuals = [v for v in _ordered(late, rule.outs[outs:]) if v in used and v not in made
+                 and v not in reached]  # fmt: skip
+    first = [*rule.outs[:outs], *residuals]
+    program = Jaxpr(rule.invars[:primals], dead_code(known, first)[0], first, (), rule.name)
+    tangent = Jaxpr([*residuals, *rule.invars[primals:]], late, rule.outs[outs:], (), rule.name)
+    return program, tangent, len(residuals)
+
+
+def _ordered(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Var, None]:
+    """Operands in order of first use, without repetition."""
+    return dict.fromkeys(v for v in (*(i for e in eqns for i in e.ins), *outs) if type(v) is Var)
+
+
+# ---- custom_jvp ----
+
+
+def _jvp_linearize(
+    nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, rules: Rules, consts: int
+) -> Any:
+    _refuse_captured(nonzero, consts, jaxpr.name)
+    (rule,) = rules.programs()
+    count = len(jaxpr.outs)
+    known, tangent, _ = split_by_dependence(rule, len(xs), count)
+    outs = bind(jit_p, *xs, jaxpr=known)
+    primals, residuals = outs[:count], outs[count:]
+
+    def apply(*ts: Any) -> list[Any]:
+        given = [instantiate(t, typeof(x)) for t, x in zip(ts[consts:], xs[consts:])]
+        back = bind(jit_p, *residuals, *given, jaxpr=tangent)
+        return [t if dtypes.is_inexact(typeof(o).dtype) else None for t, o in zip(back, primals)]
+
+    return primals, apply
+
+
+def _jvp_batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, rules: Rules, consts: int,
+    axis_name: Any = None,
+) -> Any:  # fmt: skip
+    moved, batched = _all_batched(size, xs, dims, consts)
+    every = (True,) * len(jaxpr.outs)
+    primal, _ = batch_jaxpr(jaxpr, size, batched, every, axis_name)
+
+    def make() -> tuple:
+        (rule,) = rules.programs()
+        mask = batched + batched[consts:]
+        return (batch_jaxpr(rule, size, mask, every * 2, axis_name)[0],)
+
+    new = rules.batched((size, batched, axis_name), make)
+    outs = bind(custom_jvp_p, *moved, jaxpr=primal, rules=new, consts=consts)
+    return outs, [0] * len(outs)
+
+
+def _all_batched(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], consts: int
+) -> tuple[list[Any], tuple[bool, ...]]:
+    """Operands with the batch in front; every argument batched, so that rules see one layout."""
+    moved = [
+        x if i < consts and d is None else move_batch(x, d, 0, size)
+        for i, (x, d) in enumerate(zip(xs, dims))
+    ]
+    batched = tuple([d is not None or i >= consts for i, d in enumerate(dims)])
+    return moved, batched
+
+
+custom_jvp_p = Primitive(
+    "custom_jvp", _shape, multi=True, linearize=_jvp_linearize, batch=_jvp_batch
+)
+
+
+# ---- custom_vjp ----
+
+
+def _vjp_linearize(
+    nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, rules: Rules, consts: int
+) -> Any:
+    _refuse_captured(nonzero, consts, jaxpr.name)
+    fwd, bwd, rule = rules.programs()
+    count = len(jaxpr.outs)
+    outs = bind(jit_p, *xs, jaxpr=fwd)
+    primals, saved = outs[:count], outs[count:]
+    diff = [i for i in range(consts, len(xs)) if dtypes.is_inexact(typeof(xs[i]).dtype)]
+    n_saved = len(saved)
+    if rule is None:
+        residuals, forward, backward = [*xs[:consts], *saved], None, bwd
+    else:
+        residuals = [*xs, *saved]
+        forward, backward = _with_saved(rule, bwd, consts, len(xs), n_saved, count)
+    kinds = tuple([typeof(o) for o in primals])
+
+    def apply(*ts: Any) -> list[Any]:
+        given = [instantiate(ts[i], typeof(xs[i])) for i in diff]
+        back = linear_call(
+            residuals, given, forward=forward, backward=backward, out_avals=kinds, name=jaxpr.name
+        )
+        return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(back, kinds)]
+
+    return primals, apply
+
+
+@memoized
+def _with_saved(
+    rule: Jaxpr, bwd: Jaxpr, consts: int, n: int, saved: int, outs: int
+) -> tuple[Jaxpr, Jaxpr]:
+    """Forward and backward programs that both take [constants, arguments, saved] first."""
+    avals = rule.in_avals[:n]
+    kept = bwd.in_avals[consts : consts + saved]
+    diff = [i for i in range(consts, n) if dtypes.is_inexact(avals[i].dtype)]
+
+    def forward(*args: Any) -> list[Any]:
+        primals, given = args[:n], dict(zip(diff, args[n + saved :]))
+        ts = [given[i] if i in given else zeros(avals[i]) for i in range(consts, n)]
+        return evaluate(rule, *primals, *ts)[outs:]
+
+    def backward(*args: Any) -> list[Any]:
+        return evaluate(bwd, *args[:consts], *args[n:])
+
+    first = [*avals, *kept]
+    return (
+        stage_closed(forward, [*first, *(avals[i] for i in diff)], rule.name),
+        stage_closed(backward, [*first, *bwd.in_avals[consts + saved :]], bwd.name),
+    )
+
+
+def _vjp_batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, rules: Rules, consts: int,
+    axis_name: Any = None,
+) -> Any:  # fmt: skip
+    moved, batched = _all_batched(size, xs, dims, consts)
+    count = len(jaxpr.outs)
+    every = (True,) * count
+    primal, _ = batch_jaxpr(jaxpr, size, batched, every, axis_name)
+
+    def make() -> tuple:
+        fwd, bwd, rule = rules.programs()
+        saved = (True,) * (len(fwd.outs) - count)
+        fwd, _ = batch_jaxpr(fwd, size, batched, every + saved, axis_name)
+        mask = batched[:consts] + saved + every
+        bwd, _ = batch_jaxpr(bwd, size, mask, (True,) * len(bwd.outs), axis_name)
+        if rule is not None:
+            rule, _ = batch_jaxpr(rule, size, batched + batched[consts:], every * 2, axis_name)
+        return fwd, bwd, rule
+
+    new = rules.batched((size, batched, axis_name), make)
+    outs = bind(custom_vjp_p, *moved, jaxpr=primal, rules=new, consts=consts)
+    return outs, [0] * count
+
+
+custom_vjp_p = Primitive(
+    "custom_vjp", _shape, multi=True, linearize=_vjp_linearize, batch=_vjp_batch
+)
+
+
+# ---- what users call ----
+
+
+class _Custom:
+    """What the two decorators share: which arguments are static, and staging with a memory."""
+
+    def __init__(self, fun: Callable, static: Sequence[int], static_names: Sequence[str]) -> None:
+        functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
+        self.fun, self.name = fun, name_of(fun)
+        try:
+            self.signature: inspect.Signature | None = inspect.signature(fun)
+        except (TypeError, ValueError):
+            self.signature = None
+        names = list(self.signature.parameters) if self.signature else []
+        for n in static_names:
+            if n not in names:
+                raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
+        self.static = {*static, *(names.index(n) for n in static_names)}
+        self.staged: dict[Any, Any] = {}
+        self.active: dict[Any, Any] = {}  # calls whose rules are being staged now
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)  # pyright: ignore[reportArgumentType]
+
+    def positional(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
+        """All arguments by position, defaults filled in."""
+        if not kwargs and self.signature is None:
+            return args
+        assert self.signature is not None, f"{self.name} takes positional arguments only"
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TypeError(
+                f"{self.name} has a custom derivative and takes no keyword-only arguments: "
+                f"{sorted(bound.kwargs)}"
+            )
+        return bound.args
+
+    def split(self, args: tuple) -> tuple[list[int], tuple, tuple]:
+        """(positions of static arguments, static values, the others)."""
+        static = [
+            i for i, a in enumerate(args)
+            if i in self.static or not all(is_value(x) for x in tree.leaves(a))
+        ]  # fmt: skip
+        for i in static:
+            try:
+                hash(args[i])
+            except TypeError:
+                raise TypeError(
+                    f"argument {i} of {self.name} is {args[i]!r:.60}, neither arrays nor hashable\n"
+                    f"  at {where().describe()}"
+                ) from None
+        rest = tuple([a for i, a in enumerate(args) if i not in static])
+        return static, tuple([args[i] for i in static]), rest
+
+    def join(self, static: Sequence[int], values: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+        """All arguments in order again."""
+        given, others = dict(zip(static, values)), iter(rest)
+        count = len(static) + len(rest)
+        return [given[i] if i in given else next(others) for i in range(count)]
+
+    def bind(
+        self, prim: Primitive, args: tuple, stage_rules: Callable[..., list[tuple[Jaxpr, list]]]
+    ) -> Any:
+        """Bind the call; `stage_rules(static, values, in_tree, kinds, primal, jaxpr)` stages the
+        rule programs. They are kept where nothing that they captured is a tracer."""
+        static, values, rest = self.split(args)
+        leaves, in_tree, weak = flatten_arrays(rest, f"an argument of {self.name}: ")
+        kinds = tuple([typeof(x) for x in leaves])
+        key = (kinds, in_tree, tuple(static), values, tuple(weak))
+        if key in self.active:
+            self.active[key]["called"] = True
+            if "consts" not in self.active[key]:  # the first pass only finds out what is captured
+                return self.fun(*args)
+            found = self.active[key]["found"]
+            consts = self.active[key]["consts"]
+        elif key in self.staged:
+            found, consts = self.staged[key]
+        else:
+            found, consts = self._stage(key, stage_rules)
+        primal, jaxpr, rules = found
+        outs = bind(prim, *consts, *leaves, jaxpr=jaxpr, rules=rules, consts=len(consts))
+        return primal.output(outs)
+
+    def _stage(self, key: tuple, stage_rules: Callable) -> tuple:
+        kinds, in_tree, static, values, weak = key
+        primal = FlatFunction(lambda *a: self.fun(*self.join(static, values, a)), in_tree)
+        first = stage(primal, kinds, name=self.name, weak=weak)
+        rules = Rules()
+        state: dict[str, Any] = {"called": False}
+        self.active[key] = state
+        try:
+            staged = [first, *stage_rules(static, values, in_tree, kinds, primal, first[0])]
+            programs, consts = share_captures(staged)
+            if state["called"]:
+                state["found"], state["consts"] = (primal, programs[0], rules), consts
+                staged = [first, *stage_rules(static, values, in_tree, kinds, primal, first[0])]
+                programs = _laid_out(staged, consts, self.name)
+        finally:
+            del self.active[key]
+        rules.made = (*programs[1:], None) if len(programs) == 3 else tuple(programs[1:])
+        found = (primal, programs[0], rules)
+        if not any(isinstance(x, Tracer) for x in consts):
+            if len(self.staged) >= 64:
+                self.staged.clear()
+            self.staged[key] = found, consts
+        return found, consts
+
+    def argument(self, i: int) -> str:
+        """The name of an argument, for messages."""
+        names = list(self.signature.parameters) if self.signature else []
+        return repr(names[i]) if i < len(names) else str(i)
+
+
+def _laid_out(
+    staged: Sequence[tuple[Jaxpr, list]], consts: Sequence[Any], name: str
+) -> list[Jaxpr]:
+    """The programs of a second staging, taking `consts`, the captured values of the first.
+
+    Constants that the rule makes (`jnp.arange(3)`) are other arrays at each staging: they are
+    matched by value.
+    """
+    programs = []
+    for jaxpr, captured in staged:
+        first = [Var(typeof(c)) for c in consts]
+        rename: dict[Any, Any] = {}
+        for x, v in zip(captured, jaxpr.invars):
+            found = [i for i, c in enumerate(consts) if c is x or _same(c, x)]
+            if not found:
+                raise errors.UnexpectedTracerError(
+                    f"{name}: its rule captured other values when it was traced again; pass what "
+                    f"changes as an argument\n  at {where().describe()}"
+                )
+            rename[v] = first[found[0]]
+        here = lambda a: rename.get(a, a) if type(a) is Var else a
+        eqns = [e.replace(ins=[here(a) for a in e.ins]) for e in jaxpr.eqns]
+        rest = jaxpr.invars[len(captured) :]
+        outs = [here(o) for o in jaxpr.outs]
+        programs.append(Jaxpr([*first, *rest], eqns, outs, (), jaxpr.name))
+    return programs
+
+
+def _same(x: Any, y: Any) -> bool:
+    """Whether two concrete arrays are equal bit for bit."""
+    if isinstance(x, Tracer) or isinstance(y, Tracer) or x.sig is not y.sig:
+        return False
+    read = lambda a: a.device.backend.to_numpy(a).tobytes()  # noqa: E731
+    return read(x) == read(y)
+
+
+class custom_jvp(_Custom):
+    """A function whose derivative is the rule given by `defjvp(rule)`.
+
+    `rule(primals, tangents)` returns (output, output tangent), linear in the tangents; with
+    `nondiff_argnums`, those arguments come first. Reverse mode transposes the rule.
+    """
+
+    def __init__(
+        self, fun: Callable, nondiff_argnums: Sequence[int] = (), *,
+        static_argnames: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(fun, nondiff_argnums, static_argnames)
+        self.rule: Callable | None = None
+
+    def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
+        """Set the rule; usable as a decorator."""
+        self.rule = rule
+        self.staged.clear()
+        return rule
+
+    def_jvp = defjvp
+
+    def defjvps(self, *rules: Callable | None) -> None:
+        """Set one rule per argument: `rule(tangent, output, *args)`; None where it is zero."""
+
+        def rule(primals: tuple, tangents: tuple) -> tuple:
+            out = self(*primals)
+            terms = [r(t, out, *primals) for r, t in zip(rules, tangents) if r is not None]
+            total = tree.map(lambda o: zeros(typeof(o)), out)
+            for term in terms:
+                total = tree.map(lambda a, b: bind(_add(), a, b), total, term)
+            return out, total
+
+        self.defjvp(rule)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.rule is None:
+            raise errors.NotDifferentiableError(f"{self.name}: no rule was given by defjvp")
+        args = self.positional(args, kwargs)
+        if ctx.trace is None:
+            return self.fun(*args)
+        return self.bind(custom_jvp_p, args, self._stage_rules)
+
+    def _stage_rules(
+        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple,
+        primal: FlatFunction, jaxpr: Jaxpr,
+    ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
+        body = functools.partial(self._rule_body, static, values, in_tree, primal, jaxpr)
+        return [stage(body, kinds * 2, name=self.name)]
+
+    def _rule_body(
+        self, static: Sequence[int], values: tuple, in_tree: Any, primal: FlatFunction,
+        jaxpr: Jaxpr, *xs: Any,
+    ) -> list[Any]:  # fmt: skip
+        n = len(xs) // 2
+        primals = tuple(tree.unflatten(in_tree, xs[:n]))
+        tangents = tuple(tree.unflatten(in_tree, xs[n:]))
+        out = self.rule(*values, primals, tangents) if values else self.rule(primals, tangents)  # type: ignore[misc]
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise errors.TreeError(
+                f"the jvp rule of {self.name} must return (output, tangent), got {out!r:.80}"
+            )
+        flat, out_tree = tree.flatten(out[0])
+        ts, t_tree = tree.flatten(out[1])
+        if out_tree != primal.out_tree or t_tree != out_tree:
+            raise errors.TreeError(
+                f"the jvp rule of {self.name} returned structures {out_tree} and {t_tree}, the "
+                f"function returns {primal.out_tree}"
+            )
+        checked = FlatFunction(lambda: (flat, ts), tree.structure(()))()
+        for o, kind in zip(checked, jaxpr.out_avals * 2):
+            if typeof(o) is not kind:
+                raise errors.ShapeError(
+                    f"the jvp rule of {self.name} returned {typeof(o)} where {kind} is expected"
+                )
+        return checked
+
+
+def _add() -> Primitive:
+    from genesis_fn.primitives.define import PRIM
+
+    return PRIM["add"]
+
+
+class custom_vjp(_Custom):
+    """A function whose reverse-mode derivative is given by `defvjp(fwd, bwd)`.
+
+    `fwd(*args)` returns (output, residuals); `bwd(residuals, ct)` a tuple with one cotangent per
+    argument, None for none. With `nondiff_argnums` (or `static_argnames`) those arguments are
+    Python values and come first in `bwd`. `def_jvp(rule)` adds forward mode.
+    """
+
+    def __init__(
+        self, fun: Callable, nondiff_argnums: Sequence[int] = (), *,
+        static_argnames: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(fun, nondiff_argnums, static_argnames)
+        self.fwd: Callable | None = None
+        self.bwd: Callable | None = None
+        self.rule: Callable | None = None
+
+    def defvjp(self, fwd: Callable, bwd: Callable, **_: Any) -> None:
+        """Set the forward and backward rules."""
+        self.fwd, self.bwd = fwd, bwd
+        self.staged.clear()
+
+    def def_fwd(self, fwd: Callable) -> Callable:
+        """Set the forward rule; usable as a decorator."""
+        self.fwd = fwd
+        self.staged.clear()
+        return fwd
+
+    def def_bwd(self, bwd: Callable) -> Callable:
+        """Set the backward rule; usable as a decorator."""
+        self.bwd = bwd
+        self.staged.clear()
+        return bwd
+
+    def def_jvp(self, rule: Callable) -> Callable:
+        """Set a forward-mode rule `rule(primals, tangents)`; usable as a decorator."""
+        self.rule = rule
+        self.staged.clear()
+        return rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fwd is None or self.bwd is None:
+            raise errors.NotDifferentiableError(f"{self.name}: no rules were given by defvjp")
+        args = self.positional(args, kwargs)
+        if ctx.trace is None:
+            return self.fun(*args)
+        return self.bind(custom_vjp_p, args, self._stage_rules)
+
+    def _stage_rules(
+        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple,
+        primal: FlatFunction, jaxpr: Jaxpr,
+    ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
+        saved_tree: list[Any] = []
+
+        def fwd(*xs: Any) -> list[Any]:
+            rest = tree.unflatten(in_tree, xs)
+            out = self.fwd(*self.join(static, values, rest))  # type: ignore[misc]
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise errors.TreeError(
+                    f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
+                )
+            res, res_tree = tree.flatten(out[1])
+            saved_tree.append(res_tree)
+            flat = FlatFunction(lambda: (out[0], list(res)), tree.structure(()))
+            result = flat()
+            got = tree.structure(out[0])
+            outs = result[: len(result) - len(res)]
+            if got != primal.out_tree or [typeof(o) for o in outs] != jaxpr.out_avals:
+                raise errors.TreeError(
+                    f"the fwd rule of {self.name} returned {[typeof(o) for o in outs]} of "
+                    "structure "
+                    f"{got}, the function returns {jaxpr.out_avals} of structure {primal.out_tree}"
+                )
+            return result
+
+        fwd_jaxpr, fwd_captured = stage(fwd, kinds, name=self.name)
+        saved = fwd_jaxpr.out_avals[len(jaxpr.outs) :]
+
+        def bwd(*xs: Any) -> list[Any]:
+            res = tree.unflatten(saved_tree[-1], xs[: len(saved)])
+            ct = tree.unflatten(primal.out_tree, xs[len(saved) :])
+            return self._cotangents(self.bwd(*values, res, ct), static, in_tree, kinds)  # type: ignore[misc]
+
+        bwd_jaxpr, bwd_captured = stage(bwd, [*saved, *jaxpr.out_avals], name=self.name)
+        staged = [(fwd_jaxpr, fwd_captured), (bwd_jaxpr, bwd_captured)]
+        if self.rule is not None:
+            forward = custom_jvp(self.fun)
+            forward.rule = self.rule
+            staged += forward._stage_rules(static, values, in_tree, kinds, primal, jaxpr)
+        return staged
+
+    def _cotangents(
+        self, back: Any, static: Sequence[int], in_tree: Any, kinds: tuple
+    ) -> list[Any]:
+        """One cotangent per differentiable leaf, checked against the arguments."""
+        skeleton = tree.unflatten(in_tree, kinds)
+        if not isinstance(back, (tuple, list)) or len(back) != len(skeleton):
+            raise errors.TreeError(
+                f"the bwd rule of {self.name} must return a tuple of {len(skeleton)} cotangents, "
+                f"got {back!r:.80}"
+            )
+        positions = [i for i in range(len(static) + len(skeleton)) if i not in static]
+        result = []
+        for i, ct, argument in zip(positions, back, skeleton):
+            given = (
+                tree.broadcast_prefix(None, argument)
+                if ct is None
+                else tree.leaves(ct, is_leaf=lambda x: x is None)
+            )
+            expected = tree.leaves(argument)
+            if len(given) != len(expected):
+                raise errors.TreeError(
+                    f"the bwd rule of {self.name} returned a cotangent of another structure for "
+                    f"argument {self.argument(i)}: {tree.first_difference(argument, ct)}"
+                )
+            for g, kind in zip(given, expected):
+                if not dtypes.is_inexact(kind.dtype):
+                    continue
+                g = instantiate(g, kind)
+                if typeof(g) is not kind:
+                    raise errors.ShapeError(
+                        f"the bwd rule of {self.name} returned {typeof(g)} for argument "
+                        f"{self.argument(i)}, which is {kind}"
+                    )
+                result.append(g)
+        return result
+
+
+def custom_gradient(fun: Callable) -> custom_vjp:
+    """A function from one that returns (output, vjp): JAX's `custom_gradient`."""
+
+    def primal(*args: Any) -> Any:
+        return fun(*args)[0]
+
+    functools.update_wrapper(primal, fun)
+    wrapped = custom_vjp(primal)
+
+    def fwd(*args: Any) -> Any:
+        return fun(*args)[0], args
+
+    def bwd(args: Any, ct: Any) -> tuple:
+        back = fun(*args)[1](ct)
+        return back if isinstance(back, tuple) else (back,)
+
+    wrapped.defvjp(fwd, bwd)
+    return wrapped

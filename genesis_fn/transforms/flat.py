@@ -1,0 +1,87 @@
+"""Between users' functions of pytrees and the flat functions that the core transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import errors, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.source import where
+
+
+def name_of(f: Callable) -> str:
+    """What messages call a function."""
+    return getattr(f, "__name__", None) or type(f).__name__
+
+
+def flatten_arrays(value: Any, what: str) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:
+    """(leaves as arrays, structure, which were Python numbers). Raises TypeError by path."""
+    leaves, treedef = tree.flatten(value)
+    weak = [type(x) in SCALARS for x in leaves]
+    if not all(type(x) is Array or isinstance(x, Tracer) for x in leaves):
+        for i, x in enumerate(leaves):
+            if not is_value(x):
+                raise TypeError(
+                    f"{what}{tree.paths(value)[i]} is {x!r} of type {type(x).__name__}, not an "
+                    f"array or a number\n  at {where().describe()}"
+                )
+        leaves = [as_array(x) for x in leaves]
+    return leaves, treedef, weak
+
+
+class FlatFunction:
+    """`f` from flat leaves to flat leaves; `out_tree` is known after a call.
+
+    With `has_aux`, `f` returns (output, aux): aux leaves follow the output's, `aux_tree` and
+    `out_count` say where. Leaves of aux that are not arrays are kept aside by position.
+    """
+
+    __slots__ = ("f", "in_tree", "has_aux", "out_tree", "aux_tree", "out_count", "asides", "kwargs")
+
+    def __init__(
+        self, f: Callable, in_tree: tree.PyTreeDef, *, has_aux: bool = False, kwargs: Any = None
+    ) -> None:
+        self.f, self.in_tree, self.has_aux, self.kwargs = f, in_tree, has_aux, kwargs or {}
+        self.asides: list[Any] = []
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        out = self.f(*tree.unflatten(self.in_tree, leaves), **self.kwargs)
+        if not self.has_aux:
+            flat, self.out_tree = tree.flatten(out)
+            self.out_count = len(flat)
+            return self._checked(flat, out)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise errors.TreeError(
+                f"{name_of(self.f)} must return (output, aux) when has_aux=True, got {out!r:.80}"
+            )
+        flat, self.out_tree = tree.flatten(out[0])
+        self.out_count = len(flat)
+        aux, self.aux_tree = tree.flatten(out[1])
+        self.asides = [None if is_value(x) else (x,) for x in aux]
+        return self._checked(flat, out[0]) + [as_array(x) for x in aux if is_value(x)]
+
+    def _checked(self, flat: list[Any], out: Any) -> list[Any]:
+        if all([type(x) is Array or isinstance(x, Tracer) for x in flat]):
+            return flat
+        for i, x in enumerate(flat):
+            if not is_value(x):
+                raise errors.TreeError(
+                    f"{name_of(self.f)} returned {x!r:.80} of type {type(x).__name__} at "
+                    f"{tree.paths(out)[i] or 'the top'}; transformed functions return pytrees of "
+                    "arrays and numbers"
+                )
+        return [as_array(x) for x in flat]
+
+    def output(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of the main output."""
+        return tree.unflatten(self.out_tree, leaves[: self.out_count])
+
+    def aux(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of the auxiliary output, from the leaves after the main one's."""
+        rest = iter(leaves[self.out_count :])
+        return tree.unflatten(
+            self.aux_tree, [next(rest) if aside is None else aside[0] for aside in self.asides]
+        )

@@ -1,0 +1,522 @@
+"""Derivatives of functions of pytrees: grad, vjp, jvp, linearize, Jacobians, Hessians."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import Linear, ctx, typeof
+from genesis_fn.core.source import where
+from genesis_fn.core.traceback import boundary
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.define import full, instantiate, zeros
+from genesis_fn.primitives.shape import reshape
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.linearize import differentiable, jvp_flat, linearize_flat
+from genesis_fn.transforms.stage import evaluate, stage
+from genesis_fn.transforms.transpose import transpose_flat
+from genesis_fn.transforms.vmap import vmap
+
+
+class safe_zeros:
+    """`with safe_zeros(on):` derivatives made inside treat 0 * inf as 0."""
+
+    __slots__ = ("on", "before")
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        self.before, ctx.safe_zero = ctx.safe_zero, self.on or ctx.safe_zero
+
+    def __exit__(self, *exc: Any) -> None:
+        ctx.safe_zero = self.before
+
+
+def _selected(argnums: int | Sequence[int], args: tuple, f: Callable) -> tuple[int, ...]:
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    count = len(args)
+    for a in chosen:
+        if not -count <= a < count:
+            raise TypeError(
+                f"argnums={argnums} names an argument that the call of {name_of(f)} with {count} "
+                f"positional arguments does not have\n  at {where().describe()}"
+            )
+    return tuple([a % count for a in chosen])
+
+
+def _differentiated(
+    leaves: Sequence[Any], value: Any, label: Callable[[int], str], nonfloat: str, holomorphic: bool
+) -> list[bool]:
+    mask = [differentiable(x) for x in leaves]
+    for i, (x, m) in enumerate(zip(leaves, mask)):
+        if not m and nonfloat == "raise":
+            raise TypeError(
+                f"grad needs floating-point inputs, but {label(i)} is {typeof(x)}\n"
+                f"  at {where().describe()}\n"
+                '  pass nonfloat="none" to get None for it (allow_int=True for zeros), or keep it '
+                "out of the differentiated arguments"
+            )
+        if m and dtypes.is_complex(typeof(x).dtype) and not holomorphic:
+            raise TypeError(
+                f"grad of a complex input needs holomorphic=True; {label(i)} is {typeof(x)}\n"
+                f"  at {where().describe()}\n  or differentiate its real and imaginary parts"
+            )
+    return mask
+
+
+def value_and_grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: str = "raise",
+) -> Callable:
+    """A function returning (fun's value, its gradient); ((value, aux), gradient) with `has_aux`.
+
+    The gradient has the structure of the argument, or is a tuple where `argnums` is a sequence.
+    `safe_zero` makes 0 * inf zero in derivatives; `nonfloat="none"` gives None for integer leaves.
+    Raises TypeError for a non-scalar or non-float value, naming what it was.
+    """
+    nonfloat = "zeros" if allow_int else nonfloat
+
+    @boundary(fun)
+    def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
+        chosen = _selected(argnums, args, fun)
+        picked = tuple([args[i] for i in chosen])
+        leaves, in_tree, weak = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
+
+        def label(i: int) -> str:
+            paths = [tree.paths(p) for p in picked]
+            flat = [f"argument {chosen[k]}{p}" for k, ps in enumerate(paths) for p in ps]
+            return flat[i]
+
+        mask = _differentiated(leaves, picked, label, nonfloat, holomorphic)
+
+        def partial(*values: Any) -> Any:
+            full_args = list(args)
+            for i, v in zip(chosen, values):
+                full_args[i] = v
+            return fun(*full_args, **kwargs)
+
+        functools.update_wrapper(partial, fun)
+        flat = FlatFunction(partial, in_tree, has_aux=has_aux)
+        with safe_zeros(safe_zero):
+            outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, weak)
+            value = _scalar_loss(outs, flat, fun, holomorphic)
+            if nonzero[0]:
+                grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
+            else:
+                grads = [None] * sum(mask)
+        got = iter(grads)
+        result = []
+        for x, m in zip(leaves, mask):
+            if m:
+                result.append(instantiate(next(got), typeof(x)))
+            else:
+                result.append(None if nonfloat == "none" else zeros(typeof(x)))
+        gradient = tree.unflatten(in_tree, result)
+        gradient = gradient[0] if isinstance(argnums, int) else gradient
+        return ((value, flat.aux(outs)) if has_aux else value), gradient
+
+    return value_and_grad_f
+
+
+def _pull(jaxpr: Jaxpr, residuals: Sequence, cts: Sequence, nonzero: Sequence[bool]) -> list[Any]:
+    linear = jaxpr.invars[len(residuals) :]
+    used = [ct for ct, n in zip(cts, nonzero) if n]
+    used += [None] * (len(jaxpr.outs) - len(used))
+    operands = [*residuals, *(Linear(v.aval) for v in linear)]
+    return transpose_flat(jaxpr, operands, used)[len(residuals) :]
+
+
+def _scalar_loss(outs: Sequence[Any], flat: FlatFunction, fun: Callable, holomorphic: bool) -> Any:
+    if flat.out_count != 1:
+        raise TypeError(
+            f"grad needs {name_of(fun)} to return one scalar, it returned a pytree of "
+            f"{flat.out_count} leaves\n  at {where().describe()}\n"
+            "  for (loss, extras) pass has_aux=True"
+        )
+    value = outs[0]
+    kind = typeof(value)
+    allowed = dtypes.is_complex(kind.dtype) if holomorphic else dtypes.is_float(kind.dtype)
+    if kind.shape != () or not allowed:
+        wanted = "complex scalar (holomorphic=True)" if holomorphic else "real floating scalar"
+        raise TypeError(
+            f"grad needs {name_of(fun)} to return a {wanted}, it returned {kind}\n"
+            f"  at {where().describe()}\n"
+            "  reduce it, for example by .sum() or .mean(), or use jacrev or vjp"
+        )
+    return value
+
+
+def grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: str = "raise",
+) -> Callable:
+    """The gradient of a scalar function; (gradient, aux) with `has_aux`. See `value_and_grad`."""
+    both = value_and_grad(
+        fun, argnums, has_aux, holomorphic, allow_int, safe_zero=safe_zero, nonfloat=nonfloat
+    )
+
+    @boundary(fun)
+    def grad_f(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return grad_f
+
+
+class LinearMap:
+    """A linear function that was recorded at a point; a pytree, so it may cross `jit`.
+
+    Called with cotangents it is a vjp; `forward` maps tangents.
+    """
+
+    __slots__ = ("residuals", "static")
+
+    def __init__(self, residuals: Any, static: tuple) -> None:
+        self.residuals, self.static = residuals, static
+
+    def pull(self, cts: Sequence[Any]) -> list[Any]:
+        """Cotangents of the outputs to those of the inputs, both flat; None is zero."""
+        jaxpr, nonzero, mask = self.static[:3]
+        got = iter(_pull(jaxpr, self.residuals, cts, nonzero))
+        return [next(got) if m else None for m in mask]
+
+    def push(self, tangents: Sequence[Any]) -> list[Any]:
+        """Tangents of the inputs to those of the outputs, both flat; None is zero."""
+        jaxpr, nonzero, mask = self.static[:3]
+        given = [
+            instantiate(t, v.aval)
+            for t, v in zip(
+                [t for t, m in zip(tangents, mask) if m], jaxpr.invars[len(self.residuals) :]
+            )
+        ]
+        outs = iter(evaluate(jaxpr, *self.residuals, *given))
+        return [next(outs) if n else None for n in nonzero]
+
+
+class VJP(LinearMap):
+    """The function from output cotangents to input cotangents that `vjp` returns."""
+
+    __slots__ = ()
+
+    def __call__(self, ct: Any) -> tuple:
+        in_tree, in_avals, out_tree, out_avals = self.static[3:]
+        cts = _matching(ct, out_tree, out_avals, "the cotangent", "the output")
+        back = self.pull(cts)
+        return tree.unflatten(
+            in_tree, [instantiate(c, a) for c, a in zip(back, in_avals, strict=True)]
+        )
+
+
+class JVPMap(LinearMap):
+    """The function from input tangents to output tangents that `linearize` returns."""
+
+    __slots__ = ()
+
+    def __call__(self, *tangents: Any) -> Any:
+        in_tree, in_avals, out_tree, out_avals = self.static[3:]
+        ts = _matching(tangents, in_tree, in_avals, "the tangents", "the primals")
+        outs = self.push(ts)
+        return tree.unflatten(
+            out_tree, [instantiate(t, a) for t, a in zip(outs, out_avals, strict=True)]
+        )
+
+
+for _kind in (VJP, JVPMap):
+    tree.register_node(
+        _kind, lambda m: ((list(m.residuals),), m.static),
+        functools.partial(lambda kind, static, kids: kind(next(iter(kids)), static), _kind),
+    )  # fmt: skip
+
+
+def _matching(
+    value: Any, treedef: tree.PyTreeDef, avals: Sequence[Aval], what: str, other: str
+) -> list[Any]:
+    """The leaves of `value`, which must have this structure and these avals (None is zero)."""
+    leaves = tree.leaves(value, is_leaf=lambda x: x is None)
+    found = tree.structure(value, is_leaf=lambda x: x is None)
+    if found.num_leaves != treedef.num_leaves or (
+        None not in leaves and tree.structure(value) != treedef
+    ):
+        raise errors.TreeError(
+            f"{what} has structure {tree.structure(value)}, but {other} has {treedef}\n"
+            f"  at {where().describe()}"
+        )
+    result = []
+    for i, (x, a) in enumerate(zip(leaves, avals)):
+        if x is None:
+            result.append(None)
+            continue
+        from genesis_fn.core.convert import as_array
+
+        x = as_array(x)
+        if typeof(x).shape != a.shape:
+            raise errors.ShapeError(
+                f"{what}, leaf {i}: {typeof(x)} does not fit {a}\n  at {where().describe()}"
+            )
+        if not dtypes.is_inexact(a.dtype):
+            result.append(None)
+            continue
+        if typeof(x).dtype != a.dtype:
+            raise errors.DTypeError(
+                f"{what}, leaf {i}: {typeof(x)} must have the dtype of {a}\n"
+                f"  at {where().describe()}"
+            )
+        result.append(x)
+    return result
+
+
+def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
+    """(outputs, vjp function), or (outputs, vjp function, aux).
+
+    The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
+    pytree and may be returned from `jit`.
+    """
+    leaves, in_tree, weak = flatten_arrays(primals, "a primal: ")
+    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
+    mask = tuple([differentiable(x) for x in leaves])
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, weak)
+    avals = tuple([typeof(x) for x in leaves]), tuple([typeof(o) for o in outs[: flat.out_count]])
+    static = (
+        jaxpr,
+        tuple(nonzero[: flat.out_count]),
+        mask,
+        in_tree,
+        avals[0],
+        flat.out_tree,
+        avals[1],
+    )
+    pull = VJP(residuals, static)
+    out = flat.output(outs)
+    return (out, pull, flat.aux(outs)) if has_aux else (out, pull)
+
+
+def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
+    """(outputs, linear function of tangents): the derivative at a point, to be applied many
+    times."""
+    leaves, in_tree, weak = flatten_arrays(primals, "a primal: ")
+    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
+    mask = tuple([differentiable(x) for x in leaves])
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, weak)
+    count = flat.out_count
+    jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero[:count])], (), jaxpr.name)
+    static = (
+        jaxpr, tuple(nonzero[:count]), mask, in_tree, tuple([typeof(x) for x in leaves]),
+        flat.out_tree, tuple([typeof(o) for o in outs[:count]]),
+    )  # fmt: skip
+    push = JVPMap(residuals, static)
+    out = flat.output(outs)
+    return (out, push, flat.aux(outs)) if has_aux else (out, push)
+
+
+def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> Any:
+    """(outputs, output tangents), or with aux third: `fun` at `primals` along `tangents`.
+
+    Raises TreeError, ShapeError or DTypeError where the tangents do not fit the primals.
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise TypeError("jvp takes tuples or lists of primals and tangents")
+    leaves, in_tree, weak = flatten_arrays(tuple(primals), "a primal: ")
+    ts = _matching(
+        tuple(tangents), in_tree, [typeof(x) for x in leaves], "the tangents", "the primals"
+    )
+    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
+    outs, out_ts = jvp_flat(flat, leaves, ts)
+    dense = [instantiate(t, typeof(o)) for t, o in zip(out_ts, outs)]
+    out, tangent = flat.output(outs), flat.output(dense)
+    return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
+
+
+def linear_transpose(fun: Callable, *primals: Any) -> Callable:
+    """The transpose of a linear function; `primals` give shapes and dtypes only."""
+    leaves, in_tree = tree.flatten(primals)
+    avals = [aval(tuple(x.shape), dtypes.dtype(x.dtype)) for x in leaves]
+    flat = FlatFunction(fun, in_tree)
+    jaxpr, captured = stage(flat, avals, name=name_of(fun))
+
+    def transposed(ct: Any) -> tuple:
+        cts = _matching(ct, flat.out_tree, jaxpr.out_avals, "the cotangent", "the output")
+        operands = [*captured, *(Linear(a) for a in avals)]
+        back = transpose_flat(jaxpr, operands, cts)[len(captured) :]
+        return tree.unflatten(in_tree, [instantiate(c, a) for c, a in zip(back, avals)])
+
+    return transposed
+
+
+# ---- Jacobians ----
+
+
+def _basis(kind: Aval, offset: int, count: int) -> Any:
+    """[count, *shape]: rows `offset` ... of the identity over all elements, reshaped to this
+    leaf."""
+    from genesis_fn.primitives.shape import iota
+
+    rows = iota(dtypes.I32, (count, kind.size), 0)
+    columns = ops.add(iota(dtypes.I32, (count, kind.size), 1), offset)
+    return reshape(ops.convert(ops.eq(rows, columns), kind.dtype), (count, *kind.shape))
+
+
+def _bases(avals: Sequence[Aval]) -> list[Any]:
+    count, offset, result = sum(a.size for a in avals), 0, []
+    for a in avals:
+        result.append(_basis(a, offset, count))
+        offset += a.size
+    return result
+
+
+def _rows(x: Any, avals: Sequence[Aval]) -> list[Any]:
+    """Split a leading axis over all elements into one block per leaf, with the leaf's shape."""
+    from genesis_fn.primitives.shape import slice_in_dim
+
+    result, offset = [], 0
+    for a in avals:
+        block = slice_in_dim(x, offset, offset + a.size, axis=0)
+        result.append(reshape(block, (*a.shape, *typeof(x).shape[1:])))
+        offset += a.size
+    return result
+
+
+def _last(x: Any, lead: int) -> Any:
+    """Move the first `lead` axes of `x` behind the others."""
+    from genesis_fn.primitives.shape import transpose
+
+    n = typeof(x).ndim
+    return transpose(x, (*range(lead, n), *range(lead)))
+
+
+def jacfwd(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable:
+    """The Jacobian of `fun`, column by column in forward mode (for more outputs than inputs).
+
+    A pytree of the output's structure with the argument's inside; each block has shape
+    [*output shape, *input shape].
+    """
+
+    @boundary(fun)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
+        _differentiated(leaves, picked, lambda i: f"leaf {i}", "raise", holomorphic)
+        avals = [typeof(x) for x in leaves]
+        flat = FlatFunction(f, in_tree, has_aux=has_aux)
+        kept: list[Any] = []
+
+        def column(*tangents: Any) -> list[Any]:
+            outs, ts = jvp_flat(flat, leaves, tangents)
+            kept.append(outs)
+            dense = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
+            return dense[: flat.out_count], outs[flat.out_count :]  # type: ignore[return-value]
+
+        blocks, aux = vmap(column, out_axes=(0, None))(*_bases(avals))
+        table = [
+            tree.unflatten(in_tree, [_last(r, a.ndim) for r, a in zip(_rows(block, avals), avals)])
+            for block in blocks
+        ]
+        result = tree.unflatten(flat.out_tree, [_one(t, argnums) for t in table])
+        return (result, flat.aux([None] * flat.out_count + list(aux))) if has_aux else result
+
+    return jacobian
+
+
+def jacrev(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable:
+    """The Jacobian of `fun`, row by row in reverse mode (for more inputs than outputs)."""
+
+    @boundary(fun)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        _, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
+        _differentiated(
+            leaves, picked, lambda i: f"leaf {i}", "zeros" if allow_int else "raise", holomorphic
+        )
+        out, pull, *aux = vjp(f, *picked, has_aux=has_aux)
+        outs, out_tree = tree.flatten(out)
+        avals = [typeof(o) for o in outs]
+        rows = tree.leaves(vmap(lambda *cts: pull(tree.unflatten(out_tree, cts)))(*_bases(avals)))
+        per_output: list[list[Any]] = [[] for _ in avals]
+        for row in rows:
+            for blocks, block in zip(per_output, _rows(row, avals)):
+                blocks.append(block)
+        result = tree.unflatten(
+            out_tree, [_one(tree.unflatten(in_tree, blocks), argnums) for blocks in per_output]
+        )
+        return (result, aux[0]) if has_aux else result
+
+    return jacobian
+
+
+jacobian = jacrev
+
+
+def hessian(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable:
+    """The matrix of second derivatives: forward mode over reverse mode."""
+    return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
+
+
+def _on_arguments(fun: Callable, argnums: Any, args: tuple, kwargs: dict) -> tuple:
+    chosen = _selected(argnums, args, fun)
+
+    def f(*values: Any) -> Any:
+        full_args = list(args)
+        for i, v in zip(chosen, values):
+            full_args[i] = v
+        return fun(*full_args, **kwargs)
+
+    functools.update_wrapper(f, fun)
+    return chosen, f, tuple([args[i] for i in chosen])
+
+
+def _one(picked: tuple, argnums: Any) -> Any:
+    return picked[0] if isinstance(argnums, int) else picked
+
+
+def fwd_and_bwd(
+    fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> tuple[Callable, Callable]:
+    """(forward, backward): forward(*args) -> (output, residual function[, aux]); backward(residual
+    function, cotangent) -> gradients."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        _, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        return vjp(f, *picked, has_aux=has_aux)
+
+    def backward(pull: VJP, ct: Any) -> Any:
+        return _one(pull(ct), argnums)
+
+    return forward, backward
+
+
+__all__ = [
+    "VJP", "fwd_and_bwd", "grad", "hessian", "jacfwd", "jacobian", "jacrev",
+    "jvp", "linear_transpose", "linearize", "value_and_grad", "vjp",
+]  # fmt: skip

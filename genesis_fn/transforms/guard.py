@@ -1,0 +1,296 @@
+"""Generated code for the call path: take the leaves out of arguments of one known structure, and
+put outputs back together. It replaces generic flattening, which costs several times more per leaf.
+
+`caller` makes the whole of a call one such function: check, take out, run, put together.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import tree
+from genesis_fn.core.array import Array, Deleted
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.source import where
+
+# What a `caller` function returns for arguments that it is not for.
+MISS = object()
+
+
+class _Writer:
+    """Source lines, and the objects that they refer to by name."""
+
+    def __init__(self, miss: str = "None") -> None:
+        self.lines: list[str] = []
+        self.space: dict[str, Any] = {}
+        self.count = 0
+        self.miss = miss  # what the function returns for another structure
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"x{self.count}"
+
+    def name(self, value: Any) -> str:
+        text = f"c{len(self.space)}"
+        self.space[text] = value
+        return text
+
+    def function(self, signature: str, result: str) -> Callable:
+        body = "\n".join(f"    {line}" for line in self.lines)
+        source = f"def f({signature}):\n{body}\n    return {result}\n"
+        exec(compile(source, "<genesis guard>", "exec"), self.space)
+        return self.space["f"]
+
+
+def _is_namedtuple(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(type(x), "_fields")
+
+
+def puller(args: tuple, kwargs: dict[str, Any]) -> Callable | None:
+    """A function (args, kwargs) -> leaves in pytree order, or None where the structure differs.
+
+    None is returned here instead where the structure has a node type without a known form.
+    """
+    out = _Writer()
+    leaves: list[str] = []
+    if not (_pull(out, "args", args, leaves) and _pull(out, "kwargs", kwargs, leaves)):
+        return None
+    return out.function("args, kwargs", f"[{', '.join(leaves)}]")
+
+
+def _pull(out: _Writer, at: str, x: Any, leaves: list[str]) -> bool:
+    kind = type(x)
+    if x is None:
+        out.lines.append(f"if {at} is not None: return {out.miss}")
+        return True
+    if kind in (tuple, list) or _is_namedtuple(x):
+        out.lines.append(
+            f"if type({at}) is not {out.name(kind)} or len({at}) != {len(x)}: return {out.miss}"
+        )
+        names = [out.fresh() for _ in x]
+        if names:
+            out.lines.append(f"{', '.join(names)}, = {at}")
+        return all([_pull(out, n, v, leaves) for n, v in zip(names, x)])
+    if kind in (dict, OrderedDict):
+        out.lines.append(
+            f"if type({at}) is not {out.name(kind)} or len({at}) != {len(x)}: return {out.miss}"
+        )
+        if kind is OrderedDict:
+            out.lines.append(f"if list({at}) != {out.name(list(x))}: return {out.miss}")
+        keys = tree.structure(x, is_leaf=lambda v: v is not x).entries()
+        names = [out.fresh() for _ in keys]
+        if keys:
+            # Equal length and every key found means equal key sets.
+            texts = [repr(k) if type(k) in (str, int) else out.name(k) for k in keys]
+            reads = ", ".join(f"{at}[{t}]" for t in texts)
+            out.lines.append("try:")
+            out.lines.append(f"    {', '.join(names)}, = {reads},")
+            out.lines.append(f"except KeyError: return {out.miss}")
+        return all([_pull(out, n, x[k], leaves) for n, k in zip(names, keys)])
+    if kind in tree.NODE_TYPES:
+        flat = tree.NODE_TYPES[kind][0]
+        children, static = flat(x)[:2]
+        children = tuple(children)
+        whole, meta = out.fresh(), out.fresh()
+        out.lines.append(f"if type({at}) is not {out.name(kind)}: return {out.miss}")
+        out.lines.append(f"{whole}, {meta}, *_ = {out.name(flat)}({at})")
+        out.lines.append(f"{whole} = tuple({whole})")
+        out.lines.append(
+            f"if {meta} != {out.name(static)} or len({whole}) != {len(children)}: return {out.miss}"
+        )
+        names = [out.fresh() for _ in children]
+        if names:
+            out.lines.append(f"{', '.join(names)}, = {whole}")
+        return all([_pull(out, n, v, leaves) for n, v in zip(names, children)])
+    if not tree.structure(x).is_leaf():
+        return False
+    leaves.append(at)
+    return True
+
+
+def builder(treedef: tree.PyTreeDef) -> Callable[[list], Any]:
+    """A function from leaves to the pytree of that structure."""
+    if treedef.is_leaf():
+        return lambda leaves: leaves[0]
+    out = _Writer()
+    names = [f"l{i}" for i in range(treedef.num_leaves)]
+    text = _build(out, tree.unflatten(treedef, [_Leaf(n) for n in names]))
+    if text is None:
+        return lambda leaves: tree.unflatten(treedef, leaves)
+    if names:
+        out.lines.append(f"{', '.join(names)}, = leaves")
+    return out.function("leaves", text)
+
+
+class _Leaf:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _build(out: _Writer, x: Any) -> str | None:
+    kind = type(x)
+    if x is None:
+        return "None"
+    if kind is _Leaf:
+        return x.name
+    if kind in (tuple, list) or _is_namedtuple(x):
+        parts = [_build(out, v) for v in x]
+        if None in parts:
+            return None
+        inside = ", ".join(parts)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        if kind is list:
+            return f"[{inside}]"
+        if kind is tuple:
+            return f"({inside}{',' if parts else ''})"
+        return f"{out.name(kind)}({inside})"
+    if kind is dict:
+        parts = [(out.name(k), _build(out, v)) for k, v in x.items()]
+        if any(v is None for _, v in parts):
+            return None
+        return "{" + ", ".join(f"{k}: {v}" for k, v in parts) + "}"
+    if kind in tree.NODE_TYPES:
+        flat, rebuild = tree.NODE_TYPES[kind]
+        children, static = flat(x)[:2]
+        parts = [_build(out, v) for v in children]
+        if None in parts:
+            return None
+        inside = ", ".join(p for p in parts if p is not None)
+        return f"{out.name(rebuild)}({out.name(static)}, ({inside}{',' if parts else ''}))"
+    return None
+
+
+# ---- a whole call ----
+
+
+class Donated(Deleted):
+    """Stands in an Array that was donated to a jitted call."""
+
+    __slots__ = ("path", "function", "line")
+
+    def __init__(self, path: str, function: str, line: Any, aval: Any) -> None:
+        self.path, self.function, self.line, self.aval = path, function, line, aval
+
+    @property
+    def why(self) -> str:  # type: ignore[override]
+        """Which argument of which call."""
+        return f"{self.path} was donated to {self.function} at {self.line}"
+
+
+def caller(
+    args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], *, captured: Sequence[Array],
+    executable: Any, out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str],
+    name: str, number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception],
+) -> Callable | None:  # fmt: skip
+    """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
+
+    Like means: equal structure and static values (`static`, by position or name), and for each leaf
+    an array of the same signature, a number of the same type, or an equal static leaf. `executable`
+    has `run`, from storages to storages, `sigs` of its results, `overwritten` (inputs whose memory
+    it takes) and `own` (an array's storage, copied if it is not its only holder). None where the
+    structure has no known form, or a leaf is a tracer.
+    """
+    out = _Writer("MISS")
+    out.space.update(
+        MISS=MISS, Array=Array, new=Array.__new__, run=executable.run, as_array=as_array,
+        ndarray=np.ndarray, number=number, failed=failed, where=where, Donated=Donated,
+        own=executable.own,
+    )  # fmt: skip
+    leaves: list[tuple[str, Any]] = []
+    if not (_pull_call(out, args, kwargs, static, leaves)):
+        return None
+    dynamic: list[tuple[str, Any]] = []
+    checks = []
+    for at, x in leaves:
+        kind = type(x)
+        if kind is Array:
+            checks.append(f"{at}.sig is not {out.name(x.sig)}")
+        elif isinstance(x, (np.ndarray, np.generic)):
+            out.lines += [f"if type({at}) is not {out.name(kind)}: return MISS"]
+            out.lines += [f"{at} = as_array({at})"]
+            checks.append(f"{at}.sig is not {out.name(as_array(x).sig)}")
+        elif kind in SCALARS:
+            out.lines.append(f"if type({at}) is not {kind.__name__}: return MISS")
+            out.lines.append(f"{at} = number({at})")
+        elif kind.__hash__ is None or hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
+            return None
+        else:
+            out.lines.append(_differs(out, at, x))
+            continue
+        dynamic.append((at, x))
+    if checks:
+        # Anything but an array has no signature.
+        out.lines += [
+            "try:",
+            f"    if {' or '.join(checks)}: return MISS",
+            "except AttributeError: return MISS",
+        ]
+    arrays = [out.name(x) for x in captured] + [at for at, _ in dynamic]
+    taken = set(executable.overwritten)
+    storages = [f"own({a})" if i in taken else f"{a}.data" for i, a in enumerate(arrays)]
+    results = [f"y{i}" for i in range(len(executable.sigs))]
+    left = f"{', '.join(results)}, = " if results else ""
+    out.lines += [
+        "try:", f"    {left}run({', '.join(storages)})", "except Exception as error:",
+        f"    raise failed(error, [{', '.join(a for a, _ in dynamic)}]) from None",
+    ]  # fmt: skip
+    if donated:
+        out.lines.append("line = where(depth=4)")
+    for i in donated:
+        at, x = dynamic[i]
+        known = f"{out.name(paths[i])}, {name!r}, line, {out.name(x.aval)}"
+        out.lines.append(f"{at}.data = Donated({known})")
+    for y, s in zip(results, executable.sigs):
+        out.lines.append(f"a = new(Array); a.data = {y}; a.sig = {out.name(s)}; {y} = a")
+    text = _build(out, tree.unflatten(out_tree, [_Leaf(y) for y in results]))
+    if text is None:
+        rebuild = out.name(lambda found: tree.unflatten(out_tree, found))
+        text = f"{rebuild}([{', '.join(results)}])"
+    return out.function("args, kwargs", text)
+
+
+def _differs(out: _Writer, at: str, x: Any) -> str:
+    """The line that refuses a value other than the static `x`."""
+    known = out.name(x)
+    return (
+        f"if {at} is not {known} and (type({at}) is not type({known}) or {at} != {known}): "
+        "return MISS"
+    )
+
+
+def _pull_call(
+    out: _Writer, args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], leaves: list
+) -> bool:
+    """Write the lines that take `leaves` [(name, example)] out of args and kwargs."""
+    out.lines.append(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return MISS")
+    names = [out.fresh() for _ in args]
+    if names:
+        out.lines.append(f"{', '.join(names)}, = args")
+    found: list[str] = []
+    examples = tree.leaves(
+        (
+            tuple([None if i in static else a for i, a in enumerate(args)]),
+            {k: v for k, v in kwargs.items() if k not in static},
+        )
+    )
+    for i, (at, x) in enumerate(zip(names, args)):
+        if i in static:
+            out.lines.append(_differs(out, at, x))
+        elif not _pull(out, at, x, found):
+            return False
+    for k in sorted(kwargs):
+        at = out.fresh()
+        out.lines += [f"try: {at} = kwargs[{k!r}]", "except KeyError: return MISS"]
+        if k in static:
+            out.lines.append(_differs(out, at, kwargs[k]))
+        elif not _pull(out, at, kwargs[k], found):
+            return False
+    if len(found) != len(examples):
+        return False
+    # A leaf may be an argument itself; every leaf gets a name that can be assigned.
+    leaves.extend(zip(found, examples))
+    return True

@@ -1,0 +1,192 @@
+"""Derivatives: one linearize rule per primitive serves forward and reverse mode.
+
+A `LinearizeTrace` runs primal values under its parent and tangents under its *tape*. With the
+parent itself as tape that is forward mode; with a fresh `StageTrace` the tangents become a linear
+program, which `transpose.py` runs backwards. There is no partial evaluation. `None` is a zero
+tangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.jaxpr import Jaxpr, memoized
+from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, running, typeof
+from genesis_fn.core.source import where
+from genesis_fn.primitives.define import zeros
+from genesis_fn.transforms.stage import StageTrace, evaluate, stage_closed
+
+
+class LinearizeTracer(Tracer):
+    """A value with a tangent."""
+
+    __slots__ = ("primal", "tangent")
+
+    def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any, weak: bool = False):
+        self.trace, self.primal, self.tangent = trace, primal, tangent
+        self.aval, self.weak = primal.aval, weak
+
+    def concrete(self) -> Any:
+        """The primal's Array, where the derivative is taken eagerly."""
+        return self.primal.concrete() if isinstance(self.primal, Tracer) else self.primal
+
+    def origin(self) -> str:
+        return self.primal.origin() if isinstance(self.primal, Tracer) else super().origin()
+
+
+class LinearizeTrace(Trace):
+    """Computes primals under `parent` and tangents under `tape`."""
+
+    __slots__ = ("parent", "tape")
+
+    def __init__(self, parent: Trace | None, tape: Trace | None, name: str = "") -> None:
+        super().__init__(name or "a derivative")
+        self.parent, self.tape = parent, tape
+
+    def split(self, x: Any) -> tuple[Any, Any]:
+        """(primal, tangent or None) of a value."""
+        if type(x) is LinearizeTracer and x.trace is self:
+            return x.primal, x.tangent
+        return x, None
+
+    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        primals, tangents, nonzero, weak = [], [], False, True
+        for a in args:
+            if type(a) is LinearizeTracer and a.trace is self:
+                primals.append(a.primal)
+                tangents.append(a.tangent)
+                nonzero = True
+                weak = weak and a.weak
+            else:
+                primals.append(a)
+                tangents.append(None)
+                weak = weak and (getattr(a, "weak", False) or not hasattr(a, "aval"))
+        ctx.trace = self.parent
+        try:
+            if not nonzero:
+                return bind(prim, *primals, **params)
+            if prim.jvp is not None and self.tape is self.parent:
+                out, t = prim.jvp(primals, tangents, **params)
+                return self._wrap(prim, out, t, weak)
+            if prim.linearize is None:
+                raise errors.NotDifferentiableError(
+                    f"{prim.name} has no derivative\n  at {where().describe()}\n"
+                    "  wrap its operand in stop_gradient(...) if none is wanted"
+                )
+            out, tangent = prim.linearize([t is not None for t in tangents], *primals, **params)
+            ctx.trace = self.tape
+            t = tangent(*tangents)
+        finally:
+            ctx.trace = self
+        return self._wrap(prim, out, t, weak)
+
+    def _wrap(self, prim: Primitive, out: Any, t: Any, weak: bool) -> Any:
+        if prim.multi:
+            return [o if u is None else LinearizeTracer(self, o, u) for o, u in zip(out, t)]
+        return out if t is None else LinearizeTracer(self, out, t, weak)
+
+
+def jvp_flat(
+    f: Callable, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """(outputs, their tangents or None) of a flat function; a None tangent is zero."""
+    parent = ctx.trace
+    trace = LinearizeTrace(parent, parent)
+    try:
+        with running(trace):
+            outs = f(*[p if t is None else LinearizeTracer(trace, p, t)
+                       for p, t in zip(primals, tangents, strict=True)])  # fmt: skip
+        pairs = [trace.split(o) for o in outs]
+    finally:
+        trace.alive = False
+    return [p for p, _ in pairs], [t for _, t in pairs]
+
+
+def linearize_flat(
+    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool], weak: Sequence[bool] | None = None
+) -> tuple[list[Any], list[bool], Jaxpr, list[Any]]:
+    """(outputs, which have a tangent, linear program, residuals) of a flat function at a point.
+
+    The program maps [residuals, tangents of the `nonzero` inputs] to the nonzero output tangents.
+    """
+    tape = StageTrace("the linear program", tape=True)
+    trace = LinearizeTrace(ctx.trace, tape)
+    weak = weak or [False] * len(primals)
+    args = [
+        LinearizeTracer(trace, p, tape.argument(typeof(p)), w) if n else p
+        for p, n, w in zip(primals, nonzero, weak, strict=True)
+    ]
+    try:
+        with running(trace):
+            outs = f(*args)
+        pairs = [trace.split(o) for o in outs]
+        jaxpr, residuals = tape.finish([t for _, t in pairs if t is not None])
+    finally:
+        trace.alive = tape.alive = False
+    return [p for p, _ in pairs], [t is not None for _, t in pairs], jaxpr, residuals
+
+
+def differentiable(x: Any) -> bool:
+    """Whether a value's dtype carries derivatives."""
+    return dtypes.is_inexact(typeof(x).dtype)
+
+
+@memoized
+def linearize_jaxpr(
+    jaxpr: Jaxpr, nonzero: tuple[bool, ...], instantiate: tuple[bool, ...]
+) -> tuple[Jaxpr, Jaxpr, tuple[bool, ...], int]:
+    """(forward, tangent program, nonzero outputs, number of residuals) of a program.
+
+    forward: inputs -> [outputs, residuals]; tangent: [residuals, nonzero tangents] -> [nonzero
+    output tangents]. Outputs marked in `instantiate` get a tangent even where it is zero.
+    """
+    forward = StageTrace(jaxpr.name, jaxpr.labels)
+    tape = StageTrace(jaxpr.name, tape=True)
+    trace = LinearizeTrace(forward, tape)
+    primals = [forward.argument(a) for a in jaxpr.in_avals]
+    args = [
+        LinearizeTracer(trace, p, tape.argument(p.aval)) if n else p
+        for p, n in zip(primals, nonzero, strict=True)
+    ]
+    try:
+        with running(trace):
+            outs = evaluate(jaxpr, *args)
+        pairs = [trace.split(o) for o in outs]
+        with running(tape):
+            tangents = [
+                zeros(typeof(p)) if t is None and i else t
+                for (p, t), i in zip(pairs, instantiate, strict=True)
+            ]
+        tangent, residuals = tape.finish([t for t in tangents if t is not None])
+        program, captured = forward.finish([*(p for p, _ in pairs), *residuals])
+    finally:
+        trace.alive = tape.alive = forward.alive = False
+    assert not captured, captured
+    return program, tangent, tuple(t is not None for t in tangents), len(residuals)
+
+
+@memoized
+def jvp_jaxpr(
+    jaxpr: Jaxpr, nonzero: tuple[bool, ...], instantiate: tuple[bool, ...]
+) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """(program, nonzero outputs): [inputs, nonzero tangents] -> [outputs, nonzero output
+    tangents]."""
+    count = len(jaxpr.invars)
+    found: list[tuple[bool, ...]] = []
+
+    def f(*args: Any) -> list[Any]:
+        primals, rest = args[:count], iter(args[count:])
+        tangents = [next(rest) if n else None for n in nonzero]
+        outs, out_tangents = jvp_flat(lambda *xs: evaluate(jaxpr, *xs), primals, tangents)
+        out_tangents = [
+            zeros(typeof(o)) if t is None and i else t
+            for o, t, i in zip(outs, out_tangents, instantiate, strict=True)
+        ]
+        found.append(tuple(t is not None for t in out_tangents))
+        return [*outs, *(t for t in out_tangents if t is not None)]
+
+    avals = [*jaxpr.in_avals, *(a for a, n in zip(jaxpr.in_avals, nonzero) if n)]
+    program = stage_closed(f, avals, jaxpr.name)
+    return program, found[-1]

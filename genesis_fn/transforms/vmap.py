@@ -1,0 +1,111 @@
+"""vmap: a function of one example becomes a function of batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.core import errors, tree
+from genesis_fn.core.primitive import typeof
+from genesis_fn.core.source import where
+from genesis_fn.core.traceback import boundary
+from genesis_fn.transforms.batch import vmap_flat
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+
+
+def vmap(
+    fun: Callable,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+) -> Callable:
+    """`fun` mapped over an axis of its arguments.
+
+    `in_axes` is a prefix tree of the positional arguments (an int, None, or containers of them);
+    keyword arguments are mapped over axis 0. `axis_name` lets collectives refer to the batch.
+    Raises ValueError with a table of sizes where they differ.
+    """
+    if not isinstance(in_axes, (int, tuple, list, type(None))):
+        raise TypeError(
+            f"vmap: in_axes must be an int, None, or a tuple per argument, got {in_axes!r}"
+        )
+
+    @boundary(fun)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
+        if len(axes) != len(args):
+            raise ValueError(
+                f"vmap of {name_of(fun)}: in_axes has {len(axes)} entries for {len(args)} "
+                f"positional arguments\n  at {where().describe()}"
+            )
+        values = (args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(values, f"an argument of {name_of(fun)}: ")
+        dims: list[int | None] = []
+        for i, (axis, arg) in enumerate(zip(axes, args)):
+            try:
+                dims += tree.broadcast_prefix(axis, arg)
+            except errors.TreeError as error:
+                raise errors.TreeError(f"vmap: in_axes for argument {i}: {error}") from None
+        dims += [0] * (len(leaves) - len(dims))
+        dims = [_checked(x, d, i, values) for i, (x, d) in enumerate(zip(leaves, dims))]
+        size = _size(leaves, dims, axis_size, values, fun)
+        flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
+        functools.update_wrapper(flat.f, fun)
+
+        def out_dims(outs: list[Any]) -> list[int | None]:
+            skeleton = tree.unflatten(flat.out_tree, outs)
+            try:
+                return tree.broadcast_prefix(out_axes, skeleton)
+            except errors.TreeError as error:
+                raise errors.TreeError(f"vmap: out_axes: {error}") from None
+
+        outs = vmap_flat(flat, size, leaves, dims, out_dims, axis_name)
+        return flat.output(outs)
+
+    return mapped
+
+
+def _paths(values: tuple) -> list[str]:
+    args, kwargs = values
+    named = [f"argument {i}{p}" for i, a in enumerate(args) for p in tree.paths(a)]
+    return named + [f"keyword{p}" for p in tree.paths(kwargs)]
+
+
+def _checked(x: Any, d: Any, i: int, values: tuple) -> int | None:
+    if d is None:
+        return None
+    shape = typeof(x).shape
+    if not isinstance(d, int):
+        raise TypeError(f"vmap: an entry of in_axes is {d!r}; axes are ints or None")
+    if not -len(shape) <= d < len(shape):
+        raise ValueError(
+            f"vmap: axis {d} does not exist in {_paths(values)[i]}, {typeof(x)}\n"
+            f"  at {where().describe()}"
+        )
+    return d % len(shape)
+
+
+def _size(leaves: list, dims: list, axis_size: int | None, values: tuple, fun: Callable) -> int:
+    sizes = {typeof(x).shape[d] for x, d in zip(leaves, dims) if d is not None}
+    if axis_size is not None:
+        sizes.add(axis_size)
+    if len(sizes) == 1:
+        return sizes.pop()
+    if not sizes:
+        raise ValueError(
+            f"vmap of {name_of(fun)} needs at least one mapped argument, or axis_size=\n"
+            f"  at {where().describe()}"
+        )
+    rows = [
+        f"{p}: {typeof(x)} has {typeof(x).shape[d]} along axis {d}"
+        for p, x, d in zip(_paths(values), leaves, dims)
+        if d is not None
+    ]
+    shown = rows[:3] + ([f"and {len(rows) - 3} more"] if len(rows) > 3 else [])
+    raise ValueError(
+        f"vmap of {name_of(fun)}: mapped axes have different sizes {sorted(sizes)}\n  "
+        + "\n  ".join(shown)
+        + f"\n  at {where().describe()}"
+    )

@@ -1,0 +1,152 @@
+"""Pytrees under the names of jax.tree_util."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+import optree
+
+from genesis_fn.core.tree import (
+    NAMESPACE,
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    PyTreeDef,
+    SequenceKey,
+    all as tree_all,
+    broadcast as tree_broadcast,
+    broadcast_prefix,
+    flatten as tree_flatten,
+    flatten_with_path as tree_flatten_with_path,
+    keystr,
+    leaves as tree_leaves,
+    leaves_with_path as tree_leaves_with_path,
+    map as tree_map,
+    map_with_path as tree_map_with_path,
+    reduce as tree_reduce,
+    register_dataclass,
+    register_node,
+    structure as tree_structure,
+    transpose as tree_transpose,
+    unflatten as tree_unflatten,
+)
+
+
+def register_pytree_node(
+    nodetype: type,
+    flatten_func: Callable[[Any], tuple[Iterable[Any], Hashable]],
+    unflatten_func: Callable[[Any, Iterable[Any]], Any],
+    flatten_with_keys_func: Callable | None = None,
+) -> None:
+    """Make `nodetype` a node: `flatten_func(x)` gives (children, static data)."""
+    if flatten_with_keys_func is None:
+        register_node(nodetype, flatten_func, unflatten_func)
+        return
+    with_keys = flatten_with_keys_func
+
+    def entries(x: Any) -> list[Any]:
+        return [k for k, _ in with_keys(x)[0]]
+
+    register_node(nodetype, flatten_func, unflatten_func, entries)
+
+
+def register_pytree_node_class(cls: type) -> type:
+    """Decorator: a class with `tree_flatten` and a classmethod `tree_unflatten` becomes a node."""
+    register_pytree_node(cls, lambda x: x.tree_flatten(), cls.tree_unflatten)  # type: ignore[attr-defined]
+    return cls
+
+
+def register_pytree_with_keys(
+    nodetype: type,
+    flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]],
+    unflatten_func: Callable[[Any, Iterable[Any]], Any],
+    flatten_func: Callable | None = None,
+) -> None:
+    """Make `nodetype` a node whose children have keys: ([(key, child)], static data)."""
+
+    def flat(x: Any) -> tuple[tuple, Hashable]:
+        pairs, static = flatten_with_keys(x)
+        return tuple([child for _, child in pairs]), static
+
+    register_pytree_node(nodetype, flatten_func or flat, unflatten_func, flatten_with_keys)
+
+
+def register_pytree_with_keys_class(cls: type) -> type:
+    """Decorator: a class with `tree_flatten_with_keys` and `tree_unflatten` becomes a node."""
+    flat = getattr(cls, "tree_flatten", None)
+    register_pytree_with_keys(
+        cls,
+        lambda x: x.tree_flatten_with_keys(),
+        cls.tree_unflatten,  # type: ignore[attr-defined]
+        None if flat is None else lambda x: x.tree_flatten(),
+    )
+    return cls
+
+
+def register_static(cls: type) -> type:
+    """Decorator: instances have no children and are part of the structure; hashable ones only."""
+    register_node(cls, lambda x: ((), x), lambda static, _: static)
+    return cls
+
+
+class Partial(functools.partial):
+    """A `functools.partial` whose arguments are children, so that it may cross `jit` and `scan`."""
+
+
+register_node(
+    Partial,
+    lambda p: ((p.args, p.keywords), p.func),
+    lambda func, kids: (lambda args, keywords: Partial(func, *args, **keywords))(*kids),
+)
+
+
+def tree_reduce_associative(
+    operation: Callable[[Any, Any], Any],
+    tree: Any,
+    *,
+    identity: Any = ...,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """The leaves combined pairwise by an associative operation, in logarithmic depth."""
+    found = tree_leaves(tree, is_leaf)
+    if not found:
+        if identity is ...:
+            raise ValueError("tree_reduce_associative of no leaves needs identity=")
+        return identity
+    while len(found) > 1:
+        pairs = [operation(a, b) for a, b in zip(found[::2], found[1::2])]
+        found = pairs + found[2 * len(pairs) :]
+    return found[0]
+
+
+def all_leaves(iterable: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> bool:
+    """Whether every element is a leaf."""
+    return all(treedef_is_leaf(tree_structure(x, is_leaf)) for x in iterable)
+
+
+def treedef_is_leaf(treedef: PyTreeDef) -> bool:
+    """Whether a structure is that of a single leaf."""
+    return treedef.num_nodes == 1 and treedef.num_leaves == 1
+
+
+def treedef_children(treedef: PyTreeDef) -> list[PyTreeDef]:
+    """The structures of a node's children."""
+    return treedef.children()
+
+
+def treedef_tuple(treedefs: Sequence[PyTreeDef]) -> PyTreeDef:
+    """The structure of a tuple of trees of these structures."""
+    return optree.treespec_tuple(treedefs, namespace=NAMESPACE)
+
+
+__all__ = [
+    "DictKey", "FlattenedIndexKey", "GetAttrKey", "Partial", "PyTreeDef", "SequenceKey",
+    "all_leaves", "broadcast_prefix", "keystr", "register_dataclass", "register_pytree_node",
+    "register_pytree_node_class", "register_pytree_with_keys", "register_pytree_with_keys_class",
+    "register_static", "tree_all", "tree_broadcast", "tree_flatten", "tree_flatten_with_path",
+    "tree_leaves", "tree_leaves_with_path", "tree_map", "tree_map_with_path", "tree_reduce",
+    "tree_reduce_associative", "tree_structure", "tree_transpose", "tree_unflatten",
+    "treedef_children", "treedef_is_leaf", "treedef_tuple",
+]  # fmt: skip

@@ -1,0 +1,99 @@
+"""Compiles a corpus of generated kernels for one architecture; prints a JSON record of each.
+
+Run as a program: the compiler needs a process in which Triton does not interpret.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+os.environ.pop("TRITON_INTERPRET", None)
+os.environ["GENESIS_DEVICE"] = "cpu"
+
+import genesis_fn as g
+import genesis_fn.numpy as gnp
+from genesis_fn import lax
+from genesis_fn.backends.cuda.codegen import generate
+from genesis_fn.compiler.fuse import fuse
+from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.simplify import simplify
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
+from genesis_fn.kernels.compile_only import compile_launch
+from genesis_fn.transforms.stage import stage
+
+BF16, F32, F16, I32 = dtypes.BF16, dtypes.F32, dtypes.F16, dtypes.I32
+
+
+def rms_norm(x, w):
+    y = x.astype(gnp.float32)
+    y = y * lax.rsqrt(gnp.mean(y * y, -1, keepdims=True) + 1e-6)
+    return (y * w).astype(x.dtype)
+
+
+def rope(x, cos, sin):
+    half = x.shape[-1] // 2
+    turned = gnp.concatenate([-x[..., half:], x[..., :half]], -1)
+    return (x * cos + turned * sin).astype(x.dtype)
+
+
+def softmax(x):
+    x = x.astype(gnp.float32)
+    e = gnp.exp(x - gnp.max(x, -1, keepdims=True))
+    return e / gnp.sum(e, -1, keepdims=True)
+
+
+def adamw(p, m, v, gradient):
+    gradient = gradient.astype(gnp.float32)
+    m, v = m * 0.9 + gradient * 0.1, v * 0.95 + gradient * gradient * 0.05
+    return p - 3e-4 * (m / (gnp.sqrt(v) + 1e-8) + 0.1 * p), m, v
+
+
+def gradient(f):
+    return lambda *xs: g.vjp(f, *xs)[1](f(*xs))
+
+
+CORPUS = {
+    "cast": (lambda x: x.astype(gnp.bfloat16), [((4096, 3072), F32)]),
+    "swiglu": (lambda a, b: a * lax.logistic(a) * b, [((16384, 3072), BF16)] * 2),
+    "swiglu backward": (
+        gradient(lambda a, b: a * lax.logistic(a) * b), [((4096, 3072), BF16)] * 2,
+    ),
+    "rms norm": (rms_norm, [((16384, 1024), BF16), ((1024,), F32)]),
+    "rms norm backward": (gradient(rms_norm), [((16384, 1024), BF16), ((1024,), F32)]),
+    "rope": (rope, [((4, 2048, 16, 128), BF16), ((2048, 1, 128), F32), ((2048, 1, 128), F32)]),
+    "softmax": (softmax, [((4096, 2048), BF16)]),
+    "long softmax": (softmax, [((512, 151936), BF16)]),
+    "transpose": (lambda x: gnp.transpose(x) * 2, [((4096, 1024), BF16)]),
+    "heads": (lambda x: gnp.transpose(x, (0, 2, 1, 3)) + 1, [((4, 2048, 16, 128), BF16)]),
+    "column sum": (lambda x: gnp.sum(x, 0), [((16384, 1024), BF16)]),
+    "full sum": (lambda x: gnp.sum(x * x), [((4096, 4096), F32)]),
+    "argmax": (lambda x: gnp.argmax(x, -1), [((64, 151936), F32)]),
+    "adamw": (adamw, [((1024, 3072), F32)] * 3 + [((1024, 3072), BF16)]),
+    "large": (lambda x: gnp.sum(x * 2, -1), [((16384, 151936), BF16)]),
+    "bias gradient": (gradient(lambda x, b: gnp.tanh(x + b)), [((4096, 512), F16), ((512,), F16)]),
+    "integers": (
+        lambda x: (x // 3, x % 7, x << 2, x > 0), [((999,), I32)],
+    ),
+}  # fmt: skip
+
+
+def main(architecture: int) -> None:
+    """Compile every program of the corpus."""
+    records = []
+    for name, (f, kinds) in CORPUS.items():
+        jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
+        for group in fuse(rematerialise(simplify(jaxpr))).groups:
+            if group.body is None:
+                continue
+            for launch in generate(group.body).plan.steps:
+                launch = replace(launch, kernel=launch.kernel.function)
+                records.append({"case": name, **compile_launch(launch, architecture)})
+    print(json.dumps(records))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,86 @@
+"""Programs run on the interpreting driver and on the CPU backend, and compared.
+
+With GENESIS_CUDA_DRIVER=cuda in the environment they run on a GPU instead.
+"""
+
+from __future__ import annotations
+
+import os
+
+if os.environ.setdefault("GENESIS_CUDA_DRIVER", "interpret") == "interpret":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ["GENESIS_DEVICE"] = "cpu"
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.backends.cpu.compile import compile_jaxpr as compile_for_cpu
+from genesis_fn.backends.cuda.executable import CudaExecutable, compile_jaxpr
+from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.core import tree
+from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.aval import aval, sig
+from genesis_fn.core.device import cpu, cuda
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.transforms.stage import stage
+
+PLACE = cuda(0)
+
+
+def put(x: Any) -> Array:
+    """An array in the interpreting driver's memory."""
+    x = np.ascontiguousarray(x).reshape(np.shape(x))
+    block = runtime(0).alloc(max(x.nbytes, 1))
+    if x.nbytes:
+        runtime(0).staging.to_device(block.address, x.ctypes.data, x.nbytes)
+    return Array(block, sig(aval(x.shape, x.dtype), PLACE))
+
+
+def get(x: Array) -> np.ndarray:
+    """Its values."""
+    out = np.empty(x.shape, x.dtype)
+    if out.nbytes:
+        runtime(0).read(out.ctypes.data, x.data.address, out.nbytes)
+    return out
+
+
+def traced(f: Callable, *args: Any) -> tuple[Jaxpr, list[np.ndarray]]:
+    """(the program of `f`, all of its inputs)."""
+    leaves, structure = tree.flatten(args)
+    leaves = [np.asarray(x) for x in leaves]
+    avals = [aval(x.shape, x.dtype) for x in leaves]
+    jaxpr, captured = stage(lambda *xs: tree.leaves(f(*tree.unflatten(structure, xs))), avals)
+    return jaxpr, [c.device.backend.to_numpy(c) for c in captured] + leaves
+
+
+def on_cpu(jaxpr: Jaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The program's results from the CPU backend."""
+    outs = compile_for_cpu(jaxpr, cpu())(*[from_numpy(x, cpu()) for x in inputs])
+    return [np.array(o.device.backend.to_numpy(o)) for o in outs]
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
+    """Asserts equality: exact for integers, within `tolerance` for floats."""
+    assert got.shape == want.shape and got.dtype == want.dtype
+    if want.dtype.kind in "biu":
+        np.testing.assert_array_equal(got, want)
+    else:
+        wide = np.complex128 if want.dtype.kind == "c" else np.float64
+        np.testing.assert_allclose(
+            got.astype(wide), want.astype(wide), rtol=tolerance, atol=tolerance
+        )
+
+
+def compare(
+    f: Callable, *args: Any, tolerance: float = 2e-5, donated: Sequence[bool] = ()
+) -> CudaExecutable:
+    """Runs `f` on both backends, asserts that they agree, and returns the executable."""
+    jaxpr, inputs = traced(f, *args)
+    executable = compile_jaxpr(jaxpr, PLACE, donated=donated)
+    want = on_cpu(jaxpr, inputs)
+    for _ in range(2):
+        for g, w in zip(executable(*map(put, inputs)), want, strict=True):
+            close(get(g), w, tolerance)
+    return executable

@@ -1,0 +1,568 @@
+"""The driver interface on the interpreting driver, parameter blocks, host copies and exchange."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import struct
+import threading
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import interpreted_kernels as kernels
+import numpy as np
+import pytest
+import torch
+
+from genesis_fn.backends.cuda import condition_kernels, driver, exchange, runtime
+from genesis_fn.backends.cuda.compile import compile_launches
+from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
+from genesis_fn.backends.cuda.error_word import Checks, ErrorWords, decode
+from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.backends.cuda.memory import Pool
+from genesis_fn.backends.cuda.parameters import (
+    ParameterBlock,
+    patch_small_map,
+    tensor_map_geometry,
+)
+from genesis_fn.backends.cuda.stream import Staging
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def device():
+    return InterpretDriver(0, total_memory=256 * MIB)
+
+
+@pytest.fixture
+def pool(device):
+    return Pool(device)
+
+
+def put(pool: Pool, array: np.ndarray):
+    block = pool.alloc(array.nbytes)
+    array = np.ascontiguousarray(array)
+    pool.driver.copy(block.address, array.ctypes.data, array.nbytes, pool.driver.compute)
+    return block
+
+
+def fetch(block, dtype, shape) -> np.ndarray:
+    result = np.empty(shape, dtype)
+    driver = block.driver
+    driver.copy(result.ctypes.data, block.address, result.nbytes, driver.compute)
+    return result
+
+
+def test_choice_of_implementation(monkeypatch):
+    monkeypatch.setenv("GENESIS_CUDA_DRIVER", "interpret")
+    monkeypatch.setenv("GENESIS_INTERPRET_DEVICES", "3")
+    assert driver.implementation() == "interpret" and driver.device_count() == 3
+    monkeypatch.setattr(driver, "_drivers", {})
+    assert driver.open_driver(2) is driver.open_driver(2)
+    assert driver.open_driver(2).info.index == 2
+    with pytest.raises(ValueError, match="cuda:3: 3 found"):
+        driver.open_driver(3)
+    monkeypatch.setenv("GENESIS_CUDA_DRIVER", "metal")
+    with pytest.raises(ValueError, match="metal"):
+        driver.device_count()
+
+
+def test_no_gpu_means_no_devices(monkeypatch):
+    monkeypatch.delenv("GENESIS_CUDA_DRIVER", raising=False)
+    monkeypatch.setattr(driver, "_drivers", {})  # other tests may have opened interpreted ones
+    pytest.importorskip("cuda.bindings")
+    if os.path.exists("/dev/nvidia0"):
+        pytest.skip("this machine has a GPU")
+    assert driver.device_count() == 0
+    with pytest.raises(ValueError, match="cuda:0: 0 found"):
+        driver.open_driver(0)
+
+
+def test_kernel_launches_read_and_write_device_memory(device, pool):
+    x, y = np.arange(200, dtype=np.float32), np.ones(200, np.float32)
+    blocks = [put(pool, x), put(pool, y), pool.alloc(800)]
+    (prepared,) = device.prepare([kernels.axpy(200, 2.5)])
+    prepared.bind([b.address for b in blocks])
+    prepared.launch(device.compute)
+    np.testing.assert_array_equal(fetch(blocks[2], np.float32, 200), 2.5 * x + 1)
+    other = put(pool, -x)
+    prepared.bind([other.address, blocks[1].address, blocks[2].address])
+    prepared.launch(device.compute)
+    np.testing.assert_array_equal(fetch(blocks[2], np.float32, 200), -2.5 * x + 1)
+
+
+def test_descriptors(device, pool):
+    x = np.random.default_rng(0).normal(size=(48, 32)).astype(np.float32)
+    blocks = [put(pool, x), pool.alloc(x.nbytes)]
+    (prepared,) = device.prepare([kernels.double_tile(48, 32, 16)])
+    prepared.bind([b.address for b in blocks])
+    prepared.launch(device.compute)
+    np.testing.assert_array_equal(fetch(blocks[1], np.float32, (48, 32)), 2 * x)
+
+
+def test_faults_are_reported(device, pool):
+    address = device.reserve(8 * MIB)
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        device.fill(address, 0, 4, device.compute)
+    handle = device.create(2 * MIB)
+    device.map(address, 2 * MIB, handle)
+    device.fill(address, 7, 2 * MIB, device.compute)
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        device.copy(address, address + 2 * MIB - 4, 8, device.compute)
+    with pytest.raises(CudaError, match="ALREADY_MAPPED"):
+        device.map(address, 2 * MIB, device.create(2 * MIB))
+    (prepared,) = device.prepare([kernels.add_one(0)])
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        prepared.bind([address + 4 * MIB])
+    with pytest.raises(CudaError, match="MISALIGNED"):
+        prepared.bind([address + 2])
+    with pytest.raises(CudaError, match="still mapped"):
+        device.release(address, 8 * MIB)
+    device.unmap(address, 2 * MIB)
+    device.destroy(handle)
+    with pytest.raises(DeviceMemoryExhausted):
+        device.create(512 * MIB)
+    with pytest.raises(CudaError, match="INVALID_VALUE"):
+        device.create(5)
+
+
+def test_memory_is_gone_when_unmapped(device):
+    address = device.reserve(2 * MIB)
+    handle = device.create(2 * MIB)
+    for _ in range(2):
+        device.map(address, 2 * MIB, handle)
+        assert ctypes.c_uint8.from_address(address).value == 0
+        device.fill(address, 9, 2 * MIB, device.compute)
+        device.unmap(address, 2 * MIB)
+
+
+def test_compiled_kernels_are_refused_by_the_interpreter(device):
+    class Compiled:
+        def __repr__(self):
+            return "<a compiled kernel>"
+
+    launch = kernels.add_one(0)
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1 before Triton"):
+        device.prepare([type(launch)(Compiled(), (1, 1, 1), launch.arguments)])
+
+
+def test_events_and_peers(device):
+    start, end = device.new_event(timing=True), device.new_event(timing=True)
+    device.record(start, device.compute)
+    device.record(end, device.compute)
+    assert device.elapsed(start, end) >= 0 and device.done(end)
+    other = InterpretDriver(1, total_memory=64 * MIB)
+    source, target = runtime.Runtime(device), runtime.Runtime(other)
+    values = np.arange(1000)
+    block = put(source.pool, values)
+    copied = source.copy_to(target, block)
+    assert copied.device == 1 and block.device == 0
+    np.testing.assert_array_equal(fetch(copied, values.dtype, 1000), values)
+
+
+# Parameter blocks: what cuLaunchKernel would get, checked against real compilations.
+
+
+@pytest.fixture
+def fresh_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("GENESIS_CACHE_DIR", str(tmp_path))
+
+
+def test_parameter_block_of_pointers_and_numbers(fresh_cache):
+    launch = kernels.axpy(100, 0.5)
+    (compiled,) = compile_launches([launch], 90)
+    assert compiled.layout == (8, 8, 8, 4, 4, 8, 8)
+    block = ParameterBlock(launch, compiled, lambda *_: b"")
+    block.bind([1 << 40, 2 << 40, 3 << 40], 77 << 8)
+    numbers = [int.from_bytes(v, "little") for v in block.values()[:4]]
+    assert numbers == [1 << 40, 2 << 40, 3 << 40, 100]
+    assert struct.unpack("<f", block.values()[4]) == (0.5,)
+    assert [int.from_bytes(v, "little") for v in block.values()[5:]] == [77 << 8, 0]
+
+
+def test_parameter_block_of_descriptors(fresh_cache):
+    launch = kernels.double_tile(256, 64, 32, "bf16")
+    encoded = []
+
+    def encode(descriptor, meta, address):
+        encoded.append((tensor_map_geometry(descriptor, meta), address))
+        return bytes([len(encoded)]) * 128
+
+    (compiled,) = compile_launches([launch], 90)
+    block = ParameterBlock(launch, compiled, encode)
+    block.bind([1 << 20, 2 << 20], 0)
+    assert encoded == [((9, [64, 256], [128], [64, 32]), n << 20) for n in (1, 2)]
+    values = block.values()
+    assert values[0] == b"\x01" * 128 and values[5] == b"\x02" * 128
+    shape_and_strides = [int.from_bytes(v, "little") for v in values[1:5]]
+    assert shape_and_strides == [256, 64, 64, 1]
+    assert [len(v) for v in values[1:5]] == [4, 4, 8, 8]
+    pointers = ctypes.cast(block.address, ctypes.POINTER(ctypes.c_void_p))
+    assert pointers[0] % 64 == pointers[5] % 64 == 0, "tensor maps are aligned to 64 bytes"
+    block.bind([1 << 20, 3 << 20], 0)
+    assert len(encoded) == 3, "only what moved is encoded again"
+
+
+def test_descriptors_become_pointers_where_there_is_no_tma(fresh_cache):
+    launch = kernels.double_tile(256, 64, 32, "bf16")
+    (compiled,) = compile_launches([launch], 80)
+    block = ParameterBlock(launch, compiled, lambda *_: pytest.fail("nothing to encode"))
+    block.bind([1 << 20, 2 << 20], 0)
+    values = [int.from_bytes(v, "little") for v in block.values()]
+    flags = compiled.layout.count(1) // 2
+    half = [256, 64, 64, 1, *[0] * flags, 256, 64, 64, 1]
+    assert values == [1 << 20, *half, 2 << 20, *half, 0, 0]
+
+
+def test_unknown_layouts_are_refused(fresh_cache):
+    launch = kernels.add_one(0)
+    (compiled,) = compile_launches([launch], 90)
+    wrong = type(compiled)(**{
+        **{name: getattr(compiled, name) for name in type(compiled).__slots__},
+        "layout": (8, 8),
+    })  # fmt: skip
+    with pytest.raises(RuntimeError, match=r"\[8, 8\] bytes, not \[8, 8, 8\]"):
+        ParameterBlock(launch, wrong, lambda *_: b"")
+
+
+def test_small_tensor_maps_are_patched():
+    content = struct.pack("<16Q", *[(1 << 64) - 1] * 16)
+    patched = patch_small_map(content, [64, 256], [128], 2)
+    assert struct.unpack("<16Q", patched)[1] == (1 << 64) - 1 - (1 << 21)
+    assert patch_small_map(content, [64, 1025], [128], 2) == content
+    assert patch_small_map(content, [64, 1024], [128], 2) != content
+
+
+def test_condition_kernels_assemble(tmp_path):
+    """Triton's assembler takes the PTX and knows the system call, for every architecture."""
+    import subprocess
+    from pathlib import Path
+
+    import triton
+
+    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    (tmp_path / "c.ptx").write_text(condition_kernels.ptx())
+    for architecture in ("sm_80", "sm_90"):
+        subprocess.run(
+            [ptxas, f"-arch={architecture}", tmp_path / "c.ptx", "-o", tmp_path / "c.cubin"],
+            check=True,
+        )
+        binary = (tmp_path / "c.cubin").read_bytes()
+        for mode in ("flag", "index", "count"):
+            assert condition_kernels.entry(mode).encode() in binary
+            assert condition_kernels.entry(mode) in condition_kernels.cuda_source()
+
+
+# Host copies.
+
+
+@pytest.mark.parametrize("size", [1, 255, 4096, 3 * MIB + 5])
+def test_staged_copies(device, pool, size):
+    staging = Staging(device, ring_bytes=MIB)
+    values = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    block = pool.alloc(size)
+    for _ in range(3):
+        values += 1
+        staging.to_device(block.address, values.ctypes.data, size)
+        result = np.empty_like(values)
+        staging.to_host(result.ctypes.data, block.address, size)
+        np.testing.assert_array_equal(result, values)
+    gc.collect()
+    held = staging.pinned.bytes
+    assert held <= 4 * MIB
+    staging.pinned.trim()
+    assert staging.pinned.bytes == 0
+
+
+class LateDriver(InterpretDriver):
+    """Copies from pinned memory happen only when their event is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(0, total_memory=64 * MIB)
+        self.queue = []
+
+    def copy(self, destination, source, size, stream):
+        self.queue.append(lambda: InterpretDriver.copy(self, destination, source, size, stream))
+
+    def record(self, event, stream):
+        event.time = 0.0
+        self.queue.append(event)
+
+    def done(self, event):
+        return event not in self.queue
+
+    def wait_host(self, event):
+        while event in self.queue:
+            work = self.queue.pop(0)
+            if callable(work):
+                work()
+
+
+def test_the_ring_is_not_overwritten_before_it_is_read():
+    device = LateDriver()
+    pool = Pool(device)
+    staging = Staging(device, ring_bytes=4096)
+    choose = np.random.default_rng(0)
+    wanted = []
+    for _ in range(60):
+        values = choose.integers(0, 256, int(choose.integers(1, 3000)), dtype=np.uint8)
+        block = pool.alloc(values.nbytes)
+        staging.to_device(block.address, values.ctypes.data, values.nbytes)
+        wanted.append((block, values.copy()))
+        values[:] = 0
+    for block, values in wanted:
+        result = np.empty_like(values)
+        staging.to_host(result.ctypes.data, block.address, values.nbytes)
+        np.testing.assert_array_equal(result, values)
+
+
+def test_prefetch_and_late_reads(device, pool):
+    staging = Staging(device)
+    values = np.arange(5000)
+    block = pool.alloc(values.nbytes)
+    arrived = staging.prefetch(block.address, values.ctypes.data, values.nbytes)
+    device.wait(device.compute, arrived)
+    device.destroy_event(arrived)
+    read = staging.read(block.address, 80)
+    device.fill(block.address, 0, 80, device.compute)
+    result = np.empty(10, values.dtype)
+    assert read.done
+    read.into(result.ctypes.data)
+    np.testing.assert_array_equal(result, values[:10])
+
+
+# The error word.
+
+
+def test_error_word_names_the_check_and_clears(device, pool):
+    words = ErrorWords(device)
+    other, checks = (
+        Checks(lambda site, index, name=name: IndexError(f"{name}: site {site}, index {index}"))
+        for name in ("other", "this")
+    )
+    words.register(other)
+    words.register(checks)
+    block = put(pool, np.array([3], np.int32))
+    (prepared,) = device.prepare([kernels.check(0, 1, 10, 5)])
+    prepared.bind([block.address, checks.address])
+    prepared.launch(device.compute)
+    words.raise_if_set()
+    device.fill_words(block.address, 99, 1, device.compute)
+    prepared.launch(device.compute)
+    with pytest.raises(IndexError, match="this: site 5, index 99"):
+        words.raise_if_set()
+    words.raise_if_set()
+
+
+def test_error_words_agree_with_the_kernels():
+    from genesis_fn.kernels.error_word import decode_error_word
+
+    for site, index in ((1, 0), (7, -1), (1 << 22, (1 << 39) - 1), (3, -(1 << 39))):
+        word = site << 40 | (index & (1 << 40) - 1)
+        assert decode(word) == decode_error_word(word) == (site, index)
+
+
+def test_error_words_are_reused(device):
+    words = ErrorWords(device)
+    held = [Checks(lambda site, index: ValueError()) for _ in range(3)]
+    for checks in held:
+        words.register(checks)
+    address = held[1].address
+    assert [c.address - held[0].address for c in held] == [0, 8, 16]
+    del held[1], checks
+    gc.collect()
+    ctypes.c_int64.from_address(address).value = 2 << 40 | 5
+    with pytest.raises(RuntimeError, match="check 2 .* no longer exists failed with index 5"):
+        words.raise_if_set()
+    held.append(Checks(lambda site, index: ValueError()))
+    words.register(held[-1])
+    assert held[-1].address == address
+
+
+def test_reading_a_value_raises_what_kernels_reported(device):
+    here = runtime.Runtime(device)
+    checks = Checks(lambda site, index: IndexError(f"index {index}"))
+    here.errors.register(checks)
+    block = put(here.pool, np.array([50], np.int32))
+    (prepared,) = device.prepare([kernels.check(0, 1, 10, 1)])
+    prepared.bind([block.address, checks.address])
+    prepared.launch(device.compute)
+    value = np.empty(1, np.int32)
+    with pytest.raises(IndexError, match="index 50"):
+        here.read(value.ctypes.data, block.address, 4)
+    here.read(value.ctypes.data, block.address, 4)
+    here.synchronize()
+    assert value[0] == 50
+
+
+# Exchange. The interpreting driver's memory is host memory, so torch's CPU side and NumPy take it.
+
+
+class Exported:
+    def __init__(self, buffer, shape, strides, dtype, offset=0, read_only=False):
+        self.arguments = (buffer, shape, strides, dtype)
+        self.options = {"offset": offset, "read_only": read_only}
+
+    def __dlpack_device__(self):
+        return exchange.dlpack_device(self.arguments[0])
+
+    def __dlpack__(self, *, stream=None, max_version=None, **_):
+        return exchange.to_dlpack(
+            *self.arguments, stream=stream, max_version=max_version, **self.options
+        )
+
+
+DTYPES = [
+    "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8",
+    "bool", "complex64", "complex128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_takes_and_gives_every_type(device, pool, dtype):
+    values = torch.arange(24).reshape(4, 6).to(getattr(torch, dtype))
+    imported = exchange.from_dlpack(values, device)
+    assert (imported.shape, imported.strides, imported.dtype) == ((4, 6), (6, 1), dtype)
+    assert imported.buffer.address == values.data_ptr()
+    assert imported.buffer.bytes == values.nbytes
+    block = pool.alloc(values.nbytes)
+    device.copy(block.address, imported.buffer.address, values.nbytes, device.compute)
+    view = torch.from_dlpack(Exported(block, (4, 6), (6, 1), dtype))
+    assert view.data_ptr() == block.address and view.dtype == values.dtype
+    assert torch.equal(view, values)
+
+
+def test_strided_views_and_offsets(device, pool):
+    values = np.arange(60, dtype=np.int32).reshape(6, 10)
+    block = put(pool, values)
+    view = torch.from_dlpack(Exported(block, (3, 5), (20, 2), "int32", offset=4))
+    np.testing.assert_array_equal(view.numpy(), values[::2, 1::2])
+    imported = exchange.from_dlpack(torch.from_numpy(values)[1::2, ::3], device)
+    assert imported.shape == (3, 4) and imported.strides == (20, 3)
+    assert imported.buffer.bytes == 4 * (1 + 2 * 20 + 3 * 3)
+
+
+def test_numpy_sees_read_only_memory(pool):
+    block = put(pool, np.arange(10, dtype=np.float32))
+    view = np.from_dlpack(Exported(block, (10,), (1,), "float32", read_only=True))
+    assert not view.flags.writeable
+    np.testing.assert_array_equal(view, np.arange(10))
+    values = np.arange(3.0)
+    values.flags.writeable = False
+    assert exchange.from_dlpack(values, pool.driver).read_only
+
+
+def test_exported_memory_lives_as_long_as_its_last_user(pool):
+    block = put(pool, np.arange(1000, dtype=np.int64))
+    address = block.address
+    exported = Exported(block, (1000,), (1,), "int64")
+    view = torch.from_dlpack(exported)
+    unused = exported.__dlpack__()
+    del block, exported
+    assert pool.alloc(8000).address != address
+    del unused
+    assert pool.alloc(8000).address != address
+    assert int(view.sum()) == 499500
+    del view
+    gc.collect()
+    assert pool.alloc(8000).address == address
+    assert not exchange._exported
+
+
+def test_imported_memory_lives_as_long_as_our_buffer(device):
+    class Owner(np.ndarray):
+        pass
+
+    import weakref
+
+    values = np.arange(5.0).view(Owner)
+    watch = weakref.ref(values)
+    imported = exchange.from_dlpack(values, device)
+    del values
+    gc.collect()
+    assert watch() is not None
+    assert np.frombuffer((ctypes.c_double * 5).from_address(imported.buffer.address))[4] == 4
+    del imported
+    gc.collect()
+    exchange.settle()
+    assert watch() is None
+
+
+def test_exchange_refuses_what_it_cannot_hold(device, pool):
+    block = pool.alloc(64)
+    with pytest.raises(TypeError, match="float128"):
+        exchange.to_dlpack(block, (4,), (1,), "float128")
+    with pytest.raises(TypeError, match="bfloat16; use DLPack"):
+        exchange.to_cuda_array_interface(block, (4,), (1,), "bfloat16")
+
+    class Elsewhere:
+        def __dlpack_device__(self):
+            return (2, 1)
+
+    with pytest.raises(ValueError, match=r"\(2, 1\), not on cuda:0"):
+        exchange.from_dlpack(Elsewhere(), device)
+
+
+def test_cuda_array_interface_both_ways(device, pool):
+    block = pool.alloc(4 * 60)
+    facts = exchange.to_cuda_array_interface(block, (5, 6), (12, 2), "float32", offset=4)
+    assert facts["typestr"] == "<f4" and facts["version"] == 3
+    assert facts["data"] == (block.address + 4, True) and facts["strides"] == (48, 8)
+
+    class Array:
+        __cuda_array_interface__ = facts
+
+    imported = exchange.from_cuda_array_interface(Array(), device)
+    assert imported.shape == (5, 6) and imported.strides == (12, 2)
+    assert imported.dtype == "float32" and imported.read_only
+    assert imported.buffer.address == block.address + 4
+    assert imported.buffer.bytes == 4 * (1 + 4 * 12 + 5 * 2)
+    Array.__cuda_array_interface__ = {**facts, "strides": None, "data": (block.address, False)}
+    assert exchange.from_cuda_array_interface(Array(), device).strides == (6, 1)
+    Array.__cuda_array_interface__ = {**facts, "typestr": "<M8"}
+    with pytest.raises(TypeError, match="M8"):
+        exchange.from_cuda_array_interface(Array(), device)
+
+
+def test_memory_functions_of_the_process(monkeypatch):
+    monkeypatch.setenv("GENESIS_CUDA_DRIVER", "interpret")
+    monkeypatch.setattr(runtime, "_runtimes", {})
+    monkeypatch.setattr(driver, "_drivers", {})
+    here = runtime.runtime(0)
+    assert here is runtime.runtime(0)
+    block = here.alloc(3 * MIB, "a line")
+    assert runtime.memory_allocated() == 3 * MIB == runtime.max_memory_allocated()
+    assert runtime.memory_reserved() == 32 * MIB
+    assert "a line" in runtime.memory_summary()
+    assert any(part["site"] == "a line" for part in runtime.memory_snapshot())
+    del block
+    runtime.reset_peak()
+    assert runtime.memory_stats()["peak"] == 0 or runtime.memory_allocated() == 0
+    assert runtime.empty_cache() == 32 * MIB
+    runtime.set_memory_fraction(0.5)
+    assert here.pool.limit == here.driver.info.total_memory // 2
+
+
+def test_threads_launch_kernels(device, pool):
+    errors = []
+
+    def work(i: int) -> None:
+        try:
+            x = np.full(64, i, np.float32)
+            blocks = [put(pool, x), put(pool, x), pool.alloc(256)]
+            (prepared,) = device.prepare([kernels.axpy(64, 3.0)])
+            prepared.bind([b.address for b in blocks])
+            for _ in range(3):
+                prepared.launch(device.compute)
+            np.testing.assert_array_equal(fetch(blocks[2], np.float32, 64), 4 * x)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors, errors

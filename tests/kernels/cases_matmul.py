@@ -1,0 +1,69 @@
+"""Matrix products whose registers, spills and shared memory are held to recorded ceilings."""
+
+from __future__ import annotations
+
+from genesis_fn.kernels.launch import Plan
+from genesis_fn.kernels.matmul import Config, Epilogue, Hooks, MatmulSpec, plan_matmul
+from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
+
+
+def cases() -> dict[str, Plan]:
+    """Plans by name: the default configuration of one product of each kind."""
+    square = {"m": 4096, "n": 4096, "k": 4096}
+    swiglu = Epilogue(activation="silu", gating="separate")
+    specs = {
+        f"bf16 {'T' if a else 'N'}{'T' if b else 'N'}": {
+            **square,
+            "lhs_transposed": a,
+            "rhs_transposed": b,
+        }
+        for a in (False, True)
+        for b in (False, True)
+    }
+    for dtype, out in [("fp32", "fp32"), ("fp64", "fp64"), ("fp8e4nv", "bf16"), ("i8", "i32")]:
+        fields = {"lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": out}
+        specs[f"{dtype} NT"] = {**square, **fields, "rhs_transposed": True}
+    fp32 = {"lhs_dtype": "fp32", "rhs_dtype": "fp32", "out_dtype": "fp32"}
+    specs |= {
+        "fp32 tf32x3": {**square, **fp32, "precision": "tf32x3"},
+        "fp32 ieee": {**square, **fp32, "precision": "ieee"},
+        "i32": {**square, "lhs_dtype": "i32", "rhs_dtype": "i32", "out_dtype": "i32"},
+        "batched": {**square, "batch": (8,)},
+        "odd sizes": {"m": 4097, "n": 4095, "k": 4093},
+        "64-bit offsets": {"m": 16384, "n": 151937, "k": 1024},
+        "gated": {**square, "rhs_transposed": True, "epilogue": swiglu},
+        "gated, one weight": {
+            **square,
+            "rhs_transposed": True,
+            "epilogue": Epilogue(activation="silu", gating="packed", gate_offset=4096 * 4096),
+        },
+        "residual": {**square, "epilogue": Epilogue(residual="bf16")},
+        "bias and gelu": {**square, "epilogue": Epilogue(bias="col", activation="gelu")},
+        "weight gradient, split": {"m": 1024, "n": 3072, "k": 16384, "lhs_transposed": True},
+        "accumulating": {**square, "out_dtype": "fp32", "accumulate": True},
+        "one row": {"m": 1, "n": 4096, "k": 1024, "rhs_transposed": True},
+        "eight rows": {"m": 8, "n": 4096, "k": 1024, "rhs_transposed": True},
+        "one row, gated": {
+            "m": 1,
+            "n": 3072,
+            "k": 1024,
+            "rhs_transposed": True,
+            "epilogue": swiglu,
+        },
+        "32 rows": {"m": 32, "n": 4096, "k": 1024, "rhs_transposed": True},
+        "16 rows, split": {"m": 16, "n": 1024, "k": 3072, "rhs_transposed": True},
+    }
+    plans = {name: plan_matmul(MatmulSpec(**fields)) for name, fields in specs.items()}
+    hooks = Hooks(
+        setup="scale = tl.load(rms + rm)",
+        lhs="a = up(a) * scale",
+        inputs=(("rms", "fp32"),),
+    )
+    plans["norm as prologue"] = plan_matmul(MatmulSpec(m=1, n=4096, k=1024), hooks=hooks)
+    sizes = Config("tma", 128, 128, 64, 8, 3, dynamic=True)
+    plans["run-time sizes"] = plan_matmul(MatmulSpec(**square), sizes)
+    layer = [(1024, 2048), (1024, 1024), (2048, 1024), (1024, 3072), (3072, 1024)]
+    plans["grouped weight gradients"] = plan_grouped_matmul(
+        [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer]
+    )
+    return plans

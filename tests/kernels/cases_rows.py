@@ -1,0 +1,123 @@
+"""Row, scan, sort, scatter, convolution and window kernels, as training and inference use them."""
+
+from __future__ import annotations
+
+from genesis_fn.kernels.concat import Concatenate, plan_concatenate
+from genesis_fn.kernels.conv import (
+    convolution,
+    input_gradient,
+    kernel_gradient,
+    plan_convolution,
+)
+from genesis_fn.kernels.cross_entropy import (
+    CrossEntropy,
+    plan_cross_entropy_backward,
+    plan_cross_entropy_forward,
+)
+from genesis_fn.kernels.launch import Launch, Plan
+from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
+from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
+from genesis_fn.kernels.pool import Window, plan_window, plan_window_gradient
+from genesis_fn.kernels.random import RandomBits, plan_random_bits
+from genesis_fn.kernels.scan import Scan, plan_scan
+from genesis_fn.kernels.scatter import (
+    GatherRows,
+    ScatterRows,
+    plan_embedding_gradient,
+    plan_gather_rows,
+    plan_scatter_rows,
+)
+from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
+from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+
+
+def cases() -> dict[str, Plan]:
+    """One plan for each kernel and each branch of it that compiles differently."""
+    plans: dict[str, Plan] = {}
+    for spec in (
+        Norm(16384, 1024, "bf16", weight_dtype="fp32"),
+        Norm(4096, 8192, "bf16", "layer", 1e-5, "fp32", "fp32"),
+        Norm(64, 50000, "bf16", "layer", 1e-5, "fp32", "fp32"),
+        Norm(64, 500, "fp64", "layer", 1e-5, "fp64", "fp64"),
+    ):
+        name = f"{spec.kind} norm {spec.columns} {spec.dtype}"
+        plans[name] = plan_norm_forward(spec)
+        plans[f"{name} backward"] = plan_norm_backward(spec)
+    for spec in (
+        Softmax(8192, 8192, "fp32"),
+        Softmax(8192, 16384, "bf16", "log_softmax"),
+        Softmax(64, 151936, "bf16"),
+        Softmax(64, 151936, "bf16", "logsumexp"),
+    ):
+        name = f"{spec.kind} {spec.columns} {spec.dtype}"
+        plans[name] = plan_softmax_forward(spec)
+        plans[f"{name} backward"] = plan_softmax_backward(spec)
+    options = {"ignore_index": -100, "label_smoothing": 0.1, "z_loss": 1e-4, "site": 1}
+    for spec in (
+        CrossEntropy(16384, 151936, "bf16"),
+        CrossEntropy(16384, 151936, "bf16", soft_cap=30.0, **options),
+        CrossEntropy(16384, 16384, "bf16", soft_cap=30.0, **options),
+    ):
+        name = f"cross-entropy {spec.classes}{' all options' if spec.site else ''}"
+        plans[name] = plan_cross_entropy_forward(spec)
+        plans[f"{name} backward"] = plan_cross_entropy_backward(spec)
+    linear = LinearCrossEntropy(CrossEntropy(8192, 151936, "bf16", ignore_index=-100), 1024)
+    plan = plan_linear_cross_entropy(linear)
+    # One row kernel: the products have ceilings of their own.
+    kept = [
+        step
+        for step in plan.steps
+        if isinstance(step, Launch) and step.kernel.__name__ == "cross_entropy_looped_kernel"
+    ]
+    plans["linear cross-entropy"] = Plan(plan.inputs, plan.outputs, tuple(kept[:1]))
+
+    plans["random bits"] = plan_random_bits(RandomBits(1, 1 << 24))
+    plans["cumsum"] = plan_scan(Scan(1, 1 << 24, 1, "fp32"))
+    plans["cummax rows"] = plan_scan(Scan(4096, 4096, 1, "fp32", "max", True))
+    plans["cumlogsumexp middle"] = plan_scan(Scan(16, 4096, 512, "fp32", "logaddexp"))
+    plans["sort long"] = _once(plan_sort(Sort(1, 1 << 22, ("fp32", "bf16"))))
+    plans["sort short"] = plan_sort(Sort(4096, 1024, ("fp32",), indices="i64"))
+    plans["sort bf16"] = plan_sort(Sort(4096, 512, ("bf16",)))
+    plans["top k"] = plan_top_k(TopK(8, 151936, 50, "fp32"))
+    plans["gather"] = plan_gather_rows(GatherRows(151936, 1024, 16384, "bf16", site=1))
+    embedding = plan_embedding_gradient(151936, 1024, 2048, "fp32", cotangent_dtype="bf16")
+    plans["embedding gradient"] = embedding
+    plans["scatter max"] = plan_scatter_rows(
+        ScatterRows(1000, 64, 1000, "bf16", "max", "operand", site=1)
+    )
+    plans["scatter unique"] = plan_scatter_rows(
+        ScatterRows(1000, 64, 1000, "bf16", "set", "operand", unique=True)
+    )
+    for axis in (0, 1):
+        spec = Concatenate(((4096, 4096),) * 3, axis, "fp32")
+        plans[f"concatenate axis {axis}"] = plan_concatenate(spec)
+    plans["concatenate narrow"] = plan_concatenate(Concatenate(((4096, 3), (4096, 2)), 1, "fp32"))
+    for dtype in ("bf16", "fp32"):
+        spec = convolution(
+            (32, 56, 56, 64),
+            (3, 3, 64, 128),
+            layout="NHWC",
+            kernel_layout="HWIO",
+            strides=(2, 2),
+            padding=((1, 1), (1, 1)),
+            dtype=dtype,
+        )
+        plans[f"convolution {dtype}"] = plan_convolution(spec)
+        plans[f"convolution {dtype} input gradient"] = plan_convolution(input_gradient(spec))
+        plans[f"convolution {dtype} kernel gradient"] = plan_convolution(kernel_gradient(spec))
+    window = Window(2048, (1, 112, 112), 1, (1, 3, 3), "bf16", padding=((0, 0), (1, 1), (1, 1)))
+    plans["max pool"] = plan_window(window, save=True)
+    plans["max pool gradient"] = plan_window_gradient(window)
+    return plans
+
+
+def _once(plan: Plan) -> Plan:
+    """The plan without launches of a kernel that an earlier one already compiles."""
+    steps, seen = [], set()
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            key = (step.kernel.__name__, *map(str, step.constants.items()))
+            if key not in seen:
+                seen.add(key)
+                steps.append(step)
+    return Plan(plan.inputs, plan.outputs, tuple(steps), plan.workspaces)

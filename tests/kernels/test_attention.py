@@ -1,0 +1,307 @@
+"""Attention kernels against float64 formulas and against JAX, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from genesis_fn.kernels.attention import AttentionConfig, plan_attention_forward
+from genesis_fn.kernels.attention_backward import BackwardConfig, plan_attention_backward
+from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.kernels.attention_scores import tile_and_head
+from genesis_fn.kernels.attention_spec import AttentionSpec, serves_descriptors
+from genesis_fn.kernels.interpret import run_plan
+from tests.kernels.attention_reference import (
+    TORCH,
+    attention_reference,
+    philox_4x32_10,
+    random_inputs,
+    reference_gradients,
+)
+
+TOLERANCE = {"fp32": 5e-6, "bf16": 1.5e-2, "fp16": 2e-3}
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Distance over the norm of what is wanted (at least 1); NaN counts as infinitely far."""
+    distance = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1.0)
+    return float(torch.nan_to_num(distance, nan=float("inf")))
+
+
+def forward(spec, inputs, config):
+    out = torch.full((spec.batch, spec.q_len, spec.q_heads, spec.v_dim), 7.0).to(TORCH[spec.dtype])
+    lse = torch.full((spec.batch, spec.q_heads, spec.q_len), 7.0)
+    plan = plan_attention_forward(spec, config)
+    run_plan(plan, list(inputs.values()), [out, lse][: plan.outputs])
+    return out, lse
+
+
+def backward(spec, inputs, out, lse, dout, dlse, config):
+    results = {f"d{n}": torch.full_like(inputs[n], 7.0) for n in ("q", "k", "v")}
+    if "bias" in inputs:
+        results["dbias"] = torch.full_like(inputs["bias"], 7.0)
+    q, k, v, *options = inputs.values()
+    given = [q, k, v, out, lse, dout, *options, *([] if dlse is None else [dlse])]
+    plan = plan_attention_backward(spec, config, lse_cotangent=dlse is not None)
+    run_plan(plan, given, list(results.values()))
+    return results
+
+
+def check(spec, block_m=32, block_n=16, *, with_dlse=False, seed=0, inputs=None):
+    """Holds forward and gradients of one spec to the float64 reference."""
+    tma = serves_descriptors(spec)
+    tile = AttentionConfig(block_m, block_n, 4, 2, section=3, tma=tma)
+    inputs = inputs or random_inputs(spec, seed)
+    g = torch.Generator().manual_seed(seed + 1)
+    dout = torch.randn(spec.batch, spec.q_len, spec.q_heads, spec.v_dim, generator=g).to(
+        TORCH[spec.dtype]
+    )
+    dlse = None
+    if with_dlse:
+        dlse = torch.randn(spec.batch, spec.q_heads, spec.q_len, generator=g)
+    wanted = reference_gradients(spec, inputs, dout, dlse)
+    out, lse = forward(spec, inputs, tile)
+    tolerance = TOLERANCE[spec.dtype]
+    assert error(out, wanted["out"]) < tolerance
+    blind = wanted["lse"] < -1e30
+    assert torch.equal(blind, lse < -1e30)
+    assert error(lse[~blind], wanted["lse"][~blind]) < min(tolerance, 1e-3)
+    turned = replace(tile, block_m=block_n, block_n=block_m)
+    found = backward(spec, inputs, out, lse, dout, dlse, BackwardConfig(turned, tile))
+    for name, value in found.items():
+        assert error(value, wanted[name]) < tolerance, name
+
+
+SMALL = AttentionSpec(2, 4, 2, 40, 40, 32, dtype="fp32")
+
+CASES = {
+    "full": SMALL,
+    "causal": replace(SMALL, causal=True),
+    "one_head": replace(SMALL, q_heads=1, kv_heads=1, causal=True),
+    "multi_query": replace(SMALL, q_heads=3, kv_heads=1, head_dim=16),
+    "odd_sizes": AttentionSpec(1, 2, 1, 37, 53, 24, 20, dtype="fp32"),
+    "short_queries_causal": AttentionSpec(2, 2, 1, 21, 50, 16, dtype="fp32", causal=True),
+    "long_queries_causal": AttentionSpec(2, 2, 1, 50, 21, 16, dtype="fp32", causal=True),
+    "one_query": AttentionSpec(2, 2, 2, 1, 33, 16, dtype="fp32"),
+    "one_key": AttentionSpec(1, 2, 2, 5, 1, 16, dtype="fp32", causal=True),
+    "align_end": AttentionSpec(2, 2, 1, 21, 50, 16, dtype="fp32", causal=True, align="end"),
+    "align_end_blind": AttentionSpec(1, 2, 1, 50, 21, 16, dtype="fp32", causal=True, align="end"),
+    "align_end_lengths": AttentionSpec(
+        3, 2, 1, 9, 50, 16, dtype="fp32", causal=True, align="end", kv_lengths=True
+    ),
+    "window": replace(SMALL, window=(5, 9), q_len=70, kv_len=70, batch=1),
+    "window_causal": replace(SMALL, window=(11, None), causal=True, q_len=70, kv_len=70, batch=1),
+    "window_left": replace(SMALL, window=(7, None), q_len=65, kv_len=70, batch=1),
+    "window_right": replace(SMALL, window=(None, 3), q_len=65, kv_len=70, batch=1),
+    "window_blind": AttentionSpec(1, 2, 1, 60, 24, 16, dtype="fp32", window=(4, 2)),
+    "window_end": AttentionSpec(
+        1, 2, 1, 20, 60, 16, dtype="fp32", window=(7, 0), align="end", kv_lengths=True
+    ),
+    "mask": replace(SMALL, mask=(2, 4, 40, 40)),
+    "mask_broadcast": replace(SMALL, mask=(1, 1, 40, 40), causal=True),
+    "mask_keys": replace(SMALL, mask=(2, 1, 1, 40)),
+    "segments": replace(SMALL, segment_ids=True),
+    "segments_causal": replace(SMALL, segment_ids=True, causal=True),
+    "lengths": replace(SMALL, q_lengths=True, kv_lengths=True, batch=4),
+    "kv_lengths_causal": replace(SMALL, kv_lengths=True, batch=4, causal=True),
+    "q_lengths_causal": replace(SMALL, q_lengths=True, batch=4, causal=True),
+    "softcap": replace(SMALL, softcap=1.5, causal=True),
+    "scale_negative": replace(SMALL, scale=-0.4),
+    "dropout": replace(SMALL, dropout=0.3, causal=True),
+    "dropout_odd_keys": replace(SMALL, dropout=0.5, kv_len=37, q_len=19),
+    "dropout_blind": replace(SMALL, dropout=0.25, kv_lengths=True, batch=4, window=(9, 9)),
+    "bias": replace(SMALL, bias=(2, 4, 40, 40)),
+    "bias_heads": replace(SMALL, bias=(1, 4, 40, 40), causal=True),
+    "bias_batch": replace(SMALL, bias=(2, 1, 40, 40)),
+    "bias_keys": replace(SMALL, bias=(2, 1, 1, 40), kv_lengths=True),
+    "bias_rows": replace(SMALL, bias=(1, 4, 40, 1), softcap=2.0),
+    "bias_scalar": replace(SMALL, bias=(1, 1, 1, 1), causal=True),
+    "bias_bf16": replace(SMALL, bias=(1, 4, 1, 40), window=(9, 9), bias_dtype="bf16", dtype="bf16"),
+    "everything": AttentionSpec(
+        2, 4, 2, 41, 51, 24, 16, "fp32", 0.3, causal=True, window=(30, None),
+        bias=(1, 4, 41, 51), mask=(2, 1, 41, 51), segment_ids=True, q_lengths=True,
+        kv_lengths=True, softcap=3.0, dropout=0.2,
+    ),
+    "bf16": AttentionSpec(1, 2, 1, 50, 50, 32, causal=True),
+    "fp16": AttentionSpec(1, 2, 1, 50, 50, 32, dtype="fp16", causal=True),
+    "tma_bf16": AttentionSpec(2, 2, 1, 64, 64, 64, causal=True),
+    "tma_tails": AttentionSpec(2, 2, 1, 50, 70, 64, 128, dtype="fp16"),
+    "tma_causal_tails": AttentionSpec(2, 2, 1, 70, 70, 64, causal=True),
+    "tma_blind": AttentionSpec(2, 2, 1, 33, 50, 64, kv_lengths=True, q_lengths=True),
+    "tma_window": AttentionSpec(1, 2, 1, 70, 70, 64, window=(20, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_gradients_match_the_formula(name):
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("blocks", [(16, 32), (64, 16)])
+@pytest.mark.parametrize("name", ["causal", "window", "align_end_lengths", "tma_causal_tails"])
+def test_tiles_of_any_shape_agree(name, blocks):
+    check(CASES[name], *blocks)
+
+
+@pytest.mark.parametrize("name", ["causal", "lengths", "bias_heads"])
+def test_the_log_sum_exp_can_have_a_cotangent(name):
+    check(CASES[name], with_dlse=True)
+
+
+def test_rows_without_keys_take_the_mean_of_all_values_and_give_no_nan():
+    spec = AttentionSpec(2, 2, 1, 20, 33, 16, dtype="fp32", kv_lengths=True, causal=True)
+    inputs = random_inputs(spec)
+    inputs["kv_lengths"] = torch.tensor([0, 33], dtype=torch.int32)
+    out, _ = forward(spec, inputs, None)
+    assert torch.allclose(out[0], inputs["v"][0].mean(0, keepdim=True).expand(20, 2, 16), atol=1e-6)
+    check(spec, inputs=inputs)
+
+
+@pytest.mark.parametrize("fill", [float("-inf"), torch.finfo(torch.float32).min])
+def test_an_additive_mask_as_bias(fill):
+    spec = replace(SMALL, bias=(1, 1, 40, 40))
+    inputs = random_inputs(spec)
+    seen = torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(3)) < 0.3
+    seen[..., 0] = True
+    inputs["bias"] = torch.where(seen, 0.0, fill)
+    out, _ = forward(spec, inputs, AttentionConfig(32, 16, 4, 1, tma=False))
+    masked = {n: x for n, x in inputs.items() if n != "bias"} | {"mask": seen}
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in masked.items()}
+    wanted, _ = attention_reference(replace(SMALL, mask=(1, 1, 40, 40)), wide)
+    assert error(out, wanted) < 5e-6
+
+
+def test_packed_projections_need_no_copy():
+    spec = AttentionSpec(2, 4, 2, 40, 40, 64, causal=True)
+    packed = torch.randn(2, 40, 8 * 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    row = 8 * 64
+    strided = replace(spec, q_strides=(40 * row, row, 64))
+    # The query heads lie at the start of each packed row, so the packed array itself is the buffer.
+    q = packed[..., : 4 * 64].reshape(2, 40, 4, 64).contiguous()
+    inputs = random_inputs(spec) | {"q": q}
+    wanted, _ = forward(spec, inputs, AttentionConfig(32, 16, 4, 1))
+    for tma in (True, False):
+        found, _ = forward(strided, inputs | {"q": packed}, AttentionConfig(32, 16, 4, 1, tma=tma))
+        assert torch.equal(found, wanted)
+
+
+def test_two_runs_are_bit_identical():
+    spec = replace(CASES["bias_heads"], segment_ids=True)
+    inputs = random_inputs(spec)
+    runs = []
+    for _ in range(2):
+        out, lse = forward(spec, inputs, None)
+        found = backward(spec, inputs, out, lse, torch.ones_like(out), None, None)
+        runs.append([out, lse, *found.values()])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_philox_is_the_published_one():
+    words = philox_4x32_10(np.zeros(1, np.uint64), (0, 0))[0]
+    assert [int(w) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+JAX_CASES = [
+    AttentionSpec(2, 4, 2, 24, 40, 16, dtype="fp32", causal=True, window=(6, 3)),
+    AttentionSpec(2, 4, 2, 40, 24, 16, dtype="fp32", window=(6, 3)),
+    AttentionSpec(3, 2, 1, 24, 24, 16, dtype="fp32", q_lengths=True, kv_lengths=True),
+    AttentionSpec(2, 2, 1, 24, 24, 16, dtype="fp32", bias=(1, 2, 24, 24), mask=(2, 1, 24, 24)),
+]
+
+
+@pytest.mark.parametrize("spec", JAX_CASES)
+def test_values_and_gradients_are_jax_s(spec):
+    jax = pytest.importorskip("jax")
+    inputs = random_inputs(spec, 5)
+    if spec.q_lengths:
+        inputs["kv_lengths"][0] = 0
+    given = {n: np.asarray(x) for n, x in inputs.items()}
+    arrays = [given[n] for n in ("q", "k", "v", "bias") if n in given]
+
+    def attend(q, k, v, bias=None):
+        return jax.nn.dot_product_attention(
+            q, k, v, bias, given.get("mask"), is_causal=spec.causal,
+            query_seq_lengths=given.get("q_lengths"),
+            key_value_seq_lengths=given.get("kv_lengths"),
+            local_window_size=spec.window,
+        )  # fmt: skip
+
+    wanted, pull = jax.vjp(attend, *arrays)
+    dout = np.random.default_rng(0).normal(size=wanted.shape).astype(np.float32)
+    out, lse = forward(spec, inputs, None)
+    found = backward(spec, inputs, out, lse, torch.from_numpy(dout), None, None)
+    assert error(out, torch.from_numpy(np.array(wanted))) < 5e-6
+    for value, gradient in zip(found.values(), pull(dout), strict=True):
+        assert error(value, torch.from_numpy(np.array(gradient))) < 1e-5
+
+
+DECODE_CASES = {
+    "plain": AttentionSpec(2, 4, 2, 1, 70, 32, dtype="fp32"),
+    "lengths": AttentionSpec(3, 6, 2, 1, 70, 32, dtype="fp32", kv_lengths=True),
+    "several_queries": AttentionSpec(
+        2, 4, 2, 3, 70, 32, dtype="fp32", kv_lengths=True, causal=True, align="end"
+    ),
+    "window": AttentionSpec(
+        2, 4, 1, 1, 70, 32, dtype="fp32", kv_lengths=True, window=(20, 0), align="end"
+    ),
+    "softcap_mask": AttentionSpec(2, 4, 2, 1, 70, 24, 20, "fp32", softcap=2.0, mask=(2, 1, 1, 70)),
+    "bias": AttentionSpec(2, 4, 2, 2, 70, 24, dtype="fp32", bias=(1, 4, 2, 70)),
+    "bf16": AttentionSpec(2, 16, 8, 1, 70, 128, kv_lengths=True),
+    "many_heads": AttentionSpec(1, 40, 2, 1, 70, 16, dtype="fp32"),
+}
+
+
+@pytest.mark.parametrize("splits", [1, 3, None])
+@pytest.mark.parametrize("name", DECODE_CASES)
+def test_decode_matches_the_formula(name, splits):
+    spec = DECODE_CASES[name]
+    inputs = random_inputs(spec)
+    if spec.kv_lengths:
+        inputs["kv_lengths"][0] = 0
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
+    wanted, lse_wanted = attention_reference(spec, wide)
+    out = torch.full((spec.batch, spec.q_len, spec.q_heads, spec.v_dim), 7.0).to(TORCH[spec.dtype])
+    lse = torch.full((spec.batch, spec.q_heads, spec.q_len), 7.0)
+    plan = plan_attention_decode(spec, splits=splits, block_n=16)
+    run_plan(plan, list(inputs.values()), [out, lse])
+    assert error(out, wanted) < TOLERANCE[spec.dtype]
+    live = lse_wanted > -1e30
+    assert torch.equal(live, lse > -1e30)
+    assert error(lse[live], lse_wanted[live]) < 1e-3
+
+
+@triton.jit
+def order_kernel(places, TILES: tl.constexpr, HEADS: tl.constexpr, SECTION: tl.constexpr):
+    order = tl.program_id(0)
+    tile, head = tile_and_head(order, TILES, HEADS, SECTION, True)
+    tl.store(places + 2 * order, tile)
+    tl.store(places + 2 * order + 1, head)
+
+
+def test_the_longest_tiles_of_a_section_come_first():
+    places = torch.zeros(24, 2, dtype=torch.int32)
+    order_kernel[(24,)](places, 4, 6, 4)
+    order = [tuple(x) for x in places.tolist()]
+    assert sorted(order) == [(tile, head) for tile in range(4) for head in range(6)]
+    assert order[:4] == [(3, 0), (3, 1), (3, 2), (3, 3)]
+    assert order[16:18] == [(3, 4), (3, 5)]
+
+
+def test_bad_specs_say_what_is_wrong():
+    with pytest.raises(ValueError, match="multiple"):
+        AttentionSpec(1, 3, 2, 4, 4, 16)
+    with pytest.raises(ValueError, match="bias of shape"):
+        AttentionSpec(1, 2, 2, 4, 4, 16, bias=(1, 2, 3, 4))
+    with pytest.raises(ValueError, match="exceed 256"):
+        AttentionSpec(1, 2, 2, 4, 4, 257)
+    with pytest.raises(ValueError, match="dropout"):
+        plan_attention_decode(AttentionSpec(1, 2, 2, 1, 4, 16, dropout=0.5))

@@ -1,0 +1,96 @@
+"""Linear cross-entropy against a float64 reference, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+from genesis_fn.kernels.cross_entropy import CrossEntropy
+from genesis_fn.kernels.error_word import decode_error_word
+from genesis_fn.kernels.interpret import run_plan
+from genesis_fn.kernels.launch import Launch
+from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
+from tests.kernels.test_cross_entropy import TORCH, reference
+
+CASES = [
+    LinearCrossEntropy(CrossEntropy(40, 72, "fp32"), 16, "fp32", "fp32", precision="ieee"),
+    LinearCrossEntropy(
+        CrossEntropy(300, 75, "bf16", ignore_index=-1, label_smoothing=0.1, z_loss=1e-3, site=2),
+        72,
+        cotangent="scalar",
+        chunk_rows=128,
+    ),
+    LinearCrossEntropy(
+        CrossEntropy(260, 40, "fp32", reduction="none", soft_cap=5.0),
+        16,
+        "fp32",
+        "fp32",
+        cotangent="rows",
+        precision="ieee",
+        chunk_rows=128,
+    ),
+    LinearCrossEntropy(
+        CrossEntropy(200, 90, "bf16", reduction="sum"),
+        80,
+        weight_gradient_dtype="fp32",
+        chunk_rows=128,
+    ),
+]
+
+
+@pytest.mark.parametrize("spec", CASES, ids=range(len(CASES)))
+def test_loss_and_gradients(spec):
+    torch.manual_seed(0)
+    loss_spec = spec.loss
+    x = torch.randn(loss_spec.rows, spec.features).to(TORCH[spec.dtype])
+    weight = torch.randn(loss_spec.classes, spec.features).to(TORCH[spec.weight_dtype])
+    labels = torch.randint(0, loss_spec.classes, (loss_spec.rows,), dtype=torch.int32)
+    if loss_spec.ignore_index is not None:
+        labels[::3] = loss_spec.ignore_index
+    exact_x, exact_w = x.double().requires_grad_(), weight.double().requires_grad_()
+    expected = reference(loss_spec, exact_x @ exact_w.T, labels)
+    cotangent = torch.ones(expected.numel())
+    inputs = [x, weight, labels]
+    if spec.cotangent != "one":
+        cotangent = torch.randn(expected.numel())
+        inputs.append(cotangent)
+    loss, dx = torch.empty(expected.numel()), torch.empty_like(x)
+    dw = torch.empty(weight.shape, dtype=TORCH[spec.weight_gradient_dtype or spec.weight_dtype])
+    error = [torch.zeros(1, dtype=torch.int64)] if loss_spec.site else []
+    run_plan(plan_linear_cross_entropy(spec), inputs, [loss, dx, dw, *error])
+    wanted = torch.autograd.grad(
+        expected, (exact_x, exact_w), cotangent.double().reshape(expected.shape)
+    )
+    tolerance = 2e-2 if spec.dtype == "bf16" else 1e-5
+    want = expected.detach().reshape(-1)
+    torch.testing.assert_close(loss.double(), want, rtol=tolerance, atol=tolerance)
+    for got, want in zip((dx, dw), wanted, strict=True):
+        scale = want.abs().max()
+        torch.testing.assert_close(got.double() / scale, want / scale, rtol=0, atol=tolerance)
+    assert not error or decode_error_word(error[0].item()) is None
+
+
+def test_forward_only_holds_one_chunk_of_logits():
+    loss_spec = CrossEntropy(512, 64, "fp32")
+    spec = LinearCrossEntropy(
+        loss_spec, 16, "fp32", "fp32", gradients=False, precision="ieee", chunk_rows=128
+    )
+    plan = plan_linear_cross_entropy(spec)
+    assert max(w.bytes for w in plan.workspaces) == 128 * spec.stride * 4
+    assert len([s for s in plan.steps if isinstance(s, Launch)]) == 4 * 2 + 1
+    torch.manual_seed(0)
+    x, weight = torch.randn(512, 16), torch.randn(64, 16)
+    labels = torch.randint(0, 64, (512,), dtype=torch.int32)
+    loss = torch.empty(1)
+    run_plan(plan, [x, weight, labels], [loss])
+    want = torch.nn.functional.cross_entropy(x.double() @ weight.double().T, labels.long())
+    assert abs(loss.item() - want.item()) < 1e-5
+
+
+def test_unreduced_gradients_need_row_cotangents():
+    with pytest.raises(ValueError, match="rows"):
+        LinearCrossEntropy(CrossEntropy(4, 4, "fp32", reduction="none"), 4)

@@ -1,0 +1,468 @@
+"""Matrix products through Triton's interpreter against float64 references."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import pytest
+import torch
+
+from genesis_fn.kernels.interpret import run_plan
+from genesis_fn.kernels.language import INTERPRETED
+from genesis_fn.kernels.matmul import (
+    Config,
+    Epilogue,
+    Hooks,
+    MatmulSpec,
+    Target,
+    configs,
+    matmul_source,
+    plan_matmul,
+)
+from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
+from genesis_fn.kernels.source import kernel_from_source
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason="Triton was imported for the compiler")
+
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "i8": torch.int8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+}
+EPSILON = {
+    "fp64": 2**-52,
+    "fp32": 2**-23,
+    "fp16": 2**-10,
+    "bf16": 2**-7,
+    "fp8e4nv": 2**-3,
+    "fp8e5": 2**-2,
+}
+FEW = Target(arch=90, processors=3)
+TMA = Config("tma", 16, 32, 16, stages=3, group=2)
+POINTER = Config("pointer", 16, 16, 16, group=2)
+
+
+def draw(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.startswith(("i", "u")):
+        low = 0 if dtype.startswith("u") else -5
+        return torch.randint(low, 6, shape, generator=generator).to(DTYPES[dtype])
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DTYPES[dtype])
+
+
+def operands(spec: MatmulSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    lhs = (spec.k, spec.m) if spec.lhs_transposed else (spec.m, spec.k)
+    rhs = (spec.n, spec.k) if spec.rhs_transposed else (spec.k, spec.n)
+    return (
+        draw((*spec.batch, *lhs), spec.lhs_dtype, 0),
+        draw((*spec.batch, *rhs), spec.rhs_dtype, 1),
+    )
+
+
+def product(spec: MatmulSpec, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    exact = torch.int64 if spec.acc_dtype.startswith("i") else torch.float64
+    lhs, rhs = lhs.to(exact), rhs.to(exact)
+    return (lhs.mT if spec.lhs_transposed else lhs) @ (rhs.mT if spec.rhs_transposed else rhs)
+
+
+def close(spec: MatmulSpec, got: torch.Tensor, want: torch.Tensor) -> None:
+    if spec.out_dtype.startswith(("i", "u")):
+        assert torch.equal(got, want.to(got.dtype))
+        return
+    # One rounding of the result, and the accumulator's over k (1e-3 per operand when tf32).
+    tolerance = EPSILON[spec.out_dtype]
+    scale = want.abs().max().clamp(min=1.0)
+    if spec.operand_dtype == "fp32" and spec.precision in ("default", "tf32"):
+        tolerance = max(tolerance, 4e-3)
+    wide = EPSILON["fp64" if spec.acc_dtype == "fp64" else "fp32"] * 4 * spec.k
+    error = (got.double() - want).abs() - (tolerance * want.abs() + wide * scale)
+    if spec.operand_dtype == "fp32" and spec.precision in ("default", "tf32"):
+        error -= tolerance * scale
+    assert error.max() <= 0, f"largest excess {error.max()}"
+
+
+def run(
+    spec: MatmulSpec, config: Config | None, *more: torch.Tensor, hooks: Hooks | None = None, **kw
+) -> torch.Tensor:
+    out = torch.full((*spec.batch, spec.m, spec.n), 7, dtype=DTYPES[spec.out_dtype])
+    plan = plan_matmul(spec, config, hooks, target=kw.pop("target", FEW))
+    run_plan(plan, [*operands(spec), *more], [out])
+    return out
+
+
+@pytest.mark.parametrize("config", [TMA, POINTER], ids=["tma", "pointer"])
+@pytest.mark.parametrize("rhs_transposed", [False, True])
+@pytest.mark.parametrize("lhs_transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_layouts(dtype, lhs_transposed, rhs_transposed, config):
+    spec = MatmulSpec(
+        m=40,
+        n=72,
+        k=48,
+        lhs_dtype=dtype,
+        rhs_dtype=dtype,
+        out_dtype=dtype,
+        lhs_transposed=lhs_transposed,
+        rhs_transposed=rhs_transposed,
+    )
+    close(spec, run(spec, config), product(spec, *operands(spec)))
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "out"),
+    [
+        ("fp64", "fp64", "fp64"),
+        ("fp8e4nv", "fp8e4nv", "fp32"),
+        ("fp8e4nv", "fp8e5", "bf16"),
+        ("fp8e5", "fp8e5", "fp8e4nv"),
+        ("i8", "i8", "i32"),
+        ("i8", "i8", "i8"),
+        ("u8", "u8", "i32"),
+        ("i32", "i32", "i32"),
+        ("i64", "i64", "i64"),
+        ("bf16", "fp32", "fp32"),
+        ("fp16", "bf16", "fp32"),
+        ("bf16", "bf16", "fp32"),
+        ("fp32", "fp32", "bf16"),
+    ],
+)
+def test_dtypes_of_the_default_configuration(lhs, rhs, out):
+    spec = MatmulSpec(m=33, n=40, k=32, lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
+    close(spec, run(spec, None), product(spec, *operands(spec)))
+
+
+@pytest.mark.parametrize("precision", ["default", "tf32", "tf32x3", "ieee"])
+def test_float32_precisions(precision):
+    spec = MatmulSpec(
+        m=32,
+        n=32,
+        k=64,
+        lhs_dtype="fp32",
+        rhs_dtype="fp32",
+        out_dtype="fp32",
+        precision=precision,
+    )
+    close(spec, run(spec, TMA), product(spec, *operands(spec)))
+
+
+@pytest.mark.parametrize("lhs_transposed", [False, True])
+@pytest.mark.parametrize(
+    "m, n, k", [(1, 1, 1), (17, 5, 3), (33, 31, 67), (100, 7, 129), (3, 90, 50)]
+)
+def test_odd_sizes(m, n, k, lhs_transposed):
+    spec = MatmulSpec(m=m, n=n, k=k, lhs_transposed=lhs_transposed, out_dtype="fp32")
+    want = product(spec, *operands(spec))
+    close(spec, run(spec, POINTER), want)
+    close(spec, run(spec, None), want)
+
+
+@pytest.mark.parametrize("config", [TMA, POINTER], ids=["tma", "pointer"])
+def test_batches_and_their_broadcast(config):
+    spec = MatmulSpec(m=24, n=40, k=32, batch=(2, 3), rhs_transposed=True)
+    close(spec, run(spec, config), product(spec, *operands(spec)))
+    # The right operand is shared by the inner batch axis, the left one by the outer.
+    spec = MatmulSpec(
+        m=24,
+        n=40,
+        k=32,
+        batch=(2, 3),
+        lhs_strides=(0, 24 * 32, 32, 1),
+        rhs_strides=(32 * 40, 0, 40, 1),
+    )
+    lhs, rhs = draw((3, 24, 32), "bf16", 2), draw((2, 32, 40), "bf16", 3)
+    out = torch.empty(2, 3, 24, 40, dtype=torch.bfloat16)
+    run_plan(plan_matmul(spec, config, target=FEW), [lhs, rhs], [out])
+    close(spec, out, torch.einsum("bmk,akn->abmn", lhs.double(), rhs.double()))
+
+
+@pytest.mark.parametrize("config", [TMA, POINTER], ids=["tma", "pointer"])
+def test_heads_as_strided_views(config):
+    # q [batch, time, heads, depth] times k of the same layout, one product per (batch, head).
+    b, t, h, d = 2, 24, 3, 16
+    q, k = draw((b, t, h, d), "bf16", 4), draw((b, t, h, d), "bf16", 5)
+    strides = (t * h * d, d, h * d, 1)
+    spec = MatmulSpec(
+        m=t,
+        n=t,
+        k=d,
+        batch=(b, h),
+        out_dtype="fp32",
+        lhs_strides=strides,
+        rhs_strides=(t * h * d, d, 1, h * d),
+    )
+    out = torch.empty(b, h, t, t)
+    run_plan(plan_matmul(spec, config, target=FEW), [q, k], [out])
+    close(spec, out, torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()))
+
+
+def test_offsets_and_a_transposed_output():
+    wide = draw((40, 96), "fp16", 6)
+    rhs = draw((32, 24), "fp16", 7)
+    spec = MatmulSpec(
+        m=40,
+        n=24,
+        k=32,
+        lhs_dtype="fp16",
+        rhs_dtype="fp16",
+        out_dtype="fp16",
+        lhs_strides=(96, 1),
+        lhs_offset=64,
+        out_strides=(1, 40),
+    )
+    out = torch.empty(24, 40, dtype=torch.float16)
+    for config in (TMA, POINTER):
+        run_plan(plan_matmul(spec, config, target=FEW), [wide, rhs], [out.fill_(9)])
+        close(spec, out.T, wide[:, 64:].double() @ rhs.double())
+
+
+@pytest.mark.parametrize("split", [2, 3, 5])
+@pytest.mark.parametrize("family", ["tma", "pointer"])
+def test_split_k(family, split):
+    config = Config(family, 16, 32, 16, split_k=split, halves=split == 2)
+    epilogue = Epilogue(scale=0.5, bias="col", activation="silu", residual="bf16")
+    spec = MatmulSpec(m=24, n=40, k=112, batch=(2,), epilogue=epilogue)
+    bias, residual = draw((40,), "fp32", 8), draw((2, 24, 40), "bf16", 9)
+    want = torch.nn.functional.silu(0.5 * product(spec, *operands(spec)) + bias.double())
+    first = run(spec, config, bias, residual)
+    close(spec, first, want + residual.double())
+    assert torch.equal(first, run(spec, config, bias, residual))
+    odd = MatmulSpec(m=17, n=37, k=96)
+    close(odd, run(odd, replace(config, family="pointer")), product(odd, *operands(odd)))
+
+
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_activations(activation):
+    spec = MatmulSpec(
+        m=16, n=32, k=32, out_dtype="fp32", epilogue=Epilogue(scale=0.3, activation=activation)
+    )
+    want = ACTIVATIONS[activation](0.3 * product(spec, *operands(spec)))
+    close(spec, run(spec, TMA), want)
+
+
+@pytest.mark.parametrize("bias", ["row", "col"])
+@pytest.mark.parametrize("config", [TMA, POINTER, Config("tma", 16, 64, 16, halves=True)])
+def test_bias_residual_and_accumulation(config, bias):
+    epilogue = Epilogue(bias=bias, bias_dtype="bf16", residual="fp16")
+    for out_dtype in ("fp32", "bf16"):
+        spec = MatmulSpec(m=24, n=80, k=32, out_dtype=out_dtype, epilogue=epilogue, accumulate=True)
+        values = draw((24 if bias == "row" else 80,), "bf16", 10)
+        residual = draw((24, 80), "fp16", 11)
+        got = run(spec, config, values, residual)
+        shown = values.double()[:, None] if bias == "row" else values.double()
+        close(spec, got, product(spec, *operands(spec)) + shown + residual.double() + 7)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TMA,
+        POINTER,
+        Config("tma", 16, 32, 16, halves=True),
+        Config("tma", 16, 32, 16, split_k=2),
+        Config("tma", 32, 16, 16, swap=True),
+        Config("gemv", 32, 16, 16),
+    ],
+)
+def test_gating(config):
+    gate = draw((32, 48), "bf16", 12)
+    spec = MatmulSpec(m=24, n=48, k=32, epilogue=Epilogue(activation="silu", gating="separate"))
+    lhs, rhs = operands(spec)
+    want = torch.nn.functional.silu(product(spec, lhs, rhs)) * (lhs.double() @ gate.double())
+    close(spec, run(spec, config, gate), want)
+    # The same two right operands side by side in one buffer.
+    packed = MatmulSpec(
+        m=24,
+        n=48,
+        k=32,
+        rhs_strides=(96, 1),
+        epilogue=Epilogue(activation="silu", gating="packed", gate_offset=48),
+    )
+    out = torch.empty(24, 48, dtype=torch.bfloat16)
+    both = torch.cat([rhs, gate], 1).contiguous()
+    run_plan(plan_matmul(packed, config, target=FEW), [lhs, both], [out])
+    close(spec, out, want)
+    # And as one weight [2 n, k], which tensor cores read as one tile.
+    weight = torch.cat([rhs.T, gate.T]).contiguous()
+    stacked = replace(packed, rhs_strides=None, rhs_transposed=True)
+    stacked = replace(stacked, epilogue=replace(packed.epilogue, gate_offset=48 * 32))
+    run_plan(plan_matmul(stacked, config, target=FEW), [lhs, weight], [out.fill_(9)])
+    close(spec, out, want)
+
+
+@pytest.mark.parametrize("rhs_transposed", [False, True])
+@pytest.mark.parametrize("m", [1, 2, 5, 8])
+def test_few_rows_without_tensor_cores(m, rhs_transposed):
+    spec = MatmulSpec(
+        m=m,
+        n=70,
+        k=90,
+        rhs_transposed=rhs_transposed,
+        epilogue=Epilogue(residual="bf16"),
+    )
+    residual = draw((m, 70), "bf16", 13)
+    menu = configs(spec)
+    assert menu[0].family == "gemv"
+    want = product(spec, *operands(spec)) + residual.double()
+    for config in (menu[0], Config("gemv", 8, 16, 32, split_k=2)):
+        close(spec, run(spec, config, residual), want)
+
+
+@pytest.mark.parametrize("m", [9, 16, 40, 64])
+@pytest.mark.parametrize("family", ["tma", "pointer"])
+def test_few_rows_with_swapped_operands(family, m):
+    spec = MatmulSpec(m=m, n=80, k=96, rhs_transposed=True)
+    rows = 1 << (m - 1).bit_length()
+    for split in (1, 3):
+        config = Config(family, rows, 64, 16, split_k=split, swap=True)
+        close(spec, run(spec, config), product(spec, *operands(spec)))
+    assert all(config.swap for config in configs(spec))
+
+
+@pytest.mark.parametrize("family", ["tma", "pointer"])
+@pytest.mark.parametrize("split", [1, 2])
+def test_run_time_sizes_share_one_kernel(family, split):
+    config = Config(family, 16, 16, 16, split_k=split, dynamic=True)
+    kernels = set()
+    for m, n, k in [(24, 40, 32), (56, 24, 48)]:
+        spec = MatmulSpec(m=m, n=n, k=k, batch=(2,), rhs_transposed=True)
+        close(spec, run(spec, config), product(spec, *operands(spec)))
+        kernels.add(plan_matmul(spec, config, target=FEW).steps[0].kernel)
+    assert len(kernels) == 1
+
+
+def test_run_time_sizes_of_few_rows():
+    kernels = set()
+    for n, k in [(40, 32), (24, 80)]:
+        spec = MatmulSpec(m=3, n=n, k=k, rhs_transposed=True)
+        config = Config("gemv", 4, 16, 32, dynamic=True)
+        close(spec, run(spec, config), product(spec, *operands(spec)))
+        kernels.add(plan_matmul(spec, config).steps[0].kernel)
+    assert len(kernels) == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TMA,
+        POINTER,
+        Config("tma", 16, 64, 16, halves=True),
+        Config("tma", 16, 32, 16, split_k=2),
+        Config("gemv", 32, 32, 16),
+    ],
+)
+def test_generated_prologue_and_epilogue(config):
+    # RMSNorm of the rows as prologue; a column scale and a second output as epilogue.
+    spec = MatmulSpec(m=24, n=48, k=32, out_dtype="fp32")
+    hooks = Hooks(
+        setup="scale = tl.load(rms + rm, mask=rm < M, other=0)",
+        lhs="a = up(a) * scale",
+        epilogue=(
+            "acc = acc * tl.load(cols + rn, mask=rn < N, other=0)\n"
+            "tl.store(squares + (rm * N + rn), acc * acc, mask=inside)"
+        ),
+        inputs=(("rms", "fp32"), ("cols", "fp32")),
+        outputs=(("squares", "fp32"),),
+    )
+    lhs, rhs = operands(spec)
+    rms, cols = draw((24,), "fp32", 14), draw((48,), "fp32", 15)
+    out, squares = torch.empty(24, 48), torch.empty(24, 48)
+    plan = plan_matmul(spec, config, hooks, FEW)
+    run_plan(plan, [lhs, rhs, rms, cols], [out, squares])
+    scaled = (lhs.float() * rms[:, None]).bfloat16().double()
+    want = (scaled @ rhs.double()) * cols.double()
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(squares, out * out)
+
+
+def test_the_plain_product_is_the_same_source_without_an_epilogue():
+    spec = MatmulSpec(m=128, n=256, k=64)
+    assert plan_matmul(spec).steps[0].kernel is kernel_from_source(matmul_source(spec))
+    line = "acc = acc + tl.load(shift + rn)"
+    text = matmul_source(spec, line, [("shift", "fp32")])
+    assert [x for x in text.splitlines() if x.strip() == line] and "shift, out" in text
+
+
+def test_empty_sizes():
+    assert plan_matmul(MatmulSpec(m=0, n=4, k=4)).steps == ()
+    spec = MatmulSpec(m=3, n=20, k=0, out_dtype="fp32", epilogue=Epilogue(bias="col"))
+    bias = draw((20,), "fp32", 16)
+    assert torch.equal(run(spec, None, bias), bias.expand(3, 20))
+
+
+def test_the_menu_runs():
+    spec = MatmulSpec(m=72, n=136, k=192, rhs_transposed=True, epilogue=Epilogue(scale=2.0))
+    menu = configs(spec)
+    assert 2 <= len(menu) <= 10 and len(set(menu)) == len(menu)
+    want = 2 * product(spec, *operands(spec))
+    for config in menu:
+        close(spec, run(spec, config, target=Target()), want)
+
+
+def test_misuse_is_named():
+    with pytest.raises(ValueError, match="precision"):
+        MatmulSpec(m=1, n=1, k=1, precision="high")
+    with pytest.raises(ValueError, match="through descriptors"):
+        plan_matmul(MatmulSpec(m=64, n=65, k=64), TMA)
+    with pytest.raises(ValueError, match="cannot hold 9"):
+        plan_matmul(MatmulSpec(m=9, n=64, k=64), Config("gemv", 8, 16, 32))
+
+
+@pytest.mark.parametrize("processors", [2, 5, 132])
+def test_grouped_products(processors):
+    # Weight gradients x^T dy of several layers, one of them accumulating.
+    sizes = [(32, 48), (64, 16), (40, 72), (16, 32)]
+    specs = [
+        MatmulSpec(m=m, n=n, k=64, lhs_transposed=True, out_dtype="fp32", accumulate=i == 2)
+        for i, (m, n) in enumerate(sizes)
+    ]
+    inputs = [x for s in specs for x in operands(s)]
+    config = Config("tma", 16, 32, 16, group=2, halves=True)
+    plan = plan_grouped_matmul(specs, config, Target(processors=processors))
+    assert len(plan.steps) == 1 and (plan.inputs, plan.outputs) == (8, 4)
+    outputs = [torch.full((s.m, s.n), 3.0) for s in specs]
+    run_plan(plan, inputs, outputs)
+    for i, spec in enumerate(specs):
+        want = product(spec, *inputs[2 * i : 2 * i + 2]) + (3 if spec.accumulate else 0)
+        close(spec, outputs[i], want)
+
+
+def test_grouped_products_without_descriptors():
+    specs = [MatmulSpec(m=20, n=15, k=33), MatmulSpec(m=8, n=40, k=512, epilogue=Epilogue(scale=2))]
+    inputs = [x for s in specs for x in operands(s)]
+    outputs = [torch.empty(s.m, s.n, dtype=torch.bfloat16) for s in specs]
+    run_plan(plan_grouped_matmul(specs), inputs, outputs)
+    close(specs[0], outputs[0], product(specs[0], *inputs[:2]))
+    close(specs[1], outputs[1], 2 * product(specs[1], *inputs[2:]))
+    with pytest.raises(ValueError, match="share element types"):
+        plan_grouped_matmul([specs[0], MatmulSpec(m=8, n=8, k=8, out_dtype="fp32")])
+
+
+def test_the_group_of_a_layer_fills_the_machine():
+    d, q, kv, f, tokens = 1024, 2048, 1024, 3072, 16384
+    shapes = [(d, q), (d, kv), (d, kv), (q, d), (d, f), (d, f), (f, d)]
+    specs = [
+        MatmulSpec(m=m, n=n, k=tokens, lhs_transposed=True, out_dtype="fp32") for m, n in shapes
+    ]
+    plan = plan_grouped_matmul(specs)
+    assert len(plan.steps) == 1 and plan.steps[0].grid == (132, 1, 1)
+    assert (plan.inputs, plan.outputs, plan.workspaces) == (14, 7, ())

@@ -1,0 +1,205 @@
+"""Messages: what was wrong, with which value, at which user line, and what to write instead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import config, dtypes, errors, source, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import sig
+from genesis_fn.core.device import Device, device
+from genesis_fn.core.primitive import PRIMITIVES, Primitive, Trace, bind
+from genesis_fn.transforms.cond import cond
+from genesis_fn.transforms.grad import grad, vjp
+from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.scan import scan
+from genesis_fn.transforms.vmap import vmap
+from tests.transforms.both import normal, ours
+
+A, V = normal(3, 4), normal(4, seed=2)
+kept: list = []
+
+
+def elsewhere() -> Array:
+    """An array that says it lives on another device."""
+    x = ours(V)
+    return Array(x.data, sig(x.aval, Device("cpu", 7)))
+
+
+def donated() -> Array:
+    x = ours(V)
+    jit(lambda y: y * 2, donate_argnums=0)(x)
+    return x
+
+
+def leak(value):
+    kept.append(value)
+    return value * 2
+
+
+def leaked(transform):
+    kept.clear()
+    transform()
+    return kept[-1]
+
+
+# call, exception, what the message must say; whether it names a line of this file.
+CASES = {
+    "leaked from jit": (
+        lambda: leaked(lambda: jit(leak)(ours(V))) + 1, errors.UnexpectedTracerError,
+        ["leaked tracer", "f64[4]", "return the value"], True),
+    "leaked from grad": (
+        lambda: leaked(lambda: grad(lambda x: leak(x).sum())(ours(V))) + 1,
+        errors.UnexpectedTracerError, ["leaked tracer", "f64[4]"], True),
+    "leaked from vmap": (
+        lambda: leaked(lambda: vmap(leak)(ours(A))) + 1, errors.UnexpectedTracerError,
+        ["leaked tracer", "f64[4]", "vmap"], True),
+    "leaked into another jit": (
+        lambda: jit(lambda y: y + leaked(lambda: jit(lambda v: leak(v))(ours(V))))(ours(V)),
+        errors.UnexpectedTracerError, ["leaked tracer", "argument v of <lambda>"], True),
+    "if on a tracer": (
+        lambda: jit(lambda x: 1.0 if x > 0 else 2.0)(1.0), errors.TracerBoolConversionError,
+        ["bool[]", "where"], True),
+    "int of a tracer": (
+        lambda: jit(lambda x: [1, 2][x])(1), errors.TracerIntegerConversionError, ["i32[]"], True),
+    "range of a tracer": (
+        lambda: jit(lambda n: sum(range(n)))(3), errors.TracerIntegerConversionError,
+        ["i32[]"], True),
+    "float of a tracer": (
+        lambda: jit(lambda x: float(x))(1.0), errors.ConcretizationTypeError, ["f32[]"], True),
+    "numpy of a tracer": (
+        lambda: jit(lambda x: np.sin(np.asarray(x)))(ours(V)), errors.TracerArrayConversionError,
+        ["f64[4]"], True),
+    "boolean mask of a tracer": (
+        lambda: jit(lambda x: x[x > 0])(ours(V)), errors.NonConcreteBooleanIndexError,
+        ["bool[4]", "where"], True),
+    "shapes": (
+        lambda: ours(A) @ ours(A), (errors.ShapeError, TypeError, ValueError),
+        ["f64[3,4]"], True),
+    "shapes under jit": (
+        lambda: jit(lambda x: x @ x)(ours(A)), (errors.ShapeError, TypeError, ValueError),
+        ["f64[3,4]"], True),
+    "broadcast": (
+        lambda: ours(A) + ours(V[:3]), (errors.ShapeError, TypeError, ValueError), ["3"], True),
+    "dtypes": (
+        lambda: bind(PRIMITIVES["add"], ours(V), ours(V.astype(np.float32))),
+        errors.DTypeError, ["add", "f64[4]", "f32[4]"], True),
+    "kinds": (
+        lambda: bind(PRIMITIVES["exp"], ours(np.arange(3))), errors.DTypeError,
+        ["exp takes", "i64[3]"], True),
+    "two devices": (
+        lambda: ours(V) + elsewhere(), errors.DeviceError, ["cpu()", "device_put"], True),
+    "donated": (lambda: donated() + 1, errors.DonatedError,
+        ["f64[4]", "donated to", "use the value that the call returned"], True),
+    "immutable": (
+        lambda: ours(V).__setitem__(0, 1.0), TypeError, ["immutable", "x.at[i].set(v)"], True),
+    "unhashable array": (lambda: hash(ours(V)), TypeError, ["not hashable"], False),
+    "unhashable static": (
+        lambda: jit(lambda x, n: x, static_argnames="n")(1.0, n=[1]), TypeError,
+        ["static argument 'n'", "[1]", "hashable"], True),
+    "tree mismatch": (
+        lambda: tree.map(lambda a, b: a, {"a": 1, "b": [2, 3]}, {"a": 1, "b": [2]}),
+        errors.TreeError, ["['b']"], False),
+    "cotangent structure": (
+        lambda: vjp(lambda x: {"a": x}, ours(V))[1](ours(V)), errors.TreeError,
+        ["the cotangent", "the output"], True),
+    "vmap sizes": (
+        lambda: vmap(lambda x, y: x)(ours(A), ours(V)), ValueError,
+        ["argument 0: f64[3,4] has 3", "argument 1: f64[4] has 4"], True),
+    "scan carry": (
+        lambda: scan(lambda c, x: (c + x, x), jnp.zeros(4, "float32"), ours(A)), TypeError,
+        ["f32[4]", "f64[4]", 'carry="cast"'], True),
+    "grad of an integer": (
+        lambda: grad(lambda p: p["w"].sum())({"w": ours(V), "n": [ours(np.arange(2))]}), TypeError,
+        ["argument 0['n'][0] is i64[2]", 'nonfloat="none"'], True),
+    "grad of a vector": (
+        lambda: grad(lambda x: x * 2)(ours(V)), TypeError, ["f64[4]", "jacrev"], True),
+    "branches": (
+        lambda: cond(True, lambda: ours(V), lambda: 1.0), TypeError, ["f64[4]", "f32[]", "astype"],
+        True),
+    "unknown dtype": (
+        lambda: jnp.zeros(3, "float33"), errors.DTypeError, ["'float33'", "bfloat16"], False),
+    "not an array": (
+        lambda: jit(lambda x: bind(PRIMITIVES["sin"], "text"))(1.0), TypeError, ["'text'"], False),
+    "not an array, eagerly": (
+        lambda: bind(PRIMITIVES["sin"], [1.0]), TypeError, ["sin takes arrays", "[1.0]"], True),
+    "output of a traced function": (
+        lambda: jit(lambda x: {"a": "text"})(1.0), errors.TreeError, ["'text'", "['a']"], False),
+    "index": (lambda: ours(V)[7], IndexError, ["index 7", "axis 0", "f64[4]"], True),
+    "unknown setting": (lambda: config.update("debug_nan", True), AttributeError,
+        ["'debug_nan'", "debug_nans"], False),
+    "type of a setting": (lambda: config.update("debug_nans", 1), TypeError, ["bool"], False),
+    "device index": (lambda: device("cpu", 5), errors.BackendError, ["cpu(5)"], False),
+    "unknown device": (lambda: device("tpu"), errors.BackendError, ["'tpu'", "cpu"], False),
+    "primitive defined twice": (lambda: Primitive("sin", lambda x: x), ValueError,
+        ["twice"], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message(name):
+    call, kind, words, line = CASES[name]
+    with pytest.raises(kind) as error:
+        call()
+    text = str(error.value)
+    assert len(text.splitlines()) <= 6, text
+    for word in words:
+        assert word in text, text
+    if line:
+        assert "test_errors.py:" in text, text
+
+
+def test_errors_are_what_callers_would_catch():
+    assert issubclass(errors.ShapeError, (TypeError, ValueError))
+    assert issubclass(errors.NonConcreteBooleanIndexError, IndexError)
+    assert issubclass(errors.OutOfMemoryError, MemoryError)
+    assert issubclass(errors.NanError, FloatingPointError)
+    error = errors.IndexOutOfRange.at(7, 0, ours(V).aval, 2)
+    assert (error.axis, error.size, error.index) == (0, 4, 7) and "2 elements" in str(error)
+
+
+def test_nothing_is_left_behind():
+    """After an error inside traces the next operation is eager again."""
+    for f in (jit, grad, vmap):
+        with pytest.raises(ZeroDivisionError):
+            f(lambda x: 1 / 0)(ours(V))
+        assert isinstance(ours(V) * 2, Array)
+    with pytest.raises(ZeroDivisionError):
+        scan(lambda c, x: 1 / 0, 0.0, ours(V))
+    assert isinstance(ours(V) * 2, Array)
+
+
+def test_settings():
+    before = config.current()
+    with config.override(check_keys=True) as inside:
+        assert inside.check_keys and config.current() is inside
+        with config.override(check_keys=False):
+            assert not config.current().check_keys
+    assert config.current() is before
+    config.update("log_compiles", True)
+    assert config.current().log_compiles
+    config.update("log_compiles", False)
+    assert config.current() is before
+
+
+def test_user_lines():
+    where = source.where(depth=2)
+    assert where.file.endswith("test_errors.py") and "source.where" in where.text()
+    assert where.function == "test_user_lines"
+    assert "test_errors.py:" in str(where) and "source.where" in where.describe()
+    assert source.is_internal(grad.__code__) and not source.is_internal(leak.__code__)
+    ghost = source.Where(compile("1", "<nowhere>", "exec"), 1)
+    assert ghost.text() == "" and ghost.describe() == "<nowhere>:1"
+
+
+def test_traces_and_tracers_by_themselves():
+    with pytest.raises(TypeError, match="does not interpret"):
+        Trace("t").process(PRIMITIVES["sin"], (), {})
+    seen = []
+    jit(lambda x: seen.append((repr(x), x.concrete(), x.origin())) or x)(1.0)
+    assert seen[0][1] is None and "argument x" in seen[0][2] and "f32[]" in seen[0][0]
+    with pytest.raises(TypeError, match="not hashable"):
+        jit(lambda x: {x: 1})(1.0)
+    assert dtypes.dtype("f32") == np.float32

@@ -1,0 +1,375 @@
+"""jit: what is traced, cached, static and donated, and what its messages say."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import config, errors, tree
+from genesis_fn.core.array import Array
+from genesis_fn.transforms import jit as jit_module
+from genesis_fn.transforms.grad import grad
+from genesis_fn.transforms.jit import Abstract, RecompilationWarning, clear_caches, jit
+from genesis_fn.transforms.vmap import vmap
+from tests.transforms.both import agree, normal, ours
+
+A, V = normal(3, 4), normal(4, seed=2)
+
+
+def counted(f):
+    """(function, list that grows with every trace)."""
+    traces = []
+
+    def g(*args, **kwargs):
+        traces.append(1)
+        return f(*args, **kwargs)
+
+    return g, traces
+
+
+def test_traced_once_per_signature():
+    f, traces = counted(lambda x, y: x @ y)
+    g = jit(f)
+    for k in range(3):
+        np.testing.assert_allclose(np.asarray(g(ours(A), ours(V * k))), A @ V * k)
+    assert len(traces) == 1 and g.cache_size() == 1
+    g(ours(A.astype(np.float32)), ours(V.astype(np.float32)))
+    assert len(traces) == 2
+    g.clear_cache()
+    g(ours(A), ours(V))
+    assert len(traces) == 3
+
+
+def test_pytrees_in_and_out():
+    @tree.dataclass
+    class State:
+        w: Array
+        step: Array
+        name: str = tree.static_field(default="s")
+
+    @jit
+    def f(s, *rest, flag=None, **more):
+        out = {"s": s, "l": [rest, None], "t": (), "m": more["k"] * 2}
+        return out
+
+    s = State(ours(V), ours(np.array(1)))
+    for _ in range(2):
+        out = f(s, ours(A), (), None, k=ours(V), flag=None)
+        assert out["s"].name == "s" and out["t"] == () and out["l"][1] is None
+        np.testing.assert_allclose(np.asarray(out["m"]), V * 2)
+        np.testing.assert_allclose(np.asarray(out["l"][0][0]), A)
+
+
+def test_two_learning_rates_one_trace():
+    f, traces = counted(lambda x, lr: x - lr * x)
+    g = jit(f)
+    for lr in (0.1, 0.01, 3.0):
+        np.testing.assert_allclose(np.asarray(g(ours(V), lr)), V - lr * V, rtol=1e-6)
+    assert len(traces) == 1
+    g(ours(V), 1)  # an int is another type
+    assert len(traces) == 2
+
+
+def test_weak_scalars_follow_arrays():
+    half = ours(V.astype(np.float16))
+    assert jit(lambda x, s: x * s)(half, 2.0).dtype == np.float16
+    assert jit(lambda x, s: x * (s + 1))(half, 2.0).dtype == np.float16
+    assert jit(lambda s: s * 2)(2).dtype == np.int32
+
+
+def test_ndarrays_and_numpy_scalars():
+    f = jit(lambda x, y: x * y)
+    np.testing.assert_allclose(np.asarray(f(V, np.float32(2))), V * 2, rtol=1e-6)
+    assert f(V, np.float32(2)).dtype == np.float32
+
+
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.RecompilationWarning")
+def test_static_arguments():
+    f, traces = counted(lambda x, n, *, mode="a": x * n if mode == "a" else x - n)
+    by_number = jit(lambda x, n: f(x, n), static_argnums=1)
+    assert float(by_number(2.0, 3)) == 6.0 and float(by_number(2.0, 4)) == 8.0
+    assert len(traces) == 2
+    by_name = jit(lambda x, n=2, mode="a": f(x, n, mode=mode), static_argnames=("n", "mode"))
+    assert float(by_name(2.0)) == 4.0
+    assert float(by_name(2.0, n=3)) == 6.0 and float(by_name(2.0, 3)) == 6.0
+    assert float(by_name(2.0, 3, mode="b")) == -1.0
+    negative = jit(lambda x, n: x * len(range(n)), static_argnums=-1)
+    assert float(negative(2.0, 3)) == 6.0
+    with pytest.raises(ValueError, match="static_argnums=5"):
+        jit(lambda x: x, static_argnums=5)
+    with pytest.raises(ValueError, match="no argument 'k'"):
+        jit(lambda x: x, static_argnames="k")
+
+
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.RecompilationWarning")
+def test_automatic_static_leaves():
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        n: int
+
+    f, traces = counted(lambda c, x, kind: x * c.n if kind == "mul" else x + c.n)
+    g = jit(f)
+    assert float(g(Config(2), 3.0, "mul")) == 6.0
+    assert float(g(Config(2), 4.0, "mul")) == 8.0
+    assert float(g(Config(2), 3.0, "add")) == 5.0
+    assert float(g(Config(3), 3.0, "add")) == 6.0
+    assert len(traces) == 3
+    with pytest.raises(TypeError, match="neither an array nor hashable"):
+        g(object.__new__(type("Unhashable", (), {"__hash__": None})), 3.0, "add")
+    with pytest.raises(TypeError, match="static argument 'n'"):
+        jit(lambda x, n: x, static_argnames="n")(1.0, n=[1])
+
+
+def test_equal_lambdas_share_a_cache():
+    f, traces = counted(lambda x: x * 2)
+    for _ in range(5):
+        jit(lambda x: f(x))(ours(V))
+    assert len(traces) == 1
+    for k in (1, 2):
+        jit(lambda x: f(x) * k)(ours(V))
+    assert len(traces) == 3
+
+
+def test_methods_and_decorators():
+    class Model:
+        def __init__(self, k):
+            self.k = k
+
+        @jit
+        def __call__(self, x):
+            return x * self.k
+
+        @jit(static_argnames=("n",))
+        def power(self, x, n):
+            return x**n * self.k
+
+    assert float(Model(2)(3.0)) == 6.0 and float(Model(5)(3.0)) == 15.0
+    assert float(Model(2).power(3.0, n=2)) == 18.0
+    assert repr(Model.power).startswith("<jit of power")
+
+
+def test_captures_are_inputs_and_listed():
+    big = ours(A)
+    f = jit(lambda x: x * big.sum() + big[0, 0])
+    f(ours(V))
+    assert f.captures == [("f64[3,4]", 96)]
+    (program,) = f.cache.programs.values()
+    assert program.jaxpr.labels[0] == "captured f64[3,4]"
+    with pytest.warns(UserWarning, match="captured 64 MiB|captured 65 MiB"):
+        large = jnp.zeros((65, 1 << 18), "float32")
+        jit(lambda x: x + large[0, 0])(1.0)
+
+
+def test_captured_tracers_are_not_cached():
+    f, traces = counted(lambda y, x: y * x)
+
+    def outer(x):
+        g = jit(lambda y: f(y, x))
+        return g(x).sum() + g(x).sum()
+
+    np.testing.assert_allclose(np.asarray(grad(outer)(ours(V))), 4 * V)
+    np.testing.assert_allclose(np.asarray(vmap(outer)(ours(A))), 2 * (A**2).sum(1))
+    np.testing.assert_allclose(np.asarray(grad(outer)(ours(V + 1))), 4 * (V + 1))
+
+
+def test_inner_jit_is_one_trace_for_many_layers():
+    f, traces = counted(lambda x, w: jnp.tanh(x * w))
+    layer = jit(f)
+    out = jit(lambda x, ws: [x := layer(x, w) for w in ws][-1])(ours(V), [ours(V)] * 12)
+    assert out.shape == (4,) and len(traces) == 1
+
+
+def test_retrace_warning_names_the_leaf():
+    f = jit(lambda params, x: params["w"] * x.sum())
+    with pytest.warns(RecompilationWarning) as caught:
+        for n in (2, 3, 4):
+            f({"w": ours(V)}, ours(np.zeros(n)))
+    text = str(caught[0].message)
+    assert "has been traced 3 times" in text
+    assert "x: f64[3] -> f64[4]" in text and "test_jit.py" in text
+    assert len(text.splitlines()) <= 6
+
+
+def test_retrace_warning_of_static_values_and_structure():
+    f = jit(lambda x, n: x * n, static_argnames="n")
+    with pytest.warns(RecompilationWarning, match="static .*n.*: 2 -> 3; pass it as an array"):
+        for n in (1, 2, 3):
+            f(1.0, n=n)
+    g = jit(lambda d: sum(d.values()))
+    with pytest.warns(RecompilationWarning, match=r"new leaf d\['c'\]"):
+        for keys in ("a", "ab", "abc"):
+            g({k: 1.0 for k in keys})
+
+
+def test_max_traces():
+    f = jit(lambda x: x * 2, max_traces=1)
+    f(ours(V))
+    with pytest.raises(errors.GenesisError, match=r"max_traces=1\n  x: f64\[4\] -> f64\[3,4\]"):
+        f(ours(A))
+    f(ours(V))
+    assert len(f.traces) == 1 and f.traces[0] == {"x": "f64[4]"}
+
+
+def test_donation():
+    f = jit(lambda state, x: {"w": state["w"] + x}, donate_argnums=0)
+    state = {"w": ours(V)}
+    old = state["w"]
+    state = f(state, ours(V))
+    np.testing.assert_allclose(np.asarray(state["w"]), 2 * V)
+    assert old.is_deleted() and not state["w"].is_deleted()
+    with pytest.raises(errors.DonatedError) as error:
+        old + 1
+    text = str(error.value)
+    assert "state['w'] was donated to" in text and len(text.splitlines()) <= 6
+    with pytest.raises(errors.DonatedError):
+        f({"w": old}, ours(V))
+    with pytest.raises(errors.DonatedError):
+        jit(lambda x: x * 2)(old)
+
+
+def test_donation_by_name_and_refusals():
+    f = jit(lambda a, b: (a * 2, b), donate_argnames="b", on_unusable_donation="ignore")
+    b = ours(V)
+    f(ours(V), b)
+    assert b.is_deleted()
+    with pytest.raises(
+        errors.DonatedError, match=r"donated twice, as state\[0\] and as state\[1\]"
+    ):
+        x = ours(V)
+        jit(lambda state: [s + 1 for s in state], donate_argnums=0)([x, x])
+    with pytest.raises(ValueError, match="no argument 'z'"):
+        jit(lambda x: x, donate_argnames="z")
+    with pytest.raises(ValueError, match="on_unusable_donation"):
+        jit(lambda x: x, on_unusable_donation="no")
+
+
+def test_unusable_donation():
+    with pytest.warns(UserWarning, match=r"donated inputs cannot be reused: x"):
+        jit(lambda x: x.sum(), donate_argnums=0)(ours(V))
+    with pytest.raises(errors.DonatedError, match="cannot be reused"):
+        jit(lambda x: x.sum(), donate_argnums=0, on_unusable_donation="error")(ours(V))
+
+
+def test_ahead_of_time():
+    f = jit(lambda p, x, n: {"y": p["w"] @ x * n}, static_argnames="n")
+    lowered = f.lower({"w": Abstract((3, 4), "float64")}, Abstract((4,), "float64"), n=2)
+    assert "dot_general" in lowered.as_text() and lowered.lower() is lowered
+    assert repr(lowered.out_info["y"]) == "ShapeDtypeStruct(shape=(3,), dtype=float64)"
+    cost = lowered.cost_analysis()
+    assert cost["flops"] >= 24 and lowered.memory_analysis()
+    compiled = lowered.compile()
+    out = compiled({"w": ours(A)}, ours(V), n=2)
+    np.testing.assert_allclose(np.asarray(out["y"]), A @ V * 2)
+    assert compiled.cost_analysis() == cost and "def run" in compiled.as_text()
+    assert compiled.memory_analysis() == lowered.memory_analysis()
+    with pytest.raises(errors.TreeError, match="was compiled for"):
+        compiled(ours(A), ours(V), n=2)
+    with pytest.raises(errors.ShapeError, match="takes f64"):
+        compiled({"w": ours(V)}, ours(V), n=2)
+
+
+def test_shapes_without_computing():
+    f = jit(lambda x, y: (x @ y, {"s": x.sum()}))
+    shapes = f.eval_shape(Abstract((3, 4), "float32"), np.zeros(4, np.float32))
+    assert shapes[0] == Abstract((3,), "float32") and shapes[1]["s"].ndim == 0
+    assert hash(shapes[0]) == hash(Abstract((3,), "float32")) and shapes[0].nbytes == 12
+    assert shapes[0].size == 3
+
+    class Foreign:
+        shape, dtype = (4,), np.dtype(np.float32)
+
+    assert f.eval_shape(Abstract((3, 4), "float32"), Foreign())[0].shape == (3,)
+    assert f.trace(ours(A), ours(V)).jaxpr.out_avals[0].shape == (3,)
+
+
+def test_under_transforms():
+    f = lambda m: m.jit(lambda x: m.np.sin(x) * m.jit(lambda y: y * y)(x))
+    agree(lambda m, x: m.vmap(m.grad(lambda v: f(m)(v).sum()))(x), A)
+    agree(lambda m, x: m.jit(m.grad(lambda v: m.jit(f(m))(v).sum()))(x), V)
+
+
+def test_disable_jit():
+    f, traces = counted(lambda x: x * 2)
+    g = jit(f)
+    with config.override(disable_jit=True):
+        g(ours(V))
+        g(ours(V))
+    assert len(traces) == 2 and g.cache_size() == 0
+
+
+def test_threads():
+    """Many threads call one function, at several shapes; each sees its own results."""
+    f, traces = counted(lambda x, y: jnp.sin(x) @ y)
+    g, failures = jit(f), []
+
+    def work(k: int) -> None:
+        try:
+            for i in range(20):
+                n = 2 + (i + k) % 3
+                x = np.full((n,), float(k))
+                got = float(g(ours(x), ours(x)))
+                np.testing.assert_allclose(got, np.sin(k) * k * n, rtol=1e-9)
+        except Exception as error:
+            failures.append(error)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    assert failures == [] and len(traces) == 3
+
+
+def test_a_thousand_recompilations_stay_bounded():
+    f = jit(lambda x, n: x + n, static_argnames="n")
+    x = ours(V)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in range(1000):
+            f(x, n=n)
+    assert len(f.cache.programs) <= 256 and len(f.cache.entries) <= 512
+    for k in range(1000):
+        jit(lambda y, k=k: y, static_argnums=())
+    assert len(jit_module._shared) <= 512
+    gc.collect()
+    np.testing.assert_allclose(np.asarray(f(x, n=999)), V + 999)
+
+
+def test_clear_caches():
+    f, traces = counted(lambda x: x)
+    g = jit(f)
+    g(1.0)
+    clear_caches()
+    g(1.0)
+    assert len(traces) == 2
+
+
+def test_options_are_checked():
+    with pytest.raises(TypeError, match="no option"):
+        jit(lambda x: x, wrong=1)
+    with pytest.raises(TypeError, match="takes a function"):
+        jit(3)
+    assert jit(lambda x: x, inline=True)(1.0) == 1.0
+
+
+def test_callables_without_code():
+    class F:
+        def __call__(self, x):
+            return x * 2
+
+    assert float(jit(F())(2.0)) == 4.0
+    assert float(jit(jnp.sin)(0.0)) == 0.0
+
+
+def test_log_compiles(caplog):
+    with config.override(log_compiles=True):
+        jit(lambda x: x * 3)(ours(V))
+    assert "compiling <lambda>" in caplog.text
