@@ -229,14 +229,12 @@ def torch_rows(compiled: bool, fused: bool) -> dict[str, Callable[[], Any]]:
 
 def jax_rows() -> dict[str, Callable[[], Any]]:
     """JAX and optax."""
-    import dataclasses
-
     import jax
     import jax.numpy as jnp
     import optax
 
     from benchmarks import qwen_jax
-    from benchmarks.qwen_shape import SHAPE
+    from benchmarks.qwen_shape import QWEN3_0_6B
 
     def call(f: Callable, *args: Any) -> Callable:
         compiled = jax.jit(f)
@@ -256,10 +254,7 @@ def jax_rows() -> dict[str, Callable[[], Any]]:
         return run
 
     def trace() -> Callable:
-        shape = dataclasses.replace(
-            SHAPE, layers=28, width=1024, inner=3072, heads=16, kv_heads=8, head_dim=128,
-            vocabulary=151936, length=2048, batch=8,
-        )  # fmt: skip
+        shape = QWEN3_0_6B
         tx = optax.adamw(1e-3, weight_decay=1e-4)
         params = jax.eval_shape(lambda k: qwen_jax.init(k, shape), jax.random.key(0))
         state = jax.eval_shape(tx.init, params)

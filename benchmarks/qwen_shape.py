@@ -1,4 +1,4 @@
-"""The shape of the small Qwen that the CPU benchmark trains."""
+"""The shapes of the models that the benchmarks train."""
 
 from __future__ import annotations
 
@@ -23,3 +23,5 @@ class Shape:
 
 
 SHAPE = Shape()
+# Qwen3-0.6B at 8 x 2048 tokens.
+QWEN3_0_6B = Shape(28, 1024, 3072, 16, 8, 128, 151936, 2048, 8)

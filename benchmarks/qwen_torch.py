@@ -1,4 +1,4 @@
-"""The small Qwen of `cpu.py` as a PyTorch user would write it."""
+"""Qwen3 as a PyTorch user would write it: the twin that the benchmarks compare with."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ class Layer(nn.Module):
         k = self.k_norm(self.k_proj(h).view(b, t, s.kv_heads, s.head_dim)).transpose(1, 2)
         v = self.v_proj(h).view(b, t, s.kv_heads, s.head_dim).transpose(1, 2)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k = k.repeat_interleave(s.heads // s.kv_heads, 1)
-        v = v.repeat_interleave(s.heads // s.kv_heads, 1)
-        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o_proj(a.transpose(1, 2).reshape(b, t, -1))
         h = self.post_attention_layernorm(x)
         return x + self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
@@ -84,16 +82,25 @@ class Qwen(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def training_step(compiled: bool, fused: bool):
-    """A function of (tokens, labels) that makes one AdamW step and returns the loss."""
+def training_step(
+    compiled: bool,
+    fused: bool,
+    shape: Shape = SHAPE,
+    device: str = "cpu",
+    compute: torch.dtype | None = None,
+):
+    """A function of (tokens, labels) that makes one AdamW step and returns the loss. Parameters
+    are float32; with `compute` the forward pass runs under torch.autocast."""
     torch.manual_seed(0)
-    model = Qwen()
+    with torch.device(device):
+        model = Qwen(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=fused)
     loss_of = torch.compile(model) if compiled else model
 
     def step(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = loss_of(tokens, labels)
+        with torch.autocast(device, compute, enabled=compute is not None):
+            loss = loss_of(tokens, labels)
         loss.backward()
         optimizer.step()
         return loss.detach()
