@@ -21,6 +21,8 @@ from genesis_fn.compiler.kernel import (
     joined,
     reduced_axes,
 )
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.updates import updated
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
 _MOST_ROOTS = 24
@@ -288,6 +290,8 @@ class _Merging:
 
     def finished(self) -> list[Group]:
         """The steps in order; values that only their own kernel reads stay in registers."""
+        if enabled("in_place"):
+            self._read_before_updates()
         order = list(self._ordered())
         result = []
         for n in order:
@@ -304,6 +308,30 @@ class _Merging:
                     continue
             result.append(g)
         return result
+
+    def _read_before_updates(self) -> None:
+        """Let what reads a value come before the step that may overwrite it, where it can."""
+        for n, g in self.groups.items():
+            if g.eqn is None:
+                continue
+            found = [updated(g.eqn, v) for v in g.eqn.outs]
+            for u in {self.graph.memory(x)[0] for x in found if x is not None}:
+                for reader in self.readers[u] - {n}:
+                    if not self._reaches(n, reader):
+                        self.before.setdefault(n, set()).add(reader)
+                        self.after.setdefault(reader, set()).add(n)
+
+    def _reaches(self, a: int, b: int) -> bool:
+        """Whether step b must come after step a."""
+        seen, todo = {a}, [a]
+        while todo:
+            for s in self.succs(todo.pop()):
+                if s == b:
+                    return True
+                if s not in seen:
+                    seen.add(s)
+                    todo.append(s)
+        return False
 
     def _ordered(self) -> Iterator[int]:
         waiting = {n: len(self.preds(n)) for n in self.groups}

@@ -76,8 +76,10 @@ def close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
 def compare(
     f: Callable, *args: Any, tolerance: float = 2e-5, donated: Sequence[bool] = ()
 ) -> CudaExecutable:
-    """Runs `f` on both backends, asserts that they agree, and returns the executable."""
+    """Runs `f` on both backends, asserts that they agree, and returns the executable. `donated`
+    marks the arguments; captured arrays come before them."""
     jaxpr, inputs = traced(f, *args)
+    donated = [False] * (len(inputs) - len(donated)) + [bool(d) for d in donated]
     executable = compile_jaxpr(jaxpr, PLACE, donated=donated)
     want = on_cpu(jaxpr, inputs)
     for _ in range(2):

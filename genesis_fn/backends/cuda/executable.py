@@ -24,6 +24,7 @@ from genesis_fn.backends.cuda.runtime import Runtime, runtime
 from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
 from genesis_fn.compiler.plan import ALIGNMENT
 from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.updates import makers, origin
 from genesis_fn.core.array import Array, live
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
@@ -295,7 +296,8 @@ def arena(device: Runtime, size: int) -> Block | None:
 
 
 def _donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
-    """{output: donated input whose memory it takes}: the input it updates, or one of its type."""
+    """{output: donated input whose memory it takes}: the input that it is or that it updates, or
+    one of its type."""
     free: dict[Aval, list[int]] = {}
     place = {v: i for i, v in enumerate(program.invars)}
     for i, (v, d) in enumerate(zip(program.invars, donated)):
@@ -303,12 +305,16 @@ def _donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
             free.setdefault(v.aval, []).append(i)
     replaced: dict[int, int] = {}
     seen: set[Any] = set()
-    for k, v in enumerate(program.outs):
-        i = place.get(v)
-        if i is not None and i in free.get(v.aval, ()):  # returned as it came
-            free[v.aval].remove(i)
-            replaced[k] = i
-            seen.add(v)
+    made = makers(program)
+    for returned in (True, False):  # what is returned as it came, then what is updated
+        for k, v in enumerate(program.outs):
+            i = place.get(origin(made, v))
+            if i is None or (v in place) != returned or v in seen:
+                continue
+            if i in free.get(v.aval, ()):
+                free[v.aval].remove(i)
+                replaced[k] = i
+                seen.add(v)
     for k, v in enumerate(program.outs):
         if k not in replaced and v not in seen and v not in place and free.get(v.aval):
             replaced[k] = free[v.aval].pop(0)

@@ -18,8 +18,10 @@ from genesis_fn.backends.cuda.many import merged_alike
 from genesis_fn.compiler.fuse import Fusion, Group, fuse
 from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.loops import loop_body
+from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.plan import pack
 from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.updates import UPDATES, updated
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.kernels.launch import Buf, Plan
@@ -174,7 +176,26 @@ class Scope:
             u = self.graph.memory(v)[0]
             if t is not None and u not in self.ids and u not in wanted and v not in self.placed:
                 wanted[u] = t
+        for u, t in list(wanted.items()):
+            # What is updated in place must be there already.
+            while (x := self._updated(u)) is not None:
+                if x in self.ids or x in wanted or x in self._results:
+                    break
+                wanted[x] = t
+                u = x
         return wanted
+
+    def _updated(self, v: Var) -> Var | None:
+        """The value in memory that the equation of `v` may write `v` over."""
+        e = self.graph.made[v]
+        if self.graph.kind[id(e)] != "opaque" or not enabled("in_place"):
+            return None
+        x = updated(e, v)
+        if x is None:
+            return None
+        u, offset = self.graph.memory(x)
+        shared = sum([type(i) is Var and self.graph.memory(i)[0] is u for i in e.ins]) > 1
+        return None if offset or shared or u.aval.nbytes != v.aval.nbytes else u
 
     def _group(self, g: Group, wanted: dict[Var, int]) -> None:
         if g.body is None:
@@ -203,22 +224,38 @@ class Scope:
     def _write_to(
         self, v: Var, wanted: dict[Var, int], g: Group | None, made: Generated | None
     ) -> int:
-        """The buffer that `v` is written to: its target if its old contents are not needed."""
-        target = wanted.get(v)
-        if target is None:
-            return self.temporary(v.aval.nbytes)
-        held = self._held.setdefault(self.table.root(target), [])
+        """The buffer that `v` is written to: its target if its old contents are not needed, that of
+        the value it updates if nothing else needs that, or a new one."""
+        source = self._updated(v) if g is None else None
+        choices = [wanted[v]] if v in wanted else []
+        if source is not None and self.table.root(self.ids[source]) not in self.fixed:
+            choices.append(self.ids[source])
+        free = [b for b in choices if self._free(b, v, source, g, made)]
+        buffer = free[0] if free else self.temporary(v.aval.nbytes)
+        self._held.setdefault(self.table.root(buffer), []).append(v)
+        return buffer
+
+    def _free(
+        self, b: int, v: Var, source: Var | None, g: Group | None, made: Generated | None
+    ) -> bool:
+        """Whether nothing needs what buffer `b` holds when `v` is written there, but for `source`,
+        which `v` is written over."""
+        held = self._held.get(self.table.root(b), ())
         now = self._made_at[v]
         here = self.fusion.groups[now]
-        free = all(u not in self._results and self._last_read.get(u, -1) <= now for u in held)
-        if free and g is not None and made is not None:
-            free = all(_elementwise(g, made, v, u) for u in held if u in g.reads)
-        elif free:
-            free = not any(u in here.reads for u in held)
-        if not free:
-            return self.temporary(v.aval.nbytes)
-        held.append(v)
-        return target
+        for u in held:
+            if u in self._results or self._last_read.get(u, -1) > now:
+                return False
+            if self._made_at.get(u) == now:
+                return False  # another result of this step
+            if u not in here.reads:
+                continue
+            if g is not None and made is not None:
+                if not _elementwise(g, made, v, u):
+                    return False
+            elif u is not source or self.ids[u] != b:
+                return False
+        return True
 
     def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> _Item:
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
@@ -226,6 +263,12 @@ class Scope:
         return _Item([Child(plan.steps, buffers)], list(reads), list(writes), scratch)
 
     # Equations that are one step.
+
+    def _in_place(self, e: Eqn) -> bool:
+        """Whether the result of an update is the memory of what is updated."""
+        if e.prim.name not in UPDATES or type(e.ins[0]) is not Var:
+            return False
+        return self.buffer(e.ins[0]) == self.ids[e.outs[0]]
 
     def _opaque(self, g: Group) -> _Item:
         e = g.eqn
@@ -238,8 +281,9 @@ class Scope:
             return item
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         site = len(self.table.sites) + 1
+        in_place = self._in_place(e)
         if lowerings.has_lowering(e.prim) or any(e_jaxprs(e)):
-            lowered = plan_for(e.prim, avals, e.params, site)
+            lowered = plan_for(e.prim, avals, e.params, site, in_place=in_place)
         else:
             lowered = HostCall(e.prim, tuple(avals), dict(e.params))
         reads = [self.buffer(i) for i in e.ins if type(i) is Var]
@@ -250,8 +294,11 @@ class Scope:
             kernels = [getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
                        for s in lowered.steps if hasattr(s, "kernel")]  # fmt: skip
         self.table.described.append(
-            Described(name, g.traffic, _work_of(e), kernels, [str(e.where)], self.depth)
-        )
+            Described(
+                name, g.traffic - (2 * avals[0].nbytes if in_place else 0), _work_of(e), kernels,
+                [str(e.where)], self.depth,
+            )
+        )  # fmt: skip
         if lowered is None:
             raise BackendError(f"{e.prim.name} has no lowering on CUDA at {e.where}")
         if type(lowered) is HostCall:

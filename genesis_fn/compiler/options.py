@@ -1,0 +1,46 @@
+"""Which optional passes of the compiler run: all, but for those that are switched off.
+
+`GENESIS_COMPILER_WITHOUT=in_place,epilogues` in the environment, or `with without("epilogues"):`,
+switches passes off, to see what each is worth. What is compiled already stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+PASSES = {
+    "in_place": "updates of part of an array overwrite it where it is not needed any more",
+}
+
+
+def _checked(names: tuple[str, ...]) -> frozenset[str]:
+    for name in names:
+        if name not in PASSES:
+            raise ValueError(f"the compiler has no pass {name!r}; it has {', '.join(PASSES)}")
+    return frozenset(names)
+
+
+_named = os.environ.get("GENESIS_COMPILER_WITHOUT", "").replace(" ", "")
+_off = _checked(tuple([name for name in _named.split(",") if name]))
+
+
+def enabled(name: str) -> bool:
+    """Whether pass `name` runs."""
+    return name not in _off
+
+
+@contextlib.contextmanager
+def without(*names: str) -> Iterator[None]:
+    """What is compiled inside is compiled without these passes. Not for several threads at once."""
+    global _off
+    before = _off
+    _off = before | _checked(names)
+    try:
+        yield
+    finally:
+        _off = before
+
+
+__all__ = ["PASSES", "enabled", "without"]
