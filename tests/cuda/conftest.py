@@ -1,5 +1,6 @@
-"""This folder runs in a process of its own: Triton chooses between compiler and interpreter when it
-is imported. Without `GENESIS_CUDA_DRIVER=cuda` everything runs on the interpreting driver.
+"""Triton chooses between compiler and interpreter when it is imported, so this folder runs in a
+process of its own on the CPU; there, everything runs on the interpreting driver. With
+`GENESIS_DEVICE=cuda` (see `tests/conftest.py`) it runs with the rest.
 
 Arrays are made on the CPU unless a test asks for a GPU.
 """
@@ -8,12 +9,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 if os.environ.get("GENESIS_CUDA_DRIVER") != "cuda":
     os.environ["GENESIS_CUDA_DRIVER"] = "interpret"
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("GENESIS_INTERPRET_DEVICES", "2")
-os.environ.setdefault("GENESIS_DEVICE", "cpu")
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+
+from genesis_fn.core.device import cpu, using_device
+
+
+@pytest.fixture(autouse=True)
+def arrays_on_the_cpu() -> Iterator[None]:
+    """The default device of these tests."""
+    with using_device(cpu()):
+        yield

@@ -9,7 +9,6 @@ import os
 
 if os.environ.setdefault("GENESIS_CUDA_DRIVER", "interpret") == "interpret":
     os.environ.setdefault("TRITON_INTERPRET", "1")
-os.environ["GENESIS_DEVICE"] = "cpu"
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -240,7 +240,6 @@ def test_jitted_gradients_agree_with_the_cpu():
     np.testing.assert_allclose(results[1], results[0], rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="kernels with specialised warps have no interpreter")
 @pytest.mark.parametrize("shape, heads", [((2, 1024, 8, 128), 2), ((1, 777, 4, 64), 4)])
 def test_attention_with_specialised_warps_agrees_with_float64(gpu, shape, heads):

@@ -30,6 +30,8 @@ from genesis_fn.backends.cuda.stream import Staging
 
 MIB = 1 << 20
 
+pytestmark = pytest.mark.interpreted
+
 
 @pytest.fixture
 def device():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from genesis_fn.backends.cuda import graph
+from genesis_fn.backends.cuda.driver import implementation, open_driver
 from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
 from genesis_fn.backends.cuda.errors import CudaError
 from genesis_fn.backends.cuda.graph import (
@@ -34,7 +35,8 @@ class Machine:
     """A device with numbered buffers of int32."""
 
     def __init__(self, *sizes: int) -> None:
-        self.driver = InterpretDriver(0, total_memory=64 * MIB)
+        on_gpu = implementation() == "cuda"
+        self.driver = open_driver(0) if on_gpu else InterpretDriver(0, total_memory=64 * MIB)
         self.pool = Pool(self.driver)
         self.blocks = [self.pool.alloc(4 * size) for size in sizes]
         self.sizes = sizes
@@ -59,6 +61,7 @@ class Machine:
         self.driver.copy(
             result.ctypes.data, self.blocks[index].address, result.nbytes, self.driver.compute
         )
+        self.driver.synchronize()
         return result.tolist()
 
 
@@ -199,6 +202,7 @@ def test_places_outside_their_buffer_are_refused():
         m.program(If(Buf(1, "i8", 4), (Clear(0),)))
 
 
+@pytest.mark.interpreted
 def test_a_failed_capture_leaves_nothing_behind():
     m = Machine(1)
     m.write(0, [1])
@@ -248,6 +252,7 @@ def test_executables_keep_their_owners_and_scratch():
     assert watch() is None
 
 
+@pytest.mark.interpreted
 def test_scratch_memory_is_allocated_once_for_all_launches():
     m = Machine(1, 1)
     bound = []
@@ -271,6 +276,7 @@ def test_scratch_memory_is_allocated_once_for_all_launches():
     assert m.pool.in_use == 2 * 512
 
 
+@pytest.mark.interpreted
 def test_captures_do_not_nest_and_streams_capture_one_at_a_time():
     driver = InterpretDriver(0, total_memory=64 * MIB)
     stream = driver.new_stream()

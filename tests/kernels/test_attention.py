@@ -19,7 +19,7 @@ from genesis_fn.kernels.attention_backward import BackwardConfig, plan_attention
 from genesis_fn.kernels.attention_decode import plan_attention_decode
 from genesis_fn.kernels.attention_scores import tile_and_head
 from genesis_fn.kernels.attention_spec import AttentionSpec, serves_descriptors
-from genesis_fn.kernels.interpret import run_plan
+from genesis_fn.kernels.launch import Buf, Launch, Plan
 from tests.kernels.attention_reference import (
     TORCH,
     attention_reference,
@@ -27,6 +27,7 @@ from tests.kernels.attention_reference import (
     random_inputs,
     reference_gradients,
 )
+from tests.kernels.run import run_plan
 
 TOLERANCE = {"fp32": 5e-6, "bf16": 1.5e-2, "fp16": 2e-3}
 
@@ -289,7 +290,9 @@ def order_kernel(places, TILES: tl.constexpr, HEADS: tl.constexpr, SECTION: tl.c
 
 def test_the_longest_tiles_of_a_section_come_first():
     places = torch.zeros(24, 2, dtype=torch.int32)
-    order_kernel[(24,)](places, 4, 6, 4)
+    constants = {"TILES": 4, "HEADS": 6, "SECTION": 4}
+    step = Launch(order_kernel, (24, 1, 1), {"places": Buf(0, "i32")}, constants)
+    run_plan(Plan(0, 1, (step,)), [], [places])
     order = [tuple(x) for x in places.tolist()]
     assert sorted(order) == [(tile, head) for tile in range(4) for head in range(6)]
     assert order[:4] == [(3, 0), (3, 1), (3, 2), (3, 3)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genesis_fn.kernels.concat import Concatenate, plan_concatenate
-from genesis_fn.kernels.interpret import run_plan
+from tests.kernels.run import run_plan
 
 TORCH = {
     "fp32": torch.float32,

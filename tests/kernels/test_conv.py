@@ -16,7 +16,7 @@ from genesis_fn.kernels.conv import (
     kernel_gradient,
     plan_convolution,
 )
-from genesis_fn.kernels.interpret import run_plan
+from tests.kernels.run import run_plan
 
 TORCH = {
     "fp32": torch.float32,

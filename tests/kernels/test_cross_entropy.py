@@ -15,7 +15,7 @@ from genesis_fn.kernels.cross_entropy import (
     plan_cross_entropy_forward,
 )
 from genesis_fn.kernels.error_word import decode_error_word
-from genesis_fn.kernels.interpret import run_plan
+from tests.kernels.run import run_plan
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 TOLERANCE = {"fp32": 3e-6, "bf16": 1e-2, "fp64": 1e-13}

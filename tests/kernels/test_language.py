@@ -9,12 +9,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.interpret import run_plan
-from genesis_fn.kernels.language import INTERPRETED
 from genesis_fn.kernels.launch import Buf, Launch, Plan
 from genesis_fn.kernels.source import kernel_from_source
-
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="Triton was imported for the compiler")
+from tests.kernels.run import run_plan
 
 N = 64
 DTYPES = {

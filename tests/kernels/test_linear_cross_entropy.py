@@ -11,9 +11,9 @@ import torch
 
 from genesis_fn.kernels.cross_entropy import CrossEntropy
 from genesis_fn.kernels.error_word import decode_error_word
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.launch import Launch
 from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
+from tests.kernels.run import run_plan
 from tests.kernels.test_cross_entropy import TORCH, reference
 
 CASES = [

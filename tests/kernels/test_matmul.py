@@ -10,8 +10,6 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.interpret import run_plan
-from genesis_fn.kernels.language import INTERPRETED
 from genesis_fn.kernels.matmul import (
     Config,
     Epilogue,
@@ -24,8 +22,7 @@ from genesis_fn.kernels.matmul import (
 )
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
 from genesis_fn.kernels.source import kernel_from_source
-
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="Triton was imported for the compiler")
+from tests.kernels.run import run_plan
 
 DTYPES = {
     "fp64": torch.float64,

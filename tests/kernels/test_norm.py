@@ -9,8 +9,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
+from tests.kernels.run import run_plan
 
 TORCH = {
     "fp32": torch.float32,

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.pool import Window, plan_window, plan_window_gradient
+from tests.kernels.run import run_plan
 
 
 def spec_2d(n, size, k, s, p, d=1, **options):

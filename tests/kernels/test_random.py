@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.interpret import run_plan
+from genesis_fn.kernels.launch import Buf, Launch, Plan
 from genesis_fn.kernels.random import RandomBits, philox_word, plan_random_bits
+from tests.kernels.run import run_plan
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
@@ -53,7 +54,8 @@ def test_known_answers(counter, key, answer):
     assert tuple(philox(list(counter), list(key))) == answer
     state = torch.from_numpy(np.array([*counter, *key], np.uint32))
     out = torch.zeros(4, dtype=torch.uint32)
-    _block_kernel[(1,)](state, out)
+    pointers = {"state": Buf(0, "u32"), "out": Buf(1, "u32")}
+    run_plan(Plan(1, 1, (Launch(_block_kernel, (1, 1, 1), pointers),)), [state], [out])
     assert tuple(out.tolist()) == answer
 
 
@@ -87,7 +89,9 @@ def _word_kernel(keys, out, START: tl.constexpr):
 def test_single_words_match_the_stream(start):
     key = [77, 88]
     out = torch.zeros(16, dtype=torch.uint32)
-    _word_kernel[(1,)](torch.from_numpy(np.array(key, np.uint32)), out, start)
+    pointers = {"keys": Buf(0, "u32"), "out": Buf(1, "u32")}
+    step = Launch(_word_kernel, (1, 1, 1), pointers, {"START": start})
+    run_plan(Plan(1, 1, (step,)), [torch.from_numpy(np.array(key, np.uint32))], [out])
     want = [
         philox([i // 4 & 0xFFFFFFFF, i // 4 >> 32, 0, 0], key)[i % 4]
         for i in range(start, start + 16)

@@ -9,9 +9,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.launch import Launch
 from genesis_fn.kernels.scan import OPERATIONS, Scan, plan_scan
+from tests.kernels.run import run_plan
 
 TORCH = {
     "fp32": torch.float32,

@@ -11,7 +11,6 @@ import torch
 
 from genesis_fn.kernels import sort
 from genesis_fn.kernels.error_word import decode_error_word
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.scatter import (
     GatherRows,
     ScatterRows,
@@ -19,6 +18,7 @@ from genesis_fn.kernels.scatter import (
     plan_gather_rows,
     plan_scatter_rows,
 )
+from tests.kernels.run import run_plan
 
 TORCH = {
     "fp32": torch.float32,

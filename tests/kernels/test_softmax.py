@@ -9,8 +9,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.softmax import KINDS, Softmax, plan_softmax_backward, plan_softmax_forward
+from tests.kernels.run import run_plan
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 TOLERANCE = {"fp32": 3e-6, "bf16": 2e-2, "fp64": 1e-13}

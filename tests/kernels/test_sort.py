@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from genesis_fn.kernels import sort
-from genesis_fn.kernels.interpret import run_plan
 from genesis_fn.kernels.sort import Sort, TopK, plan_argsort, plan_sort, plan_top_k
+from tests.kernels.run import run_plan
 
 TORCH = {
     "fp64": torch.float64,

@@ -15,12 +15,11 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from genesis_fn.backends.cpu.compile import tensor_function
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
-from genesis_fn.core.device import cpu
+from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import Linear, typeof
-from genesis_fn.primitives.define import host_view, instantiate
+from genesis_fn.primitives.define import instantiate
 from genesis_fn.transforms.batch import vmap_flat
 from genesis_fn.transforms.linearize import jvp_flat, linearize_flat
 from genesis_fn.transforms.stage import evaluate, stage
@@ -39,8 +38,8 @@ TOLERANCE = {
 
 
 def to_array(x: np.ndarray) -> Array:
-    """A CPU array with the values of `x`."""
-    return from_numpy(np.asarray(x), cpu())
+    """An array of the default device with the values of `x`."""
+    return from_numpy(np.asarray(x))
 
 
 def to_numpy(x: Any) -> np.ndarray:
@@ -197,8 +196,8 @@ def check_staged(f: Callable, *inputs: np.ndarray, tolerance: float | None = Non
     eager = as_list(f(*xs))
     program, captured = stage(listed(f), [typeof(x) for x in xs])
     assert_all_same(evaluate(program, *captured, *xs), eager, "staged", tolerance)
-    tensors = tensor_function(program)(*[x.data for x in [*captured, *xs]])
-    compiled = [host_view(t, o.aval.dtype) for t, o in zip(tensors, program.outs, strict=True)]
+    place = default_device()
+    compiled = place.backend.compile(program, place)(*captured, *xs)
     assert_all_same(compiled, eager, "compiled", tolerance)
     assert_all_same([to_numpy(x) for x in xs], list(inputs), "inputs after the run", 0.0)
 

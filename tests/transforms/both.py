@@ -18,7 +18,6 @@ import genesis_fn.lax as lax
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy
-from genesis_fn.core.device import cpu
 from genesis_fn.primitives.elementwise import stop_gradient
 from genesis_fn.transforms import (
     checkpoint as checkpoints,
@@ -62,7 +61,7 @@ THEIRS = SimpleNamespace(
 
 def ours(x: Any) -> Any:
     """A pytree with its ndarrays as arrays of this library, dtypes kept."""
-    return tree.map(lambda v: from_numpy(v, cpu()) if isinstance(v, np.ndarray) else v, x)
+    return tree.map(lambda v: from_numpy(v) if isinstance(v, np.ndarray) else v, x)
 
 
 def theirs(x: Any) -> Any:

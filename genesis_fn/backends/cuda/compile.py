@@ -445,7 +445,8 @@ def _compile_all(
 ) -> Iterable[tuple[str, tuple[dict[str, Any], bytes]]]:
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     remote = {key: r for key, r in requests.items() if r.where[0] != "object"}
-    if len(remote) == 1 and not interpreted and _workers is None:
+    alone = len(remote) == 1 and _workers is None
+    if not interpreted and (alone or not worker_count()):
         remote = {}
     local = {key: r for key, r in requests.items() if key not in remote}
     futures = {key: _pool().submit(_ask, r) for key, r in remote.items()}
@@ -538,11 +539,20 @@ _started: list[_Worker] = []
 _lock = threading.Lock()
 
 
+def worker_count() -> int:
+    """How many processes compile: `GENESIS_COMPILE_WORKERS`, else one for each core up to 16.
+
+    With 0 the process compiles by itself, for where many such processes share the cores.
+    """
+    named = os.environ.get("GENESIS_COMPILE_WORKERS")
+    return int(named) if named else min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
 def _pool() -> ThreadPoolExecutor:
     global _workers
     with _lock:
         if _workers is None:
-            count = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+            count = max(1, worker_count())
             _workers = ThreadPoolExecutor(count, thread_name_prefix="genesis-compile")
             atexit.register(stop_workers)
         return _workers

@@ -1,0 +1,35 @@
+"""Where the tests run: on the device that `GENESIS_DEVICE` names, the CPU if it names none.
+
+    GENESIS_DEVICE=cuda python -m pytest -n 14 --dist loadgroup tests
+
+runs everything on a GPU but tests marked `cpu`, which are about the CPU backend, and `interpreted`,
+which are about Triton's interpreter. With `GENESIS_CUDA_DRIVER=interpret` beside it the same tests
+run on host memory. All of this is decided before the library, JAX and Triton are imported.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("GENESIS_DEVICE", "cpu")
+os.environ["JAX_PLATFORMS"] = "cpu"  # the reference
+
+ON_GPU = os.environ["GENESIS_DEVICE"].startswith(("cuda", "gpu"))
+if ON_GPU:
+    INTERPRETED = os.environ.setdefault("GENESIS_CUDA_DRIVER", "cuda") == "interpret"
+    os.environ["TRITON_INTERPRET"] = "1" if INTERPRETED else "0"
+    # Comparisons are of float32 with float32, not with the ten bits of TF32.
+    os.environ.setdefault("GENESIS_MATMUL_PRECISION", "highest")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The test processes are as many as the cores already.
+        os.environ.setdefault("GENESIS_COMPILE_WORKERS", "0")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what does not belong to the device."""
+    if ON_GPU and item.get_closest_marker("cpu"):
+        pytest.skip("about the CPU backend")
+    if os.environ.get("TRITON_INTERPRET") == "0" and item.get_closest_marker("interpreted"):
+        pytest.skip("about Triton's interpreter")

@@ -1,0 +1,50 @@
+"""Runs plans where the tests run: in Triton's interpreter, or on a GPU through the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import torch
+
+from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.kernels import interpret
+from genesis_fn.kernels.language import INTERPRETED
+from genesis_fn.kernels.launch import Launch, Plan
+
+_GARBAGE = 0xFF
+
+
+def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Fills `outputs`, contiguous host tensors, with the plan's results from `inputs`.
+
+    Outputs keep their contents until a step writes them; workspaces start as garbage.
+    """
+    if INTERPRETED:
+        interpret.run_plan(plan, inputs, outputs)
+        return
+    place = runtime(0)
+    driver = place.driver
+    sizes = [x.numel() * x.itemsize for x in (*inputs, *outputs)]
+    blocks = [place.alloc(max(size, 16)) for size in sizes]
+    for block, size, tensor in zip(blocks, sizes, (*inputs, *outputs), strict=True):
+        if size:
+            place.staging.to_device(block.address, tensor.data_ptr(), size)
+    for workspace in plan.workspaces:
+        blocks.append(place.alloc(max(workspace.bytes, 16)))
+        driver.fill(blocks[-1].address, _GARBAGE, blocks[-1].bytes, driver.compute)
+    launches = [step for step in plan.steps if isinstance(step, Launch) and 0 not in step.grid]
+    prepared = dict(zip(map(id, launches), driver.prepare(launches), strict=True))
+    for step in plan.steps:
+        if not isinstance(step, Launch):
+            block = blocks[step.buffer]
+            driver.fill(block.address, 0, block.bytes, driver.compute)
+        elif launch := prepared.get(id(step)):
+            scratch = place.alloc(launch.scratch_bytes) if launch.scratch_bytes else None
+            launch.bind([b.address for b in blocks], scratch.address if scratch else 0)
+            launch.launch(driver.compute)
+    for tensor, block, size in zip(outputs, blocks[plan.inputs :], sizes[plan.inputs :]):
+        if size:
+            place.read(tensor.data_ptr(), block.address, size)
