@@ -28,6 +28,7 @@ class Config:
     explain_cache_misses: bool = True
     transfer_guard: str = "allow"  # "allow" | "log" | "disallow"
     default_device: Any = None
+    graph_lanes: int = 1  # steps of a compiled GPU program that may run at once; 1: one by one
 
 
 _listeners: list[Callable[[Config], None]] = []
@@ -45,6 +46,8 @@ def _from_environment() -> Config:
         text = os.environ.get(f"GENESIS_{name.upper()}")
         if text is not None and isinstance(f.default, bool):
             changes[name] = text.lower() in ("1", "true", "yes", "on")
+        elif text is not None and isinstance(f.default, int):
+            changes[name] = int(text)
         elif text is not None and isinstance(f.default, str):
             changes[name] = text
     if os.environ.get("GENESIS_CHECK") == "1":

@@ -310,6 +310,31 @@ def test_graphs(driver, fake):
     assert calls.count("cuStreamDestroy") == 2
 
 
+def test_steps_of_a_wide_graph_wait_for_the_nodes_that_they_need(driver, fake, monkeypatch):
+    pool = Pool(driver)
+    blocks = [pool.alloc(1 << 20) for _ in range(3)]
+    memory = [Memory(b.address, b.bytes) for b in blocks]
+    made = iter(range(10, 100))
+    status = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    found = lambda s: (OK, status, 1, cu.CUgraph(5), [cu.CUgraphNode(next(made))], [], 1)
+    monkeypatch.setattr(driver_cuda, "_capture_info", found)
+    asked = []
+
+    def update(stream, nodes, edges, count, flags):
+        assert len(nodes) == count and flags == 1
+        asked.append([int(node) for node in nodes])
+        return (OK,)
+
+    monkeypatch.setattr(driver_cuda, "_update_dependencies", update)
+    steps = [Clear(0), Clear(1), Copy(2, 0, 64), Copy(2, 1, 64, 64), Copy(0, 2, 128)]
+    Executable(driver, steps, memory, pool, lanes=2)
+    # Both clears are independent, each copy waits for its source, the last for both copies.
+    assert asked == [[], [], [10], [11], [13, 12]]
+    asked.clear()
+    Executable(driver, steps, memory, pool)
+    assert not asked
+
+
 def test_conditional_nodes_need_an_active_capture(driver, fake, monkeypatch):
     idle = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
     monkeypatch.setattr(driver_cuda, "_capture_info", lambda s: (OK, idle, 0, None, None, None, 0))

@@ -225,6 +225,29 @@ def test_live_buffers_do_not_overlap(buffers) -> None:
                 assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 2000)), min_size=1, max_size=40),
+    st.integers(0, 8), st.integers(0, 60),
+)  # fmt: skip
+def test_memory_rests_before_it_is_used_again(buffers, rest, units) -> None:
+    lives = {b: (b, b + more) for b, (more, _) in enumerate(buffers)}
+    sizes = {b: size for b, (_, size) in enumerate(buffers)}
+    budget = units * ALIGNMENT
+    offsets, total = pack(sizes, lives, rest, budget)
+    shared = lambda a, b: offsets[a] < offsets[b] + sizes[b] and offsets[b] < offsets[a] + sizes[a]
+    for a in lives:
+        for b in range(a + 1, len(buffers)):
+            apart = lives[b][0] - lives[a][1]
+            assert apart > 0 or not shared(a, b)
+            # What was used again early kept the arena in its budget.
+            if apart <= rest and shared(a, b):
+                assert sum(-(-sizes[c] // ALIGNMENT) for c in range(b + 1)) > units
+    least = pack(sizes, lives)[1]
+    roomy = pack(sizes, lives, rest, 1 << 40)
+    assert least <= roomy[1] and pack(sizes, lives, 0, budget)[1] == least
+
+
 def test_memory_is_reused() -> None:
     lives = {b: (b, b + 1) for b in range(50)}
     assert pack(dict.fromkeys(lives, 1000), lives)[1] <= 3 * 1024

@@ -22,6 +22,7 @@ Stream: TypeAlias = Any
 Event: TypeAlias = Any
 Graph: TypeAlias = Any
 Condition: TypeAlias = Any
+Recorded: TypeAlias = Any
 Handle: TypeAlias = Any
 
 ConditionalKind: TypeAlias = Literal["if", "while", "switch"]
@@ -199,6 +200,15 @@ class Driver(Protocol):
 
     def abandon_capture(self, stream: Stream) -> None:
         """Ends a recording that failed and drops what it holds."""
+        ...
+
+    def recorded(self, stream: Stream) -> Recorded:
+        """The node that a capturing stream recorded last; what was enqueued before it that it does
+        not wait for is not part of it."""
+        ...
+
+    def record_after(self, stream: Stream, nodes: Sequence[Recorded]) -> None:
+        """Makes what a capturing stream records next wait for these nodes, and for nothing else."""
         ...
 
     def launch_graph(self, graph: Graph, stream: Stream) -> None:

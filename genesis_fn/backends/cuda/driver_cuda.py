@@ -435,6 +435,14 @@ class CudaDriver:
         if code == _SUCCESS:
             cu.cuGraphDestroy(graph)
 
+    def recorded(self, stream: Any) -> list[Any]:
+        return self._captured(stream)[1]
+
+    def record_after(self, stream: Any, nodes: Sequence[list[Any]]) -> None:
+        # Nodes that a stream no longer depends on do not count as unjoined when its capture ends.
+        wanted = list({int(node): node for made in nodes for node in made}.values())
+        _check(_update_dependencies(stream, wanted, None, len(wanted), _SET_DEPENDENCIES))
+
     def launch_graph(self, graph: Any, stream: Any) -> None:
         self.activate()
         (code,) = cu.cuGraphLaunch(graph, stream)

@@ -2,8 +2,9 @@
 
 It behaves as a device does towards the rest of the backend: memory is reserved, mapped and
 exhausted, work is captured into graphs and replayed, conditional nodes are decided by device
-memory. Everything runs at once, in the order in which it is enqueued. Touching addresses without
-memory behind them raises, as a fault on a device would be reported.
+memory. Everything runs at once, in the order in which it is enqueued; the nodes of a graph run in
+another order that its edges allow if `shuffle` is set. Touching addresses without memory behind
+them raises, as a fault on a device would be reported.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import random
 import threading
 import time
 from bisect import bisect_right, insort
@@ -48,19 +50,58 @@ def device_count() -> int:
     return int(os.environ.get("GENESIS_INTERPRET_DEVICES") or 1)
 
 
+class _Recording:
+    """A graph: its nodes' work, the nodes that each comes after, and those that the next one
+    does."""
+
+    __slots__ = ("work", "after", "next")
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], None]] = []
+        self.after: list[tuple[int, ...]] = []
+        self.next: tuple[int, ...] = ()
+
+    def add(self, work: Callable[[], None]) -> None:
+        self.after.append(self.next)
+        self.next = (len(self.work),)
+        self.work.append(work)
+
+    def run(self, shuffle: random.Random | None) -> None:
+        """Runs the nodes as recorded, or in an arbitrary order that the edges allow."""
+        if shuffle is None:
+            for work in self.work:
+                work()
+            return
+        waits = [len(before) for before in self.after]
+        followers: list[list[int]] = [[] for _ in waits]
+        for n, before in enumerate(self.after):
+            for p in before:
+                followers[p].append(n)
+        ready = [n for n, count in enumerate(waits) if not count]
+        while ready:
+            # Often the node recorded last: far from the order of recording.
+            k = shuffle.choice((len(ready) - 1, shuffle.randrange(len(ready))))
+            n = ready.pop(k)
+            self.work[n]()
+            for f in followers[n]:
+                waits[f] -= 1
+                if not waits[f]:
+                    ready.append(f)
+
+
 class _Stream:
     """Runs work at once, or appends it to a recording."""
 
     __slots__ = ("recording",)
 
     def __init__(self) -> None:
-        self.recording: list[Callable[[], None]] | None = None
+        self.recording: _Recording | None = None
 
     def enqueue(self, work: Callable[[], None]) -> None:
         if self.recording is None:
             work()
         else:
-            self.recording.append(work)
+            self.recording.add(work)
 
 
 class _Event:
@@ -121,6 +162,7 @@ class InterpretDriver:
     """The driver interface over `total_memory` bytes of host memory, committed as it is used."""
 
     interpreted = True
+    shuffle: random.Random | None = None  # chooses the order of graphs' nodes
 
     def __init__(
         self, index: int = 0, total_memory: int = 4 << 30, granularity: int = 2 << 20
@@ -308,9 +350,9 @@ class InterpretDriver:
     def begin_capture(self, stream: _Stream) -> None:
         if stream.recording is not None:
             raise CudaError("begin_capture", "CUDA_ERROR_ILLEGAL_STATE", "already capturing")
-        stream.recording = []
+        stream.recording = _Recording()
 
-    def end_capture(self, stream: _Stream) -> list[Callable[[], None]]:
+    def end_capture(self, stream: _Stream) -> _Recording:
         if stream.recording is None:
             raise CudaError("end_capture", "CUDA_ERROR_ILLEGAL_STATE", "not capturing")
         graph, stream.recording = stream.recording, None
@@ -319,11 +361,23 @@ class InterpretDriver:
     def abandon_capture(self, stream: _Stream) -> None:
         stream.recording = None
 
-    def launch_graph(self, graph: list[Callable[[], None]], stream: _Stream) -> None:
-        stream.enqueue(lambda: _run(graph))
+    def recorded(self, stream: _Stream) -> tuple[int, ...]:
+        return self._recording(stream).next
 
-    def destroy_graph(self, graph: list[Callable[[], None]]) -> None:
-        graph.clear()
+    def record_after(self, stream: _Stream, nodes: Sequence[tuple[int, ...]]) -> None:
+        self._recording(stream).next = tuple(dict.fromkeys([n for made in nodes for n in made]))
+
+    def _recording(self, stream: _Stream) -> _Recording:
+        if stream.recording is None:
+            raise CudaError("capture", "CUDA_ERROR_ILLEGAL_STATE", "no active capture")
+        return stream.recording
+
+    def launch_graph(self, graph: _Recording, stream: _Stream) -> None:
+        stream.enqueue(lambda: graph.run(self.shuffle))
+
+    def destroy_graph(self, graph: _Recording) -> None:
+        graph.work.clear()
+        graph.after.clear()
 
     def new_condition(self, stream: _Stream) -> _Condition:
         return _Condition()
@@ -355,19 +409,19 @@ class InterpretDriver:
         self, stream: _Stream, condition: _Condition, kind: ConditionalKind, branches: int
     ) -> list[_Stream]:
         bodies = [_Stream() for _ in range(branches)]
-        graphs: list[list[Callable[[], None]]] = []
+        graphs: list[_Recording] = []
         for body in bodies:
-            body.recording = []
+            body.recording = _Recording()
             graphs.append(body.recording)
 
         def run() -> None:
             if kind == "while":
                 while condition.value:
-                    _run(graphs[0])
+                    graphs[0].run(self.shuffle)
                 return
             chosen = condition.value if kind == "switch" else int(not condition.value)
             if chosen < len(graphs):
-                _run(graphs[chosen])
+                graphs[chosen].run(self.shuffle)
 
         stream.enqueue(run)
         return bodies
@@ -395,11 +449,6 @@ class InterpretDriver:
                 if index < 0 or start + self._mapped[start] <= address:
                     raise CudaError("access", "CUDA_ERROR_ILLEGAL_ADDRESS", f"{address:#x}")
                 address = start + self._mapped[start]
-
-
-def _run(graph: Sequence[Callable[[], None]]) -> None:
-    for work in graph:
-        work()
 
 
 def _interpreted(kernel: Any) -> Any:

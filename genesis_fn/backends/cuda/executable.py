@@ -25,6 +25,7 @@ from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
 from genesis_fn.compiler.plan import ALIGNMENT
 from genesis_fn.compiler.rematerialise import rematerialise
 from genesis_fn.compiler.updates import makers, origin
+from genesis_fn.core import config
 from genesis_fn.core.array import Array, live
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
@@ -72,6 +73,7 @@ class CudaExecutable:
         ]
         self.scope = Scope(table, program, inputs, targets)
         self._donated = donated
+        self._lanes = config.current().graph_lanes
         self._outputs = self.scope.outputs
         self._sigs = [sig(a, device) for a in jaxpr.out_avals]
         self._from_input = {b: i for i, b in enumerate(inputs)}
@@ -194,7 +196,7 @@ class CudaExecutable:
         for b, rows in table.pointers.items():
             values = np.array([[memory[x].address for x in row] for row in rows], np.int64)
             self.runtime.staging.to_device(base[b], values.ctypes.data, values.nbytes)
-        return parts_of(self.runtime, self.scope.steps, memory, owners)
+        return parts_of(self.runtime, self.scope.steps, memory, owners, self._lanes)
 
     # What people see.
 

@@ -4,18 +4,32 @@ Steps are launches, clears, copies, programs within programs, and control flow d
 memory. Where the driver has conditional nodes, the whole program is one graph. Where it has none,
 loops of a known length are unrolled into the graph; what depends on values splits it, and the host
 reads the predicate between the parts.
+
+With one lane a graph is the chain of its steps. With more, a step waits for those alone whose
+memory it touches (`hazards`), and as many steps as there are lanes may run at once.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from genesis_fn.backends.cuda.driver import Driver, Graph, Prepared, Stream
+from genesis_fn.backends.cuda.driver import (
+    Condition,
+    ConditionalKind,
+    Driver,
+    Graph,
+    PredicateMode,
+    Prepared,
+    Recorded,
+    Stream,
+)
+from genesis_fn.backends.cuda.hazards import Range, Touched, predecessors, union
 from genesis_fn.backends.cuda.memory import Block, Pool
-from genesis_fn.kernels.launch import Buf, Clear, Launch
+from genesis_fn.kernels.launch import Buf, Clear, Descriptor, Launch, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +46,18 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Child:
     """Steps with their own numbering: their buffer i is this program's `buffers[i]`, a buffer
-    number and an offset in bytes."""
+    number and an offset in bytes.
+
+    Of them those in `written` are written (None: any may be), the others only read, or written in
+    a way that needs no order. `reads` and `writes` are buffers of this program that the steps reach
+    through addresses in memory.
+    """
 
     steps: tuple[Step, ...]
     buffers: tuple[tuple[int, int], ...]
+    written: tuple[int, ...] | None = None
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,8 @@ class Repeat:
 Step: TypeAlias = Launch | Clear | Copy | Child | While | If | Switch | Repeat
 
 _LONGEST_UNROLLED = 4096
+_SCRATCH_ALIGNMENT = 512
+_SCRATCHES = 4  # pieces of scratch memory for each lane, so that it seldom orders launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +111,18 @@ class Memory:
     address: int
     bytes: int
 
+    @property
+    def range(self) -> Range:
+        """[first address, address after the last)."""
+        return self.address, self.address + self.bytes
+
 
 class Executable:
     """A program bound to addresses, ready to be launched again and again.
 
-    The memory behind `buffers` must stay where it is; `owners` keeps it alive. Launches of one
-    executable from several threads are the caller's to serialise.
+    The memory behind `buffers` must stay where it is; `owners` keeps it alive. At most `lanes`
+    steps run at once. Launches of one executable from several threads are the caller's to
+    serialise.
     """
 
     def __init__(
@@ -103,24 +133,34 @@ class Executable:
         pool: Pool,
         owners: Sequence[Any] = (),
         conditional_nodes: bool | None = None,
+        lanes: int = 1,
     ) -> None:
         self._driver = driver
         self._owners = tuple(owners)
         if conditional_nodes is None:
             conditional_nodes = driver.info.conditional_nodes
-        work = _bind(driver, steps, buffers)
-        need = max((p.scratch_bytes for p in work.prepared), default=0)
-        # Steps run one after another, so one piece of scratch memory serves all of them.
-        self._scratch: Block | None = pool.alloc(need, "kernel scratch") if need else None
-        scratch = self._scratch.address if self._scratch is not None else 0
-        for prepared, addresses in zip(work.prepared, work.addresses, strict=True):
-            prepared.bind(addresses, scratch)
-        self._prepared = work.prepared
+        launches: list[_Bound] = []
+        _collect(steps, list(buffers), _OUTERMOST, launches)
+        self._prepared = driver.prepare([b.launch for b in launches])
+        need = max((p.scratch_bytes for p in self._prepared), default=0)
+        need = -(-need // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
+        # Steps of a chain share one piece of scratch memory.
+        pieces = 1 if lanes == 1 else lanes * _SCRATCHES
+        self._scratch: Block | None = pool.alloc(pieces * need, "kernel scratch") if need else None
+        runs: list[_Action] = []
+        for n, (bound, prepared) in enumerate(zip(launches, self._prepared, strict=True)):
+            scratch, touched = 0, bound.touched
+            if self._scratch is not None and prepared.scratch_bytes:
+                scratch = self._scratch.address + n % pieces * need
+                touched = union([touched, Touched((), ((scratch, scratch + need),))])
+            prepared.bind(bound.addresses, scratch)
+            runs.append(_Run(prepared, touched))
+        actions = _actions(steps, list(buffers), iter(runs))
         self._parts: list[_Part] = []
         self._closed = False
         try:
-            for part in _split(work.actions, conditional_nodes):
-                self._parts.append(_Part(driver, part))
+            for part in _split(actions, conditional_nodes):
+                self._parts.append(_Part(driver, part, lanes))
         except BaseException:
             self.close()
             raise
@@ -166,12 +206,23 @@ class Executable:
 @dataclass(frozen=True, slots=True)
 class _Run:
     prepared: Prepared
+    touched: Touched
+
+    def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        self.prepared.launch(stream)
 
 
 @dataclass(frozen=True, slots=True)
 class _Zero:
     address: int
     bytes: int
+
+    @property
+    def touched(self) -> Touched:
+        return Touched((), ((self.address, self.address + self.bytes),))
+
+    def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        driver.fill(self.address, 0, self.bytes, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +232,27 @@ class _Write:
     address: int
     value: int
 
+    @property
+    def touched(self) -> Touched:
+        return Touched((), ((self.address, self.address + 4),))
+
+    def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        driver.fill_words(self.address, self.value, 1, stream)
+
 
 @dataclass(frozen=True, slots=True)
 class _Move:
     destination: int
     source: int
     bytes: int
+
+    @property
+    def touched(self) -> Touched:
+        read = (self.source, self.source + self.bytes)
+        return Touched((read,), ((self.destination, self.destination + self.bytes),))
+
+    def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        driver.copy(self.destination, self.source, self.bytes, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,24 +266,31 @@ class _Decide:
     first: tuple[_Action, ...]
     branches: tuple[tuple[_Action, ...], ...]
 
+    @property
+    def predicate(self) -> Touched:
+        """What a decision itself touches."""
+        place = (self.address, self.address + (1 if self.kind in ("while", "if") else 4))
+        return Touched((place,), (place,) if self.kind == "repeat" else ())
+
+    @property
+    def touched(self) -> Touched:
+        inner = [a.touched for body in (self.first, *self.branches) for a in body]
+        return union([self.predicate, *inner])
+
 
 _Action: TypeAlias = _Run | _Zero | _Write | _Move | _Decide
 
 
-@dataclass(slots=True)
-class _Work:
-    actions: tuple[_Action, ...]
-    prepared: Sequence[Prepared]
-    addresses: list[list[int]]
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A launch with the addresses of its buffers and the memory that it touches."""
+
+    launch: Launch
+    addresses: list[int]
+    touched: Touched
 
 
-def _bind(driver: Driver, steps: Sequence[Step], buffers: Sequence[Memory]) -> _Work:
-    launches: list[Launch] = []
-    addresses: list[list[int]] = []
-    _collect(steps, list(buffers), launches, addresses)
-    prepared = driver.prepare(launches)
-    queue = iter(prepared)
-    return _Work(_actions(steps, list(buffers), queue), prepared, addresses)
+_OUTERMOST = Child((), ())
 
 
 def _inner(step: Step) -> tuple[tuple[Step, ...], ...]:
@@ -234,21 +307,34 @@ def _inner(step: Step) -> tuple[tuple[Step, ...], ...]:
 
 
 def _collect(
-    steps: Sequence[Step],
-    memory: list[Memory],
-    launches: list[Launch],
-    addresses: list[list[int]],
+    steps: Sequence[Step], memory: list[Memory], within: Child, launches: list[_Bound]
 ) -> None:
+    """Append the launches in `steps`, whose buffers are those of `within`, at `memory`."""
     where = [m.address for m in memory]
     for step in steps:
         if isinstance(step, Launch):
-            launches.append(step)
-            addresses.append(where)
+            launches.append(_Bound(step, where, _touched(step, memory, within)))
         elif isinstance(step, Child):
-            _collect(step.steps, _child_memory(step, memory), launches, addresses)
+            inner: list[_Bound] = []
+            _collect(step.steps, _child_memory(step, memory), step, inner)
+            reached = Touched(
+                tuple([memory[b].range for b in step.reads]),
+                tuple([memory[b].range for b in step.writes]),
+            )
+            launches += [replace(b, touched=union([b.touched, reached])) for b in inner]
         else:
             for body in _inner(step):
-                _collect(body, memory, launches, addresses)
+                _collect(body, memory, within, launches)
+
+
+def _touched(launch: Launch, memory: Sequence[Memory], within: Child) -> Touched:
+    reads, writes = [], []
+    for argument in launch.arguments.values():
+        buffer = argument.buffer if isinstance(argument, Descriptor) else argument
+        if not isinstance(buffer, Scalar):
+            write = within.written is None or buffer.index in within.written
+            (writes if write else reads).append(memory[buffer.index].range)
+    return Touched(tuple(reads), tuple(writes))
 
 
 def _child_memory(step: Child, memory: list[Memory]) -> list[Memory]:
@@ -259,7 +345,7 @@ def _child_memory(step: Child, memory: list[Memory]) -> list[Memory]:
 
 
 def _actions(
-    steps: Sequence[Step], memory: list[Memory], queue: Iterator[Prepared]
+    steps: Sequence[Step], memory: list[Memory], queue: Iterator[_Action]
 ) -> tuple[_Action, ...]:
     actions: list[_Action] = []
 
@@ -270,7 +356,7 @@ def _actions(
 
     for step in steps:
         if isinstance(step, Launch):
-            actions.append(_Run(next(queue)))
+            actions.append(next(queue))
         elif isinstance(step, Clear):
             held = memory[step.buffer]
             actions.append(_Zero(held.address, held.bytes))
@@ -342,7 +428,7 @@ def _unrolled(actions: Sequence[_Action]) -> Iterator[_Action]:
 class _Part:
     """One graph, or one decision that the host makes."""
 
-    def __init__(self, driver: Driver, content: list[_Action] | _Decide) -> None:
+    def __init__(self, driver: Driver, content: list[_Action] | _Decide, lanes: int) -> None:
         self._driver = driver
         self.graph: Graph | None = None
         self._decision: _Decide | None = None
@@ -350,12 +436,13 @@ class _Part:
         self._branches: list[list[_Part]] = []
         if isinstance(content, _Decide):
             self._decision = content
-            self._first = [_Part(driver, p) for p in _split(content.first, False)]
+            self._first = [_Part(driver, p, lanes) for p in _split(content.first, False)]
             self._branches = [
-                [_Part(driver, p) for p in _split(branch, False)] for branch in content.branches
+                [_Part(driver, p, lanes) for p in _split(branch, False)]
+                for branch in content.branches
             ]
         else:
-            self.graph = _capture(driver, content)
+            self.graph = _capture(driver, content, lanes)
 
     def run(self, stream: Stream) -> None:
         if self._decision is None:
@@ -398,13 +485,13 @@ class _Part:
             part.close()
 
 
-def _capture(driver: Driver, actions: Sequence[_Action]) -> Graph:
+def _capture(driver: Driver, actions: Sequence[_Action], lanes: int) -> Graph:
     # A stream of its own: other threads may enqueue on the compute stream meanwhile.
     stream = driver.new_stream()
     try:
         driver.begin_capture(stream)
         try:
-            _record(driver, actions, stream)
+            _record(driver, actions, stream, lanes)
         except BaseException:
             driver.abandon_capture(stream)
             raise
@@ -413,50 +500,87 @@ def _capture(driver: Driver, actions: Sequence[_Action]) -> Graph:
         driver.destroy_stream(stream)
 
 
-def _record(driver: Driver, actions: Sequence[_Action], stream: Stream) -> None:
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """Sets the condition of a decision from device memory."""
+
+    condition: Condition
+    mode: PredicateMode
+    address: int
+    limit: int
+    touched: Touched
+
+    def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        driver.set_condition(stream, self.condition, self.address, self.mode, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """The conditional node: runs one of the bodies, or one again and again."""
+
+    condition: Condition
+    kind: ConditionalKind
+    bodies: list[list[_Node]]
+    touched: Touched
+
+    def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        streams = driver.add_conditional(stream, self.condition, self.kind, len(self.bodies))
+        ended = 0
+        try:
+            for body, inner in zip(self.bodies, streams, strict=True):
+                _record(driver, body, inner, lanes)
+                driver.end_branch(inner)
+                ended += 1
+        except BaseException:
+            for inner in streams[ended:]:
+                driver.abandon_capture(inner)
+                driver.destroy_stream(inner)
+            raise
+
+
+_Node: TypeAlias = _Action | _Set | _Branch
+
+
+def _record(driver: Driver, actions: Sequence[_Node], stream: Stream, lanes: int) -> None:
+    """Records the actions on a capturing stream, each behind those that it must wait for."""
+    nodes: list[_Node] = []
     for action in actions:
-        if isinstance(action, _Run):
-            action.prepared.launch(stream)
-        elif isinstance(action, _Zero):
-            driver.fill(action.address, 0, action.bytes, stream)
-        elif isinstance(action, _Write):
-            driver.fill_words(action.address, action.value, 1, stream)
-        elif isinstance(action, _Move):
-            driver.copy(action.destination, action.source, action.bytes, stream)
-        else:
-            _record_decision(driver, action, stream)
+        nodes += _decided(driver, action, stream) if isinstance(action, _Decide) else [action]
+    if lanes == 1:
+        for node in nodes:
+            node.record(driver, stream, lanes)  # type: ignore[union-attr]
+        return
+    made: list[Recorded] = []
+    for node, before in zip(nodes, predecessors([n.touched for n in nodes], lanes), strict=True):
+        driver.record_after(stream, [made[p] for p in before])
+        node.record(driver, stream, lanes)  # type: ignore[union-attr]
+        made.append(driver.recorded(stream))
 
 
-def _record_decision(driver: Driver, decision: _Decide, stream: Stream) -> None:
-    loops = decision.kind in ("while", "repeat")
+def _decided(driver: Driver, decision: _Decide, stream: Stream) -> list[_Node]:
+    """A decision as nodes: what sets its condition, and the node with the bodies."""
     condition = driver.new_condition(stream)
+    modes: dict[str, PredicateMode] = {"repeat": "count", "switch": "index"}
+    mode = modes.get(decision.kind, "flag")
+    limit = 2 if mode == "flag" else decision.limit
+    # The node comes after what sets its condition, as if it read bytes that only that one writes.
+    number = 2 * next(_conditions)
+    token = ((-number, 1 - number),)
+    test = union([decision.predicate, Touched((), token)])
+    setter = _Set(condition, mode, decision.address, limit, test)
+    bodies: list[list[_Node]] = [list(branch) for branch in decision.branches]
+    if decision.kind in ("while", "repeat"):
+        kind: ConditionalKind = "while"
+        bodies = [[*bodies[0], *decision.first, setter]]
+    else:
+        kind = "if" if decision.kind == "if" else "switch"
+    if kind == "if" and not bodies[1]:
+        bodies.pop()
+    nodes: list[_Node] = []
+    for action in decision.first:
+        nodes += _decided(driver, action, stream) if isinstance(action, _Decide) else [action]
+    branch = _Branch(condition, kind, bodies, union([decision.touched, Touched(token, ())]))
+    return [*nodes, setter, branch]
 
-    def decide(on: Stream) -> None:
-        _record(driver, decision.first, on)
-        if decision.kind == "repeat":
-            driver.set_condition(on, condition, decision.address, "count", decision.limit)
-        elif decision.kind == "switch":
-            driver.set_condition(on, condition, decision.address, "index", decision.limit)
-        else:
-            driver.set_condition(on, condition, decision.address, "flag", 2)
 
-    decide(stream)
-    branches = list(decision.branches)
-    if decision.kind == "if" and not branches[1]:
-        branches.pop()
-    kind = "while" if loops else decision.kind
-    assert kind in ("while", "if", "switch")
-    streams = driver.add_conditional(stream, condition, kind, len(branches))
-    ended = 0
-    try:
-        for body, inner in zip(branches, streams, strict=True):
-            _record(driver, body, inner)
-            if loops:
-                decide(inner)
-            driver.end_branch(inner)
-            ended += 1
-    except BaseException:
-        for inner in streams[ended:]:
-            driver.abandon_capture(inner)
-            driver.destroy_stream(inner)
-        raise
+_conditions = itertools.count(1)

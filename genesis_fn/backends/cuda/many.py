@@ -113,13 +113,14 @@ def _joined(items: Sequence[Any], table: Any) -> Any:
     pointers = table.new(8 * width * len(rows))
     table.pointers[pointers] = rows
     steps = tuple([_many(s, width, len(rows)) for s in first.generated.plan.steps])
+    reads = [b for item in items for b in item.reads]
+    writes = [b for item in items for b in item.writes]
+    scratch = [b for item in items for b in item.scratch]
+    child = Child(
+        steps, ((pointers, 0),), written=(), reads=tuple(reads), writes=(*writes, *scratch)
+    )
     joined = replace(
-        items[-1],
-        steps=[Child(steps, ((pointers, 0),))],
-        reads=[b for item in items for b in item.reads],
-        writes=[b for item in items for b in item.writes],
-        scratch=[b for item in items for b in item.scratch],
-        generated=None,
+        items[-1], steps=[child], reads=reads, writes=writes, scratch=scratch, generated=None
     )
     kept = joined.described
     if kept is not None:

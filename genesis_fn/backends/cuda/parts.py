@@ -28,15 +28,19 @@ class Launchable(Protocol):
 
 
 def parts_of(
-    device: Runtime, steps: Sequence[Work], memory: Sequence[Memory], owners: Sequence[Any]
-) -> Launchable:
-    """The steps, ready to run: one graph if the host has no part in them."""
+    device: Runtime, steps: Sequence[Work], memory: Sequence[Memory], owners: Sequence[Any],
+    lanes: int = 1,
+) -> Launchable:  # fmt: skip
+    """The steps, ready to run, up to `lanes` at once: one graph if the host has no part in them."""
     runs: list[Launchable] = []
     pending: list[Step] = []
 
     def flush() -> None:
         if pending:
-            runs.append(Executable(device.driver, tuple(pending), memory, device.pool, owners))
+            made = Executable(
+                device.driver, tuple(pending), memory, device.pool, owners, lanes=lanes
+            )
+            runs.append(made)
             pending.clear()
 
     for step in steps:
@@ -47,7 +51,7 @@ def parts_of(
         if isinstance(step, Host):
             runs.append(_HostRun(device, step, memory))
         else:
-            inner = lambda body: parts_of(device, body, memory, owners)  # noqa: E731
+            inner = lambda body: parts_of(device, body, memory, owners, lanes)  # noqa: E731
             runs.append(_Driven(device, step, memory, inner))
     flush()
     return runs[0] if len(runs) == 1 else _Sequence(runs)

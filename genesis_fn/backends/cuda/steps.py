@@ -22,6 +22,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.plan import pack
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.updates import UPDATES, updated
+from genesis_fn.core import config
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.kernels.launch import Buf, Plan
@@ -30,6 +31,8 @@ from genesis_fn.transforms.fused import fused_p
 # Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
 # them converted first.
 _GENERATED = ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp")
+_MORE_ARENA = 32 << 20  # bytes that an arena may grow by so that more steps run at once
+_REST = 8  # steps for each lane during which memory is not used again
 _CONTROL = frozenset(("scan", "while", "cond"))
 
 
@@ -259,8 +262,13 @@ class Scope:
 
     def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> _Item:
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
-        buffers = tuple([(b, 0) for b in (*reads, *writes, *scratch)])
-        return _Item([Child(plan.steps, buffers)], list(reads), list(writes), scratch)
+        used = (*reads, *writes, *scratch)
+        # Kernels raise the error word by a maximum, which needs no order.
+        root = self.table.root
+        owned = {root(b) for b in (*writes, *scratch) if b != self.table.word}
+        written = tuple([i for i, b in enumerate(used) if root(b) in owned])
+        child = Child(plan.steps, tuple([(b, 0) for b in used]), written)
+        return _Item([child], list(reads), list(writes), scratch)
 
     # Equations that are one step.
 
@@ -379,10 +387,25 @@ class Scope:
             if b in lives:
                 # Outputs that the scope chose are bound from outside.
                 del lives[b]
-        offsets, size = pack({b: self.table.bytes[b] for b in lives}, lives)
+        offsets, size = _packed({b: self.table.bytes[b] for b in lives}, lives)
         for b, at in offsets.items():
             self.table.place[b] = self.base, at
         return size
+
+
+def _packed(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
+    """({buffer: offset}, bytes): as small as for a chain of steps, or nearly, and where steps may
+    run at once with memory used again late."""
+    least = pack(sizes, lives)
+    lanes = config.current().graph_lanes
+    if lanes == 1:
+        return least
+    budget = least[1] + _MORE_ARENA
+    for rest in (_REST * lanes, 2 * lanes, lanes, 2):
+        found = pack(sizes, lives, rest, budget)
+        if found[1] <= budget:
+            return found
+    return least
 
 
 def _elementwise(g: Group, made: Generated, v: Var, u: Var) -> bool:
