@@ -29,6 +29,7 @@ class Config:
     transfer_guard: str = "allow"  # "allow" | "log" | "disallow"
     default_device: Any = None
     graph_lanes: int = 1  # steps of a compiled GPU program that may run at once; 1: one by one
+    programmatic_launch: bool = False  # start a kernel while the one before it ends
 
 
 _listeners: list[Callable[[Config], None]] = []

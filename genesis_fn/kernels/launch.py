@@ -55,7 +55,11 @@ Argument: TypeAlias = Buf | Descriptor | Scalar
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch: `kernel` is a `triton.jit` function, `arguments` its run-time parameters
-    by name (in signature order), `constants` its constexpr parameters by name."""
+    by name (in signature order), `constants` its constexpr parameters by name.
+
+    With `programmatic` the kernel may be started before the one ahead of it has ended. It waits for
+    that itself before it touches memory; where its source does not say so, it waits at once.
+    """
 
     kernel: Any
     grid: tuple[int, int, int]
@@ -63,7 +67,7 @@ class Launch:
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
-    programmatic: bool = False  # programmatic dependent launch
+    programmatic: bool = False
     max_registers: int | None = None  # a cap per thread, so that more programs share a processor
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,50 @@ def test_compiles_in_parallel_and_remembers(cache, monkeypatch):
     with pytest.raises(pytest.fail.Exception):
         compiler.compile_launches([add_launch(block=128)], 90, cache)
     assert compiler.compile_launches(launches, 90, cache) == first
+
+
+WAITS = """\
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+@triton.jit
+def waits(x, out):
+    tl.store(out + 1, 3.0)
+    gdc_wait()
+    tl.store(out, tl.load(x))
+"""
+
+
+def disassembled(binary: bytes, path) -> str:
+    import triton
+
+    path.write_bytes(binary)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [str(tool), "-sass", str(path)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_programmatic_kernels_wait_before_they_touch_memory(cache, tmp_path):
+    own = Launch(
+        compiler.SourceKernel("waits", WAITS, modules=()), (1, 1, 1),
+        {"x": Buf(0, "fp32"), "out": Buf(1, "fp32")},
+    )  # fmt: skip
+    launches = [add_launch(), tile_launch(), own]
+    late = [replace(launch, programmatic=True) for launch in launches]
+    for launch, compiled in zip(late, compiler.compile_launches(late, 90, cache), strict=True):
+        code = disassembled(compiled.binary, tmp_path / "kernel.cubin")
+        waits = code.index("ACQBULK")
+        assert code.count("ACQBULK") == 1
+        touched = [code.find(op) for op in ("LDG", "STG", "UTMALDG", "UTMASTG")]
+        first = min(at for at in touched if at >= 0)
+        assert (first < waits) == (launch is late[2]), "its own wait is kept"
+        if launch is not late[2]:
+            assert waits < code.index("PREEXIT")
+    plain = compiler.compile_launches(launches[:2], 90, cache)
+    assert all("ACQBULK" not in disassembled(c.binary, tmp_path / "plain") for c in plain)
+    # Before sm_90 there is nothing to wait for.
+    compiler.compile_launches([late[0]], 80, cache)
 
 
 def test_architectures_without_tensor_maps_get_pointers(cache):

@@ -23,6 +23,7 @@ from genesis_fn.backends.cuda.graph import (
     Executable,
     If,
     Memory,
+    Overlap,
     Repeat,
     Switch,
     While,
@@ -266,6 +267,10 @@ def test_launch_attributes(driver):
     wanted = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     assert config.attrs[0].id == wanted
     assert config.attrs[0].value.programmaticStreamSerializationAllowed == 1
+    prepared.bind([1 << 20, 2 << 20, 3 << 20])
+    for early in (False, True):
+        prepared.launch(driver.compute, early=early)
+        assert config.numAttrs == early
     compiled = replace(prepared.compiled, num_ctas=4, cooperative=True, shared=100_000)
     config = driver_cuda._launch_config(launch, compiled, 90)
     assert config.gridDimX == 8 and config.numAttrs == 4 and config.sharedMemBytes == 100_000
@@ -327,12 +332,29 @@ def test_steps_of_a_wide_graph_wait_for_the_nodes_that_they_need(driver, fake, m
 
     monkeypatch.setattr(driver_cuda, "_update_dependencies", update)
     steps = [Clear(0), Clear(1), Copy(2, 0, 64), Copy(2, 1, 64, 64), Copy(0, 2, 128)]
-    Executable(driver, steps, memory, pool, lanes=2)
+    Executable(driver, steps, memory, pool, overlap=Overlap(2))
     # Both clears are independent, each copy waits for its source, the last for both copies.
     assert asked == [[], [], [10], [11], [13, 12]]
     asked.clear()
     Executable(driver, steps, memory, pool)
     assert not asked
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_kernels_start_early_where_they_wait_for_one_kernel(driver, monkeypatch, lanes):
+    pool = Pool(driver)
+    blocks = [pool.alloc(1 << 20) for _ in range(3)]
+    memory = [Memory(b.address, b.bytes) for b in blocks]
+    started = []
+
+    def launch(self, stream, early=True):
+        started.append(early and self._early)
+
+    monkeypatch.setattr(driver_cuda.PreparedLaunch, "launch", launch)
+    steps = [kernels.add_one(0), kernels.add_one(0), Clear(0), kernels.add_one(0)]
+    for programmatic in (False, True):
+        Executable(driver, steps, memory, pool, overlap=Overlap(lanes, programmatic))
+    assert started == [False, False, False] + [False, True, False]
 
 
 def test_conditional_nodes_need_an_active_capture(driver, fake, monkeypatch):

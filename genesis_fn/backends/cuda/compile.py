@@ -30,7 +30,7 @@ from typing import Any
 from genesis_fn.backends.cuda.cache import BinaryCache
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Scalar
 
-_FORMAT = 3
+_FORMAT = 4
 _MOST_REMEMBERED = 2048
 _GENERATOR = "genesis_fn.kernels.source"
 _MOST_WORKERS = 16
@@ -387,6 +387,11 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
             f"{type(error).__name__}: {error}"
         ) from error
     found = result.metadata
+    binary = bytes(result.asm["cubin"])
+    if dict(wanted.options).get("launch_pdl") and wanted.architecture >= 90:
+        ptx = result.asm["ptx"]
+        if "griddepcontrol.wait" not in ptx:
+            binary = _assembled(_waiting(ptx), target, dict(wanted.options))
     return {
         "name": found.name,
         "parameters": [types[name] for name in ordered],
@@ -400,7 +405,25 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
         "profile_scratch": found.profile_scratch_size,
         "cooperative": bool(found.launch_cooperative_grid),
         "triton": triton.__version__,
-    }, bytes(result.asm["cubin"])
+    }, binary
+
+
+def _waiting(ptx: str) -> str:
+    """The PTX of a kernel that begins with a wait for the kernels before it.
+
+    Once all of its blocks have started, the next kernel's may come to wait in the room that is
+    left: nothing is done by then but starting.
+    """
+    start = ptx.index("{", ptx.index(")", ptx.index(".entry")))
+    wait = "\n\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"
+    return ptx[: start + 1] + wait + ptx[start + 1 :]
+
+
+def _assembled(ptx: str, target: Any, options: dict[str, Any]) -> bytes:
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(target)
+    return bytes(backend.make_cubin(ptx, {}, backend.parse_options(options), target.arch))
 
 
 def _parameter_sizes(ptx: str) -> list[int]:

@@ -63,8 +63,9 @@ class Prepared(Protocol):
         """Points the launch at the plan's buffers (by buffer number) and at scratch memory."""
         ...
 
-    def launch(self, stream: Stream) -> None:
-        """Enqueues the kernel on a stream, or records it if the stream is capturing."""
+    def launch(self, stream: Stream, early: bool = True) -> None:
+        """Enqueues the kernel on a stream, or records it if the stream is capturing; not `early`
+        means only when what it depends on has ended, also if it can wait for that itself."""
         ...
 
 

@@ -139,13 +139,18 @@ class PreparedLaunch:
         self.scratch_bytes = programs * compiled.scratch
         self._config = _launch_config(launch, compiled, driver.info.architecture)
         self._stream: Any = None
+        self._early = launch.programmatic and driver.info.architecture >= 90
+        self._attributes = self._config.numAttrs
 
     def bind(self, addresses: Sequence[int], scratch: int = 0) -> None:
         self._block.bind(addresses, scratch)
 
-    def launch(self, stream: Any) -> None:
+    def launch(self, stream: Any, early: bool = True) -> None:
         if self._empty:
             return
+        if self._early:
+            # The attribute that lets it start early is the last one.
+            self._config.numAttrs = self._attributes - (not early)
         if stream is not self._stream:
             self._config.hStream = stream
             self._stream = stream
@@ -163,11 +168,6 @@ def _launch_config(launch: Launch, compiled: Compiled, architecture: int) -> Any
     config.sharedMemBytes = compiled.shared
     attributes = []
     kind = cu.CUlaunchAttributeID
-    if launch.programmatic and architecture >= 90:
-        attribute = cu.CUlaunchAttribute()
-        attribute.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(attribute)
     if compiled.cooperative:
         attribute = cu.CUlaunchAttribute()
         attribute.id = kind.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -183,6 +183,11 @@ def _launch_config(launch: Launch, compiled: Compiled, architecture: int) -> Any
         attribute.id = kind.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
         policy = cu.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_SPREAD
         attribute.value.clusterSchedulingPolicyPreference = policy
+        attributes.append(attribute)
+    if launch.programmatic and architecture >= 90:
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
         attributes.append(attribute)
     config.attrs = attributes
     config.numAttrs = len(attributes)

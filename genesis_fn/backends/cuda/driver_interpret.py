@@ -135,7 +135,7 @@ class _Prepared:
             for name, argument in self._launch.arguments.items()
         }
 
-    def launch(self, stream: _Stream) -> None:
+    def launch(self, stream: _Stream, early: bool = True) -> None:
         arguments, launch, function = self._arguments, self._launch, self._function
 
         def run() -> None:

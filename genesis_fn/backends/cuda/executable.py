@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cuda.error_word import Checks
-from genesis_fn.backends.cuda.graph import Executable as Launched, Memory
+from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, Overlap
 from genesis_fn.backends.cuda.memory import Block
 from genesis_fn.backends.cuda.parts import parts_of
 from genesis_fn.backends.cuda.runtime import Runtime, runtime
@@ -73,7 +73,8 @@ class CudaExecutable:
         ]
         self.scope = Scope(table, program, inputs, targets)
         self._donated = donated
-        self._lanes = config.current().graph_lanes
+        settings = config.current()
+        self._overlap = Overlap(settings.graph_lanes, settings.programmatic_launch)
         self._outputs = self.scope.outputs
         self._sigs = [sig(a, device) for a in jaxpr.out_avals]
         self._from_input = {b: i for i, b in enumerate(inputs)}
@@ -196,7 +197,7 @@ class CudaExecutable:
         for b, rows in table.pointers.items():
             values = np.array([[memory[x].address for x in row] for row in rows], np.int64)
             self.runtime.staging.to_device(base[b], values.ctypes.data, values.nbytes)
-        return parts_of(self.runtime, self.scope.steps, memory, owners, self._lanes)
+        return parts_of(self.runtime, self.scope.steps, memory, owners, self._overlap)
 
     # What people see.
 

@@ -7,6 +7,11 @@ reads the predicate between the parts.
 
 With one lane a graph is the chain of its steps. With more, a step waits for those alone whose
 memory it touches (`hazards`), and as many steps as there are lanes may run at once.
+
+With programmatic launches a kernel that waits for one other kernel is started before that one has
+ended, and waits on the device. That is all it needs to wait for: every kernel that is started early
+waits for the whole of the one before it ahead of touching memory, so when a kernel has ended,
+everything that it had to wait for has ended too, and its memory can be seen.
 """
 
 from __future__ import annotations
@@ -117,12 +122,23 @@ class Memory:
         return self.address, self.address + self.bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What of a program may run at once: up to `lanes` steps, and with `programmatic` the start of
+    a kernel beside the end of the one before it."""
+
+    lanes: int = 1
+    programmatic: bool = False
+
+
+_NO_OVERLAP = Overlap()
+
+
 class Executable:
     """A program bound to addresses, ready to be launched again and again.
 
-    The memory behind `buffers` must stay where it is; `owners` keeps it alive. At most `lanes`
-    steps run at once. Launches of one executable from several threads are the caller's to
-    serialise.
+    The memory behind `buffers` must stay where it is; `owners` keeps it alive. Launches of one
+    executable from several threads are the caller's to serialise.
     """
 
     def __init__(
@@ -133,7 +149,7 @@ class Executable:
         pool: Pool,
         owners: Sequence[Any] = (),
         conditional_nodes: bool | None = None,
-        lanes: int = 1,
+        overlap: Overlap = _NO_OVERLAP,
     ) -> None:
         self._driver = driver
         self._owners = tuple(owners)
@@ -141,11 +157,14 @@ class Executable:
             conditional_nodes = driver.info.conditional_nodes
         launches: list[_Bound] = []
         _collect(steps, list(buffers), _OUTERMOST, launches)
-        self._prepared = driver.prepare([b.launch for b in launches])
+        wanted = [b.launch for b in launches]
+        if overlap.programmatic:
+            wanted = [replace(launch, programmatic=True) for launch in wanted]
+        self._prepared = driver.prepare(wanted)
         need = max((p.scratch_bytes for p in self._prepared), default=0)
         need = -(-need // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
         # Steps of a chain share one piece of scratch memory.
-        pieces = 1 if lanes == 1 else lanes * _SCRATCHES
+        pieces = 1 if overlap.lanes == 1 else overlap.lanes * _SCRATCHES
         self._scratch: Block | None = pool.alloc(pieces * need, "kernel scratch") if need else None
         runs: list[_Action] = []
         for n, (bound, prepared) in enumerate(zip(launches, self._prepared, strict=True)):
@@ -154,13 +173,13 @@ class Executable:
                 scratch = self._scratch.address + n % pieces * need
                 touched = union([touched, Touched((), ((scratch, scratch + need),))])
             prepared.bind(bound.addresses, scratch)
-            runs.append(_Run(prepared, touched))
+            runs.append(_Run(prepared, touched, 0 in bound.launch.grid))
         actions = _actions(steps, list(buffers), iter(runs))
         self._parts: list[_Part] = []
         self._closed = False
         try:
             for part in _split(actions, conditional_nodes):
-                self._parts.append(_Part(driver, part, lanes))
+                self._parts.append(_Part(driver, part, overlap.lanes))
         except BaseException:
             self.close()
             raise
@@ -207,8 +226,13 @@ class Executable:
 class _Run:
     prepared: Prepared
     touched: Touched
+    empty: bool = False  # no programs: nothing is recorded
 
     def record(self, driver: Driver, stream: Stream, lanes: int) -> None:
+        self.prepared.launch(stream, early=False)
+
+    def record_after_kernel(self, stream: Stream) -> None:
+        """As `record`, where all that this one waits for is a kernel."""
         self.prepared.launch(stream)
 
 
@@ -545,16 +569,19 @@ def _record(driver: Driver, actions: Sequence[_Node], stream: Stream, lanes: int
     """Records the actions on a capturing stream, each behind those that it must wait for."""
     nodes: list[_Node] = []
     for action in actions:
-        nodes += _decided(driver, action, stream) if isinstance(action, _Decide) else [action]
-    if lanes == 1:
-        for node in nodes:
-            node.record(driver, stream, lanes)  # type: ignore[union-attr]
-        return
+        if not (isinstance(action, _Run) and action.empty):
+            nodes += _decided(driver, action, stream) if isinstance(action, _Decide) else [action]
     made: list[Recorded] = []
-    for node, before in zip(nodes, predecessors([n.touched for n in nodes], lanes), strict=True):
-        driver.record_after(stream, [made[p] for p in before])
-        node.record(driver, stream, lanes)  # type: ignore[union-attr]
-        made.append(driver.recorded(stream))
+    for n, before in enumerate(predecessors([node.touched for node in nodes], lanes)):
+        node = nodes[n]
+        if lanes > 1:
+            driver.record_after(stream, [made[p] for p in before])
+        if isinstance(node, _Run) and len(before) == 1 and isinstance(nodes[before[0]], _Run):
+            node.record_after_kernel(stream)
+        else:
+            node.record(driver, stream, lanes)  # type: ignore[union-attr]
+        if lanes > 1:
+            made.append(driver.recorded(stream))
 
 
 def _decided(driver: Driver, decision: _Decide, stream: Stream) -> list[_Node]:

@@ -57,6 +57,8 @@ def predecessors(steps: Sequence[Touched], lanes: int) -> list[tuple[int, ...]]:
     """For each step the earlier steps that it must wait for itself, latest first."""
     if lanes < 1:
         raise ValueError(f"a graph has at least one lane, not {lanes}")
+    if lanes == 1:
+        return [(n - 1,) if n else () for n in range(len(steps))]
     history = _History()
     lane_of: list[int] = []
     clocks: list[list[int]] = []

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from genesis_fn.backends.cuda.graph import (
     Executable,
     Memory,
+    Overlap,
     Repeat,
     Step,
     Switch,
@@ -17,6 +18,8 @@ from genesis_fn.backends.cuda.graph import (
 from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.backends.cuda.steps import Host, Work
 from genesis_fn.core.aval import Aval
+
+_NO_OVERLAP = Overlap()
 
 
 class Launchable(Protocol):
@@ -29,16 +32,16 @@ class Launchable(Protocol):
 
 def parts_of(
     device: Runtime, steps: Sequence[Work], memory: Sequence[Memory], owners: Sequence[Any],
-    lanes: int = 1,
+    overlap: Overlap = _NO_OVERLAP,
 ) -> Launchable:  # fmt: skip
-    """The steps, ready to run, up to `lanes` at once: one graph if the host has no part in them."""
+    """The steps, ready to run: one graph if the host has no part in them."""
     runs: list[Launchable] = []
     pending: list[Step] = []
 
     def flush() -> None:
         if pending:
             made = Executable(
-                device.driver, tuple(pending), memory, device.pool, owners, lanes=lanes
+                device.driver, tuple(pending), memory, device.pool, owners, overlap=overlap
             )
             runs.append(made)
             pending.clear()
@@ -51,7 +54,7 @@ def parts_of(
         if isinstance(step, Host):
             runs.append(_HostRun(device, step, memory))
         else:
-            inner = lambda body: parts_of(device, body, memory, owners, lanes)  # noqa: E731
+            inner = lambda body: parts_of(device, body, memory, owners, overlap)  # noqa: E731
             runs.append(_Driven(device, step, memory, inner))
     flush()
     return runs[0] if len(runs) == 1 else _Sequence(runs)
