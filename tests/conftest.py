@@ -10,6 +10,7 @@ run on host memory. All of this is decided before the library, JAX and Triton ar
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,6 +26,16 @@ if ON_GPU:
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The test processes are as many as the cores already.
         os.environ.setdefault("GENESIS_COMPILE_WORKERS", "0")
+
+
+@pytest.fixture(autouse=True)
+def settled() -> Iterator[None]:
+    """What a GPU reports late (a bad index, a failed assertion) belongs to the test that did it."""
+    yield
+    if ON_GPU:
+        import genesis_fn.numpy as jnp
+
+        jnp.zeros(()).block_until_ready()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

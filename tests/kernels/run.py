@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -17,6 +18,11 @@ from genesis_fn.kernels.launch import Launch, Plan
 _GARBAGE = 0xFF
 
 
+def allocate(size: int) -> Any:
+    """A block of device memory with an `address`; tools that watch accesses put their own here."""
+    return runtime(0).alloc(max(size, 16))
+
+
 def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
     """Fills `outputs`, contiguous host tensors, with the plan's results from `inputs`.
 
@@ -28,23 +34,26 @@ def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch
     place = runtime(0)
     driver = place.driver
     sizes = [x.numel() * x.itemsize for x in (*inputs, *outputs)]
-    blocks = [place.alloc(max(size, 16)) for size in sizes]
+    blocks = [allocate(size) for size in sizes]
     for block, size, tensor in zip(blocks, sizes, (*inputs, *outputs), strict=True):
         if size:
             place.staging.to_device(block.address, tensor.data_ptr(), size)
     for workspace in plan.workspaces:
-        blocks.append(place.alloc(max(workspace.bytes, 16)))
-        driver.fill(blocks[-1].address, _GARBAGE, blocks[-1].bytes, driver.compute)
+        sizes.append(workspace.bytes)
+        blocks.append(allocate(workspace.bytes))
+        driver.fill(blocks[-1].address, _GARBAGE, workspace.bytes, driver.compute)
     launches = [step for step in plan.steps if isinstance(step, Launch) and 0 not in step.grid]
+    scratch: list[Any] = []
     prepared = dict(zip(map(id, launches), driver.prepare(launches), strict=True))
     for step in plan.steps:
         if not isinstance(step, Launch):
-            block = blocks[step.buffer]
-            driver.fill(block.address, 0, block.bytes, driver.compute)
+            driver.fill(blocks[step.buffer].address, 0, sizes[step.buffer], driver.compute)
         elif launch := prepared.get(id(step)):
-            scratch = place.alloc(launch.scratch_bytes) if launch.scratch_bytes else None
-            launch.bind([b.address for b in blocks], scratch.address if scratch else 0)
+            scratch.append(allocate(launch.scratch_bytes) if launch.scratch_bytes else None)
+            launch.bind([b.address for b in blocks], scratch[-1].address if scratch[-1] else 0)
             launch.launch(driver.compute)
-    for tensor, block, size in zip(outputs, blocks[plan.inputs :], sizes[plan.inputs :]):
+    driver.synchronize()
+    after = slice(plan.inputs, plan.inputs + plan.outputs)
+    for tensor, block, size in zip(outputs, blocks[after], sizes[after], strict=True):
         if size:
             place.read(tensor.data_ptr(), block.address, size)

@@ -47,6 +47,11 @@ def to_numpy(x: Any) -> np.ndarray:
     return x.device.backend.to_numpy(x) if type(x) is Array else np.asarray(x)
 
 
+def address(x: Array) -> int:
+    """Where the array's memory starts."""
+    return x.data.address if hasattr(x.data, "address") else x.data.data_ptr()
+
+
 def as_list(x: Any) -> list:
     """The outputs of a function that returns one array or several."""
     return list(x) if isinstance(x, (list, tuple)) else [x]

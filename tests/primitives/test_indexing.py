@@ -412,6 +412,7 @@ def test_a_default_fill_marks_what_was_out_of_bounds():
 # ---- views and memory ----
 
 
+@pytest.mark.cpu
 def test_slices_share_memory_and_updates_do_not():
     x = to_array(A)
     taken = I.dynamic_slice_in_dim(x, to_array(i32(1)), 2)

@@ -19,6 +19,7 @@ from genesis_fn.transforms.grad import grad, hessian, jvp
 from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
+from tests.primitives.check import address
 
 X = np.random.default_rng(0).normal(size=(3, 4))
 
@@ -93,7 +94,7 @@ def test_data_dependent_shapes_run_on_values():
 def test_aliases_and_in_place_changes():
     x = jnp.ones(3)
     out = torch_call(lambda v: v, x)
-    assert out.data.data_ptr() != x.data.data_ptr()
+    assert address(out) != address(x)
     with pytest.raises(errors.GenesisError, match="changed its argument 0 in place"):
         torch_call(lambda v: v.add_(1), jnp.ones(3))
     with pytest.raises(TypeError, match="must return tensors"):

@@ -252,7 +252,8 @@ def test_trace_file(tmp_path):
     names = {
         e.get("name") for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     }
-    assert {"my step n=3", "work", "aten::mm"} <= names
+    assert {"my step n=3", "work"} <= names
+    assert "aten::mm" in names or jnp.ones(1).device.kind != "cpu"
     with pytest.raises(RuntimeError, match="no trace"):
         profiler.stop_trace()
 

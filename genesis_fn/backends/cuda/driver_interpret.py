@@ -90,16 +90,18 @@ class _Recording:
 
 
 class _Stream:
-    """Runs work at once, or appends it to a recording."""
+    """Runs work at once, one piece after another, or appends it to a recording."""
 
-    __slots__ = ("recording",)
+    __slots__ = ("recording", "lock")
 
     def __init__(self) -> None:
         self.recording: _Recording | None = None
+        self.lock = threading.RLock()  # a graph is one piece, and launches kernels
 
     def enqueue(self, work: Callable[[], None]) -> None:
         if self.recording is None:
-            work()
+            with self.lock:
+                work()
         else:
             self.recording.add(work)
 

@@ -19,7 +19,7 @@ import numpy as np
 from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, Overlap
 from genesis_fn.backends.cuda.memory import Block
-from genesis_fn.backends.cuda.parts import parts_of
+from genesis_fn.backends.cuda.parts import has_host, parts_of
 from genesis_fn.backends.cuda.runtime import Runtime, runtime
 from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
 from genesis_fn.compiler.plan import ALIGNMENT
@@ -176,7 +176,10 @@ class CudaExecutable:
 
     def _captured(self, addresses: Sequence[int]) -> Any:
         if self._arena is None:
-            self._arena = arena(self.runtime, self.scope.arena)
+            # Between the pieces of a program that the host takes part in, others may run.
+            pieces = any(map(has_host, self.scope.steps))
+            pieces = pieces or not self.runtime.driver.info.conditional_nodes
+            self._arena = arena(self.runtime, self.scope.arena, shared=not pieces)
         table = self.table
         base = {b: a for b, a in zip(self._inputs, addresses)}
         base |= {b: out.address for b, out in self._held.items()}
@@ -282,13 +285,16 @@ _arenas: dict[int, Callable[[], Block | None]] = {}
 _arena_lock = threading.Lock()
 
 
-def arena(device: Runtime, size: int) -> Block | None:
-    """Memory for the temporaries of a program, shared by all programs of the device.
+def arena(device: Runtime, size: int, shared: bool = True) -> Block | None:
+    """Memory for the temporaries of a program.
 
-    One stream runs them one after another, so none needs what another left there.
+    Programs that are one graph share it: one stream runs them one after another, so none needs what
+    another left there.
     """
     if not size:
         return None
+    if not shared:
+        return device.alloc(-(-size // ALIGNMENT) * ALIGNMENT, "temporaries of a program")
     index = device.driver.info.index
     with _arena_lock:
         held = _arenas[index]() if index in _arenas else None
