@@ -4,8 +4,8 @@ A sort computes a permutation and gathers every operand through it. Keys become 
 order as JAX orders values: NaNs equal and last, -0 equal to 0. Short rows are sorted inside one
 program, by integers that hold a key's bits above its position. Long rows are radix-sorted from the
 low digit up (Merrill & Grimshaw 2011, "High performance and scalable radix sorting"): each pass
-counts digits by tile, scans the counts, and moves each tile, first sorted by digit on chip, to its
-places.
+counts digits by tile, scans the counts, and moves each element to the place that they and its rank
+among the tile's equal digits give. Keys move as they are: digits are taken of their ordered form.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import triton
 import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
 
 from genesis_fn.kernels.launch import Buf, Plan, Scalar
 from genesis_fn.kernels.planning import (
@@ -28,7 +29,8 @@ from genesis_fn.kernels.planning import (
 )
 from genesis_fn.kernels.scan import Scan, add_scan
 
-BLOCK = 2048  # the longest row that one program sorts, and the tile of a radix pass
+BLOCK = 2048  # the longest row that one program sorts
+RADIX_BLOCK = 1024  # the tile of a radix pass: one warp sorts it without a barrier
 DIGIT_BITS = 8
 INFINITY = {
     "fp64": 0x7FF0000000000000,
@@ -38,6 +40,65 @@ INFINITY = {
     "fp8e5": 0x7C,
     "fp8e4nv": 0x7E,  # no infinity: the largest finite number
 }
+
+
+def ranks_text(ranks: str) -> str:
+    """PTX by which a warp ranks 32 x 32 digits: $32.. are the digits, $0.. how many before are equal.
+
+    Counters lie in shared memory. Lanes learn who holds their digit from one "match" instruction or
+    from eight votes ("ballot"); the first of them moves the counter on.
+    """
+    lines = [
+        ".shared .align 4 .b32 digits[256];",
+        ".reg .b32 table, lane, under, peers, vote, place, base, zero;",
+        ".reg .pred one, leads;",
+        "mov.u32 under, %lanemask_lt;",
+        "mov.u32 zero, 0;",
+        "mov.u32 lane, %laneid;",
+        "mov.u32 table, digits;",
+        "mad.lo.u32 lane, lane, 4, table;",
+        *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(8)),
+        "bar.warp.sync 0xffffffff;",
+    ]
+    for i in range(32):
+        if ranks == "match":
+            lines.append(f"match.any.sync.b32 peers, ${32 + i}, 0xffffffff;")
+        else:
+            lines.append("mov.u32 peers, 0xffffffff;")
+            for bit in range(DIGIT_BITS):
+                lines += [
+                    f"and.b32 vote, ${32 + i}, {1 << bit};",
+                    "setp.ne.u32 one, vote, 0;",
+                    "vote.sync.ballot.b32 vote, one, 0xffffffff;",
+                    "@!one not.b32 vote, vote;",
+                    "and.b32 peers, peers, vote;",
+                ]
+        lines += [
+            f"mad.lo.u32 place, ${32 + i}, 4, table;",
+            "ld.shared.u32 base, [place];",
+            "and.b32 lane, peers, under;",
+            "setp.eq.u32 leads, lane, 0;",
+            "popc.b32 lane, lane;",
+            f"add.u32 ${i}, base, lane;",
+            "popc.b32 peers, peers;",
+            "add.u32 base, base, peers;",
+            "bar.warp.sync 0xffffffff;",
+            "@leads st.shared.u32 [place], base;",
+            "bar.warp.sync 0xffffffff;",
+        ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _places_text() -> str:
+    lines = ["mov.u32 $0, %laneid;", *(f"add.u32 ${i}, $0, {32 * i};" for i in range(1, 32))]
+    return "\n".join(lines)
+
+
+MATCH = tl.constexpr(ranks_text("match"))
+BALLOT = tl.constexpr(ranks_text("ballot"))
+PLACES = tl.constexpr(_places_text())
+# Early outputs: they must not share registers with inputs that are still to be read.
+OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +122,23 @@ class Sort:
             raise ValueError(f"{len(self.operands)} operands cannot have {self.num_keys} keys")
         if self.length > INT32_MAX:
             raise ValueError(f"a sort along {self.length} elements is longer than 2^31 - 1")
+
+
+@dataclass(frozen=True, slots=True)
+class RadixTile:
+    """How a radix pass moves a tile of `block` elements, by a program of `warps` warps.
+
+    `ranks` "sort" puts the tile in order in registers and writes runs of equal digits; "ballot" and
+    "match" count, in tiles of 1024 of one warp, by instructions that Triton's interpreter lacks.
+    """
+
+    block: int
+    warps: int = 1
+    ranks: str = "sort"
+
+    def __post_init__(self) -> None:
+        if self.ranks != "sort" and (self.block, self.warps) != (1024, 1):
+            raise ValueError(f"lanes are counted in tiles of 1024 of one warp, not {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,60 +253,68 @@ def block_sort_kernel(
 
 
 @triton.jit
-def radix_start_kernel(
-    keys,
-    order,
-    out,
-    LENGTH: tl.constexpr,
+def digit_of(
+    bits,
+    shift,
     KIND: tl.constexpr,
     INF: tl.constexpr,
     DESCENDING: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    DIGITS: tl.constexpr,
 ):
-    """out = the ordered keys, with the sign bit flipped so that digits compare as unsigned."""
-    TILES: tl.constexpr = (LENGTH + BLOCK - 1) // BLOCK
-    row = (tl.program_id(0) // TILES).to(tl.int64)
-    place = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < LENGTH
-    source = place
-    if HAS_ORDER:
-        source = tl.load(order + row * LENGTH + place, inside, other=0)
-    bits = tl.load(keys + row * LENGTH + source, inside, other=0)
-    TOP: tl.constexpr = -(1 << (bits.dtype.primitive_bitwidth - 1))
-    key = ordered(bits, KIND, INF, DESCENDING) ^ TOP
-    tl.store(out + row * LENGTH + place, key.to(bits.dtype), inside)
-
-
-@triton.jit
-def digit_of(bits, shift, DIGITS: tl.constexpr):
-    """The digit of each key that starts at bit `shift`, as int32."""
+    """The digit, from bit `shift` on, of the unsigned integers that order as raw `bits` do."""
+    if KIND != "plain":
+        TOP: tl.constexpr = -(1 << (bits.dtype.primitive_bitwidth - 1))
+        bits = (ordered(bits, KIND, INF, DESCENDING) ^ TOP).to(bits.dtype)
     if bits.dtype.primitive_bitwidth < 32:
         bits = bits.to(tl.int32)
     return ((bits >> shift) & (DIGITS - 1)).to(tl.int32)
 
 
 @triton.jit
+def lane_places(lane):
+    """The place of each element of a tile of 1024 that one warp holds, neighbours side by side."""
+    return tl.inline_asm_elementwise(PLACES, OPERANDS, [lane], tl.int32, True, 32)
+
+
+@triton.jit
+def ranks_in_warp(digit, TEXT: tl.constexpr):
+    """How many earlier elements of a tile in the order of `lane_places` have the same digit."""
+    return tl.inline_asm_elementwise(TEXT, OPERANDS, [digit], tl.int32, False, 32)
+
+
+@triton.jit
+def radix_start_kernel(keys, order, out, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """out = the keys in the order `order`."""
+    TILES: tl.constexpr = (LENGTH + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // TILES).to(tl.int64)
+    place = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < LENGTH
+    source = tl.load(order + row * LENGTH + place, inside, other=0)
+    tl.store(out + row * LENGTH + place, tl.load(keys + row * LENGTH + source, inside), inside)
+
+
+@triton.jit
 def radix_count_kernel(
     keys,
     counts,
-    starts,
     shift,
     LENGTH: tl.constexpr,
     TILES: tl.constexpr,
     DIGITS: tl.constexpr,
+    KIND: tl.constexpr,
+    INF: tl.constexpr,
+    DESCENDING: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """counts[row, tile, digit] = how many keys of the tile have the digit at bit `shift`."""
     tile = tl.program_id(0) % TILES
     row = (tl.program_id(0) // TILES).to(tl.int64)
     place = tile * BLOCK + tl.arange(0, BLOCK)
     inside = place < LENGTH
     bits = tl.load(keys + row * LENGTH + place, inside, other=0)
-    digit = digit_of(bits, shift, DIGITS)
+    digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
     count = tl.histogram(digit, DIGITS, mask=inside)
-    value = tl.arange(0, DIGITS)
-    tl.store(counts + (row * DIGITS + value) * TILES + tile, count)
-    tl.store(starts + (row * TILES + tile) * DIGITS + value, tl.cumsum(count, 0) - count)
+    tl.store(counts + (row * TILES + tile) * DIGITS + tl.arange(0, DIGITS), count)
 
 
 @triton.jit
@@ -237,39 +323,63 @@ def radix_move_kernel(
     order,
     counts,
     sums,
-    starts,
     keys_out,
     order_out,
     shift,
     LENGTH: tl.constexpr,
     TILES: tl.constexpr,
     DIGITS: tl.constexpr,
+    KIND: tl.constexpr,
+    INF: tl.constexpr,
+    DESCENDING: tl.constexpr,
     HAS_ORDER: tl.constexpr,
-    LAST: tl.constexpr,
+    MOVES_ORDER: tl.constexpr,
+    MOVES_KEYS: tl.constexpr,
+    RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # `sums` is `counts` running over the tiles of a row.
     tile = tl.program_id(0) % TILES
     row = (tl.program_id(0) // TILES).to(tl.int64)
-    first = tile * BLOCK
+    first = row * LENGTH + tile * BLOCK
+    length = LENGTH - tile * BLOCK
+    value = tl.arange(0, DIGITS)
+    # Where the tile's elements of each digit go: in their row, less where they are in the tile.
+    cell = (row * TILES + tile) * DIGITS + value
+    count = tl.load(counts + cell)
+    whole = tl.load(sums + (row * TILES + TILES - 1) * DIGITS + value)
+    begin = tl.load(sums + cell) - count + (tl.cumsum(whole, 0) - whole)
     lane = tl.arange(0, BLOCK)
-    inside = first + lane < LENGTH
-    keys += row * LENGTH + first
-    bits = tl.load(keys + lane, inside, other=0)
-    digit = tl.where(inside, digit_of(bits, shift, DIGITS), DIGITS - 1)
     # Lanes past the end have the largest digit and position: they come last and are not stored.
-    packed = tl.sort((digit << 16) | lane)
-    position = packed & 0xFFFF
-    digit = packed >> 16
-    cell = (row * DIGITS + digit) * TILES + tile
-    before = tl.load(sums + cell) - tl.load(counts + cell)
-    within = lane - tl.load(starts + (row * TILES + tile) * DIGITS + digit)
-    target = row * LENGTH + before + within
-    moved = first + position
-    if HAS_ORDER:
-        moved = tl.load(order + row * LENGTH + moved, inside, other=0)
-    tl.store(order_out + target, moved.to(order_out.dtype.element_ty), inside)
-    if not LAST:
-        tl.store(keys_out + target, tl.load(keys + position, inside, other=0), inside)
+    if RANKS != "sort":
+        source = lane_places(lane)
+        bits = tl.load(keys + first + source, source < length, other=0)
+        digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
+        digit = tl.where(source < length, digit, DIGITS - 1)
+        if RANKS == "match":
+            rank = ranks_in_warp(digit, MATCH)
+        else:
+            rank = ranks_in_warp(digit, BALLOT)
+    else:
+        bits = tl.load(keys + first + lane, lane < length, other=0)
+        digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
+        digit = tl.where(lane < length, digit, DIGITS - 1)
+        packed = tl.sort((digit << 16) | lane)
+        source = packed & 0xFFFF
+        digit = packed >> 16
+        rank = lane
+        begin -= tl.cumsum(count, 0) - count
+        if MOVES_KEYS:
+            bits = tl.load(keys + first + source, source < length, other=0)
+    inside = source < length
+    target = row * LENGTH + tl.gather(begin, digit, 0) + rank
+    if MOVES_ORDER:
+        moved = tile * BLOCK + source
+        if HAS_ORDER:
+            moved = tl.load(order + first + source, inside, other=0)
+        tl.store(order_out + target, moved.to(order_out.dtype.element_ty), inside)
+    if MOVES_KEYS:
+        tl.store(keys_out + target, bits, inside)
 
 
 @triton.jit
@@ -366,84 +476,95 @@ def add_block_sort(
         before = target
 
 
+def default_tile() -> RadixTile:
+    """The tile of a radix pass: counted by votes on a GPU, sorted in the interpreter."""
+    interpreted = isinstance(radix_move_kernel, InterpretedFunction)
+    return RadixTile(RADIX_BLOCK) if interpreted else RadixTile(1024, 1, "ballot")
+
+
 def add_radix_sort(
     builder: PlanBuilder,
     rows: int,
     length: int,
     key: tuple[Buf, str],
-    order: Buf,
+    order: Buf | None,
     *,
+    values: Buf | None = None,
     descending: bool = False,
     before: Buf | None = None,
     bits: int | None = None,
+    tile: RadixTile | None = None,
 ) -> None:
-    """Append order (i32) = the permutation that stably sorts keys taken in the order `before`.
+    """Append the stable sort of keys taken in the order `before`: the permutation goes to `order`
+    (i32 or i64), the keys to `values`, either of which may be left out.
 
     With `bits`, the keys are non-negative and only their low `bits` bits are looked at.
     """
     keys, dtype = key
-    raw = raw_dtype(dtype)
-    total = rows * length
-    if bits is None:
-        bits = 8 * ITEMSIZE[dtype]
+    raw, tile = raw_dtype(dtype), tile or default_tile()
+    total, block, digits = rows * length, tile.block, 1 << DIGIT_BITS
+    keys = Buf(keys.index, raw, keys.offset)
+    kind = _kind(dtype) if bits is None else {"KIND": "plain", "INF": 0}
+    if before is not None:
         started = builder.workspace(total, raw)
         builder.launch(
             radix_start_kernel,
             (cdiv(length, 1024) * rows,),
-            {"keys": Buf(keys.index, raw), "order": before or keys, "out": started},
-            {
-                "LENGTH": length,
-                **_kind(dtype),
-                "DESCENDING": descending,
-                "HAS_ORDER": before is not None,
-                "BLOCK": 1024,
-            },
+            {"keys": keys, "order": before, "out": started},
+            {"LENGTH": length, "BLOCK": 1024},
         )
         keys = started
-    passes = cdiv(bits, DIGIT_BITS)
-    tiles, digits = cdiv(length, BLOCK), 1 << DIGIT_BITS
+    passes = cdiv(8 * ITEMSIZE[dtype] if bits is None else bits, DIGIT_BITS)
+    tiles = cdiv(length, block)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
-    starts = builder.workspace(rows * digits * tiles, "i32")
-    spare_keys = [builder.workspace(total, raw) for _ in range(min(2, passes - 1))]
-    spare_order = [builder.workspace(total, "i32") for _ in range(min(2, passes - 1))]
+    spares = min(2, passes - 1)
+    spare_keys = [builder.workspace(total, raw) for _ in range(spares)]
+    spare_order = [builder.workspace(total, "i32") for _ in range(spares if order else 0)]
+    constants = {
+        "LENGTH": length,
+        "TILES": tiles,
+        "DIGITS": digits,
+        **kind,
+        "DESCENDING": descending,
+        "BLOCK": block,
+    }
     for i in range(passes):
         last = i == passes - 1
         # At run time: one compiled kernel serves all passes.
         shift = Scalar(i * DIGIT_BITS)
-        constants = {
-            "LENGTH": length,
-            "TILES": tiles,
-            "DIGITS": digits,
-            "BLOCK": BLOCK,
-        }
         builder.launch(
             radix_count_kernel,
             (tiles * rows,),
-            {"keys": Buf(keys.index, raw), "counts": counts, "starts": starts, "shift": shift},
+            {"keys": keys, "counts": counts, "shift": shift},
             constants,
-            num_warps=4,
+            num_warps=tile.warps,
         )
-        add_scan(builder, Scan(rows, digits * tiles, 1, "i32"), counts, sums)
-        keys_out = keys if last else spare_keys[i % 2]
-        order_out = order if last else spare_order[i % 2]
+        add_scan(builder, Scan(rows, tiles, digits, "i32"), counts, sums)
+        keys_out = (values and Buf(values.index, raw)) if last else spare_keys[i % 2]
+        order_out = order if last or not order else spare_order[i % 2]
         builder.launch(
             radix_move_kernel,
             (tiles * rows,),
             {
-                "keys": Buf(keys.index, raw),
+                "keys": keys,
                 "order": before or keys,
                 "counts": counts,
                 "sums": sums,
-                "starts": starts,
-                "keys_out": keys_out,
-                "order_out": order_out,
+                "keys_out": keys_out or keys,
+                "order_out": order_out or keys,
                 "shift": shift,
             },
-            constants | {"HAS_ORDER": before is not None, "LAST": last},
-            num_warps=8,
+            constants
+            | {
+                "HAS_ORDER": before is not None,
+                "MOVES_ORDER": order is not None,
+                "MOVES_KEYS": keys_out is not None,
+                "RANKS": tile.ranks,
+            },
+            num_warps=tile.warps,
         )
-        keys, before = keys_out, order_out
+        keys, before = keys_out or keys, order_out
 
 
 def add_permutation(
@@ -467,7 +588,7 @@ def add_permutation(
     )
 
 
-def plan_sort(spec: Sort) -> Plan:
+def plan_sort(spec: Sort, tile: RadixTile | None = None) -> Plan:
     """operands, each [rows, length] -> the sorted operands[, indices]."""
     count = len(spec.operands)
     builder = PlanBuilder(count, count + (spec.indices is not None))
@@ -477,32 +598,29 @@ def plan_sort(spec: Sort) -> Plan:
     outputs = [Buf(count + i, dtype) for i, dtype in enumerate(spec.operands)]
     indices = Buf(2 * count, spec.indices) if spec.indices else None
     keys = list(zip(inputs, spec.operands, strict=True))[: spec.num_keys]
-    alone = count == 1 and spec.length <= BLOCK
-    order: Buf | None = None
-    if alone:
-        add_block_sort(
-            builder,
-            spec.rows,
-            spec.length,
-            keys[0],
-            descending=spec.descending,
-            values=outputs[0],
-            order=indices,
-        )
-        return builder.build()
-    # The last key first: each later sort is stable, so it keeps the order of the earlier ones.
+    rows, length = spec.rows, spec.length
+    before: Buf | None = None
+    # The last key first: each later sort is stable, so it keeps the order of the earlier ones. The
+    # first key's sort puts its own operand in order.
     for key in reversed(keys):
-        before, order = order, builder.workspace(spec.rows * spec.length, "i32")
-        options = {"descending": spec.descending, "before": before}
-        if spec.length <= BLOCK:
-            add_block_sort(builder, spec.rows, spec.length, key, order=order, **options)
+        last = key is keys[0]
+        order = builder.workspace(rows * length, "i32")
+        if last and count == 1:
+            order = indices
+        options = {
+            "descending": spec.descending,
+            "before": before,
+            "values": outputs[0] if last else None,
+        }
+        if length <= BLOCK:
+            add_block_sort(builder, rows, length, key, order=order, **options)
         else:
-            add_radix_sort(builder, spec.rows, spec.length, key, order, **options)
-    assert order is not None
-    for x, y in zip(inputs, outputs, strict=True):
-        add_permutation(builder, spec.rows, spec.length, order, y, x=x)
-    if indices:
-        add_permutation(builder, spec.rows, spec.length, order, indices)
+            add_radix_sort(builder, rows, length, key, order, tile=tile, **options)
+        before = order
+    for x, y in zip(inputs[1:], outputs[1:], strict=True):
+        add_permutation(builder, rows, length, before, y, x=x)
+    if indices and count > 1:
+        add_permutation(builder, rows, length, before, indices)
     return builder.build()
 
 
@@ -516,11 +634,8 @@ def plan_argsort(
     key, out = (Buf(0, dtype), dtype), Buf(1, indices)
     if length <= BLOCK:
         add_block_sort(builder, rows, length, key, descending=descending, order=out)
-        return builder.build()
-    order = out if indices == "i32" else builder.workspace(rows * length, "i32")
-    add_radix_sort(builder, rows, length, key, order, descending=descending)
-    if order is not out:
-        add_permutation(builder, rows, length, order, out)
+    else:
+        add_radix_sort(builder, rows, length, key, out, descending=descending)
     return builder.build()
 
 

@@ -71,6 +71,7 @@ def order_of(x: torch.Tensor, descending: bool = False) -> np.ndarray:
 def small_tiles(monkeypatch):
     """Rows longer than 64 take the paths of long rows."""
     monkeypatch.setattr(sort, "BLOCK", 64)
+    monkeypatch.setattr(sort, "RADIX_BLOCK", 64)
 
 
 @pytest.mark.usefixtures("small_tiles")
