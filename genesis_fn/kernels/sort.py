@@ -32,6 +32,7 @@ from genesis_fn.kernels.scan import Scan, add_scan
 BLOCK = 2048  # the longest row that one program sorts
 RADIX_BLOCK = 1024  # the tile of a radix pass: one warp sorts it without a barrier
 DIGIT_BITS = 8
+MANY_TILES = 264  # of rows of a top_k: two for each SM of an H100 or H200
 INFINITY = {
     "fp64": 0x7FF0000000000000,
     "fp32": 0x7F800000,
@@ -43,7 +44,7 @@ INFINITY = {
 
 
 def ranks_text(ranks: str) -> str:
-    """PTX by which a warp ranks 32 x 32 digits: $32.. are the digits, $0.. how many before are equal.
+    """PTX that ranks 32 x 32 digits: $0.. become how many equal to each of $32.. come before it.
 
     Counters lie in shared memory. Lanes learn who holds their digit from one "match" instruction or
     from eight votes ("ballot"); the first of them moves the counter on.
@@ -383,6 +384,65 @@ def radix_move_kernel(
 
 
 @triton.jit
+def group_maxima_kernel(
+    keys,
+    maxima,
+    LENGTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KIND: tl.constexpr,
+    INF: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    COLUMN_BLOCK: tl.constexpr,
+):
+    """maxima[row, i] = the largest ordered key of the row's i-th GROUP neighbours."""
+    row = tl.program_id(1).to(tl.int64)
+    group = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
+    largest = tl.zeros((ROW_BLOCK,), tl.int64)
+    for start in tl.static_range(0, GROUP, COLUMN_BLOCK):
+        place = group[:, None] * GROUP + (start + tl.arange(0, COLUMN_BLOCK))[None, :]
+        inside = place < LENGTH
+        bits = tl.load(keys + row * LENGTH + place, inside, other=0)
+        key = ordered(bits, KIND, INF, False)
+        least: tl.constexpr = -(1 << (bits.dtype.primitive_bitwidth - 1))
+        found = tl.max(tl.where(inside, key, least), 1)
+        largest = found if start == 0 else tl.maximum(largest, found)
+    tl.store(maxima + row * GROUPS + group, largest.to(maxima.dtype.element_ty), group < GROUPS)
+
+
+@triton.jit
+def take_groups_kernel(
+    keys,
+    names,
+    chosen,
+    best,
+    places,
+    LENGTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    COUNT: tl.constexpr,
+    COUNT_PADDED: tl.constexpr,
+    HAS_NAMES: tl.constexpr,
+    WORST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The elements of a row's COUNT chosen groups, in their order in the row."""
+    row = tl.program_id(1).to(tl.int64)
+    slot = tl.arange(0, COUNT_PADDED)
+    group = tl.sort(tl.load(chosen + row * COUNT + slot, slot < COUNT, other=GROUPS))
+    to = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.gather(group, tl.minimum(to // GROUP, COUNT_PADDED - 1), 0) * GROUP + to % GROUP
+    inside = (to < COUNT * GROUP) & (place < LENGTH)
+    # What the last group lacks comes after everything in the row and orders after it.
+    bits = tl.load(keys + row * LENGTH + place, inside, other=0)
+    bits = tl.where(inside, bits, tl.full((BLOCK,), WORST, bits.dtype))
+    if HAS_NAMES:
+        place = tl.load(names + row * LENGTH + place, inside, other=0)
+    tl.store(best + row * (COUNT * GROUP) + to, bits, to < COUNT * GROUP)
+    tl.store(places + row * (COUNT * GROUP) + to, place, to < COUNT * GROUP)
+
+
+@triton.jit
 def permute_kernel(
     x, order, y, LENGTH: tl.constexpr, KEPT: tl.constexpr, CAST: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -642,8 +702,9 @@ def plan_argsort(
 def plan_top_k(spec: TopK) -> Plan:
     """x [rows, length] -> values, indices, both [rows, k]: the largest of each row.
 
-    Tiles of a long row keep their own k largest until one tile is left; k above half a tile takes a
-    full sort.
+    Long rows shrink until one program can sort what is left. Many of them are cut into groups, of
+    which the k with the largest maxima hold the k largest elements; of few, each tile keeps its own
+    k largest. k above half a tile takes a full sort.
     """
     builder = PlanBuilder(1, 2)
     if 0 in (spec.rows, spec.k):
@@ -662,20 +723,26 @@ def plan_top_k(spec: TopK) -> Plan:
         return builder.build()
     length, names = spec.length, None
     while length > BLOCK:
-        remaining = kept_length(length, spec.k)
+        group = next_power_of_two(cdiv(length, BLOCK))
+        many = spec.rows * cdiv(length, BLOCK) > MANY_TILES
+        grouped = many and 2 * spec.k * group <= length
+        remaining = spec.k * group if grouped else kept_length(length, spec.k)
         best = builder.workspace(spec.rows * remaining, raw_dtype(spec.dtype))
         places = builder.workspace(spec.rows * remaining, "i32")
-        add_block_sort(
-            builder,
-            spec.rows,
-            length,
-            key,
-            descending=True,
-            names=names,
-            values=best,
-            order=places,
-            kept=spec.k,
-        )
+        if grouped:
+            add_best_groups(builder, spec.rows, length, key, names, group, spec.k, best, places)
+        else:
+            add_block_sort(
+                builder,
+                spec.rows,
+                length,
+                key,
+                descending=True,
+                names=names,
+                values=best,
+                order=places,
+                kept=spec.k,
+            )
         key, names, length = (best, spec.dtype), places, remaining
     add_block_sort(
         builder,
@@ -689,3 +756,55 @@ def plan_top_k(spec: TopK) -> Plan:
         kept=spec.k,
     )
     return builder.build()
+
+
+def add_best_groups(
+    builder: PlanBuilder,
+    rows: int,
+    length: int,
+    key: tuple[Buf, str],
+    names: Buf | None,
+    group: int,
+    count: int,
+    best: Buf,
+    places: Buf,
+) -> None:
+    """Append the `count` groups of `group` neighbours with the largest maxima, in their order in
+    the row: their elements go to `best`, their positions, through `names` if given, to `places`."""
+    keys, dtype = key
+    raw, kind = raw_dtype(dtype), _kind(dtype)
+    keys = Buf(keys.index, raw, keys.offset)
+    groups = cdiv(length, group)
+    maxima, chosen = builder.workspace(rows * groups, raw), builder.workspace(rows * count, "i32")
+    column_block = min(group, 1024)
+    row_block = max(1, min(next_power_of_two(groups), 2048 // column_block))
+    sizes = {"LENGTH": length, "GROUP": group, "GROUPS": groups}
+    builder.launch(
+        group_maxima_kernel,
+        (cdiv(groups, row_block), rows),
+        {"keys": keys, "maxima": maxima},
+        {**sizes, **kind, "ROW_BLOCK": row_block, "COLUMN_BLOCK": column_block},
+        num_warps=4,
+    )
+    ordered_key = (maxima, raw)
+    add_block_sort(builder, rows, groups, ordered_key, descending=True, order=chosen, kept=count)
+    bits = 8 * ITEMSIZE[dtype]
+    worst = {
+        "float": kind["INF"] - (1 << (bits - 1)),
+        "signed": -(1 << (bits - 1)),
+        "unsigned": 0,
+    }[kind["KIND"]]
+    builder.launch(
+        take_groups_kernel,
+        (cdiv(count * group, 1024), rows),
+        {"keys": keys, "names": names or chosen, "chosen": chosen, "best": best, "places": places},
+        {
+            **sizes,
+            "COUNT": count,
+            "COUNT_PADDED": max(2, next_power_of_two(count)),
+            "HAS_NAMES": names is not None,
+            "WORST": worst,
+            "BLOCK": 1024,
+        },
+        num_warps=4,
+    )

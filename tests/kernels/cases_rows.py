@@ -28,7 +28,7 @@ from genesis_fn.kernels.scatter import (
     plan_scatter_rows,
 )
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
-from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+from genesis_fn.kernels.sort import RadixTile, Sort, TopK, plan_sort, plan_top_k
 
 
 def cases() -> dict[str, Plan]:
@@ -76,9 +76,13 @@ def cases() -> dict[str, Plan]:
     plans["cummax rows"] = plan_scan(Scan(4096, 4096, 1, "fp32", "max", True))
     plans["cumlogsumexp middle"] = plan_scan(Scan(16, 4096, 512, "fp32", "logaddexp"))
     plans["sort long"] = _once(plan_sort(Sort(1, 1 << 22, ("fp32", "bf16"))))
+    for ranks in ("sort", "match"):
+        plan = plan_sort(Sort(1, 1 << 22, ("i64",), descending=True), RadixTile(1024, 1, ranks))
+        plans[f"sort long by {ranks}"] = _once(plan)
     plans["sort short"] = plan_sort(Sort(4096, 1024, ("fp32",), indices="i64"))
     plans["sort bf16"] = plan_sort(Sort(4096, 512, ("bf16",)))
     plans["top k"] = plan_top_k(TopK(8, 151936, 50, "fp32"))
+    plans["top k of many rows"] = _once(plan_top_k(TopK(64, 151936, 50, "bf16")))
     plans["gather"] = plan_gather_rows(GatherRows(151936, 1024, 16384, "bf16", site=1))
     embedding = plan_embedding_gradient(151936, 1024, 2048, "fp32", cotangent_dtype="bf16")
     plans["embedding gradient"] = embedding

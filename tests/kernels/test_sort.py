@@ -128,6 +128,23 @@ def test_top_k(length, k, dtype):
 
 
 @pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("dtype", list(TORCH))
+def test_top_k_by_the_maxima_of_groups(dtype, monkeypatch):
+    monkeypatch.setattr(sort, "MANY_TILES", 1)
+    length, k = (4099, 3) if dtype == "fp32" else (601, 5)
+    x = random_values(dtype, (2, length))
+    x[1] = x[1, 0]
+    plan = plan_top_k(TopK(2, length, k, dtype))
+    kernels = [step.kernel.__name__ for step in plan.steps]
+    assert kernels.count("group_maxima_kernel") == 2
+    values, indices = torch.empty(2, k, dtype=x.dtype), torch.empty(2, k, dtype=torch.int32)
+    run_plan(plan, [x], [values, indices])
+    order = order_of(x, descending=True)[:, :k]
+    np.testing.assert_array_equal(indices.numpy(), order)
+    np.testing.assert_array_equal(bits(values), np.take_along_axis(bits(x), order, -1))
+
+
+@pytest.mark.usefixtures("small_tiles")
 def test_top_k_where_the_last_tile_is_shorter_than_k():
     x = torch.arange(131, dtype=torch.float32).reshape(1, -1)
     values, indices = torch.empty(1, 9), torch.empty(1, 9, dtype=torch.int64)
