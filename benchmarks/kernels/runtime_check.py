@@ -33,7 +33,7 @@ import numpy as np
 
 from genesis_fn.backends.cuda import compile as compiler, exchange
 from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.backends.cuda.driver import device_count, open_driver
+from genesis_fn.backends.cuda.drivers import device_count, open_driver
 from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.errors import ForkedProcessError, OutOfMemory
 from genesis_fn.backends.cuda.graph import (

@@ -63,7 +63,6 @@ from genesis_fn.numpy.creation import (
     empty_like,
     from_dlpack,
     frombuffer,
-    fromfunction,
     fromiter,
     full,
     full_like,
@@ -76,6 +75,7 @@ from genesis_fn.numpy.grids import (
     arange,
     c_,
     eye,
+    fromfunction,
     geomspace,
     identity,
     index_exp,
@@ -155,7 +155,6 @@ from genesis_fn.numpy.mathematics import (
     signbit,
     sinc,
     spacing,
-    where,
 )
 from genesis_fn.numpy.nan import (
     nanargmax,
@@ -170,6 +169,7 @@ from genesis_fn.numpy.nan import (
     nansum,
     nanvar,
 )
+from genesis_fn.numpy.padding import pad
 from genesis_fn.numpy.positions import (
     diag_indices,
     diag_indices_from,
@@ -182,6 +182,7 @@ from genesis_fn.numpy.positions import (
     unravel_index,
 )
 from genesis_fn.numpy.promotion import result_type
+from genesis_fn.numpy.rearrange import delete, insert, repeat, roll, trim_zeros
 from genesis_fn.numpy.reductions import (
     all,
     amax,
@@ -215,6 +216,7 @@ from genesis_fn.numpy.selection import (
     put_along_axis,
     take,
     take_along_axis,
+    where,
 )
 from genesis_fn.numpy.sets import (
     argwhere,
@@ -247,7 +249,6 @@ from genesis_fn.numpy.shape import (
     column_stack,
     concat,
     concatenate,
-    delete,
     dsplit,
     dstack,
     expand_dims,
@@ -256,17 +257,13 @@ from genesis_fn.numpy.shape import (
     flipud,
     hsplit,
     hstack,
-    insert,
     matrix_transpose,
     moveaxis,
     ndim,
-    pad,
     permute_dims,
     ravel,
-    repeat,
     reshape,
     resize,
-    roll,
     rollaxis,
     rot90,
     row_stack,
@@ -278,7 +275,6 @@ from genesis_fn.numpy.shape import (
     swapaxes,
     tile,
     transpose,
-    trim_zeros,
     unstack,
     vsplit,
     vstack,

@@ -10,7 +10,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, value
 from genesis_fn.numpy.reductions import sum as sum_over
-from genesis_fn.numpy.shape import expand_dims, moveaxis, ravel
+from genesis_fn.numpy.shape import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.ufuncs import conj, located, multiply, subtract
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.contract import dot_general
@@ -233,8 +233,6 @@ def cross(
     ]
     shape = broadcast_shapes(x.aval.shape, y.aval.shape)
     x, y = broadcast(x, shape), broadcast(y, shape)
-    from genesis_fn.numpy.shape import stack
-
     parts = [
         subtract(multiply(x[..., i], y[..., j]), multiply(x[..., j], y[..., i]))
         for i, j in ((1, 2), (2, 0), (0, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,18 @@ from genesis_fn.numpy.conversion import host
 from genesis_fn.numpy.promotion import (
     NARROWED,
     broadcast,
+    promote_arrays,
     result_type,
     strong,
     value,
 )
 from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, full as full_of
 from genesis_fn.primitives.elementwise import convert, neg
-from genesis_fn.primitives.shape import copy as copy_of, reshape
+from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
 
 __all__ = [
     "array", "asarray", "astype", "ascontiguousarray", "copy", "empty", "empty_like", "from_dlpack",
-    "frombuffer", "fromfunction", "fromiter", "full", "full_like", "ones", "ones_like", "zeros",
+    "frombuffer", "fromiter", "full", "full_like", "ones", "ones_like", "zeros",
     "zeros_like",
 ]  # fmt: skip
 
@@ -124,9 +124,6 @@ def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
             else:
                 d = result_type(*leaves)
         return from_numpy(narrowed(found, d), place)
-    from genesis_fn.numpy.promotion import promote_arrays
-    from genesis_fn.primitives.shape import concatenate
-
     if d is None:
         parts = promote_arrays("array", leaves)
     else:
@@ -280,15 +277,6 @@ def full_like(
 
 def _spread(kind: tuple[tuple[int, ...], DType], x: Any) -> tuple[Any, Any, Any]:
     return kind[0], x, kind[1]
-
-
-def fromfunction(
-    function: Callable[..., Any], shape: Sequence[int], *, dtype: Any = float, **kwargs: Any
-) -> Any:
-    """`function` of the index grids of `shape`, one per dimension."""
-    from genesis_fn.numpy.grids import indices
-
-    return function(*indices(shape_of(shape), dtype=dtype), **kwargs)
 
 
 def fromiter(iterable: Any, dtype: Any = None, count: int = -1) -> Any:

@@ -12,7 +12,8 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.promotion import inexact_value
-from genesis_fn.numpy.shape import moveaxis, roll
+from genesis_fn.numpy.rearrange import roll
+from genesis_fn.numpy.shape import moveaxis
 from genesis_fn.numpy.ufuncs import conj, multiply
 from genesis_fn.primitives import elementwise as p, fft as transforms
 from genesis_fn.primitives.shape import canonical_axes, pad, slice_in_dim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,17 @@ from genesis_fn.numpy.promotion import (
     result_type,
     value,
 )
+from genesis_fn.numpy.selection import nonzero
+from genesis_fn.numpy.shape import atleast_1d, concatenate, stack
 from genesis_fn.numpy.ufuncs import add, divide, multiply, subtract
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.define import full, zeros as zeros_of
 from genesis_fn.primitives.shape import broadcasted_iota, expand_dims, iota, transpose
 
 __all__ = [
-    "arange", "c_", "eye", "geomspace", "identity", "index_exp", "indices", "ix_", "linspace",
-    "logspace", "meshgrid", "mgrid", "ogrid", "r_", "s_", "tri", "tril", "triu", "vander",
+    "arange", "c_", "eye", "fromfunction", "geomspace", "identity", "index_exp", "indices", "ix_",
+    "linspace", "logspace", "meshgrid", "mgrid", "ogrid", "r_", "s_", "tri", "tril", "triu",
+    "vander",
 ]  # fmt: skip
 
 
@@ -221,11 +224,16 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
         )
     if not shape:
         return p.convert(from_numpy(np.zeros((0,))), d)
-    from genesis_fn.primitives.shape import concatenate
-
     return concatenate(
         [expand_dims(broadcasted_iota(d, shape, i), 0) for i in range(len(shape))], 0
     )
+
+
+def fromfunction(
+    function: Callable[..., Any], shape: Sequence[int], *, dtype: Any = float, **kwargs: Any
+) -> Any:
+    """`function` of the index grids of `shape`, one per dimension."""
+    return function(*indices(shape_of(shape), dtype=dtype), **kwargs)
 
 
 def ix_(*args: Any) -> tuple[Any, ...]:
@@ -236,8 +244,6 @@ def ix_(*args: Any) -> tuple[Any, ...]:
         if a.ndim != 1:
             raise ValueError(f"ix_ takes vectors, got {a.aval}")
         if a.dtype == dtypes.BOOL:
-            from genesis_fn.numpy.selection import nonzero
-
             (a,) = nonzero(a)
         result.append(a.reshape([a.size if i == j else 1 for j in range(n)]))
     return tuple(result)
@@ -254,8 +260,6 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:  # no
     columns = [full((x.size,), (1.0 if dtypes.is_float(x.dtype) else 1), x.dtype)]
     for _ in range(n - 1):
         columns.append(multiply(columns[-1], x))
-    from genesis_fn.numpy.shape import stack
-
     columns = columns[:n] if increasing else columns[:n][::-1]
     return stack(columns, 1) if columns else zeros_of(x.aval.update((x.size, 0)))
 
@@ -296,8 +300,6 @@ class _Grid:
         grids = meshgrid(*vectors, sparse=self.sparse, indexing="ij")
         if self.sparse:
             return grids
-        from genesis_fn.numpy.shape import stack
-
         return stack(grids)
 
 
@@ -311,8 +313,6 @@ class _Joined:
         self.columns = columns
 
     def __getitem__(self, key: Any) -> Any:
-        from genesis_fn.numpy.shape import atleast_1d, concatenate
-
         parts = []
         for k in key if isinstance(key, tuple) else (key,):
             if isinstance(k, str):

@@ -30,7 +30,7 @@ from genesis_fn.numpy.ufuncs import (
 )
 from genesis_fn.primitives import elementwise as p, linalg
 from genesis_fn.primitives.define import full
-from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape
+from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
 
 __all__ = [
     "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv",
@@ -200,8 +200,6 @@ def svdvals(x: Any, /) -> Any:
 def _sign_of_permutation(pivots: Any) -> Any:
     """-1 for an odd number of exchanges."""
     n = pivots.aval.shape[-1]
-    from genesis_fn.primitives.shape import broadcasted_iota
-
     places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
     count = r.sum(not_equal(pivots, places), -1, dtypes.I32) if n else full(
         pivots.aval.shape[:-1], 0, dtypes.I32

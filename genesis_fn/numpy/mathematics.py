@@ -13,8 +13,10 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS
+from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.promotion import (
     broadcast,
+    broadcast_shapes,
     cast,
     common_dtype,
     inexact_value,
@@ -52,7 +54,7 @@ __all__ = [
     "hypot", "iscomplex", "isclose", "isinf", "isnan", "isneginf", "isposinf", "isreal", "lcm",
     "ldexp", "log10", "log2", "logaddexp", "logaddexp2", "mod", "modf", "nan_to_num", "piecewise",
     "pow", "power", "rad2deg", "radians", "remainder", "round", "around", "select", "signbit",
-    "sinc", "spacing", "where", "i0",
+    "sinc", "spacing", "i0",
 ]  # fmt: skip
 
 
@@ -548,8 +550,6 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bo
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     """Whether shapes and all elements are equal: a boolean scalar."""
-    from genesis_fn.numpy.creation import asarray
-
     x, y = asarray(a1), asarray(a2)
     if x.aval.shape != y.aval.shape:
         return full((), False, BOOL)
@@ -571,22 +571,8 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 # ---- selection ----
 
 
-def where(
-    condition: Any,
-    x: Any = None,
-    y: Any = None,
-    /,
-    *,
-    size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
-    """x where condition, else y, elementwise; with condition only, `nonzero(condition)`."""
-    if x is None and y is None:
-        from genesis_fn.numpy.sets import nonzero
-
-        return nonzero(condition, size=size, fill_value=fill_value)
-    if x is None or y is None:
-        raise ValueError("where takes the condition alone, or both x and y")
+def where(condition: Any, x: Any, y: Any) -> Any:
+    """x where condition, else y, elementwise."""
     c = truth(condition)
     if type(x) is Array and type(y) is Array and x.sig is y.sig and c.aval.shape == x.aval.shape:
         return p.select(c, x, y)
@@ -602,8 +588,6 @@ def where(
 
 
 def _shape_of(c: Any, whole: Sequence[Any]) -> tuple[int, ...]:
-    from genesis_fn.numpy.promotion import broadcast_shapes
-
     try:
         return broadcast_shapes(c.aval.shape, *[v.aval.shape for v in whole])
     except errors.ShapeError:

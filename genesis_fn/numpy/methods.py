@@ -15,6 +15,7 @@ from genesis_fn.numpy import (
     creation,
     indexing,
     mathematics,
+    rearrange,
     reductions,
     selection,
     shape,
@@ -223,14 +224,15 @@ def _methods() -> dict[str, Any]:
             "cumsum", "cumprod", "ptp",
         )},
         **{n: getattr(shape, n) for n in (
-            "squeeze", "ravel", "repeat", "swapaxes",
+            "squeeze", "ravel", "swapaxes",
         )},
         **{n: getattr(sorting, n) for n in ("sort", "argsort", "partition", "argpartition",
                                             "searchsorted")},
         **{n: getattr(selection, n) for n in ("take", "choose", "compress")},
         "round": mathematics.round, "conj": ufuncs.conj, "conjugate": ufuncs.conj,
         "dot": contraction.dot, "trace": contraction.trace, "diagonal": contraction.diagonal,
-        "copy": creation.copy, "clip": mathematics.clip, "nonzero": selection.nonzero,
+        "copy": creation.copy, "repeat": rearrange.repeat, "clip": mathematics.clip,
+        "nonzero": selection.nonzero,
     }  # fmt: skip
     table: dict[str, Any] = {n: bound(f) for n, f in functions.items()}
     for n, f in functions.items():

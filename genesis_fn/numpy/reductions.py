@@ -17,7 +17,7 @@ from genesis_fn.numpy.promotion import (
     strong,
     value,
 )
-from genesis_fn.numpy.shape import broadcast_to, ravel
+from genesis_fn.numpy.shape import broadcast_to, concatenate, ravel
 from genesis_fn.numpy.ufuncs import (
     add,
     divide,
@@ -32,7 +32,7 @@ from genesis_fn.numpy.ufuncs import (
 )
 from genesis_fn.primitives import cumulative as cumulatives, elementwise as p, reduce as r
 from genesis_fn.primitives.define import full
-from genesis_fn.primitives.shape import canonical_axes, reshape
+from genesis_fn.primitives.shape import canonical_axes, reshape, transpose
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod",
@@ -203,8 +203,6 @@ def average(
 
 def p_transpose(x: Any, order: Sequence[int]) -> Any:
     """`x` with axes in `order`."""
-    from genesis_fn.primitives.shape import transpose
-
     return transpose(x, order)
 
 
@@ -419,8 +417,6 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> An
 def _with_initial(
     name: str, run: Callable, first: int, x: Any, axis: Any, dtype: Any, include_initial: bool
 ) -> Any:
-    from genesis_fn.numpy.shape import concatenate
-
     x = value(x, name)
     if x.ndim == 0:
         raise ValueError(f"{name} needs at least one dimension")

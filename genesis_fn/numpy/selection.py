@@ -1,4 +1,4 @@
-"""Selecting elements by positions, conditions and axes: take, put, nonzero, compress, choose."""
+"""Selecting elements by positions, conditions and axes: take, put, where, nonzero, choose."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.conversion import concrete, host
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.indexing import Plan, bad_index, checked_mode, gathered, take_indexed
-from genesis_fn.numpy.mathematics import remainder, where
+from genesis_fn.numpy.mathematics import remainder, where as choice
 from genesis_fn.numpy.promotion import broadcast, value
-from genesis_fn.numpy.shape import ravel
+from genesis_fn.numpy.shape import broadcast_arrays, ravel, resize, stack
 from genesis_fn.numpy.ufuncs import maximum, minimum, truth
 from genesis_fn.numpy.updates import Update
 from genesis_fn.primitives import elementwise as p
+from genesis_fn.primitives.cumulative import cumsum
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.shape import (
     canonical_axis,
@@ -29,7 +30,7 @@ from genesis_fn.primitives.shape import (
 
 __all__ = [
     "choose", "compress", "extract", "fill_diagonal", "nonzero", "place", "put",
-    "put_along_axis", "take", "take_along_axis",
+    "put_along_axis", "take", "take_along_axis", "where",
 ]  # fmt: skip
 
 
@@ -146,8 +147,6 @@ def _no_inplace(name: str, inplace: bool) -> None:
 def put(a: Any, ind: Any, v: Any, mode: Any = None, *, inplace: bool = True) -> Any:
     """`a` with the flattened elements `ind` replaced by `v`, repeated as needed (inplace=False)."""
     _no_inplace("put", inplace)
-    from genesis_fn.numpy.shape import resize
-
     a, ind, v = value(a, "put"), ravel(asarray(ind)), ravel(asarray(v))
     if not ind.size or not v.size:
         return a
@@ -166,11 +165,9 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Any:
         raise ValueError(f"place: {arr.aval} and the mask {mask.aval} differ in size")
     if not vals.size:
         return arr
-    from genesis_fn.primitives.cumulative import cumsum
-
     nth = remainder(p.sub(cumsum(p.convert(mask, dtypes.I32)), 1), vals.size)
     new = p.convert(take(vals, nth, mode="clip"), arr.dtype)
-    return reshape(where(mask, new, ravel(arr)), arr.aval.shape)
+    return reshape(choice(mask, new, ravel(arr)), arr.aval.shape)
 
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Any:
@@ -181,8 +178,6 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True)
         raise ValueError(f"fill_diagonal takes at least 2 dimensions, got {a.aval}")
     if a.ndim > 2 and len(set(a.aval.shape)) > 1:
         raise ValueError(f"fill_diagonal: all axes of {a.aval} must have one length")
-    from genesis_fn.numpy.shape import resize
-
     if a.ndim == 2 and not wrap:
         n = min(a.aval.shape)
         index: Any = (iota(dtypes.I32, n),) * 2
@@ -233,8 +228,6 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
         return tuple([
             broadcast(asarray(f, dtypes.I32), (size,)) for f in fills
         ])  # fmt: skip
-    from genesis_fn.primitives.cumulative import cumsum
-
     # The k-th nonzero element stands where the running count first exceeds k.
     rank = cumsum(p.convert(mask, dtypes.I32))
     slot = p.select(mask, p.sub(rank, 1), full((a.size,), size, dtypes.I32))
@@ -243,8 +236,25 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
     result, stride = [], a.size
     for n, f in zip(a.aval.shape, fills):
         stride //= max(n, 1)
-        result.append(where(missing, f, p.rem(p.div(flat, stride), full((size,), n, dtypes.I32))))
+        result.append(choice(missing, f, p.rem(p.div(flat, stride), full((size,), n, dtypes.I32))))
     return tuple([p.convert(r, dtypes.I32) for r in result])
+
+
+def where(
+    condition: Any,
+    x: Any = None,
+    y: Any = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """x where condition, else y, elementwise; with condition only, `nonzero(condition)`."""
+    if x is None and y is None:
+        return nonzero(condition, size=size, fill_value=fill_value)
+    if x is None or y is None:
+        raise ValueError("where takes the condition alone, or both x and y")
+    return choice(condition, x, y)
 
 
 def compress(
@@ -273,8 +283,6 @@ def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: An
 
 def choose(a: Any, choices: Any, out: None = None, mode: Any = "raise") -> Any:
     """choices[a[i]][i], elementwise. Mode "raise" checks, "clip" and "wrap" bring `a` in range."""
-    from genesis_fn.numpy.shape import broadcast_arrays, stack
-
     choices = list(choices)
     a, *xs = broadcast_arrays(a, *[asarray(c) for c in choices])
     if mode == "clip":

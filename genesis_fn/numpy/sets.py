@@ -13,8 +13,9 @@ from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.conversion import concrete, host
 from genesis_fn.numpy.creation import asarray
+from genesis_fn.numpy.grids import linspace
 from genesis_fn.numpy.mathematics import isnan, where
-from genesis_fn.numpy.promotion import promote_arrays, value
+from genesis_fn.numpy.promotion import inexact_value, promote_arrays, value
 from genesis_fn.numpy.reductions import any as any_of, cumsum, sum as sum_over
 from genesis_fn.numpy.selection import nonzero, take
 from genesis_fn.numpy.shape import concatenate, flip, moveaxis, ravel
@@ -329,9 +330,6 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = Non
 
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:  # noqa: A002
     """The edges of `bins` equal bins over `range`, by default from the least to the greatest."""
-    from genesis_fn.numpy.grids import linspace
-    from genesis_fn.numpy.promotion import inexact_value
-
     if isinstance(bins, str):
         raise ValueError(f"histogram: bins must be a number or edges, got {bins!r}")
     if not isinstance(bins, int) and np.ndim(bins) if not hasattr(bins, "aval") else bins.ndim:

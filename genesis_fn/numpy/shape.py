@@ -1,10 +1,9 @@
-"""Changing shapes: reshaping, moving axes, joining, splitting, repeating, padding."""
+"""Changing shapes: reshaping, moving axes, joining, splitting, tiling."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import Tracer
-from genesis_fn.numpy.conversion import concrete, host
-from genesis_fn.numpy.creation import asarray, shape_of
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, value
+from genesis_fn.numpy.creation import asarray, shape_of, zeros
+from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, value
 from genesis_fn.numpy.ufuncs import located
 from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.elementwise import convert
@@ -22,11 +20,11 @@ from genesis_fn.primitives.shape import canonical_axes, canonical_axis, rev
 
 __all__ = [
     "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "block", "broadcast_arrays",
-    "broadcast_shapes", "broadcast_to", "column_stack", "concat", "concatenate", "delete", "dsplit",
-    "dstack", "expand_dims", "flip", "fliplr", "flipud", "hsplit", "hstack", "insert",
-    "matrix_transpose", "moveaxis", "ndim", "pad", "permute_dims", "ravel", "repeat", "reshape",
-    "resize", "roll", "rollaxis", "rot90", "row_stack", "shape", "size", "split", "squeeze",
-    "stack", "swapaxes", "tile", "transpose", "trim_zeros", "unstack", "vsplit", "vstack",
+    "broadcast_shapes", "broadcast_to", "column_stack", "concat", "concatenate", "dsplit",
+    "dstack", "expand_dims", "flip", "fliplr", "flipud", "hsplit", "hstack", 
+    "matrix_transpose", "moveaxis", "ndim", "permute_dims", "ravel", "reshape",
+    "resize", "rollaxis", "rot90", "row_stack", "shape", "size", "split", "squeeze",
+    "stack", "swapaxes", "tile", "transpose", "unstack", "vsplit", "vstack",
 ]  # fmt: skip
 
 
@@ -110,7 +108,7 @@ def atleast_1d(*arys: Any) -> Any:
 
 def atleast_2d(*arys: Any) -> Any:
     """Each array with at least two dimensions, new ones in front."""
-    return _each([_front(x, 2) for x in map(asarray, arys)])
+    return _each([front_axes(x, 2) for x in map(asarray, arys)])
 
 
 def atleast_3d(*arys: Any) -> Any:
@@ -124,7 +122,8 @@ def atleast_3d(*arys: Any) -> Any:
     )  # fmt: skip
 
 
-def _front(x: Any, n: int) -> Any:
+def front_axes(x: Any, n: int) -> Any:
+    """`x` with leading axes of length one up to `n` dimensions."""
     return p.reshape(x, (1,) * (n - x.ndim) + x.aval.shape) if x.ndim < n else x
 
 
@@ -284,7 +283,7 @@ def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> An
 
 def vstack(tup: Any, dtype: Any = None) -> Any:
     """Arrays joined along the first axis, vectors as rows."""
-    return concatenate([_front(x, 2) for x in _sequence(tup, "vstack")], 0, dtype)
+    return concatenate([front_axes(x, 2) for x in _sequence(tup, "vstack")], 0, dtype)
 
 
 row_stack = vstack
@@ -292,7 +291,7 @@ row_stack = vstack
 
 def hstack(tup: Any, dtype: Any = None) -> Any:
     """Arrays joined along the second axis; vectors along their only one."""
-    xs = [_front(x, 1) for x in _sequence(tup, "hstack")]
+    xs = [front_axes(x, 1) for x in _sequence(tup, "hstack")]
     return concatenate(xs, 0 if xs[0].ndim == 1 else 1, dtype)
 
 
@@ -317,7 +316,7 @@ def block(arrays: Any) -> Any:
 
     def assemble(part: Any, depth: int, total: int) -> Any:
         if not isinstance(part, list):
-            return _front(asarray(part), total)
+            return front_axes(asarray(part), total)
         return concatenate(
             [assemble(x, depth + 1, total) for x in part], axis=depth - _depth(arrays)
         )
@@ -413,90 +412,7 @@ def tile(A: Any, reps: Any) -> Any:  # noqa: N803
     x = value(A, "tile")
     counts = shape_of(reps)
     counts = (1,) * (x.ndim - len(counts)) + counts
-    return p.tile(_front(x, len(counts)), counts)
-
-
-def repeat(
-    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Any:
-    """Each element (or slice along `axis`) of `a` repeated `repeats` times, in order.
-
-    Traced `repeats` need `total_repeat_length`; the last element fills what is left over.
-    """
-    a = value(a, "repeat")
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, "repeat")
-    n = a.aval.shape[axis]
-    traced = isinstance(repeats, Tracer) and repeats.concrete() is None
-    if not traced:
-        counts = (
-            host(concrete(repeats, "index")) if isinstance(repeats, (Array, Tracer)) else repeats
-        )
-        counts = np.asarray(counts)
-        if counts.ndim == 0 or counts.size == 1:
-            count = int(counts.reshape(()))
-            if total_repeat_length is None:
-                front, back = a.aval.shape[:axis], a.aval.shape[axis + 1 :]
-                wide = p.broadcast_in_dim(
-                    a, (*front, n, count, *back),
-                    [*range(axis + 1), *range(axis + 2, a.ndim + 1)],
-                )  # fmt: skip
-                return p.reshape(wide, (*front, n * count, *back))
-            counts = np.full(n, count)
-        if counts.shape != (n,):
-            raise ValueError(f"repeat: {counts.shape} repeats for {n} elements along axis {axis}")
-        positions = np.repeat(np.arange(n), counts)
-        if total_repeat_length is not None:
-            positions = positions[:total_repeat_length]
-            missing = total_repeat_length - len(positions)
-            positions = np.concatenate([positions, np.full(missing, max(n - 1, 0), np.int64)])
-        index: Any = asarray(positions.astype(np.int32))
-    else:
-        if total_repeat_length is None:
-            concrete(repeats, "index")
-        from genesis_fn.numpy.sorting import searchsorted
-        from genesis_fn.primitives.cumulative import cumsum
-
-        ends = cumsum(broadcast(repeats, (n,)), 0)
-        places = p.iota(dtypes.I32, total_repeat_length)  # pyright: ignore[reportArgumentType]
-        from genesis_fn.numpy.ufuncs import minimum
-
-        index = minimum(searchsorted(ends, places, side="right"), n - 1)
-    from genesis_fn.numpy.selection import take
-
-    return take(a, index, axis, mode="clip")
-
-
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
-    """`a` with elements moved cyclically by `shift` along `axis` (flattened for None)."""
-    a = value(a, "roll")
-    if axis is None:
-        return p.reshape(roll(ravel(a), shift, 0), a.aval.shape)
-    axes = canonical_axes(axis, a.ndim, "roll") if isinstance(axis, int) else tuple(
-        [canonical_axis(x, a.ndim, "roll") for x in axis]
-    )  # fmt: skip
-    shifts = list(shift) if ndim(shift) else [shift] * len(axes)
-    if len(axes) == 1 and len(shifts) > 1:
-        axes = axes * len(shifts)
-    if len(shifts) != len(axes):
-        raise ValueError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
-    for s, ax in zip(shifts, axes):
-        n = a.aval.shape[ax]
-        if n < 2:
-            continue
-        if isinstance(s, Tracer) and s.concrete() is None:
-            from genesis_fn.numpy.mathematics import remainder
-            from genesis_fn.primitives.indexing import dynamic_slice_in_dim
-
-            start = remainder(-s, n)
-            a = dynamic_slice_in_dim(concatenate([a, a], ax), start, n, ax)
-            continue
-        s = operator.index(s) % n
-        if s:
-            head, tail = p.split(a, (n - s, s), ax)
-            a = p.concatenate([tail, head], ax)
-    return a
+    return p.tile(front_axes(x, len(counts)), counts)
 
 
 def resize(a: Any, new_shape: Any) -> Any:
@@ -504,249 +420,6 @@ def resize(a: Any, new_shape: Any) -> Any:
     new = shape_of(new_shape)
     flat, n = ravel(a), math.prod(new)
     if not flat.size:
-        from genesis_fn.numpy.creation import zeros
-
         return zeros(new, flat.dtype)
     copies = -(-n // flat.size)
     return p.reshape(p.slice(p.tile(flat, (copies,)), (0,), (n,)), new)
-
-
-# ---- inserting and removing ----
-
-
-def _kept(x: Any, positions: Any, axis: int) -> Any:
-    from genesis_fn.numpy.selection import take
-
-    return take(x, asarray(np.asarray(positions, np.int32)), axis, mode="clip")
-
-
-def delete(
-    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
-) -> Any:
-    """`arr` without the slices at index, slice or indices `obj` along `axis`; None flattens.
-
-    The indices must be known while tracing, unless `obj` is a traced scalar.
-    """
-    x = value(arr, "delete")
-    if axis is None:
-        x, axis = ravel(x), 0
-    axis = canonical_axis(axis, x.ndim, "delete")
-    n = x.aval.shape[axis]
-    if isinstance(obj, Tracer) and obj.concrete() is None and obj.ndim == 0:
-        from genesis_fn.numpy.mathematics import where
-        from genesis_fn.numpy.selection import take
-
-        places = p.iota(dtypes.I32, n - 1)
-        i = where(obj < 0, obj + n, obj)
-        return take(x, places + (places >= i), axis, mode="clip")
-    if not isinstance(obj, slice):
-        obj = host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
-        if obj.size == 0:
-            obj = obj.astype(np.int64)
-    return _kept(x, np.delete(np.arange(n), obj), axis)
-
-
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
-    """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens."""
-    x = value(arr, "insert")
-    if axis is None:
-        x, axis = ravel(x), 0
-    axis = canonical_axis(axis, x.ndim, "insert")
-    n = x.aval.shape[axis]
-    if isinstance(obj, slice):
-        places = np.arange(*obj.indices(n))
-    else:
-        places = (
-            host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
-        )
-    new = convert(asarray(values), x.dtype)
-    scalar = places.ndim == 0 or places.size == 1
-    if places.ndim == 0:
-        # NumPy: a scalar index inserts the values as given, with their leading axis at `axis`.
-        new = moveaxis(_front(new, x.ndim), 0, axis) if new.ndim else _front(new, x.ndim)
-    new = _front(new, x.ndim)
-    count = new.aval.shape[axis] if scalar else places.size
-    shape = list(x.aval.shape)
-    shape[axis] = count
-    new = broadcast_to(new, shape)
-    origin = np.insert(np.arange(n), np.repeat(places.reshape(-1), count) if scalar else places,
-                       n + np.arange(count))  # fmt: skip
-    return _kept(concatenate([x, new], axis), origin, axis)
-
-
-def trim_zeros(filt: Any, trim: str = "fb") -> Any:
-    """A vector without its leading ("f") and trailing ("b") zeros; needs concrete values."""
-    x = value(filt, "trim_zeros")
-    places = np.flatnonzero(host(concrete(x, "index")))
-    if not places.size:
-        return p.slice(x, (0,), (0,))
-    first = int(places[0]) if "f" in trim.lower() else 0
-    last = int(places[-1]) + 1 if "b" in trim.lower() else x.size
-    return p.slice(x, (first,), (last,))
-
-
-# ---- padding ----
-
-
-def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
-    """`array` with borders of widths `pad_width`: an int, a pair, or a pair per axis.
-
-    Modes: constant (constant_values=), edge, reflect, symmetric (reflect_type=), wrap, linear_ramp
-    (end_values=), maximum, mean, median, minimum (stat_length=), empty.
-    """
-    x = value(array, "pad")
-    widths = _pairs(pad_width, x.ndim, "pad_width")
-    if any(w < 0 for pair in widths for w in pair):
-        raise ValueError(f"pad: widths must not be negative, got {widths}")
-    widths = [(operator.index(a), operator.index(b)) for a, b in widths]
-    if callable(mode):
-        raise TypeError(
-            "pad: a function as mode is not supported; build the borders and concatenate"
-        )
-    allowed = _PAD_OPTIONS.get(mode)
-    if allowed is None:
-        raise ValueError(f"pad: unknown mode {mode!r}; there are {', '.join(_PAD_OPTIONS)}")
-    for name in kwargs:
-        if name not in allowed:
-            raise ValueError(f"pad: mode {mode!r} takes no {name}=")
-    if mode in ("constant", "empty"):
-        return _pad_constant(x, widths, kwargs.get("constant_values", 0))
-    for axis, (before, after) in enumerate(widths):
-        if before or after:
-            x = _pad_axis(x, axis, before, after, mode, kwargs)
-    return x
-
-
-_PAD_OPTIONS: dict[str, tuple[str, ...]] = {
-    "constant": ("constant_values",), "empty": (), "edge": (), "wrap": (),
-    "reflect": ("reflect_type",), "symmetric": ("reflect_type",), "linear_ramp": ("end_values",),
-    "maximum": ("stat_length",), "mean": ("stat_length",), "median": ("stat_length",),
-    "minimum": ("stat_length",),
-}  # fmt: skip
-
-
-def _pairs(given: Any, n: int, name: str) -> list[tuple[Any, Any]]:
-    """A (before, after) pair per axis."""
-    if isinstance(given, dict):
-        pairs = [(0, 0)] * n
-        for axis, w in given.items():
-            pairs[canonical_axis(axis, n, "pad")] = (w, w) if ndim(w) == 0 else tuple(w)
-        return pairs
-    if isinstance(given, (Array, Tracer)) and given.ndim == 0:
-        return [(given, given)] * n
-    if not isinstance(given, (list, tuple)):
-        given = np.asarray(given).tolist()
-    if not isinstance(given, (list, tuple)):
-        return [(given, given)] * n
-    entries = list(given)
-    if all(ndim(e) == 0 for e in entries) and len(entries) in (1, 2):
-        return [(entries[0], entries[-1])] * n
-    if len(entries) == 1:
-        entries *= n
-    if len(entries) != n:
-        raise ValueError(f"pad: {name} has {len(entries)} entries for {n} axes")
-    return [(e, e) if ndim(e) == 0 else (e[0], e[-1]) for e in entries]
-
-
-def _pad_constant(x: Any, widths: list[tuple[int, int]], given: Any) -> Any:
-    fills = _pairs(given, x.ndim, "constant_values")
-    first = fills[0][0] if fills else 0
-    if all(v is first or (not hasattr(v, "aval") and v == first) for pair in fills for v in pair):
-        return p.pad(x, _fill(first, x), [(a, b, 0) for a, b in widths])
-    for axis, ((before, after), (low, high)) in enumerate(zip(widths, fills)):
-        config = [(0, 0, 0)] * x.ndim
-        config[axis] = (before, 0, 0)
-        x = p.pad(x, _fill(low, x), config)
-        config[axis] = (0, after, 0)
-        x = p.pad(x, _fill(high, x), config)
-    return x
-
-
-def _fill(v: Any, x: Any) -> Any:
-    if isinstance(v, np.generic):
-        v = v.item()
-    return convert(v, x.dtype) if hasattr(v, "aval") else scalar_as(v, x.dtype)
-
-
-def _pad_axis(
-    x: Any, axis: int, before: int, after: int, mode: str, options: dict[str, Any]
-) -> Any:
-    n = x.aval.shape[axis]
-    if mode in ("linear_ramp", "maximum", "mean", "median", "minimum"):
-        return _pad_computed(x, axis, before, after, mode, options)
-    if n == 0:
-        raise ValueError(f"pad: axis {axis} of {x.aval} is empty, so mode {mode!r} has no values")
-    if options.get("reflect_type", "even") != "even":
-        return _pad_odd(x, axis, before, after, mode)
-    numpy_mode: Any = mode
-    positions = np.pad(np.arange(n), (before, after), mode=numpy_mode)
-    if mode == "edge":
-        first, last = p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis)
-        parts = [_repeated(first, before, axis), x, _repeated(last, after, axis)]
-        return p.concatenate([part for part in parts if part.aval.shape[axis]], axis)
-    return _kept(x, positions, axis)
-
-
-def _repeated(x: Any, count: int, axis: int) -> Any:
-    shape = list(x.aval.shape)
-    shape[axis] = count
-    return broadcast(x, tuple(shape))
-
-
-def _pad_odd(x: Any, axis: int, before: int, after: int, mode: str) -> Any:
-    # 2 * edge - mirrored, in rounds where the border is wider than the array.
-    while before or after:
-        n = x.aval.shape[axis]
-        skip = 1 if mode == "reflect" else 0
-        widest = max(n - skip, 1)
-        low, high = min(before, widest), min(after, widest)
-        first, last = p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis)
-        if n == 1:
-            left, right = _repeated(first, low, axis), _repeated(last, high, axis)
-        else:
-            mirrored = flip(x, axis)
-            left = 2 * first - p.slice_in_dim(mirrored, n - skip - low, n - skip, axis=axis)
-            right = 2 * last - p.slice_in_dim(mirrored, skip, skip + high, axis=axis)
-        x = concatenate([left, x, right], axis)
-        before, after = before - low, after - high
-    return x
-
-
-def _pad_computed(
-    x: Any, axis: int, before: int, after: int, mode: str, options: dict[str, Any]
-) -> Any:
-    from genesis_fn.numpy.grids import linspace
-
-    n = x.aval.shape[axis]
-    edges = (p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis))
-    parts = []
-    for side, (width, edge) in enumerate(zip((before, after), edges)):
-        if mode == "linear_ramp":
-            end = _pairs(options.get("end_values", 0), x.ndim, "end_values")[axis][side]
-            ramp = linspace(p.squeeze(asarray(end, x.dtype) + edge * 0, (axis,)),
-                            p.squeeze(edge, (axis,)), width, endpoint=False,
-                            dtype=x.dtype, axis=axis)  # fmt: skip
-            parts.append(ramp if side == 0 else flip(ramp, axis))
-            continue
-        length = options.get("stat_length")
-        length = n if length is None else _pairs(length, x.ndim, "stat_length")[axis][side]
-        length = min(n, n if length is None else length)
-        window = p.slice_in_dim(x, 0, length, axis=axis) if side == 0 else p.slice_in_dim(
-            x, n - length, n, axis=axis
-        )  # fmt: skip
-        statistic = _statistic(mode)(window, axis=axis, keepdims=True)
-        if dtypes.is_integer(x.dtype) and mode in ("mean", "median"):
-            from genesis_fn.numpy.ufuncs import rint
-
-            statistic = rint(statistic)
-        parts.append(_repeated(convert(statistic, x.dtype), width, axis))
-    return concatenate([parts[0], x, parts[1]], axis)
-
-
-def _statistic(mode: str) -> Callable[..., Any]:
-    from genesis_fn.numpy import reductions, statistics
-
-    return {
-        "maximum": reductions.max, "minimum": reductions.min, "mean": reductions.mean,
-        "median": statistics.median,
-    }[mode]  # fmt: skip

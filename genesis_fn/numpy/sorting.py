@@ -11,6 +11,7 @@ from genesis_fn.numpy.shape import ravel
 from genesis_fn.numpy.ufuncs import real
 from genesis_fn.primitives import elementwise as p, sort as sorts
 from genesis_fn.primitives.define import full
+from genesis_fn.primitives.gather import take_rows
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axis, rev
 
 __all__ = [
@@ -126,8 +127,6 @@ def searchsorted(
 
 
 def _at(a: Any, index: Any) -> Any:
-    from genesis_fn.primitives.gather import take_rows
-
     return take_rows(a, index, mode="promise_in_bounds")
 
 

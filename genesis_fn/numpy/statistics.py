@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.numpy.creation import asarray
-from genesis_fn.numpy.mathematics import clip, isnan, where
+from genesis_fn.numpy.contraction import diagonal, matmul
+from genesis_fn.numpy.creation import asarray, zeros_like
+from genesis_fn.numpy.mathematics import clip, isnan, remainder, where
 from genesis_fn.numpy.promotion import promote_arrays, value
 from genesis_fn.numpy.reductions import (  # noqa: A004
     average,
@@ -26,7 +27,7 @@ from genesis_fn.numpy.shape import (
     moveaxis,
     ravel,
 )
-from genesis_fn.numpy.sorting import searchsorted, sort
+from genesis_fn.numpy.sorting import argsort, searchsorted, sort
 from genesis_fn.numpy.ufuncs import (
     add,
     conj,
@@ -43,6 +44,7 @@ from genesis_fn.numpy.ufuncs import (
     subtract,
 )
 from genesis_fn.primitives import elementwise as p
+from genesis_fn.primitives.conv import conv_general_dilated
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.shape import canonical_axis, pad, reshape, slice_in_dim
 
@@ -207,8 +209,6 @@ def cov(
             norm = subtract(total, divide(multiply(squares, ddof), total))
     x = subtract(x, center)
     scaled = x if weights is None else multiply(x, weights)
-    from genesis_fn.numpy.contraction import matmul
-
     return _squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm))
 
 
@@ -221,8 +221,6 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
     c = cov(x, y, rowvar)
     if c.ndim == 0:
         return divide(c, c)
-    from genesis_fn.numpy.contraction import diagonal
-
     scale = sqrt(real(diagonal(c)))
     c = divide(divide(c, scale[:, None]), scale[None, :])
     if dtypes.is_complex(c.dtype):
@@ -231,8 +229,6 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
 
 
 def _convolved(name: str, a: Any, v: Any, mode: str, turned: bool, precision: Any) -> Any:
-    from genesis_fn.primitives.conv import conv_general_dilated
-
     a, v = promote_arrays(name, (asarray(a), asarray(v)))
     if a.ndim != 1 or v.ndim != 1:
         raise ValueError(f"{name} takes vectors, got {a.aval} and {v.aval}")
@@ -314,9 +310,6 @@ def interp(
     if xp.ndim != 1 or fp.aval.shape != xp.aval.shape:
         raise ValueError(f"interp: xp {xp.aval} and fp {fp.aval} must be vectors of one length")
     if period is not None:
-        from genesis_fn.numpy.mathematics import remainder
-        from genesis_fn.numpy.sorting import argsort
-
         period = p.convert(asarray(period), x.dtype)
         x, xp = remainder(x, period), remainder(xp, period)
         order = argsort(xp)
@@ -337,8 +330,6 @@ def interp(
 
 def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
     """The polynomial with coefficients `p`, highest power first, at `x` (Horner)."""
-    from genesis_fn.numpy.creation import zeros_like
-
     coefficients, x = promote_arrays("polyval", (asarray(p), x))
     total = zeros_like(broadcast_to(x, x.aval.shape))
     for i in range(coefficients.aval.shape[0]):
@@ -443,8 +434,6 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
 
 def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 6.283185307179586) -> Any:
     """`p` with jumps larger than half a `period` along `axis` removed by adding periods."""
-    from genesis_fn.numpy.mathematics import remainder
-
     x = value(p, "unwrap")
     if period == 6.283185307179586:
         (x,) = promote_arrays("unwrap", (x,), inexact=True)

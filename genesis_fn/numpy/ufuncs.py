@@ -53,7 +53,7 @@ def binary(name: str, call: Callable, doc: str, inexact: bool = False) -> Callab
     operators, which return NotImplemented for operands that are not arrays or numbers."""
     prim = call.prim  # type: ignore[attr-defined]
     # Where a scalar of that type can meet an array of that dtype without any check.
-    direct = dict.fromkeys(_FLOAT_KINDS, float)
+    direct: dict[Any, type] = dict.fromkeys(_FLOAT_KINDS, float)
     if not inexact:
         direct[dtypes.BOOL] = bool
 

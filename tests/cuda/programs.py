@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cpu.compile import compile_jaxpr as compile_for_cpu
+from genesis_fn.backends.cpu.backend import compile_jaxpr as compile_for_cpu
 from genesis_fn.backends.cuda.executable import CudaExecutable, compile_jaxpr
 from genesis_fn.backends.cuda.runtime import runtime
 from genesis_fn.core import tree

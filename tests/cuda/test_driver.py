@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.backends.cuda import condition_kernels, driver, exchange, runtime
+from genesis_fn.backends.cuda import condition_kernels, driver, drivers, exchange, runtime
 from genesis_fn.backends.cuda.compile import compile_launches
 from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
 from genesis_fn.backends.cuda.error_word import Checks, ErrorWords, decode
@@ -60,26 +60,26 @@ def fetch(block, dtype, shape) -> np.ndarray:
 def test_choice_of_implementation(monkeypatch):
     monkeypatch.setenv("GENESIS_CUDA_DRIVER", "interpret")
     monkeypatch.setenv("GENESIS_INTERPRET_DEVICES", "3")
-    assert driver.implementation() == "interpret" and driver.device_count() == 3
-    monkeypatch.setattr(driver, "_drivers", {})
-    assert driver.open_driver(2) is driver.open_driver(2)
-    assert driver.open_driver(2).info.index == 2
+    assert drivers.implementation() == "interpret" and drivers.device_count() == 3
+    monkeypatch.setattr(drivers, "opened", {})
+    assert drivers.open_driver(2) is driver.open_driver(2)
+    assert drivers.open_driver(2).info.index == 2
     with pytest.raises(ValueError, match="cuda:3: 3 found"):
-        driver.open_driver(3)
+        drivers.open_driver(3)
     monkeypatch.setenv("GENESIS_CUDA_DRIVER", "metal")
     with pytest.raises(ValueError, match="metal"):
-        driver.device_count()
+        drivers.device_count()
 
 
 def test_no_gpu_means_no_devices(monkeypatch):
     monkeypatch.delenv("GENESIS_CUDA_DRIVER", raising=False)
-    monkeypatch.setattr(driver, "_drivers", {})  # other tests may have opened interpreted ones
+    monkeypatch.setattr(drivers, "opened", {})  # other tests may have opened interpreted ones
     pytest.importorskip("cuda.bindings")
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("this machine has a GPU")
-    assert driver.device_count() == 0
+    assert drivers.device_count() == 0
     with pytest.raises(ValueError, match="cuda:0: 0 found"):
-        driver.open_driver(0)
+        drivers.open_driver(0)
 
 
 def test_kernel_launches_read_and_write_device_memory(device, pool):
@@ -531,7 +531,7 @@ def test_cuda_array_interface_both_ways(device, pool):
 def test_memory_functions_of_the_process(monkeypatch):
     monkeypatch.setenv("GENESIS_CUDA_DRIVER", "interpret")
     monkeypatch.setattr(runtime, "_runtimes", {})
-    monkeypatch.setattr(driver, "_drivers", {})
+    monkeypatch.setattr(drivers, "opened", {})
     here = runtime.runtime(0)
     assert here is runtime.runtime(0)
     block = here.alloc(3 * MIB, "a line")

@@ -15,9 +15,10 @@ from genesis_fn.backends.cpu import (
     callbacks as _callbacks,  # registers the lowerings  # noqa: F401
     control as _control,  # registers the lowerings  # noqa: F401
 )
-from genesis_fn.backends.cpu.compile import compile_jaxpr
+from genesis_fn.backends.cpu.compile import CpuExecutable
+from genesis_fn.backends.cpu.inductor import InductorExecutable
 from genesis_fn.backends.cpu.lower import lower
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
@@ -114,3 +115,14 @@ class CpuBackend:
 
     def wait(self, array: Array) -> None:
         """Torch on the CPU has finished when its call returns."""
+
+
+def compile_jaxpr(
+    jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = (), compiler: str | None = None
+) -> Any:
+    """An executable for `jaxpr`. Raises BackendError for an unknown or unusable `compiler`."""
+    if compiler is None:
+        return CpuExecutable(jaxpr, device, donated)
+    if compiler != "inductor":
+        raise errors.BackendError(f'compiler={compiler!r}: the CPU has "inductor", or None')
+    return InductorExecutable(jaxpr, device)

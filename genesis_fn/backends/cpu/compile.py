@@ -456,16 +456,3 @@ def unused_donations(jaxpr: Jaxpr, donated: Sequence[bool]) -> list[tuple[int, s
         elif d:
             room[v.aval] -= 1
     return found
-
-
-def compile_jaxpr(
-    jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = (), compiler: str | None = None
-) -> Any:
-    """An executable for `jaxpr`. Raises BackendError for an unknown or unusable `compiler`."""
-    if compiler is None:
-        return CpuExecutable(jaxpr, device, donated)
-    from genesis_fn.backends.cpu.inductor import InductorExecutable
-
-    if compiler != "inductor":
-        raise errors.BackendError(f'compiler={compiler!r}: the CPU has "inductor", or None')
-    return InductorExecutable(jaxpr, device)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda import driver, eager
+from genesis_fn.backends.cuda import drivers, eager
 from genesis_fn.backends.cuda.exchange import (
     Imported,
     dense_strides,
@@ -37,7 +37,7 @@ class CudaBackend:
 
     def device_count(self) -> int:
         """How many GPUs the driver has."""
-        return driver.device_count()
+        return drivers.device_count()
 
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device

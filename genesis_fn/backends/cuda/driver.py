@@ -1,8 +1,8 @@
-"""The driver interface: everything the CUDA backend asks of a device, and which driver answers.
+"""The driver interface: everything the CUDA backend asks of a device.
 
 Two implementations exist. `cuda` drives a GPU through cuda-python; `interpret` keeps "device"
 memory on the host and runs Triton functions through Triton's interpreter, so that the allocator,
-planning and launch order are exercised without a GPU. `GENESIS_CUDA_DRIVER` chooses.
+planning and launch order are exercised without a GPU. `drivers.py` chooses.
 
 Addresses are plain integers everywhere. Streams, events, graphs and memory handles are opaque.
 """
@@ -10,7 +10,6 @@ Addresses are plain integers everywhere. Streams, events, graphs and memory hand
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
@@ -245,43 +244,8 @@ class Driver(Protocol):
         ...
 
 
-_drivers: dict[int, Driver] = {}
-_lock = threading.Lock()
+opened: dict[int, Driver] = {}
 _forked = False
-
-
-def implementation() -> str:
-    """ "cuda" or "interpret", from `GENESIS_CUDA_DRIVER`; anything else raises ValueError."""
-    name = os.environ.get("GENESIS_CUDA_DRIVER") or "cuda"
-    if name not in ("cuda", "interpret"):
-        raise ValueError(f'GENESIS_CUDA_DRIVER must be "cuda" or "interpret", not {name!r}')
-    return name
-
-
-def device_count() -> int:
-    """How many devices the chosen driver has; 0 where there is no usable one."""
-    if implementation() == "interpret":
-        from genesis_fn.backends.cuda import driver_interpret
-
-        return driver_interpret.device_count()
-    try:
-        from genesis_fn.backends.cuda import driver_cuda
-    except ImportError:
-        return 0
-    return driver_cuda.device_count()
-
-
-def open_driver(index: int = 0) -> Driver:
-    """The driver of device `index`, opened once a process."""
-    if _forked:
-        raise ForkedProcessError
-    driver = _drivers.get(index)
-    if driver is not None:
-        return driver
-    with _lock:
-        if index not in _drivers:
-            _drivers[index] = _open(index)
-        return _drivers[index]
 
 
 def check_fork() -> None:
@@ -290,23 +254,9 @@ def check_fork() -> None:
         raise ForkedProcessError
 
 
-def _open(index: int) -> Driver:
-    count = device_count()
-    if not 0 <= index < count:
-        raise ValueError(f"there is no device cuda:{index}: {count} found")
-    if implementation() == "interpret":
-        from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
-
-        return InterpretDriver(index)
-    from genesis_fn.backends.cuda.driver_cuda import CudaDriver
-
-    return CudaDriver(index)
-
-
 def _after_fork() -> None:
-    global _forked, _lock
-    _lock = threading.Lock()
-    _forked = bool(_drivers)
+    global _forked
+    _forked = bool(opened)
 
 
 os.register_at_fork(after_in_child=_after_fork)

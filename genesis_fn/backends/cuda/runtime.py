@@ -6,7 +6,8 @@ import threading
 from typing import Any
 
 from genesis_fn.backends.cuda import memory_report
-from genesis_fn.backends.cuda.driver import Driver, check_fork, open_driver
+from genesis_fn.backends.cuda.driver import Driver, check_fork
+from genesis_fn.backends.cuda.drivers import open_driver
 from genesis_fn.backends.cuda.error_word import ErrorWords
 from genesis_fn.backends.cuda.memory import Block, Pool
 from genesis_fn.backends.cuda.stream import Staging

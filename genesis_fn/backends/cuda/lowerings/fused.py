@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.driver import implementation
+from genesis_fn.backends.cuda.drivers import implementation
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.core import config, dtypes
