@@ -29,6 +29,7 @@ class Config:
     transfer_guard: str = "allow"  # "allow" | "log" | "disallow"
     default_device: Any = None
     graph_lanes: int = 1  # steps of a compiled GPU program that may run at once; 1: one by one
+    graph_nodes: int = 0  # most steps in one graph: a longer program is several; 0: one graph
     programmatic_launch: bool = False  # start a kernel while the one before it ends
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.backends.cuda import condition_kernels, driver, drivers, exchange, runtime
+from genesis_fn.backends.cuda import condition_kernels, drivers, exchange, runtime
 from genesis_fn.backends.cuda.compile import compile_launches
 from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
 from genesis_fn.backends.cuda.error_word import Checks, ErrorWords, decode
@@ -62,7 +62,7 @@ def test_choice_of_implementation(monkeypatch):
     monkeypatch.setenv("GENESIS_INTERPRET_DEVICES", "3")
     assert drivers.implementation() == "interpret" and drivers.device_count() == 3
     monkeypatch.setattr(drivers, "opened", {})
-    assert drivers.open_driver(2) is driver.open_driver(2)
+    assert drivers.open_driver(2) is drivers.open_driver(2)
     assert drivers.open_driver(2).info.index == 2
     with pytest.raises(ValueError, match="cuda:3: 3 found"):
         drivers.open_driver(3)

@@ -74,13 +74,16 @@ class CudaExecutable:
         self.scope = Scope(table, program, inputs, targets)
         self._donated = donated
         settings = config.current()
-        self._overlap = Overlap(settings.graph_lanes, settings.programmatic_launch)
+        self._overlap = Overlap(
+            settings.graph_lanes, settings.programmatic_launch, settings.graph_nodes
+        )
         self._outputs = self.scope.outputs
         self._sigs = [sig(a, device) for a in jaxpr.out_avals]
         self._from_input = {b: i for i, b in enumerate(inputs)}
         self._slots: dict[int, Block] = {}
         self._graphs: dict[tuple[int, ...], Launched | Any] = {}
         self._arena: Block | None = None
+        self._alone = False  # whether nobody else uses the arena
         self._held: dict[int, _Output] = {}
         self._misses = 0
         self._lock = threading.Lock()
@@ -127,7 +130,12 @@ class CudaExecutable:
         graph = self._graphs.get(key)
         if graph is None:
             key, graph = self._bind(buffers, addresses)
-        graph.launch()
+        if self._arena is None or self._alone:
+            graph.launch()
+        else:
+            # Nobody else may launch between the graphs of a program whose arena others use too.
+            with self.runtime.launching:
+                graph.launch()
         made: dict[int, Any] = {}
         results = []
         for b, s in zip(self._outputs, self._sigs):
@@ -179,6 +187,7 @@ class CudaExecutable:
             # Between the pieces of a program that the host takes part in, others may run.
             pieces = any(map(has_host, self.scope.steps))
             pieces = pieces or not self.runtime.driver.info.conditional_nodes
+            self._alone = pieces
             self._arena = arena(self.runtime, self.scope.arena, shared=not pieces)
         table = self.table
         base = {b: a for b, a in zip(self._inputs, addresses)}
@@ -288,8 +297,8 @@ _arena_lock = threading.Lock()
 def arena(device: Runtime, size: int, shared: bool = True) -> Block | None:
     """Memory for the temporaries of a program.
 
-    Programs that are one graph share it: one stream runs them one after another, so none needs what
-    another left there.
+    Programs whose launches nobody interrupts share it: one stream runs them one after another, so
+    none needs what another left there.
     """
     if not size:
         return None
