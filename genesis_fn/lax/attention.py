@@ -47,7 +47,8 @@ def _visible(q: Any, k: Any, causal: bool, window: tuple | None, shape: tuple[in
 
 
 def _scores(
-    q: Any, k: Any, bias: Any, mask: Any, scale: float, causal: bool, window: Any, softcap: float
+    q: Any, k: Any, bias: Any, mask: Any, lengths: Any, scale: float, causal: bool, window: Any,
+    softcap: float,
 ) -> tuple[Any, Any, Any]:
     """(masked logits, d capped / d raw or None, visibility) as [batch, kv heads, group, T, S]."""
     b, t, n, h = typeof(q).shape
@@ -71,6 +72,9 @@ def _scores(
     if mask is not None:
         mask = _grouped(mask, shape)
         seen = mask if seen is None else ops.bitwise_and(seen, mask)
+    if lengths is not None:
+        inside = _below(lengths, shape, 4)
+        seen = inside if seen is None else ops.bitwise_and(seen, inside)
     if seen is not None:
         logits = ops.select(seen, logits, MASKED)
     return logits, slope, seen
@@ -104,7 +108,7 @@ def _values(p: Any, v: Any, q: Any) -> Any:
     return like(reshape(transpose(out, (0, 3, 1, 2, 4)), (b, t, kv * g, h)), q)
 
 
-def _optional(extras: Sequence[Any], has: tuple[bool, bool]) -> tuple[Any, Any]:
+def _optional(extras: Sequence[Any], has: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
     rest = iter(extras)
     return tuple([next(rest) if h else None for h in has])  # type: ignore[return-value]
 
@@ -189,7 +193,7 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
 
     batch = next(typeof(x).shape[0 if d else 1] if d is not None else typeof(x).shape[0]
                  for x, d in zip(xs, dims))  # fmt: skip
-    if static["has"] != (False, False):
+    if any(static["has"]):
         # A bias or mask of one batch entry is repeated: the folded axis has no broadcast inside.
         xs = list(xs)
         for i in range(3, len(xs)):
@@ -209,18 +213,19 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
 )  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, *extras: Any, scale: float, causal: bool, window: Any, softcap: float,
-    has: tuple[bool, bool],
+    has: tuple[bool, bool, bool],
 ) -> Any:  # fmt: skip
-    """softmax(scale * q k^T + bias, masked) v; `extras` are bias and mask as `has` says."""
-    bias, mask = _optional(extras, has)
-    logits, _, _ = _scores(q, k, bias, mask, scale, causal, window, softcap)
+    """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
+    each batch entry has, as `has` says."""
+    given = _optional(extras, has)
+    logits, _, _ = _scores(q, k, *given, scale, causal, window, softcap)
     return _values(softmax_last.reference(logits), v, q)
 
 
 @fused("attention_forward", static=(*_STATIC, "has"), torch=_torch_forward)
 def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **static: Any) -> Any:
-    bias, mask = _optional(extras, has)
-    logits, _, _ = _scores(q, k, bias, mask, *[static[n] for n in _STATIC])
+    given = _optional(extras, has)
+    logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
     lse = logsumexp_last.reference(logits)
     out = _values(softmax_last.reference(logits), v, q)
     b, kv, g, t = typeof(lse).shape
@@ -234,8 +239,8 @@ def _attention_backward(
     from genesis_fn.primitives.shape import transpose
 
     q, k, v, *extras, out, _ = residuals
-    bias, mask = _optional(extras, has)
-    logits, slope, seen = _scores(q, k, bias, mask, *[static[n] for n in _STATIC])
+    bias, mask, lengths = _optional(extras, has)
+    logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
     b, kv, g, t, s = typeof(logits).shape
     h = typeof(v).shape[-1]
     # Not exp(logits - lse): in a row that sees nothing the masked logit swallows the logarithm.
@@ -297,22 +302,24 @@ def dot_product_attention(
     mask = None if mask is None else _four(as_array(mask), (b, n, t, s), "mask")
     if mask is not None and typeof(mask).dtype != dtypes.BOOL:
         raise errors.DTypeError(f"attention: the mask must be boolean, got {typeof(mask)}")
-    lengths = [
-        (query_seq_lengths, 2), (key_value_seq_lengths, 3),
-    ]  # fmt: skip
-    for given, axis in lengths:
-        if given is not None:
-            spread = (b, 1, t if axis == 2 else 1, s if axis == 3 else 1)
-            inside = _below(as_array(given), spread, axis)
-            mask = inside if mask is None else _both(mask, inside)
+    lengths = None
+    if key_value_seq_lengths is not None:
+        lengths = ops.convert(as_array(key_value_seq_lengths), dtypes.I32)
+        if typeof(lengths).shape != (b,):
+            raise errors.ShapeError(
+                f"attention: key_value_seq_lengths {typeof(lengths)} must be [{b}]"
+            )
+    if query_seq_lengths is not None:
+        inside = _below(as_array(query_seq_lengths), (b, 1, t, 1), 2)
+        mask = inside if mask is None else _both(mask, inside)
     window = local_window_size
     if isinstance(window, int):
         window = (window, window)
     scale = 1.0 / math.sqrt(h) if scale is None else float(scale)
-    extras = [x for x in (bias, mask) if x is not None]
+    extras = [x for x in (bias, mask, lengths) if x is not None]
     out = attention(
         q, k, v, *extras, scale=scale, causal=bool(is_causal), window=window,
-        softcap=float(softcap), has=(bias is not None, mask is not None),
+        softcap=float(softcap), has=(bias is not None, mask is not None, lengths is not None),
     )  # fmt: skip
     if query_seq_lengths is not None:
         inside = _below(as_array(query_seq_lengths), (b, t, 1, 1), 1)

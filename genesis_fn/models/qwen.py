@@ -200,7 +200,7 @@ def _project(p: dict[str, Any], x: Any) -> Any:
 
 def _attention(
     p: dict[str, Any], x: Any, angles: tuple[Any, Any], config: QwenConfig, cache: Any,
-    lengths: Any, mask: Any,
+    lengths: Any, seen: dict[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
     c = config
     lead = x.shape[:-1]
@@ -212,11 +212,11 @@ def _attention(
         k = rms_norm(k, p["k_norm"]["weight"], eps=c.rms_norm_eps)
     q, k = rotate(q, *angles), rotate(k, *angles)
     if cache is None:
-        out = dot_product_attention(q, k, v, mask=mask, is_causal=True)
+        out = dot_product_attention(q, k, v, is_causal=True, **seen)
     else:
         cache = {"k": _written(cache["k"], k, lengths), "v": _written(cache["v"], v, lengths)}
         keys, values = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
-        out = dot_product_attention(q, keys, values, mask=mask)
+        out = dot_product_attention(q, keys, values, **seen)
     return linear(jnp.reshape(out, (*lead, -1)), p["o_proj"]["weight"]), cache
 
 
@@ -237,11 +237,12 @@ def _feed_forward(p: dict[str, Any], x: Any) -> Any:
 
 def _layer(
     p: dict[str, Any], x: Any, angles: tuple[Any, Any], config: QwenConfig, cache: Any,
-    lengths: Any, mask: Any,
+    lengths: Any, seen: dict[str, Any],
 ) -> tuple[Any, Any]:  # fmt: skip
+    """(x after one layer, its cache); `seen` says what a query may attend to."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
-    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, mask)
+    a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, seen)
     x = x + a
     h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
     return x + _feed_forward(p["mlp"], h), cache
@@ -262,7 +263,7 @@ def hidden(
     angles = rotary(positions, config)
 
     def block(p: dict[str, Any], h: Any, angles: Any) -> Any:
-        return _layer(p, h, angles, config, None, None, mask)[0]
+        return _layer(p, h, angles, config, None, None, {"mask": mask})[0]
 
     run = checkpoint(block) if remat else block
     for p in params["layers"]:
@@ -336,12 +337,16 @@ def extend(
     capacity = cache["layers"][0]["k"].shape[1]
     positions = lengths[:, None] + jnp.arange(t)[None, :]
     # A query sees the keys up to its own position; what lies beyond is empty or padding.
-    mask = jnp.arange(capacity)[None, None, None, :] <= positions[:, None, :, None]
+    if t == 1:
+        seen = {"key_value_seq_lengths": lengths + 1}
+    else:
+        keys = jnp.arange(capacity)[None, None, None, :]
+        seen = {"mask": keys <= positions[:, None, :, None]}
     x = take_rows(params["embed_tokens"]["weight"], tokens)
     angles = rotary(positions, config)
     layers = []
     for p, layer_cache in zip(params["layers"], cache["layers"], strict=True):
-        x, new = _layer(p, x, angles, config, layer_cache, lengths, mask)
+        x, new = _layer(p, x, angles, config, layer_cache, lengths, seen)
         layers.append(new)
     x = rms_norm(x, params["norm"]["weight"], eps=config.rms_norm_eps)
     counts = jnp.full((b,), t, jnp.int32) if counts is None else counts

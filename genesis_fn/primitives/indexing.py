@@ -240,6 +240,9 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
     x, u = move_batch(x, d, 0, size), move_batch(u, update_dim, 0, size)
     if all(i is None for i in start_dims):
         return bind(update_p, x, u, 0, *starts), 0
+    if size == 1:
+        single = [s if i is None else reshape(s, ()) for s, i in zip(starts, start_dims)]
+        return bind(update_p, x, u, 0, *single), 0
     kind, window = typeof(x), typeof(u).shape
     example = kind.update(kind.shape[1:])
     vectors, mapped = _vectors(example, starts, start_dims, window[1:], size)

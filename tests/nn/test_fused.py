@@ -146,6 +146,8 @@ OPTIONS = {
     "mask-broadcast": {"mask": RNG.random((1, 1, 6, 6)) > 0.3, "is_causal": True},
     "bias": {"bias": array(2, 4, 6, 6)},
     "bias-heads": {"bias": array(1, 4, 6, 6), "mask": RNG.random((2, 1, 1, 6)) > 0.2},
+    "key-lengths": {"key_value_seq_lengths": np.array([5, 2])},
+    "causal-key-lengths": {"key_value_seq_lengths": np.array([4, 6]), "is_causal": True},
     "lengths": {
         "query_seq_lengths": np.array([3, 6]), "key_value_seq_lengths": np.array([5, 2]),
     },

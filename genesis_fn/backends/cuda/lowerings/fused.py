@@ -180,14 +180,14 @@ def _layer_norm_backward(
 
 
 def _attention_spec(
-    operands: Sequence[Aval], has: tuple[bool, bool], *, scale: float, causal: bool, window: Any,
+    operands: Sequence[Aval], has: tuple[bool, bool, bool], *, scale: float, causal: bool, window: Any,
     softcap: float, lse: bool,
 ) -> AttentionSpec | None:  # fmt: skip
     q, k, v = operands[:3]
     if q.dtype not in _HALF_OR_SINGLE or max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
         return None
     extras = iter(operands[3:])
-    bias, mask = [next(extras) if h else None for h in has]
+    bias, mask, _ = [next(extras) if h else None for h in has]
     if bias is not None and bias.dtype not in _HALF_OR_SINGLE:
         return None
     precision = config.current().matmul_precision
@@ -197,7 +197,7 @@ def _attention_spec(
         window=tuple(window) if window is not None else None,
         bias=_four(bias),
         bias_dtype="fp32" if bias is None else NAMES[bias.dtype],
-        mask=_four(mask), softcap=softcap,
+        mask=_four(mask), kv_lengths=has[2], softcap=softcap,
         precision={"default": "tf32", "highest": "ieee"}.get(precision, precision),
         return_lse=lse,
     )  # fmt: skip
