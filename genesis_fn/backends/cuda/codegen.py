@@ -12,6 +12,7 @@ parts, in an order that depends on the shape only.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def kernel(name: str, parameters: str, body: str) -> SourceKernel:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A workspace of partial results: `number` of the reduction's, [parts, rows] of `dtype`."""
+    """A workspace of partial results: number `number`, [parts, rows] of `dtype`."""
 
     number: int
     dtype: DType
@@ -93,14 +94,10 @@ def generate(body: Body) -> Generated:
     loops = Loops(
         over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters
     )  # fmt: skip
-    positions = any(i.op == "reduce" and i.meta[0].startswith("arg") for i in body.instrs)
     kernels: list[tuple[Loops, _Form]] = []
     parts: list[Part] = []
-    if over.wants_split and not positions and over.reduced > 1:
-        parts = [
-            Part(n, accumulator(body.instrs[i.args[0]].dtype))
-            for n, i in enumerate([i for i in body.instrs if i.op == "reduce"])
-        ]
+    if over.wants_split and over.reduced > 1:
+        parts = _parts(loops)
         kernels = _split(loops, parts)
     else:
         kernels = [(loops, _form(loops))]
@@ -130,6 +127,16 @@ def generate(body: Body) -> Generated:
     looped = any(form.kind == "looped" for _, form in kernels)
     plan = Plan(len(reads), len(writes), tuple(steps), spaces)
     return Generated(plan, reads, writes, sources, looped)
+
+
+def _parts(loops: Loops) -> list[Part]:
+    """What a split reduction leaves behind: extremes with their positions, sums and the like."""
+    kinds: list[DType] = []
+    for i in loops.instrs:
+        if i.op == "reduce":
+            kinds.append(accumulator(loops.instrs[i.args[0]].dtype))
+            kinds += [i.dtype] * i.meta[0].startswith("arg")
+    return [Part(n, kind) for n, kind in enumerate(kinds)]
 
 
 def _read(loops: Loops) -> list[Var]:
@@ -255,7 +262,7 @@ def _split(loops: Loops, parts: Sequence[Part]) -> list[tuple[Loops, _Form]]:
     count = max(1, min(_PROGRAMS // blocks, cdiv(loops.depth, 2 * chunk), 256))
     length = cdiv(cdiv(loops.depth, count), chunk) * chunk
     count = cdiv(loops.depth, length)
-    of = {id(i): part for i, part in zip([i for i in loops.instrs if i.op == "reduce"], parts)}
+    left = iter(parts)
     early, late = [], []
     for store in loops.stores:
         (late if _after_reduction(loops, store) else early).append(store)
@@ -270,10 +277,12 @@ def _split(loops: Loops, parts: Sequence[Part]) -> list[tuple[Loops, _Form]]:
         if i.op != "reduce":
             second.append(i)
             continue
-        part = of[id(i)]
         offset = ix.add(ix.scale(ix.var("r", count), loops.rows), ix.var("p", loops.rows))
-        load = Instr("load", (), (part, offset, frozenset()), part.dtype, offset.names, 0)
-        second.append(Instr("reduce", (load,), i.meta, i.dtype, i.names, i.level))
+        loads = []
+        for part in itertools.islice(left, 2 if i.meta[0].startswith("arg") else 1):
+            names = offset.names
+            loads.append(Instr("load", (), (part, offset, frozenset()), part.dtype, names, 0))
+        second.append(Instr("reduce", tuple(loads), i.meta, i.dtype, i.names, i.level))
     then = _numbered(second)
     final = Loops(loops.rows, count, False, then[0], [(v, e, then[1][n]) for v, e, n in late],
                   loops.counters)  # fmt: skip
@@ -439,14 +448,15 @@ class _Text:
             here = [s for s in stores if instrs[s[2]].level == level]
             self._pass(now, here)
         if self.partial:
-            reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
-            for k, n in enumerate(reductions):
-                kind = accumulator(instrs[instrs[n].args[0]].dtype)
-                target = self.pointer(Part(k, kind), True)
+            values: list[str] = []
+            for n, i in enumerate(instrs):
+                if i.op == "reduce":
+                    values += [f"m{n}"] * i.meta[0].startswith("arg") + [self.value[n]]
+            for part, value in zip(_parts(loops), values):
+                target = self.pointer(part, True)
                 mask = f", {self.masks['p']}" if "p" in self.masks else ""
                 self.line(
-                    f"tl.store({target} + (tl.program_id(1) * {loops.rows} + p), {self.value[n]}"
-                    f"{mask})"
+                    f"tl.store({target} + (tl.program_id(1) * {loops.rows} + p), {value}{mask})"
                 )
             for store in flat:
                 # Every part computes it alike; one of them writes.
@@ -568,7 +578,9 @@ class _Text:
             x = f"tl.where({self.masks['r']}, {x}, {literal(_identity(name, kind), kind)})"
         if name.startswith("arg"):
             self.line(f"a{n} = {x}")
-            here = "r" if "r" not in self.masks else f"tl.where(r_in, r, {self.loops.depth})"
+            here = "r" if len(i.args) == 1 else self._tile(i.args[1], held(i.dtype))
+            if "r" in self.masks:
+                here = f"tl.where({self.masks['r']}, {here}, {_INT32})"
             self._position(n, i, here)
             return f"v{n}"
         return self._finish(n, i, x, kind)
@@ -580,7 +592,7 @@ class _Text:
         hit = f"a{n} == m{n}"
         if dtypes.is_float(kind):
             hit = f"({hit}) | ((a{n} != a{n}) & (m{n} != m{n}))"
-        first = f"tl.min(tl.where({hit}, {here}, {self.loops.depth}), 1, keep_dims=True)"
+        first = f"tl.min(tl.where({hit}, {here}, {_INT32}), 1, keep_dims=True)"
         self.line(f"v{n} = {first}.to({MEMORY[i.dtype]})")
         self.value[n] = f"v{n}"
 
