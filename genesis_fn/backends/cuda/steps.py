@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genesis_fn.backends.cuda import lowerings
+from genesis_fn.backends.cuda.beside import side_by_side
 from genesis_fn.backends.cuda.codegen import Generated, generate
 from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, While
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
@@ -155,7 +156,7 @@ class Scope:
         for g in self.fusion.groups:
             self._group(g, wanted)
         self.outputs = self._finish(jaxpr, targets)
-        self.items = merged_alike(self.items, table, self.fixed)
+        self.items = side_by_side(merged_alike(self.items, table, self.fixed), table)
         self.arena = self._pack()
         table.bytes[self.base] = self.arena
         self.steps: list[Work] = [s for item in self.items for s in item.steps]

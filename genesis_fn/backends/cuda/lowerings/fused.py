@@ -180,8 +180,8 @@ def _layer_norm_backward(
 
 
 def _attention_spec(
-    operands: Sequence[Aval], has: tuple[bool, bool, bool], *, scale: float, causal: bool, window: Any,
-    softcap: float, lse: bool,
+    operands: Sequence[Aval], has: tuple[bool, bool, bool], *, scale: float, causal: bool,
+    window: Any, softcap: float, lse: bool,
 ) -> AttentionSpec | None:  # fmt: skip
     q, k, v = operands[:3]
     if q.dtype not in _HALF_OR_SINGLE or max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
