@@ -22,6 +22,7 @@ from genesis_fn.compiler.kernel import (
     reduced_axes,
 )
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.products import Product, alike, follows, precedes, sizes
 from genesis_fn.compiler.updates import updated
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
@@ -33,15 +34,17 @@ _FARTHEST = 400  # equations between kernels merged for a common operand: it len
 
 
 class Group:
-    """A step: a generated kernel (`body`), or one opaque equation (`eqn`)."""
+    """A step: a generated kernel (`body`), or one opaque equation (`eqn`), a product perhaps with
+    more in its kernel (`product`)."""
 
-    __slots__ = ("eqn", "roots", "over", "body", "lo", "hi", "reads", "writes")
+    __slots__ = ("eqn", "roots", "over", "body", "lo", "hi", "reads", "writes", "product")
 
     def __init__(
         self, roots: list[Var], over: Domain | None, body: Body | None, eqn: Eqn | None,
-        reads: dict[Var, int], lo: int, hi: int,
+        reads: dict[Var, int], lo: int, hi: int, product: Product | None = None,
     ) -> None:  # fmt: skip
         self.roots, self.over, self.body, self.eqn = roots, over, body, eqn
+        self.product = product
         self.reads, self.lo, self.hi = reads, lo, hi
         self.writes: list[Var] = list(roots)
 
@@ -81,8 +84,12 @@ def fuse(jaxpr: Jaxpr, placed: dict[Var, Placement] | None = None) -> Fusion:
             break
         except _TooLarge as large:
             graph.real.update(large.parts)
+    if enabled("products"):
+        merging.after_products()
     merging.along_values()
     merging.beside()
+    if enabled("products"):
+        merging.before_products()
     return Fusion(graph, merging.finished())
 
 
@@ -256,6 +263,116 @@ class _Merging:
         the backward pass makes again would else be made, and held, from the forward pass on."""
         return self._passes and any([self.graph.made[v].backward for v in g.roots])
 
+    def after_products(self) -> None:
+        """Let products of few rows do what alone reads their results."""
+        for n, g in list(self.groups.items()):
+            if n in self.groups and g.eqn is not None and g.product is None:
+                if sizes(g.eqn) is not None:
+                    self._after_product(n)
+
+    def _after_product(self, n: int) -> None:
+        members = [n]
+        reader = self._only_reader(n)
+        if reader is None:
+            return
+        y = self.groups[reader]
+        assert y.body is not None and y.over is not None
+        for v in y.reads:
+            other = self.owner.get(v)
+            if other is not None and other != n and len(members) < 2:
+                e = self.groups[other].eqn
+                if e is None or sizes(e) is None or self._only_reader(other) != reader:
+                    continue
+                if alike(self._eqn(n), e):
+                    members.append(other)
+        members.sort(key=self.rank.__getitem__)
+        eqns = [self._eqn(m) for m in members]
+        values = [e.outs[0] for e in eqns]
+        if not follows(y.body, y.over, values, y.roots[0]):
+            return
+        body, last = y.body, reader
+        for k in range(len(members)):
+            m, x = members[k], self.groups[members[k]]
+            reads = {v: b for v, b in self.groups[last].reads.items() if v not in values}
+            lo, hi = min(x.lo, y.lo), max(x.hi, y.hi)
+            product = Product(eqns, epilogue=body)
+            group = Group(y.roots, None, None, eqns[0], reads | x.reads, lo, hi, product)
+            if k + 1 < len(members):
+                group.reads |= {v: v.aval.nbytes for v in values[k + 1 :]}
+            # Nothing else reads the product, so nothing must come between.
+            self._replace(m, last, group, [])
+            last = self.owner[y.roots[0]]
+            del self.owner[values[k]]
+
+    def _eqn(self, n: int) -> Eqn:
+        e = self.groups[n].eqn
+        assert e is not None
+        return e
+
+    def _only_reader(self, n: int) -> int | None:
+        """The generated kernel of one value that alone reads the result of a product."""
+        (v,) = self.groups[n].roots
+        readers = self.readers.get(v, set())
+        if len(readers) != 1 or v in self.graph.required or self.groups[n].product is not None:
+            return None
+        (r,) = readers
+        y = self.groups[r]
+        if y.body is None or len(y.roots) != 1 or y.roots[0] in self.placed:
+            return None
+        return None if self._apart(y) != self._apart(self.groups[n]) else r
+
+    def before_products(self) -> None:
+        """Let products of few rows make their left operands."""
+        results = {self.graph.memory(v)[0] for v in self.graph.jaxpr.outs}
+        for n, g in list(self.groups.items()):
+            if g.body is None or g.over is None:
+                continue
+            stored = self._stored(n)
+            readers = self.readers.get(stored[0], set()) - {n} if len(stored) == 1 else set()
+            if not readers or stored[0] in results or stored[0] in self.placed:
+                continue
+            (h,) = stored
+            if not all(self._takes(r, h, g.over) for r in readers) or g.body.counters:
+                continue
+            body = self._body(g.roots, g.over, stored)
+            for r in readers:
+                reader = self.groups[r]
+                if reader.product is None:
+                    reader.product = Product([self._eqn(r)])
+                reader.product.prologue = body
+                del reader.reads[h]
+                for v, size in body.loads.items():
+                    reader.reads[v] = max(size, reader.reads.get(v, 0))
+                    self.readers.setdefault(v, set()).add(r)
+                reader.lo = min(reader.lo, g.lo)
+            for v in g.reads:
+                self.readers[v].discard(n)
+            for v in g.roots:
+                self.readers.pop(v, None)
+                del self.owner[v]
+            self.order[self.rank.pop(n)] = -1
+            del self.groups[n]
+
+    def _takes(self, r: int, h: Var, over: Domain) -> bool:
+        """Whether step r is a product that reads `h` as its whole left operand and no more."""
+        g = self.groups[r]
+        e = g.eqn
+        if e is None or not precedes(over, e):
+            return False
+        x, y = e.ins
+        epilogue = g.product.epilogue if g.product is not None else None
+        if epilogue is not None and h in epilogue.loads:
+            return False
+        whole = self.graph.memory(x) == (h, 0) and x.aval.size == h.aval.size
+        return whole and self.graph.memory(y)[0] is not h
+
+    def _stored(self, n: int) -> list[Var]:
+        """The roots of a step that others read."""
+        return [
+            v for v in self.groups[n].roots
+            if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
+        ]  # fmt: skip
+
     def along_values(self) -> None:
         """Merge makers with readers, the largest values first."""
         edges = []
@@ -297,10 +414,7 @@ class _Merging:
         for n in order:
             g = self.groups[n]
             if g.body is not None and g.over is not None:
-                stored = [
-                    v for v in g.roots
-                    if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
-                ]  # fmt: skip
+                stored = self._stored(n)
                 g.body = self._body(g.roots, g.over, stored)
                 g.reads = g.body.loads
                 g.writes = stored

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 
 PASSES = {
+    "beside": "small steps that do not depend on each other share a launch",
+    "products": "products of few rows make their left operand and finish their result themselves",
     "in_place": "updates of part of an array overwrite it where it is not needed any more",
 }
 

@@ -48,6 +48,8 @@ def plan_matmul(
     buffers = buffers_of(spec, hooks)
     outputs = 1 + len(hooks.outputs)
     inputs = len({b.index for b in buffers.values()}) - outputs
+    if hooks.makes_lhs and config is not None and config.family != "gemv":
+        raise ValueError(f"only a gemv makes its left operand, not family {config.family!r}")
     if 0 in (spec.m, spec.n, *spec.batch):
         return Plan(inputs, outputs, ())
     config = config or default_config(spec, target, hooks)
@@ -88,7 +90,7 @@ def buffers_of(spec: MatmulSpec, hooks: Hooks) -> dict[str, Buf]:
     size = ITEMSIZE[spec.rhs_dtype]
     buffers["rhs"] = Buf(1, spec.rhs_dtype, spec.rhs_offset * size)
     if spec.gated:
-        separate = epilogue.gating == "separate"
+        separate = epilogue.gating != "packed"
         offset = spec.rhs_offset + (0 if separate else epilogue.gate_offset)
         buffers["rhs1"] = Buf(2 if separate else 1, spec.rhs_dtype, offset * size)
     following = [("bias", epilogue.bias_dtype)] * bool(epilogue.bias)
@@ -122,7 +124,7 @@ def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
     for name, buffer in buffers.items():
         if partial and name not in ("lhs", "rhs", "rhs1", "partial", *_loop_names(text.hooks)):
             continue
-        if name == "rhs1" and text.joined:
+        if name == "rhs1" and text.joined or name == "lhs" and text.hooks.makes_lhs:
             continue
         if name in ("lhs", "rhs", "rhs1") and text.config.family == "tma":
             arguments[text.name(name)] = _operand_descriptor(text, name[:3], buffer)

@@ -223,47 +223,37 @@ def gemv_lines(text: Text) -> list[str]:
 
     The right operand's tile stays in the registers it was loaded into: each row of the left one is
     loaded in the same layout (its copies come from the L1 cache), so nothing moves between threads
-    until one sum over k at the end. The tile is [cols, k] or [k, cols], contiguous axis last.
+    until one sum over k at the end. The tile is [cols, k] or [k, cols], contiguous axis last. A few
+    steps are written out, with all of their tiles of the right operand loaded first: they are what
+    takes time, and do not wait for what makes the left operand.
     """
-    spec, config, n = text.spec, text.config, text.name
+    spec, config = text.spec, text.config
     deep = spec.contiguous_axis("rhs") == 0
     shape = (config.bn, config.bk) if deep else (config.bk, config.bn)
     wide, rows = _TL[spec.acc_dtype], min(config.bm, spec.m)
-    rk = f"k0 + tl.arange(0, {config.bk})" + ("[None, :]" if deep else "[:, None]")
     cols = f"n0 + tl.arange(0, {config.bn})" + ("[:, None]" if deep else "[None, :]")
-    lines, body = [f"rn_at = {cols}", *base_lines(text, "lhs", "lhs")], [k0_text(text)]
-    body += [f"rk = {rk}", "inside_k = rk < " + n("K")]
-    exact_k = text.divides("K", config.bk * config.split_k)
-    edge_k = [] if exact_k else ["inside_k"]
-    edge_n = [] if text.divides("N", config.bn) else [f"rn_at < {n('N')}"]
     names = [("rhs", "acc", "right"), ("rhs1", "acc1", "right1")][: 2 if spec.gated else 1]
-    for pointer, acc, value in names:
+    lines = [f"rn_at = {cols}"]
+    if not text.hooks.makes_lhs:
+        lines += base_lines(text, "lhs", "lhs")
+    for pointer, acc, _ in names:
         lines += base_lines(text, "rhs", pointer)
         lines += [f"{acc}_{row} = tl.zeros({shape}, {wide})" for row in range(rows)]
-        mask = mask_text(edge_n + edge_k, spec.rhs_dtype)
-        body += [f"b = tl.load({pointer}_at + ({index_text(text, 'rhs', 'rk', 'rn_at')}){mask})"]
-        if text.hooks.rhs:
-            body += ["rk_col = " + ("tl.trans(rk)" if deep else "rk")]
-            body += ["b = tl.trans(b)"] * deep + text.hooks.rhs.splitlines()
-            body += ["b = tl.trans(b)"] * deep + [f"b = cast(b, {_TL[spec.operand_dtype]})"]
-        body += [f"{value} = cast(b, {wide})"]
-    if text.hooks.lhs:
-        body += ["rk_row = " + ("rk" if deep else "tl.trans(rk)")]
+    setup: list[str] = []
     own = assigned_names(text.hooks.setup)
-    for row in range(rows):
-        if own and text.hooks.lhs:
-            lines += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
-            lines += renamed(text.hooks.setup, own, f"_{row}")
-        at = f"lhs_at + ({index_text(text, 'lhs', str(row), 'rk')})"
-        mask = mask_text([f"tl.broadcast_to({x}, {shape})" for x in edge_k], spec.lhs_dtype)
-        body += [f"a = tl.load(tl.broadcast_to({at}, {shape}){mask})"]
-        if text.hooks.lhs:
-            body += [f"rm = tl.full((1, 1), {row}, tl.int32)"] + ["a = tl.trans(a)"] * (not deep)
-            body += renamed(text.hooks.lhs, own, f"_{row}") + ["a = tl.trans(a)"] * (not deep)
-            body += [f"a = cast(a, {_TL[spec.operand_dtype]})"]
-        body += [f"a = cast(a, {wide})"]
-        body += [f"{acc}_{row} += a * {value}" for _, acc, value in names]
-    lines += [f"for step in range({steps_text(text)}):", *indent(body)]
+    for row in range(rows) if own and text.hooks.lhs else ():
+        setup += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
+        setup += renamed(text.hooks.setup, own, f"_{row}")
+    written_out = gemv_steps(text)
+    if written_out:
+        for step in range(written_out):
+            lines += [f"step = {step}", *gemv_right_lines(text, deep, str(step))]
+        lines += setup
+        for step in range(written_out):
+            lines += [f"rk = rk{step}", *gemv_left_lines(text, deep, shape, own, str(step))]
+    else:
+        body = [*gemv_right_lines(text, deep, ""), *gemv_left_lines(text, deep, shape, own, "")]
+        lines += [*setup, f"for step in range({steps_text(text)}):", *indent(body)]
     lines += [f"rm = m0 + tl.arange(0, {config.bm})[:, None]"]
     for _, acc, _ in names:
         for row in range(rows):
@@ -273,6 +263,68 @@ def gemv_lines(text: Text) -> list[str]:
                 if row
                 else f"{acc} = tl.broadcast_to({total}, ({config.bm}, {config.bn}))"
             ]
+    return lines
+
+
+_MOST_WRITTEN_OUT = 4
+_MOST_HELD = 192  # bytes of the right operand's tiles that a thread holds at once
+
+
+def gemv_steps(text: Text) -> int:
+    """The number of blocks of k in one split if they are few enough to be written out, else 0."""
+    spec, config = text.spec, text.config
+    if config.dynamic:
+        return 0
+    steps = -(-spec.k // (config.bk * config.split_k))
+    size = ITEMSIZE[spec.rhs_dtype] * (2 if spec.gated else 1)
+    held = steps * config.bk * config.bn * size // (32 * config.warps)
+    return steps if steps <= _MOST_WRITTEN_OUT and held <= _MOST_HELD else 0
+
+
+def gemv_right_lines(text: Text, deep: bool, number: str) -> list[str]:
+    """`rk` and `right` (and `right1`), with `number` appended: a step's tiles of the right side."""
+    spec, config, n = text.spec, text.config, text.name
+    rk = f"k0 + tl.arange(0, {config.bk})" + ("[None, :]" if deep else "[:, None]")
+    lines = [k0_text(text), f"rk = {rk}"]
+    edges = [] if text.divides("N", config.bn) else [f"rn_at < {n('N')}"]
+    edges += [] if text.divides("K", config.bk * config.split_k) else [f"rk < {n('K')}"]
+    mask = mask_text(edges, spec.rhs_dtype)
+    for pointer, value in [("rhs", "right"), ("rhs1", "right1")][: 2 if spec.gated else 1]:
+        lines += [f"b = tl.load({pointer}_at + ({index_text(text, 'rhs', 'rk', 'rn_at')}){mask})"]
+        if text.hooks.rhs:
+            lines += ["rk_col = " + ("tl.trans(rk)" if deep else "rk")]
+            lines += ["b = tl.trans(b)"] * deep + text.hooks.rhs.splitlines()
+            lines += ["b = tl.trans(b)"] * deep + [f"b = cast(b, {_TL[spec.operand_dtype]})"]
+        lines += [f"{value}{number} = b"]
+    return [*lines, f"rk{number} = rk"] if number else lines
+
+
+def gemv_left_lines(
+    text: Text, deep: bool, shape: tuple[int, int], own: set[str], number: str
+) -> list[str]:
+    """The products of a step's tiles with every row of the left operand, added up."""
+    spec, config, n, hooks = text.spec, text.config, text.name, text.hooks
+    wide = _TL[spec.acc_dtype]
+    exact = text.divides("K", config.bk * config.split_k)
+    edge = [] if exact else [f"tl.broadcast_to(rk < {n('K')}, {shape})"]
+    mask = mask_text(edge, spec.lhs_dtype)
+    lines = []
+    if hooks.makes_lhs:
+        lines += [f"rk_row = tl.broadcast_to(rk, {shape})"]
+    elif hooks.lhs:
+        lines += ["rk_row = " + ("rk" if deep else "tl.trans(rk)")]
+    for row in range(min(config.bm, spec.m)):
+        if not hooks.makes_lhs:
+            at = f"lhs_at + ({index_text(text, 'lhs', str(row), 'rk')})"
+            lines += [f"a = tl.load(tl.broadcast_to({at}, {shape}){mask})"]
+        if hooks.lhs:
+            turned = ["a = tl.trans(a)"] * (not deep and not hooks.makes_lhs)
+            lines += [f"rm = tl.full((1, 1), {row}, tl.int32)", *turned]
+            lines += renamed(hooks.lhs, own, f"_{row}") + turned
+            lines += [f"a = cast(a, {_TL[spec.operand_dtype]})"]
+        lines += [f"a = cast(a, {wide})"]
+        for acc, value in [("acc", "right"), ("acc1", "right1")][: 2 if spec.gated else 1]:
+            lines += [f"{acc}_{row} += a * cast({value}{number}, {wide})"]
     return lines
 
 
@@ -473,7 +525,7 @@ def epilogue_lines(text: Text) -> list[str]:
         lines += [f"acc = acc + up({load})"]
     if epilogue.activation:
         lines += [f"acc = {epilogue.activation}(acc)"]
-    if spec.gated:
+    if spec.gated and epilogue.gating != "kept":
         lines += ["acc = acc * acc1"]
     if epilogue.residual:
         lines += base_lines(text, "out", "residual")

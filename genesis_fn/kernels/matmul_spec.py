@@ -34,7 +34,8 @@ class Epilogue:
     `bias` is "row" (one value per row of the output) or "col"; the bias and the residual (dense, in
     the output's layout) are inputs of the types given. `gating` multiplies by a second product of
     the same left operand: with a second right operand ("separate"), or with the one that starts
-    `gate_offset` elements further in the right operand's buffer ("packed").
+    `gate_offset` elements further in the right operand's buffer ("packed"). "kept" is "separate"
+    with nothing multiplied: the hooks' epilogue makes one of both.
     """
 
     scale: float | None = None
@@ -50,8 +51,10 @@ class Epilogue:
             raise ValueError(f"bias must be None, 'row' or 'col', got {self.bias!r}")
         if self.activation not in (None, *ACTIVATIONS):
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
-        if self.gating not in (None, "separate", "packed"):
-            raise ValueError(f"gating must be None, 'separate' or 'packed', got {self.gating!r}")
+        if self.gating not in (None, "separate", "packed", "kept"):
+            raise ValueError(
+                f"gating must be None, 'separate', 'packed' or 'kept', got {self.gating!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,10 @@ class Hooks:
     In scope are `rm` [rows, 1] and `rn` [1, cols] (indices), `inside` (which elements exist), `b0`,
     `b1`, ... (batch indices). `lhs` transforms `a` [rows, depth] with `rm` and `rk_row` [1, depth];
     `rhs` transforms `b` [depth, cols] with `rk_col` [depth, 1] and `rn`; both must leave zeros
-    where `rk >= K`. `setup` runs before a tile's loop over k. Every public name of
-    `kernels.language` may be used; `inputs` and `outputs` are (name, element type) of the pointers.
+    where `rk >= K`. `setup` runs before a tile's loop over k. With `makes_lhs` (gemv only) `lhs`
+    makes `a`, at `rk_row` of row `rm` of any shape, and the left operand is not read. Every public
+    name of `kernels.language` may be used; `inputs` and `outputs` are (name, element type) of the
+    pointers.
     """
 
     epilogue: str = ""
@@ -73,6 +78,7 @@ class Hooks:
     setup: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
+    makes_lhs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,14 @@ def _visible(q: Any, k: Any, causal: bool, window: tuple | None, shape: tuple[in
 
 
 def _scores(
-    q: Any, k: Any, bias: Any, mask: Any, lengths: Any, scale: float, causal: bool, window: Any,
+    q: Any,
+    k: Any,
+    bias: Any,
+    mask: Any,
+    lengths: Any,
+    scale: float,
+    causal: bool,
+    window: Any,
     softcap: float,
 ) -> tuple[Any, Any, Any]:
     """(masked logits, d capped / d raw or None, visibility) as [batch, kv heads, group, T, S]."""

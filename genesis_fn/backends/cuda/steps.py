@@ -16,6 +16,7 @@ from genesis_fn.backends.cuda.codegen import Generated, generate
 from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, While
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.many import merged_alike
+from genesis_fn.backends.cuda.products import plan_product
 from genesis_fn.compiler.fuse import Fusion, Group, fuse
 from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.loops import loop_body
@@ -156,7 +157,9 @@ class Scope:
         for g in self.fusion.groups:
             self._group(g, wanted)
         self.outputs = self._finish(jaxpr, targets)
-        self.items = side_by_side(merged_alike(self.items, table, self.fixed), table)
+        self.items = merged_alike(self.items, table, self.fixed)
+        if enabled("beside"):
+            self.items = side_by_side(self.items, table)
         self.arena = self._pack()
         table.bytes[self.base] = self.arena
         self.steps: list[Work] = [s for item in self.items for s in item.steps]
@@ -202,6 +205,11 @@ class Scope:
         return None if offset or shared or u.aval.nbytes != v.aval.nbytes else u
 
     def _group(self, g: Group, wanted: dict[Var, int]) -> None:
+        if g.product is not None:
+            (v,) = g.writes
+            self.ids[v] = self._write_to(v, wanted, None, None)
+            self.items.append(self._product(g, v))
+            return
         if g.body is None:
             assert g.eqn is not None
             for v in g.eqn.outs:
@@ -270,6 +278,21 @@ class Scope:
         written = tuple([i for i, b in enumerate(used) if root(b) in owned])
         child = Child(plan.steps, tuple([(b, 0) for b in used]), written)
         return _Item([child], list(reads), list(writes), scratch)
+
+    def _product(self, g: Group, v: Var) -> _Item:
+        """A product of few rows with what is computed before and after it, into `v`."""
+        product, e = g.product, g.eqn
+        assert product is not None and e is not None
+        plan, operands = plan_product(product, v)
+        reads = [self.buffer(u) for u in operands]
+        bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
+        names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
+        text = "+".join(["dot_general"] * len(product.eqns) + list(dict.fromkeys(names)))
+        work = sum([_work_of(x) for x in product.eqns])
+        self.table.described.append(
+            Described(text, g.traffic, work, [], [str(e.where)], self.depth)
+        )
+        return self._planned(plan, reads, [self.ids[v]])
 
     # Equations that are one step.
 

@@ -8,6 +8,7 @@ then the error word, if the plan checks indices (`checks(lowered, outs)`).
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,10 +89,10 @@ def has_lowering(prim: Primitive) -> bool:
     return prim.name in _rules()
 
 
+@functools.cache
 def _rules() -> Mapping[str, Any]:
-    if "dot_general" not in RULES:
-        for module in _MODULES:
-            importlib.import_module(f"{__name__}.{module}")
+    for module in _MODULES:
+        importlib.import_module(f"{__name__}.{module}")
     return RULES
 
 

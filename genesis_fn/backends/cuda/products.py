@@ -1,0 +1,167 @@
+"""Plans of products of few rows with what is computed before and after them in their kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from genesis_fn.backends.cuda.codegen import Loops, _Form, _Text, accumulator
+from genesis_fn.backends.cuda.lowerings.call import Call
+from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
+from genesis_fn.compiler.kernel import Body
+from genesis_fn.compiler.products import Product, sizes
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.expressions import NAMES, rounded
+from genesis_fn.kernels.launch import Plan
+from genesis_fn.kernels.matmul import plan_matmul
+from genesis_fn.kernels.matmul_spec import Epilogue, Hooks
+from genesis_fn.kernels.matmul_tuning import configs
+from genesis_fn.kernels.planning import next_power_of_two
+
+
+def plan_product(product: Product, result: Var) -> tuple[Plan, list[Any]]:
+    """(the plan that computes `result`, the values that its inputs are).
+
+    Where the left operand is made by the kernel, the first input stands in its place and is not
+    read.
+    """
+    first = product.eqns[0]
+    found = sizes(first)
+    assert found is not None
+    rows, columns, depth = found
+    spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), 1))
+    assert not any(copies)
+    spec = replace(spec, out_dtype=NAMES[result.aval.dtype])
+    left = first.ins[1] if product.prologue is not None else first.ins[0]
+    operands: list[Any] = [left, *[e.ins[1] for e in product.eqns]]
+    hooks = Hooks()
+    if len(product.eqns) == 2:
+        spec = replace(spec, epilogue=Epilogue(gating="kept"))
+    if product.prologue is not None:
+        setup, lhs, inputs = prologue_text(product.prologue, depth)
+        hooks = replace(hooks, setup=setup, lhs=lhs, makes_lhs=True, inputs=_types(inputs))
+        operands += inputs.values()
+    if product.epilogue is not None:
+        values = [e.outs[0] for e in product.eqns]
+        text, inputs = epilogue_text(product.epilogue, values, columns)
+        hooks = replace(hooks, epilogue=text, inputs=hooks.inputs + _types(inputs))
+        operands += inputs.values()
+    gemv = [c for c in configs(spec, hooks=hooks) if c.family == "gemv"]
+    chosen = gemv[0] if hooks.makes_lhs or rows <= 2 else None
+    return plan_matmul(spec, chosen, hooks), operands
+
+
+def _avals(e: Any) -> tuple[Any, ...]:
+    return tuple([i.aval if type(i) is Var else i for i in e.ins])
+
+
+def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
+    return tuple([(name, NAMES[v.aval.dtype]) for name, v in inputs.items()])
+
+
+class _Part(_Text):
+    """Instructions of a body as lines of another kernel; values and pointers are called
+    `letter`1, `letter`2, ..."""
+
+    def __init__(self, body: Body, letter: str, form: _Form, inputs: dict[str, Var]) -> None:
+        over = body.over
+        super().__init__(
+            Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {}), form
+        )
+        self.letter, self.inputs, self.masks, self.depth = letter, inputs, {}, 0
+
+    def pointer(self, target: Any, stored: bool) -> str:
+        """The parameter for a buffer."""
+        assert not stored
+        for name, v in self.inputs.items():
+            if v is target:
+                return name
+        name = f"{self.letter}in{len(self.inputs)}"
+        self.inputs[name] = target
+        return name
+
+    def make(self, n: int) -> None:
+        """The lines of instruction n."""
+        self._emit(n)
+        if self.value[n] == f"v{n}":
+            self.lines[-1] = self.letter + self.lines[-1][1:]
+            self.value[n] = f"{self.letter}{n}"
+
+    def reduce(self, n: int) -> None:
+        """The lines of reduction n, over the whole of `r`."""
+        i = self.loops.instrs[n]
+        x = self._tile(i.args[0], accumulator(self.loops.instrs[i.args[0]].dtype))
+        self.value[n] = self._reduced(n, i, x, "r")
+
+    def needed(self, roots: list[int], made: Collection[int] = ()) -> list[int]:
+        """What `roots` need, in order, but for what is `made`."""
+        found: set[int] = set()
+        todo = list(roots)
+        while todo:
+            n = todo.pop()
+            if n not in found and n not in made:
+                found.add(n)
+                todo += self.loops.instrs[n].operands()
+        return sorted(found)
+
+    @property
+    def text(self) -> str:
+        """All lines."""
+        return "\n".join(self.lines)
+
+
+def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dict[str, Var]]:
+    """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the
+    pointers they use)."""
+    inputs: dict[str, Var] = {}
+    part = _Part(body, "e", _Form("flat", (1, 1, 1), 1), inputs)
+    part.masks = {"p": "inside"}
+    part.line(f"p = rm * {columns} + rn")
+    accumulators = dict(zip(values, ("acc", "acc1")))
+    for n, i in enumerate(body.instrs):
+        if i.op == "load" and i.meta[0] in accumulators:
+            part.value[n] = rounded(accumulators[i.meta[0]], i.dtype)
+        else:
+            part.make(n)
+    ((_, _, root),) = body.stores
+    part.line(f"acc = {part.value[root]}")
+    return part.text, inputs
+
+
+def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
+    """(lines that run once for each row, lines that make `a` at the places `rk_row` of row `rm`,
+    the pointers that both use)."""
+    inputs: dict[str, Var] = {}
+    padded = next_power_of_two(depth)
+    form = _Form("row", (1, 1, 1), 1, padded)
+    instrs = body.instrs
+    ((_, _, root),) = body.stores
+    part = _Part(body, "v", form, inputs)
+    reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
+    if reductions:
+        part.line("p = rm")
+        part.line(f"r = tl.arange(0, {padded})[None, :]")
+        if depth != padded:
+            part.masks["r"] = "r_in"
+            part.line(f"r_in = r < {depth}")
+        fixed = [n for n in part.needed([root]) if "r" not in instrs[n].names]
+        for n in part.needed([*reductions, *fixed]):
+            (part.reduce if n in reductions else part.make)(n)
+    again = _Part(body, "w", form, inputs)
+    pointwise = body.over.reduced == 1
+    again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")
+    again.line("r = rk_row")
+    exact = depth % 1024 == 0
+    if not exact:
+        again.masks["p" if pointwise else "r"] = "rk_in"
+        again.line(f"rk_in = rk_row < {depth}")
+    again.value = {n: t for n, t in part.value.items() if "r" not in instrs[n].names}
+    for n in again.needed([root], again.value):
+        again.make(n)
+    value = again.value[root]
+    again.line(f"a = {value}" if exact else f"a = tl.where(rk_in, {value}, 0.0)")
+    return part.text, again.text, inputs
+
+
+__all__ = ["epilogue_text", "plan_product", "prologue_text"]
