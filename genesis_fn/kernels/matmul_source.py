@@ -116,7 +116,7 @@ def product_lines(text: Text, tile: str) -> list[str]:
         f"n0 = tile_n * {config.bn}",
         f"rm = m0 + tl.arange(0, {config.bm})[:, None]",
         f"rn = n0 + tl.arange(0, {config.bn})[None, :]",
-        *text.hooks.setup.splitlines(),
+        *([] if config.family == "gemv" and text.hooks.lhs else text.hooks.setup.splitlines()),
         *loop_lines(text),
         *output_lines(text),
     ]
