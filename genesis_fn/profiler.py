@@ -1,16 +1,19 @@
-"""Where the time goes: per equation with the user's lines, or a trace file of the whole process."""
+"""Where the time goes: each kernel or equation with the user's lines, or a trace of the process."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import json
+import linecache
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from genesis_fn.core.array import Array
+from genesis_fn.core.device import default_device
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.core.primitive import bind, running
 from genesis_fn.transforms.flat import name_of
@@ -20,7 +23,9 @@ from genesis_fn.transforms.stage import inlined
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """The equations of one primitive on one line of the user's."""
+    """The equations of one primitive on one line of the user's, or one step of a compiled program
+    with the lines that it computes. `roofline` is the least time for its bytes and operations on
+    the device, 0 where that is not known."""
 
     primitive: str
     where: str
@@ -28,70 +33,181 @@ class Line:
     calls: int
     seconds: float
     bytes: int
+    flops: int = 0
+    roofline: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One kernel or equation on the time line, in seconds from the start of the program."""
+
+    name: str
+    start: float
+    seconds: float
+    line: Line
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A table of lines, the slowest first; `result` is what the function returned."""
+    """A table of lines, the slowest first, and the time line; `result` is what the function
+    returned. `seconds` is the sum of the lines, `program_seconds` the time of the whole program run
+    at once, where that was measured."""
 
     name: str
     lines: tuple[Line, ...]
+    spans: tuple[Span, ...]
     seconds: float
     result: Any
+    program_seconds: float | None = None
 
     def __str__(self) -> str:
-        rows = [f"{self.name}: {self.seconds * 1e3:.3f} ms, equation by equation"]
-        rows.append(f"{'ms':>10}  {'%':>5}  {'calls':>5}  primitive             line")
+        whole = self.program_seconds
+        each = "equation by equation"
+        if whole is not None:
+            each = f"kernel by kernel; {whole * 1e3:.3f} ms as one program"
+        rows = [f"{self.name}: {self.seconds * 1e3:.3f} ms, {each}"]
+        rows.append(
+            f"{'ms':>10}  {'%':>5}  {'calls':>5}  {'MB':>9}  {'GFLOP':>9}  {'roof %':>6}  "
+            f"{'step':<28}  line"
+        )
         for x in self.lines[:30]:
             share = 100 * x.seconds / (self.seconds or 1)
+            roof = f"{100 * x.roofline / x.seconds:6.1f}" if x.roofline and x.seconds else " " * 6
             rows.append(
-                f"{x.seconds * 1e3:10.3f}  {share:5.1f}  {x.calls:5d}  {x.primitive:<20}  "
-                f"{x.where}  {x.source}"
+                f"{x.seconds * 1e3:10.4f}  {share:5.1f}  {x.calls:5d}  {x.bytes / 1e6:9.2f}  "
+                f"{x.flops / 1e9:9.3f}  {roof}  {x.primitive[:28]:<28}  {x.where}  {x.source}"
             )
         if len(self.lines) > 30:
             rows.append(f"and {len(self.lines) - 30} more lines")
         return "\n".join(rows)
 
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the time line as a trace file, which opens in Perfetto or chrome://tracing."""
+        events = [
+            {
+                "name": s.name, "ph": "X", "pid": 0, "tid": 0, "ts": s.start * 1e6,
+                "dur": s.seconds * 1e6,
+                "args": {
+                    "step": s.line.primitive, "line": s.line.where, "source": s.line.source,
+                    "bytes": s.line.bytes, "flops": s.line.flops,
+                    "roofline_us": s.line.roofline * 1e6,
+                },
+            }
+            for s in self.spans
+        ]  # fmt: skip
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, f)
+
+    def save_png(self, path: str | os.PathLike[str], most: int = 24) -> None:
+        """Draw the slowest lines as bars, beside each the least time the device needs for it.
+        Needs matplotlib."""
+        from matplotlib.figure import Figure
+
+        shown = self.lines[:most][::-1]
+        figure = Figure(figsize=(11, 1.2 + 0.32 * len(shown)), layout="constrained")
+        axes = figure.add_subplot()
+        places = range(len(shown))
+        axes.barh(places, [x.seconds * 1e6 for x in shown], color="#4878a8", label="measured")
+        if any(x.roofline for x in shown):
+            least = [x.roofline * 1e6 for x in shown]
+            axes.barh(places, least, height=0.35, color="#e8a33d", label="roofline")
+            axes.legend()
+        axes.set_yticks(places, [f"{x.primitive[:28]}  {x.where[-36:]}" for x in shown])
+        axes.tick_params(axis="y", labelsize=7)
+        axes.set_xlabel("microseconds")
+        axes.set_title(f"{self.name}: {self.seconds * 1e3:.3f} ms")
+        figure.savefig(path, dpi=120)
+
 
 def profile(fun: Callable, *, repeats: int = 3) -> Callable[..., Profile]:
-    """A function from the arguments of `fun` to a Profile: the program run equation by equation.
+    """A function from the arguments of `fun` to a Profile.
 
-    Each equation's time is the least of `repeats` runs, waited for. Loops and branches are one
-    equation each. Compiled programs fuse equations and are faster than the sum.
+    On a GPU the compiled program runs kernel by kernel, with events between the kernels; a row is
+    one step (a fused group, a matrix product ...) with its bytes, operations and share of the
+    roofline. On a CPU the program runs equation by equation, and compiled programs, which fuse
+    equations, are faster than the sum. Loops and branches are one row each. Times are the least of
+    `repeats` runs.
     """
     traced = fun if isinstance(fun, JitFunction) else jit(fun)
 
     @functools.wraps(fun)
     def profiled(*args: Any, **kwargs: Any) -> Profile:
         found = traced.trace(*args, **kwargs)
-        program, leaves = found.program, traced.arrays(args, kwargs)
-        jaxpr = inlined(found.jaxpr)
-        env: dict[Var, Any] = dict(zip(jaxpr.invars, [*program.captured, *leaves], strict=True))
-        table: dict[tuple[str, str, str], list] = {}
-        for e in jaxpr.eqns:
-            xs = [env[i] if type(i) is Var else i for i in e.ins]
-            best, outs = float("inf"), []
-            for _ in range(1 if e.prim.effect else repeats):
-                with running(None):
-                    start = time.perf_counter()
-                    made = bind(e.prim, *xs, **e.params)
-                    outs = list(made) if e.prim.multi else [made]
-                    for o in outs:
-                        o.block_until_ready()
-                    best = min(best, time.perf_counter() - start)
-            env.update(zip(e.outs, outs))
-            line = (e.prim.name, str(e.where or "?"), e.where.text() if e.where else "")
-            entry = table.setdefault(line, [0, 0.0, 0])
-            entry[0] += 1
-            entry[1] += best
-            entry[2] += sum(o.nbytes for o in outs)
-        lines = [Line(*key, *entry) for key, entry in table.items()]
-        lines.sort(key=lambda x: -x.seconds)
-        total = sum(x.seconds for x in lines)
-        result = program.build([env[o] for o in jaxpr.outs])
-        return Profile(name_of(fun), tuple(lines), total, result)
+        arrays = [*found.program.captured, *traced.arrays(args, kwargs)]
+        place = arrays[0].device if arrays else default_device()
+        executable = found.executable(place)
+        if hasattr(executable, "measure"):
+            return _measured(name_of(fun), executable, found.program, arrays, repeats)
+        return _by_equation(name_of(fun), found, arrays, repeats)
 
     return profiled
+
+
+def _measured(
+    name: str, executable: Any, program: Any, arrays: list[Array], repeats: int
+) -> Profile:
+    """A profile of a program whose device times its own kernels."""
+    outs, times = executable.measure(arrays, repeats)
+    lines: dict[tuple[str, str], Line] = {}
+    spans = []
+    for step in times.steps:
+        least = times.roofline.seconds(step.traffic, step.operations)
+        place = "; ".join(step.lines[:2])
+        line = Line(
+            step.name, place, _source(step.lines), len(step.kernels), step.seconds, step.traffic,
+            step.operations, least,
+        )  # fmt: skip
+        spans += [Span(k.name, k.start, k.seconds, line) for k in step.kernels]
+        key = (step.name, place)
+        lines[key] = _sum(lines[key], line) if key in lines else line
+    rows = sorted(lines.values(), key=lambda x: -x.seconds)
+    total = sum(x.seconds for x in rows)
+    return Profile(name, tuple(rows), tuple(spans), total, program.build(outs), times.seconds)
+
+
+def _sum(a: Line, b: Line) -> Line:
+    return Line(
+        a.primitive, a.where, a.source, a.calls + b.calls, a.seconds + b.seconds,
+        a.bytes + b.bytes, a.flops + b.flops, a.roofline + b.roofline,
+    )  # fmt: skip
+
+
+def _source(lines: Sequence[str]) -> str:
+    """The text of the first of several lines given as "file:number"."""
+    file, _, number = (lines[0] if lines else "").rpartition(":")
+    return linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+
+
+def _by_equation(name: str, found: Any, arrays: list[Array], repeats: int) -> Profile:
+    """A profile of a program that runs one equation at a time."""
+    jaxpr = inlined(found.jaxpr)
+    env: dict[Var, Any] = dict(zip(jaxpr.invars, arrays, strict=True))
+    lines: dict[tuple[str, str], Line] = {}
+    spans, now = [], 0.0
+    for e in jaxpr.eqns:
+        xs = [env[i] if type(i) is Var else i for i in e.ins]
+        best, outs = float("inf"), []
+        for _ in range(1 if e.prim.effect else repeats):
+            with running(None):
+                start = time.perf_counter()
+                made = bind(e.prim, *xs, **e.params)
+                outs = list(made) if e.prim.multi else [made]
+                for o in outs:
+                    o.block_until_ready()
+                best = min(best, time.perf_counter() - start)
+        env.update(zip(e.outs, outs))
+        line = Line(
+            e.prim.name, str(e.where or "?"), e.where.text() if e.where else "", 1, best,
+            sum(o.nbytes for o in outs),
+        )  # fmt: skip
+        spans.append(Span(e.prim.name, now, best, line))
+        now += best
+        key = (line.primitive, line.where)
+        lines[key] = _sum(lines[key], line) if key in lines else line
+    rows = sorted(lines.values(), key=lambda x: -x.seconds)
+    total = sum(x.seconds for x in rows)
+    result = found.program.build([env[o] for o in jaxpr.outs])
+    return Profile(name, tuple(rows), tuple(spans), total, result)
 
 
 # ---- traces ----
@@ -179,6 +295,6 @@ def device_memory_profile() -> dict[str, int]:
 
 
 __all__ = [
-    "Line", "Profile", "StepTraceAnnotation", "TraceAnnotation", "annotate_function",
+    "Line", "Profile", "Span", "StepTraceAnnotation", "TraceAnnotation", "annotate_function",
     "device_memory_profile", "profile", "start_trace", "stop_trace", "trace",
 ]  # fmt: skip

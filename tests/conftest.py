@@ -38,6 +38,18 @@ def settled() -> Iterator[None]:
         jnp.zeros(()).block_until_ready()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append what failed, at once, to the file `GENESIS_TEST_REPORT`: a run that is cut off at a
+    time limit has no summary."""
+    path = os.environ.get("GENESIS_TEST_REPORT")
+    if not path or not report.failed or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash is not None else str(report.longrepr)
+    with open(path, "a", encoding="utf-8") as f:
+        f.write(f"{report.nodeid} [{report.when}] {' '.join(text.split())[:400]}\n")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what does not belong to the device."""
     if ON_GPU and item.get_closest_marker("cpu"):

@@ -452,7 +452,9 @@ class JitFunction:
         statics = tuple((n, _hashable(v, f"static argument {n!r}", self)) for n, v in given)
         shapes = tuple([_program_key(x) for x in leaves])
         program = self._trace(leaves, treedef, statics, shapes, self._paths(values))
-        return Traced(self, program, treedef, [is_value(x) for x in leaves])
+        donated = self.donate.leaves(values, self.static)
+        mask = [is_value(x) for x in leaves]
+        return Traced(self, program, treedef, mask, [i in donated for i, m in enumerate(mask) if m])
 
 
 class RecompilationWarning(UserWarning):
@@ -646,7 +648,9 @@ class _Donated:
                 i is not None and (i in self.nums or i - len(args) in self.nums)
             )
             for path, x in flat:
-                if donated and type(x) is Array:
+                if donated and isinstance(x, Abstract):
+                    found.add(position)
+                elif donated and type(x) is Array:
                     name = label + tree.keystr(path)
                     if id(x) in seen:
                         raise errors.DonatedError(
@@ -800,8 +804,11 @@ def _abstract(x: Any) -> Any:
 class Traced:
     """A program for given argument shapes: printable, and ready to compile."""
 
-    def __init__(self, f: JitFunction, program: Program, in_tree: Any, mask: list[bool]) -> None:
+    def __init__(
+        self, f: JitFunction, program: Program, in_tree: Any, mask: list[bool], donated: list[bool]
+    ) -> None:
         self.fun, self.program, self.in_tree, self.mask = f, program, in_tree, mask
+        self.donated = donated
 
     @property
     def jaxpr(self) -> Jaxpr:
@@ -836,7 +843,14 @@ class Traced:
     def compile(self) -> Compiled:
         """The executable on the default device."""
         place = devices.default_device()
-        return Compiled(self, place.backend.compile(self.jaxpr, place), place)
+        return Compiled(self, self.executable(place), place)
+
+    def executable(self, place: devices.Device) -> Any:
+        """The program compiled for a device, which may reuse the memory of donated arguments."""
+        if not any(self.donated):
+            return place.backend.compile(self.jaxpr, place)
+        mask = [False] * len(self.program.captured) + self.donated
+        return place.backend.compile(self.jaxpr, place, donated=mask)
 
 
 class Compiled:
@@ -862,7 +876,12 @@ class Compiled:
                 raise errors.ShapeError(
                     f"a compiled {name_of(fun.fun)} takes {a} for {label}, got {x.aval}"
                 )
-        return program.build(self.executable(*program.captured, *arrays))
+        outs = self.executable(*program.captured, *arrays)
+        paths = program.jaxpr.labels[len(program.captured) :]
+        for x, path, donated in zip(arrays, paths, self.traced.donated):
+            if donated:
+                x.data = Donated(path, name_of(fun.fun), where(), x.aval)
+        return program.build(outs)
 
     def as_text(self) -> str:
         """The program as text."""
@@ -873,8 +892,10 @@ class Compiled:
         return self.traced.cost_analysis()
 
     def memory_analysis(self) -> dict[str, int]:
-        """Bytes of arguments, outputs and temporaries."""
-        return self.traced.memory_analysis()
+        """Bytes of arguments, outputs and temporaries: as planned where the backend says so, else
+        as the program needs them."""
+        found = getattr(self.executable, "memory_analysis", self.traced.memory_analysis)
+        return found()
 
 
 __all__ = [

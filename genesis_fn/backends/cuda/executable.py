@@ -18,6 +18,13 @@ import numpy as np
 
 from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, Overlap
+from genesis_fn.backends.cuda.measure import (
+    Measurements,
+    Roofline,
+    elapsed,
+    measured,
+    roofline,
+)
 from genesis_fn.backends.cuda.memory import Block
 from genesis_fn.backends.cuda.parts import has_host, parts_of
 from genesis_fn.backends.cuda.runtime import Runtime, runtime
@@ -35,7 +42,6 @@ _SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
 _SMALL_OUTPUT = 1 << 20  # outputs that are copied out
 _MOST_GRAPHS = 6
 _MOST_MISSES = 24  # captures after which outputs that keep moving are copied instead
-_BANDWIDTH, _RATE = 4.2e12, 700e12  # of an H200: bytes and bf16 operations a second
 
 
 class CudaExecutable:
@@ -183,6 +189,11 @@ class CudaExecutable:
         return key, graph
 
     def _captured(self, addresses: Sequence[int]) -> Any:
+        memory, owners = self._placed(addresses)
+        return parts_of(self.runtime, self.scope.steps, memory, owners, self._overlap)
+
+    def _placed(self, addresses: Sequence[int]) -> tuple[list[Memory], list[Any]]:
+        """(where each buffer is, with the inputs at these addresses; what keeps it alive)."""
         if self._arena is None:
             # Between the pieces of a program that the host takes part in, others may run.
             pieces = any(map(has_host, self.scope.steps))
@@ -209,9 +220,35 @@ class CudaExecutable:
         for b, rows in table.pointers.items():
             values = np.array([[memory[x].address for x in row] for row in rows], np.int64)
             self.runtime.staging.to_device(base[b], values.ctypes.data, values.nbytes)
-        return parts_of(self.runtime, self.scope.steps, memory, owners, self._overlap)
+        return memory, owners
 
     # What people see.
+
+    def measure(self, args: Sequence[Array], repeats: int) -> tuple[list[Array], Measurements]:
+        """(the results, the time of each kernel); donated arguments stay as they are."""
+        results = self(*[self._copied(a) for a in args])
+        with self._lock:
+            given = [self._copied(a) for a in args]
+            for out in self._held.values():
+                out.renew(self.runtime, self._site)
+            memory, owners = self._placed([a.data.address for a in given])
+            steps = measured(self.runtime, self.scope.items, memory, owners, repeats)
+        seconds = []
+        for _ in range(repeats):
+            given = [self._copied(a) for a in args]
+            seconds.append(elapsed(self.runtime, lambda given=given: self(*given)))
+        return results, Measurements(min(seconds), steps, self.roofline)
+
+    @property
+    def roofline(self) -> Roofline:
+        """What the device can do at best."""
+        return roofline(self.runtime.driver.info.name)
+
+    def _copied(self, array: Array) -> Array:
+        data = self.runtime.alloc(array.data.bytes, self._site)
+        driver = self.runtime.driver
+        driver.copy(data.address, array.data.address, data.bytes, driver.compute)
+        return Array(data, array.sig)
 
     def as_text(self) -> str:
         """The program, its groups, the generated source and the memory plan."""
@@ -221,9 +258,9 @@ class CudaExecutable:
     def report(self) -> str:
         """The steps with bytes, operations and time at the roofline; the memory plan."""
         lines = ["step                                      MB    GFLOP       us  lines"]
-        total = 0.0
+        total, limit = 0.0, self.roofline
         for d in self.table.described:
-            seconds = max(d.traffic / _BANDWIDTH, d.operations / _RATE)
+            seconds = limit.seconds(d.traffic, d.operations)
             total += seconds
             name = "  " * d.depth + d.name
             lines.append(
@@ -234,20 +271,25 @@ class CudaExecutable:
         outputs = sum(table.bytes[b] for b in self._held)
         lines += [
             f"{len(self.table.described)} steps, {total * 1e6:.1f} us at the roofline "
-            f"({_BANDWIDTH / 1e12:.1f} TB/s, {_RATE / 1e12:.0f} TFLOP/s; loop bodies counted once)",
+            f"({limit.bandwidth / 1e12:.1f} TB/s, {limit.operations / 1e12:.0f} TFLOP/s; "
+            "loop bodies counted once)",
             f"memory: inputs {_mb(sum(table.bytes[b] for b in self._inputs))}, outputs "
             f"{_mb(outputs)}, updated in place {len(self.replaced)}, arena {_mb(self.scope.arena)}",
         ]
         return "\n".join(lines)
 
     def memory_analysis(self) -> dict[str, int]:
-        """Bytes of inputs, outputs, temporaries, and of outputs that replace inputs."""
+        """Bytes of arguments, outputs, temporaries, and of outputs that replace arguments."""
         table = self.table
+        arguments = sum([table.bytes[b] for b in self._inputs])
+        outputs = sum([a.nbytes for a in self.jaxpr.out_avals])
+        aliased = sum([table.bytes[self._inputs[i]] for i in self.replaced.values()])
         return {
-            "inputs": sum(table.bytes[b] for b in self._inputs),
-            "outputs": sum(a.nbytes for a in self.jaxpr.out_avals),
-            "temporaries": self.scope.arena,
-            "aliased": sum(table.bytes[self._inputs[i]] for i in self.replaced.values()),
+            "argument_size_in_bytes": arguments,
+            "output_size_in_bytes": outputs,
+            "alias_size_in_bytes": aliased,
+            "temp_size_in_bytes": self.scope.arena,
+            "peak_memory_in_bytes": arguments + outputs - aliased + self.scope.arena,
         }
 
 

@@ -158,26 +158,7 @@ class Executable:
         self._owners = tuple(owners)
         if conditional_nodes is None:
             conditional_nodes = driver.info.conditional_nodes
-        launches: list[_Bound] = []
-        _collect(steps, list(buffers), _OUTERMOST, launches)
-        wanted = [b.launch for b in launches]
-        if overlap.programmatic:
-            wanted = [replace(launch, programmatic=True) for launch in wanted]
-        self._prepared = driver.prepare(wanted)
-        need = max((p.scratch_bytes for p in self._prepared), default=0)
-        need = -(-need // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
-        # Steps of a chain share one piece of scratch memory.
-        pieces = 1 if overlap.lanes == 1 else overlap.lanes * _SCRATCHES
-        self._scratch: Block | None = pool.alloc(pieces * need, "kernel scratch") if need else None
-        runs: list[_Action] = []
-        for n, (bound, prepared) in enumerate(zip(launches, self._prepared, strict=True)):
-            scratch, touched = 0, bound.touched
-            if self._scratch is not None and prepared.scratch_bytes:
-                scratch = self._scratch.address + n % pieces * need
-                touched = union([touched, Touched((), ((scratch, scratch + need),))])
-            prepared.bind(bound.addresses, scratch)
-            runs.append(_Run(prepared, touched, 0 in bound.launch.grid))
-        actions = _actions(steps, list(buffers), iter(runs))
+        actions, self._scratch = _bound(driver, steps, buffers, pool, overlap)
         self._parts: list[_Part] = []
         self._closed = False
         try:
@@ -222,7 +203,52 @@ class Executable:
                 return
 
 
+class Direct:
+    """Kernels, copies and fills bound to addresses and enqueued one by one, without a graph."""
+
+    def __init__(
+        self, driver: Driver, steps: Sequence[Step], buffers: Sequence[Memory], pool: Pool
+    ) -> None:
+        self._driver = driver
+        self._actions, self._scratch = _bound(driver, steps, buffers, pool, _NO_OVERLAP)
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def launch(self, number: int) -> None:
+        """Enqueue one of them on the compute stream."""
+        action = self._actions[number]
+        if not (isinstance(action, _Run) and action.empty):
+            action.record(self._driver, self._driver.compute, 1)  # type: ignore[union-attr]
+
+
 # Steps with addresses: what is left of buffer numbers after binding.
+
+
+def _bound(
+    driver: Driver, steps: Sequence[Step], buffers: Sequence[Memory], pool: Pool, overlap: Overlap
+) -> tuple[tuple[_Action, ...], Block | None]:
+    """(the steps at the addresses of `buffers`, the scratch memory of their kernels)."""
+    launches: list[_Bound] = []
+    _collect(steps, list(buffers), _OUTERMOST, launches)
+    wanted = [b.launch for b in launches]
+    if overlap.programmatic:
+        wanted = [replace(launch, programmatic=True) for launch in wanted]
+    made = driver.prepare(wanted)
+    need = max((p.scratch_bytes for p in made), default=0)
+    need = -(-need // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
+    # Steps of a chain share one piece of scratch memory.
+    pieces = 1 if overlap.lanes == 1 else overlap.lanes * _SCRATCHES
+    held = pool.alloc(pieces * need, "kernel scratch") if need else None
+    runs: list[_Action] = []
+    for n, (bound, prepared) in enumerate(zip(launches, made, strict=True)):
+        scratch, touched = 0, bound.touched
+        if held is not None and prepared.scratch_bytes:
+            scratch = held.address + n % pieces * need
+            touched = union([touched, Touched((), ((scratch, scratch + need),))])
+        prepared.bind(bound.addresses, scratch)
+        runs.append(_Run(prepared, touched, 0 in bound.launch.grid))
+    return _actions(steps, list(buffers), iter(runs)), held
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from genesis_fn.core import config
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.transforms.cost import cost
 from genesis_fn.transforms.fused import fused_p
 
 # Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
@@ -215,7 +216,9 @@ class Scope:
             for v in g.eqn.outs:
                 if v not in self.ids:
                     self.ids[v] = self._write_to(v, wanted, None, None)
+            at = len(self.table.described)
             self.items.append(self._opaque(g))
+            self.items[-1].described = self.table.described[at]
             return
         made = generate(g.body)
         for v in made.writes:
@@ -444,7 +447,10 @@ def _elementwise(g: Group, made: Generated, v: Var, u: Var) -> bool:
 
 
 def _work_of(e: Eqn) -> int:
-    """Floating-point operations of an opaque equation, where a formula is known."""
+    """Floating-point operations of an opaque equation, where a formula is known; those of a fused
+    function's reference for the function."""
+    if e.prim is fused_p:
+        return int(cost(e.params["jaxpr"])["flops"])
     if e.prim.name == "dot_general":
         (lhs, _), _ = e.params["dimension_numbers"]
         k = 1

@@ -1,0 +1,88 @@
+"""What is known of a compiled program, and the time of its kernels."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import genesis_fn as gf
+import genesis_fn.numpy as jnp
+from genesis_fn.backends.cuda.measure import roofline
+from genesis_fn.core.device import using_device
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with using_device(gf.cuda(0)) as device:
+        yield device
+
+
+def loss(w, x):
+    h = jnp.tanh(x @ w)  # the hidden values
+    return jnp.sum(h**2)
+
+
+def step(w, x):
+    value, g = gf.value_and_grad(loss)(w, x)
+    return w - 0.1 * g, value
+
+
+X, W = np.ones((32, 16), np.float32), np.full((16, 16), 0.1, np.float32)
+
+
+def test_kernels_with_lines_bytes_and_operations(tmp_path):
+    x, w = jnp.asarray(X), jnp.asarray(W)
+    found = gf.profile(gf.jit(step, donate_argnums=0), repeats=2)(w, x)
+    expected = step(w, x)
+    for a, b in zip(found.result, expected):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5)
+    np.testing.assert_array_equal(np.asarray(w), W)  # a profile donates nothing
+    products = [line for line in found.lines if line.primitive == "dot_general"]
+    assert sum(line.flops for line in products) == 2 * (2 * 32 * 16 * 16)
+    assert any("# the hidden values" in line.source for line in products)
+    assert all(line.bytes > 0 and line.roofline > 0 and line.seconds >= 0 for line in found.lines)
+    assert found.program_seconds > 0 and "as one program" in str(found)
+    assert abs(sum(s.seconds for s in found.spans) - found.seconds) < 1e-9
+    found.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["name"] for e in events] == [s.name for s in found.spans]
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in zip(events, events[1:]))
+    pytest.importorskip("matplotlib")
+    found.save_png(tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_loops_and_host_functions_are_steps():
+    def f(x):
+        y = gf.lax.scan(lambda c, r: (c + jnp.sin(r), None), jnp.zeros(3), x)[0]
+        z = gf.pure_callback(lambda v: np.asarray(v) * 2, y.aval, y)
+        return jnp.exp(z)
+
+    x = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
+    found = gf.profile(f, repeats=1)(jnp.asarray(x))
+    np.testing.assert_allclose(found.result, np.exp(2 * np.sin(x).sum(0)), rtol=1e-5)
+    assert {"repeat", "host"} <= {s.name for s in found.spans}
+
+
+def test_what_a_compiled_program_shows():
+    shapes = [gf.ShapeDtypeStruct(v.shape, v.dtype) for v in (W, X)]
+    compiled = gf.jit(step, donate_argnums=0).lower(*shapes).compile()
+    text = compiled.as_text()
+    for part in ("tanh", "dot_general", "at the roofline", "GFLOP", "def ", "tl.load", "arena"):
+        assert part in text, part
+    memory = compiled.memory_analysis()
+    assert memory["argument_size_in_bytes"] == W.nbytes + X.nbytes
+    assert memory["alias_size_in_bytes"] == W.nbytes, "the donated weights are updated in place"
+    assert compiled.cost_analysis()["flops"] >= 2 * (2 * 32 * 16 * 16)
+    w = jnp.asarray(W)
+    compiled(w, jnp.asarray(X))
+    assert w.is_deleted()
+
+
+def test_rooflines_by_name():
+    h200, unknown = roofline("NVIDIA H200"), roofline("something else")
+    assert h200 == unknown and h200.seconds(4.2e12, 0) == pytest.approx(1)
+    assert h200.seconds(0, 1400e12) == pytest.approx(2)
+    assert roofline("NVIDIA H100 80GB HBM3").bandwidth < h200.bandwidth
