@@ -103,6 +103,18 @@ def test_limits():
             assert int(dtypes.iinfo(d).max) == int(jax_numpy.iinfo(d).max)
 
 
+def test_limits_are_python_numbers():
+    for d in dtypes.ALL:
+        if dtypes.is_inexact(d):
+            mine, theirs = dtypes.finfo(d), ml_dtypes.finfo(d)
+            assert mine.dtype == dtypes.real_of(d) and mine.bits == theirs.bits
+            for name in ("eps", "max", "min", "smallest_normal", "tiny", "resolution"):
+                assert type(getattr(mine, name)) is float
+                assert getattr(mine, name) == float(getattr(theirs, name))
+            assert type(mine.nmant) is int and mine.nmant == theirs.nmant
+    assert "eps=1.19" in repr(dtypes.finfo("float32"))
+
+
 def test_conversion():
     assert as_array(np.zeros(2)).dtype == np.float32
     assert as_array(np.arange(3)).dtype == np.int32

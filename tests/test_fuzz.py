@@ -1,6 +1,8 @@
 """The fuzzer: programs that agree with JAX, and rule bugs that it must find.
 
-`FUZZ=n` in the environment runs n programs instead of the default.
+`FUZZ=n` in the environment runs n programs instead of the default, `FUZZ_SEED=s` from seed s on,
+and `FUZZ_DEPTH=d` nests loops, branches and rules d deep (by default every fourth program nests
+two deep, the others one).
 """
 
 from __future__ import annotations
@@ -15,33 +17,51 @@ from genesis_fn.core.primitive import PRIMITIVES, typeof
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.shape import rev
 from genesis_fn.transforms.jit import clear_caches
-from tests.fuzz import Case, difference, reference
+from tests.fuzz import LOW, Case, Reference, difference, low_difference, reference
 
 COUNT = int(os.environ.get("FUZZ", 140))
-expected: dict[int, float | None] = {}
+FIRST = int(os.environ.get("FUZZ_SEED", 0))
+BLOCKS = [range(s, min(s + 20, FIRST + COUNT)) for s in range(FIRST, FIRST + COUNT, 20)]
+expected: dict[int, Reference | None] = {}
 
 
-def known(seed: int) -> float | None:
+def case_of(seed: int) -> Case:
+    return Case(seed, int(os.environ.get("FUZZ_DEPTH", 2 if seed % 4 == 3 else 1)))
+
+
+def known(seed: int) -> Reference | None:
     """The reference of a case, computed once."""
     if seed not in expected:
-        expected[seed] = reference(Case(seed))
+        expected[seed] = reference(case_of(seed))
     return expected[seed]
 
 
-@pytest.mark.parametrize("block", range((COUNT + 19) // 20))
+@pytest.fixture(autouse=True)
+def forget():
+    """Compiled programs take memory, and no test needs those of another."""
+    yield
+    jax.clear_caches()
+    clear_caches()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_programs_agree_with_jax(block):
     wrong, tested = [], 0
-    for seed in range(20 * block, min(20 * block + 20, COUNT)):
+    for seed in block:
         value = known(seed)
         if value is not None:
             tested += 1
-            found = difference(Case(seed), value)
-            if found:
-                wrong.append(found)
-    jax.clear_caches()
-    clear_caches()
-    assert not wrong, "\n".join(wrong)
-    assert tested >= 5, "most programs should be well-conditioned"
+            wrong.append(difference(case_of(seed), value))
+    assert not any(wrong), "\n".join(filter(None, wrong))
+    assert tested > len(block) // 2, "most programs should be well-conditioned"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_smaller_types(block):
+    """One program of five in float32, bfloat16 or float16, against float64."""
+    kinds = list(LOW)
+    wrong = [low_difference(case_of(s), kinds[s // 5 % 3]) for s in block if s % 5 == 0]
+    assert not any(wrong), "\n".join(filter(None, wrong))
 
 
 # ---- the fuzzer is itself tested ----
@@ -136,7 +156,7 @@ def found_by_the_fuzzer(programs: int) -> bool:
         if value is None:
             continue
         try:
-            if difference(Case(seed), value, thorough=False):
+            if difference(case_of(seed), value, thorough=False):
                 return True
         except (TypeError, ValueError):  # a wrong shape shows by itself
             return True

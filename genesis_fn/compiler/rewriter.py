@@ -93,9 +93,10 @@ class Rewriter:
     """The forward pass: the equations so far, and what is known of their results.
 
     `const[v]` is the number that every element of v has; `made[v]` the equation that makes v.
+    `copying`: results get new variables, since the equations may come here a second time.
     """
 
-    __slots__ = ("eqns", "const", "made", "seen", "opaque")
+    __slots__ = ("eqns", "const", "made", "seen", "opaque", "copying")
 
     def __init__(self, opaque: Callable[[Eqn], bool]) -> None:
         self.eqns: list[Eqn] = []
@@ -103,20 +104,23 @@ class Rewriter:
         self.made: dict[Var, Eqn] = {}
         self.seen: dict[Any, Sequence[Var]] = {}
         self.opaque = opaque
+        self.copying = False
 
     def run(self, eqns: Sequence[Eqn], env: dict[Var, Atom], copy: bool) -> None:
         """Rewrite `eqns`, whose variables stand for those of this program as `env` says. With
         `copy`, results get new variables: a called program may be called twice."""
+        before, self.copying = self.copying, copy
         for e in eqns:
             ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
             inner = CALLS.get(e.prim)
             if inner is not None and e.params[inner] is not None and not self.opaque(e):
                 outs = self.inline(e.params[inner], ins, e)
             else:
-                outs = self.apply(e.prim, ins, e.params, e, None if copy else e.outs)
+                outs = self.apply(e.prim, ins, e.params, e, e.outs)
             for o, new in zip(e.outs, outs, strict=True):
                 if o is not new:
                     env[o] = new
+        self.copying = before
 
     def inline(self, jaxpr: Jaxpr, ins: Sequence[Atom], at: Eqn) -> list[Atom]:
         """The outputs of `jaxpr` on `ins`, its equations made part of this program."""
@@ -138,7 +142,7 @@ class Rewriter:
         self, prim: Primitive, ins: list, params: dict, at: Eqn, outs: Sequence[Var] | None = None
     ) -> Sequence[Atom]:
         """The results of an equation: of an equal one, of what its rule puts in its place, or its
-        own (`outs`, where they are given)."""
+        own (`outs`, where they are given and this is no copy)."""
         if self.const and prim in LITERALS:
             ins = self._literals(ins, LITERALS[prim])
         rule_of = RULES.get(prim)
@@ -161,7 +165,7 @@ class Rewriter:
                 key = found = None
             if found is not None:
                 return found
-        if outs is None:
+        if outs is None or self.copying:
             avals = prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params)
             outs = [Var(a) for a in avals] if prim.multi else (Var(avals),)
         same = outs is at.outs and params is at.params and prim is at.prim

@@ -206,9 +206,39 @@ def issubdtype(a: DTypeLike, b: DTypeLike) -> bool:
     return dtype(a) == dtype(b)
 
 
-def finfo(d: DTypeLike) -> ml_dtypes.finfo:
-    """Machine limits of a floating dtype, bfloat16 and 8-bit floats included."""
-    return ml_dtypes.finfo(dtype(d))  # pyright: ignore[reportReturnType]
+class FInfo:
+    """Machine limits of a floating dtype, or of a complex one's parts, as Python numbers.
+
+    `bits`, `dtype`; `eps`, `epsneg`, `max`, `min`, `tiny`, `smallest_normal`,
+    `smallest_subnormal`, `resolution` (floats); `nmant`, `nexp`, `precision`, `maxexp`, `minexp`,
+    `machep`, `negep` (ints), each as NumPy defines it.
+    """
+
+    def __init__(self, d: DType) -> None:
+        found = ml_dtypes.finfo(d)
+        self.dtype, self.bits = np.dtype(found.dtype), int(found.bits)
+        for name in _FINFO_FLOATS:
+            setattr(self, name, float(getattr(found, name)))
+        for name in _FINFO_INTS:
+            setattr(self, name, int(getattr(found, name)))
+
+    def __repr__(self) -> str:
+        return f"finfo(dtype={self.dtype}, min={self.min}, max={self.max}, eps={self.eps})"
+
+
+_FINFO_FLOATS = ("eps", "epsneg", "max", "min", "tiny", "smallest_normal", "smallest_subnormal",
+                 "resolution")  # fmt: skip
+_FINFO_INTS = ("nmant", "nexp", "precision", "maxexp", "minexp", "machep", "negep")
+
+
+@functools.cache
+def _finfo(d: DType) -> FInfo:
+    return FInfo(d)
+
+
+def finfo(d: DTypeLike) -> FInfo:
+    """Machine limits of a floating or complex dtype, bfloat16 and 8-bit floats included."""
+    return _finfo(dtype(d))
 
 
 def iinfo(d: DTypeLike) -> ml_dtypes.iinfo:

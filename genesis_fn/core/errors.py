@@ -15,6 +15,10 @@ class ShapeError(GenesisError, TypeError, ValueError):
     """Operand shapes do not fit an operation."""
 
 
+class AxisError(ShapeError, IndexError):
+    """An axis lies outside an array's dimensions."""
+
+
 class DTypeError(GenesisError, TypeError, ValueError):
     """Operand dtypes do not fit an operation, or have no common type."""
 

@@ -149,7 +149,12 @@ def eye(
     shape = shape_of((N, N if M is None else M))
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     row, column = broadcasted_iota(dtypes.I32, shape, 0), broadcasted_iota(dtypes.I32, shape, 1)
-    return _placed(p.convert(p.eq(p.add(row, int(k)), column), d), device)
+    return _placed(p.convert(p.eq(p.add(row, _diagonal(k, shape)), column), d), device)
+
+
+def _diagonal(k: Any, shape: tuple[int, ...]) -> int:
+    """The diagonal `k`, or the first one outside of a matrix of that shape: int32 holds it."""
+    return min(max(int(k), -shape[-2]), shape[-1])
 
 
 def identity(n: Any, dtype: Any = None) -> Any:
@@ -166,7 +171,7 @@ def tri(N: Any, M: Any = None, k: int = 0, dtype: Any = None) -> Any:  # noqa: N
 def _lower(shape: tuple[int, ...], k: int) -> Any:
     n = len(shape)
     row, column = [broadcasted_iota(dtypes.I32, shape, i) for i in (n - 2, n - 1)]
-    return p.ge(p.add(row, int(k)), column)
+    return p.ge(p.add(row, _diagonal(k, shape)), column)
 
 
 def tril(m: Any, k: int = 0) -> Any:

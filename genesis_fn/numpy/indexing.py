@@ -301,7 +301,8 @@ def _mask_positions(
     if after_ellipsis:
         consumed = len(shape) - sum(_axes_of(e) for e in index[_position(index, mask) :])
     expected = shape[consumed : consumed + mask.ndim]
-    if tuple(mask.shape) != expected:
+    # As in NumPy, a mask may have no elements along an axis: it then selects nothing.
+    if len(expected) < mask.ndim or any(m not in (0, n) for m, n in zip(mask.shape, expected)):
         raise bad_index(
             f"a boolean index of shape {list(mask.shape)} does not fit axes {consumed} to "
             f"{consumed + mask.ndim - 1} of {x.aval}"

@@ -36,10 +36,10 @@ from genesis_fn.primitives.reduce import reduce_sum
 
 
 def canonical_axis(axis: int, ndim: int, name: str) -> int:
-    """`axis` counted from the front. Raises ShapeError where there is no such axis."""
+    """`axis` counted from the front. Raises AxisError where there is no such axis."""
     found = operator.index(axis)
     if not -ndim <= found < ndim:
-        raise errors.ShapeError(f"{name}: axis {axis} does not exist in {ndim} dimensions")
+        raise errors.AxisError(f"{name}: axis {axis} does not exist in {ndim} dimensions")
     return found + ndim if found < 0 else found
 
 
@@ -450,7 +450,7 @@ def _concatenate_shape(*xs: Aval, dimension: int) -> Aval:
     first = xs[0]
     listing = ", ".join(map(str, xs[:8])) + (", ..." if len(xs) > 8 else "")
     if not 0 <= dimension < first.ndim:
-        raise errors.ShapeError(f"concatenate: dimension {dimension} does not exist in {first}")
+        raise errors.AxisError(f"concatenate: dimension {dimension} does not exist in {first}")
     for x in xs:
         if x.dtype != first.dtype:
             raise errors.DTypeError(f"concatenate: dtypes differ: {listing}")
@@ -517,7 +517,7 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Any:
 
 def _split_shape(x: Aval, *, sizes: tuple[int, ...], axis: int) -> list[Aval]:
     if not 0 <= axis < x.ndim:
-        raise errors.ShapeError(f"split: axis {axis} does not exist in {x}")
+        raise errors.AxisError(f"split: axis {axis} does not exist in {x}")
     if any(n < 0 for n in sizes) or sum(sizes) != x.shape[axis]:
         raise errors.ShapeError(
             f"split: sizes {list(sizes)} must not be negative and must add up to the length "
@@ -587,7 +587,7 @@ def rev(operand: Any, dimensions: Sequence[int]) -> Any:
 
 def _iota_shape(*, dtype: DType, shape: tuple[int, ...], dimension: int) -> Aval:
     if not 0 <= dimension < len(shape):
-        raise errors.ShapeError(f"iota: dimension {dimension} does not exist in {list(shape)}")
+        raise errors.AxisError(f"iota: dimension {dimension} does not exist in {list(shape)}")
     if dtype == dtypes.BOOL:
         raise errors.DTypeError("iota counts in numbers, not in booleans")
     return aval(shape, dtype)

@@ -8,10 +8,11 @@ a second time; forward mode differentiates the program as it stands.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
 from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
@@ -19,7 +20,8 @@ from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives.define import instantiate
 from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.call import jvp_call, linear_call
+from genesis_fn.transforms.call import jit_p, jvp_call, linear_call
+from genesis_fn.transforms.custom import custom_vjp_p
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
 from genesis_fn.transforms.stage import StageTrace, inlined, stage, stage_closed
@@ -29,15 +31,46 @@ from genesis_fn.transforms.transpose import transpose_flat
 @memoized
 def _forward(jaxpr: Jaxpr, policy: Callable | None) -> tuple[Jaxpr, tuple[Var, ...]]:
     """(program that also returns the values the policy saves, those variables)."""
+    program = _ruled(jaxpr)
     if policy is None:
-        return jaxpr, ()
+        return program, ()
     saved = []
     for e in jaxpr.eqns:
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         if policy(e.prim, *avals, **e.params):
             saved += [o for o in e.outs if dtypes.is_inexact(o.aval.dtype)]
     outs = [*jaxpr.outs, *saved]
-    return Jaxpr(jaxpr.invars, jaxpr.eqns, outs, jaxpr.labels, jaxpr.name), tuple(saved)
+    return Jaxpr(jaxpr.invars, program.eqns, outs, jaxpr.labels, jaxpr.name), tuple(saved)
+
+
+@memoized
+def _ruled(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with the forward rule of each `custom_vjp` in place of its function: what reverse
+    mode runs, and what is differentiated further."""
+    eqns = []
+    for e in jaxpr.eqns:
+        if e.prim is custom_vjp_p:
+            fwd = e.params["rules"].programs()[0]
+            outs = fwd.outs[: len(e.outs)]
+            program = Jaxpr(fwd.invars, dead_code(fwd.eqns, outs)[0], outs, fwd.labels, fwd.name)
+            e = Eqn(jit_p, e.ins, {"jaxpr": program}, e.outs, e.where, e.backward)
+        elif any(True for _ in e_jaxprs(e)):
+            params = {k: _mapped(_ruled, v) for k, v in e.params.items()}
+            if any(params[k] is not v for k, v in e.params.items()):
+                e = e.replace(params=params)
+        eqns.append(e)
+    if all(map(operator.is_, eqns, jaxpr.eqns)):
+        return jaxpr
+    return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _mapped(f: Callable, value: Any) -> Any:
+    """A parameter with `f` applied to the programs in it."""
+    if type(value) is Jaxpr:
+        return f(value)
+    if type(value) is tuple and any(type(v) is Jaxpr for v in value):
+        return tuple([_mapped(f, v) for v in value])
+    return value
 
 
 @memoized
@@ -86,18 +119,12 @@ def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -
 def _pure(eqns: Sequence[Eqn]) -> list[Eqn]:
     """The equations without those that act on the world and return nothing, at any depth."""
     return [
-        e.replace(params={k: _stripped(v) for k, v in e.params.items()})
+        e.replace(params={k: _mapped(without_effects, v) for k, v in e.params.items()})
         if any(j.effect for j in e_jaxprs(e))
         else e
         for e in eqns
         if not (e.prim.effect and not e.outs)
     ]
-
-
-def _stripped(value: Any) -> Any:
-    if type(value) is Jaxpr:
-        return without_effects(value)
-    return tuple([_stripped(v) for v in value]) if type(value) is tuple else value
 
 
 @memoized
@@ -106,10 +133,14 @@ def without_effects(jaxpr: Jaxpr) -> Jaxpr:
 
 
 @memoized
-def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr:
-    """[inputs, saved values, nonzero tangents] -> output tangents."""
+def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr | None:
+    """[inputs, saved values, nonzero tangents] -> output tangents; None of a program with a rule
+    that has no forward mode, whose reverse mode does not need this one."""
     count = len(jaxpr.invars)
-    program, _ = jvp_jaxpr(without_effects(jaxpr), nonzero, (True,) * len(jaxpr.outs))
+    try:
+        program, _ = jvp_jaxpr(without_effects(jaxpr), nonzero, (True,) * len(jaxpr.outs))
+    except errors.NotDifferentiableError:
+        return None
     extra = [Var(v.aval) for v in saved]
     outs = program.outs[len(jaxpr.outs) :]
     return Jaxpr(

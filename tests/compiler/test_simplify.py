@@ -308,6 +308,31 @@ def test_a_scan_of_one_step_is_inlined():
     assert "scan" not in names(jaxpr)
 
 
+LOOPS = {
+    "scan": lambda x: scan(lambda c, r: (ops.tanh(ops.add(c, r)), c), x, reshape(XS, (3,)))[0],
+    "while": lambda x: while_loop(lambda c: ops.lt(c, 9.0), lambda c: ops.add(ops.exp(c), 1.0), x),
+    "cond": lambda x: cond(ops.lt(x, 0.5), ops.sin, lambda c: ops.mul(c, c), x),
+}
+XS = from_numpy(np.array([0.1, 0.2, 0.3], np.float32))
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_in_a_program_that_is_called_twice(name):
+    """Each copy has results of its own."""
+    call = jit(LOOPS[name])
+
+    def f(x):
+        first = call(x)
+        second = call(ops.sin(first))
+        return [first, second, ops.mul(first, second)]
+
+    x = from_numpy(np.array(0.3, np.float32))
+    jaxpr = simple(f, x.aval)
+    captured = stage(f, [x.aval])[1]
+    for got, want in zip(evaluate(jaxpr, *captured, x), f(x), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-6)
+
+
 def test_while_loses_dead_and_unchanged_carries():
     def f(x, y):
         def body(c):

@@ -327,3 +327,22 @@ def test_in_place_functions() -> None:
     got = jnp.put_along_axis(jnp.asarray(X), index, 9, 1, inplace=False)
     np.testing.assert_array_equal(np.asarray(got), expected)
     assert jnp.cumulative_sum(jnp.ones(3), include_initial=True).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("k", [2**31, -(2**33), 2, -1])
+def test_diagonals_beyond_the_matrix(k) -> None:
+    np.testing.assert_array_equal(np.asarray(jnp.eye(3, 2, k)), np.eye(3, 2, k))
+    np.testing.assert_array_equal(np.asarray(jnp.tri(3, 2, k)), np.tri(3, 2, k))
+    for name in ("tril", "triu"):
+        got = getattr(jnp, name)(jnp.asarray(X), k)
+        np.testing.assert_array_equal(np.asarray(got), getattr(np, name)(X, k))
+
+
+def test_missing_axes_are_index_errors() -> None:
+    for f in (
+        lambda x: jnp.expand_dims(x, 5),
+        lambda x: jnp.sum(x, axis=2),
+        lambda x: jnp.stack([x], -4),
+    ):
+        with pytest.raises(IndexError, match="axis"):
+            f(jnp.asarray(X))

@@ -286,3 +286,12 @@ def test_derivatives_of_updates() -> None:
 def test_float_values_into_integers() -> None:
     assert jnp.arange(3).at[0].set(2.7).tolist() == [2, 1, 2]
     assert jnp.zeros(3, bool).at[1].set(True).tolist() == [False, True, False]
+
+
+def test_masks_without_elements_along_an_axis_select_nothing() -> None:
+    x = np.ones((3, 2))
+    for shape in ((0,), (0, 2), (3, 0)):
+        mask = np.zeros(shape, bool)
+        assert jnp.asarray(x)[mask].shape == x[mask].shape
+    with pytest.raises(IndexError):
+        jnp.asarray(x)[np.zeros((2, 0), bool)]

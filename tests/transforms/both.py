@@ -15,6 +15,7 @@ import jax.ad_checkpoint
 import numpy as np
 
 import genesis_fn.lax as lax
+import genesis_fn.nn as nn
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy
@@ -33,7 +34,7 @@ from genesis_fn.transforms import (
 jax.config.update("jax_platforms", "cpu")
 
 OURS = SimpleNamespace(
-    np=jnp, lax=lax, tree=tree,
+    np=jnp, lax=lax, nn=nn, tree=tree,
     grad=grad.grad, value_and_grad=grad.value_and_grad, jvp=grad.jvp, vjp=grad.vjp,
     linearize=grad.linearize, jacfwd=grad.jacfwd, jacrev=grad.jacrev, hessian=grad.hessian,
     linear_transpose=grad.linear_transpose,
@@ -46,7 +47,7 @@ OURS = SimpleNamespace(
 )  # fmt: skip
 
 THEIRS = SimpleNamespace(
-    np=jax.numpy, lax=jax.lax, tree=jax.tree,
+    np=jax.numpy, lax=jax.lax, nn=jax.nn, tree=jax.tree,
     grad=jax.grad, value_and_grad=jax.value_and_grad, jvp=jax.jvp, vjp=jax.vjp,
     linearize=jax.linearize, jacfwd=jax.jacfwd, jacrev=jax.jacrev, hessian=jax.hessian,
     linear_transpose=jax.linear_transpose,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
+from genesis_fn.core import errors
 from genesis_fn.core.primitive import typeof
 from genesis_fn.transforms.checkpoint import (
     checkpoint,
@@ -16,7 +17,7 @@ from genesis_fn.transforms.grad import grad
 from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.linearize import linearize_flat
 from genesis_fn.transforms.stage import stage
-from tests.transforms.both import agree_under, normal, ours
+from tests.transforms.both import OURS, agree_under, normal, ours
 
 W, V = normal(4, 4), normal(4, seed=2)
 
@@ -121,3 +122,35 @@ def test_captured_values_are_differentiated():
 def test_names_on_trees():
     tree = checkpoint_name({"a": ours(V), "b": 1.0}, "t")
     np.testing.assert_array_equal(np.asarray(tree["a"]), V)
+
+
+def reverse_only(m):
+    """A function whose rule, twice its derivative, has no forward mode."""
+    f = m.custom_vjp(lambda x: m.np.sin(x))
+    f.defvjp(lambda x: (m.np.sin(x), m.np.cos(x)), lambda cos, ct: (2 * ct * cos,))
+    return f
+
+
+PLACES = {
+    "at the top": lambda m, f, x: m.checkpoint(lambda y: m.np.sin(f(y)))(x),
+    "in a checkpoint": lambda m, f, x: m.checkpoint(lambda y: m.checkpoint(f)(y) * y)(x),
+    "in a scan": lambda m, f, x: m.checkpoint(
+        lambda y: m.scan(lambda c, r: (c + m.np.sum(m.checkpoint(f)(r * y)), r), 0.0 * y[0], y)[0]
+    )(x),
+    "saved": lambda m, f, x: m.checkpoint(
+        lambda y: m.np.sin(f(y)) * f(y), policy=m.policies.everything_saveable
+    )(x),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rules_without_forward_mode(place):
+    stacks = ("grad", "jit(grad)", "grad(jit)", "forward over reverse", "reverse over reverse",
+              "vmap(grad)", "grad(vmap)")  # fmt: skip
+    agree_under(lambda m, x: PLACES[place](m, reverse_only(m), x), normal(3), stacks=stacks)
+
+
+def test_forward_mode_of_a_rule_without_one_says_so():
+    f = OURS.checkpoint(reverse_only(OURS))
+    with pytest.raises(errors.NotDifferentiableError, match="def_jvp"):
+        OURS.jvp(f, (ours(V),), (ours(V),))

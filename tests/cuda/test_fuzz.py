@@ -1,0 +1,42 @@
+"""Random programs of tests/fuzz.py on the CUDA backend: fused, and one operation at a time, against
+the CPU.
+
+`FUZZ=n` in the environment runs n programs instead of the default, `FUZZ_SEED=s` from seed s on.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import programs
+import pytest
+
+from genesis_fn.core.settings import default_device
+from tests.fuzz import Case
+from tests.transforms.both import OURS
+
+COUNT = int(os.environ.get("FUZZ", 12))
+FIRST = int(os.environ.get("FUZZ_SEED", 0))
+DEPTH = int(os.environ.get("FUZZ_DEPTH", 1))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def test_fused_is_unfused_is_cpu(seed):
+    case = Case(seed, DEPTH)
+    f = case.function(OURS)
+    jaxpr, inputs = programs.traced(f, *case.inputs)
+    (want,) = programs.on_cpu(jaxpr, inputs)
+    (moved,) = programs.on_cpu(jaxpr, [_nudged(x) for x in inputs])
+    if not abs(moved - want) <= 1e-9 * max(1.0, abs(want)):
+        pytest.skip("ill-conditioned")
+    (fused,) = programs.compile_jaxpr(jaxpr, programs.PLACE)(*map(programs.put, inputs))
+    np.testing.assert_allclose(programs.get(fused), want, rtol=1e-7, atol=1e-8, err_msg=f"{case}")
+    with default_device(programs.PLACE):
+        eager = f(*map(programs.put, case.inputs))
+    np.testing.assert_allclose(programs.get(eager), want, rtol=1e-7, atol=1e-8, err_msg=f"{case}")
+
+
+def _nudged(x: np.ndarray) -> np.ndarray:
+    """Floats one unit in the last place up, others as they are."""
+    return np.nextafter(x, np.inf) if x.dtype.kind == "f" else x
