@@ -14,6 +14,8 @@ PASSES = {
     "beside": "small steps that do not depend on each other share a launch",
     "products": "products of few rows make their left operand and finish their result themselves",
     "in_place": "updates of part of an array overwrite it where it is not needed any more",
+    "segments": "a sum of matrix products is one product with several pairs of operands",
+    "grouped": "matrix products with too few tiles to fill the machine share launches",
 }
 
 

@@ -31,6 +31,7 @@ from genesis_fn.kernels.matmul_tuning import (
     stores_descriptor,
     takes_descriptors,
 )
+from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.kernels.source import kernel_from_source
 
 
@@ -52,6 +53,8 @@ def plan_matmul(
         raise ValueError(f"only a gemv makes its left operand, not family {config.family!r}")
     if 0 in (spec.m, spec.n, *spec.batch):
         return Plan(inputs, outputs, ())
+    if spec.segments and not (hooks.outputs or hooks.inputs or segmented(spec, target)):
+        return _one_by_one(spec, target)
     config = config or default_config(spec, target, hooks)
     _check(spec, config, target)
     text = Text(spec, config, hooks, out_kind(spec, config))
@@ -62,6 +65,37 @@ def plan_matmul(
     buffers |= {"partial": Buf(inputs + outputs, spec.acc_dtype)}
     steps = (_launch(text, buffers, target), _reduction(text, buffers))
     return Plan(inputs, outputs, steps, (Workspace(size),))
+
+
+def segmented(spec: MatmulSpec, target: Target) -> bool:
+    """Whether one loop can run through the segments of a product."""
+    return spec.m > 64 and all(
+        takes_descriptors(piece, target.arch)
+        and all(
+            piece.contiguous_axis(side) == spec.contiguous_axis(side) for side in ("lhs", "rhs")
+        )
+        for piece in spec.pieces
+    )
+
+
+def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
+    """The segments as products of their own, added in a workspace."""
+    builder = PlanBuilder(2 * len(spec.pieces), 1)
+    wide = spec.acc_dtype
+    held = builder.workspace(spec.m * spec.n, wide)
+    pieces, plain = spec.pieces, Epilogue()
+    if spec.epilogue != plain:
+        raise ValueError("segments that are not added in one loop take no epilogue")
+    for i, piece in enumerate(pieces):
+        operands = [Buf(2 * i, piece.lhs_dtype), Buf(2 * i + 1, piece.rhs_dtype)]
+        if i < len(pieces) - 1:
+            part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
+            builder.include(plan_matmul(part, target=target), [*operands, held])
+        else:
+            last = replace(piece, epilogue=Epilogue(residual=wide))
+            out = Buf(2 * len(pieces), spec.out_dtype)
+            builder.include(plan_matmul(last, target=target), [*operands, held, out])
+    return builder.build()
 
 
 def matmul_source(
@@ -89,6 +123,9 @@ def buffers_of(spec: MatmulSpec, hooks: Hooks) -> dict[str, Buf]:
     buffers = {"lhs": Buf(0, spec.lhs_dtype, spec.lhs_offset * ITEMSIZE[spec.lhs_dtype])}
     size = ITEMSIZE[spec.rhs_dtype]
     buffers["rhs"] = Buf(1, spec.rhs_dtype, spec.rhs_offset * size)
+    for i in range(1, len(spec.segments) + 1):
+        buffers[f"lhs_s{i}"] = Buf(2 * i, spec.lhs_dtype)
+        buffers[f"rhs_s{i}"] = Buf(2 * i + 1, spec.rhs_dtype)
     if spec.gated:
         separate = epilogue.gating != "packed"
         offset = spec.rhs_offset + (0 if separate else epilogue.gate_offset)
@@ -128,6 +165,9 @@ def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
             continue
         if name in ("lhs", "rhs", "rhs1") and text.config.family == "tma":
             arguments[text.name(name)] = _operand_descriptor(text, name[:3], buffer)
+        elif name.startswith(("lhs_s", "rhs_s")):
+            piece = replace(text, spec=spec.pieces[int(name[5:])])
+            arguments[text.name(name)] = _operand_descriptor(piece, name[:3], buffer)
         elif name == "out" and text.out == "descriptor":
             width = text.config.bn // (2 if text.config.halves else 1)
             shape, steps = (*spec.batch, spec.m, spec.n), spec.strides("out")

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan
-from genesis_fn.kernels.matmul import arguments_of, buffers_of, out_kind, plan_matmul, tiles_of
+from genesis_fn.kernels.matmul import (
+    arguments_of,
+    buffers_of,
+    out_kind,
+    plan_matmul,
+    segmented,
+    tiles_of,
+)
 from genesis_fn.kernels.matmul_source import Text, persistent_source
 from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
 from genesis_fn.kernels.matmul_tuning import Target, configs, seconds, takes_descriptors
@@ -29,7 +36,9 @@ def plan_grouped_matmul(
     types = {(s.lhs_dtype, s.rhs_dtype, s.out_dtype, s.precision) for s in specs}
     if len(types) != 1:
         raise ValueError(f"grouped products must share element types and precision, got {types}")
-    if len(specs) == 1 or not all(takes_descriptors(s, target.arch) for s in specs):
+    fit = all(takes_descriptors(s, target.arch) for s in specs)
+    fit = fit and all(segmented(s, target) for s in specs if s.segments)
+    if len(specs) == 1 or not fit:
         return _joined([plan_matmul(s, target=target) for s in specs])
     config = config or grouped_configs(specs, target)[0]
     return _fused(specs, config, target)

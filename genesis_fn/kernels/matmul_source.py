@@ -54,6 +54,7 @@ class Text:
         """The sizes and strides that the text names, with their values."""
         spec, numbers = self.spec, {"M": self.spec.m, "N": self.spec.n, "K": self.spec.k}
         numbers |= {f"B{i}": size for i, size in enumerate(spec.batch)}
+        numbers |= {f"K_s{i}": part.k for i, part in enumerate(spec.segments, 1)}
         for operand, axes in _AXES.items():
             letter = operand[0].upper()
             names = [f"B{i}" for i in range(len(spec.batch))] + list(axes)
@@ -180,7 +181,7 @@ def loop_lines(text: Text) -> list[str]:
     steps, k0 = steps_text(text), k0_text(text)
     tma = config.family == "tma"
     exact_k = text.divides("K", config.bk * config.split_k)
-    body = [k0]
+    body = [k0, *segment_lines(text)]
     sides = [("lhs", "lhs", "a"), ("rhs", "rhs", "b")] + [("rhs", "rhs1", "b1")] * two
     hooked = bool(text.hooks.lhs or text.hooks.rhs)
     if hooked or not tma:
@@ -207,9 +208,35 @@ def loop_lines(text: Text) -> list[str]:
 
 
 def steps_text(text: Text) -> str:
-    """The number of blocks of k in one split."""
+    """The number of blocks of k in one split, those of all segments counted."""
+    return " + ".join(blocks_texts(text))
+
+
+def blocks_texts(text: Text) -> list[str]:
+    """The number of blocks of k of each segment (of the only one, in one split)."""
     block = text.config.bk * text.config.split_k
-    return f"({text.name('K')} + {block - 1}) // {block}"
+    sizes = ["K", *(f"K_s{i}" for i in range(1, len(text.spec.segments) + 1))]
+    return [f"({text.name(size)} + {block - 1}) // {block}" for size in sizes]
+
+
+def segment_lines(text: Text) -> list[str]:
+    """`lhs_now`, `rhs_now` and `k0`: the operands of the segment that a step belongs to.
+
+    The descriptor's address is selected, so that one pipelined loop runs through all segments.
+    """
+    count, blocks = len(text.spec.segments), blocks_texts(text)
+    lines = []
+    for i in range(count, 0, -1) if count else ():
+        before = " + ".join(blocks[:i])
+        lines += [
+            f"{'if' if i == count else 'elif'} step >= {before}:",
+            f"    lhs_now = {text.name(f'lhs_s{i}')}",
+            f"    rhs_now = {text.name(f'rhs_s{i}')}",
+            f"    k0 = (step - ({before})) * {text.config.bk}",
+        ]
+    if count:
+        lines += ["else:", f"    lhs_now = {text.name('lhs')}", f"    rhs_now = {text.name('rhs')}"]
+    return lines
 
 
 def k0_text(text: Text) -> str:
@@ -354,7 +381,8 @@ def descriptor_load_lines(text: Text, operand: str, pointer: str, value: str) ->
     batch = [f"b{i}" for i in range(len(spec.batch)) if spec.strides(operand)[i]]
     if operand == "rhs" and text.joined:
         batch, block = [*batch, "0"], (2 * config.bn, config.bk)
-    load = f"{text.name(pointer)}.load([{', '.join(batch + corner)}])"
+    source = f"{operand}_now" if spec.segments else text.name(pointer)
+    load = f"{source}.load([{', '.join(batch + corner)}])"
     if batch:
         load = f"tl.reshape({load}, {block})"
     return [f"{value} = tl.trans({load})" if flipped else f"{value} = {load}"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ITEMSIZE = {
     "fp64": 8,
@@ -82,13 +82,25 @@ class Hooks:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A further product lhs [m, k] @ rhs [k, n], of operands of its own, that is added in the same
+    accumulator. Strides are (m, k) and (k, n); each operand has the same axis contiguous as the
+    first product's."""
+
+    k: int
+    lhs_strides: tuple[int, int]
+    rhs_strides: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class MatmulSpec:
     """out[b, i, j] = epilogue(sum over l of lhs[b, i, l] * rhs[b, l, j]), b over `batch`.
 
     Dense operands are [*batch, m, k] and [*batch, k, n], or with the last two axes stored the other
     way round if `transposed`. Explicit strides (in elements: batch axes, then (m, k), (k, n) or
     (m, n)) describe any other view; a zero batch stride broadcasts. Offsets count elements.
-    With `accumulate` the product is added to what the output holds.
+    With `accumulate` the product is added to what the output holds. `segments` are more products
+    that are added before the epilogue: for products without batch axes or gate.
     """
 
     m: int
@@ -109,8 +121,11 @@ class MatmulSpec:
     precision: str = "default"
     epilogue: Epilogue = field(default_factory=Epilogue)
     accumulate: bool = False
+    segments: tuple[Segment, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.segments and (self.batch or self.gated):
+            raise ValueError("a product with segments has no batch axes and no gate")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {PRECISIONS}, got {self.precision!r}")
         for name in ("lhs_dtype", "rhs_dtype", "out_dtype"):
@@ -126,6 +141,23 @@ class MatmulSpec:
     def batches(self) -> int:
         """The number of products."""
         return math.prod(self.batch)
+
+    @property
+    def depth(self) -> int:
+        """The products that each output element sums, those of all segments counted."""
+        return self.k + sum(part.k for part in self.segments)
+
+    @property
+    def pieces(self) -> tuple[MatmulSpec, ...]:
+        """The plain products that are added."""
+        first = replace(self, segments=())
+        return (first, *(
+            replace(
+                first, k=part.k, lhs_strides=part.lhs_strides, rhs_strides=part.rhs_strides,
+                lhs_offset=0, rhs_offset=0,
+            )
+            for part in self.segments
+        ))  # fmt: skip
 
     @property
     def gated(self) -> bool:

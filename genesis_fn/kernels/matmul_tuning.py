@@ -103,6 +103,8 @@ def configs(
         # An operand that passes through registers stalls the tensor cores in a flattened loop.
         menu = [replace(config, flatten=False) for config in menu]
     menu = _fitting(spec, menu, target, hooks)
+    if spec.segments:
+        menu = [config for config in menu if config.family == "tma" and config.split_k == 1]
     menu.sort(key=lambda config: seconds(spec, config, target))
     return menu[:10]
 
@@ -119,9 +121,9 @@ def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     rate *= {1: 0.55, 2: 0.8, 3: 0.985}.get(config.stages, 1.0)
     if config.halves and spec.epilogue.activation and not spec.gated:
         rate *= 0.95
-    depth = math.ceil(spec.k / config.split_k / config.bk) * config.bk
+    depth = math.ceil(spec.depth / config.split_k / config.bk) * config.bk
     tile = _TILE_SECONDS + 2 * area * depth * products / rate
-    read = size * spec.batches * (spec.m * spec.k + spec.n * spec.k * products)
+    read = size * spec.batches * spec.depth * (spec.m + spec.n * products)
     busy = min(1.0, tiles * config.split_k / target.processors)
     total = max(waves * tile, read / (_BYTES_PER_SECOND * busy))
     if config.split_k > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.kernels.matmul import Config, Epilogue, Hooks, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul_spec import Segment
 
 
 def cases() -> dict[str, Plan]:
@@ -66,4 +67,8 @@ def cases() -> dict[str, Plan]:
     plans["grouped weight gradients"] = plan_grouped_matmul(
         [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer]
     )
+    # The gradients of the inputs of gate and up, and of queries, keys and values.
+    for name, depths in [("two segments", (3072, 3072)), ("three segments", (2048, 1024, 1024))]:
+        more = tuple(Segment(k, (k, 1), (1024, 1)) for k in depths[1:])
+        plans[name] = plan_matmul(MatmulSpec(16384, 1024, depths[0], segments=more))
     return plans

@@ -21,6 +21,7 @@ from genesis_fn.kernels.matmul import (
     plan_matmul,
 )
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul_spec import Segment
 from genesis_fn.kernels.source import kernel_from_source
 from tests.kernels.run import run_plan
 
@@ -422,6 +423,43 @@ def test_misuse_is_named():
         plan_matmul(MatmulSpec(m=64, n=65, k=64), TMA)
     with pytest.raises(ValueError, match="cannot hold 9"):
         plan_matmul(MatmulSpec(m=9, n=64, k=64), Config("gemv", 8, 16, 32))
+
+
+@pytest.mark.parametrize("m", [72, 40])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False)])
+def test_segments_share_an_accumulator(m, transposed):
+    n, sizes = 96, (48, 16, 32)
+    lhs_flipped, rhs_flipped = transposed
+    specs = [MatmulSpec(m, n, k, lhs_transposed=lhs_flipped, rhs_transposed=rhs_flipped)
+             for k in sizes]  # fmt: skip
+    pairs = [(draw(tuple(reversed((m, s.k))) if lhs_flipped else (m, s.k), "bf16", 2 * i),
+              draw(tuple(reversed((s.k, n))) if rhs_flipped else (s.k, n), "bf16", 2 * i + 1))
+             for i, s in enumerate(specs)]  # fmt: skip
+    segments = tuple(Segment(s.k, s.strides("lhs"), s.strides("rhs")) for s in specs[1:])
+    whole = replace(specs[0], segments=segments)
+    config = Config("tma", 16, 32, 16, stages=3, group=2) if m > 64 else None
+    plan = plan_matmul(whole, config, target=FEW)
+    # Few rows take one launch for each segment.
+    assert len(plan.steps) == (1 if m > 64 else 3)
+    inputs = [x for pair in pairs for x in pair]
+    got = torch.zeros(m, n, dtype=torch.bfloat16)
+    run_plan(plan, inputs, [got])
+    want = sum(product(s, *pair) for s, pair in zip(specs, pairs, strict=True))
+    close(replace(whole, k=whole.depth, segments=(), lhs_strides=None), got, want)
+
+
+def test_segments_in_a_group():
+    whole = MatmulSpec(80, 64, 32, segments=(Segment(16, (16, 1), (64, 1)),))
+    other = MatmulSpec(96, 32, 64)
+    plan = plan_grouped_matmul([whole, other], TMA, FEW)
+    assert len(plan.steps) == 1
+    inputs = [draw(shape, "bf16", i) for i, shape in enumerate(
+        [(80, 32), (32, 64), (80, 16), (16, 64), (96, 64), (64, 32)])]  # fmt: skip
+    outs = [torch.zeros(80, 64, dtype=torch.bfloat16), torch.zeros(96, 32, dtype=torch.bfloat16)]
+    run_plan(plan, inputs, outs)
+    a, b, c, d, e, f = [x.double() for x in inputs]
+    close(other, outs[0], a @ b + c @ d)
+    close(other, outs[1], e @ f)
 
 
 @pytest.mark.parametrize("processors", [2, 5, 132])

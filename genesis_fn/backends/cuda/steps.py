@@ -6,6 +6,7 @@ around it, so that the whole needs one arena; views lie in the buffer that they 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, Wh
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.many import merged_alike
 from genesis_fn.backends.cuda.products import plan_product
+from genesis_fn.compiler.contractions import PRODUCTS, contracted
 from genesis_fn.compiler.fuse import Fusion, Group, fuse
 from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.loops import loop_body
@@ -138,6 +140,7 @@ class Scope:
         depth: int = 0,
     ) -> None:
         self.table, self.depth = table, depth
+        jaxpr = contracted(jaxpr)
         self.fusion: Fusion = fuse(jaxpr, placed)
         self.graph = self.fusion.graph
         self.ids: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
@@ -452,12 +455,16 @@ def _work_of(e: Eqn) -> int:
     if e.prim is fused_p:
         return int(cost(e.params["jaxpr"])["flops"])
     if e.prim.name == "dot_general":
-        (lhs, _), _ = e.params["dimension_numbers"]
-        k = 1
-        for d in lhs:
-            k *= e.ins[0].aval.shape[d]
-        return 2 * k * e.outs[0].aval.size
+        return _work_of_dot(e.ins[0], e.params, e.outs[0])
+    if e.prim is PRODUCTS:
+        pairs = [(i, o) for terms, o in zip(e.params["sums"], e.outs) for i in terms]
+        return sum([_work_of_dot(e.ins[2 * i], e.params["dots"][i], o) for i, o in pairs])
     return 0
+
+
+def _work_of_dot(x: Var, params: dict[str, Any], out: Var) -> int:
+    (lhs, _), _ = params["dimension_numbers"]
+    return 2 * math.prod([x.aval.shape[d] for d in lhs]) * out.aval.size
 
 
 # ---- control flow ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
@@ -11,10 +12,12 @@ from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.backends.cuda.lowerings.text import add_copy, collapsed, dense
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.kernels.expressions import NAMES
 from genesis_fn.kernels.launch import Buf
 from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_spec import MatmulSpec
+from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul_spec import MatmulSpec, Segment
 from genesis_fn.kernels.planning import PlanBuilder
 
 Strides = tuple[int, ...]
@@ -98,6 +101,32 @@ def _dot_general(call: Call) -> Lowered:
             source = _packed(builder, call.operands[position], position, order)
         operands.append(source)
     builder.include(plan_matmul(spec), [*operands, call.write()])
+    return builder.build()
+
+
+@lowers("products")
+def _products(call: Call) -> Lowered:
+    """`compiler.contractions`: products in one launch, results that are sums of several."""
+    dots, sums = call.params["dots"], call.params["sums"]
+    specs, operands = [], []
+    builder = PlanBuilder(len(call.operands), len(sums))
+    for number, terms in enumerate(sums):
+        pieces = []
+        for i in terms:
+            kinds = call.operands[2 * i : 2 * i + 2]
+            params = {**dots[i], "preferred_element_type": call.outs[number].dtype}
+            one = Call(PRIMITIVES["dot_general"], kinds, params, 0)
+            spec, copies = matmul_spec(one)
+            pieces.append(spec)
+            for position, (copied, order) in enumerate(zip(copies, matrix_order(one))):
+                source = call.read(2 * i + position)
+                if copied:
+                    source = _packed(builder, kinds[position], 2 * i + position, order)
+                operands.append(source)
+        more = tuple([Segment(p.k, p.lhs_strides, p.rhs_strides) for p in pieces[1:]])  # type: ignore[arg-type]
+        specs.append(replace(pieces[0], segments=more))
+    results = [call.write(i) for i in range(len(sums))]
+    builder.include(plan_grouped_matmul(specs), [*operands, *results])
     return builder.build()
 
 

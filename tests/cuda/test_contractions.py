@@ -1,0 +1,185 @@
+"""Products that share launches and accumulators: what is joined, and that it changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import programs
+import pytest
+
+import genesis_fn as g
+import genesis_fn.numpy as gnp
+from genesis_fn import lax, random
+from genesis_fn.backends.cuda.graph import Child
+from genesis_fn.backends.cuda.steps import Scope, Table, prepared
+from genesis_fn.compiler.contractions import contracted
+from genesis_fn.compiler.options import without
+from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.core import tree
+from genesis_fn.core.aval import aval
+from genesis_fn.core.dtypes import BF16
+from genesis_fn.core.jaxpr import check
+from genesis_fn.kernels.launch import Launch
+from genesis_fn.models import qwen
+from genesis_fn.transforms.autocast import amp
+from genesis_fn.transforms.stage import stage
+
+rng = np.random.default_rng(0)
+ULP = 2**-8  # of bfloat16, relative
+PASSES = ("grouped", "segments")
+
+
+def normal(*shape: int) -> np.ndarray:
+    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(BF16)
+
+
+def matrix_launches(scope) -> list[str]:
+    """The matrix kernels that a program launches, in order."""
+    steps = [s for child in scope.steps if isinstance(child, Child) for s in child.steps]
+    kernels = [s.kernel for s in steps if isinstance(s, Launch)]
+    names = [getattr(k, "__name__", getattr(k, "name", "")) for k in kernels]
+    return [name for name in names if name.startswith("matmul")]
+
+
+def both(f, *args, ulps: float):
+    """Runs `f` with and without the passes: results agree within `ulps` of their largest value,
+    and with the CPU's. The result is the matrix kernels of each."""
+    jaxpr, inputs = programs.traced(f, *args)
+    want = programs.on_cpu(jaxpr, inputs)
+    joined = programs.compile_jaxpr(jaxpr, programs.PLACE)
+    with without(*PASSES):
+        alone = programs.compile_jaxpr(jaxpr, programs.PLACE)
+    given = list(map(programs.put, inputs))
+    for x, y, z in zip(joined(*given), alone(*given), want, strict=True):
+        a, b = programs.get(x), programs.get(y)
+        programs.close(a, z, 4 * ULP)
+        largest = np.abs(b.astype(np.float64)).max()
+        error = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
+        assert error <= ulps * ULP * largest, (error, largest)
+    return matrix_launches(joined.scope), matrix_launches(alone.scope)
+
+
+def test_weight_gradients_share_a_launch() -> None:
+    # Odd sizes: rows and columns that tiles do not divide.
+    def loss(ws, x):
+        a, b = [gnp.matmul(x, w) for w in ws[:2]]
+        return gnp.sum(gnp.matmul(gnp.tanh(a) * b, ws[2]).astype(np.float32) ** 2)
+
+    ws = [normal(136, 200), normal(136, 200), normal(200, 128)]
+    joined, alone = both(g.grad(loss), ws, normal(520, 136), ulps=0)
+    assert "matmul_grouped_bf16_bf16" in joined and len(alone) - len(joined) == 2
+
+
+def test_a_sum_of_products_is_one_product() -> None:
+    # Depths 200, 136 and 72, which blocks of k do not divide.
+    def f(xs, ws, bias):
+        ys = [gnp.matmul(x, w).astype(np.float32) for x, w in zip(xs, ws, strict=True)]
+        return ys[0] + ys[1] + bias + ys[2]
+
+    depths = (200, 136, 72)
+    xs, ws = [normal(130, k) for k in depths], [normal(k, 152) for k in depths]
+    bias = rng.standard_normal((130, 152)).astype(np.float32)
+    joined, alone = both(f, xs, ws, bias, ulps=2)
+    assert (len(joined), len(alone)) == (1, 3)
+
+
+def test_gradients_of_an_input_are_summed_in_one_accumulator() -> None:
+    def loss(x, ws):
+        return sum(gnp.sum(gnp.sin(gnp.matmul(x, w).astype(np.float32))) for w in ws)
+
+    ws = [normal(144, 256), normal(144, 128), normal(144, 128)]
+    joined, alone = both(g.grad(loss), normal(2, 80, 144), ws, ulps=2)
+    assert len(alone) - len(joined) == 2
+
+
+def test_terms_that_something_else_reads_stay() -> None:
+    def f(x, y, v, w):
+        a, b = gnp.matmul(x, v), gnp.matmul(y, w)
+        return a + b, a
+
+    args = normal(128, 64), normal(128, 64), normal(64, 128), normal(64, 128)
+    joined, _ = both(f, *args, ulps=0)
+    assert len(joined) == 2
+
+
+def test_few_rows_and_other_types_stay_alone() -> None:
+    def f(x, y, v, w):
+        return gnp.matmul(x, v) + gnp.matmul(y, w)
+
+    few = normal(16, 64), normal(16, 64), normal(64, 128), normal(64, 128)
+    jaxpr, _ = programs.traced(f, *few)
+    assert contracted(prepared(jaxpr)).eqns == prepared(jaxpr).eqns
+    wide = [np.asarray(x, np.float32) for x in (normal(128, 64), normal(64, 128))]
+    jaxpr, _ = programs.traced(f, wide[0], wide[0], wide[1], wide[1])
+    assert "products" not in repr(contracted(prepared(jaxpr)))
+
+
+def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
+    def f(x, w):
+        for _ in range(4):
+            x = gnp.matmul(gnp.tanh(x).T, w)
+        return x, gnp.matmul(w, w)
+
+    jaxpr, _ = programs.traced(f, normal(640, 640), normal(640, 640))
+    before = prepared(jaxpr)
+    after = contracted(before)
+    check(after)
+    # The square of w may run with any one of the chain, which stays in four steps.
+    dots = [e for e in after.eqns if e.prim.name in ("dot_general", "products")]
+    assert len(dots) == 4 and "products" in repr(after)
+
+
+def test_effects_keep_their_order() -> None:
+    def f(x, w):
+        a = gnp.matmul(x.T, w)
+        first = lax.cumsum(gnp.arange(4))[gnp.sum(a).astype(np.int32) % 4]
+        b = gnp.matmul(w.T, x)
+        return a, b, first
+
+    programs.compare(f, normal(512, 128), normal(512, 128), tolerance=4 * ULP)
+
+
+# ---- a layer of a model ----
+
+
+def planned(layers: int):
+    """The scope of a training step of Qwen3-0.6B's shapes with so many layers; nothing runs."""
+    config = dataclasses.replace(
+        qwen.PRESETS["qwen3-0.6b"], num_hidden_layers=layers, vocab_size=1024
+    )
+
+    def loss(params, tokens):
+        return qwen.loss(params, tokens[:, :-1], tokens[:, 1:], config)
+
+    params = g.eval_shape(lambda: qwen.init(random.key(0), config))
+    leaves, structure = tree.flatten((params, np.zeros((8, 2049), np.int32)))
+    f = g.value_and_grad(amp(loss, "bfloat16"))
+    jaxpr, captured = stage(
+        lambda *xs: tree.leaves(f(*tree.unflatten(structure, xs))),
+        [aval(x.shape, x.dtype) for x in leaves],
+    )
+    program = rematerialise(prepared(jaxpr), None)
+    table = Table()
+    inputs = [table.new(v.aval.nbytes) for v in program.invars]
+    return program, Scope(table, program, inputs, [None] * len(program.outs))
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_launches_of_a_layer_forward_and_backward(passes: bool) -> None:
+    counts = []
+    for layers in (2, 7):
+        with without(*(() if passes else PASSES)):
+            _, scope = planned(layers)
+        counts.append(len(matrix_launches(scope)))
+    # Forward q, k, v, o, gate, up, down. Backward alone: as many for inputs and for weights.
+    # Together: inputs of qkv, o, gate and up, down; five layers' weights in six launches. Alone,
+    # five weights' gradients are split along k and added up in a second launch.
+    assert counts[1] - counts[0] == (5 * (7 + 4) + 6 if passes else 5 * (21 + 5))
+
+
+def test_waiting_costs_little_memory() -> None:
+    with without(*PASSES):
+        _, alone = planned(4)
+    _, joined = planned(4)
+    assert joined.arena <= alone.arena * 1.1
