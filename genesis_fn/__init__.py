@@ -57,6 +57,7 @@ from genesis_fn.core.settings import (  # noqa: E402
     settings as config,
     transfer_guard,
 )
+from genesis_fn.core.train_state import TrainState  # noqa: E402
 from genesis_fn.dtypes import float0  # noqa: E402
 from genesis_fn.transforms.callback import io_callback, pure_callback  # noqa: E402
 from genesis_fn.transforms.checkpoint import (  # noqa: E402
@@ -155,17 +156,17 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Array", "Device", "ShapeDtypeStruct", "block_until_ready", "check_keys", "checking_leaks",
-    "checkpoint", "checkpoint_name", "checkpoint_policies", "clear_caches", "closure_convert",
-    "config", "cpu", "cuda", "custom_gradient", "custom_jvp", "custom_vjp", "debug", "debug_infs",
-    "debug_nans", "default_backend", "default_device", "default_matmul_precision",
-    "default_prng_impl", "device_count", "device_get", "device_put", "devices", "disable_jit",
-    "dtypes", "enable_checks", "enable_x64", "ensure_compile_time_eval", "errors", "eval_shape",
-    "explain_cache_misses", "float0", "fused", "fwd_and_bwd", "grad", "hessian", "io_callback",
-    "jacfwd", "jacobian", "jacrev", "jit", "jvp", "lax", "linear_transpose", "linearize",
-    "live_arrays", "local_device_count", "local_devices", "log_compiles", "make_jaxpr",
-    "named_call", "named_scope", "no_tracing", "numpy", "numpy_dtype_promotion",
-    "numpy_rank_promotion", "process_count", "process_index", "pure_callback", "random", "remat",
-    "torch_call", "transfer_guard", "tree", "tree_util", "triton_call", "typeof", "value_and_grad",
-    "vjp", "vmap",
+    "Array", "Device", "ShapeDtypeStruct", "TrainState", "block_until_ready", "check_keys",
+    "checking_leaks", "checkpoint", "checkpoint_name", "checkpoint_policies", "clear_caches",
+    "closure_convert", "config", "cpu", "cuda", "custom_gradient", "custom_jvp", "custom_vjp",
+    "debug", "debug_infs", "debug_nans", "default_backend", "default_device",
+    "default_matmul_precision", "default_prng_impl", "device_count", "device_get", "device_put",
+    "devices", "disable_jit", "dtypes", "enable_checks", "enable_x64", "ensure_compile_time_eval",
+    "errors", "eval_shape", "explain_cache_misses", "float0", "fused", "fwd_and_bwd", "grad",
+    "hessian", "io_callback", "jacfwd", "jacobian", "jacrev", "jit", "jvp", "lax",
+    "linear_transpose", "linearize", "live_arrays", "local_device_count", "local_devices",
+    "log_compiles", "make_jaxpr", "named_call", "named_scope", "no_tracing", "numpy",
+    "numpy_dtype_promotion", "numpy_rank_promotion", "process_count", "process_index",
+    "pure_callback", "random", "remat", "torch_call", "transfer_guard", "tree", "tree_util",
+    "triton_call", "typeof", "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip

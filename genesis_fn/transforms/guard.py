@@ -6,6 +6,7 @@ put outputs back together. It replaces generic flattening, which costs several t
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted
-from genesis_fn.core.convert import as_array
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
+from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
 
 # What a `caller` function returns for arguments that it is not for.
 MISS = object()
+_LINES = 16  # lines that a jitted function is called from and that are remembered
 
 
 class _Writer:
@@ -149,7 +152,8 @@ def _build(out: _Writer, x: Any) -> str | None:
             return f"({inside}{',' if parts else ''})"
         return f"{out.name(kind)}({inside})"
     if kind is dict:
-        parts = [(out.name(k), _build(out, v)) for k, v in x.items()]
+        key = lambda k: repr(k) if type(k) in (str, int) else out.name(k)
+        parts = [(key(k), _build(out, v)) for k, v in x.items()]
         if any(v is None for _, v in parts):
             return None
         return "{" + ", ".join(f"{k}: {v}" for k, v in parts) + "}"
@@ -190,23 +194,32 @@ def caller(
 
     Like means: equal structure and static values (`static`, by position or name), and for each leaf
     an array of the same signature, a number of the same type, or an equal static leaf. `executable`
-    has `run`, from storages to storages, `sigs` of its results, `overwritten` (inputs whose memory
+    has `sigs` of its results, and either `run_list`, from the list of storages to that of the
+    results, or `run`, which takes the storages one by one, with `overwritten` (inputs whose memory
     it takes) and `own` (an array's storage, copied if it is not its only holder). None where the
     structure has no known form, or a leaf is a tracer.
+
+    A donated `TrainState` that comes back is one leaf where the executable can `carry` it.
     """
     out = _Writer("MISS")
+    carried = _carried(args, kwargs, static, len(captured), executable, out_tree, donated)
+    if carried is not None:
+        args, kwargs, out_tree = carried.args, carried.kwargs, carried.out_tree
     out.space.update(
-        MISS=MISS, Array=Array, new=Array.__new__, run=executable.run, as_array=as_array,
-        ndarray=np.ndarray, number=number, failed=failed, where=where, Donated=Donated,
-        own=executable.own,
+        MISS=MISS, Array=Array, new=Array.__new__, as_array=as_array, ndarray=np.ndarray,
+        number=number, failed=failed, where=where,
     )  # fmt: skip
     leaves: list[tuple[str, Any]] = []
     if not (_pull_call(out, args, kwargs, static, leaves)):
         return None
     dynamic: list[tuple[str, Any]] = []
     checks = []
+    state = ""
     for at, x in leaves:
         kind = type(x)
+        if x is _STATE:
+            state = at
+            continue
         if kind is Array:
             checks.append(f"{at}.sig is not {out.name(x.sig)}")
         elif isinstance(x, (np.ndarray, np.generic)):
@@ -230,27 +243,139 @@ def caller(
             "except AttributeError: return MISS",
         ]
     arrays = [out.name(x) for x in captured] + [at for at, _ in dynamic]
-    taken = set(executable.overwritten)
-    storages = [f"own({a})" if i in taken else f"{a}.data" for i, a in enumerate(arrays)]
-    results = [f"y{i}" for i in range(len(executable.sigs))]
-    left = f"{', '.join(results)}, = " if results else ""
+    sigs = executable.sigs
+    left = ""
+    if carried is not None:
+        out.space.update(
+            held=held, holding=holding, give_up=give_up, run=carried.carry.run,
+            layout=carried.layout, sigs=carried.carry.sigs,
+        )  # fmt: skip
+        out.lines += [f"memory = held({state}, layout, sigs)", "if memory is None: return MISS"]
+        given = f"memory, [{', '.join(f'{a}.data' for a in arrays)}]"
+        sigs = [s for k, s in enumerate(sigs) if k not in carried.results]
+        left = "after, others = "
+    elif hasattr(executable, "run_list"):
+        out.space["run"] = executable.run_list
+        given = f"[{', '.join(f'{a}.data' for a in arrays)}]"
+    else:
+        out.space.update(run=executable.run, own=executable.own)
+        taken = set(executable.overwritten)
+        storages = [f"own({a})" if i in taken else f"{a}.data" for i, a in enumerate(arrays)]
+        given = ", ".join(storages)
+    results = [f"y{i}" for i in range(len(sigs))]
+    if results and not left:
+        left = f"{', '.join(results)}, = "
     out.lines += [
-        "try:", f"    {left}run({', '.join(storages)})", "except Exception as error:",
+        "try:", f"    {left}run({given})", "except Exception as error:",
         f"    raise failed(error, [{', '.join(a for a, _ in dynamic)}]) from None",
     ]  # fmt: skip
-    if donated:
-        out.lines.append("line = where(depth=4)")
-    for i in donated:
-        at, x = dynamic[i]
-        known = f"{out.name(paths[i])}, {name!r}, line, {out.name(x.aval)}"
-        out.lines.append(f"{at}.data = Donated({known})")
-    for y, s in zip(results, executable.sigs):
-        out.lines.append(f"a = new(Array); a.data = {y}; a.sig = {out.name(s)}; {y} = a")
+    if carried is not None:
+        if results:
+            out.lines.append(f"{', '.join(results)}, = others")
+        out.space["marks"] = _marks(
+            ["a state", *[paths[i] for i in donated]], ["of a state", *carried.avals], name
+        )
+        out.lines += [
+            "mark, *marked = marks(where(depth=4))",
+            "if type(memory) is list:",
+            "    for x, m in zip(memory, marked): x.data = m",
+            f"give_up({state}, mark)",
+        ]
+        results.insert(carried.place, "holding(layout, after)")
+    elif donated:
+        avals = [dynamic[i][1].aval for i in donated]
+        out.space["marks"] = _marks([paths[i] for i in donated], avals, name)
+        out.lines.append(f"{', '.join(f'd{i}' for i in donated)}, = marks(where(depth=4))")
+        out.lines += [f"{dynamic[i][0]}.data = d{i}" for i in donated]
+    for i, s in enumerate(sigs):
+        out.lines.append(f"a = new(Array); a.data = y{i}; a.sig = {out.name(s)}; y{i} = a")
     text = _build(out, tree.unflatten(out_tree, [_Leaf(y) for y in results]))
     if text is None:
         rebuild = out.name(lambda found: tree.unflatten(out_tree, found))
         text = f"{rebuild}([{', '.join(results)}])"
     return out.function("args, kwargs", text)
+
+
+# Stands for a state among the arguments and results of a call that carries one.
+_STATE = object()
+
+
+@dataclasses.dataclass
+class _Carried:
+    """A state that a call carries: the arguments and results with one leaf for it."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    out_tree: tree.PyTreeDef
+    layout: Layout
+    carry: Any
+    avals: list[Any]
+    place: int  # of the state among the leaves of the result
+    results: range  # its leaves' numbers among the program's results
+
+
+def _carried(
+    args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], captured: int, executable: Any,
+    out_tree: tree.PyTreeDef, donated: Sequence[int],
+) -> _Carried | None:  # fmt: skip
+    """How a call carries its state: it has one, which is donated and nothing else is, and the
+    executable updates it in place."""
+    if not hasattr(executable, "carry") or not donated:
+        return None
+    values = (
+        tuple([None if i in static else a for i, a in enumerate(args)]),
+        {k: v for k, v in kwargs.items() if k not in static},
+    )
+    is_state = lambda x: type(x) is TrainState
+    given = tree.leaves(values, is_leaf=is_state)
+    whole = tree.unflatten(out_tree, [_Leaf("")] * out_tree.num_leaves)
+    returned = tree.leaves(whole, is_leaf=is_state)
+    states = [x for x in given if is_state(x)]
+    outs = [k for k, x in enumerate(returned) if is_state(x)]
+    if len(states) != 1 or len(outs) != 1:
+        return None
+    state, layout = states[0], returned[outs[0]]._layout
+    leaves = tree.leaves(state)
+    # Static leaves are not inputs of the program.
+    position = next(i for i, x in enumerate(given) if x is state)
+    first = sum(is_value(x) for x in given[:position])
+    if layout is not state._layout or list(donated) != list(range(first, first + len(leaves))):
+        return None
+    results = range(outs[0], outs[0] + layout.count)
+    carry = executable.carry(captured + first, results.start, layout.count)
+    if carry is None or any(type(x) is not Array for x in leaves):
+        return None
+    if [x.sig for x in leaves] != carry.sigs:
+        return None
+    one = lambda x: _STATE if x is state else x
+    swapped = tree.map(one, values, is_leaf=is_state)
+    return _Carried(
+        tuple([args[i] if i in static else a for i, a in enumerate(swapped[0])]),
+        {k: kwargs[k] if k in static else v for k, v in swapped[1].items()} | {
+            k: v for k, v in kwargs.items() if k in static
+        },
+        tree.structure(whole, is_leaf=is_state),
+        layout, carry, [x.aval for x in leaves], outs[0], results,
+    )  # fmt: skip
+
+
+def _marks(
+    paths: Sequence[str], avals: Sequence[Any], function: str
+) -> Callable[[Any], list[Donated]]:
+    """What stands in donated arrays, by the line of the call: made once for each line."""
+    known: dict[tuple[int, int], list[Donated]] = {}
+
+    def marks(line: Any) -> list[Donated]:
+        key = (id(line.code), line.line)  # the marks keep the code object alive
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _LINES:
+                known.clear()
+            found = [Donated(path, function, line, a) for path, a in zip(paths, avals)]
+            known[key] = found
+        return found
+
+    return marks
 
 
 def _differs(out: _Writer, at: str, x: Any) -> str:

@@ -304,7 +304,8 @@ class JitFunction:
         """Remember a function generated for calls like this one, if it can be had."""
         executable, program = entry.executable, entry.program
         debugging = settings.debug_nans or settings.debug_infs or ctx.watch is not None
-        if debugging or ctx.axes or not hasattr(executable, "run"):
+        known = hasattr(executable, "run") or hasattr(executable, "run_list")
+        if debugging or ctx.axes or not known:
             return
 
         def failed(error: Exception, leaves: list) -> Exception:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import itemgetter
 from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
+from genesis_fn.backends.cuda.carry import Carry
 from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, Overlap
 from genesis_fn.backends.cuda.measure import (
@@ -42,6 +45,16 @@ _SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
 _SMALL_OUTPUT = 1 << 20  # outputs that are copied out
 _MOST_GRAPHS = 6
 _MOST_MISSES = 24  # captures after which outputs that keep moving are copied instead
+
+
+def _references_alone() -> int:
+    """What counting the references of memory gives that one Array and the list of inputs hold."""
+    array = [object()]
+    inputs = [array[0]]
+    return next(map(getrefcount, compress(inputs, [True])))
+
+
+_ALONE = _references_alone()
 
 
 class CudaExecutable:
@@ -84,21 +97,29 @@ class CudaExecutable:
             settings.graph_lanes, settings.programmatic_launch, settings.graph_nodes
         )
         self._outputs = self.scope.outputs
-        self._sigs = [sig(a, device) for a in jaxpr.out_avals]
-        self._from_input = {b: i for i, b in enumerate(inputs)}
-        self._slots: dict[int, Block] = {}
+        self.sigs = [sig(a, device) for a in jaxpr.out_avals]
+        self.from_input = {b: i for i, b in enumerate(inputs)}
+        self.slots: dict[int, Block] = {}
         self._graphs: dict[tuple[int, ...], Launched | Any] = {}
         self._arena: Block | None = None
         self._alone = False  # whether nobody else uses the arena
         self._held: dict[int, _Output] = {}
         self._misses = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        self.last: tuple[list[int], Any] = [], None  # addresses and their graph
         self._checks = self._registered_checks()
         site = f"outputs of {jaxpr.name or 'a program'}"
         self._site = site
         for b, a in zip(self._outputs, jaxpr.out_avals):
-            if b not in self._from_input and b not in self._held:
+            if b not in self.from_input and b not in self._held:
                 self._held[b] = _Output(a.nbytes)
+        # Results that are inputs' memory, and places of the others, filled in after a run.
+        self._updated = _picker([self.from_input.get(b, 0) for b in self._outputs])
+        self.made = [
+            ([k for k, b in enumerate(self._outputs) if b == made], out)
+            for made, out in self._held.items()
+        ]
+        self._is_taken = [i in taken for i in range(len(inputs))]
 
     def _registered_checks(self) -> Checks | None:
         if self.table.word is None:
@@ -110,51 +131,95 @@ class CudaExecutable:
 
     def __call__(self, *args: Array) -> list[Array]:
         try:
-            buffers = [a.data for a in args]
-            addresses = [b.address for b in buffers]
+            return [Array(b, s) for b, s in zip(self.run_list([a.data for a in args]), self.sigs)]
         except AttributeError:
             for a in args:
                 live(a)
             raise
-        with self._lock:
+
+    def run_list(self, buffers: list[Any]) -> list[Any]:
+        """The memory of the results, given that of the inputs, which nothing but its Array and the
+        list holds if it is donated. Raises AttributeError for memory that is gone."""
+        addresses = [b.address for b in buffers]
+        with self.lock:
             return self._run(buffers, addresses)
 
-    def _run(self, buffers: list[Any], addresses: list[int]) -> list[Array]:
+    def carry(self, first_in: int, first_out: int, count: int) -> Carry | None:
+        """How to run with `count` inputs that are updated in place as one, and nothing else is;
+        None where that is not so."""
+        inside = range(first_in, first_in + count)
+        updated = [self.from_input.get(b) for b in self._outputs]
+        results = range(first_out, first_out + count)
+        beside = [i for k, i in enumerate(updated) if k not in results]
+        if updated[first_out : first_out + count] != list(inside) or set(beside) & set(inside):
+            return None
+        return Carry(self, inside, results) if set(self._taken) <= set(inside) else None
+
+    def explained(self, error: Exception) -> Exception:
+        """`error` from `run_list`: device errors name their lines themselves."""
+        return error
+
+    def _run(self, buffers: list[Any], addresses: list[int]) -> list[Any]:
         driver = self.runtime.driver
-        for i in self._taken:
-            # Held by its Array, the list and the call itself, or by somebody who must not see this.
-            if getrefcount(buffers[i]) > 3 or type(buffers[i]) is not Block:
+        if self._taken:
+            held = sum(map(getrefcount, compress(buffers, self._is_taken)))
+            kinds = set(map(type, compress(buffers, self._is_taken)))
+            if held != _ALONE * len(self._taken) or kinds != {Block}:
+                self._copy_shared(buffers, addresses)
+        for i, slot in self.slots.items():
+            driver.copy(slot.address, addresses[i], buffers[i].bytes, driver.compute)
+            addresses[i] = slot.address
+        addresses += self.places()
+        if addresses == self.last[0]:
+            graph = self.last[1]
+        else:
+            del addresses[len(buffers) :]
+            graph = self._graph(buffers, addresses)
+        self.launch(graph)
+        results = self._updated(buffers)
+        for ks, out in self.made:
+            data = self.handed_out(out)
+            for k in ks:
+                results[k] = data
+        return results
+
+    def launch(self, graph: Any) -> None:
+        """Enqueue one of the program's graphs."""
+        if self._arena is None or self._alone:
+            graph.launch()
+            return
+        # Nobody else may launch between the graphs of a program whose arena others use too.
+        with self.runtime.launching:
+            graph.launch()
+
+    def places(self) -> list[int]:
+        """Where the results go that are no input's memory, which nobody else reads."""
+        for out in self._held.values():
+            out.renew(self.runtime, self._site)
+        return [out.address for out in self._held.values()]
+
+    def handed_out(self, out: Any) -> Block:
+        """The memory of a result, the caller's own."""
+        return out.handed_out(self.runtime, self._site)
+
+    def _copy_shared(self, buffers: list[Any], addresses: list[int]) -> None:
+        """Give the program a copy of donated memory that somebody else may see."""
+        driver = self.runtime.driver
+        counts = list(map(getrefcount, compress(buffers, self._is_taken)))
+        for i, count in zip(self._taken, counts, strict=True):
+            if count > _ALONE or type(buffers[i]) is not Block:
                 copy = self.runtime.alloc(buffers[i].bytes, self._site)
                 driver.copy(copy.address, addresses[i], copy.bytes, driver.compute)
                 buffers[i], addresses[i] = copy, copy.address
-        for i, slot in self._slots.items():
-            driver.copy(slot.address, addresses[i], buffers[i].bytes, driver.compute)
-            addresses[i] = slot.address
-        for out in self._held.values():
-            out.renew(self.runtime, self._site)
+
+    def _graph(self, buffers: list[Any], addresses: list[int]) -> Any:
+        """The graph for these addresses, which is remembered as the last one."""
         key = (*addresses, *[out.address for out in self._held.values()])
         graph = self._graphs.get(key)
         if graph is None:
             key, graph = self._bind(buffers, addresses)
-        if self._arena is None or self._alone:
-            graph.launch()
-        else:
-            # Nobody else may launch between the graphs of a program whose arena others use too.
-            with self.runtime.launching:
-                graph.launch()
-        made: dict[int, Any] = {}
-        results = []
-        for b, s in zip(self._outputs, self._sigs):
-            data = made.get(b)
-            if data is None:
-                i = self._from_input.get(b)
-                if i is not None:
-                    data = buffers[i]
-                else:
-                    data = self._held[b].handed_out(self.runtime, self._site)
-                made[b] = data
-            results.append(Array(data, s))
-        return results
+        self.last = list(key), graph
+        return graph
 
     def _bind(self, buffers: list[Any], addresses: list[int]) -> tuple[tuple[int, ...], Any]:
         """A graph for these addresses; inputs that keep moving get a place of their own."""
@@ -162,10 +227,10 @@ class CudaExecutable:
         if self._graphs:
             known = list(zip(*[k[: len(addresses)] for k in self._graphs]))
             for i, a in enumerate(addresses):
-                moved = i not in self._slots and not self._donated[i] and a not in known[i]
+                moved = i not in self.slots and not self._donated[i] and a not in known[i]
                 size = buffers[i].bytes
                 if moved and size and (size <= _SMALL_INPUT or len(self._graphs) >= _MOST_GRAPHS):
-                    slot = self._slots[i] = self.runtime.alloc(size, self._site)
+                    slot = self.slots[i] = self.runtime.alloc(size, self._site)
                     driver.copy(slot.address, a, size, driver.compute)
                     addresses[i] = slot.address
         self._misses += 1
@@ -176,15 +241,16 @@ class CudaExecutable:
         found = self._graphs.get(key)
         if found is not None:
             return key, found
-        if self._slots or len(self._graphs) >= _MOST_GRAPHS:
+        if self.slots or len(self._graphs) >= _MOST_GRAPHS:
             stale = [
                 k for k in self._graphs
-                if any(k[i] != s.address for i, s in self._slots.items())
+                if any(k[i] != s.address for i, s in self.slots.items())
             ]  # fmt: skip
             stale = stale or [next(iter(self._graphs))] * (len(self._graphs) >= _MOST_GRAPHS)
             for k in stale:
                 # Destroying a graph waits for the device.
                 del self._graphs[k]
+            self.last = [], None
         graph = self._graphs[key] = self._captured(addresses)
         return key, graph
 
@@ -227,7 +293,7 @@ class CudaExecutable:
     def measure(self, args: Sequence[Array], repeats: int) -> tuple[list[Array], Measurements]:
         """(the results, the time of each kernel); donated arguments stay as they are."""
         results = self(*[self._copied(a) for a in args])
-        with self._lock:
+        with self.lock:
             given = [self._copied(a) for a in args]
             for out in self._held.values():
                 out.renew(self.runtime, self._site)
@@ -295,6 +361,14 @@ class CudaExecutable:
 
 def _mb(size: int) -> str:
     return f"{size / 1e6:.2f} MB"
+
+
+def _picker(indices: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
+    """A function from a list to the list of its elements at `indices`."""
+    if len(indices) < 2:
+        return lambda xs: [xs[i] if xs else None for i in indices]
+    pick = itemgetter(*indices)
+    return lambda xs: list(pick(xs)) if xs else [None] * len(indices)
 
 
 class _Output:

@@ -1,0 +1,195 @@
+"""TrainState: named pytrees carried from step to step as one flat, frozen value.
+
+`jit` passes a donated state through in constant time: what a step returned is a `Memory`, the
+storages of all leaves, which the next call hands on as it is. Arrays are made of it when somebody
+looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from genesis_fn.core import tree
+from genesis_fn.core.array import Array, Deleted
+from genesis_fn.core.aval import Sig
+
+
+class Layout:
+    """The names and structures of a state's parts. Equal layouts are one object."""
+
+    __slots__ = ("names", "treedefs", "starts", "count")
+
+    def __init__(self, names: tuple[str, ...], treedefs: tuple[tree.PyTreeDef, ...]) -> None:
+        self.names, self.treedefs = names, treedefs
+        self.starts: dict[str, int] = {}
+        self.count = 0
+        for name, treedef in zip(names, treedefs, strict=True):
+            self.starts[name] = self.count
+            self.count += treedef.num_leaves
+
+    def part(self, name: str, leaves: Sequence[Any]) -> Any:
+        """One part of the state with those leaves."""
+        treedef = self.treedefs[self.names.index(name)]
+        start = self.starts[name]
+        return tree.unflatten(treedef, leaves[start : start + treedef.num_leaves])
+
+    def keys(self) -> list[tree.GetAttrKey]:
+        """The path of each leaf: `params['w']`."""
+        found = []
+        for name, treedef in zip(self.names, self.treedefs, strict=True):
+            numbered = tree.unflatten(treedef, range(treedef.num_leaves))
+            for path, _ in tree.leaves_with_path(numbered):
+                found.append(tree.GetAttrKey(name + tree.keystr(path)))
+        return found
+
+
+_layouts: dict[Any, Layout] = {}
+
+
+def _layout(names: tuple[str, ...], treedefs: tuple[tree.PyTreeDef, ...]) -> Layout:
+    key = (names, treedefs)
+    found = _layouts.get(key)
+    return _layouts.setdefault(key, Layout(names, treedefs)) if found is None else found
+
+
+class Memory:
+    """The storages of a state's leaves, which nothing else refers to, and the leaves'
+    signatures."""
+
+    __slots__ = ("storages", "sigs", "__weakref__")
+
+    def __init__(self, storages: list[Any], sigs: Sequence[Sig]) -> None:
+        self.storages, self.sigs = storages, sigs
+
+
+class TrainState:
+    """Named pytrees as one value: `TrainState(params=..., opt_state=...)`, then `state.params`.
+
+    It is frozen: `replace` makes another one. It is a pytree whose leaves are those of its parts in
+    the order given, so that every transform takes it; passed to a jitted function that donates it,
+    it costs as much as one array.
+    """
+
+    __slots__ = ("_layout", "_leaves", "_memory")
+
+    def __init__(self, **parts: Any) -> None:
+        if not parts:
+            raise TypeError("TrainState takes its parts by name: TrainState(params=params)")
+        taken = [name for name in parts if name.startswith("_") or hasattr(TrainState, name)]
+        if taken:
+            raise TypeError(f"a part of a TrainState cannot be named {taken[0]!r}")
+        flat = [tree.flatten(part) for part in parts.values()]
+        layout = _layout(tuple(parts), tuple([treedef for _, treedef in flat]))
+        _set(self, layout, [x for leaves, _ in flat for x in leaves], None)
+
+    def __getattr__(self, name: str) -> Any:
+        layout = self._layout
+        if name not in layout.starts:
+            known = ", ".join(layout.names)
+            raise AttributeError(f"the state has no part {name!r}; its parts are {known}")
+        return layout.part(name, _leaves(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a TrainState is frozen: use state.replace({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a TrainState is frozen")
+
+    def replace(self, **parts: Any) -> TrainState:
+        """A state with some parts replaced. Raises TypeError for a name that it does not have."""
+        unknown = [name for name in parts if name not in self._layout.starts]
+        if unknown:
+            raise TypeError(
+                f"the state has no part {unknown[0]!r}; its parts are "
+                f"{', '.join(self._layout.names)}"
+            )
+        return TrainState(**(self.as_dict() | parts))
+
+    def as_dict(self) -> dict[str, Any]:
+        """{name: part}."""
+        leaves = _leaves(self)
+        return {name: self._layout.part(name, leaves) for name in self._layout.names}
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("a TrainState is no sequence; state.as_dict() gives its parts")
+
+    def __copy__(self) -> TrainState:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _from_dict, (self.as_dict(),)
+
+    def __repr__(self) -> str:
+        if isinstance(self._memory, Deleted):
+            return f"<TrainState, {self._memory.why}>"
+        parts = zip(self._layout.names, self._layout.treedefs, strict=True)
+        counts = ", ".join(f"{name}: {t.num_leaves} leaves" for name, t in parts)
+        return f"<TrainState {counts}>"
+
+
+def _from_dict(parts: Mapping[str, Any]) -> TrainState:
+    return TrainState(**parts)
+
+
+_slots = [TrainState.__dict__[name].__set__ for name in TrainState.__slots__]
+
+
+def _set(state: TrainState, layout: Layout, leaves: list[Any] | None, memory: Any) -> None:
+    for put, value in zip(_slots, (layout, leaves, memory)):
+        put(state, value)
+
+
+def _leaves(state: TrainState) -> list[Any]:
+    """The leaves, as arrays from now on. Raises DonatedError."""
+    if state._leaves is None:
+        memory = state._memory
+        if isinstance(memory, Deleted):
+            raise memory.error()
+        made = [Array(b, s) for b, s in zip(memory.storages, memory.sigs, strict=True)]
+        _set(state, state._layout, made, None)
+    return state._leaves  # type: ignore[return-value]
+
+
+# ---- what `jit` does with states ----
+
+
+def holding(layout: Layout, memory: Memory) -> TrainState:
+    """A state of leaves that nobody has looked at."""
+    state = object.__new__(TrainState)
+    _set(state, layout, None, memory)
+    return state
+
+
+def held(state: Any, layout: Layout, sigs: list[Sig]) -> Memory | list[Array] | None:
+    """The memory of a state, or its leaves if somebody has looked at them; None for anything but a
+    state of this layout with leaves of these signatures. Raises DonatedError."""
+    if type(state) is not TrainState or state._layout is not layout:
+        return None
+    memory = state._memory
+    if type(memory) is Memory:
+        return memory if memory.sigs is sigs or list(memory.sigs) == sigs else None
+    leaves = _leaves(state)
+    if any(type(x) is not Array for x in leaves) or [x.sig for x in leaves] != sigs:
+        return None
+    return leaves
+
+
+def give_up(state: TrainState, mark: Deleted) -> None:
+    """Note that the state's memory is another's now."""
+    _set(state, state._layout, None, mark)
+
+
+def _flatten(state: TrainState) -> tuple[list[Any], Layout]:
+    return list(_leaves(state)), state._layout
+
+
+def _unflatten(layout: Layout, leaves: Iterable[Any]) -> TrainState:
+    state = object.__new__(TrainState)
+    _set(state, layout, list(leaves), None)
+    return state
+
+
+tree.register_node(TrainState, _flatten, _unflatten, lambda state: state._layout.keys())
+
+__all__ = ["Layout", "Memory", "TrainState", "give_up", "held", "holding"]
