@@ -29,6 +29,7 @@ for _module in pkgutil.iter_modules(genesis_fn.transforms.__path__):
 # hold them.
 ELSEWHERE = {
     "jit": "transforms/test_jit.py", "precision_region": "transforms/test_amp.py",
+    "wide_region": "amp/test_autocast_lists.py",
     "linear_call": "transforms/test_custom.py", "scan": "transforms/test_scan.py",
     "while": "transforms/test_loops.py", "cond": "transforms/test_cond.py",
     "fused": "transforms/test_fused.py", "custom_jvp": "transforms/test_custom.py",

@@ -19,7 +19,7 @@ from genesis_fn.core.primitive import PRIMITIVES, Primitive
 from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
 from genesis_fn.primitives.elementwise import add_n, select_p
 from genesis_fn.primitives.shape import barrier_p
-from genesis_fn.transforms.call import jit_p, linear_call_p, region_p
+from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
 from genesis_fn.transforms.checkpoint import checkpoint_p
 from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
 from genesis_fn.transforms.custom_batch import custom_vmap_p
@@ -27,8 +27,8 @@ from genesis_fn.transforms.fused import fused_p
 
 # Calls, and the parameter that holds what they run.
 CALLS: dict[Primitive, str] = {
-    jit_p: "jaxpr", region_p: "jaxpr", checkpoint_p: "jaxpr", custom_jvp_p: "jaxpr",
-    custom_vjp_p: "jaxpr", fused_p: "jaxpr", custom_vmap_p: "jaxpr",
+    jit_p: "jaxpr", region_p: "jaxpr", wide_p: "jaxpr", checkpoint_p: "jaxpr",
+    custom_jvp_p: "jaxpr", custom_vjp_p: "jaxpr", fused_p: "jaxpr", custom_vmap_p: "jaxpr",
     linear_call_p: "forward",
 }  # fmt: skip
 # Never merged with an equal equation: a barrier is what keeps two computations apart.

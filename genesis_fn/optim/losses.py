@@ -1,6 +1,7 @@
 """Losses, one value per example; optax's names and conventions.
 
-Reduce them with `.mean()` or `.sum()`. `where` masks elements along the reduced axes.
+Reduce them with `.mean()` or `.sum()`. `where` masks elements along the reduced axes. Under `amp`
+they run in float32 as a whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from genesis_fn.core.errors import DTypeError, ShapeError
 from genesis_fn.lax.cross_entropy import cross_entropy_last
 from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last
 from genesis_fn.primitives.elementwise import stop_gradient
+from genesis_fn.transforms.autocast import wide
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
 
@@ -47,17 +49,20 @@ def _errors(name: str, predictions: Any, targets: Any) -> Any:
 # ---- regression ----
 
 
+@wide
 def squared_error(predictions: Any, targets: Any = None) -> Any:
     """(predictions - targets)**2, elementwise."""
     e = _errors("squared_error", predictions, targets)
     return e * e
 
 
+@wide
 def l2_loss(predictions: Any, targets: Any = None) -> Any:
     """(predictions - targets)**2 / 2, elementwise."""
     return 0.5 * squared_error(predictions, targets)
 
 
+@wide
 def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> Any:
     """e**2 / 2 where |e| <= delta, else delta * (|e| - delta / 2) (Huber 1964)."""
     e = jnp.abs(_errors("huber_loss", predictions, targets))
@@ -65,12 +70,14 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> An
     return 0.5 * near * near + delta * (e - near)
 
 
+@wide
 def log_cosh(predictions: Any, targets: Any = None) -> Any:
     """log(cosh(predictions - targets)), elementwise."""
     e = _errors("log_cosh", predictions, targets)
     return jnp.logaddexp(e, -e) - math.log(2.0)
 
 
+@wide
 def cosine_similarity(
     predictions: Any, targets: Any, *, epsilon: Any = 0.0, axis: Axis = -1, where: Any = None
 ) -> Any:
@@ -84,6 +91,7 @@ def cosine_similarity(
     return jnp.sum(unit(a) * unit(b), axis=axis, where=where)
 
 
+@wide
 def cosine_distance(
     predictions: Any, targets: Any, *, epsilon: Any = 0.0, axis: Axis = -1, where: Any = None
 ) -> Any:
@@ -128,6 +136,7 @@ def _masked(logits: Any, where: Any) -> Any:
     return logits if where is None else jnp.where(where, logits, -jnp.inf)
 
 
+@wide
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
     """-sum(labels * log_softmax(logits)) along `axis`, for labels that are probabilities."""
     (logits,) = _floats("softmax_cross_entropy", logits)
@@ -139,6 +148,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any 
     return -jnp.sum(_rows(labels, axis) * log_p, axis=-1)
 
 
+@wide
 def softmax_cross_entropy_with_integer_labels(
     logits: Any, labels: Any, axis: int | tuple[int, ...] = -1, where: Any = None
 ) -> Any:
@@ -170,6 +180,7 @@ def softmax_cross_entropy_with_integer_labels(
     return jnp.where(some, total - at_label, 0.0)
 
 
+@wide
 def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     """`softmax_cross_entropy` in which label 0 with logit -inf counts as 0."""
     (logits,) = _floats("safe_softmax_cross_entropy", logits)
@@ -178,6 +189,7 @@ def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     return -jnp.sum(labels * jnp.where(labels != 0.0, log_p, 0.0), axis=-1)
 
 
+@wide
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """-labels * log(sigmoid(logits)) - (1 - labels) * log(1 - sigmoid(logits)), elementwise."""
     (logits,) = _floats("sigmoid_binary_cross_entropy", logits)
@@ -185,6 +197,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     return -labels * _log_sigmoid(logits) - (1.0 - labels) * _log_sigmoid(-logits)
 
 
+@wide
 def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: Any = 2.0) -> Any:
     """Binary cross-entropy times (1 - probability of the label)**gamma (Lin et al. 2017).
 
@@ -208,11 +221,13 @@ def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: An
     return (alpha * labels + (1.0 - alpha) * (1.0 - labels)) * loss
 
 
+@wide
 def hinge_loss(predictor_outputs: Any, targets: Any) -> Any:
     """max(0, 1 - outputs * targets) for targets -1 and 1."""
     return jnp.maximum(0, 1 - as_array(predictor_outputs) * targets)
 
 
+@wide
 def perceptron_loss(predictor_outputs: Any, targets: Any) -> Any:
     """max(0, -outputs * targets) for targets -1 and 1."""
     outputs, targets = as_array(predictor_outputs), as_array(targets)
@@ -226,6 +241,7 @@ def _one_hot(labels: Any, scores: Any) -> Any:
     return (as_array(labels)[..., None] == jnp.arange(scores.shape[-1])).astype(scores.dtype)
 
 
+@wide
 def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
     """max over classes of (score + 1 unless it is the label's) minus the label's score."""
     scores = as_array(scores)
@@ -233,12 +249,14 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
     return jnp.max(scores + 1.0 - hot, axis=-1) - jnp.sum(scores * hot, axis=-1)
 
 
+@wide
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> Any:
     """The largest score minus the label's score."""
     scores = as_array(scores)
     return jnp.max(scores, axis=-1) - jnp.sum(scores * _one_hot(labels, scores), axis=-1)
 
 
+@wide
 def sparsemax_loss(logits: Any, labels: Any) -> Any:
     """The binary sparsemax loss: 0 below -1, the margin above 1, a parabola between."""
     x = jnp.where(as_array(labels) != 0, -as_array(logits), logits)
@@ -255,6 +273,7 @@ def _simplex(x: Any) -> Any:
     return jnp.maximum(x - threshold, 0.0)
 
 
+@wide
 def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Any:
     """The sparsemax loss of class scores (Martins & Astudillo 2016)."""
     (scores,) = _floats("multiclass_sparsemax_loss", scores)
@@ -265,6 +284,7 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Any:
     return gain + 0.5 * (1.0 - jnp.sum(p * p, axis=-1))
 
 
+@wide
 def poly_loss_cross_entropy(
     logits: Any, labels: Any, *, epsilon: Any = 2.0, axis: Axis = -1, where: Any = None
 ) -> Any:
@@ -277,6 +297,7 @@ def poly_loss_cross_entropy(
     return softmax_cross_entropy(logits, labels, axis, where) + epsilon * miss
 
 
+@wide
 def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
     """sum(targets * (log(targets) - log_predictions)) along `axis`; 0 where a target is 0."""
     log_q, p = _floats("kl_divergence", log_predictions, targets)
@@ -284,6 +305,7 @@ def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: An
     return jnp.sum(p * (log_p - log_q), axis=axis, where=where)
 
 
+@wide
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Axis = -1, where: Any = None
 ) -> Any:
@@ -292,6 +314,7 @@ def kl_divergence_with_log_targets(
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=axis, where=where)
 
 
+@wide
 def generalized_kl_divergence(
     log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None
 ) -> Any:
@@ -314,6 +337,7 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any = None
 # ---- embeddings, rankings ----
 
 
+@wide
 def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
     """The contrastive loss of cosine similarities: pairs of one label against all of others
     (Chen et al. 2020). A scalar."""
@@ -335,6 +359,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
     return -jnp.sum(jnp.where(pair, log_p, 0.0)) / jnp.sum(pair)
 
 
+@wide
 def triplet_margin_loss(
     anchors: Any,
     positives: Any,
@@ -353,6 +378,7 @@ def triplet_margin_loss(
     return jnp.maximum(distance(p) - distance(n) + margin, 0)
 
 
+@wide
 def ranking_softmax_loss(
     logits: Any,
     labels: Any,
@@ -408,6 +434,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Any]:
 # ---- sequences ----
 
 
+@wide
 def ctc_loss_with_forward_probs(
     logits: Any,
     logit_paddings: Any,

@@ -1,7 +1,8 @@
 """amp: rewrite a program by each primitive's precision class.
 
 "low" operations (contractions) run in the policy's 16-bit type, "high" ones (exponentials,
-reductions, losses) in float32, the rest in the widest type among their inputs. Sub-programs of
+reductions, losses) in float32, the rest in the widest type among their inputs. The functions marked
+`wide` (losses made of several operations) run in float32 as a whole. Sub-programs of
 calls, loops, branches and checkpoints are rewritten too; custom derivative rules are opaque and
 keep the dtypes they were traced with.
 """
@@ -13,14 +14,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, memoized
-from genesis_fn.core.primitive import SCALARS, bind, ctx, typeof
+from genesis_fn.core.primitive import SCALARS, Tracer, bind, ctx, typeof
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives.elementwise import convert
-from genesis_fn.transforms.call import region_p
+from genesis_fn.transforms.call import region_p, wide_p
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.stage import stage, stage_closed
 
@@ -123,6 +125,14 @@ def _rewrite_jit(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
     return _evaluate(e.params["jaxpr"], policy, xs)
 
 
+def _rewrite_wide(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
+    xs = [
+        _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in _NARROW else x
+        for x in xs
+    ]
+    return _evaluate(e.params["jaxpr"], dataclasses.replace(policy, compute=dtypes.F32), xs)
+
+
 def _rewrite_checkpoint(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
     inner = e.params["jaxpr"]
     free = (False,) * len(inner.outs)
@@ -178,6 +188,7 @@ def _rewrite_dot(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
 
 _RULES: Mapping[str, Callable[[Eqn, Sequence[Any], Precision], Any]] = {
     "jit": _rewrite_jit,
+    "wide_region": _rewrite_wide,
     "checkpoint": _rewrite_checkpoint,
     "scan": _rewrite_scan,
     "while": _rewrite_while,
@@ -235,4 +246,32 @@ def amp(
     return in_mixed_precision
 
 
-__all__ = ["Precision", "amp", "autocast_jaxpr", "precision_of"]
+def wide(fun: Callable) -> Callable:
+    """Decorator: under `amp`, `fun` is computed in float32 as a whole, its contractions and its
+    plain arithmetic too, as torch.autocast computes losses. Elsewhere nothing changes."""
+
+    @boundary(fun)
+    def computed_wide(*args: Any, **kwargs: Any) -> Any:
+        if ctx.trace is None:
+            return fun(*args, **kwargs)
+        leaves, in_tree = tree.flatten((args, kwargs))
+        places = [i for i, x in enumerate(leaves) if type(x) is Array or isinstance(x, Tracer)]
+        operands = tuple([leaves[i] for i in places])
+        if not operands:
+            return fun(*args, **kwargs)
+
+        def on_arrays(*xs: Any) -> Any:
+            given = dict(zip(places, xs))
+            a, k = tree.unflatten(in_tree, [given.get(i, x) for i, x in enumerate(leaves)])
+            return fun(*a, **k)
+
+        functools.update_wrapper(on_arrays, fun)
+        flat = FlatFunction(on_arrays, tree.structure(operands))
+        weak = [getattr(x, "weak", False) for x in operands]
+        jaxpr, captured = stage(flat, _kinds(operands), name=name_of(fun), weak=weak)
+        return flat.output(bind(wide_p, *captured, *operands, jaxpr=jaxpr))
+
+    return computed_wide
+
+
+__all__ = ["Precision", "amp", "autocast_jaxpr", "precision_of", "wide"]

@@ -78,6 +78,8 @@ def call_primitive(name: str) -> Primitive:
 jit_p = call_primitive("jit")
 # The program of `amp`: an enclosing `amp` leaves its precision alone.
 region_p = call_primitive("precision_region")
+# A program that `amp` runs in float32 as a whole.
+wide_p = call_primitive("wide_region")
 
 
 # ---- linear_call ----

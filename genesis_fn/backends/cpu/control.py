@@ -12,7 +12,7 @@ from genesis_fn.backends.cpu.compile import tensor_function, tensor_program
 from genesis_fn.backends.cpu.lower import lowers
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.primitives.define import TORCH_DTYPE
-from genesis_fn.transforms.call import jit_p, linear_call_p, region_p
+from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
 from genesis_fn.transforms.checkpoint import checkpoint_p
 from genesis_fn.transforms.cond import cond_p
 from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
@@ -23,6 +23,7 @@ from genesis_fn.transforms.scan import scan_p, stacked
 
 @lowers(jit_p)
 @lowers(region_p)
+@lowers(wide_p)
 @lowers(checkpoint_p)
 @lowers(custom_jvp_p)
 @lowers(custom_vjp_p)
