@@ -2,9 +2,10 @@
 
     PYTHONPATH=. python benchmarks/kernels/matmul_bench.py --out r.json [--only dW] [--budget 500]
 
-Needs torch with CUDA, and Triton. Prints one line for each case:
-cuBLAS's rate, the best configuration's, the default configuration's and the ratio of the last two
-to the first. Times are medians of CUDA graph replays over rotated buffers.
+Needs torch with CUDA, and Triton. Cases already in the output file are skipped, so an interrupted
+run goes on where it stopped. Prints one line for each case: cuBLAS's rate, those of the best and of
+the default configuration, and their ratios to the first. Times are medians of CUDA graph replays
+over rotated buffers.
 """
 
 from __future__ import annotations
@@ -374,7 +375,12 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     options = parser.parse_args()
     parts = options.only.split(",")
+    rows = []
+    if Path(options.out).exists():
+        rows = json.loads(Path(options.out).read_text())["rows"]
+    done = {row["case"] for row in rows}
     chosen = [case for case in cases() if any(part in case.name for part in parts)]
+    chosen = [case for case in chosen if case.name not in done]
     if options.list:
         print("\n".join(case.name for case in chosen))
         return
@@ -382,7 +388,6 @@ def main() -> None:
     items = [(case.name, i) for case in chosen for i in range(len(case.configs()))]
     rehearsed = rehearse(check, items, 0.6 * options.budget)
     print(f"{len(rehearsed)} of {len(items)} configurations in {time.time() - start:.0f} s")
-    rows = []
     for case in chosen:
         if time.time() - start > options.budget:
             print("out of time before", case.name)

@@ -55,7 +55,7 @@ from genesis_fn.kernels.random import RandomBits, plan_random_bits
 from genesis_fn.kernels.scan import Scan, plan_scan
 from genesis_fn.kernels.scatter import GatherRows, plan_embedding_gradient, plan_gather_rows
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
-from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+from genesis_fn.kernels.sort import RadixTile, Sort, TopK, plan_sort, plan_top_k
 
 L2_BYTES = 64 << 20
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int64: "i64", torch.int32: "i32"}
@@ -195,9 +195,9 @@ def copy_bandwidth_cases() -> list[Case]:
 
 
 TILES = {
-    128: [(r, 128, w) for r, w in ((16, 2), (16, 4), (32, 8), (64, 8))],
-    1024: [(r, 1024, w) for r, w in ((1, 2), (2, 4), (4, 4), (4, 8), (8, 8))],
-    4096: [(r, 4096, w) for r, w in ((1, 4), (1, 8), (1, 16), (2, 16))],
+    128: [(r, 128, w) for r, w in ((8, 1), (16, 2), (16, 4), (32, 4))],
+    1024: [(r, 1024, w) for r, w in ((1, 1), (1, 2), (2, 2), (4, 4), (8, 4))],
+    4096: [(r, 4096, w) for r, w in ((1, 4), (1, 8), (1, 16), (1, 32))],
     8192: [(r, 8192, w) for r, w in ((1, 4), (1, 8), (1, 16))],
 }
 """(rows, columns, warps) of the tiles tried for each row length."""
@@ -467,7 +467,7 @@ def tuned_products(spec: LinearCrossEntropy) -> dict:
     return chosen
 
 
-CAT_TILES = [(256, 4), (512, 4), (1024, 8), (2048, 8), (4096, 16)]
+CAT_TILES = [(128, 1), (128, 4), (256, 2), (256, 4), (512, 2), (512, 4), (1024, 4)]
 
 
 def copy_cases() -> list[Case]:
@@ -502,6 +502,13 @@ def copy_cases() -> list[Case]:
             ),
             lambda *xs: [torch.cat(xs, 1)],
             traffic=4 * 64 * 940 * 768,
+            variants={
+                f"tile {tile} w{warps}": one_plan(
+                    plan_concatenate(Concatenate(shapes, 1, "bf16"), tile, warps),
+                    like((64, 940, 768), torch.bfloat16),
+                )
+                for tile, warps in CAT_TILES
+            },
         )
     )
     rows, columns, count = 151936, 1024, 16384
@@ -518,6 +525,13 @@ def copy_cases() -> list[Case]:
             ),
             lambda table, tokens: [F.embedding(tokens, table)],
             traffic=4 * count * columns,
+            variants={
+                f"tile {tile[0]}x{tile[1]} w{tile[2]}": one_plan(
+                    plan_gather_rows(GatherRows(rows, columns, count, "bf16", "i64"), tile),
+                    like((count, columns), torch.bfloat16),
+                )
+                for tile in ((1, 1024, 1), (1, 1024, 4), (2, 1024, 2), (4, 1024, 4), (8, 1024, 8))
+            },
         )
     )
     for label, spread in (("", rows), (" of 100 tokens", 100), (" of one token", 1)):
@@ -587,18 +601,24 @@ def scan_and_sort_cases() -> list[Case]:
         ),
     ]
     for rows, length in ((1, n), (1, 1 << 20), (4096, 1024), (64, 16384)):
+
+        def sorts(tile=None, warps=None, rows=rows, length=length):
+            plan = plan_sort(Sort(rows, length, ("fp32",), indices="i64"), tile, warps)
+            return one_plan(plan, like((rows, length)), like((rows, length), torch.int64))
+
+        tiles = [RadixTile(1024, 1, ranks) for ranks in ("ballot", "match", "sort")]
+        variants = {f"ranks by {tile.ranks}": sorts(tile) for tile in tiles}
+        if length <= 2048:
+            variants = {f"{warps} warps": sorts(warps=warps) for warps in (1, 2, 4, 8)}
         cases.append(
             Case(
                 f"sort {rows}x{length} fp32",
                 lambda rows=rows, length=length: [randn(rows, length)],
-                one_plan(
-                    plan_sort(Sort(rows, length, ("fp32",), indices="i64")),
-                    like((rows, length)),
-                    like((rows, length), torch.int64),
-                ),
+                sorts(),
                 lambda x: list(torch.sort(x, dim=-1, stable=True)),
                 traffic=16 * rows * length,
                 compiles=False,
+                variants=variants,
             )
         )
     for rows, length, k in ((64, 151936, 50), (1, 151936, 50), (4096, 1024, 8)):
@@ -783,14 +803,22 @@ def measure(case: Case, compiled: bool) -> dict:
     calls = [call, *(case.ours(xs)[0] for xs in sets[1:])]
     row["ours_us"] = 1e6 * graph_time(calls)
     row["variants_us"] = {}
+    checked = [] if case.big or not case.variants else case.reference(*first)
     for name, variant in case.variants.items():
         try:
-            others = [variant(xs)[0] for xs in sets]
+            made = [variant(xs) for xs in sets]
+            made[0][0]()
+            torch.cuda.synchronize()
+            if not case.big and not difference(made[0][1], checked) <= case.error:
+                row["variants_us"][name] = "WRONG"
+                continue
+            others = [call for call, _ in made]
             row["variants_us"][name] = 1e6 * graph_time(others, 7)
         except Exception as error:
             row["variants_us"][name] = repr(error)[:200]
-        others = None
+        others = made = None
         free()
+    checked = None
     calls = call = outputs = None
     free()
     if case.big and rehearsing():

@@ -2,6 +2,7 @@
 
     python benchmarks/kernels/table.py benchmarks/results > benchmarks/results/kernels-h200.md
 
+Rows of a file `...-again-h200.json`, timed later, replace those of the file that it lies beside.
 A row's ratio is the best peer's time over ours. "default" is what a plan without a configuration
 ran with at the measured commit, "best" the fastest configuration timed beside it.
 """
@@ -117,16 +118,30 @@ def allocator_lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def with_later(rows: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, each replaced by the one of the same name in `later`; new ones come last."""
+    name = "case" if "case" in rows[0] else "name"
+    found = {row[name]: row for row in later if "failed" not in row}
+    kept = [found.pop(row[name], row) for row in rows]
+    return [*kept, *found.values()]
+
+
 def main() -> None:
     """Prints the tables of the folder given."""
     folder = Path(sys.argv[1])
 
     def read(name: str) -> dict[str, Any]:
-        return json.loads((folder / f"{name}-h200.json").read_text())
+        report = json.loads((folder / f"{name}-h200.json").read_text())
+        again = folder / f"{name}-again-h200.json"
+        if again.exists():
+            later = json.loads(again.read_text())
+            report["rows"] = with_later(report["rows"], later["rows"])
+            print(f"{len(later['rows'])} rows of {name} are of commit {later['commit']}.\n")
+        return report
 
+    print("# Hand-written kernels and the CUDA runtime on one H200\n")
     matmul, attention, rows = (read(f"kernel-{n}") for n in ("matmul", "attention", "rows"))
     runtime, checks = read("runtime"), read("kernel-attention-checks")["check"]
-    print("# Hand-written kernels and the CUDA runtime on one H200\n")
     print(
         f"Commit {matmul['commit']}, {matmul['device']}, torch {matmul['torch']}, "
         f"Triton {matmul['triton']}, CUDA {matmul['cuda']}. Ratios are the peer's time over ours, "

@@ -32,6 +32,7 @@ from genesis_fn.kernels.matmul_tuning import (
     takes_descriptors,
 )
 from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.kernels.prepared import add_prepared, copies, prepared_spec
 from genesis_fn.kernels.source import kernel_from_source
 
 
@@ -56,6 +57,8 @@ def plan_matmul(
     if spec.segments and not (hooks.outputs or hooks.inputs or segmented(spec, target)):
         return _one_by_one(spec, target)
     config = config or default_config(spec, target, hooks)
+    if config.prepared:
+        return _prepared(spec, config, hooks, target)
     _check(spec, config, target)
     text = Text(spec, config, hooks, out_kind(spec, config))
     if config.split_k == 1:
@@ -98,6 +101,19 @@ def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
     return builder.build()
 
 
+def _prepared(spec: MatmulSpec, config: Config, hooks: Hooks, target: Target) -> Plan:
+    """The product of copies of its operands, as `kernels.prepared` lays them out."""
+    ready = prepared_spec(spec)
+    inner = plan_matmul(ready, replace(config, prepared=False), hooks, target)
+    builder = PlanBuilder(inner.inputs, inner.outputs)
+    buffers = [Buf(i, "i8") for i in range(inner.inputs + inner.outputs)]
+    for i, operand in enumerate(("lhs", "rhs")):
+        if copies(spec, operand):
+            buffers[i] = add_prepared(builder, spec, operand)
+    builder.include(inner, buffers)
+    return builder.build()
+
+
 def matmul_source(
     spec: MatmulSpec,
     epilogue_source: str = "",
@@ -112,6 +128,7 @@ def matmul_source(
     """
     hooks = Hooks(epilogue=epilogue_source, inputs=tuple(extra_args))
     config = config or default_config(spec, target, hooks)
+    spec = prepared_spec(spec) if config.prepared else spec
     text = Text(spec, config, hooks, out_kind(spec, config))
     arguments, numbers = arguments_of(text, buffers_of(spec, hooks)), text.numbers()
     return _source(text, list(arguments), numbers)
@@ -240,7 +257,7 @@ def _launch(text: Text, buffers: dict[str, Buf], target: Target) -> Launch:
     run_time, constants = split_numbers(numbers, config.dynamic)
     programs = tiles_of(spec, config)
     if config.family == "tma":
-        programs = min(programs, target.processors)
+        programs = min(programs, target.processors * config.residents)
         constants = {**constants, "PROGRAMS": programs}
     return Launch(
         kernel,

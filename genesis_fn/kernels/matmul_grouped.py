@@ -50,8 +50,8 @@ def grouped_configs(specs: Sequence[MatmulSpec], target: Target | None = None) -
     candidates: dict[Config, None] = {}
     for spec in specs:
         for config in configs(replace(spec, batch=(), **_no_strides()), target):
-            if config.family == "tma" and not config.swap:
-                candidates[replace(config, split_k=1)] = None
+            if config.family == "tma" and not (config.swap or config.prepared):
+                candidates[replace(config, split_k=1, residents=1)] = None
     if not candidates:
         candidates[Config("tma", 64, 64, 64, 4, 3)] = None
     return sorted(candidates, key=lambda config: _group_seconds(specs, config, target))

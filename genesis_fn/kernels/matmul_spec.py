@@ -220,7 +220,9 @@ class Config:
     computes the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
     launch, in a fixed order. Without `tensor_cores` products are multiplied and added one by one,
     as integers other than int8 need. `dynamic` passes sizes and strides at run time (one compiled
-    kernel for all shapes). `programmatic`: launched with programmatic dependent launch.
+    kernel for all shapes). `programmatic`: launched with programmatic dependent launch. `residents`
+    programs of the "tma" family share a multiprocessor. `prepared` copies float32 operands first,
+    with k contiguous, and for "tf32x3" cut into high and low parts.
     """
 
     family: str
@@ -237,3 +239,5 @@ class Config:
     tensor_cores: bool = True
     dynamic: bool = False
     programmatic: bool = False
+    residents: int = 1
+    prepared: bool = False

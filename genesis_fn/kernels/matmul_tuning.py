@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from genesis_fn.kernels.matmul_source import joins_gate
 from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Hooks, MatmulSpec
+from genesis_fn.kernels.prepared import copies, prepared_spec
 
 _SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
@@ -106,7 +107,27 @@ def configs(
     if spec.segments:
         menu = [config for config in menu if config.family == "tma" and config.split_k == 1]
     menu.sort(key=lambda config: seconds(spec, config, target))
+    if prepares(spec, target, hooks):
+        ready = configs(prepared_spec(spec), target, hooks)
+        menu = [replace(config, prepared=True) for config in ready[:6]] + menu
     return menu[:10]
+
+
+def prepares(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> bool:
+    """Whether copies of the operands with k contiguous are worth their time.
+
+    Hopper's tensor cores want k contiguous in 32-bit operands, and "tf32x3" costs less if operands
+    are cut in two once instead of in every tile.
+    """
+    if target.arch // 10 != 9 or _kind(spec) not in ("tf32", "tf32x3") or spec.gated:
+        return False
+    if spec.segments or (hooks and (hooks.lhs or hooks.rhs or hooks.makes_lhs)):
+        return False
+    if min(spec.m, spec.n, spec.k) < 128:
+        return False
+    if {spec.lhs_dtype, spec.rhs_dtype} != {"fp32"}:
+        return False
+    return copies(spec, "lhs") or copies(spec, "rhs")
 
 
 def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
@@ -224,6 +245,10 @@ def _skinny_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     family = "tma" if described else "pointer"
     size = ITEMSIZE[spec.operand_dtype]
     menu = []
+    if family == "tma" and spec.m > 16 and size == 2 and not spec.gated:
+        # Narrow tiles occupy every processor, and all of a short k is under way at once.
+        for bk, stages in ((128, 8), (128, 6), (256, 4), (64, 8)):
+            menu.append(Config(family, 64, 32, bk, 4, stages))
     for bn in (64, 128):
         for bk in (128 // size, 256 // size):
             for split in (1, 2, 4, 8, 16):
@@ -270,6 +295,9 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
                 family, bm, bn // wide, bk, warps, stages, split, halves=halves, flatten=flatten
             )
             menu.append(config)
+            if _kind(spec) == "fp8" and described and warps == 4 and split == 1:
+                # Promotion to float32 stalls a program: others may use the tensor cores meanwhile.
+                menu += [replace(config, residents=count) for count in (2, 3)]
             if halves and stages == 3 and split == 1:
                 menu.append(replace(config, halves=False))
     return menu
@@ -330,6 +358,7 @@ _SHAPES = {
         (128, 128, 128, 8, 4),
         (64, 128, 128, 4, 4),
         (128, 64, 128, 4, 4),
+        (128, 128, 256, 8, 3),
     ],
     "int8": [(128, 256, 128, 8, 3), (128, 128, 128, 8, 4), (128, 64, 128, 4, 4)],
 }
@@ -341,7 +370,8 @@ def fitted(
 ) -> Config:
     """The configuration with as many of its stages as fit in shared memory for this product."""
     target = target or Target()
-    while config.stages > 1 and shared_bytes(spec, config, target, hooks) > target.shared:
+    limit = target.shared // config.residents - 1024 * (config.residents - 1)
+    while config.stages > 1 and shared_bytes(spec, config, target, hooks) > limit:
         config = replace(config, stages=config.stages - 1)
     return config
 

@@ -332,14 +332,20 @@ def scatter_join_kernel(
         write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
 
 
-def plan_gather_rows(spec: GatherRows) -> Plan:
-    """x [rows, columns], index [count] -> y [count, columns][, error word]."""
+def plan_gather_rows(spec: GatherRows, tile: tuple[int, int, int] | None = None) -> Plan:
+    """x [rows, columns], index [count] -> y [count, columns][, error word].
+
+    `tile` is the (rows, columns, warps) of one program.
+    """
     builder = PlanBuilder(2, 1 + (spec.site > 0))
     if 0 in (spec.count, spec.columns):
         return builder.build()
     raw = raw_dtype(spec.dtype)
     column_block = min(next_power_of_two(spec.columns), 2048)
     row_block = max(1, min(next_power_of_two(spec.count), 2048 // column_block))
+    warps = max(1, min(8, row_block * column_block // 256))
+    if tile:
+        row_block, column_block, warps = tile
     builder.launch(
         gather_rows_kernel,
         (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
@@ -359,7 +365,7 @@ def plan_gather_rows(spec: GatherRows) -> Plan:
             "ROW_BLOCK": row_block,
             "COLUMN_BLOCK": column_block,
         },
-        num_warps=max(1, min(8, row_block * column_block // 256)),
+        num_warps=warps,
     )
     return builder.build()
 

@@ -481,6 +481,7 @@ def add_block_sort(
     values: Buf | None = None,
     order: Buf | None = None,
     kept: int | None = None,
+    warps: int | None = None,
 ) -> None:
     """Append the stable sort of each row's keys, taken in the order `before`, inside one program.
 
@@ -531,7 +532,7 @@ def add_block_sort(
                 "ROW_BLOCK": row_block,
                 "COLUMN_BLOCK": column_block,
             },
-            num_warps=max(1, min(8, row_block * column_block // 128)),
+            num_warps=warps or max(1, min(8, row_block * column_block // 128)),
         )
         before = target
 
@@ -648,8 +649,11 @@ def add_permutation(
     )
 
 
-def plan_sort(spec: Sort, tile: RadixTile | None = None) -> Plan:
-    """operands, each [rows, length] -> the sorted operands[, indices]."""
+def plan_sort(spec: Sort, tile: RadixTile | None = None, warps: int | None = None) -> Plan:
+    """operands, each [rows, length] -> the sorted operands[, indices].
+
+    `tile` is the one of long rows' passes, `warps` the size of a program that sorts short rows.
+    """
     count = len(spec.operands)
     builder = PlanBuilder(count, count + (spec.indices is not None))
     if 0 in (spec.rows, spec.length):
@@ -673,7 +677,7 @@ def plan_sort(spec: Sort, tile: RadixTile | None = None) -> Plan:
             "values": outputs[0] if last else None,
         }
         if length <= BLOCK:
-            add_block_sort(builder, rows, length, key, order=order, **options)
+            add_block_sort(builder, rows, length, key, order=order, warps=warps, **options)
         else:
             add_radix_sort(builder, rows, length, key, order, tile=tile, **options)
         before = order

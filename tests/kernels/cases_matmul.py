@@ -27,6 +27,7 @@ def cases() -> dict[str, Plan]:
     fp32 = {"lhs_dtype": "fp32", "rhs_dtype": "fp32", "out_dtype": "fp32"}
     specs |= {
         "fp32 tf32x3": {**square, **fp32, "precision": "tf32x3"},
+        "fp32 NN": {**square, **fp32},
         "fp32 ieee": {**square, **fp32, "precision": "ieee"},
         "i32": {**square, "lhs_dtype": "i32", "rhs_dtype": "i32", "out_dtype": "i32"},
         "batched": {**square, "batch": (8,)},
@@ -55,6 +56,9 @@ def cases() -> dict[str, Plan]:
         "16 rows, split": {"m": 16, "n": 1024, "k": 3072, "rhs_transposed": True},
     }
     plans = {name: plan_matmul(MatmulSpec(**fields)) for name, fields in specs.items()}
+    float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
+    deep = Config("tma", 128, 128, 256, 8, 3)
+    plans["fp8e4nv deep tiles"] = plan_matmul(MatmulSpec(**square, **float8), deep)
     hooks = Hooks(
         setup="scale = tl.load(rms + rm)",
         lhs="a = up(a) * scale",

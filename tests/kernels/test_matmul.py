@@ -333,7 +333,7 @@ def test_few_rows_with_swapped_operands(family, m):
     for split in (1, 3):
         config = Config(family, rows, 64, 16, split_k=split, swap=True)
         close(spec, run(spec, config), product(spec, *operands(spec)))
-    assert all(config.swap for config in configs(spec))
+    assert all(config.swap or config.bn == 32 for config in configs(spec))
 
 
 @pytest.mark.parametrize("family", ["tma", "pointer"])
