@@ -7,12 +7,25 @@ looks.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted
 from genesis_fn.core.aval import Sig
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafKey(tree.GetAttrKey):
+    """The way from a state to a leaf, as one step: the state keeps its leaves flat."""
+
+    plain: str = ""
+
+    @property
+    def entry(self) -> str:
+        """The bare names, joined by dots."""
+        return self.plain
 
 
 class Layout:
@@ -34,13 +47,15 @@ class Layout:
         start = self.starts[name]
         return tree.unflatten(treedef, leaves[start : start + treedef.num_leaves])
 
-    def keys(self) -> list[tree.GetAttrKey]:
-        """The path of each leaf: `params['w']`."""
+    def keys(self) -> list[LeafKey]:
+        """The path of each leaf: `.params['w']`, or plainly `params.w`."""
         found = []
         for name, treedef in zip(self.names, self.treedefs, strict=True):
             numbered = tree.unflatten(treedef, range(treedef.num_leaves))
             for path, _ in tree.leaves_with_path(numbered):
-                found.append(tree.GetAttrKey(name + tree.keystr(path)))
+                plain = tree.keystr(path, simple=True, separator=".")
+                plain = f"{name}.{plain}" if plain else name
+                found.append(LeafKey(name + tree.keystr(path), plain))
         return found
 
 

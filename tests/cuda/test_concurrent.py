@@ -15,6 +15,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.executable import CudaExecutable
 from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.compiler.options import without
 from genesis_fn.core import config, errors
 from genesis_fn.core.device import using_device
 
@@ -125,7 +126,9 @@ class RandomProgram:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs(driver, seed):
     program = RandomProgram(seed)
-    check(driver, program, *program.inputs, donated=program.donated)
+    # Passes that join steps leave less to order.
+    with without(*["beside", "products", "grouped"] * (seed % 2)):
+        check(driver, program, *program.inputs, donated=program.donated)
 
 
 def test_gradients_of_layers(driver):
@@ -137,6 +140,8 @@ def test_gradients_of_layers(driver):
         return gnp.mean(x**2)
 
     f = g.value_and_grad(loss, argnums=(0, 1))
+    with without("beside", "segments", "grouped"):
+        check(driver, f, [square(i) for i in range(4)], square(9))
     check(driver, f, [square(i) for i in range(4)], square(9))
 
 
@@ -156,7 +161,7 @@ def test_in_place_updates(driver):
 
 def test_steps_do_overlap(driver):
     """Independent products have no path between them."""
-    with config.override(graph_lanes=WIDE):
+    with config.override(graph_lanes=WIDE), without("beside", "grouped"):
         products = lambda *xs: [gnp.cumsum(dot(x, x), 0) for x in xs]
         jaxpr, inputs = programs.traced(products, *[square(i) for i in range(WIDE)])
         wide = programs.compile_jaxpr(jaxpr, programs.PLACE)

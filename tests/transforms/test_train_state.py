@@ -11,6 +11,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import TrainState
+from genesis_fn.io import checkpoint
 
 
 def state() -> TrainState:
@@ -57,10 +58,23 @@ def test_it_is_a_pytree() -> None:
     doubled = g.tree.map(lambda x: x * 2, s)
     assert type(doubled) is TrainState
     same(doubled.params, g.tree.map(lambda x: x * 2, s.params))
-    paths = [g.tree.keystr(path) for path, _ in g.tree.leaves_with_path(s)]
+    ways = [path for path, _ in g.tree.leaves_with_path(s)]
+    paths = list(map(g.tree.keystr, ways))
     assert paths[:2] == [".params['a'][0]", ".params['a'][1]"] and paths[-1] == ".step"
+    plain = [
+        g.tree.keystr(path, simple=True, separator=".") for path, _ in g.tree.leaves_with_path(s)
+    ]
+    assert plain[:3] == ["params.a.0", "params.a.1", "params.b"] and plain[-1] == "step"
     assert copy.copy(s) is s
     same(pickle.loads(pickle.dumps(s)), s)
+
+
+def test_checkpoints_hold_it(tmp_path) -> None:
+    s = state().replace(step=gnp.array(4))
+    checkpoint.save(tmp_path, 4, s)
+    restored, step, _ = checkpoint.restore(tmp_path, g.tree.map(lambda x: x * 0, s))
+    assert step == 4 and type(restored) is TrainState
+    same(restored, s)
 
 
 def test_transforms_take_it() -> None:
