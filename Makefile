@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench coverage clean
 
 $(VENV)/base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,17 @@ lint: $(VENV)/test
 test: lint
 	$(PYTEST) tests --ignore tests/kernels --ignore tests/cuda
 	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) tests/kernels tests/cuda
+
+# Lines that the tests run: the CPU's, and the CUDA path's through the interpreter. Takes twice as long as
+# the tests; fails under 95 %.
+MEASURED := --cov=genesis_fn --cov-report=
+coverage: $(VENV)/test
+	$(BIN)/coverage erase
+	COVERAGE_FILE=.coverage.cpu $(PYTEST) $(MEASURED) tests --ignore tests/kernels --ignore tests/cuda
+	COVERAGE_FILE=.coverage.cuda TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret \
+		$(PYTEST) $(MEASURED) tests/kernels tests/cuda
+	$(BIN)/coverage combine
+	$(BIN)/coverage report --fail-under=95
 
 bench: $(VENV)/test
 	$(BIN)/python benchmarks/cpu.py

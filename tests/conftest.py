@@ -9,6 +9,7 @@ run on host memory. All of this is decided before the library, JAX and Triton ar
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -26,6 +27,19 @@ if ON_GPU:
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The test processes are as many as the cores already.
         os.environ.setdefault("GENESIS_COMPILE_WORKERS", "0")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten() -> Iterator[None]:
+    """Programs compiled for one module are of no use to the next, and would add up to gigabytes."""
+    yield
+    import jax
+
+    from genesis_fn.transforms.jit import clear_caches
+
+    jax.clear_caches()
+    clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

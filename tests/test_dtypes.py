@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
@@ -113,6 +114,15 @@ def test_limits_are_python_numbers():
                 assert getattr(mine, name) == float(getattr(theirs, name))
             assert type(mine.nmant) is int and mine.nmant == theirs.nmant
     assert "eps=1.19" in repr(dtypes.finfo("float32"))
+
+
+def test_names_of_types():
+    for d in ("float64", np.int64, "bfloat16", bool, float):
+        assert gf.dtypes.canonicalize_dtype(d) == dtypes.dtype(d)
+    for x in (True, 3, 2.5, 1j, jnp.ones(2, "bfloat16"), jnp.ones(2, "uint8"), np.float64(1)):
+        assert gf.dtypes.scalar_type_of(x) is jax.dtypes.scalar_type_of(
+            x if type(x) is int else np.asarray(x)
+        )
 
 
 def test_conversion():

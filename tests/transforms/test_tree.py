@@ -72,6 +72,22 @@ def test_custom_nodes():
     np.testing.assert_array_equal(np.asarray(out.v), [2, 2])
     assert gf.tree.paths(Box(1)) == ["[0]"]
 
+    @tu.register_pytree_with_keys_class
+    class Named:
+        def __init__(self, v, n):
+            self.v, self.n = v, n
+
+        def tree_flatten_with_keys(self):
+            return ((tu.GetAttrKey("v"), self.v),), self.n
+
+        @classmethod
+        def tree_unflatten(cls, n, kids):
+            return cls(*kids, n)
+
+    named = tu.tree_map(lambda x: -x, Named({"w": 3}, "tag"))
+    assert (named.v, named.n) == ({"w": -3}, "tag")
+    assert gf.tree.paths(named) == [".v['w']"]
+
     @tu.register_static
     @dataclasses.dataclass(frozen=True)
     class Options:
