@@ -4,7 +4,9 @@
 
 runs everything on a GPU but tests marked `cpu`, which are about the CPU backend, and `interpreted`,
 which are about Triton's interpreter. With `GENESIS_CUDA_DRIVER=interpret` beside it the same tests
-run on host memory. All of this is decided before the library, JAX and Triton are imported.
+run on host memory. All of this is decided before JAX and Triton are imported.
+
+A fault on a GPU ends its context, and with it the test process: xdist starts another one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from genesis_fn.core import config
+
 os.environ.setdefault("GENESIS_DEVICE", "cpu")
 os.environ["JAX_PLATFORMS"] = "cpu"  # the reference
 
@@ -22,8 +26,10 @@ ON_GPU = os.environ["GENESIS_DEVICE"].startswith(("cuda", "gpu"))
 if ON_GPU:
     INTERPRETED = os.environ.setdefault("GENESIS_CUDA_DRIVER", "cuda") == "interpret"
     os.environ["TRITON_INTERPRET"] = "1" if INTERPRETED else "0"
-    # Comparisons are of float32 with float32, not with the ten bits of TF32.
+    # Comparisons are of float32 with float32, not with the ten bits of TF32. pytest has imported
+    # the library already, for the warnings that it filters; processes that tests start read this.
     os.environ.setdefault("GENESIS_MATMUL_PRECISION", "highest")
+    config.update("matmul_precision", os.environ["GENESIS_MATMUL_PRECISION"])
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The test processes are as many as the cores already.
         os.environ.setdefault("GENESIS_COMPILE_WORKERS", "0")
@@ -43,25 +49,37 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def settled() -> Iterator[None]:
+def settled(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a GPU reports late (a bad index, a failed assertion) belongs to the test that did it."""
     yield
-    if ON_GPU:
-        import genesis_fn.numpy as jnp
+    if not ON_GPU:
+        return
+    import genesis_fn.cuda as cuda
+    from genesis_fn.backends.cuda.errors import CudaError
 
-        jnp.zeros(()).block_until_ready()
+    try:
+        cuda.synchronize()
+    except CudaError as error:
+        if INTERPRETED or "PYTEST_XDIST_WORKER" not in os.environ:
+            raise
+        _report(request.node.nodeid, "fault", str(error))
+        os._exit(1)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Append what failed, at once, to the file `GENESIS_TEST_REPORT`: a run that is cut off at a
     time limit has no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        text = crash.message if crash is not None else str(report.longrepr)
+        _report(report.nodeid, report.when or "", text)
+
+
+def _report(test: str, when: str, text: str) -> None:
     path = os.environ.get("GENESIS_TEST_REPORT")
-    if not path or not report.failed or "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash is not None else str(report.longrepr)
-    with open(path, "a", encoding="utf-8") as f:
-        f.write(f"{report.nodeid} [{report.when}] {' '.join(text.split())[:400]}\n")
+    if path:
+        with open(path, "a", encoding="utf-8") as f:
+            f.write(f"{test} [{when}] {' '.join(text.split())[:400]}\n")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

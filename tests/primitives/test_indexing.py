@@ -10,10 +10,12 @@ import pytest
 from jax import lax as jlax
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import indexing as I
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.transforms.stage import stage
+from tests.late import raises
 from tests.primitives.check import (
     assert_same,
     check,
@@ -434,26 +436,27 @@ def test_slices_share_memory_and_updates_do_not():
 
 def test_an_index_out_of_range_names_axis_array_and_index():
     table = to_array(np.zeros((50257, 3), np.float32))
-    with pytest.raises(IndexError, match=r"index 50257 out of range for axis 0 of f32\[50257,3\]"):
+    with raises(IndexError, match=r"index 50257 out of range for axis 0 of f32\[50257,3\]"):
         I.take_rows(table, to_array(i32([1, 50257])))
-    with pytest.raises(errors.IndexOutOfRange, match="at .*test_indexing.py:") as caught:
+    with raises(errors.IndexOutOfRange, match="at .*test_indexing.py:") as caught:
         I.gather(
             to_array(A), to_array(i32([[1, 1], [2, -4]])), I.GatherDimensionNumbers((1,), (0, 2),
             (0, 2)), (1, 5, 1), mode="check",
         )  # fmt: skip
     assert (caught.value.axis, caught.value.size, caught.value.index) == (2, 3, -4)
-    with pytest.raises(IndexError, match="2 elements from index 3 out of range for axis 0"):
+    with raises(IndexError, match="2 elements from index 3 out of range for axis 0"):
         I.gather(to_array(A), to_array(i32([[3]])), I.GatherDimensionNumbers((1, 2, 3), (), (0,)),
                  (2, 5, 3))  # fmt: skip
-    with pytest.raises(IndexError, match="index 4 out of range for axis 0"):
+    with raises(IndexError, match="index 4 out of range for axis 0"):
         I.scatter_add(
             to_array(random((4,))), to_array(i32([[4]])), to_array(random((1,))),
             I.ScatterDimensionNumbers((), (0,), (0,)), mode="check",
         )  # fmt: skip
-    with pytest.raises(IndexError, match="index 4 out of range for axis 0"):
+    with raises(IndexError, match="index 4 out of range for axis 0"):
         I.segment_sum(to_array(random((1,))), to_array(i32([4])), 4, mode="check")
-    with pytest.raises(IndexError, match="index -1"):
-        I.take_rows(to_array(random((3, 0))), to_array(i32([-1])))
+    if default_device().kind == "cpu":  # a GPU computes nothing, and so checks nothing, of no rows
+        with raises(IndexError, match="index -1"):
+            I.take_rows(to_array(random((3, 0))), to_array(i32([-1])))
 
 
 ROWS = ((1,), (0,), (0,))

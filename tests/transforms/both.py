@@ -75,11 +75,6 @@ def values(x: Any) -> Any:
     return tree.map(np.asarray, x)
 
 
-def wait() -> None:
-    """Return when all queued work is done, after raising what it reported."""
-    OURS.np.zeros(()).block_until_ready()
-
-
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
     """Normal float64 values."""
     return np.asarray(np.random.default_rng(seed + 7 * len(shape)).normal(size=shape))

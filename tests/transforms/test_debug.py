@@ -19,7 +19,7 @@ from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.loops import while_loop
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
-from tests.transforms.both import wait
+from tests.late import raises
 
 
 def printed(capsys):
@@ -147,9 +147,8 @@ def test_assert(wrap):
 
 def test_assert_elements_and_examples():
     f = jit(lambda x: assert_(x > 0, "negative"))
-    with pytest.raises(errors.AssertionFailed, match=r"first at element \(1, 0\) of \(2, 2\)"):
+    with raises(errors.AssertionFailed, match=r"first at element \(1, 0\) of \(2, 2\)"):
         f(jnp.array([[1.0, 1.0], [-1.0, 1.0]]))
-        wait()
     with pytest.raises(errors.AssertionFailed, match=r"minimum is -3.0 \(example \(1,\)"):
         vmap(check_positive)(jnp.array([[1.0, 2.0], [-3.0, 1.0]]))
     with pytest.raises(errors.AssertionFailed, match=r"-3.0"):

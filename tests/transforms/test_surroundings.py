@@ -42,6 +42,7 @@ def test_config_reads_and_updates_under_jax_names():
 
 
 def test_contexts():
+    before = gf.config.matmul_precision
     with gf.debug_nans(True), pytest.raises(gf.errors.NanError):
         gf.jit(jnp.log)(-jnp.ones(2))
     with gf.default_matmul_precision("float32"):
@@ -61,7 +62,7 @@ def test_contexts():
         assert gf.config.transfer_guard == "disallow"
     with pytest.raises(ValueError, match="transfer_guard is one of"), gf.transfer_guard("maybe"):
         pass
-    assert gf.config.matmul_precision == "default"
+    assert gf.config.matmul_precision == before
 
 
 def test_disable_jit_runs_python():
