@@ -35,16 +35,20 @@ _FARTHEST = 400  # equations between kernels merged for a common operand: it len
 
 class Group:
     """A step: a generated kernel (`body`), or one opaque equation (`eqn`), a product perhaps with
-    more in its kernel (`product`)."""
+    more in its kernel (`product`). `columns` are the roots of a crossed domain that have one value
+    for each column."""
 
-    __slots__ = ("eqn", "roots", "over", "body", "lo", "hi", "reads", "writes", "product")
+    __slots__ = (
+        "eqn", "roots", "over", "body", "lo", "hi", "reads", "writes", "product", "columns",
+    )  # fmt: skip
 
     def __init__(
         self, roots: list[Var], over: Domain | None, body: Body | None, eqn: Eqn | None,
         reads: dict[Var, int], lo: int, hi: int, product: Product | None = None,
+        columns: frozenset[Var] = frozenset(),
     ) -> None:  # fmt: skip
         self.roots, self.over, self.body, self.eqn = roots, over, body, eqn
-        self.product = product
+        self.product, self.columns = product, columns
         self.reads, self.lo, self.hi = reads, lo, hi
         self.writes: list[Var] = list(roots)
 
@@ -163,10 +167,14 @@ class _Merging:
                 raise
             raise _TooLarge(parts) from None
 
-    def _body(self, roots: list[Var], over: Domain, stored: Iterable[Var] | None = None) -> Body:
+    def _body(
+        self, roots: list[Var], over: Domain, stored: Iterable[Var] | None = None,
+        columns: frozenset[Var] = frozenset(),
+    ) -> Body:  # fmt: skip
         graph = self.graph
         kept = set(roots if stored is None else stored)
-        return Body(graph.made, graph.real, roots, over, kept, self.placed, 4 * _MOST_INSTRUCTIONS)
+        most = 4 * _MOST_INSTRUCTIONS
+        return Body(graph.made, graph.real, roots, over, kept, self.placed, most, columns)
 
     def _add(self, group: Group) -> int:
         number = self._next
@@ -230,13 +238,14 @@ class _Merging:
             return False
         if len(x.roots) + len(y.roots) > _MOST_ROOTS:
             return False
-        lo, hi = min(x.lo, y.lo), max(x.hi, y.hi)
-        if farthest is not None and hi - lo > farthest:
-            return False
         if self._apart(x) != self._apart(y):
             return False
         over = joined(x.over, y.over)
         if over is None:
+            return False
+        columns = _columns(x, over) | _columns(y, over)
+        lo, hi = self._span(x, y, columns)
+        if farthest is not None and hi - lo > farthest:
             return False
         if self.rank[a] > self.rank[b]:
             a, b = b, a
@@ -245,7 +254,7 @@ class _Merging:
             return False
         roots = sorted(x.roots + y.roots, key=self.graph.position.__getitem__)
         try:
-            body = self._body(roots, over)
+            body = self._body(roots, over, None, columns)
         except Infeasible:
             return False
         loads = body.loads
@@ -255,8 +264,17 @@ class _Merging:
             return False
         if sum(loads.values()) >= sum(x.reads.values()) + sum(y.reads.values()):
             return False
-        self._replace(a, b, Group(roots, over, body, None, loads, lo, hi), later)
+        self._replace(a, b, Group(roots, over, body, None, loads, lo, hi, columns=columns), later)
         return True
+
+    def _span(self, x: Group, y: Group, columns: frozenset[Var]) -> tuple[int, int]:
+        """(first, last) equation of a merged step; what follows its folds does not count, as it
+        reads little."""
+        if not columns:
+            return min(x.lo, y.lo), max(x.hi, y.hi)
+        at = [self.graph.position[v] for v in (*x.roots, *y.roots)
+              if v not in columns or is_reduction(self.graph.made[v])]  # fmt: skip
+        return min(at), max(at)
 
     def _apart(self, g: Group) -> bool:
         """Whether a step is of a backward pass that stays apart from the forward pass: what
@@ -325,7 +343,7 @@ class _Merging:
         """Let products of few rows make their left operands."""
         results = {self.graph.memory(v)[0] for v in self.graph.jaxpr.outs}
         for n, g in list(self.groups.items()):
-            if g.body is None or g.over is None:
+            if g.body is None or g.over is None or g.over.crossed:
                 continue
             stored = self._stored(n)
             readers = self.readers.get(stored[0], set()) - {n} if len(stored) == 1 else set()
@@ -399,7 +417,8 @@ class _Merging:
             again = True
             while again:
                 again = False
-                near = sorted(self.readers[v], key=lambda r: self.groups[r].lo)
+                near = [r for r in self.readers[v] if self.groups[r].body is not None]
+                near.sort(key=lambda r: self.groups[r].lo)
                 for a, b in zip(near, near[1:]):
                     if self.merge(a, b, _FARTHEST):
                         again = True
@@ -415,7 +434,7 @@ class _Merging:
             g = self.groups[n]
             if g.body is not None and g.over is not None:
                 stored = self._stored(n)
-                g.body = self._body(g.roots, g.over, stored)
+                g.body = self._body(g.roots, g.over, stored, g.columns)
                 g.reads = g.body.loads
                 g.writes = stored
                 if not stored:
@@ -462,6 +481,17 @@ class _Merging:
                     heapq.heappush(ready, (self.groups[s].hi, s))
         if left:
             raise AssertionError(f"{left} steps of the program wait for each other")
+
+
+def _columns(g: Group, over: Domain) -> frozenset[Var]:
+    """The roots of `g` that have one value for each column of a crossed domain `over`."""
+    if g.columns or not over.crossed or g.over is None or g.over.axes == over.axes:
+        return g.columns
+    if g.over.size == over.reduced != over.kept:
+        return frozenset(g.roots)
+    if g.over.reduced == 1:
+        return frozenset()
+    return frozenset([v for v in g.roots if v.aval.size == g.over.kept])
 
 
 def has_effect(e: Eqn) -> bool:

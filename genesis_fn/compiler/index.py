@@ -227,10 +227,13 @@ def ravel(index: Index, shape: tuple[int, ...]) -> Expr:
 
 @functools.lru_cache(1 << 16)
 def unravel(e: Expr, shape: tuple[int, ...]) -> Index:
-    """The index of the element at row-major position `e`, which lies inside the shape."""
+    """The index of the element at row-major position `e`, which lies inside the shape: the first
+    axis takes what is left, even where the bounds of `e` alone would allow more than its length."""
     index = []
-    for n in reversed(shape):
-        index.append(mod(e, n) if n else ZERO)
+    first = next((i for i, n in enumerate(shape) if n != 1), 0)
+    for i in range(len(shape) - 1, -1, -1):
+        n = shape[i]
+        index.append(e if n > 1 and i == first else mod(e, n) if n else ZERO)
         e = div(e, n) if n else ZERO
     return tuple(reversed(index))
 

@@ -3,17 +3,22 @@
 A domain is a shape, some of whose axes are reduced. Loop variable `p` runs over the kept axes and
 `r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`. Values that are
 in memory become loads at the index at which they are needed; views only change the index.
+
+A domain of rows may be `crossed`: its kernel then also reduces over `p`, each column by itself (a
+"fold"). What depends on a fold has one value for each column, and is computed when all rows are
+done.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from genesis_fn.compiler import index as ix
 from genesis_fn.compiler.index import Expr, Guard, Guards, Index
+from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
@@ -30,6 +35,8 @@ VIEWS = IDENTITIES | {
     "loop_slice",
 }  # fmt: skip
 SOURCES = frozenset(("full", "iota"))
+_LEAST_ROWS = 256  # of a crossed domain
+_SHORTEST_ROW, _LONGEST_ROW = 32, 8192
 
 
 class Infeasible(Exception):
@@ -41,6 +48,7 @@ class Domain:
     """The iteration space as (size, reduced) pairs; neighbours differ, sizes are above 1."""
 
     axes: tuple[tuple[int, bool], ...]
+    crossed: bool = False
 
     @property
     def kept(self) -> int:
@@ -66,7 +74,7 @@ class Domain:
     def wants_split(self) -> bool:
         """Whether rows are too few to keep a GPU busy, so that each is reduced in parts."""
         programs = self.kept if self.inner else -(-self.kept // 64)
-        return self.reduced >= 1024 and programs < 264 and self.size >= 1 << 15
+        return not self.crossed and self.reduced >= 1024 and programs < 264 and self.size >= 1 << 15
 
     def position(self) -> Expr:
         """The row-major position of a point."""
@@ -104,11 +112,29 @@ def joined(a: Domain, b: Domain) -> Domain | None:
     if a == b:
         return a
     if a.reduced > 1 and b.reduced > 1:
+        for rows, other in ((a, b), (b, a)):
+            if rows.axes == other.axes:
+                return rows if rows.crossed else other
+            if rows.inner and crossing(other) == replace(rows, crossed=True):
+                return crossing(other)
         return None
     if a.reduced == 1 and b.reduced == 1:
         return None
     loop, flat = (a, b) if a.reduced > 1 else (b, a)
-    return loop if flat.size in (loop.size, loop.kept) else None
+    sizes = (loop.size, loop.kept, loop.reduced) if loop.crossed else (loop.size, loop.kept)
+    return loop if flat.size in sizes else None
+
+
+def crossing(columns: Domain) -> Domain | None:
+    """The domain of rows whose kernel can do what one over `columns` does: a reduction over the
+    leading axis of rows that are short enough to stay on chip, and many."""
+    if len(columns.axes) != 2 or columns.inner or columns.reduced < _LEAST_ROWS:
+        return None
+    if not enabled("crossed"):
+        return None
+    if not _SHORTEST_ROW <= columns.kept <= _LONGEST_ROW:
+        return None
+    return Domain(((columns.reduced, False), (columns.kept, True)), crossed=True)
 
 
 class Literal:
@@ -128,18 +154,21 @@ class Literal:
 
 class Instr:
     """One operation of a kernel. `op` is "load" (meta: variable, offset, guards), "index" (an
-    expression), "const", "map" (primitive, parameters), "where" (guards), "round" or "reduce"
-    (primitive name, parameters). `names` are the loop variables that the result depends on, `level`
-    how many reductions lie before it."""
+    expression), "const", "map" (primitive, parameters), "where" (guards), "round", "reduce", "fold"
+    or "join" (of two elements of the same reduction; meta of all three: its primitive's name).
+    `names` are the loop variables that the result depends on, `level` how many reductions lie
+    before it, `late` says that a fold does; `near` that its users round it to a narrow type, so
+    that it need not be exact."""
 
-    __slots__ = ("op", "args", "meta", "dtype", "names", "level", "eqn")
+    __slots__ = ("op", "args", "meta", "dtype", "names", "level", "eqn", "late", "near")
 
     def __init__(
         self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str], level: int,
-        eqn: Eqn | None = None,
+        eqn: Eqn | None = None, late: bool = False, near: bool = False,
     ) -> None:  # fmt: skip
         self.op, self.args, self.meta, self.dtype = op, args, meta, dtype
         self.names, self.level, self.eqn = names, level, eqn
+        self.late, self.near = late, near
 
     def operands(self) -> list[int]:
         """The instructions that this one uses."""
@@ -161,7 +190,8 @@ class Body:
     """The instructions of a kernel whose results are `roots`, over `over`.
 
     `real(v)` says whether a value is in memory, `made[v]` is the equation that computes it,
-    `stored` are the roots that are written to memory. Raises Infeasible.
+    `stored` are the roots that are written to memory, `columns` those with one value for each
+    column of a crossed domain. Raises Infeasible.
     """
 
     def __init__(
@@ -173,9 +203,10 @@ class Body:
         stored: Collection[Var],
         placed: dict[Var, Placement] | None = None,
         most: int = 256,
+        columns: Collection[Var] = (),
     ) -> None:
         self.made, self.real, self.over = made, real, over
-        self.stored, self.most = stored, most
+        self.stored, self.most, self.columns = stored, most, columns
         self.instrs: list[Instr] = []
         self.counters: dict[Var, str] = {}
         self._seen: dict[Any, int] = {}
@@ -196,7 +227,10 @@ class Body:
                     step = self._counter(where.counter, where.length, where.reverse)
                     target = where.target
                     offset = ix.add(offset, ix.scale(step, v.aval.size))
+                if self.instrs[value].late and v not in columns:
+                    raise Infeasible
                 self.stores.append((target, offset, value))
+        mark_near(self.instrs, self.stores)
 
     @property
     def loads(self) -> dict[Var, int]:
@@ -215,9 +249,16 @@ class Body:
 
     def _place(self, v: Var) -> Expr:
         """Where in its buffer the point (p, r) of root `v` lies."""
-        e = self.made[v]
+        e, over = self.made[v], self.over
+        if v in self.columns:
+            if is_reduction(e):
+                if crossing(domain(e.ins[0].aval.shape, reduced_axes(e))) != over:
+                    raise Infeasible
+            elif v.aval.size != over.reduced:
+                raise Infeasible
+            return R(over.reduced)
         if is_reduction(e):
-            if domain(e.ins[0].aval.shape, reduced_axes(e)) != self.over:
+            if domain(e.ins[0].aval.shape, reduced_axes(e)).axes != over.axes:
                 raise Infeasible
             return self._rows
         if v.aval.size == self.over.size:
@@ -256,13 +297,16 @@ class Body:
             if type(a) is int:
                 names |= self.instrs[a].names
                 level = max(level, self.instrs[a].level)
+        late = any([type(a) is int and self.instrs[a].late for a in args])
         if op == "reduce":
-            if "r" not in names:
-                names |= {"r"}
             names, level = names - {"r"}, level + 1
+        if late and (op in ("reduce", "fold") or "p" in names):
+            raise Infeasible
+        if op == "fold":
+            names, late = frozenset("r"), True
         if len(self.instrs) >= self.most:
             raise Infeasible
-        self.instrs.append(Instr(op, args, meta, dtype, names, level, eqn))
+        self.instrs.append(Instr(op, args, meta, dtype, names, level, eqn, late))
         self._seen[key] = len(self.instrs) - 1
         return len(self.instrs) - 1
 
@@ -288,13 +332,20 @@ class Body:
     def _reduce(self, v: Var, e: Eqn) -> int:
         x, axes = e.ins[0], reduced_axes(e)
         shape = x.aval.shape
+        fold = v in self.columns
+        if fold and e.prim.name.startswith("arg"):
+            raise Infeasible
         kept = tuple([n for i, n in enumerate(shape) if i not in axes])
         gone = tuple([n for i, n in enumerate(shape) if i in axes])
-        p = iter(ix.unravel(self._rows, kept))
-        r = iter(ix.unravel(R(self.over.reduced), gone))
+        across, along = self._rows, R(self.over.reduced)
+        if fold:
+            across, along = along, across
+        p = iter(ix.unravel(across, kept))
+        r = iter(ix.unravel(along, gone))
         index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
         arg = self.at(x, index, frozenset())
-        return self._emit("reduce", (arg,), (e.prim.name,), v.aval.dtype, eqn=e)
+        op = "fold" if fold else "reduce"
+        return self._emit(op, (arg,), (e.prim.name,), v.aval.dtype, eqn=e)
 
     def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
         name = e.prim.name
@@ -422,6 +473,17 @@ class Body:
         return build(0)
 
 
+def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
+    """Mark the instructions whose users all round them to a narrow type in the end."""
+    exact = {n for target, _, n in stores if target.aval.dtype not in NARROW}
+    for n in range(len(instrs) - 1, -1, -1):
+        i = instrs[n]
+        narrowed = i.op == "round" or (i.op == "map" and i.dtype in NARROW)
+        i.near = n not in exact
+        if not narrowed and not (i.near and dtypes.is_float(i.dtype)):
+            exact.update(i.operands())
+
+
 def is_reduction(e: Eqn) -> bool:
     """Whether an equation is a reduction that needs a loop."""
     if e.prim.name not in REDUCTIONS or not e.ins[0].aval.size:
@@ -448,6 +510,6 @@ def reduced_nothing(e: Eqn) -> Any:
 
 __all__ = [
     "Body", "Domain", "IDENTITIES", "Infeasible", "Instr", "Literal", "NARROW", "P", "Placement",
-    "R", "REDUCTIONS", "SOURCES", "VIEWS", "domain", "is_reduction", "joined", "reduced_axes",
-    "reduced_nothing",
+    "R", "REDUCTIONS", "SOURCES", "VIEWS", "crossing", "domain", "is_reduction", "joined",
+    "mark_near", "reduced_axes", "reduced_nothing",
 ]  # fmt: skip

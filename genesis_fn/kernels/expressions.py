@@ -8,6 +8,8 @@ two conversions at memory; `expression` is the text of one equation between regi
 
 float32 operations are correctly rounded or libdevice's; values that came from narrow floats take
 the hardware's approximate division, exponential and logarithm, whose error their rounding hides.
+So do float32 values that are rounded to narrow floats in the end (`near`), but for the logarithm,
+whose approximation is poor near 1.
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ _FAST = _EXACT | {
     "tl.exp": "tl.exp", "tl.exp2": "tl.exp2", "tl.log": "tl.log", "tl.rsqrt": "tl.rsqrt",
     "tl.sigmoid": "logistic_fast", "div": "div_fast", "sqrt": "tl.sqrt",
 }  # fmt: skip
+_NEAR = _FAST | {"tl.log": "log"}
 _ON_BOOL = {"add": "{0} | {1}", "mul": "{0} & {1}"}
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
@@ -113,12 +116,14 @@ def expression(
     names: Sequence[str],
     operands: Sequence[Any],
     params: Mapping[str, Any],
+    near: bool = False,
 ) -> str:
     """The text of `prim` applied to register values, as a register value of the result's dtype.
 
     `operands` holds an Aval or a Python scalar for each operand; `names[i]` is the text of operand
     i where it is an Aval (scalars are written as literals of the arrays' dtype). A result of a
-    narrow type is not rounded to it (`rounded` does that), except by a conversion.
+    narrow type is not rounded to it (`rounded` does that), except by a conversion. `near` allows
+    float32 results that are off by a few units in the last place.
     """
     kinds = [a.dtype for a in operands if type(a) is Aval]
     kind = kinds[-1]
@@ -126,6 +131,9 @@ def expression(
         name if type(a) is Aval else literal(a, kind)
         for name, a in zip(names, operands, strict=True)
     ]
+    near = near and kind == dtypes.F32
+    if near and prim.name == "div":
+        return f"div_fast({texts[0]}, {texts[1]})"
     build = _BUILT.get(prim.name)
     if build is not None:
         return build(texts, kind, **params)
@@ -134,12 +142,12 @@ def expression(
     if kind == dtypes.BOOL and prim.name in _ORDER:
         # int1 compares as a signed number, whose one is negative.
         return f"({texts[0]}.to(tl.int32) {_ORDER[prim.name]} {texts[1]}.to(tl.int32))"
-    return f"({template(prim.triton, kind).format(*texts)})"
+    return f"({template(prim.triton, kind, near).format(*texts)})"
 
 
-def template(text: str, kind: DType) -> str:
+def template(text: str, kind: DType, near: bool = False) -> str:
     """A definition's template with the device functions that serve operands of dtype `kind`."""
-    table = _FAST if kind in NARROW else _EXACT
+    table = _FAST if kind in NARROW else _NEAR if near else _EXACT
 
     def named(found: re.Match) -> str:
         name = found.group()

@@ -77,11 +77,25 @@ def test_no_kernel_waits_for_itself() -> None:
     assert names(f, normal(16, 8), normal(8, 8)) == ["1", "dot_general", "1"]
 
 
-def test_row_and_column_reductions_are_two_kernels() -> None:
-    found = groups(lambda x: (gnp.sum(x, 0), gnp.sum(x, 1)), normal(512, 512))
+def test_row_and_column_reductions_share_a_kernel() -> None:
+    (one,) = groups(lambda x: (gnp.sum(x, 0), gnp.sum(x, 1)), normal(512, 512))
+    assert (one.over.kept, one.over.reduced, one.over.inner) == (512, 512, True)
+    assert one.over.crossed and sum(one.reads.values()) == 512 * 512 * 4
+
+
+def test_row_and_column_reductions_of_few_rows_are_two_kernels() -> None:
+    found = groups(lambda x: (gnp.sum(x, 0), gnp.sum(x, 1)), normal(100, 512))
     assert [(x.over.kept, x.over.reduced, x.over.inner) for x in found] == [
-        (512, 512, False), (512, 512, True),
+        (512, 100, False), (100, 512, True),
     ]  # fmt: skip
+
+
+def test_what_needs_whole_columns_waits_for_them() -> None:
+    # Rows cannot use the sum of their column before all of them are read.
+    found = groups(
+        lambda x: (x / gnp.sum(x, 1, keepdims=True), x - gnp.sum(x, 0)), normal(1024, 64)
+    )
+    assert [(x.over.crossed, len(x.writes)) for x in found] == [(True, 2), (False, 1)]
 
 
 def test_few_long_rows_do_not_wait_for_their_own_result() -> None:

@@ -131,7 +131,7 @@ def _joined(members: Sequence[Any]) -> Any:
         reads=[b for item in members for b in item.reads],
         writes=[b for item in members for b in item.writes],
         scratch=[b for item in members for b in item.scratch],
-        generated=None,
+        plan=None,
     )
 
 

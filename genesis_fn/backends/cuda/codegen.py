@@ -3,10 +3,11 @@
 Shapes are part of the text, names come in order of appearance, so equal structures give equal texts
 and compile once. 16-bit floats are float32 in registers. Offsets are 32-bit where they fit.
 
-Four forms: pointwise over a flat index; pointwise over tiles, where a load runs across the order of
-the stores; reductions with the whole row on chip; reductions in a loop, one pass for each reduction
-that needs an earlier one. Rows too few for the machine are split, and a second kernel joins the
-parts, in an order that depends on the shape only.
+Five forms: pointwise over a flat index; pointwise over tiles, where a load runs across the order of
+the stores; rows on chip, reduced or not; reductions in a loop, one pass for each reduction that
+needs an earlier one; slabs of rows, whose columns are reduced too. Rows too few for the machine are
+split, and a second kernel joins the parts, as it does for the columns of slabs, in an order that
+depends on the shape only.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.compiler import index as ix
+from genesis_fn.compiler import index as ix, respell
 from genesis_fn.compiler.index import Expr
 from genesis_fn.compiler.kernel import NARROW, Body, Instr
+from genesis_fn.compiler.options import enabled
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import DType
@@ -43,7 +45,9 @@ from genesis_fn.primitives.reduce import extreme_over_nothing
 
 _INT32 = 2**31 - 1
 _PERSISTENT = 16384  # the longest row that stays on chip
-_PROGRAMS = 528  # about four for each of an H200's processors
+_PROCESSORS = 132  # of an H100 or H200
+_PROGRAMS = 4 * _PROCESSORS
+_REGISTERS = 112  # of a thread that values of a slab may take, so that 512 threads fit
 _COMBINE = {"reduce_prod": "multiply", "reduce_or": "bit_or", "reduce_and": "bit_and"}
 
 
@@ -77,26 +81,66 @@ class Loops:
         self.largest = max([held(i.dtype).itemsize for i in self.instrs], default=4)
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a step of a plan reads and writes, as numbers of the plan's buffers; `looped` if it may
+    write an element before all that read it have."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    looped: bool
+
+
 @dataclass(slots=True)
 class Generated:
-    """The plan of a body; `reads` and `writes` are what its buffers are, in order."""
+    """The plan of a body; `reads` and `writes` are what its buffers are, in order, and `uses` what
+    each step does with them."""
 
     plan: Plan
     reads: list[Var]
     writes: list[Var]
     sources: list[str]
-    looped: bool
+    uses: list[Use]
+
+    def elementwise(self, body: Body, v: Var, u: Var) -> bool:
+        """Whether `v` may be written over `u`: every step reads `u` before, or reads the very
+        elements that it writes."""
+        out, source = len(self.reads) + self.writes.index(v), self.reads.index(u)
+        if v.aval.dtype.itemsize != u.aval.dtype.itemsize:
+            return False
+        n = next(n for n, use in enumerate(self.uses) if out in use.writes)
+        if any(source in use.reads for use in self.uses[n + 1 :]):
+            return False
+        if source not in self.uses[n].reads:
+            return True
+        needed = set(range(len(body.instrs)))
+        if n:
+            stop = "fold" if body.over.crossed else "reduce"
+            after = [k for _, _, k in body.stores if body.instrs[k].late or body.instrs[k].level]
+            needed = _needed(body.instrs, after, stop)
+        places = [offset for target, offset, _ in body.stores if target is v]
+        loads = [
+            body.instrs[k].meta[1] for k in needed
+            if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
+        ]  # fmt: skip
+        return not self.uses[n].looped and all(offset == places[0] for offset in loads)
 
 
 def generate(body: Body) -> Generated:
     """The launches that compute a body's stores."""
     over = body.over
-    loops = Loops(
+    loops = _respelled(Loops(
         over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters
-    )  # fmt: skip
+    ), over.wants_split)  # fmt: skip
     kernels: list[tuple[Loops, _Form]] = []
     parts: list[Part] = []
-    if over.wants_split and over.reduced > 1:
+    if any(i.op == "fold" for i in loops.instrs):
+        parts = [
+            Part(n, accumulator(loops.instrs[i.args[0]].dtype))
+            for n, i in enumerate([i for i in loops.instrs if i.op == "fold"])
+        ]
+        kernels = _slabs(loops, parts)
+    elif over.wants_split and over.reduced > 1:
         parts = _parts(loops)
         kernels = _split(loops, parts)
     else:
@@ -106,27 +150,29 @@ def generate(body: Body) -> Generated:
     number = {v: i for i, v in enumerate(reads)}
     outputs = {v: len(reads) + i for i, v in enumerate(writes)}
     base = len(reads) + len(writes)
-    steps, sources, sizes = [], [], [0] * len(parts)
+    steps, sources, sizes, uses = [], [], [0] * len(parts), []
     for part_loops, form in kernels:
         text = _Text(part_loops, form)
         function = text.write()
         arguments = {}
+        used: dict[bool, set[int]] = {False: set(), True: set()}
         for name, (target, kind, written) in text.arguments.items():
             if type(target) is Part:
                 at = base + target.number
             else:
                 at = outputs[target] if written else number[target]
             arguments[name] = Buf(at, kind)
+            used[written].add(at)
+        uses.append(Use(frozenset(used[False]), frozenset(used[True]), form.kind == "looped"))
         for part in parts:
-            sizes[part.number] = max(
-                sizes[part.number], form.parts * part_loops.rows * part.dtype.itemsize
-            )
-        steps.append(Launch(function, form.grid, arguments, {}, form.warps, 3))
+            columns = part_loops.depth if form.kind == "slab" else part_loops.rows
+            sizes[part.number] = max(sizes[part.number], form.parts * columns * part.dtype.itemsize)
+        most = 65536 // (32 * max(form.warps, 16)) if form.kind == "slab" else None
+        steps.append(Launch(function, form.grid, arguments, {}, form.warps, 3, max_registers=most))
         sources.append(function.text.removeprefix(PRELUDE))
     spaces = tuple([Workspace(max(16, n)) for n in sizes])
-    looped = any(form.kind == "looped" for _, form in kernels)
     plan = Plan(len(reads), len(writes), tuple(steps), spaces)
-    return Generated(plan, reads, writes, sources, looped)
+    return Generated(plan, reads, writes, sources, uses)
 
 
 def _parts(loops: Loops) -> list[Part]:
@@ -141,6 +187,26 @@ def _parts(loops: Loops) -> list[Part]:
 
 def _read(loops: Loops) -> list[Var]:
     return [i.meta[0] for i in loops.instrs if i.op == "load"] + list(loops.counters)
+
+
+def _respelled(loops: Loops, split: bool) -> Loops:
+    """The loops with rows where a flat kernel has some, and rows cut where conditions cut them."""
+    rows, depth, inner = loops.rows, loops.depth, loops.inner
+    instrs, stores = loops.instrs, loops.stores
+    if not enabled("parts"):
+        return loops
+    if depth == 1:
+        length = 0 if _tile_columns(loops) else respell.row_length(instrs, rows)
+        if not length:
+            return loops
+        instrs, stores = respell.as_rows(instrs, stores, rows, length)
+        rows, depth, inner = rows // length, length, True
+    if inner and not split and depth <= _PERSISTENT:
+        length = respell.part_length(instrs, depth)
+        if length < depth:
+            instrs, stores = respell.in_parts(instrs, stores, depth, length)
+            depth = length
+    return Loops(rows, depth, inner, instrs, stores, loops.counters)
 
 
 def held(d: DType) -> DType:
@@ -161,9 +227,10 @@ def accumulator(d: DType) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How the loops are cut up: `kind` is "flat", "tiled", "row" or "looped". A program covers
-    `block` rows (of "tiled": rows of `columns`), and `chunk` elements of r at a time. With `parts`
-    above 1, program axis 1 says which `length` elements of r are its own."""
+    """How the loops are cut up: `kind` is "flat", "tiled", "row", "looped" or "slab". A program
+    covers `block` rows (of "tiled": rows of `columns`), and `chunk` elements of r at a time. With
+    `parts` above 1, program axis 1 says which `length` elements of r are its own; of a slab, a
+    program's rows are every `parts`-th block."""
 
     kind: str
     grid: tuple[int, int, int]
@@ -174,6 +241,7 @@ class _Form:
     parts: int = 1
     length: int = 0
     final: bool = True  # whether it stores results; else partial ones
+    ahead: bool = False  # whether the next rows are loaded while these are worked on
 
 
 def _form(loops: Loops) -> _Form:
@@ -297,6 +365,82 @@ def _split(loops: Loops, parts: Sequence[Part]) -> list[tuple[Loops, _Form]]:
     ]
 
 
+def _slabs(loops: Loops, parts: Sequence[Part]) -> list[tuple[Loops, _Form]]:
+    """Two kernels: rows with partial folds of the columns, and the combination of those."""
+    instrs = loops.instrs
+    form = _slab_form(loops)
+    of = dict(zip([n for n, i in enumerate(instrs) if i.op == "fold"], parts))
+    early = [s for s in loops.stores if "p" in s[1].names]
+    late = [s for s in loops.stores if "p" not in s[1].names]
+    first = Loops(loops.rows, loops.depth, True, instrs, early, loops.counters)
+    # What is late runs over columns: they are the rows of the second kernel.
+    offset = ix.add(ix.scale(ix.var("k", form.parts), loops.depth), ix.var("r", loops.depth))
+    second: list[Instr] = []
+    place: dict[int, int] = {}
+    for n in sorted(_needed(instrs, [n for _, _, n in late], stop="fold")):
+        i = instrs[n]
+        args = tuple([place[a] if type(a) is int and i.op != "fold" else a for a in i.args])
+        op = i.op
+        if op == "fold":
+            part = of[n]
+            second.append(
+                Instr("load", (), (part, offset, frozenset()), part.dtype, offset.names, 0)
+            )
+            op, args = "reduce", (len(second) - 1,)
+        second.append(Instr(op, args, i.meta, i.dtype, i.names, i.level, i.eqn, near=i.near))
+        place[n] = len(second) - 1
+    stores = [(target, e, place[n]) for target, e, n in late]
+    by = {"r": ix.var("p", loops.depth), "k": ix.var("r", form.parts)}
+    moved, kept = respell.substituted(second, stores, [by])
+    final = Loops(loops.depth, form.parts, False, moved, kept, loops.counters)
+    padded = next_power_of_two(form.parts)
+    rows = max(1, min(4096 // padded, next_power_of_two(loops.depth)))
+    return [(first, form), (final, _Form("row", (cdiv(loops.depth, rows), 1, 1), rows, padded))]
+
+
+def _slab_form(loops: Loops) -> _Form:
+    """Tiles of about 112 registers a thread: the next rows under way, what is worked on, and the
+    folds' accumulators."""
+    instrs, depth = loops.instrs, loops.depth
+    padded = next_power_of_two(depth)
+    tiles = [i for i in instrs if i.op == "load" and i.names >= {"p", "r"}]
+    ahead = sum([i.dtype.itemsize for i in tiles if _streams(loops, i)]) / 4
+    folds = sum([1 for i in instrs if i.op == "fold"])
+    each = (ahead + folds + len(tiles)) * (loops.largest // 4 or 1)
+    elements = 32
+    while elements > 4 and elements * each > _REGISTERS:
+        elements //= 2
+    block = min(max(1, 256 * elements // padded), next_power_of_two(cdiv(loops.rows, 4)))
+    warps = min(16, max(1, block * padded // (32 * elements)))
+    resident = max(1, 16 // warps)
+    count = min(_PROCESSORS * resident, cdiv(loops.rows, block))
+    early = block * padded // (32 * warps) * each <= 2 * _REGISTERS
+    return _Form("slab", (count, 1, 1), block, padded, warps=warps, parts=count, ahead=early)
+
+
+def _streams(loops: Loops, i: Instr) -> bool:
+    """Whether a load brings new memory with every row."""
+    if i.op != "load" or "p" not in i.names:
+        return False
+    target, _, guards = i.meta
+    if any("p" in g.expr.names for g in guards):
+        return False
+    points = loops.rows * (loops.depth if "r" in i.names else 1)
+    return target.aval.size >= points
+
+
+def _needed(instrs: Sequence[Instr], roots: Sequence[int], stop: str = "") -> set[int]:
+    """The instructions that `roots` take, themselves included; those of op `stop` end the walk."""
+    found, todo = set(), list(roots)
+    while todo:
+        n = todo.pop()
+        if n not in found:
+            found.add(n)
+            if instrs[n].op != stop:
+                todo.extend(instrs[n].operands())
+    return found
+
+
 def _numbered(instrs: list[Instr]) -> tuple[list[Instr], list[int]]:
     """(the list with operands that are instructions put before their users, new positions)."""
     result: list[Instr] = []
@@ -309,7 +453,9 @@ def _numbered(instrs: list[Instr]) -> tuple[list[Instr], list[int]]:
                 args.append(len(result) - 1)
             else:
                 args.append(place[a] if type(a) is int else a)
-        result.append(Instr(i.op, tuple(args), i.meta, i.dtype, i.names, i.level, i.eqn))
+        result.append(
+            Instr(i.op, tuple(args), i.meta, i.dtype, i.names, i.level, i.eqn, near=i.near)
+        )
         place.append(len(result) - 1)
     return result, place
 
@@ -331,7 +477,7 @@ class _Text:
         self._names: dict[tuple[Any, bool], str] = {}
         self.depth = 1
         self.value: dict[int, str] = {}
-        self.partial = form.parts > 1 or not form.final
+        self.partial = form.kind != "slab" and (form.parts > 1 or not form.final)
 
     def write(self) -> SourceKernel:
         """The kernel; `arguments` then maps its parameters to buffers."""
@@ -341,9 +487,13 @@ class _Text:
             self._pointwise()
         elif self.form.kind == "row":
             self._row()
+        elif self.form.kind == "slab":
+            self._slab()
         else:
             self._looped()
-        name = {"flat": "pointwise", "tiled": "tiles", "row": "rows", "looped": "loop"}
+        name = {
+            "flat": "pointwise", "tiled": "tiles", "row": "rows", "looped": "loop", "slab": "slabs",
+        }  # fmt: skip
         body = "".join([f"{line}\n" for line in self.lines or ["    pass"]])
         return kernel(name[self.form.kind], ", ".join(self.arguments), body)
 
@@ -411,14 +561,95 @@ class _Text:
             self.masks["r"] = "r_in"
             self.line(f"r_in = r < {depth}")
         self._wide_names()
-        for n, i in enumerate(self.loops.instrs):
-            if i.op == "reduce":
-                x = self._tile(i.args[0], accumulator(self.loops.instrs[i.args[0]].dtype))
-                self.value[n] = self._reduced(n, i, x, "r")
-            else:
-                self._emit(n)
+        for n in sorted(_needed(self.loops.instrs, [n for _, _, n in self.loops.stores])):
+            self._step(n)
         for store in self.loops.stores:
             self._store(store)
+
+    def _slab(self) -> None:
+        """Every `parts`-th block of rows, columns accumulated on the way."""
+        loops, form, instrs = self.loops, self.form, self.loops.instrs
+        folds = [n for n, i in enumerate(instrs) if i.op == "fold"]
+        needed = sorted(
+            _needed(instrs, [n for _, _, n in loops.stores] + [instrs[n].args[0] for n in folds])
+        )
+        self.line(f"r = tl.arange(0, {form.chunk})[None, :]")
+        self.masks = {}
+        if loops.depth != form.chunk:
+            self.masks["r"] = "r_in"
+            self.line(f"r_in = r < {loops.depth}")
+        self._wide_names(with_p=False)
+        for n in needed:
+            if "p" not in instrs[n].names:
+                self._step(n)
+        for n in folds:
+            kind = accumulator(instrs[instrs[n].args[0]].dtype)
+            start = literal(_identity(instrs[n].meta[0], kind), kind)
+            shape = f"({form.block}, {form.chunk})"
+            self.line(f"a{n} = tl.zeros({shape}, {MEMORY[kind]}) + {start}")
+        ahead = [n for n in needed if form.ahead and _streams(loops, instrs[n])]
+        rows = f"tl.arange(0, {form.block})[:, None]"
+        wide = cdiv(loops.rows, form.block) * form.block + form.parts * form.block > _INT32
+        cast = ".to(tl.int64)" if wide else ""
+        step = form.parts * form.block
+        self.line(f"first = tl.program_id(0){cast} * {form.block}")
+        if ahead:
+            self.line(f"q = first + {rows}")
+            self._load_ahead(ahead)
+        self.line(f"for start in range(first, {loops.rows}, {step}):")
+        self.depth += 1
+        self.line(f"p = start + {rows}")
+        if loops.rows % form.block:
+            self.masks["p"] = "p_in"
+            self.line(f"p_in = p < {loops.rows}")
+        self._wide_names(with_r=False)
+        for n in ahead:
+            self.value[n] = f"v{n}"
+            self.line(f"v{n} = {loaded(f'n{n}', instrs[n].meta[0].aval.dtype)}")
+        if ahead:
+            # The next rows are under way while these are worked on.
+            self.line(f"q = p + {step}")
+            self._load_ahead(ahead)
+        for n in needed:
+            if "p" in instrs[n].names and n not in ahead:
+                self._step(n)
+        for n in folds:
+            self._accumulate(n, "p")
+        for store in loops.stores:
+            self._store(store)
+        self.depth -= 1
+        self.masks.pop("p", None)
+        for k, n in enumerate(folds):
+            kind = accumulator(instrs[instrs[n].args[0]].dtype)
+            self._finish(n, instrs[n], f"a{n}", kind, 0, whole=True)
+            target = self.pointer(Part(k, kind), True)
+            mask = f", {self.masks['r']}" if "r" in self.masks else ""
+            self.line(f"tl.store({target} + (tl.program_id(0) * {loops.depth} + r), v{n}{mask})")
+
+    def _step(self, n: int) -> None:
+        """One instruction of a kernel with rows on chip."""
+        i = self.loops.instrs[n]
+        if i.op == "reduce":
+            x = self._tile(i.args[0], accumulator(self.loops.instrs[i.args[0]].dtype))
+            self.value[n] = self._reduced(n, i, x, "r")
+        else:
+            self._emit(n)
+
+    def _load_ahead(self, loads: Sequence[int]) -> None:
+        """n{i}: what the loads find at rows `q`."""
+        rows = self.loops.rows
+        before, self.masks = self.masks, {**self.masks, "q": "q_in"}
+        self.masks.pop("p", None)
+        self.line(f"q_in = q < {rows}")
+        if any(_is_wide(self.loops.instrs[n].meta[1]) for n in loads):
+            self.line("q_wide = q.to(tl.int64)")
+        for n in loads:
+            i = self.loops.instrs[n]
+            target, offset, guards = i.meta
+            names = (i.names - {"p"}) | {"q"}
+            place = ix.substitute(offset, "p", ix.var("q", rows)) if rows > 1 else offset
+            self.line(f"n{n} = {self._loaded(target, place, names, guards)}")
+        self.masks = before
 
     def _looped(self) -> None:
         """One pass over r for each level of reductions, and one for stores that need the last."""
@@ -495,7 +726,7 @@ class _Text:
             self.masks["r"] = "r_in"
             self.line(f"r_in = r < {loops.depth}")
         self._wide_names(with_p=False)
-        needed = self._needed([instrs[n].args[0] for n in reductions] + [s[2] for s in stores])
+        needed = _needed(instrs, [instrs[n].args[0] for n in reductions] + [s[2] for s in stores])
         for n in sorted(needed):
             if "r" in instrs[n].names and instrs[n].op != "reduce":
                 self._emit(n)
@@ -513,12 +744,12 @@ class _Text:
                 kind = accumulator(instrs[i.args[0]].dtype)
                 self.value[n] = self._finish(n, i, f"a{n}", kind)
 
-    def _accumulate(self, n: int) -> None:
+    def _accumulate(self, n: int, var: str = "r") -> None:
         i = self.loops.instrs[n]
         kind = accumulator(self.loops.instrs[i.args[0]].dtype)
         x, name = self._tile(i.args[0], kind), i.meta[0]
-        if "r" in self.masks:
-            x = f"tl.where({self.masks['r']}, {x}, {literal(_identity(name, kind), kind)})"
+        if var in self.masks:
+            x = f"tl.where({self.masks[var]}, {x}, {literal(_identity(name, kind), kind)})"
         if name == "reduce_sum":
             self.line(f"a{n} += {x}")
         elif name in ("reduce_max", "reduce_min"):
@@ -538,15 +769,6 @@ class _Text:
             self.line(f"t{n} = {better}")
             self.line(f"w{n} = tl.where(t{n}, r, w{n})")
             self.line(f"a{n} = tl.where(t{n}, x{n}, a{n})")
-
-    def _needed(self, roots: list[int]) -> set[int]:
-        found, todo = set(), list(roots)
-        while todo:
-            n = todo.pop()
-            if n not in found:
-                found.add(n)
-                todo.extend(self.loops.instrs[n].operands())
-        return found
 
     # Reductions of a tile.
 
@@ -596,21 +818,21 @@ class _Text:
         self.line(f"v{n} = {first}.to({MEMORY[i.dtype]})")
         self.value[n] = f"v{n}"
 
-    def _finish(self, n: int, i: Instr, x: str, kind: DType) -> str:
+    def _finish(
+        self, n: int, i: Instr, x: str, kind: DType, axis: int = 1, whole: bool = False
+    ) -> str:
+        """v{n}: tile `x` reduced along an axis, `whole` in the accumulator's dtype."""
         name = i.meta[0]
         if name == "reduce_sum":
-            text = f"tl.sum({x}, 1, keep_dims=True)"
-        elif name == "reduce_max":
+            text = f"tl.sum({x}, {axis}, keep_dims=True)"
+        elif name in ("reduce_max", "reduce_min"):
             self.line(f"x{n} = {x}")
-            text = _extreme(f"x{n}", True, kind)
-        elif name == "reduce_min":
-            self.line(f"x{n} = {x}")
-            text = _extreme(f"x{n}", False, kind)
+            text = _extreme(f"x{n}", name == "reduce_max", kind, axis)
         elif name == "reduce_xor":
-            text = f"tl.xor_sum({x}, 1, keep_dims=True)"
+            text = f"tl.xor_sum({x}, {axis}, keep_dims=True)"
         else:
-            text = f"tl.reduce({x}, 1, {_COMBINE[name]}, keep_dims=True)"
-        if not (self.partial or held(i.dtype) == kind):
+            text = f"tl.reduce({x}, {axis}, {_COMBINE[name]}, keep_dims=True)"
+        if not (whole or self.partial or held(i.dtype) == kind):
             text = f"{text} != 0" if i.dtype == dtypes.BOOL else f"({text}).to({MEMORY[i.dtype]})"
         self.line(f"v{n} = {text}")
         return f"v{n}"
@@ -647,10 +869,9 @@ class _Text:
     def _address(self, offset: Expr, names: Any) -> str:
         """The text of an element offset that varies along all of `names`."""
         offset = self._expr(offset)
-        wide = max(abs(offset.lo), abs(offset.hi)) > _INT32
-        text = offset.text("_wide" if wide else "")
+        text = offset.text("_wide" if _is_wide(offset) else "")
         missing = [x for x in self._names_of(names) if x not in offset.names]
-        return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "r", "i", "j")])
+        return text + "".join([f" + {x} * 0" for x in missing if x in ("p", "q", "r", "i", "j")])
 
     def _wide_names(self, with_p: bool = True, with_r: bool = True) -> None:
         """64-bit versions of the loop variables, for the offsets that need them."""
@@ -659,7 +880,7 @@ class _Text:
             e for _, e, _ in self.loops.stores
         ]:
             e = self._expr(e)
-            if max(abs(e.lo), abs(e.hi)) > _INT32:
+            if _is_wide(e):
                 used |= e.names
         for name in sorted(used):
             if (name == "r" and with_r) or (name != "r" and with_p):
@@ -667,15 +888,18 @@ class _Text:
 
     def _load(self, i: Instr) -> str:
         target, offset, guards = i.meta
+        kind = target.dtype if type(target) is Part else target.aval.dtype
+        return loaded(self._loaded(target, offset, i.names, guards), kind)
+
+    def _loaded(self, target: Any, offset: Expr, names: Any, guards: Any) -> str:
+        """The text of a load, as it lies in memory."""
         pointer = self.pointer(target, False)
-        names = i.names
         mask = self._mask(names, guards)
         kind = target.dtype if type(target) is Part else target.aval.dtype
         address = self._address(offset, names)
         zero = "0.0" if dtypes.is_float(kind) else "0"
         extra = f", {mask}, other={zero}" if mask else ""
-        text = f"tl.load({pointer} + ({address}){extra})"
-        return loaded(text, kind)
+        return f"tl.load({pointer} + ({address}){extra})"
 
     def _index(self, i: Instr) -> str:
         e = self._expr(i.meta)
@@ -695,7 +919,13 @@ class _Text:
         instrs = self.loops.instrs
         operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
         names = [self.value[a] if type(a) is int else "" for a in i.args]
-        return expression(i.meta[0], names, operands, dict(i.meta[1]))
+        return expression(i.meta[0], names, operands, dict(i.meta[1]), i.near)
+
+    def _join(self, i: Instr) -> str:
+        a, b = [self.value[x] for x in i.args]
+        if i.meta[0] == "reduce_sum":
+            return f"({a} + {b})"
+        return f"{'maximum' if i.meta[0] == 'reduce_max' else 'minimum'}({a}, {b})"
 
     def _store(self, store: tuple[Any, Expr, int]) -> None:
         target, offset, n = store
@@ -704,7 +934,7 @@ class _Text:
         kind, value = target.aval.dtype, self.value[n]
         value = stored(value, kind)
         address = self._address(offset, names)
-        if self.form.kind in ("row", "looped") and not names & {"p", "r"}:
+        if self.form.kind in ("row", "looped", "slab") and not names & {"p", "r"}:
             address += " + p * 0"
             names = names | {"p"}
         elif self.form.kind == "flat" and not names & {"p"}:
@@ -718,19 +948,24 @@ class _Text:
 
 _MAKERS = {
     "load": _Text._load, "index": _Text._index, "where": _Text._where, "round": _Text._round,
-    "map": _Text._map,
+    "map": _Text._map, "join": _Text._join,
     "const": lambda self, i: rounded(literal(i.meta.value, i.dtype), i.dtype),
 }  # fmt: skip
 
 
-def _extreme(x: str, greatest: bool, kind: DType) -> str:
-    """Text of each row's extreme of tile `x`, a name; NaN where there is one."""
+def _is_wide(e: Expr) -> bool:
+    """Whether an offset needs 64 bits."""
+    return max(abs(e.lo), abs(e.hi)) > _INT32
+
+
+def _extreme(x: str, greatest: bool, kind: DType, axis: int = 1) -> str:
+    """Text of the extremes of tile `x`, a name, along an axis; NaN where there is one."""
     f = "max" if greatest else "min"
     if not dtypes.is_float(kind):
-        return f"tl.{f}({x}, 1, keep_dims=True)"
+        return f"tl.{f}({x}, {axis}, keep_dims=True)"
     worst = 'float("-inf")' if greatest else 'float("inf")'
-    clean = f"tl.{f}(tl.where({x} != {x}, {worst}, {x}), 1, keep_dims=True)"
-    nan = f"tl.max(({x} != {x}).to(tl.int32), 1, keep_dims=True) != 0"
+    clean = f"tl.{f}(tl.where({x} != {x}, {worst}, {x}), {axis}, keep_dims=True)"
+    nan = f"tl.max(({x} != {x}).to(tl.int32), {axis}, keep_dims=True) != 0"
     return f'tl.where({nan}, float("nan"), {clean})'
 
 

@@ -98,9 +98,9 @@ class _Batch:
 
 def _key(item: Any) -> Any:
     """What two steps share if one kernel can do both; None for a step that shares nothing."""
-    if item.generated is None or len(item.steps) != 1 or item.group.traffic > _SMALL:
+    plan = item.plan
+    if plan is None or item.traffic > _SMALL:
         return None
-    plan = item.generated.plan
     return (plan.inputs, plan.outputs, plan.workspaces, *[
         (s.kernel, s.grid, s.num_warps, tuple(s.arguments.items())) for s in plan.steps
     ])  # fmt: skip
@@ -112,7 +112,7 @@ def _joined(items: Sequence[Any], table: Any) -> Any:
     width = len(rows[0])
     pointers = table.new(8 * width * len(rows))
     table.pointers[pointers] = rows
-    steps = tuple([_many(s, width, len(rows)) for s in first.generated.plan.steps])
+    steps = tuple([_many(s, width, len(rows)) for s in first.plan.steps])
     reads = [b for item in items for b in item.reads]
     writes = [b for item in items for b in item.writes]
     scratch = [b for item in items for b in item.scratch]
@@ -120,7 +120,7 @@ def _joined(items: Sequence[Any], table: Any) -> Any:
         steps, ((pointers, 0),), written=(), reads=tuple(reads), writes=(*writes, *scratch)
     )
     joined = replace(
-        items[-1], steps=[child], reads=reads, writes=writes, scratch=scratch, generated=None
+        items[-1], steps=[child], reads=reads, writes=writes, scratch=scratch, plan=None
     )
     kept = joined.described
     if kept is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genesis_fn.backends.cuda import lowerings
@@ -29,7 +29,7 @@ from genesis_fn.compiler.updates import UPDATES, updated
 from genesis_fn.core import config
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
-from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.kernels.launch import Buf, Launch, Plan
 from genesis_fn.transforms.cost import cost
 from genesis_fn.transforms.fused import fused_p
 
@@ -115,8 +115,8 @@ class _Item:
     reads: list[int]
     writes: list[int]
     scratch: list[int] = field(default_factory=list)
-    group: Group | None = None
-    generated: Generated | None = None
+    plan: Plan | None = None  # of one generated launch
+    traffic: int = 0
     described: Described | None = None
 
 
@@ -227,17 +227,39 @@ class Scope:
         for v in made.writes:
             if v not in self.ids:
                 self.ids[v] = self._write_to(v, wanted, g, made)
-        reads = [self.ids[v] for v in made.reads]
-        writes = [self.ids[v] for v in made.writes]
-        self.items.append(self._planned(made.plan, reads, writes))
-        self.items[-1].group, self.items[-1].generated = g, made
         names = list(dict.fromkeys(i.eqn.prim.name for i in g.body.instrs if i.eqn is not None))
         lines = list(dict.fromkeys(str(self.graph.made[v].where) for v in g.roots))
         text = f"{'+'.join(names[:6])}{'+..' if len(names) > 6 else ''}" or "copy"
         self.table.described.append(
             Described(text, g.traffic, g.operations, made.sources, lines, self.depth)
         )
-        self.items[-1].described = self.table.described[-1]
+        self._launched(g, made, self.table.described[-1])
+
+    def _launched(self, g: Group, made: Generated, described: Described) -> None:
+        """One item for each launch: the last, which joins partial results, may wait until it can
+        share a launch with others like it."""
+        plan = made.plan
+        scratch = [self.temporary(w.bytes) for w in plan.workspaces]
+        buffers = [self.ids[v] for v in (*made.reads, *made.writes)] + scratch
+        for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
+            assert type(step) is Launch
+            step, order = _compact(step)
+            owned = {self.table.root(buffers[k]) for k in use.writes}
+            written = [i for i, k in enumerate(order) if self.table.root(buffers[k]) in owned]
+            item = _Item(
+                [Child((step,), tuple([(buffers[k], 0) for k in order]), tuple(written))],
+                [buffers[k] for k in sorted(use.reads)], [buffers[k] for k in sorted(use.writes)],
+                plan=Plan(len(order), 0, (step,)), traffic=g.traffic, described=described,
+            )  # fmt: skip
+            if n:
+                item.traffic = sum([self.table.bytes[b] for b in (*item.reads, *item.writes)])
+                item.described = replace(
+                    described, name=f"{described.name}, joined", traffic=item.traffic,
+                    operations=0, sources=made.sources[n:],
+                )  # fmt: skip
+                self.table.described.append(item.described)
+            self.items.append(item)
+        described.sources = made.sources[:1]
 
     def _write_to(
         self, v: Var, wanted: dict[Var, int], g: Group | None, made: Generated | None
@@ -268,8 +290,8 @@ class Scope:
                 return False  # another result of this step
             if u not in here.reads:
                 continue
-            if g is not None and made is not None:
-                if not _elementwise(g, made, v, u):
+            if g is not None and made is not None and g.body is not None:
+                if not made.elementwise(g.body, v, u):
                     return False
             elif u is not source or self.ids[u] != b:
                 return False
@@ -438,15 +460,14 @@ def _packed(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[d
     return least
 
 
-def _elementwise(g: Group, made: Generated, v: Var, u: Var) -> bool:
-    """Whether `v` may be written over `u`, which its own kernel reads element for element."""
-    body = g.body
-    assert body is not None
-    if len(made.plan.steps) != 1 or made.looped or v.aval.dtype.itemsize != u.aval.dtype.itemsize:
-        return False
-    places = [offset for target, offset, _ in body.stores if target is v]
-    loads = [i.meta[1] for i in body.instrs if i.op == "load" and i.meta[0] is u]
-    return all(offset == places[0] for offset in loads)
+def _compact(launch: Launch) -> tuple[Launch, list[int]]:
+    """The launch with buffers numbered in the order of its arguments, and their old numbers."""
+    order: dict[int, int] = {}
+    arguments = {}
+    for name, a in launch.arguments.items():
+        assert type(a) is Buf
+        arguments[name] = replace(a, index=order.setdefault(a.index, len(order)))
+    return replace(launch, arguments=arguments), list(order)
 
 
 def _work_of(e: Eqn) -> int:
