@@ -18,8 +18,10 @@ _FOREVER = 1 << 62
 _NEAR = 60  # equations within which uses share one recomputation
 _MOST_LEAVES = 8  # values that making one again may read
 _MOST_READ = 3  # bytes that it may read, for each byte that it makes
-_SMALL = 1 << 20  # bytes of a value of inputs only that is simply kept
+_SMALL = 8 << 20  # bytes of a value of inputs only that is simply kept
 _HEAVY = 40  # operations of one element that are not worth repeating
+_AGAIN = 3  # bytes moved to make an operand again in a kernel of its own, for each byte it holds
+_NEARBY = 200  # equations after a use among which another one can share the work of it
 
 
 def rematerialise(jaxpr: Jaxpr, budget: int | None = None) -> Jaxpr:
@@ -81,6 +83,7 @@ def _cut(
     outside: dict[Var, int] = {}
     free = set(jaxpr.invars)
     kept = set(jaxpr.outs)
+    there, again = _operands(jaxpr, made) if not bold else (set(), {})
     # Only what leads to a used value matters.
     relevant: set[Var] = set()
     todo = list(used)
@@ -99,11 +102,14 @@ def _cut(
             inside[v], outside[v] = flow.node(), flow.node()
             # An output is in memory anyway: reading it again is all it costs.
             size = max(v.aval.nbytes, 1)
-            weight = size // 2 if v in kept else 2 * size if _fuses_away(e) else size
+            stays = v in there or not _fuses_away(e)
+            weight = size // 2 if v in kept else size if stays else 2 * size
             flow.edge(inside[v], outside[v], max(weight, 1))
             if not repeatable(e, bold):
                 flow.edge(source, inside[v], _FOREVER)
                 continue
+            if v in again:
+                flow.edge(source, inside[v], again[v])
             for i in e.ins:
                 if type(i) is Var and i in outside:
                     flow.edge(outside[i], inside[v], _FOREVER)
@@ -118,6 +124,64 @@ def _cut(
             flow.edge(outside[v], sink, _FOREVER)
     reached = flow.source_side(source, sink)
     return {v for v in inside if inside[v] in reached and outside[v] not in reached}
+
+
+def _operands(jaxpr: Jaxpr, made: dict[Any, Eqn]) -> tuple[set[Any], dict[Any, int]]:
+    """(what opaque equations of the forward pass read, so that it is in memory anyway; the cost in
+    bytes of making again what those of the backward pass read).
+
+    Such a value must be written again. If it is made of values that the backward pass works on at
+    about that time anyway, that is all; if that work waits for the result of the opaque equation,
+    they are read once more.
+    """
+    base: dict[Any, Any] = {}
+    there: set[Any] = set()
+    first: dict[Any, int] = {}
+    gradients: set[Any] = set()
+    for n, e in enumerate(jaxpr.eqns):
+        kind = kind_of(e)
+        operands = [i for i in e.ins if type(i) is Var]
+        if kind == "view" and e.prim.name == "reshape":
+            base[e.outs[0]] = base.get(operands[0], operands[0])
+        if e.backward and (kind == "opaque" or not gradients.isdisjoint(operands)):
+            gradients.update(e.outs)
+        for i in operands if kind == "opaque" else ():
+            if not e.backward:
+                there |= {i, base.get(i, i)}
+            elif i in made:
+                first.setdefault(i, n)
+    there |= {o for o, v in base.items() if v in there}
+    again = {}
+    for v, n in first.items():
+        if v in there and repeatable(made[v], False):
+            cost = 1 if _shared(jaxpr, made, v, n, gradients) else _AGAIN
+            again[v] = cost * v.aval.nbytes
+    return there, again
+
+
+def _shared(jaxpr: Jaxpr, made: dict[Any, Eqn], v: Any, at: int, gradients: set[Any]) -> bool:
+    """Whether a computation of the backward pass near equation `at`, which needs `v` in memory,
+    puts what `v` is made of and a gradient together, and does not wait for that equation."""
+    cone, todo = set(), [v]
+    while todo and len(cone) < 4 * _MOST_LEAVES:
+        u = todo.pop()
+        if u in cone or (u in made and made[u].prim.name == "broadcast_in_dim"):
+            continue  # what is small is read here and there without much ado
+        cone.add(u)
+        if u in made and repeatable(made[u], False):
+            todo += [i for i in made[u].ins if type(i) is Var and 2 * i.aval.size >= v.aval.size]
+    after: set[Any] = set(jaxpr.eqns[at].outs)
+    for e in jaxpr.eqns[max(0, at - _NEARBY) : at + _NEARBY]:
+        operands = [i for i in e.ins if type(i) is Var]
+        if not e.backward:
+            continue
+        if not after.isdisjoint(operands):
+            after.update(e.outs)
+        elif kind_of(e) != "opaque" and not cone.isdisjoint(operands):
+            if not gradients.isdisjoint(operands):
+                return True
+            cone.update(e.outs)
+    return False
 
 
 def _cut_short(

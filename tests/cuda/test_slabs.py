@@ -145,7 +145,7 @@ def test_last_steps_of_alike_kernels_share_a_launch() -> None:
 def test_rotation_is_computed_in_halves(heads: int) -> None:
     shape = (2, 150, heads, 64)
     cos, sin = normal(150, 1, 64), normal(150, 1, 64)
-    x, dy, w = normal(*shape, dtype=dtypes.BF16), normal(*shape, dtype=dtypes.BF16), normal(64)
+    x, dy, w = normal(*shape), normal(*shape), normal(64)
 
     def forward(x, w, cos, sin):
         return rope(rms_norm(x, w), cos, sin)
@@ -154,7 +154,7 @@ def test_rotation_is_computed_in_halves(heads: int) -> None:
         y, pull = g.vjp(lambda x, w: forward(x, w, cos, sin), x, w)
         return y, *pull(dy)
 
-    executable = programs.compare(both, x, w, cos, sin, dy, tolerance=4e-2)
+    executable = programs.compare(both, x, w, cos, sin, dy, tolerance=3e-4)
     text = executable.as_text()
     assert "tl.arange(0, 32)[None, :]" in text and "r < 32" not in text
 

@@ -47,7 +47,7 @@ _INT32 = 2**31 - 1
 _PERSISTENT = 16384  # the longest row that stays on chip
 _PROCESSORS = 132  # of an H100 or H200
 _PROGRAMS = 4 * _PROCESSORS
-_REGISTERS = 112  # of a thread that values of a slab may take, so that 512 threads fit
+_REGISTERS = 136  # of a thread that the values of a slab are thought to take at most
 _COMBINE = {"reduce_prod": "multiply", "reduce_or": "bit_or", "reduce_and": "bit_and"}
 
 
@@ -399,14 +399,17 @@ def _slabs(loops: Loops, parts: Sequence[Part]) -> list[tuple[Loops, _Form]]:
 
 
 def _slab_form(loops: Loops) -> _Form:
-    """Tiles of about 112 registers a thread: the next rows under way, what is worked on, and the
-    folds' accumulators."""
+    """Tiles for 128 registers of 512 threads, by an estimate that compiled kernels bear out:
+    the next rows under way, what is worked on, and the folds' accumulators."""
     instrs, depth = loops.instrs, loops.depth
     padded = next_power_of_two(depth)
     tiles = [i for i in instrs if i.op == "load" and i.names >= {"p", "r"}]
-    ahead = sum([i.dtype.itemsize for i in tiles if _streams(loops, i)]) / 4
-    folds = sum([1 for i in instrs if i.op == "fold"])
-    each = (ahead + folds + len(tiles)) * (loops.largest // 4 or 1)
+    streams = [i for i in tiles if _streams(loops, i)]
+    ahead = sum([i.dtype.itemsize for i in streams]) / 4
+    kept = sum([1 for i in instrs if i.op == "fold" or (i.op == "load" and i.names == {"r"})])
+    # Four more for what is computed from them; other tiles are used up as they come.
+    each = ahead + kept + len(streams) + (len(tiles) - len(streams)) / 4 + 4
+    each *= loops.largest // 4 or 1
     elements = 32
     while elements > 4 and elements * each > _REGISTERS:
         elements //= 2
