@@ -21,6 +21,7 @@ _MOST_READ = 3  # bytes that it may read, for each byte that it makes
 _SMALL = 8 << 20  # bytes of a value of inputs only that is simply kept
 _HEAVY = 40  # operations of one element that are not worth repeating
 _AGAIN = 3  # bytes moved to make an operand again in a kernel of its own, for each byte it holds
+_WORK = 8  # operations of one element of a small value that are not repeated for nothing
 _NEARBY = 200  # equations after a use among which another one can share the work of it
 
 
@@ -84,6 +85,8 @@ def _cut(
     free = set(jaxpr.invars)
     kept = set(jaxpr.outs)
     there, again = _operands(jaxpr, made) if not bold else (set(), {})
+    # What depends on nothing, the angles of rotations say, is small and kept if it took work.
+    fixed: set[Any] = set()
     # Only what leads to a used value matters.
     relevant: set[Var] = set()
     todo = list(used)
@@ -96,6 +99,8 @@ def _cut(
         if repeatable(e, bold):
             todo += [i for i in e.ins if type(i) is Var]
     for e in forward:
+        if all([type(i) is not Var or i in fixed for i in e.ins]):
+            fixed.update(e.outs)
         for v in e.outs:
             if v not in relevant:
                 continue
@@ -105,7 +110,8 @@ def _cut(
             stays = v in there or not _fuses_away(e)
             weight = size // 2 if v in kept else size if stays else 2 * size
             flow.edge(inside[v], outside[v], max(weight, 1))
-            if not repeatable(e, bold):
+            angles = v in fixed and operations(e) >= _WORK and v.aval.nbytes <= _SMALL
+            if angles or not repeatable(e, bold):
                 flow.edge(source, inside[v], _FOREVER)
                 continue
             if v in again:

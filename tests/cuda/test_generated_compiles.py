@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 # Registers of a thread; row kernels keep whole rows of up to 16384 elements on chip.
-CEILINGS = {"pointwise": 64, "tiles": 40, "rows": 128, "loop": 80}
+CEILINGS = {"pointwise": 64, "tiles": 40, "rows": 128, "loop": 80, "slabs": 128}
 
 
 @pytest.mark.parametrize("architecture", [90, 80])
