@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import programs  # noqa: F401: it chooses the interpreting driver
+import programs  # noqa: F401 (it chooses the interpreting driver)
 
 import genesis_fn as g
 from genesis_fn import random
