@@ -7,6 +7,7 @@ put outputs back together. It replaces generic flattening, which costs several t
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holdi
 
 # What a `caller` function returns for arguments that it is not for.
 MISS = object()
+# With so many results the collector waits: until the caller lets go of the arrays before them, they
+# would look like garbage in the making, and be traversed at every call.
+_MANY = 64
 _LINES = 16  # lines that a jitted function is called from and that are remembered
 
 
@@ -287,12 +291,19 @@ def caller(
         out.space["marks"] = _marks([paths[i] for i in donated], avals, name)
         out.lines.append(f"{', '.join(f'd{i}' for i in donated)}, = marks(where(depth=4))")
         out.lines += [f"{dynamic[i][0]}.data = d{i}" for i in donated]
+    many = len(sigs) >= _MANY
+    if many:
+        out.space["gc"] = gc
+        out.lines += ["collects = gc.isenabled()", "gc.disable()"]
     for i, s in enumerate(sigs):
         out.lines.append(f"a = new(Array); a.data = y{i}; a.sig = {out.name(s)}; y{i} = a")
     text = _build(out, tree.unflatten(out_tree, [_Leaf(y) for y in results]))
     if text is None:
         rebuild = out.name(lambda found: tree.unflatten(out_tree, found))
         text = f"{rebuild}([{', '.join(results)}])"
+    if many:
+        out.lines += ["try:", f"    result = {text}", "finally:", "    if collects: gc.enable()"]
+        text = "result"
     return out.function("args, kwargs", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import numpy as np
@@ -92,3 +93,13 @@ def test_jit_returns_it() -> None:
         s, y = f(s, 2.0)
         assert int(s.step) == i + 1 and float(y) == 6.0
     same(s.params, state().params)
+
+
+def test_many_results_leave_the_collector_as_it_was() -> None:
+    f = g.jit(lambda x: [x + i for i in range(70)])
+    x = gnp.arange(3.0)
+    for collects in (True, False, True):
+        gc.enable() if collects else gc.disable()
+        for _ in range(2):
+            assert float(f(x)[69][2]) == 71.0
+            assert gc.isenabled() is collects
