@@ -46,7 +46,7 @@ for stage in "$@"; do
         tail -n 70 "$out/sanitize.log"
         ;;
     fuzz)
-        limited fuzz 150 python3 benchmarks/fuzz_devices.py --seconds "${FUZZ_SECONDS:-120}"
+        limited fuzz 150 python3 benchmarks/fuzz_devices.py --seconds $((${FUZZ_SECONDS:-150} - 30))
         tail -n 12 "$out/fuzz.log"
         ;;
     losses)
@@ -54,7 +54,10 @@ for stage in "$@"; do
         tail -n 10 "$out/losses.log"
         ;;
     operators)
-        limited operators 300 python3 benchmarks/operators.py --out "$out" --budget 240
+        # Rows that are there already are kept; DTYPE=bfloat16 makes the other table.
+        cp -n benchmarks/results/operators-* "$out" 2>/dev/null
+        limited operators 300 python3 benchmarks/operators.py --out "$out" \
+            --dtype "${DTYPE:-float32}" --budget "${OPERATORS_BUDGET:-240}"
         tail -n 60 "$out/operators.log"
         ;;
     *)
