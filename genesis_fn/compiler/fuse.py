@@ -22,7 +22,15 @@ from genesis_fn.compiler.kernel import (
     reduced_axes,
 )
 from genesis_fn.compiler.options import enabled
-from genesis_fn.compiler.products import Product, alike, follows, precedes, sizes
+from genesis_fn.compiler.products import (
+    Product,
+    alike,
+    finishes,
+    follows,
+    precedes,
+    sizes,
+    wide,
+)
 from genesis_fn.compiler.updates import updated
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
@@ -94,6 +102,8 @@ def fuse(jaxpr: Jaxpr, placed: dict[Var, Placement] | None = None) -> Fusion:
     merging.beside()
     if enabled("products"):
         merging.before_products()
+    if enabled("epilogues"):
+        merging.after_wide_products()
     return Fusion(graph, merging.finished())
 
 
@@ -321,6 +331,35 @@ class _Merging:
             self._replace(m, last, group, [])
             last = self.owner[y.roots[0]]
             del self.owner[values[k]]
+
+    def after_wide_products(self) -> None:
+        """Let products in tiles do what alone reads their results, if it is pointwise."""
+        for n, g in list(self.groups.items()):
+            if g.eqn is None or g.product is not None or not wide(g.eqn):
+                continue
+            (v,) = g.roots
+            readers = self.readers.get(v, set())
+            if len(readers) != 1 or v in self.graph.required:
+                continue
+            (r,) = readers
+            y = self.groups[r]
+            if y.body is None or y.over is None:
+                continue
+            stored = self._stored(r)
+            if any(u in self.placed for u in stored):
+                continue
+            body = self._body(y.roots, y.over, stored)
+            if not finishes(body, y.over, v, stored):
+                continue
+            reads = {u: size for u, size in body.loads.items() if u is not v}
+            group = Group(
+                stored, None, None, g.eqn, reads | g.reads, min(g.lo, y.lo), max(g.hi, y.hi),
+                Product([g.eqn], epilogue=body),
+            )  # fmt: skip
+            for u in y.roots:
+                self.owner.pop(u, None)
+            self._replace(n, r, group, [])
+            self.owner.pop(v, None)
 
     def _eqn(self, n: int) -> Eqn:
         e = self.groups[n].eqn

@@ -17,6 +17,7 @@ PASSES = {
     "products": "products of few rows make their left operand and finish their result themselves",
     "in_place": "updates of part of an array overwrite it where it is not needed any more",
     "segments": "a sum of matrix products is one product with several pairs of operands",
+    "epilogues": "what alone reads a matrix product is done to its tiles before they are stored",
     "grouped": "matrix products with too few tiles to fill the machine share launches",
 }
 

@@ -17,13 +17,16 @@ from genesis_fn.core.jaxpr import Eqn, Var
 MOST_ROWS = 8
 _LONGEST_ROW = 8192  # of a left operand that is made again by each program
 _MOST_COLUMNS = 16384  # of a product whose programs all make their left operand again
+_LEAST_WIDE = 128
+_MOST_TILES = 3  # that an epilogue reads, the product among them, or writes
 _DTYPES = (dtypes.BF16, dtypes.F16, dtypes.F32)
 
 
 @dataclass(slots=True)
 class Product:
     """`eqns` are one dot_general, or two with the same left operand. `prologue` computes the left
-    operand, `epilogue` the stored value, for which the products' results are loads."""
+    operand, `epilogue` the stored value (of a product in tiles: values), for which the products'
+    results are loads."""
 
     eqns: list[Eqn]
     prologue: Body | None = None
@@ -69,6 +72,35 @@ def follows(body: Body, over: Domain, values: list[Var], result: Var) -> bool:
     )
 
 
+def wide(e: Eqn) -> bool:
+    """Whether an equation is a product of 16-bit matrices, the right one of two axes, with so many
+    rows that it is computed in tiles."""
+    if e.prim.name != "dot_general" or e.params["dimension_numbers"][1] != ((), ()):
+        return False
+    x, y = e.ins
+    if type(x) is not Var or type(y) is not Var or y.aval.ndim != 2 or not x.aval.ndim:
+        return False
+    (xc, _), _ = e.params["dimension_numbers"]
+    if tuple(xc) != (x.aval.ndim - 1,) or not x.aval.size or not y.aval.size:
+        return False
+    narrow = all(a.dtype in (dtypes.BF16, dtypes.F16) for a in (x.aval, y.aval, e.outs[0].aval))
+    return narrow and x.aval.size // x.aval.shape[-1] >= _LEAST_WIDE
+
+
+def finishes(body: Body, over: Domain, value: Var, results: list[Var]) -> bool:
+    """Whether a pointwise kernel can be done to the tiles of `value`: it reads and writes all its
+    arrays element for element, and few of them, because a tile of each is in registers."""
+    if over.size >= 2**31 or not 0 < len(results) <= _MOST_TILES or len(body.instrs) > 64:
+        return False
+    if not all(follows(body, over, [value], v) for v in results):
+        return False
+    here = over.position()
+    loads = [i for i in body.instrs if i.op == "load"]
+    dense = all(i.meta[1] == here and not i.meta[2] for i in loads)
+    dense = dense and all(offset == here for _, offset, _ in body.stores)
+    return dense and len({i.meta[0] for i in loads}) <= _MOST_TILES
+
+
 def precedes(over: Domain, e: Eqn) -> bool:
     """Whether a kernel over this domain can make the left operand of a product in its place."""
     found = sizes(e)
@@ -82,4 +114,6 @@ def precedes(over: Domain, e: Eqn) -> bool:
     return over.inner and (over.kept, over.reduced) == (rows, k)
 
 
-__all__ = ["MOST_ROWS", "Product", "alike", "follows", "precedes", "sizes"]
+__all__ = [
+    "MOST_ROWS", "Product", "alike", "finishes", "follows", "precedes", "sizes", "wide",
+]  # fmt: skip

@@ -186,7 +186,7 @@ def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
             piece = replace(text, spec=spec.pieces[int(name[5:])])
             arguments[text.name(name)] = _operand_descriptor(piece, name[:3], buffer)
         elif name == "out" and text.out == "descriptor":
-            width = text.config.bn // (2 if text.config.halves else 1)
+            width = text.config.bn // text.config.parts
             shape, steps = (*spec.batch, spec.m, spec.n), spec.strides("out")
             block = (*[1] * len(spec.batch), text.config.bm, width)
             arguments[text.name(name)] = Descriptor(buffer, shape, steps, block)
@@ -194,7 +194,7 @@ def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
             continue
         elif name == "partial" and partial_descriptor(text):
             planes = text.config.split_k * (2 if spec.gated else 1) * spec.batches
-            width = text.config.bn // (2 if text.config.halves else 1)
+            width = text.config.bn // text.config.parts
             shape, steps = (planes, spec.m, spec.n), (spec.m * spec.n, spec.n, 1)
             arguments[name] = Descriptor(buffer, shape, steps, (1, text.config.bm, width))
         elif name != "partial" or partial:
@@ -279,7 +279,7 @@ def tiles_of(spec: MatmulSpec, config: Config) -> int:
 def _reduction(text: Text, buffers: dict[str, Buf]) -> Launch:
     spec, config = text.spec, text.config
     rows = min(16, 1 << (spec.m - 1).bit_length())
-    tile = replace(config, bm=rows, bn=128, halves=False, family="pointer")
+    tile = replace(config, bm=rows, bn=128, halves=False, pieces=None, family="pointer")
     text = replace(text, config=tile, out="pointer")
     arguments: dict[str, Argument] = {
         name: buffer for name, buffer in buffers.items() if name not in ("lhs", "rhs", "rhs1")

@@ -431,16 +431,23 @@ def dot_lines(text: Text) -> list[str]:
 
 
 def output_lines(text: Text) -> list[str]:
-    """Epilogue and store of the tile, whole or in two halves."""
-    config, gated = text.config, text.spec.gated
-    if not config.halves:
+    """Epilogue and store of the tile, whole or in parts."""
+    config = text.config
+    if config.parts == 1:
         return part_lines(text, config.bn, "n0")
-    half = config.bn // 2
-    lines = ["acc, acc_right = halves(acc)"] + ["acc1, acc1_right = halves(acc1)"] * gated
-    lines += [f"rn = n0 + tl.arange(0, {half})[None, :]", *part_lines(text, half, "n0")]
-    lines += ["acc = acc_right"] + ["acc1 = acc1_right"] * gated
-    lines += [f"rn = n0 + {half} + tl.arange(0, {half})[None, :]"]
-    return lines + part_lines(text, half, f"n0 + {half}")
+    return split_lines(text, config.bn, "n0", config.parts, "")
+
+
+def split_lines(text: Text, width: int, column: str, parts: int, side: str) -> list[str]:
+    """Epilogue and store of `acc`, whose `width` columns start at `column`, in `parts`."""
+    if parts == 1:
+        lines = [f"rn = {column} + tl.arange(0, {width})[None, :]"]
+        return lines + part_lines(text, width, column)
+    half, right, two = width // 2, f"right{side}", text.spec.gated
+    lines = [f"acc, acc_{right} = halves(acc)"] + [f"acc1, acc1_{right} = halves(acc1)"] * two
+    lines += split_lines(text, half, column, parts // 2, f"{side}_l")
+    lines += [f"acc = acc_{right}"] + [f"acc1 = acc1_{right}"] * two
+    return lines + split_lines(text, half, f"{column} + {half}", parts // 2, f"{side}_r")
 
 
 def part_lines(text: Text, width: int, column: str) -> list[str]:

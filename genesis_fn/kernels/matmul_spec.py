@@ -216,7 +216,8 @@ class Config:
     """The tuning choices of one product.
 
     `family`: "tma" (persistent, host descriptors), "pointer", "gemv" (m <= 8, no tensor cores).
-    `halves` stores a tile in two halves, which frees shared memory for one more stage; `swap`
+    `halves` stores a tile in two halves, which frees shared memory for one more stage, `pieces`
+    in more, for epilogues that hold several tiles in registers; `swap`
     computes the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
     launch, in a fixed order. Without `tensor_cores` products are multiplied and added one by one,
     as integers other than int8 need. `dynamic` passes sizes and strides at run time (one compiled
@@ -241,3 +242,9 @@ class Config:
     programmatic: bool = False
     residents: int = 1
     prepared: bool = False
+    pieces: int | None = None
+
+    @property
+    def parts(self) -> int:
+        """The pieces in which a tile's columns are stored."""
+        return self.pieces or (2 if self.halves else 1)

@@ -105,7 +105,10 @@ def configs(
         menu = [replace(config, flatten=False) for config in menu]
     menu = _fitting(spec, menu, target, hooks)
     if spec.segments:
-        menu = [config for config in menu if config.family == "tma" and config.split_k == 1]
+        menu = [
+            c for c in menu
+            if c.family == "tma" and c.split_k == c.residents == 1 and not c.prepared
+        ]  # fmt: skip
     menu.sort(key=lambda config: seconds(spec, config, target))
     if prepares(spec, target, hooks):
         ready = configs(prepared_spec(spec), target, hooks)
@@ -187,7 +190,7 @@ def shared_bytes(
     size = ITEMSIZE[spec.operand_dtype]
     products = 2 if spec.gated else 1
     stages = config.stages * size * config.bk * (config.bm + config.bn * products)
-    area = config.bm * config.bn // (2 if config.halves else 1)
+    area = config.bm * config.bn // config.parts
     # On sm_100 accumulators leave tensor memory, and operands turn, through shared memory.
     turned = 8 if target.arch >= 100 and size == 4 else 0
     if config.split_k > 1:

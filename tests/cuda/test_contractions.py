@@ -14,6 +14,7 @@ from genesis_fn import lax, random
 from genesis_fn.backends.cuda.graph import Child
 from genesis_fn.backends.cuda.steps import Scope, Table, prepared
 from genesis_fn.compiler.contractions import contracted
+from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.rematerialise import rematerialise
 from genesis_fn.core import tree
@@ -27,7 +28,7 @@ from genesis_fn.transforms.stage import stage
 
 rng = np.random.default_rng(0)
 ULP = 2**-8  # of bfloat16, relative
-PASSES = ("grouped", "segments")
+PASSES = ("grouped", "segments", "epilogues")
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -128,6 +129,61 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
     # The square of w may run with any one of the chain, which stays in four steps.
     dots = [e for e in after.eqns if e.prim.name in ("dot_general", "products")]
     assert len(dots) == 4 and "products" in repr(after)
+
+
+def gated_backward(x, w, gate, up):
+    """What the backward pass of silu(gate) * up does with x @ w, and silu(gate) * up again."""
+    d = gnp.matmul(x, w).astype(np.float32)
+    gate, up = gate.astype(np.float32), up.astype(np.float32)
+    s = lax.logistic(gate)
+    results = gate * s * up, d * gate * s, d * up * (s + gate * s * (1 - s))
+    return [y.astype(BF16) for y in results]
+
+
+@pytest.mark.parametrize("sizes", [(130, 72, 200), (256, 64, 256)])
+def test_what_alone_reads_a_product_is_its_epilogue(sizes) -> None:
+    m, k, n = sizes
+    args = normal(2, m // 2, k), normal(k, n), normal(2, m // 2, n), normal(2, m // 2, n)
+    jaxpr, _ = programs.traced(gated_backward, *args)
+    joined, alone = both(gated_backward, *args, ulps=0)
+    assert len(joined) == len(alone) == 1
+    assert len(groups(jaxpr)) == 1
+    with without("epilogues"):
+        assert len(groups(jaxpr)) == 2
+
+
+def groups(jaxpr):
+    return fuse(prepared(jaxpr)).groups
+
+
+def test_epilogues_read_and_write_tiles_only() -> None:
+    def bias(x, w, b):
+        return gnp.tanh(gnp.matmul(x, w) + b)
+
+    def transposed(x, w):
+        return gnp.tanh(gnp.matmul(x, w)).T
+
+    def kept(x, w):
+        y = gnp.matmul(x, w)
+        return y, gnp.tanh(y)
+
+    def rows(x, w):
+        return gnp.sum(gnp.matmul(x, w).astype(np.float32), 1)
+
+    x, w = normal(128, 64), normal(64, 128)
+    for f in (bias, transposed, kept, rows):
+        args = (x, w, normal(128)) if f is bias else (x, w)
+        jaxpr, _ = programs.traced(f, *args)
+        assert len(groups(jaxpr)) == 2, f.__name__
+        both(f, *args, ulps=0)
+
+
+def test_an_epilogue_does_not_write_over_what_it_reads() -> None:
+    def f(x, w, y):
+        return gnp.tanh(gnp.matmul(x, w)) * y
+
+    args = normal(128, 64), normal(64, 128), normal(128, 128)
+    programs.compare(f, *args, donated=[False, False, True], tolerance=4 * ULP)
 
 
 def test_effects_keep_their_order() -> None:

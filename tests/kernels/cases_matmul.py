@@ -71,6 +71,22 @@ def cases() -> dict[str, Plan]:
     plans["grouped weight gradients"] = plan_grouped_matmul(
         [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer]
     )
+    # The backward pass of silu(gate) * up, done to the tiles of the product that it needs.
+    lines = """p = rm * 3072 + rn
+g = up(tl.load(gate + p, inside, other=0.0))
+u = up(tl.load(second + p, inside, other=0.0))
+s = logistic(g)
+d = up(narrow(acc, tl.bfloat16))
+tl.store(dup + p, narrow(d * g * s, tl.bfloat16), inside)
+tl.store(dgate + p, narrow(d * u * (s + g * s * (1 - s)), tl.bfloat16), inside)
+acc = g * s * u"""
+    gated = Hooks(
+        epilogue=lines, inputs=(("gate", "bf16"), ("second", "bf16")),
+        outputs=(("dup", "bf16"), ("dgate", "bf16")),
+    )  # fmt: skip
+    plans["gated backward"] = plan_matmul(
+        MatmulSpec(16384, 3072, 1024), Config("tma", 128, 256, 64, 8, 4, pieces=8), gated
+    )
     # The gradients of the inputs of gate and up, and of queries, keys and values.
     for name, depths in [("two segments", (3072, 3072)), ("three segments", (2048, 1024, 1024))]:
         more = tuple(Segment(k, (k, 1), (1024, 1)) for k in depths[1:])

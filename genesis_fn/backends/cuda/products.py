@@ -16,7 +16,7 @@ from genesis_fn.kernels.expressions import NAMES, rounded
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.kernels.matmul import plan_matmul
 from genesis_fn.kernels.matmul_spec import Epilogue, Hooks
-from genesis_fn.kernels.matmul_tuning import configs
+from genesis_fn.kernels.matmul_tuning import configs, fitted
 from genesis_fn.kernels.planning import next_power_of_two
 
 
@@ -52,12 +52,33 @@ def plan_product(product: Product, result: Var) -> tuple[Plan, list[Any]]:
     return plan_matmul(spec, chosen, hooks), operands
 
 
+def plan_wide(product: Product, results: list[Var]) -> tuple[Plan, list[Any]]:
+    """(the plan that computes `results` tile by tile, the values that its inputs are)."""
+    (e,) = product.eqns
+    assert product.epilogue is not None
+    spec, copies = matmul_spec(Call(e.prim, _avals(e), dict(e.params), 1))
+    assert not any(copies)
+    spec = replace(spec, out_dtype=NAMES[results[0].aval.dtype])
+    text, inputs, outputs = wide_epilogue_text(product.epilogue, e.outs[0], results, spec.n)
+    hooks = Hooks(epilogue=text, inputs=_types(inputs), outputs=_types(outputs))
+    whole = [c for c in configs(spec, hooks=hooks) if c.split_k == c.residents == 1]
+    config = whole[0]
+    if config.family == "tma":
+        # Beside the accumulator there is room for few columns of the other tiles.
+        config = replace(config, halves=False, pieces=config.bn // _COLUMNS, stages=4)
+    config = fitted(spec, config, hooks=hooks)
+    return plan_matmul(spec, config, hooks), [*e.ins, *inputs.values()]
+
+
 def _avals(e: Any) -> tuple[Any, ...]:
     return tuple([i.aval if type(i) is Var else i for i in e.ins])
 
 
 def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
     return tuple([(name, NAMES[v.aval.dtype]) for name, v in inputs.items()])
+
+
+_COLUMNS = 32  # of a tile, that an epilogue works on at once
 
 
 class _Part(_Text):
@@ -70,15 +91,16 @@ class _Part(_Text):
             Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {}), form
         )
         self.letter, self.inputs, self.masks, self.depth = letter, inputs, {}, 0
+        self.outputs: dict[str, Var] = {}
 
     def pointer(self, target: Any, stored: bool) -> str:
         """The parameter for a buffer."""
-        assert not stored
-        for name, v in self.inputs.items():
+        held = self.outputs if stored else self.inputs
+        for name, v in held.items():
             if v is target:
                 return name
-        name = f"{self.letter}in{len(self.inputs)}"
-        self.inputs[name] = target
+        name = f"{self.letter}{'out' if stored else 'in'}{len(held)}"
+        held[name] = target
         return name
 
     def make(self, n: int) -> None:
@@ -129,6 +151,31 @@ def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dic
     return part.text, inputs
 
 
+def wide_epilogue_text(
+    body: Body, value: Var, results: list[Var], columns: int
+) -> tuple[str, dict[str, Var], dict[str, Var]]:
+    """(lines that turn `acc`, the product `value`, into the first of `results` and store the
+    others, the pointers that they read, those that they write)."""
+    inputs: dict[str, Var] = {}
+    part = _Part(body, "e", _Form("flat", (1, 1, 1), 1), inputs)
+    part.masks = {"p": "inside"}
+    part.line(f"p = rm * {columns} + rn")
+    for n, i in enumerate(body.instrs):
+        if i.op == "load" and i.meta[0] is value:
+            part.line(f"e{n} = {rounded('acc', i.dtype)}")
+            part.value[n] = f"e{n}"
+        else:
+            part.make(n)
+    for v in results[1:]:
+        part.pointer(v, True)  # in this order
+    for store in body.stores:
+        if store[0] is not results[0]:
+            part._store(store)
+    (first,) = [n for target, _, n in body.stores if target is results[0]]
+    part.line(f"acc = {part.value[first]}")
+    return part.text, inputs, part.outputs
+
+
 def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
     """(lines that run once for each row, lines that make `a` at the places `rk_row` of row `rm`,
     the pointers that both use)."""
@@ -164,4 +211,4 @@ def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
     return part.text, again.text, inputs
 
 
-__all__ = ["epilogue_text", "plan_product", "prologue_text"]
+__all__ = ["epilogue_text", "plan_product", "plan_wide", "prologue_text"]

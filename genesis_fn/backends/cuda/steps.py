@@ -17,13 +17,14 @@ from genesis_fn.backends.cuda.codegen import Generated, generate
 from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, While
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.many import merged_alike
-from genesis_fn.backends.cuda.products import plan_product
+from genesis_fn.backends.cuda.products import plan_product, plan_wide
 from genesis_fn.compiler.contractions import PRODUCTS, contracted
 from genesis_fn.compiler.fuse import Fusion, Group, fuse
 from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.loops import loop_body
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.plan import pack
+from genesis_fn.compiler.products import wide
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.updates import UPDATES, updated
 from genesis_fn.core import config
@@ -210,9 +211,9 @@ class Scope:
 
     def _group(self, g: Group, wanted: dict[Var, int]) -> None:
         if g.product is not None:
-            (v,) = g.writes
-            self.ids[v] = self._write_to(v, wanted, None, None)
-            self.items.append(self._product(g, v))
+            for v in g.writes:
+                self.ids[v] = self._write_to(v, wanted, None, None)
+            self.items.append(self._product(g))
             return
         if g.body is None:
             assert g.eqn is not None
@@ -307,11 +308,15 @@ class Scope:
         child = Child(plan.steps, tuple([(b, 0) for b in used]), written)
         return _Item([child], list(reads), list(writes), scratch)
 
-    def _product(self, g: Group, v: Var) -> _Item:
-        """A product of few rows with what is computed before and after it, into `v`."""
+    def _product(self, g: Group) -> _Item:
+        """A product with what is computed before and after it."""
         product, e = g.product, g.eqn
         assert product is not None and e is not None
-        plan, operands = plan_product(product, v)
+        if wide(e):
+            plan, operands = plan_wide(product, g.writes)
+        else:
+            (v,) = g.writes
+            plan, operands = plan_product(product, v)
         reads = [self.buffer(u) for u in operands]
         bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
         names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
@@ -320,7 +325,7 @@ class Scope:
         self.table.described.append(
             Described(text, g.traffic, work, [], [str(e.where)], self.depth)
         )
-        return self._planned(plan, reads, [self.ids[v]])
+        return self._planned(plan, reads, [self.ids[v] for v in g.writes])
 
     # Equations that are one step.
 
