@@ -609,7 +609,7 @@ def scan_and_sort_cases() -> list[Case]:
         tiles = [RadixTile(1024, 1, ranks) for ranks in ("ballot", "match", "sort")]
         variants = {f"ranks by {tile.ranks}": sorts(tile) for tile in tiles}
         if length <= 2048:
-            variants = {f"{warps} warps": sorts(warps=warps) for warps in (1, 2, 4, 8)}
+            variants = {f"{warps} warps": sorts(warps=warps) for warps in (2, 4, 8)}
         cases.append(
             Case(
                 f"sort {rows}x{length} fp32",

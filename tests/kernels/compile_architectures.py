@@ -1,0 +1,59 @@
+"""Compiles a few hand-written kernels for one compute capability and prints what they use.
+
+    python tests/kernels/compile_architectures.py 80
+
+The plans are those that a backend on such a device would choose. Needs no GPU, and a process of its
+own, because Triton is either interpreting or compiling.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from genesis_fn.kernels.attention_choice import backward_plan, forward_plan
+from genesis_fn.kernels.attention_spec import AttentionSpec
+from genesis_fn.kernels.compile_only import compile_plan
+from genesis_fn.kernels.launch import Launch, Plan
+from genesis_fn.kernels.matmul import MatmulSpec, Target, plan_matmul
+from genesis_fn.kernels.norm import Norm, plan_norm_forward
+from genesis_fn.kernels.scan import Scan, plan_scan
+from genesis_fn.kernels.softmax import Softmax, plan_softmax_forward
+from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+
+
+def plans(arch: int) -> dict[str, Plan]:
+    """One plan of each family, as chosen for the capability."""
+    target = Target(arch, 108)
+    attention = AttentionSpec(2, 8, 4, 1024, 1024, 128, causal=True)
+    fp32 = {"lhs_dtype": "fp32", "rhs_dtype": "fp32", "out_dtype": "fp32"}
+    products = {
+        "bf16": MatmulSpec(4096, 4096, 4096),
+        "tf32, k not contiguous": MatmulSpec(1024, 1024, 1024, **fp32),
+        "few rows": MatmulSpec(32, 4096, 1024, rhs_transposed=True),
+    }
+    if arch >= 89:
+        float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
+        products["float8"] = MatmulSpec(1024, 1024, 1024, **float8)
+    chosen = {name: plan_matmul(spec, target=target) for name, spec in products.items()}
+    chosen["sort"] = plan_sort(Sort(1, 1 << 16, ("fp32",), indices="i32"))
+    chosen["top k"] = plan_top_k(TopK(64, 151936, 50, "bf16"))
+    chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", weight_dtype="bf16"))
+    chosen["softmax"] = plan_softmax_forward(Softmax(4096, 4096, "bf16"))
+    chosen["scan"] = plan_scan(Scan(64, 4096, 1, "fp32"))
+    chosen["attention"] = forward_plan(attention, arch=arch)
+    chosen["attention backward"] = backward_plan(attention, arch=arch)
+    return chosen
+
+
+def first_of_each(plan: Plan) -> Plan:
+    """The plan without launches of a kernel that an earlier one has."""
+    launches = [step for step in plan.steps if isinstance(step, Launch)]
+    kept = {step.kernel.__name__: step for step in reversed(launches)}
+    return Plan(plan.inputs, plan.outputs, tuple(kept.values()), plan.workspaces)
+
+
+if __name__ == "__main__":
+    arch = int(sys.argv[1])
+    used = {name: compile_plan(first_of_each(plan), arch) for name, plan in plans(arch).items()}
+    print(json.dumps(used))
