@@ -56,6 +56,9 @@ from genesis_fn.core.settings import (  # noqa: E402
     numpy_rank_promotion,
     settings as config,
     transfer_guard,
+    transfer_guard_device_to_device,
+    transfer_guard_device_to_host,
+    transfer_guard_host_to_device,
 )
 from genesis_fn.core.train_state import TrainState  # noqa: E402
 from genesis_fn.dtypes import float0  # noqa: E402
@@ -167,6 +170,8 @@ __all__ = [
     "linear_transpose", "linearize", "live_arrays", "local_device_count", "local_devices",
     "log_compiles", "make_jaxpr", "named_call", "named_scope", "no_tracing", "numpy",
     "numpy_dtype_promotion", "numpy_rank_promotion", "process_count", "process_index",
-    "pure_callback", "random", "remat", "torch_call", "transfer_guard", "tree", "tree_util",
+    "pure_callback", "random", "remat", "torch_call", "transfer_guard",
+    "transfer_guard_device_to_device", "transfer_guard_device_to_host",
+    "transfer_guard_host_to_device", "tree", "tree_util",
     "triton_call", "typeof", "value_and_grad", "vjp", "vmap",
 ]  # fmt: skip

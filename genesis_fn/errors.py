@@ -18,6 +18,7 @@ from genesis_fn.core.errors import (
     TracerArrayConversionError,
     TracerBoolConversionError,
     TracerIntegerConversionError,
+    TransferError,
     TreeError,
     UnexpectedTracerError,
 )
@@ -28,6 +29,6 @@ __all__ = [
     "DonatedError", "GenesisError", "IndexOutOfRange", "KeyReuseError", "NanError",
     "NonConcreteBooleanIndexError", "NotDifferentiableError", "OutOfMemoryError",
     "RecompilationWarning", "ShapeError", "TracerArrayConversionError",
-    "TracerBoolConversionError", "TracerIntegerConversionError", "TreeError",
+    "TracerBoolConversionError", "TracerIntegerConversionError", "TransferError", "TreeError",
     "UnexpectedTracerError",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genesis_fn.core import device as devices, dtypes, errors
+from genesis_fn.core import device as devices, dtypes, errors, transfer
 from genesis_fn.core.aval import Aval, Sig, aval, sig
 from genesis_fn.core.source import where
 
@@ -95,6 +95,13 @@ class Array(Operators):
         return self.sig.aval
 
     @property
+    def weak(self) -> bool:
+        """Whether the array comes of Python scalars only, so that its dtype yields to others'."""
+        return self.sig.weak
+
+    weak_type = weak
+
+    @property
     def device(self) -> devices.Device:
         """The device that holds the values."""
         return self.sig.device
@@ -143,11 +150,13 @@ def live(array: Array) -> Array:
     return array
 
 
-def from_numpy(value: np.ndarray, place: devices.Device | None = None) -> Array:
+def from_numpy(value: np.ndarray, place: devices.Device | None = None, weak: bool = False) -> Array:
     """An Array with a copy of a NumPy array's values, its dtype kept."""
     place = place or devices.default_device()
     kind = aval_of(value)
-    return Array(place.backend.from_numpy(value, kind, place), sig(kind, place))
+    if place.kind != "cpu":
+        transfer.check("host_to_device", kind, place)
+    return Array(place.backend.from_numpy(value, kind, place), sig(kind, place, True, weak))
 
 
 def aval_of(value: np.ndarray) -> Aval:

@@ -60,21 +60,23 @@ def aval(shape: tuple[int, ...], dtype: DType) -> Aval:
 
 
 class Sig:
-    """What a compiled call depends on in an argument: its aval, device and whether it is dense."""
+    """What a compiled call depends on in an argument: its aval, device, whether it is dense, and
+    whether it is weak: a result of Python scalars only, whose dtype yields to that of arrays."""
 
-    __slots__ = ("aval", "device", "dense")
+    __slots__ = ("aval", "device", "dense", "weak")
 
-    def __init__(self, aval: Aval, device: Device, dense: bool) -> None:
-        self.aval, self.device, self.dense = aval, device, dense
+    def __init__(self, aval: Aval, device: Device, dense: bool, weak: bool) -> None:
+        self.aval, self.device, self.dense, self.weak = aval, device, dense, weak
 
     def __repr__(self) -> str:
-        return f"{self.aval}@{self.device}{'' if self.dense else ' strided'}"
+        strided, weak = "" if self.dense else " strided", " weak" if self.weak else ""
+        return f"{self.aval}@{self.device}{strided}{weak}"
 
 
-def sig(aval: Aval, device: Device, dense: bool = True) -> Sig:
+def sig(aval: Aval, device: Device, dense: bool = True, weak: bool = False) -> Sig:
     """The one Sig of these."""
-    key = aval if dense else (aval,)
+    key = aval if dense and not weak else (aval, dense, weak)
     found = device.sigs.get(key)
     if found is None:
-        found = device.sigs.setdefault(key, Sig(aval, device, dense))
+        found = device.sigs.setdefault(key, Sig(aval, device, dense, weak))
     return found

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Config:
-    """Everything that changes what a traced program means; each distinct value exists once."""
+    """The settings in force. Each distinct value exists once, so they compare by identity."""
 
     matmul_precision: str = "default"  # "default" | "tf32" | "tf32x3" | "highest"
     numpy_dtype_promotion: str = "standard"  # "standard" | "strict"
@@ -26,20 +27,35 @@ class Config:
     check_types: bool = False  # run the jaxpr checker after every transform
     log_compiles: bool = False
     explain_cache_misses: bool = True
-    transfer_guard: str = "allow"  # "allow" | "log" | "disallow"
+    transfer_guard: str = "allow"  # a level of core/transfer.py; the next three override it
+    transfer_guard_host_to_device: str = ""
+    transfer_guard_device_to_device: str = ""
+    transfer_guard_device_to_host: str = ""
     default_device: Any = None
     graph_lanes: int = 1  # steps of a compiled GPU program that may run at once; 1: one by one
     graph_nodes: int = 0  # most steps in one graph: a longer program is several; 0: one graph
     programmatic_launch: bool = False  # start a kernel while the one before it ends
 
+    @functools.cached_property
+    def traced(self) -> Config:
+        """The same settings but for those that only say what to report: the part of them that
+        decides what a function traces to."""
+        same = {n: _FIELDS[n].default for n in _REPORTING}
+        return _intern(dataclasses.replace(self, **same))
 
+
+_REPORTING = (
+    "debug_nans", "debug_infs", "log_compiles", "explain_cache_misses", "transfer_guard",
+    "transfer_guard_host_to_device", "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host",
+)  # fmt: skip
 _listeners: list[Callable[[Config], None]] = []
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_interned: dict[Config, Config] = {}
+_interned: dict[tuple, Config] = {}
 
 
 def _intern(value: Config) -> Config:
-    return _interned.setdefault(value, value)
+    return _interned.setdefault(tuple([getattr(value, n) for n in _FIELDS]), value)
 
 
 def _from_environment() -> Config:
@@ -102,17 +118,26 @@ def names() -> list[str]:
 
 def update(name: str, value: Any) -> None:
     """Set `name` for the whole process. Raises AttributeError for an unknown name."""
-    _State.value = _intern(dataclasses.replace(_State.value, **{name: _checked(name, value)}))
+    _State.value = _intern(dataclasses.replace(_State.value, **changes(name, value)))
     _announce()
 
 
+def changes(name: str, value: Any) -> dict[str, Any]:
+    """The fields that setting `name` sets: `transfer_guard` sets every direction's."""
+    found = {name: _checked(name, value)}
+    if name == "transfer_guard":
+        found |= {n: "" for n in _FIELDS if n.startswith("transfer_guard_")}
+    return found
+
+
 @contextlib.contextmanager
-def override(**changes: Any) -> Iterator[Config]:
-    """Within the block, and in this thread only, the settings are those of `changes`."""
-    for name, value in changes.items():
-        _checked(name, value)
+def override(**settings: Any) -> Iterator[Config]:
+    """Within the block, and in this thread only, the settings are these."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= changes(name, value)
     before = _local.override
-    _local.override = _intern(dataclasses.replace(current(), **changes))
+    _local.override = _intern(dataclasses.replace(current(), **found))
     _announce()
     try:
         yield _local.override

@@ -10,7 +10,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
 from genesis_fn.core.source import where
 
 # What an ndarray of a 64-bit type becomes unless its dtype is asked for.
@@ -36,15 +36,15 @@ def is_value(x: Any) -> bool:
 def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Any:
     """`x` as an Array or tracer: arrays pass through; numbers and ndarrays are converted.
 
-    Python scalars become bool, int32, float32 or complex64; ndarrays of 64-bit types become 32-bit
-    unless `dtype` says otherwise. Raises OverflowError where an integer does not fit, TypeError for
-    anything that is not a number or an array.
+    Python scalars become bool, int32, float32 or complex64, and weak, unless `dtype` is given;
+    ndarrays of 64-bit types become 32-bit unless `dtype` says otherwise. Raises OverflowError where
+    an integer does not fit, TypeError for anything that is not a number or an array.
     """
     if type(x) is Array or isinstance(x, Tracer):
         return x
     if type(x) in SCALARS:
         kind = dtypes.scalar_dtype(type(x)) if dtype is None else dtype
-        return from_numpy(fitted(x, kind), device)
+        return from_numpy(fitted(x, kind), device, dtype is None)
     if hasattr(x, "__genesis_array__"):
         return x.__genesis_array__()
     if isinstance(x, (np.ndarray, np.generic)):
@@ -56,6 +56,13 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
         f"expected an array or a number, got {x!r} of type {type(x).__name__}\n"
         f"  at {where().describe()}"
     )
+
+
+def as_argument(x: Any, device: Device | None = None) -> Any:
+    """`as_array(x, device=device)`, but a NumPy scalar is weak as a Python one is: it follows the
+    arrays that it meets inside the transformed function as it would outside."""
+    result = as_array(x, device=device)
+    return with_weak(result, True) if isinstance(x, np.generic) else result
 
 
 def fitted(x: Any, kind: DType) -> np.ndarray:

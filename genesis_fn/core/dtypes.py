@@ -53,6 +53,8 @@ SHORT = {
 
 # What a Python scalar becomes when nothing else decides.
 _SCALAR_DTYPE = {bool: BOOL, int: I32, float: F32, complex: C64}
+# The dtypes that a weak value may have: those of Python scalars.
+WEAK = frozenset(_SCALAR_DTYPE.values())
 _SCALAR_KIND = {bool: 0, int: 1, float: 2, complex: 3}
 
 

@@ -27,6 +27,10 @@ class DeviceError(GenesisError, ValueError, RuntimeError):
     """Operands live on two devices, or a device is not there."""
 
 
+class TransferError(GenesisError, RuntimeError):
+    """A copy between host and device, or two devices, that `transfer_guard` forbids."""
+
+
 class TreeError(GenesisError, ValueError, TypeError):
     """A pytree has another structure than the one expected."""
 

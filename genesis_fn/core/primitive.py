@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core import device as devices, errors
+from genesis_fn.core import config, device as devices, dtypes, errors
 from genesis_fn.core.array import Array, Deleted, Operators
-from genesis_fn.core.aval import Aval
+from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.source import line_of, where
 
 
@@ -30,6 +30,12 @@ class Context(threading.local):
 
 
 ctx = Context()
+
+
+def surroundings() -> tuple:
+    """What, beside its arguments, decides what a function traces to: part of the key wherever
+    staged programs are kept. (The rest of the context is only reported, or raises at once.)"""
+    return ctx.axes, ctx.safe_zero, ctx.backward, config.current().traced
 
 
 class Primitive:
@@ -50,11 +56,12 @@ class Primitive:
     * `precision`: "low", "high" or "follow", for `amp`.
     * `torch(*tensors, **params)`, or `torch_for(avals, **params)` that makes such a function.
     * `triton`: the expression or description that the CUDA backend generates code from.
+    * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
     """
 
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "torch", "torch_for", "triton", "view", "effect", "collective", "callable_params",
+        "torch", "torch_for", "triton", "view", "effect", "collective", "weak", "callable_params",
         "abstract_cache", "eager_cache",
     )  # fmt: skip
 
@@ -75,6 +82,7 @@ class Primitive:
         view: bool = False,
         effect: bool = False,
         collective: bool = False,
+        weak: slice | None = slice(None),
     ) -> None:
         if name in PRIMITIVES:
             raise ValueError(f"primitive {name!r} is defined twice")
@@ -85,6 +93,7 @@ class Primitive:
         self.precision, self.torch, self.torch_for = precision, torch, torch_for
         self.triton, self.view = triton, view
         self.effect, self.collective = effect, collective
+        self.weak = None if multi else weak
         self.abstract_cache: dict[Any, Any] = {}
         self.eager_cache: dict[Any, Callable] = {}
 
@@ -146,8 +155,11 @@ class Primitive:
                     + f"\n  at {where().describe()}\n  move one with device_put(x, {place})"
                 )
         avals = tuple([a.sig.aval if type(a) is Array else a for a in args])
-        self.abstract(avals, params)
-        return place.backend.eager(self, avals, params, place)
+        out = self.abstract(avals, params)
+        run = place.backend.eager(self, avals, params, place)
+        if not gives_weak(self, args, out):
+            return run
+        return lambda *args: with_weak(run(*args), True)
 
 
 PRIMITIVES: dict[str, Primitive] = {}
@@ -213,8 +225,7 @@ class Trace:
 
 
 class Tracer(Operators):
-    """A stand-in for an array while a transform runs. `weak` marks a result of Python scalars
-    only."""
+    """A stand-in for an array while a transform runs. `weak` is as an Array's."""
 
     __slots__ = ("trace", "aval", "weak", "__weakref__")
 
@@ -233,8 +244,42 @@ class Tracer(Operators):
         """The Array behind this tracer where one is known (eager derivatives), else None."""
         return None
 
+    @property
+    def weak_type(self) -> bool:
+        """Whether the value comes of Python scalars only: JAX's name of `weak`."""
+        return self.weak
+
+    def marked(self, weak: bool) -> Tracer:
+        """This value, weak or not."""
+        raise TypeError(f"{type(self).__name__} cannot be marked weak")
+
     def __hash__(self) -> int:
         raise TypeError("traced arrays are not hashable; key by id() or by a name")
+
+
+def gives_weak(prim: Primitive, args: Sequence[Any], out: Any) -> bool:
+    """Whether `prim` on `args` gives a weak result: all that decides its dtype came of scalars."""
+    if prim.weak is None or not args:
+        return False
+    for a in args[prim.weak]:
+        if type(a) not in SCALARS and not a.weak:
+            return False
+    return out.dtype in dtypes.WEAK
+
+
+def with_weak(x: Any, weak: bool) -> Any:
+    """An Array or tracer, marked weak (if its dtype may be) or strong."""
+    if x.weak is weak or (weak and x.aval.dtype not in dtypes.WEAK):
+        return x
+    if type(x) is Array:
+        s = x.sig
+        return Array(x.data, sig(s.aval, s.device, s.dense, weak))
+    return x.marked(weak)
+
+
+def marked(xs: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
+    """Arrays and tracers, each marked weak or strong."""
+    return [x if x.weak is w else with_weak(x, w) for x, w in zip(xs, weak, strict=True)]
 
 
 def typeof(x: Any) -> Aval:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from genesis_fn.core import config, device as devices
+from genesis_fn.core.transfer import LEVELS
 
 # JAX's names of settings where they are not ours with the prefix "jax_".
 _ALIASES = {
@@ -23,7 +24,6 @@ _PRECISIONS = {
     "tf32": "tf32", "tensorfloat32": "tf32", "high": "tf32x3", "tf32x3": "tf32x3",
     "bfloat16_3x": "tf32x3", "highest": "highest", "float32": "highest",
 }  # fmt: skip
-_GUARDS = ("allow", "log", "disallow", "log_explicit", "disallow_explicit")
 
 
 def place(device: Any) -> devices.Device | None:
@@ -47,10 +47,8 @@ def _value(name: str, value: Any) -> Any:
             known = ", ".join(repr(k) for k in _PRECISIONS if k)
             raise ValueError(f"matmul precision {value!r} is not known; there are {known}")
         return _PRECISIONS[value]
-    if name == "transfer_guard":
-        if value not in _GUARDS:
-            raise ValueError(f"transfer_guard is one of {', '.join(_GUARDS)}, got {value!r}")
-        return value.removesuffix("_explicit")
+    if name.startswith("transfer_guard") and value not in LEVELS:
+        raise ValueError(f"{name} is one of {', '.join(LEVELS)}, got {value!r}")
     if name == "numpy_dtype_promotion" and value not in ("standard", "strict"):
         raise ValueError(f'numpy_dtype_promotion is "standard" or "strict", got {value!r}')
     if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
@@ -137,7 +135,16 @@ numpy_rank_promotion = _context(
 default_prng_impl = _context("default_prng_impl", "Within the block, keys are of this kind.")
 default_device = _context("default_device", "Within the block, new arrays go to this device.")
 transfer_guard = _context(
-    "transfer_guard", 'Within the block, "disallow" refuses implicit copies between devices.'
+    "transfer_guard", 'Within the block, "disallow" refuses implicit copies to and from devices.'
+)
+transfer_guard_host_to_device = _context(
+    "transfer_guard_host_to_device", "Within the block, `transfer_guard` for copies to devices."
+)
+transfer_guard_device_to_device = _context(
+    "transfer_guard_device_to_device", "Within the block, `transfer_guard` between devices."
+)
+transfer_guard_device_to_host = _context(
+    "transfer_guard_device_to_host", "Within the block, `transfer_guard` for copies to the host."
 )
 
 
@@ -154,5 +161,6 @@ __all__ = [
     "Settings", "check_keys", "debug_infs", "debug_nans", "default_device",
     "default_matmul_precision", "default_prng_impl", "disable_jit", "enable_checks", "enable_x64",
     "explain_cache_misses", "log_compiles", "numpy_dtype_promotion", "numpy_rank_promotion",
-    "place", "settings", "transfer_guard",
+    "place", "settings", "transfer_guard", "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host", "transfer_guard_host_to_device",
 ]  # fmt: skip

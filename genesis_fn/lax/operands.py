@@ -11,7 +11,7 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
 from genesis_fn.core.source import where
 from genesis_fn.numpy.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
@@ -32,9 +32,9 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     xs = [x if type(x) in SCALARS else array(x) for x in xs]
     if all(type(x) in SCALARS for x in xs):
         d = dtypes.promote(frozenset(), frozenset(map(type, xs)))[0]
-        xs[0] = as_array(xs[0], d)
+        xs[0] = with_weak(as_array(xs[0], d), True)
     given = [x for x in xs if type(x) not in SCALARS]
-    firm = [x for x in given if type(x) is Array or not x.weak]
+    firm = [x for x in given if not x.weak]
     d = (firm or given)[0].aval.dtype
     shape = next((x.aval.shape for x in given if x.aval.shape), ())
     return [_fitted(name, x, d, shape, scalars) for x in xs]
@@ -46,7 +46,7 @@ def _strong(xs: Sequence[Any]) -> bool:
 
 def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars: bool) -> Any:
     number = type(x) in SCALARS
-    if number or (type(x) is not Array and x.weak):
+    if number or x.weak:
         kind = type(x) if number else python_type(x.aval.dtype)
         if (bool, int, float, complex).index(kind) > dtypes.kind_rank(d):
             raise errors.DTypeError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import dtypes, errors
+from genesis_fn.core import dtypes, errors, transfer
 from genesis_fn.core.array import Array, live
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.source import where as user_line
@@ -107,6 +107,8 @@ def _inner(x: Any) -> Any:
 def host(x: Any, use: str = "numpy") -> np.ndarray:
     """The values as a read-only ndarray, over the array's own memory where that is the host's."""
     x = concrete(x, use)
+    if x.sig.device.kind != "cpu":
+        transfer.check("device_to_host", x.aval, x.sig.device)
     view = x.sig.device.backend.to_numpy(x)
     if view.flags.writeable:
         view = view.view()

@@ -14,8 +14,8 @@ from genesis_fn.core.array import Array, from_numpy, live
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, ctx
-from genesis_fn.numpy.conversion import host
+from genesis_fn.core.primitive import SCALARS, Tracer, ctx, with_weak
+from genesis_fn.core.transfer import asked_for
 from genesis_fn.numpy.promotion import (
     NARROWED,
     broadcast,
@@ -27,6 +27,7 @@ from genesis_fn.numpy.promotion import (
 from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, full as full_of
 from genesis_fn.primitives.elementwise import convert, neg
 from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
+from genesis_fn.transforms.placement import move
 
 __all__ = [
     "array", "asarray", "astype", "ascontiguousarray", "copy", "empty", "empty_like", "from_dlpack",
@@ -190,7 +191,10 @@ def on_device(x: Any, device: Any) -> Any:
     if isinstance(device, str):
         kind, _, index = device.partition(":")
         place = devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
-    return x if x.device is place else from_numpy(host(x), place)
+    if x.device is place:
+        return x
+    with asked_for():
+        return move(x, place)
 
 
 # ---- constants ----
@@ -204,7 +208,8 @@ def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = 
         fill_value = fill_value.item()
     if type(fill_value) in SCALARS:
         d = _dtype(dtype, dtypes.scalar_dtype(type(fill_value)))
-        return _placed(_constant(shape, fill_value, d), device)
+        filled = _constant(shape, fill_value, d)
+        return _placed(with_weak(filled, True) if dtype is None else filled, device)
     x = asarray(fill_value, dtype)
     return _placed(broadcast(x, shape), device)
 

@@ -12,7 +12,7 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.dtypes import BOOL, DType
-from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.promotion import (
     broadcast,
@@ -583,7 +583,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     c = broadcast(c, shape)
     x, y = [v if type(v) in SCALARS else broadcast(v, shape) for v in (x, y)]
     if all(type(v) in SCALARS for v in (x, y)):
-        x = full(shape, x, d)
+        x = with_weak(full(shape, x, d), True)
     return p.select(c, x, y)
 
 

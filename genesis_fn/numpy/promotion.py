@@ -1,8 +1,8 @@
 """One dtype and one shape for the operands of an operation: NumPy's broadcasting, JAX's lattice.
 
 Python and NumPy scalars follow the arrays that they meet, and stay Python scalars, so that
-`x + 1.0` is one primitive. A tracer marked `weak` (a scalar argument of `jit`) counts as a Python
-scalar.
+`x + 1.0` is one primitive. An array or tracer marked `weak` (a scalar argument of `jit`, a result
+of scalars only) counts as a Python scalar.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genesis_fn.core import config, dtypes, errors
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.convert import as_array, fitted
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, bind
+from genesis_fn.core.primitive import SCALARS, Tracer, bind, with_weak
 from genesis_fn.primitives.define import SIGNED_STORAGE
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
@@ -55,9 +55,8 @@ def _values(name: str, xs: Sequence[Any]) -> list[Any]:
     found = list(xs)
     place = device_among(xs)
     strong = any(
-        type(x) is Array
-        or isinstance(x, np.ndarray)
-        or (isinstance(x, Tracer) and not x.weak)
+        isinstance(x, np.ndarray)
+        or (isinstance(x, (Array, Tracer)) and not x.weak)
         or hasattr(x, "__genesis_array__")
         for x in xs
     )
@@ -82,7 +81,7 @@ def _kinds(xs: Sequence[Any]) -> tuple[frozenset[DType], frozenset[type]]:
     for x in xs:
         if type(x) in SCALARS:
             weak.add(type(x))
-        elif type(x) is not Array and x.weak:
+        elif x.weak:
             weak.add(python_type(x.aval.dtype))
         else:
             strong.add(x.aval.dtype)
@@ -131,23 +130,17 @@ def cast(x: Any, d: DType) -> Any:
     """An array or tracer in dtype `d`; a Python scalar as a Python scalar of that kind."""
     if type(x) in SCALARS:
         return scalar_as(x, d)
-    return x if x.aval.dtype == d else convert(x, d)
+    return x if x.aval.dtype == d else promoted(x, d)
+
+
+def promoted(x: Any, d: DType) -> Any:
+    """An array or tracer in dtype `d`, weak if it was: the conversion that promotion implies."""
+    return with_weak(convert(x, d), x.weak)
 
 
 def strong(x: Any) -> Any:
     """`x` whose dtype no longer yields to others, as after an explicit conversion."""
-    if type(x) is Array or not x.weak:
-        return x
-    result = object.__new__(type(x))
-    for kind in type(x).__mro__:
-        for slot in getattr(kind, "__slots__", ()):
-            if slot != "__weakref__" and hasattr(x, slot) and slot not in _PROPERTIES:
-                setattr(result, slot, getattr(x, slot))
-    result.weak = False
-    return result
-
-
-_PROPERTIES = frozenset(("shape", "dtype", "ndim", "size"))
+    return with_weak(x, False)
 
 
 def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
@@ -206,7 +199,7 @@ def operands(
     shapes = [x.aval.shape for x in xs if type(x) not in SCALARS]
     if not shapes:
         # Only scalars: they decide the dtype, and the first becomes an array for the primitive.
-        xs[0] = as_array(xs[0], d)
+        xs[0] = with_weak(as_array(xs[0], d), True)
         shapes = [()]
     shape = shapes[0]
     if any(s != shape for s in shapes):
@@ -240,7 +233,7 @@ def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[
     xs = _values(name, xs)
     d = common_dtype(name, xs, inexact)
     place = device_among(xs)
-    return [as_array(x, d, place) if type(x) in SCALARS else convert(x, d) for x in xs]
+    return [as_array(x, d, place) if type(x) in SCALARS else cast(x, d) for x in xs]
 
 
 def value(x: Any, name: str = "") -> Any:
@@ -259,7 +252,7 @@ def inexact_value(x: Any, name: str = "") -> Any:
     """`x` as an Array or tracer of a floating or complex dtype."""
     x = value(x, name)
     d = x.aval.dtype
-    return x if dtypes.is_inexact(d) else convert(x, dtypes.F32)
+    return x if dtypes.is_inexact(d) else promoted(x, dtypes.F32)
 
 
 def result_type(*args: Any) -> DType:
@@ -270,7 +263,7 @@ def result_type(*args: Any) -> DType:
     for a in args:
         if type(a) in SCALARS:
             weak.add(type(a))
-        elif isinstance(a, Tracer) and a.weak:
+        elif isinstance(a, (Array, Tracer)) and a.weak:
             weak.add(python_type(a.aval.dtype))
         elif isinstance(a, type) and a in SCALARS:
             weak.add(a)

@@ -545,6 +545,7 @@ convert_p = Primitive(
     lambda x, *, dtype: x.update(dtype=dtype),
     torch_for=_convert_torch,
     triton=lambda x, dtype: f"{x}.to({dtype})",
+    weak=None,
 )
 convert_p.batch = functools.partial(batch_elementwise, convert_p)
 convert_p.transpose = lambda ct, x, *, dtype: [convert(ct, x.aval.dtype)]
@@ -591,7 +592,7 @@ def _bitcast_torch(avals: Sequence[Any], *, dtype: DType) -> Callable:
 
 bitcast_p = Primitive(
     "bitcast_convert_type", _bitcast_shape, torch_for=_bitcast_torch,
-    triton=lambda x, dtype: f"{x}.to({dtype}, bitcast=True)",
+    triton=lambda x, dtype: f"{x}.to({dtype}, bitcast=True)", weak=None,
 )  # fmt: skip
 bitcast_p.linearize = no_tangent(bitcast_p)
 
@@ -646,6 +647,7 @@ def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list:
 select_p = Primitive(
     "select", _select_shape, linearize=_select_linearize, transpose=_select_transpose,
     torch_for=lambda avals: _select_torch(avals), triton="tl.where({0}, {1}, {2})",
+    weak=slice(1, None),
 )  # fmt: skip
 select_p.batch = functools.partial(batch_elementwise, select_p)
 

@@ -185,6 +185,7 @@ def _slice_batch(
 slice_p = Primitive(
     "dynamic_slice", _slice_shape, linearize=_slice_linearize, transpose=_slice_transpose,
     batch=_slice_batch, torch_for=_slice_torch, triton="dynamic_slice", view=True,
+    weak=slice(1),
 )  # fmt: skip
 PRIM["dynamic_slice"] = slice_p
 
@@ -256,6 +257,7 @@ update_p = Primitive(
     "dynamic_update_slice", _update_shape, linearize=_update_linearize,
     transpose=_update_transpose, batch=_update_batch, torch_for=_update_torch,
     triton="dynamic_update_slice",
+    weak=slice(1),
 )  # fmt: skip
 PRIM["dynamic_update_slice"] = update_p
 

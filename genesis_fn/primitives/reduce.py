@@ -342,7 +342,7 @@ def _position(name: str, function: Callable) -> Primitive:
             comparable = lambda v: v.to(torch.uint8)  # noqa: E731
         return lambda v: function(comparable(v), axis).to(stored)
 
-    prim = Primitive(name, shape, torch_for=lower, triton=name)
+    prim = Primitive(name, shape, torch_for=lower, triton=name, weak=None)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, index_dtype: DType) -> Any:
         x = move_batch(xs[0], dims[0], 0, size)

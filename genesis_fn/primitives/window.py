@@ -247,7 +247,7 @@ def _offset_torch(avals: Sequence[Any], *, window: Window, greatest: bool) -> Ca
 
 
 window_offset_p = Primitive(
-    "window_offset", _offset_shape, torch_for=_offset_torch, triton="window_offset"
+    "window_offset", _offset_shape, torch_for=_offset_torch, triton="window_offset", weak=None
 )
 window_offset_p.linearize = no_tangent(window_offset_p)
 window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (

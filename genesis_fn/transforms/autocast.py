@@ -241,7 +241,7 @@ def amp(
         if enabled:
             avals = tuple(jaxpr.in_avals)
             jaxpr = autocast_jaxpr(jaxpr, precision, avals, (True,) * len(jaxpr.outs))
-        return flat.output(bind(region_p, *captured, *leaves, jaxpr=jaxpr))
+        return flat.called(bind(region_p, *captured, *leaves, jaxpr=jaxpr))
 
     return in_mixed_precision
 

@@ -8,7 +8,16 @@ from typing import Any
 from genesis_fn.core import errors
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
-from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, running, typeof
+from genesis_fn.core.primitive import (
+    Primitive,
+    Trace,
+    Tracer,
+    bind,
+    ctx,
+    running,
+    typeof,
+    with_weak,
+)
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import move_batch
 from genesis_fn.transforms.stage import evaluate, stage_closed
@@ -19,10 +28,13 @@ class BatchTracer(Tracer):
 
     __slots__ = ("value", "dim")
 
-    def __init__(self, trace: BatchTrace, value: Any, dim: int, weak: bool = False) -> None:
+    def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self.trace, self.value, self.dim, self.weak = trace, value, dim, weak
+        self.trace, self.value, self.dim, self.weak = trace, value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
+
+    def marked(self, weak: bool) -> BatchTracer:
+        return BatchTracer(self.trace, with_weak(self.value, weak), self.dim)  # pyright: ignore[reportArgumentType]
 
     def origin(self) -> str:
         return self.value.origin() if isinstance(self.value, Tracer) else super().origin()

@@ -221,7 +221,7 @@ def checkpoint(
         flat = FlatFunction(call, in_tree)
         jaxpr, captured = stage(flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak)
         outs = bind(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
-        return flat.output(outs)
+        return flat.called(outs)
 
     return checkpointed
 

@@ -9,7 +9,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.primitive import Primitive, bind, is_linear, marked, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import move_batch, zeros
@@ -239,7 +239,8 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)
     outs = bind(cond_p, index, *consts, *leaves, branches=tuple(branches))
-    return staged[0][0].output(outs)
+    weak = [all(w) for w in zip(*[flat.weak for flat, _, _ in staged])]
+    return staged[0][0].output(marked(outs, weak))
 
 
 def _same_outputs(

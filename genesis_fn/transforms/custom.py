@@ -15,7 +15,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import is_value
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
-from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, typeof
+from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, surroundings, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.transforms.batch import batch_jaxpr
@@ -299,12 +299,12 @@ class _Custom:
     def bind(
         self, prim: Primitive, args: tuple, stage_rules: Callable[..., list[tuple[Jaxpr, list]]]
     ) -> Any:
-        """Bind the call; `stage_rules(static, values, in_tree, kinds, primal, jaxpr)` stages the
-        rule programs. They are kept where nothing that they captured is a tracer."""
+        """Bind the call; `stage_rules(static, values, in_tree, kinds, weak, primal, jaxpr)` stages
+        the rule programs. They are kept where nothing that they captured is a tracer."""
         static, values, rest = self.split(args)
         leaves, in_tree, weak = flatten_arrays(rest, f"an argument of {self.name}: ")
         kinds = tuple([typeof(x) for x in leaves])
-        key = (kinds, in_tree, tuple(static), values, tuple(weak))
+        key = (kinds, in_tree, tuple(static), values, tuple(weak), surroundings())
         if key in self.active:
             self.active[key]["called"] = True
             if "consts" not in self.active[key]:  # the first pass only finds out what is captured
@@ -317,21 +317,22 @@ class _Custom:
             found, consts = self._stage(key, stage_rules)
         primal, jaxpr, rules = found
         outs = bind(prim, *consts, *leaves, jaxpr=jaxpr, rules=rules, consts=len(consts))
-        return primal.output(outs)
+        return primal.called(outs)
 
     def _stage(self, key: tuple, stage_rules: Callable) -> tuple:
-        kinds, in_tree, static, values, weak = key
+        kinds, in_tree, static, values, weak, _ = key
         primal = FlatFunction(lambda *a: self.fun(*self.join(static, values, a)), in_tree)
         first = stage(primal, kinds, name=self.name, weak=weak)
         rules = Rules()
         state: dict[str, Any] = {"called": False}
         self.active[key] = state
         try:
-            staged = [first, *stage_rules(static, values, in_tree, kinds, primal, first[0])]
+            more = (static, values, in_tree, kinds, weak, primal, first[0])
+            staged = [first, *stage_rules(*more)]
             programs, consts = share_captures(staged)
             if state["called"]:
                 state["found"], state["consts"] = (primal, programs[0], rules), consts
-                staged = [first, *stage_rules(static, values, in_tree, kinds, primal, first[0])]
+                staged = [first, *stage_rules(*more)]
                 programs = _laid_out(staged, consts, self.name)
         finally:
             del self.active[key]
@@ -429,11 +430,11 @@ class custom_jvp(_Custom):
         return self.bind(custom_jvp_p, args, self._stage_rules)
 
     def _stage_rules(
-        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple,
+        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple, weak: tuple,
         primal: FlatFunction, jaxpr: Jaxpr,
     ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
         body = functools.partial(self._rule_body, static, values, in_tree, primal, jaxpr)
-        return [stage(body, kinds * 2, name=self.name)]
+        return [stage(body, kinds * 2, name=self.name, weak=weak * 2)]
 
     def _rule_body(
         self, static: Sequence[int], values: tuple, in_tree: Any, primal: FlatFunction,
@@ -518,10 +519,11 @@ class custom_vjp(_Custom):
         return self.bind(custom_vjp_p, args, self._stage_rules)
 
     def _stage_rules(
-        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple,
+        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple, weak: tuple,
         primal: FlatFunction, jaxpr: Jaxpr,
     ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
         saved_tree: list[Any] = []
+        saved_weak: list[bool] = []
 
         def fwd(*xs: Any) -> list[Any]:
             rest = tree.unflatten(in_tree, xs)
@@ -534,6 +536,7 @@ class custom_vjp(_Custom):
             saved_tree.append(res_tree)
             flat = FlatFunction(lambda: (out[0], list(res)), tree.structure(()))
             result = flat()
+            saved_weak[:] = flat.weak[len(result) - len(res) :]
             got = tree.structure(out[0])
             outs = result[: len(result) - len(res)]
             if got != primal.out_tree or [typeof(o) for o in outs] != jaxpr.out_avals:
@@ -544,7 +547,7 @@ class custom_vjp(_Custom):
                 )
             return result
 
-        fwd_jaxpr, fwd_captured = stage(fwd, kinds, name=self.name)
+        fwd_jaxpr, fwd_captured = stage(fwd, kinds, name=self.name, weak=weak)
         saved = fwd_jaxpr.out_avals[len(jaxpr.outs) :]
 
         def bwd(*xs: Any) -> list[Any]:
@@ -552,12 +555,14 @@ class custom_vjp(_Custom):
             ct = tree.unflatten(primal.out_tree, xs[len(saved) :])
             return self._cotangents(self.bwd(*values, res, ct), static, in_tree, kinds)  # type: ignore[misc]
 
-        bwd_jaxpr, bwd_captured = stage(bwd, [*saved, *jaxpr.out_avals], name=self.name)
+        bwd_jaxpr, bwd_captured = stage(
+            bwd, [*saved, *jaxpr.out_avals], name=self.name, weak=[*saved_weak, *primal.weak]
+        )
         staged = [(fwd_jaxpr, fwd_captured), (bwd_jaxpr, bwd_captured)]
         if self.rule is not None:
             forward = custom_jvp(self.fun)
             forward.rule = self.rule
-            staged += forward._stage_rules(static, values, in_tree, kinds, primal, jaxpr)
+            staged += forward._stage_rules(static, values, in_tree, kinds, weak, primal, jaxpr)
         return staged
 
     def _cotangents(

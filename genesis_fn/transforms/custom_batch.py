@@ -87,7 +87,7 @@ class custom_vmap:
         flat = FlatFunction(self.fun, in_tree)
         jaxpr, captured = stage(flat, [x.aval for x in leaves], name=name_of(self.fun), weak=weak)
         rule = _Rule(self.rule, in_tree, flat.out_tree, len(captured))
-        return flat.output(bind(custom_vmap_p, *captured, *leaves, jaxpr=jaxpr, rule=rule))
+        return flat.called(bind(custom_vmap_p, *captured, *leaves, jaxpr=jaxpr, rule=rule))
 
 
 def sequential_vmap(fun: Callable) -> custom_vmap:

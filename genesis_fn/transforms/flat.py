@@ -7,8 +7,8 @@ from typing import Any
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array
-from genesis_fn.core.convert import as_array, is_value
-from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.convert import as_argument, as_array, is_value
+from genesis_fn.core.primitive import Tracer, marked
 from genesis_fn.core.source import where
 
 
@@ -18,9 +18,8 @@ def name_of(f: Callable) -> str:
 
 
 def flatten_arrays(value: Any, what: str) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:
-    """(leaves as arrays, structure, which were Python numbers). Raises TypeError by path."""
+    """(leaves as arrays, structure, which of them are weak). Raises TypeError by path."""
     leaves, treedef = tree.flatten(value)
-    weak = [type(x) in SCALARS for x in leaves]
     if not all(type(x) is Array or isinstance(x, Tracer) for x in leaves):
         for i, x in enumerate(leaves):
             if not is_value(x):
@@ -28,18 +27,21 @@ def flatten_arrays(value: Any, what: str) -> tuple[list[Any], tree.PyTreeDef, li
                     f"{what}{tree.paths(value)[i]} is {x!r} of type {type(x).__name__}, not an "
                     f"array or a number\n  at {where().describe()}"
                 )
-        leaves = [as_array(x) for x in leaves]
-    return leaves, treedef, weak
+        leaves = [as_argument(x) for x in leaves]
+    return leaves, treedef, [x.weak for x in leaves]
 
 
 class FlatFunction:
     """`f` from flat leaves to flat leaves; `out_tree` is known after a call.
 
     With `has_aux`, `f` returns (output, aux): aux leaves follow the output's, `aux_tree` and
-    `out_count` say where. Leaves of aux that are not arrays are kept aside by position.
+    `out_count` say where. Leaves of aux that are not arrays are kept aside by position. `weak` says
+    which outputs are.
     """
 
-    __slots__ = ("f", "in_tree", "has_aux", "out_tree", "aux_tree", "out_count", "asides", "kwargs")
+    __slots__ = (
+        "f", "in_tree", "has_aux", "out_tree", "aux_tree", "out_count", "asides", "kwargs", "weak",
+    )  # fmt: skip
 
     def __init__(
         self, f: Callable, in_tree: tree.PyTreeDef, *, has_aux: bool = False, kwargs: Any = None
@@ -48,6 +50,11 @@ class FlatFunction:
         self.asides: list[Any] = []
 
     def __call__(self, *leaves: Any) -> list[Any]:
+        outs = self._outputs(leaves)
+        self.weak = [x.weak for x in outs]
+        return outs
+
+    def _outputs(self, leaves: Sequence[Any]) -> list[Any]:
         out = self.f(*tree.unflatten(self.in_tree, leaves), **self.kwargs)
         if not self.has_aux:
             flat, self.out_tree = tree.flatten(out)
@@ -78,6 +85,10 @@ class FlatFunction:
     def output(self, leaves: Sequence[Any]) -> Any:
         """The pytree of the main output."""
         return tree.unflatten(self.out_tree, leaves[: self.out_count])
+
+    def called(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of a call's results: weak where the function's own are."""
+        return self.output(marked(leaves[: self.out_count], self.weak[: self.out_count]))
 
     def aux(self, leaves: Sequence[Any]) -> Any:
         """The pytree of the auxiliary output, from the leaves after the main one's."""

@@ -18,7 +18,7 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
 from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.call import jit_p, jvp_call, linear_call, linearize_call
@@ -70,7 +70,7 @@ class Fused:
 
     def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> tuple[Jaxpr, Any]:
         """(the staged reference, output structure) for operands of these avals."""
-        key = (avals, in_tree, static)
+        key = (avals, in_tree, static, surroundings())
         found = self.programs.get(key)
         if found is None:
             flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
@@ -117,7 +117,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
     out_tree = op.program(tuple([typeof(x) for x in xs]), in_tree, static)[1]
     back = _backward_program(
         backward, tuple([typeof(s) for s in saved]), saved_tree, kinds, out_tree, static, mask,
-        tuple([typeof(x) for x in xs]), diff,
+        tuple([typeof(x) for x in xs]), diff, surroundings(),
     )  # fmt: skip
     push = _forward_program(jaxpr, tuple([typeof(s) for s in saved]), tuple(nonzero))
 
@@ -134,7 +134,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
 @functools.lru_cache(maxsize=1024)
 def _backward_program(
     backward: Fused, saved: tuple, saved_tree: Any, kinds: tuple, out_tree: Any, static: tuple,
-    needs: tuple[bool, ...], args: tuple, diff: tuple[bool, ...],
+    needs: tuple[bool, ...], args: tuple, diff: tuple[bool, ...], around: tuple,
 ) -> Jaxpr:  # fmt: skip
     """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
     count = len(args)

@@ -9,7 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Linear, ctx, typeof
+from genesis_fn.core.primitive import Linear, ctx, typeof, with_weak
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives import elementwise as ops
@@ -91,7 +91,7 @@ def value_and_grad(
     def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
         chosen = _selected(argnums, args, fun)
         picked = tuple([args[i] for i in chosen])
-        leaves, in_tree, weak = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
+        leaves, in_tree, _ = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
 
         def label(i: int) -> str:
             paths = [tree.paths(p) for p in picked]
@@ -109,7 +109,7 @@ def value_and_grad(
         functools.update_wrapper(partial, fun)
         flat = FlatFunction(partial, in_tree, has_aux=has_aux)
         with safe_zeros(safe_zero):
-            outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, weak)
+            outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
             value = _scalar_loss(outs, flat, fun, holomorphic)
             if nonzero[0]:
                 grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
@@ -119,7 +119,7 @@ def value_and_grad(
         result = []
         for x, m in zip(leaves, mask):
             if m:
-                result.append(instantiate(next(got), typeof(x)))
+                result.append(with_weak(instantiate(next(got), typeof(x)), x.weak))
             else:
                 result.append(None if nonfloat == "none" else zeros(typeof(x)))
         gradient = tree.unflatten(in_tree, result)
@@ -288,10 +288,10 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
     pytree and may be returned from `jit`.
     """
-    leaves, in_tree, weak = flatten_arrays(primals, "a primal: ")
+    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ")
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
     mask = tuple([differentiable(x) for x in leaves])
-    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, weak)
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
     avals = tuple([typeof(x) for x in leaves]), tuple([typeof(o) for o in outs[: flat.out_count]])
     static = (
         jaxpr,
@@ -310,10 +310,10 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
 def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     """(outputs, linear function of tangents): the derivative at a point, to be applied many
     times."""
-    leaves, in_tree, weak = flatten_arrays(primals, "a primal: ")
+    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ")
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
     mask = tuple([differentiable(x) for x in leaves])
-    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, weak)
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
     count = flat.out_count
     jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero[:count])], (), jaxpr.name)
     static = (
@@ -332,7 +332,7 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError("jvp takes tuples or lists of primals and tangents")
-    leaves, in_tree, weak = flatten_arrays(tuple(primals), "a primal: ")
+    leaves, in_tree, _ = flatten_arrays(tuple(primals), "a primal: ")
     ts = _matching(
         tuple(tangents), in_tree, [typeof(x) for x in leaves], "the tangents", "the primals"
     )

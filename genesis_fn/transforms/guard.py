@@ -16,7 +16,7 @@ import numpy as np
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted
-from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.convert import as_argument, is_value
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
@@ -58,8 +58,11 @@ def _is_namedtuple(x: Any) -> bool:
     return isinstance(x, tuple) and hasattr(type(x), "_fields")
 
 
-def puller(args: tuple, kwargs: dict[str, Any]) -> Callable | None:
-    """A function (args, kwargs) -> leaves in pytree order, or None where the structure differs.
+def puller(
+    args: tuple, kwargs: dict[str, Any], order: Sequence[int] | None = None
+) -> Callable | None:
+    """A function (args, kwargs) -> leaves in pytree order (or in `order`, positions in that), or
+    None where the structure differs.
 
     None is returned here instead where the structure has a node type without a known form.
     """
@@ -67,6 +70,8 @@ def puller(args: tuple, kwargs: dict[str, Any]) -> Callable | None:
     leaves: list[str] = []
     if not (_pull(out, "args", args, leaves) and _pull(out, "kwargs", kwargs, leaves)):
         return None
+    if order is not None:
+        leaves = [leaves[i] for i in order]
     return out.function("args, kwargs", f"[{', '.join(leaves)}]")
 
 
@@ -190,32 +195,37 @@ class Donated(Deleted):
 
 
 def caller(
-    args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], *, captured: Sequence[Array],
-    executable: Any, out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str],
-    name: str, number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception],
+    args: tuple, kwargs: dict[str, Any], order: Callable[[tuple, dict], list[int] | None], *,
+    static: dict[Any, Any], captured: Sequence[Array], executable: Any, sigs: Sequence[Any],
+    out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str], name: str,
+    number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception], place: Any,
 ) -> Callable | None:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
     Like means: equal structure and static values (`static`, by position or name), and for each leaf
-    an array of the same signature, a number of the same type, or an equal static leaf. `executable`
-    has `sigs` of its results, and either `run_list`, from the list of storages to that of the
-    results, or `run`, which takes the storages one by one, with `overwritten` (inputs whose memory
-    it takes) and `own` (an array's storage, copied if it is not its only holder). None where the
-    structure has no known form, or a leaf is a tracer.
+    an array of the same signature, a number of the same type, or an equal static leaf. The program
+    takes the leaves as they stand, or in the `order` of (args, kwargs). `executable` has either
+    `run_list`, from the list of storages to that of the results, or `run`, which takes the storages
+    one by one, with `overwritten` (inputs whose memory it takes) and `own` (an array's storage,
+    copied if it is not its only holder); `sigs` are those of its results. Numbers and ndarrays go
+    to `place`. None where the structure has no known form, or a leaf is a tracer.
 
     A donated `TrainState` that comes back is one leaf where the executable can `carry` it.
     """
     out = _Writer("MISS")
-    carried = _carried(args, kwargs, static, len(captured), executable, out_tree, donated)
+    carried = _carried(args, kwargs, static, len(captured), executable, sigs, out_tree, donated)
     if carried is not None:
         args, kwargs, out_tree = carried.args, carried.kwargs, carried.out_tree
     out.space.update(
-        MISS=MISS, Array=Array, new=Array.__new__, as_array=as_array, ndarray=np.ndarray,
-        number=number, failed=failed, where=where,
+        MISS=MISS, Array=Array, new=Array.__new__, as_argument=as_argument, ndarray=np.ndarray,
+        number=number, failed=failed, where=where, place=place,
     )  # fmt: skip
     leaves: list[tuple[str, Any]] = []
     if not (_pull_call(out, args, kwargs, static, leaves)):
         return None
+    places = order(args, kwargs)
+    if places is not None:
+        leaves = [leaves[i] for i in places]
     dynamic: list[tuple[str, Any]] = []
     checks = []
     state = ""
@@ -228,8 +238,8 @@ def caller(
             checks.append(f"{at}.sig is not {out.name(x.sig)}")
         elif isinstance(x, (np.ndarray, np.generic)):
             out.lines += [f"if type({at}) is not {out.name(kind)}: return MISS"]
-            out.lines += [f"{at} = as_array({at})"]
-            checks.append(f"{at}.sig is not {out.name(as_array(x).sig)}")
+            out.lines += [f"{at} = as_argument({at}, place)"]
+            checks.append(f"{at}.sig is not {out.name(as_argument(x, place).sig)}")
         elif kind in SCALARS:
             out.lines.append(f"if type({at}) is not {kind.__name__}: return MISS")
             out.lines.append(f"{at} = number({at})")
@@ -247,7 +257,6 @@ def caller(
             "except AttributeError: return MISS",
         ]
     arrays = [out.name(x) for x in captured] + [at for at, _ in dynamic]
-    sigs = executable.sigs
     left = ""
     if carried is not None:
         out.space.update(
@@ -327,7 +336,7 @@ class _Carried:
 
 def _carried(
     args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], captured: int, executable: Any,
-    out_tree: tree.PyTreeDef, donated: Sequence[int],
+    sigs: Sequence[Any], out_tree: tree.PyTreeDef, donated: Sequence[int],
 ) -> _Carried | None:  # fmt: skip
     """How a call carries its state: it has one, which is donated and nothing else is, and the
     executable updates it in place."""
@@ -356,6 +365,7 @@ def _carried(
     carry = executable.carry(captured + first, results.start, layout.count)
     if carry is None or any(type(x) is not Array for x in leaves):
         return None
+    carry.sigs = list(sigs[results.start : results.stop])
     if [x.sig for x in leaves] != carry.sigs:
         return None
     one = lambda x: _STATE if x is state else x

@@ -21,11 +21,11 @@ import numpy as np
 
 from genesis_fn.core import config, device as devices, errors, tree
 from genesis_fn.core.array import Array, Deleted, from_numpy, live
-from genesis_fn.core.aval import Aval
-from genesis_fn.core.convert import as_array, fitted, is_value
-from genesis_fn.core.dtypes import scalar_dtype
+from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.convert import as_argument, fitted, is_value
+from genesis_fn.core.dtypes import kind_rank, scalar_dtype
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import SCALARS, Tracer, bind, ctx
+from genesis_fn.core.primitive import SCALARS, Tracer, bind, ctx, marked, surroundings
 from genesis_fn.core.source import Where, where
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.call import jit_p
@@ -40,13 +40,14 @@ class Program:
     """One trace of a function: its jaxpr, captured values, output structure, and what it was
     for."""
 
-    __slots__ = ("jaxpr", "captured", "flat", "build", "keys", "paths", "cacheable")
+    __slots__ = ("jaxpr", "captured", "flat", "weak", "build", "keys", "paths", "cacheable")
 
     def __init__(
         self, jaxpr: Jaxpr, captured: list, flat: FlatFunction, keys: tuple, paths: list[str]
     ) -> None:
         self.jaxpr, self.captured, self.flat = jaxpr, captured, flat
         self.keys, self.paths = keys, paths
+        self.weak = any(flat.weak)
         self.build = builder(flat.out_tree)
         # A program that captured a tracer is good for the trace it was made under only.
         self.cacheable = not any(isinstance(x, Tracer) for x in captured)
@@ -138,7 +139,7 @@ class JitFunction:
                             key = tuple(
                                 [x.sig if type(x) is Array else _leaf_key(x) for x in leaves]
                             )
-                            entry = self.cache.entries.get((pull, settings, ctx.axes, key))
+                            entry = self.cache.entries.get((pull, surroundings(), key))
                         except TypeError:
                             break  # an unhashable static leaf, or an ndarray: the slow path says
                         if entry is None:
@@ -170,21 +171,25 @@ class JitFunction:
             from genesis_fn.transforms.nan_trace import check_outputs
 
             check_outputs(program.jaxpr, held, outs)  # pyright: ignore[reportArgumentType]
-        return program.build(outs)
+        return program.build(marked(outs, program.flat.weak) if program.weak else outs)
 
     def _slow(self, args: tuple, kwargs: dict[str, Any], settings: config.Config) -> Any:
-        args, kwargs, given = self.static.bind(args, kwargs)
         if settings.disable_jit:
             return self.fun(*args, **kwargs)
+        call = args, kwargs
+        args, kwargs, given = self.static.bind(args, kwargs)
         values = self.static.without(args, kwargs)
         leaves, treedef = tree.flatten(values)
+        place = next((x.device for x in leaves if type(x) is Array), None)
         leaves = [
-            as_array(x)
+            as_argument(x, place)
             if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__genesis_array__")
             else x
             for x in leaves
         ]
-        statics = tuple((n, _hashable(v, f"static argument {n!r}", self)) for n, v in given)
+        statics = tuple(
+            (n, _hashable(v, f"static argument {self.static.label(n)!r}", self)) for n, v in given
+        )
         keys = tuple([_leaf_key(x) for x in leaves])
         try:
             hash(keys)
@@ -194,9 +199,10 @@ class JitFunction:
                     _hashable(x, path, self)
         if ctx.trace is not None:
             program = self._program(leaves, treedef, values, statics, keys, settings)
-            dynamic = [as_array(x) for x in leaves if is_value(x)]
-            return program.build(bind(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr))
-        entry = self._entry(leaves, treedef, values, statics, keys, settings, args, kwargs)
+            dynamic = [as_argument(x) for x in leaves if is_value(x)]
+            outs = bind(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr)
+            return program.build(marked(outs, program.flat.weak))
+        entry = self._entry(leaves, treedef, values, statics, keys, settings, call)
         return self._run(entry, leaves)
 
     # ---- tracing and compiling ----
@@ -210,7 +216,7 @@ class JitFunction:
     ) -> Program:  # fmt: skip
         # Devices do not change a program, only avals and weakness do.
         shapes = tuple([_program_key(x) for x in leaves])
-        key = (treedef, statics, shapes, settings, ctx.axes)
+        key = (treedef, statics, shapes, surroundings())
         cache = self.cache
         with cache.lock:
             found = cache.programs.get(key)
@@ -250,22 +256,21 @@ class JitFunction:
                 filled[i] = t
             return flat(*filled)
 
-        kinds = [as_array(leaves[i]) for i in dynamic]
-        weak = [type(leaves[i]) in SCALARS or getattr(leaves[i], "weak", False) for i in dynamic]
+        kinds = [as_argument(leaves[i]) for i in dynamic]
         jaxpr, captured = stage(
             body, [k.aval for k in kinds], name=name_of(self.fun),
-            labels=[paths[i] for i in dynamic], weak=weak,
+            labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
         )  # fmt: skip
         _warn_captures(self.fun, captured)
-        return Program(jaxpr, captured, flat, (statics, shapes), paths)
+        return Program(jaxpr, captured, flat, (statics, shapes, surroundings()), paths)
 
     def _entry(
         self, leaves: list, treedef: Any, values: tuple, statics: tuple, keys: tuple,
-        settings: config.Config, args: tuple, kwargs: dict,
+        settings: config.Config, call: tuple[tuple, dict],
     ) -> Entry:  # fmt: skip
         cache = self.cache
         with cache.lock:
-            slow_key = (treedef, statics, settings, ctx.axes, keys)
+            slow_key = (treedef, statics, surroundings(), keys)
             entry = cache.entries.get(slow_key)
             if entry is not None:
                 cache.entries.move_to_end(slow_key)
@@ -290,17 +295,16 @@ class JitFunction:
                 [p for p, i in enumerate(dynamic) if i in donated], place,
             )  # fmt: skip
             cache.entries[slow_key] = entry
-            pull = self._guard(args, kwargs, treedef) if not statics else None
+            order = self.static.order(*call)
+            pull = self._guard(*call, order) if not statics else None
             if pull is not None:
-                cache.entries[(pull, settings, ctx.axes, keys)] = entry
+                cache.entries[(pull, surroundings(), keys)] = entry
             while len(cache.entries) > 2 * _CAPACITY:
                 cache.entries.popitem(last=False)
-            self._add_fast(entry, args, kwargs, dict(statics), settings)
+            self._add_fast(entry, *call, settings)
             return entry
 
-    def _add_fast(
-        self, entry: Entry, args: tuple, kwargs: dict, static: dict, settings: config.Config
-    ) -> None:
+    def _add_fast(self, entry: Entry, args: tuple, kwargs: dict, settings: config.Config) -> None:
         """Remember a function generated for calls like this one, if it can be had."""
         executable, program = entry.executable, entry.program
         debugging = settings.debug_nans or settings.debug_infs or ctx.watch is not None
@@ -312,22 +316,27 @@ class JitFunction:
             return _explained(executable.explained(error), program, leaves)
 
         call = caller(
-            args, kwargs, static, captured=program.captured, executable=executable,
+            args, kwargs, self.static.order, static=self.static.given(args, kwargs),
+            captured=program.captured, executable=executable,
+            sigs=[sig(s.aval, s.device, s.dense, w)
+                  for s, w in zip(executable.sigs, program.flat.weak, strict=True)],
             out_tree=program.flat.out_tree, donated=entry.donated,
             paths=[program.paths[i] for i in entry.dynamic], name=name_of(self.fun),
             number=lambda x: _runtime(x, entry.device), failed=failed,
+            place=entry.device,
         )  # fmt: skip
         if call is not None:
             self.cache.fast.insert(0, (settings, call))
             del self.cache.fast[_FAST:]
 
-    def _guard(self, args: tuple, kwargs: dict, treedef: Any) -> Callable | None:
+    def _guard(self, args: tuple, kwargs: dict, order: list[int] | None) -> Callable | None:
+        treedef = tree.structure((args, kwargs))
         for pull, known in self.cache.guards:
             if known == treedef:
                 return pull
         if len(self.cache.guards) >= 8:
             return None
-        pull = puller(args, kwargs)
+        pull = puller(args, kwargs, order)
         if pull is not None:
             self.cache.guards.insert(0, (pull, treedef))
         return pull
@@ -372,31 +381,30 @@ class JitFunction:
     def _difference(self, program: Program) -> str:
         """What distinguishes a program from the most similar earlier one."""
         best: list[str] | None = None
+        (statics, shapes, around), now = program.keys, dict(zip(program.paths, program.keys[1]))
+        shown = lambda given, n: repr(given[n]) if n in given else "not given"
         for other in list(self.cache.programs.values())[:-1]:
-            (statics, shapes), (statics0, shapes0) = program.keys, other.keys
-            if program.paths != other.paths:
-                lost = [p for p in other.paths if p not in program.paths]
-                new = [p for p in program.paths if p not in other.paths]
-                found = [f"new leaf {p}" for p in new[:2]] + [f"missing leaf {p}" for p in lost[:2]]
-                found = found or ["the argument structure changed"]
-            else:
-                found = [
-                    f"{p}: {_show_key(a)} -> {_show_key(b)}"
-                    for p, a, b in zip(program.paths, shapes0, shapes)
-                    if a != b
-                ]
-                before, now = dict(statics0), dict(statics)
-                shown = lambda given, n: repr(given[n]) if n in given else "not given"
-                found += [
-                    f"static {n}: {shown(before, n)} -> {shown(now, n)}; pass it as an array to "
-                    "trace it once"
-                    for n in {**before, **now}
-                    if shown(before, n) != shown(now, n)
-                ]
+            (statics0, shapes0, around0), before = other.keys, dict(zip(other.paths, other.keys[1]))
+            found = [f"new leaf {p}" for p in now if p not in before][:2]
+            found += [f"missing leaf {p}" for p in before if p not in now][:2]
+            found += [
+                f"{p}: {_show_key(before[p])} -> {_show_key(now[p])}"
+                for p in now if p in before and before[p] != now[p]
+            ]  # fmt: skip
+            if not found and (program.paths != other.paths or shapes != shapes0):
+                found = ["the argument structure changed"]
+            given0, given = dict(statics0), dict(statics)
+            found += [
+                f"static {self.static.label(n)}: {shown(given0, n)} -> {shown(given, n)}; pass "
+                "it as an array to trace it once"
+                for n in {**given0, **given}
+                if shown(given0, n) != shown(given, n)
+            ]
+            found += _around_difference(around0, around)
             if best is None or len(found) <= len(best):
                 best = found
         if not best:
-            return "the settings in force changed"
+            return "another program of equal arguments was dropped from the cache"
         return "; ".join(best[:3]) + (f"; and {len(best) - 3} more" if len(best) > 3 else "")
 
     # ---- inspection ----
@@ -406,7 +414,10 @@ class JitFunction:
         """What the function has been traced for: one {leaf path: type or static value} a
         program."""
         return [
-            {**dict(zip(p.paths, map(_show_key, p.keys[1]))), **{n: repr(v) for n, v in p.keys[0]}}
+            {
+                **dict(zip(p.paths, map(_show_key, p.keys[1]))),
+                **{self.static.label(n): repr(v) for n, v in p.keys[0]},
+            }
             for p in self.cache.programs.values()
         ]
 
@@ -439,7 +450,7 @@ class JitFunction:
         """The inputs that a call gives to the program, after the captured ones."""
         args, kwargs, _ = self.static.bind(args, kwargs)
         leaves = tree.leaves(self.static.without(args, kwargs))
-        return [as_array(x) for x in leaves if is_value(x)]
+        return [as_argument(x) for x in leaves if is_value(x)]
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The output's shapes and dtypes, without computing it."""
@@ -450,7 +461,9 @@ class JitFunction:
         values = self.static.without(args, kwargs)
         leaves, treedef = tree.flatten(values)
         leaves = [_abstract(x) for x in leaves]
-        statics = tuple((n, _hashable(v, f"static argument {n!r}", self)) for n, v in given)
+        statics = tuple(
+            (n, _hashable(v, f"static argument {self.static.label(n)!r}", self)) for n, v in given
+        )
         shapes = tuple([_program_key(x) for x in leaves])
         program = self._trace(leaves, treedef, statics, shapes, self._paths(values))
         donated = self.donate.leaves(values, self.static)
@@ -465,24 +478,33 @@ class RecompilationWarning(UserWarning):
 def _program_key(x: Any) -> Any:
     kind = type(x)
     if kind is Array:
-        return x.sig.aval
+        return (x.sig.aval, True) if x.sig.weak else x.sig.aval
     if kind in SCALARS:
-        return kind
-    if isinstance(x, Tracer):
+        return (aval((), scalar_dtype(kind)), True)
+    if isinstance(x, (Tracer, Abstract)):
         return (x.aval, True) if x.weak else x.aval
-    if isinstance(x, Abstract):
-        return x.aval
     return (kind, x)
 
 
 def _show_key(key: Any) -> str:
     if isinstance(key, Aval):
         return str(key)
-    if isinstance(key, type):
-        return f"Python {key.__name__}"
     if isinstance(key, tuple) and isinstance(key[0], Aval):
-        return f"{key[0]} (weak)"
+        kind = key[0]
+        name = ("bool", "int", "float", "complex")[kind_rank(kind.dtype)]
+        return f"{kind} (weak)" if kind.shape else f"Python {name}"
     return repr(key[1])
+
+
+def _around_difference(before: tuple, now: tuple) -> list[str]:
+    """What differs between two values of `surroundings()`."""
+    names = ("named axes", "safe_zero", "within a backward pass")
+    found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
+    return found + [
+        f"setting {n}: {getattr(before[-1], n)} -> {getattr(now[-1], n)}"
+        for n in config.names()
+        if getattr(before[-1], n) != getattr(now[-1], n)
+    ]
 
 
 def _copy(x: Array) -> Array:
@@ -545,9 +567,10 @@ def _explained(error: Exception, program: Program, leaves: Sequence[Any]) -> Exc
 # ---- static and donated arguments ----
 
 
-def _parameters(fun: Callable) -> list[inspect.Parameter] | None:
+def _parameters(fun: Callable, follow_wrapped: bool = True) -> list[inspect.Parameter] | None:
     try:
-        return list(inspect.signature(fun).parameters.values())
+        signature = inspect.signature(fun, follow_wrapped=follow_wrapped)
+        return list(signature.parameters.values())
     except (TypeError, ValueError):
         return None
 
@@ -586,14 +609,45 @@ class _Static:
         self.nums |= {positional.index(n) for n in names if n in positional}
         self.names = {*names, *(positional[n] for n in self.nums if n < len(positional))}
         self.positional = positional
+        # By the function's own signature: what it wraps may take what it does not.
+        own = _parameters(fun, follow_wrapped=False) or ()
+        self.either = [
+            p.name if p.kind == p.POSITIONAL_OR_KEYWORD else None
+            for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]  # fmt: skip
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, list[tuple[Any, Any]]]:
-        """(args, kwargs, [(name or position, static value)])."""
-        if not self.nums and not self.names:
-            return args, kwargs, []
-        given = [(i, args[i]) for i in sorted(self.nums) if i < len(args)]
-        given += [(n, kwargs[n]) for n in sorted(self.names) if n in kwargs]
-        return args, kwargs, given
+        """(args, kwargs, [(name or position, static value)]) in the form that all ways of writing
+        one call share: an argument given by name stands at its position if all before it do."""
+        args, kwargs = self._placed(args, kwargs)
+        return args, kwargs, list(self.given(args, kwargs).items())
+
+    def given(self, args: tuple, kwargs: dict) -> dict[Any, Any]:
+        """The static arguments of a call by position or name, as they are written."""
+        found: dict[Any, Any] = {i: args[i] for i in sorted(self.nums) if i < len(args)}
+        return found | {n: kwargs[n] for n in sorted(self.names) if n in kwargs}
+
+    def _placed(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        if not kwargs:
+            return args, kwargs
+        rest = dict(kwargs)
+        for name in self.either[len(args) :]:
+            if name not in rest:
+                break
+            args = (*args, rest.pop(name))
+        return args, rest
+
+    def order(self, args: tuple, kwargs: dict) -> list[int] | None:
+        """Where each leaf of `bind`'s form is among the leaves of the call as written; None if they
+        stand in one order."""
+        if len(self._placed(args, kwargs)[0]) == len(args):
+            return None
+        blank = (
+            tuple([None if i in self.nums else a for i, a in enumerate(args)]),
+            {k: None if k in self.names else v for k, v in kwargs.items()},
+        )
+        leaves, treedef = tree.flatten(blank)
+        return tree.leaves(self._placed(*tree.unflatten(treedef, range(len(leaves)))))
 
     def without(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """The arguments with static ones replaced by None (an empty subtree)."""
@@ -612,11 +666,11 @@ class _Static:
         named = {n: v for n, v in given.items() if isinstance(n, str)}
         return fun(*filled, **kwargs, **named)
 
-    def label(self, position: int) -> str:
-        """The name of a positional argument."""
-        if position < len(self.positional):
-            return self.positional[position]
-        return f"argument {position}"
+    def label(self, place: int | str) -> str:
+        """The name of an argument by its position (or name)."""
+        if isinstance(place, str):
+            return place
+        return self.positional[place] if place < len(self.positional) else f"argument {place}"
 
     def paths(self, values: tuple[tuple, dict]) -> list[str]:
         """What to call each leaf: `params['w']`, `batch[0]`."""
@@ -796,7 +850,7 @@ def _abstract(x: Any) -> Any:
     if type(x) is Array or isinstance(x, (Tracer, Abstract)) or type(x) in SCALARS:
         return x
     if isinstance(x, (np.ndarray, np.generic)):
-        return as_array(x)
+        return as_argument(x)
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return Abstract(x.shape, x.dtype)
     return x
@@ -869,7 +923,7 @@ class Compiled:
                 f"a compiled {name_of(fun.fun)} was called with arguments of structure {treedef}, "
                 f"it was compiled for {self.traced.in_tree}"
             )
-        arrays = [as_array(x) for x, m in zip(leaves, self.traced.mask) if m]
+        arrays = [as_argument(x) for x, m in zip(leaves, self.traced.mask) if m]
         program = self.traced.program
         expected = program.jaxpr.in_avals[len(program.captured) :]
         for x, a, label in zip(arrays, expected, program.jaxpr.labels[len(program.captured) :]):

@@ -13,7 +13,16 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, running, typeof
+from genesis_fn.core.primitive import (
+    Primitive,
+    Trace,
+    Tracer,
+    bind,
+    ctx,
+    running,
+    typeof,
+    with_weak,
+)
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import zeros
 from genesis_fn.transforms.stage import StageTrace, evaluate, stage_closed
@@ -24,9 +33,12 @@ class LinearizeTracer(Tracer):
 
     __slots__ = ("primal", "tangent")
 
-    def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any, weak: bool = False):
+    def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any):
         self.trace, self.primal, self.tangent = trace, primal, tangent
-        self.aval, self.weak = primal.aval, weak
+        self.aval, self.weak = primal.aval, primal.weak
+
+    def marked(self, weak: bool) -> LinearizeTracer:
+        return LinearizeTracer(self.trace, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
         """The primal's Array, where the derivative is taken eagerly."""
@@ -52,24 +64,22 @@ class LinearizeTrace(Trace):
         return x, None
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
-        primals, tangents, nonzero, weak = [], [], False, True
+        primals, tangents, nonzero = [], [], False
         for a in args:
             if type(a) is LinearizeTracer and a.trace is self:
                 primals.append(a.primal)
                 tangents.append(a.tangent)
                 nonzero = True
-                weak = weak and a.weak
             else:
                 primals.append(a)
                 tangents.append(None)
-                weak = weak and (getattr(a, "weak", False) or not hasattr(a, "aval"))
         ctx.trace = self.parent
         try:
             if not nonzero:
                 return bind(prim, *primals, **params)
             if prim.jvp is not None and self.tape is self.parent:
                 out, t = prim.jvp(primals, tangents, **params)
-                return self._wrap(prim, out, t, weak)
+                return self._wrap(prim, out, t)
             if prim.linearize is None:
                 raise errors.NotDifferentiableError(
                     f"{prim.name} has no derivative\n  at {where().describe()}\n"
@@ -80,12 +90,12 @@ class LinearizeTrace(Trace):
             t = tangent(*tangents)
         finally:
             ctx.trace = self
-        return self._wrap(prim, out, t, weak)
+        return self._wrap(prim, out, t)
 
-    def _wrap(self, prim: Primitive, out: Any, t: Any, weak: bool) -> Any:
+    def _wrap(self, prim: Primitive, out: Any, t: Any) -> Any:
         if prim.multi:
             return [o if u is None else LinearizeTracer(self, o, u) for o, u in zip(out, t)]
-        return out if t is None else LinearizeTracer(self, out, t, weak)
+        return out if t is None else LinearizeTracer(self, out, t)
 
 
 def jvp_flat(
@@ -105,7 +115,7 @@ def jvp_flat(
 
 
 def linearize_flat(
-    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool], weak: Sequence[bool] | None = None
+    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool]
 ) -> tuple[list[Any], list[bool], Jaxpr, list[Any]]:
     """(outputs, which have a tangent, linear program, residuals) of a flat function at a point.
 
@@ -113,10 +123,9 @@ def linearize_flat(
     """
     tape = StageTrace("the linear program", tape=True)
     trace = LinearizeTrace(ctx.trace, tape)
-    weak = weak or [False] * len(primals)
     args = [
-        LinearizeTracer(trace, p, tape.argument(typeof(p)), w) if n else p
-        for p, n, w in zip(primals, nonzero, weak, strict=True)
+        LinearizeTracer(trace, p, tape.argument(typeof(p))) if n else p
+        for p, n in zip(primals, nonzero, strict=True)
     ]
     try:
         with running(trace):

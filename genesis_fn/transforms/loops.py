@@ -10,7 +10,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, Tracer, bind, typeof
+from genesis_fn.core.primitive import Primitive, Tracer, bind, marked, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import instantiate, move_batch
@@ -18,7 +18,7 @@ from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.flat import flatten_arrays, name_of
 from genesis_fn.transforms.linearize import jvp_jaxpr
-from genesis_fn.transforms.scan import _fixed_point, scan
+from genesis_fn.transforms.scan import _fixed_point, grown, scan
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
 
 
@@ -157,8 +157,10 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
             value = body_fun(value)
         return value
     name = name_of(body_fun)
+    found_weak: list[bool] = []
 
     def body(*xs: Any) -> list[Any]:
+        nonlocal found_weak
         out = body_fun(tree.unflatten(treedef, xs))
         new, found = tree.flatten(out)
         if found != treedef:
@@ -167,18 +169,16 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
                 f"while_loop: {name} returned another structure: {difference}\n"
                 f"  at {where().describe()}"
             )
-        return [as_array(x) for x in new]
+        result = [as_array(x) for x in new]
+        found_weak = [x.weak for x in result]
+        return result
 
     kinds = [typeof(x) for x in leaves]
-    for _ in range(2):
+    while True:
         body_jaxpr, body_captured = stage(body, kinds, name=name, weak=weak)
-        grown = [
-            k.update(dtype=o.dtype) if w and o.shape == k.shape else k
-            for k, o, w in zip(kinds, body_jaxpr.out_avals, weak)
-        ]
-        if grown == kinds:
+        kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
+        if not changed:
             break
-        kinds, weak = grown, [False] * len(kinds)
     for i, (k, o) in enumerate(zip(kinds, body_jaxpr.out_avals)):
         if k is not o:
             raise TypeError(
@@ -200,7 +200,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
         while_p, *cond_captured, *body_captured, *leaves, cond=cond_jaxpr, body=body_jaxpr,
         cond_consts=len(cond_captured), body_consts=len(body_captured),
     )  # fmt: skip
-    return tree.unflatten(treedef, outs)
+    return tree.unflatten(treedef, marked(outs, found_weak))
 
 
 def _concrete(x: Any) -> bool:

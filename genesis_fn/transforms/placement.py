@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import device as devices_, tree
+from genesis_fn.core import device as devices_, transfer, tree
 from genesis_fn.core.array import Array, from_numpy, live
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
@@ -64,7 +64,8 @@ def device_put(
         places: Sequence[Any] = [place(device)] * len(leaves)
     else:
         places = [place(d) for d in tree.broadcast_prefix(device, x)]
-    return tree.unflatten(treedef, [_put(v, p, donate) for v, p in zip(leaves, places)])
+    with transfer.asked_for():
+        return tree.unflatten(treedef, [_put(v, p, donate) for v, p in zip(leaves, places)])
 
 
 def _put(x: Any, where: Device | None, donate: Any) -> Any:
@@ -72,19 +73,29 @@ def _put(x: Any, where: Device | None, donate: Any) -> Any:
         return as_array(x, device=where)
     if where is None or x.device is where:
         return live(x)
-    backend = live(x).device.backend
-    if where.kind == x.device.kind and hasattr(backend, "copy"):
-        moved = backend.copy(x, where)
-    else:
-        moved = from_numpy(backend.to_numpy(x), where)
+    moved = move(x, where)
     if donate is True:
         x.delete()
     return moved
 
 
+def move(x: Array, where: Device) -> Array:
+    """A copy of `x` on another device."""
+    backend = live(x).device.backend
+    # The CPU's arrays are the host's own.
+    direction = {"cpu": "host_to_device"}.get(x.device.kind, "device_to_device")
+    direction = "device_to_host" if where.kind == "cpu" else direction
+    if direction != "host_to_device":  # that is checked where it is made
+        transfer.check(direction, x.aval, x.device)
+    if where.kind == x.device.kind and hasattr(backend, "copy"):
+        return backend.copy(x, where)
+    return from_numpy(backend.to_numpy(x), where, x.weak)
+
+
 def device_get(x: Any) -> Any:
     """A pytree's arrays as NumPy arrays on the host (read-only where they share memory)."""
-    return tree.map(lambda v: np.asarray(v) if isinstance(v, (Array, Tracer)) else v, x)
+    with transfer.asked_for():
+        return tree.map(lambda v: np.asarray(v) if isinstance(v, (Array, Tracer)) else v, x)
 
 
 def block_until_ready(x: Any) -> Any:

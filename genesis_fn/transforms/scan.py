@@ -14,7 +14,16 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
-from genesis_fn.core.primitive import SCALARS, Linear, Primitive, bind, is_linear, typeof
+from genesis_fn.core.primitive import (
+    SCALARS,
+    Linear,
+    Primitive,
+    bind,
+    is_linear,
+    marked,
+    typeof,
+    with_weak,
+)
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.primitives.elementwise import add, convert
@@ -297,7 +306,9 @@ def scan(
     length = _length(leaves, xs, length)
     if _disabled():
         return _python_loop(f, init, xs, leaves, xs_tree, length, reverse)
-    jaxpr, captured, inits, y_tree = _body(f, inits, carry_tree, weak, leaves, xs_tree, carry, init)
+    jaxpr, captured, inits, y_tree, weak = _body(
+        f, inits, carry_tree, weak, leaves, xs_tree, carry, init
+    )
     count = len(inits)
     if unroll is True or (type(unroll) is int and unroll >= max(length, 2)):
         outs = _unrolled(jaxpr, captured, inits, leaves, length, reverse)
@@ -306,6 +317,7 @@ def scan(
             scan_p, *captured, *inits, *leaves, jaxpr=jaxpr, consts=len(captured), carry=count,
             length=length, reverse=reverse, unroll=int(unroll), residuals=(0, 0),
         )  # fmt: skip
+    outs = marked(outs, weak)
     return tree.unflatten(carry_tree, outs[:count]), tree.unflatten(y_tree, outs[count:])
 
 
@@ -338,15 +350,16 @@ def _body(
     f: Callable, inits: list, carry_tree: Any, weak: Sequence[bool], leaves: Sequence[Any],
     xs_tree: Any, mode: str, init: Any,
 ) -> Any:  # fmt: skip
-    """(body program, captured values, initial carry, structure of y)."""
+    """(body program, captured values, initial carry, structure of y, which outputs are weak)."""
     count = len(inits)
     name = name_of(f)
     kinds = [typeof(x) for x in inits]
     slices = [sliced(typeof(x)) for x in leaves]
     y_tree: Any = None
+    found_weak: list[bool] = []
 
     def body(*args: Any) -> list[Any]:
-        nonlocal y_tree
+        nonlocal y_tree, found_weak
         c = tree.unflatten(carry_tree, args[:count])
         out = f(c, tree.unflatten(xs_tree, args[count:]))
         if not (isinstance(out, tuple) and len(out) == 2):
@@ -361,22 +374,21 @@ def _body(
         ys, y_tree = tree.flatten(out[1])
         new = [as_array(x) for x in new]
         if mode == "cast":
-            new = [convert(x, k.dtype) for x, k in zip(new, kinds)]
-        return new + [as_array(y) for y in ys]
+            new = [with_weak(convert(x, k.dtype), w) for x, k, w in zip(new, kinds, weak)]
+        result = new + [as_array(y) for y in ys]
+        found_weak = [x.weak for x in result]
+        return result
 
     labels = [f"carry{p}" for p in tree.paths(init)] + [""] * len(slices)
-    for _ in range(2):
+    slices_weak = [x.weak for x in leaves]
+    while True:
         jaxpr, captured = stage(
-            body, [*kinds, *slices], name=name, labels=labels, weak=[*weak, *[False] * len(slices)]
+            body, [*kinds, *slices], name=name, labels=labels, weak=[*weak, *slices_weak]
         )
         outs = jaxpr.out_avals[:count]
-        grown = [
-            k.update(dtype=o.dtype) if w and o.shape == k.shape else k
-            for k, o, w in zip(kinds, outs, weak)
-        ]
-        if grown == kinds:
+        kinds, weak, changed = grown(kinds, weak, outs)
+        if not changed:
             break
-        kinds, weak = grown, [False] * count
     for i, (k, o) in enumerate(zip(kinds, outs)):
         if k is not o:
             made = next((e for e in jaxpr.eqns if jaxpr.outs[i] in e.outs), None)
@@ -388,7 +400,22 @@ def _body(
                 'carry="cast" to cast it back at every step'
             )
     inits = [convert(x, k.dtype) for x, k in zip(inits, kinds)]
-    return jaxpr, captured, inits, y_tree
+    return jaxpr, captured, inits, y_tree, found_weak
+
+
+def grown(
+    kinds: Sequence[Aval], weak: Sequence[bool], outs: Sequence[Aval]
+) -> tuple[list[Aval], list[bool], bool]:
+    """(avals of a carry, which of it is weak, whether that is new) after a loop's body was staged.
+
+    What goes in weak and comes out in another dtype has that dtype from the start; the body is then
+    staged again, and every turn makes less of the carry weak.
+    """
+    new_kinds, new_weak = list(kinds), list(weak)
+    for i, (k, o) in enumerate(zip(kinds, outs)):
+        if weak[i] and o.shape == k.shape and o is not k:
+            new_kinds[i], new_weak[i] = o, False
+    return new_kinds, new_weak, new_weak != list(weak)
 
 
 def _slice_at(x: Any, i: int) -> Any:

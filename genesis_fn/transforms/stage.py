@@ -17,6 +17,7 @@ from genesis_fn.core.primitive import (
     Tracer,
     bind,
     ctx,
+    gives_weak,
     located,
     running,
 )
@@ -31,6 +32,9 @@ class StageTracer(Tracer):
 
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
         self.trace, self.aval, self.var, self.eqn, self.weak = trace, var.aval, var, eqn, weak
+
+    def marked(self, weak: bool) -> StageTracer:
+        return StageTracer(self.trace, self.var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
 
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
@@ -105,16 +109,14 @@ class StageTrace(Trace):
         return v
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
-        ins, weak = [], True
+        ins = []
         for a in args:
             if type(a) is StageTracer and a.trace is self:
                 ins.append(a.var)
-                weak = weak and a.weak
             elif type(a) in SCALARS:
                 ins.append(a)
             else:
                 ins.append(self.atom(a))
-                weak = False
         try:
             out = prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params)
         except Exception as error:
@@ -131,7 +133,7 @@ class StageTrace(Trace):
         v = Var(out)
         eqn = Eqn(prim, ins, params, (v,), line, ctx.backward)
         self.eqns.append(eqn)
-        return StageTracer(self, v, eqn, weak and bool(args))
+        return StageTracer(self, v, eqn, gives_weak(prim, args, out))
 
     def finish(self, outs: Sequence[Any], keep_captures: bool = False) -> tuple[Jaxpr, list]:
         """(program with captured inputs first, the captured values); dead equations are dropped."""
@@ -241,9 +243,12 @@ def inlined(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
 
 
-def _inline(jaxpr: Jaxpr, rename: dict[Var, Any], eqns: list[Eqn], copy: bool) -> None:
+def _inline(
+    jaxpr: Jaxpr, rename: dict[Var, Any], eqns: list[Eqn], copy: bool, backward: bool = False
+) -> None:
     """Append the equations of `jaxpr`; `rename` maps its variables to the caller's. A called
-    program is copied to new variables, since it may be called twice."""
+    program is copied to new variables, since it may be called twice, and belongs to the backward
+    pass if its call does."""
     for e in jaxpr.eqns:
         ins = [rename.get(i, i) if type(i) is Var else i for i in e.ins]
         if e.prim.name != "jit":
@@ -251,11 +256,13 @@ def _inline(jaxpr: Jaxpr, rename: dict[Var, Any], eqns: list[Eqn], copy: bool) -
             if copy:
                 outs = [Var(o.aval) for o in e.outs]
                 rename.update(zip(e.outs, outs))
+            if backward and not e.backward:
+                e = Eqn(e.prim, e.ins, e.params, e.outs, e.where, True)
             eqns.append(e.replace(ins=ins, outs=outs) if ins != e.ins or outs is not e.outs else e)
             continue
         inner = e.params["jaxpr"]
         names = dict(zip(inner.invars, ins))
-        _inline(inner, names, eqns, copy=True)
+        _inline(inner, names, eqns, True, backward or e.backward)
         rename.update((o, names.get(i, i)) for o, i in zip(e.outs, inner.outs))
 
 

@@ -176,7 +176,7 @@ def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[A
                 f"{name_of(fun)} was converted for arguments of structure {in_tree}, got {found}"
             )
         outs = evaluate(jaxpr, *[next(values) if h else x for x, h in zip(captured, hoisted)], *xs)
-        return flat.output(outs)
+        return flat.called(outs)
 
     return converted, consts
 

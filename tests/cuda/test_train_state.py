@@ -24,7 +24,7 @@ def place():
 
 
 def start() -> TrainState:
-    params = {f"w{i}": gnp.full((4, 3), float(i)) for i in range(COUNT)}
+    params = {f"w{i}": gnp.full((4, 3), float(i), "float32") for i in range(COUNT)}
     return TrainState(params=params, m=g.tree.map(gnp.zeros_like, params), count=gnp.array(0))
 
 

@@ -20,3 +20,56 @@ def test_a_static_argument_that_was_not_given_before():
         f(jnp.ones(2), n=2, eos=57)
     with pytest.warns(RecompilationWarning, match="static n: 2 -> 3"):
         f(jnp.ones(2), n=3)
+
+
+def test_a_static_argument_by_position_and_by_name_is_one():
+    @gf.jit(static_argnums=1)
+    def f(x, n, y=None):
+        return x * n if y is None else x * n + y
+
+    x, y = jnp.ones(2), jnp.full((2,), 3.0, "float32")
+    for _ in range(3):  # traced, then found by the generated code
+        assert f(x, 2).tolist() == f(x, n=2).tolist() == f(n=2, x=x).tolist() == [2.0, 2.0]
+    assert len(f.traces) == 1 and f.cache_size() == 1
+    for _ in range(3):
+        for got in (f(x, 2, y), f(x, 2, y=y), f(x, n=2, y=y), f(y=y, n=2, x=x)):
+            assert got.tolist() == [5.0, 5.0]
+    assert len(f.traces) == 2 and f.cache_size() == 2
+    with pytest.warns(RecompilationWarning, match="static n: 2 -> 4; pass it as an array"):
+        assert f(n=4, x=x).tolist() == [4.0, 4.0]
+    assert f.traces[-1] == {"x": "f32[2]", "n": "4"}
+
+
+def test_arguments_by_name_in_any_order_are_the_right_ones():
+    @gf.jit
+    def f(b, a, *, c):
+        return {"b": b["x"] + 1, "a": a * 10, "c": c * 100}
+
+    a, b, c = jnp.array([1]), {"x": jnp.array([2])}, jnp.array([3])
+    for _ in range(3):
+        for got in (f(b, a, c=c), f(a=a, b=b, c=c), f(b, c=c, a=a), f(c=c, b=b, a=a)):
+            assert {k: int(v[0]) for k, v in got.items()} == {"b": 3, "a": 10, "c": 300}
+    assert len(f.traces) == 1 and f.cache_size() == 1
+
+
+def test_donation_follows_an_argument_given_by_name():
+    f = gf.jit(lambda w, s: s + w, donate_argnums=1)
+    w, s = jnp.ones(3), jnp.ones(3) * 2
+    f(s=s, w=w)
+    assert s.is_deleted() and not w.is_deleted()
+    t = jnp.ones(3) * 3
+    assert f(s=t, w=w).tolist() == [4.0] * 3 and t.is_deleted() and not w.is_deleted()
+
+
+def test_a_wrapper_that_takes_names_only_gets_names():
+    import functools
+
+    def g(x, n):
+        return x * n
+
+    @functools.wraps(g)
+    def named(**kwargs):
+        return g(**kwargs)
+
+    assert gf.jit(named)(x=jnp.ones(2), n=3.0).tolist() == [3.0, 3.0]
+    assert gf.jit(functools.partial(g, n=2))(x=jnp.ones(2)).tolist() == [2.0, 2.0]

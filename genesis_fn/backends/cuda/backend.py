@@ -99,7 +99,7 @@ class CudaBackend:
     def copy(self, array: Array, device: Device) -> Array:
         """The array on another GPU, copied directly, in order of both devices' work."""
         block = _runtime_of(array).copy_to(runtime(device.index), array.data, where(depth=4))
-        return Array(block, sig(array.sig.aval, device))
+        return Array(block, sig(array.sig.aval, device, True, array.weak))
 
     # Exchange with other libraries.
 
