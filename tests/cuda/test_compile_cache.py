@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from genesis_fn.backends.cuda import compile as compiler
+from genesis_fn.backends.cuda import cache as storage, compile as compiler
 from genesis_fn.backends.cuda.cache import BinaryCache, TunedChoices, cache_folder
 from genesis_fn.kernels.launch import Buf, Descriptor, Launch, Scalar
 
@@ -244,6 +244,30 @@ def test_concurrent_writers_leave_whole_entries(tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_entries_not_used_for_longest_go_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_LOOKED_AT", 1)
+    held = BinaryCache(tmp_path, limit=13_000)
+    keys = [f"{i:02x}{i:062x}" for i in range(12)]
+    for i, key in enumerate(keys[:9]):
+        held.put(key, {"number": i}, bytes(1000))
+        os.utime(held._path(key), (1000 + i, 1000 + i))
+    entry = held.get(keys[0])  # used again, so no longer the oldest
+    assert entry is not None and entry[1] == bytes(1000)
+    for key in keys[9:]:
+        held.put(key, {}, bytes(1000))
+    there = [held.get(key) is not None for key in keys]
+    assert there[0] and not there[1] and all(there[9:])
+    assert sum(f.stat().st_size for f in tmp_path.glob("kernels/*/*")) <= 13_000
+
+
+def test_an_entry_removed_by_another_process_is_absent(tmp_path):
+    held, other = BinaryCache(tmp_path), BinaryCache(tmp_path, limit=0)
+    held.put("ab" * 32, {}, b"binary")
+    other.trim()
+    assert held.get("ab" * 32) is None
+    other.trim()
+
+
 def test_unwritable_folder_costs_only_time(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -279,7 +303,7 @@ def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
     compiler.compile_launches([add_launch()], 90, cache)
     program = textwrap.dedent("""
         import sys, pathlib
-        from genesis_fn.backends.cuda import compile as compiler
+        from genesis_fn.backends.cuda import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.cache import BinaryCache
         from genesis_fn.kernels.launch import Buf, Launch, Scalar
         before = set(sys.modules)
@@ -318,7 +342,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
         import os, sys, pathlib
         sys.path.insert(0, sys.argv[1])
         import triton, triton.language as tl, my_kernels
-        from genesis_fn.backends.cuda import compile as compiler
+        from genesis_fn.backends.cuda import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.cache import BinaryCache
         from genesis_fn.kernels.launch import Buf, Launch
 

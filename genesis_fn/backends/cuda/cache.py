@@ -11,12 +11,17 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _MAGIC = b"genesis-kernel-1\n"
+_LIMIT = 4 << 30  # bytes of binaries on disk
+_LOOKED_AT = 64  # entries stored between two looks at the sizes
+_USED_AGAIN = 3600.0  # seconds after which a use is written down
+_stored = 0
 
 
 def cache_folder() -> Path:
@@ -29,10 +34,16 @@ def cache_folder() -> Path:
 
 
 class BinaryCache:
-    """Binaries with metadata, by key (a hexadecimal digest)."""
+    """Binaries with metadata, by key (a hexadecimal digest).
 
-    def __init__(self, folder: Path | None = None) -> None:
+    Of more than `limit` bytes (`GENESIS_CACHE_BYTES`, else 4 GiB) those not used for longest are
+    removed, a fifth more than must be. Sizes are looked at once for every few entries stored.
+    """
+
+    def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         self._folder = (folder or cache_folder()) / "kernels"
+        named = os.environ.get("GENESIS_CACHE_BYTES")
+        self._limit = limit if limit is not None else int(named) if named else _LIMIT
 
     def get(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """(metadata, binary) of an entry, or None if it is absent or damaged."""
@@ -45,6 +56,10 @@ class BinaryCache:
         if entry is None:
             with suppress(OSError):
                 path.unlink()
+            return None
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _USED_AGAIN:
+                os.utime(path)
         return entry
 
     def put(self, key: str, metadata: Mapping[str, Any], binary: bytes) -> None:
@@ -58,6 +73,27 @@ class BinaryCache:
         text = json.dumps(header, sort_keys=True).encode()
         digest = hashlib.sha256(text).hexdigest().encode()
         _write(self._path(key), _MAGIC + digest + b"\n" + text + b"\n" + binary)
+        global _stored
+        _stored += 1
+        if _stored % _LOOKED_AT == 0:
+            self.trim()
+
+    def trim(self) -> None:
+        """Removes what was not used for longest, if the entries are larger than the limit."""
+        entries: list[tuple[float, int, Path]] = []
+        for path in self._folder.glob("*/*"):
+            with suppress(OSError):  # another process may remove it first
+                found = path.stat()
+                entries.append((found.st_mtime, found.st_size, path))
+        total = sum([size for _, size, _ in entries])
+        if total <= self._limit:
+            return
+        for _, size, path in sorted(entries, key=lambda e: e[0]):
+            if total <= 0.8 * self._limit:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total -= size
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / key[2:]
