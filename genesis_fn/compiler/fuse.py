@@ -409,6 +409,9 @@ class _Merging:
                 del self.owner[v]
             self.order[self.rank.pop(n)] = -1
             del self.groups[n]
+        for g in self.groups.values():
+            if g.eqn is not None and g.product is None and sizes(g.eqn) is not None:
+                g.product = Product([g.eqn])
 
     def _takes(self, r: int, h: Var, over: Domain) -> bool:
         """Whether step r is a product that reads `h` as its whole left operand and no more."""

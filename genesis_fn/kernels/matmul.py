@@ -244,6 +244,7 @@ def split_numbers(
 def _source(text: Text, arguments: list[str], numbers: dict[str, int]) -> str:
     run_time, constants = split_numbers(numbers, text.config.dynamic)
     parameters = [*arguments, *run_time, *(f"{name}: tl.constexpr" for name in constants)]
+    parameters += ["EARLY: tl.constexpr"] * text.config.early
     name = f"matmul_{text.config.family}_{text.spec.lhs_dtype}_{text.spec.rhs_dtype}"
     if text.config.family == "tma":
         return persistent_source(name, [*parameters, "PROGRAMS: tl.constexpr"], [text])
@@ -259,6 +260,8 @@ def _launch(text: Text, buffers: dict[str, Buf], target: Target) -> Launch:
     if config.family == "tma":
         programs = min(programs, target.processors * config.residents)
         constants = {**constants, "PROGRAMS": programs}
+    if config.early:
+        constants = {**constants, "EARLY": False}
     return Launch(
         kernel,
         (programs, 1, 1),

@@ -275,6 +275,8 @@ def gemv_lines(text: Text) -> list[str]:
     if written_out:
         for step in range(written_out):
             lines += [f"step = {step}", *gemv_right_lines(text, deep, str(step))]
+        if config.early:
+            lines += ["if EARLY:", "    wait_for_dependencies()"]
         lines += setup
         for step in range(written_out):
             lines += [f"rk = rk{step}", *gemv_left_lines(text, deep, shape, own, str(step))]
@@ -598,7 +600,10 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Text
 
 def tiled_source(name: str, parameters: Iterable[str], text: Text) -> str:
     """A kernel with one program for each tile of the product."""
+    if text.config.early and not gemv_steps(text):
+        raise ValueError(f"the steps of {text.config} are too many to load them early")
     lines = ["wait_for_dependencies()"] * text.config.programmatic
+    lines += ["if EARLY:", "    launch_dependents()"] if text.config.early else []
     lines += product_lines(text, "tl.program_id(0)")
     lines += ["launch_dependents()"] * text.config.programmatic
     return kernel_text(name, parameters, lines)

@@ -223,7 +223,9 @@ class Config:
     as integers other than int8 need. `dynamic` passes sizes and strides at run time (one compiled
     kernel for all shapes). `programmatic`: launched with programmatic dependent launch. `residents`
     programs of the "tma" family share a multiprocessor. `prepared` copies float32 operands first,
-    with k contiguous, and for "tf32x3" cut into high and low parts.
+    with k contiguous, and for "tf32x3" cut into high and low parts. `early`, of a gemv whose right
+    operand nothing around it writes: started while the kernel before it ends (if the launch's
+    constant EARLY is set), it loads the right operand before it waits for that one.
     """
 
     family: str
@@ -242,6 +244,7 @@ class Config:
     programmatic: bool = False
     residents: int = 1
     prepared: bool = False
+    early: bool = False
     pieces: int | None = None
 
     @property

@@ -9,6 +9,7 @@ import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn.models import qwen
 from genesis_fn.nn.functions import softmax
+from genesis_fn.lax.elementwise import bitcast_convert_type
 from genesis_fn.primitives.sort import top_k as largest
 from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.loops import while_loop
@@ -33,16 +34,36 @@ def sample(
         return jnp.astype(jnp.argmax(logits, -1), jnp.int32)
     logits = jnp.astype(logits, jnp.float32) / temperature
     if top_k is not None and top_k < logits.shape[-1]:
-        values, _ = largest(logits, top_k)
-        logits = jnp.where(logits < values[..., -1:], -jnp.inf, logits)
+        # Largest first, so what follows is about k numbers.
+        logits, places = largest(logits, top_k)
+        if top_p is not None and top_p < 1:
+            p = softmax(logits, -1)
+            # A token stays if those more likely than it have not reached p yet.
+            logits = jnp.where(jnp.cumsum(p, -1) - p < top_p, logits, -jnp.inf)
+        chosen = random.categorical(key, logits)
+        return jnp.astype(jnp.take_along_axis(places, chosen[..., None], -1)[..., 0], jnp.int32)
     if top_p is not None and top_p < 1:
-        ordered = jnp.flip(jnp.sort(logits, -1), -1)
-        p = softmax(ordered, -1)
-        # A token stays if those more likely than it have not reached p yet.
-        stays = jnp.cumsum(p, -1) - p < top_p
-        least = jnp.min(jnp.where(stays, ordered, jnp.inf), -1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
+        logits = jnp.where(_nucleus(logits, top_p), logits, -jnp.inf)
     return jnp.astype(random.categorical(key, logits), jnp.int32)
+
+
+def _nucleus(logits: Any, top_p: float) -> Any:
+    """Which of float32 logits [..., n] are among the most likely whose probability reaches p.
+
+    Nothing is sorted: the least logit that stays is found as an integer of the same order as the
+    floats, four bits at a time, each time by the probability of what lies at or above 15 integers.
+    """
+    bits = bitcast_convert_type(logits, jnp.int32)
+    ranks = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    p = softmax(logits, -1)
+    least = jnp.full((*logits.shape[:-1], 1), -(2**31), jnp.int32)
+    for shift in range(28, -1, -4):
+        steps = jnp.arange(1, 16, dtype=jnp.int32) * (1 << shift)
+        above = ranks[..., None, :] >= (least + steps)[..., None]
+        mass = jnp.sum(jnp.where(above, p[..., None, :], 0.0), -1)
+        reached = jnp.sum(jnp.astype(mass >= top_p, jnp.int32), -1, keepdims=True)
+        least = least + reached * (1 << shift)
+    return ranks >= least
 
 
 @functools.partial(

@@ -1,8 +1,10 @@
-"""Decoding a small Qwen as one program: the CPU's tokens, a cache that stays in place, few launches
+"""Decoding with Qwen as one program: the CPU's tokens, a cache that stays in place, few launches
 for each layer."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,29 +14,121 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import random
+from genesis_fn.backends.cuda.executable import CudaExecutable
+from genesis_fn.backends.cuda.graph import Child, Copy, While
+from genesis_fn.core import tree
+from genesis_fn.core.aval import aval
+from genesis_fn.core.dtypes import BF16, I32
+from genesis_fn.kernels.launch import Launch
 from genesis_fn.models import qwen
-from genesis_fn.models.sampling import generate
+from genesis_fn.models.sampling import generate, sample
 from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.loops import while_loop
+from genesis_fn.transforms.stage import stage
 
-CONFIG = qwen.QwenConfig(
-    vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+SMALL = qwen.QwenConfig(
+    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
     num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_theta=1e4,
     initializer_range=0.3,
 )  # fmt: skip
+# At the sizes of Qwen3-0.6B: a layer is the products of q, k and v; their norms, rotation and
+# values into the cache; keys into the cache; attention in parts; its combination; o; gate and up;
+# down.
+LAUNCHES_OF_A_LAYER = 8
+LAUNCHES_AROUND = 8  # positions, embedding, last norm, logits, the largest in two, the loop's test
+LAUNCHES_TO_SAMPLE = 10
+CACHED = 2048
 
 
-def weights(config: qwen.QwenConfig, dtype: Any) -> Any:
-    return jit(lambda: qwen.init(random.key(3), config, dtype))()
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("dtype", [gnp.float32, gnp.bfloat16], ids=["float32", "bfloat16"])
-def test_generation_is_one_program(batch: int, dtype: Any) -> None:
-    tokens = np.random.default_rng(0).integers(0, 48, (batch, 3)).astype(np.int32)
+@pytest.mark.parametrize(("batch", "dtype"), [(1, gnp.float32), (2, gnp.bfloat16)])
+def test_generation_is_one_graph(batch: int, dtype: Any) -> None:
+    tokens = np.random.default_rng(0).integers(0, 32, (batch, 3)).astype(np.int32)
+    params = jit(lambda: qwen.init(random.key(3), SMALL, dtype))()
 
     def f(params: Any, tokens: Any) -> Any:
-        return generate(params, tokens, CONFIG, max_new_tokens=3, cache_dtype=dtype)
+        return generate(params, tokens, SMALL, max_new_tokens=3, cache_dtype=dtype)
 
     with g.default_matmul_precision("float32"):
-        executable = programs.compare(f, weights(CONFIG, dtype), tokens)
+        executable = programs.compare(f, params, tokens)
     assert {graph.parts for graph in executable._graphs.values()} == {1}
+
+
+def shapes(x: Any, dtype: Any) -> Any:
+    """The avals of a tree of arrays, floats as `dtype`."""
+    return tree.map(
+        lambda a: aval(a.shape, dtype if gnp.issubdtype(a.dtype, gnp.floating) else a.dtype), x
+    )
+
+
+def planned(layers: int, choose: Any, in_a_loop: bool = False) -> CudaExecutable:
+    """The plan of decoding at the sizes of Qwen3-0.6B; nothing runs."""
+    config = dataclasses.replace(qwen.PRESETS["qwen3-0.6b"], num_hidden_layers=layers)
+    params = g.eval_shape(lambda: qwen.init(random.key(0), config))
+    cache = g.eval_shape(lambda: qwen.init_cache(config, 1, CACHED))
+    token = aval((1,), I32)
+    args = shapes(params, BF16), token, shapes(cache, BF16)
+    leaves, structure = tree.flatten(args)
+
+    def step(params: Any, token: Any, cache: Any) -> tuple[Any, Any]:
+        logits, cache = qwen.decode_step(params, token, cache, config)
+        return choose(cache["lengths"][0], logits), cache
+
+    def f(*xs: Any) -> list[Any]:
+        params, token, cache = tree.unflatten(structure, xs)
+        if not in_a_loop:
+            return tree.leaves(step(params, token, cache))
+
+        def advance(state: Any) -> Any:
+            n, token, cache = state
+            return n + 1, *step(params, token, cache)
+
+        start = gnp.asarray(0), token, cache
+        return tree.leaves(while_loop(lambda state: state[0] < 64, advance, start))
+
+    jaxpr, captured = stage(f, leaves)
+    kept = len(tree.leaves(args[0]))
+    donated = [False] * (len(captured) + kept) + [True] * (len(leaves) - kept)
+    return CudaExecutable(jaxpr, programs.PLACE, donated)
+
+
+def greedy(_: Any, logits: Any) -> Any:
+    return gnp.argmax(logits, -1).astype(gnp.int32)
+
+
+def flat(steps: Sequence[Any]) -> Iterator[Any]:
+    """Launches and copies, of loops' bodies too."""
+    for step in steps:
+        if isinstance(step, Child):
+            yield from flat(step.steps)
+        elif isinstance(step, While):
+            yield from flat((*step.condition, *step.body))
+        else:
+            yield step
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True], ids=["step", "loop"])
+def test_launches_of_a_layer(in_a_loop: bool) -> None:
+    counts = []
+    for layers in (1, 2):
+        executable = planned(layers, greedy, in_a_loop)
+        steps = list(flat(executable.scope.steps))
+        counts.append(sum(isinstance(step, Launch) for step in steps))
+        # The cache is updated where it is: nothing but a counter and a token is copied.
+        assert all(step.bytes <= 4 for step in steps if isinstance(step, Copy))
+        assert executable.scope.arena < 2 << 20
+        cache = layers * 2 * CACHED * 8 * 128 * 2
+        assert executable.memory_analysis()["aliased"] >= cache
+    assert counts[1] - counts[0] <= LAUNCHES_OF_A_LAYER
+    assert counts[0] <= LAUNCHES_OF_A_LAYER + LAUNCHES_AROUND
+
+
+def test_sampling_sorts_no_vocabulary() -> None:
+    def drawn(step: Any, logits: Any) -> Any:
+        key = random.fold_in(random.key(0), step)
+        return sample(key, logits, temperature=0.7, top_k=50, top_p=0.9)
+
+    def launches(choose: Any) -> int:
+        steps = flat(planned(1, choose).scope.steps)
+        return sum(isinstance(step, Launch) for step in steps)
+
+    assert launches(drawn) - launches(greedy) <= LAUNCHES_TO_SAMPLE

@@ -16,7 +16,7 @@ from typing import Any
 from genesis_fn.backends.cuda.codegen import kernel
 from genesis_fn.backends.cuda.compile import SourceKernel
 from genesis_fn.backends.cuda.graph import Child
-from genesis_fn.kernels.expressions import MODULES, PRELUDE
+from genesis_fn.kernels.expressions import PRELUDE
 from genesis_fn.kernels.launch import Buf, Launch, Scalar
 
 _SMALL = 16 << 20  # bytes of the operands of a step that its launch's latency matters to
@@ -71,13 +71,15 @@ def _joinable(item: Any, table: Any) -> bool:
 
 
 def _bytes(item: Any, table: Any) -> int:
-    return sum([table.bytes[b] for b in (*item.reads, *item.writes)])
+    """Bytes of what a step reads and writes; of what it updates in place it touches little."""
+    return sum([table.bytes[b] for b in {*item.reads} ^ {*item.writes}])
 
 
 def _fit(item: Any, other: Any, table: Any) -> bool:
     a, b = _launch(item), _launch(other)
     assert a is not None and b is not None
-    if a.programmatic != b.programmatic:
+    # Either all parts of a kernel wait for the one before it, or it is made to at its start.
+    if a.programmatic != b.programmatic or ("EARLY" in a.constants) != ("EARLY" in b.constants):
         return False
     if (a.num_warps, a.num_stages) == (b.num_warps, b.num_stages):
         return True
@@ -88,8 +90,9 @@ def text_of(function: Any) -> str | None:
     """The definition of a kernel that was made from text and uses nothing but `tl` and the
     functions of `MODULES`."""
     if isinstance(function, SourceKernel):
-        plain = function.modules == MODULES and function.text.startswith(PRELUDE)
-        return function.text.removeprefix(PRELUDE) if plain else None
+        head, _, text = function.text.partition("@triton.jit\n")
+        known = head.startswith(PRELUDE.partition("@triton.jit\n")[0].rstrip())
+        return text if known and "flag_error" not in text else None
     inner = getattr(function, "fn", None)
     if getattr(inner, "__module__", None) != "genesis_fn.kernels.source":
         return None

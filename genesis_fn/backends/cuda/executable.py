@@ -81,6 +81,7 @@ class CudaExecutable:
         self.replaced = _donations(program, donated)
         taken = set(self.replaced.values())
         self._taken = sorted(taken)
+        table.steady = {b for i, b in enumerate(inputs) if i not in taken}
         self.unused_donations = [
             (i, f"no output is left that is {v.aval}")
             for i, (v, d) in enumerate(zip(program.invars, donated))

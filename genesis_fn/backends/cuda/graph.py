@@ -137,6 +137,13 @@ class Overlap:
 _NO_OVERLAP = Overlap()
 
 
+def _started_early(launch: Launch) -> Launch:
+    """The launch as one that may start while the one before it ends; kernels that do something
+    before they wait for that one are told so by constants called EARLY, EARLY_0, ..."""
+    told = {name: True for name in launch.constants if name.startswith("EARLY")}
+    return replace(launch, programmatic=True, constants={**launch.constants, **told})
+
+
 class Executable:
     """A program bound to addresses, ready to be launched again and again.
 
@@ -233,7 +240,7 @@ def _bound(
     _collect(steps, list(buffers), _OUTERMOST, launches)
     wanted = [b.launch for b in launches]
     if overlap.programmatic:
-        wanted = [replace(launch, programmatic=True) for launch in wanted]
+        wanted = [_started_early(launch) for launch in wanted]
     made = driver.prepare(wanted)
     need = max((p.scratch_bytes for p in made), default=0)
     need = -(-need // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT

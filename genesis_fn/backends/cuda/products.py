@@ -15,16 +15,17 @@ from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.expressions import NAMES, rounded
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.kernels.matmul import plan_matmul
+from genesis_fn.kernels.matmul_source import Text as Source, gemv_steps
 from genesis_fn.kernels.matmul_spec import Epilogue, Hooks
 from genesis_fn.kernels.matmul_tuning import configs, fitted
 from genesis_fn.kernels.planning import next_power_of_two
 
 
-def plan_product(product: Product, result: Var) -> tuple[Plan, list[Any]]:
+def plan_product(product: Product, result: Var, steady: bool) -> tuple[Plan, list[Any]]:
     """(the plan that computes `result`, the values that its inputs are).
 
     Where the left operand is made by the kernel, the first input stands in its place and is not
-    read.
+    read. `steady` right operands are written by nothing that may run when the product is started.
     """
     first = product.eqns[0]
     found = sizes(first)
@@ -49,6 +50,9 @@ def plan_product(product: Product, result: Var) -> tuple[Plan, list[Any]]:
         operands += inputs.values()
     gemv = [c for c in configs(spec, hooks=hooks) if c.family == "gemv"]
     chosen = gemv[0] if hooks.makes_lhs or rows <= 2 else None
+    if chosen is not None and steady and chosen.split_k == 1:
+        text = Source(spec, chosen, hooks, "pointer")
+        chosen = replace(chosen, early=gemv_steps(text) > 0)
     return plan_matmul(spec, chosen, hooks), operands
 
 

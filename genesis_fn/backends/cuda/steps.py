@@ -70,7 +70,8 @@ class Described:
 class Table:
     """The buffers of a whole program. `place[b] = (a, offset)`: b is part of buffer a. Those
     without a place are bound from outside: inputs, outputs, the arena, the error word. `pointers`
-    are the tables of addresses that kernels over many tensors read."""
+    are the tables of addresses that kernels over many tensors read, `steady` the inputs that no
+    step writes."""
 
     bytes: list[int] = field(default_factory=list)
     place: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Table:
     word: int | None = None
     pointers: dict[int, list[list[int]]] = field(default_factory=dict)
     described: list[Described] = field(default_factory=list)
+    steady: set[int] = field(default_factory=set)
 
     def new(self, size: int) -> int:
         """A buffer of `size` bytes."""
@@ -316,7 +318,9 @@ class Scope:
             plan, operands = plan_wide(product, g.writes)
         else:
             (v,) = g.writes
-            plan, operands = plan_product(product, v)
+            steady = self.table.steady
+            fixed = all(self.table.root(self.buffer(x.ins[1])) in steady for x in product.eqns)
+            plan, operands = plan_product(product, v, fixed)
         reads = [self.buffer(u) for u in operands]
         bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
         names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
