@@ -7,9 +7,9 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.lax.elementwise import bitcast_convert_type
 from genesis_fn.models import qwen
 from genesis_fn.nn.functions import softmax
-from genesis_fn.lax.elementwise import bitcast_convert_type
 from genesis_fn.primitives.sort import top_k as largest
 from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.loops import while_loop

@@ -116,8 +116,8 @@ def test_launches_of_a_layer(in_a_loop: bool) -> None:
         # The cache is updated where it is: nothing but a counter and a token is copied.
         assert all(step.bytes <= 4 for step in steps if isinstance(step, Copy))
         assert executable.scope.arena < 2 << 20
-        cache = layers * 2 * CACHED * 8 * 128 * 2
-        assert executable.memory_analysis()["aliased"] >= cache
+        # Every cache, the lengths, and in a loop the token.
+        assert len(executable.replaced) >= 2 * layers + 1
     assert counts[1] - counts[0] <= LAUNCHES_OF_A_LAYER
     assert counts[0] <= LAUNCHES_OF_A_LAYER + LAUNCHES_AROUND
 
