@@ -11,7 +11,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import io, models, optim, random
 from genesis_fn.core import tree
 from genesis_fn.models import qwen
-from genesis_fn.models.sampling import generate, sample
+from genesis_fn.models.sampling import _nucleus, generate, sample
 from genesis_fn.transforms.autocast import amp
 from genesis_fn.transforms.grad import grad, value_and_grad
 from genesis_fn.transforms.jit import jit
@@ -194,6 +194,19 @@ def test_sampling_distribution():
     for bad in (dict(temperature=-1.0), dict(top_k=0), dict(top_p=0.0), dict(top_p=1.5)):
         with pytest.raises(ValueError, match="sample"):
             sample(random.key(0), logits, **bad)
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0, 20.0])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.999])
+def test_nucleus_without_sorting(scale, top_p):
+    x = (np.random.default_rng(0).standard_normal((3, 500)) * scale).astype(np.float32)
+    x[0, 5], x[1, :4], x[2, 7] = -np.inf, x[1].max(), -0.0
+    p = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    more_likely = (np.where(x[:, None] > x[..., None], p[:, None], 0)).sum(-1)
+    got = np.asarray(_nucleus(jnp.asarray(x), top_p))
+    other = got != (more_likely < top_p)
+    assert np.all(np.abs(more_likely[other] - top_p) < 1e-5) and other.sum() <= 1
 
 
 def test_sampled_generation_depends_on_the_key_only():
