@@ -330,7 +330,8 @@ def jax_time(s: dict[str, Any], capacity: int, context: int) -> dict[str, Any]:
 
     def many(params: Any, token: Any, cache: Any, count: Any) -> Any:
         def advance(n: Any, state: Any) -> Any:
-            return step(params, *state, context + n)
+            token, cache = state
+            return step(params, token, cache, context + n)
 
         return jax.lax.fori_loop(0, count, advance, (token, cache))
 
