@@ -40,7 +40,7 @@ LAUNCHES_TO_SAMPLE = 10
 CACHED = 2048
 
 
-@pytest.mark.parametrize(("batch", "dtype"), [(1, gnp.float32)])
+@pytest.mark.parametrize(("batch", "dtype"), [(1, gnp.float32), (2, gnp.bfloat16)])
 def test_generation_is_one_graph(batch: int, dtype: Any) -> None:
     tokens = np.random.default_rng(0).integers(0, 32, (batch, 3)).astype(np.int32)
     params = jit(lambda: qwen.init(random.key(3), SMALL, dtype))()
