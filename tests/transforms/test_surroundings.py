@@ -231,6 +231,7 @@ def test_bench():
         gf.bench(gf.jit(lambda x: x + 1, donate_argnums=0), jnp.ones(2))
 
 
+@pytest.mark.cpu  # tests/cuda/test_profile.py is about the other
 def test_profile_names_lines():
     def f(x, name):
         y = jnp.exp(x)  # a line
