@@ -36,13 +36,13 @@ test: lint
 
 # Lines that the tests run: the CPU's, and the CUDA path's through the interpreter. Takes twice as long as
 # the tests; fails under 95 %.
-MEASURED := --cov=genesis_fn --cov-report=
+# Coverage starts before pytest, which imports the library when it reads its settings.
+MEASURED := $(subst -m pytest,-m coverage run -m pytest,$(PYTEST))
 coverage: $(VENV)/test
 	$(BIN)/coverage erase
-	COVERAGE_FILE=.coverage.cpu $(PYTEST) $(MEASURED) tests --ignore tests/kernels --ignore tests/cuda
-	COVERAGE_FILE=.coverage.cuda TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret \
-		$(PYTEST) $(MEASURED) tests/kernels tests/cuda
-	$(BIN)/coverage combine
+	$(MEASURED) tests --ignore tests/kernels --ignore tests/cuda
+	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(MEASURED) tests/kernels tests/cuda
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
 
 bench: $(VENV)/test

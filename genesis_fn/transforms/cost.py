@@ -50,7 +50,7 @@ def _flops(e: Eqn) -> float:
         kernel = math.prod(ins[1].shape[i] for i in spec[1:])
         return 2 * out.size * kernel
     if name.startswith("reduce_window"):
-        return out.size * math.prod(e.params.get("window_dimensions", (1,)))
+        return out.size * math.prod(e.params["window"].lengths)
     if name in ("scatter", "segment_sum"):
         return ins[-1].size if name == "scatter" else ins[0].size
     if name.startswith(("reduce_", "cum", "arg")):

@@ -211,6 +211,43 @@ def test_cost():
     assert rows["flops"] == 3 * 7 * 3
 
 
+@pytest.mark.parametrize(
+    ("f", "shape", "flops"),
+    [
+        (jnp.linalg.cholesky, (2, 60, 60), 2 * 60**3 / 3),
+        (lambda x: jnp.linalg.solve(x, jnp.ones((6, 1)))[0], (6, 6), 2 / 3 * 6**3),
+        (lambda x: jnp.fft.fft(x.astype("complex64")).real, (4, 8), 5 * 4 * 8 * 3),
+        (lambda x: lax.cumsum(x, 0), (5, 3), 15),
+        (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (1, 1), "VALID"), (4, 4), 36),
+        (lambda x: x.at[jnp.array([0, 0])].add(x[:2]), (4, 3), 6),
+        (lambda x: lax.cond(True, lambda y: y * y + y, lambda y: y, x), (7,), 14),
+        (lambda x: gf.random.bits(gf.random.key(0), (100,)), (1,), 0),
+    ],
+    ids=["cholesky", "solve", "fft", "cumsum", "window", "scatter", "cond", "bits"],
+)
+def test_operations_counted_for(f, shape, flops):
+    """By hand; what a function does besides is moves, casts and comparisons of few elements."""
+    found = gf.jit(f).lower(jnp.ones(shape)).cost_analysis()["flops"]
+    assert flops <= found <= 1.2 * flops + 40
+
+
+def test_settings_refuse_what_they_do_not_know():
+    for name, value, message in (
+        ("matmul_precision", "exact", "matmul precision 'exact' is not known"),
+        ("transfer_guard", "sometimes", "transfer_guard is one of allow"),
+        ("numpy_dtype_promotion", "loose", '"standard" or "strict"'),
+        ("numpy_rank_promotion", "never", '"allow", "warn" or "raise"'),
+    ):
+        before = getattr(gf.config, name)
+        with pytest.raises(ValueError, match=message):
+            gf.config.update(name, value)
+        assert getattr(gf.config, name) == before
+    assert gf.config.jax_enable_x64 is True and "update" in dir(gf.config)
+    assert "matmul_precision" in repr(gf.config) and not hasattr(gf.config, "__nothing__")
+    with pytest.raises(TypeError, match="expected a device"):
+        gf.config.update("default_device", 3)
+
+
 def test_memory():
     def f(x):
         y = jnp.exp(x)
