@@ -145,8 +145,14 @@ def main() -> int:
         for i in range(args.processes)
     ]  # fmt: skip
     totals, broken = np.zeros(3, int), 0
+    end = time.monotonic() + args.seconds + 20
     for process in running:
-        out, errors = process.communicate()
+        try:
+            out, errors = process.communicate(timeout=max(end - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, errors = process.communicate()
+            errors = f"it had not ended in time; {errors}"
         for line in out.splitlines():
             if line.startswith("COUNTS"):
                 totals += np.array(line.split()[1:], int)
