@@ -32,6 +32,29 @@ class Context(threading.local):
 ctx = Context()
 
 
+class beside:
+    """`with beside(xs):` arrays made inside go where the first concrete array among `xs` is."""
+
+    __slots__ = ("place", "block")
+
+    def __init__(self, xs: Sequence[Any]) -> None:
+        self.place = self.block = None
+        for x in xs:
+            known = x.concrete() if isinstance(x, Tracer) else x
+            if type(known) is Array:
+                self.place = known.sig.device
+                break
+
+    def __enter__(self) -> None:
+        if self.place is not None and self.place is not devices.default_device():
+            self.block = devices.using_device(self.place)
+            self.block.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.block is not None:
+            self.block.__exit__(*exc)
+
+
 def surroundings() -> tuple:
     """What, beside its arguments, decides what a function traces to: part of the key wherever
     staged programs are kept. (The rest of the context is only reported, or raises at once.)"""

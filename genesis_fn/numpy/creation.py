@@ -14,7 +14,7 @@ from genesis_fn.core.array import Array, from_numpy, live
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, ctx, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, with_weak
 from genesis_fn.core.transfer import asked_for
 from genesis_fn.numpy.promotion import (
     NARROWED,
@@ -258,13 +258,13 @@ def _like(a: Any, dtype: Any, shape: Any) -> tuple[tuple[int, ...], DType]:
 
 
 def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
-    """Zeros with the shape and dtype of `a` (anything with `.shape` and `.dtype` serves)."""
-    return _placed(_constant(*_spread(_like(a, dtype, shape), 0)), device)
+    """Zeros with the shape, dtype and device of `a` (or of anything with `.shape` and `.dtype`)."""
+    return full_like(a, 0, dtype, shape, device=device)
 
 
 def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
-    """Ones with the shape and dtype of `a`."""
-    return _placed(_constant(*_spread(_like(a, dtype, shape), 1)), device)
+    """Ones with the shape, dtype and device of `a`."""
+    return full_like(a, 1, dtype, shape, device=device)
 
 
 def empty_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
@@ -275,13 +275,10 @@ def empty_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = No
 def full_like(
     a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
 ) -> Any:
-    """An array with the shape and dtype of `a` filled with `fill_value`."""
+    """An array with the shape, dtype and device of `a` filled with `fill_value`."""
     shape, d = _like(a, dtype, shape)
-    return full(shape, fill_value, d, device=device)
-
-
-def _spread(kind: tuple[tuple[int, ...], DType], x: Any) -> tuple[Any, Any, Any]:
-    return kind[0], x, kind[1]
+    with beside([a] if device is None else ()):
+        return full(shape, fill_value, d, device=device)
 
 
 def fromiter(iterable: Any, dtype: Any = None, count: int = -1) -> Any:

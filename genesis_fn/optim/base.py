@@ -6,12 +6,14 @@ semantics, with the conventions of `leaves.py`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.primitive import beside
 from genesis_fn.optim.describe import describe
 from genesis_fn.optim.leaves import is_inexact, is_none, map_updates, widen
 
@@ -26,11 +28,19 @@ TransformUpdateFn: TypeAlias = Callable[..., tuple[Updates, OptState]]
 TransformUpdateExtraArgsFn: TypeAlias = Callable[..., tuple[Updates, OptState]]
 
 
-class GradientTransformation(NamedTuple):
-    """`init(params)` makes a state; `update(updates, state, params)` uses and renews it."""
-
+class _Pair(NamedTuple):
     init: TransformInitFn
     update: TransformUpdateFn
+
+
+class GradientTransformation(_Pair):
+    """`init(params)` makes a state; `update(updates, state, params)` uses and renews it. What they
+    make is on the device of their first argument's leaves."""
+
+    __slots__ = ()
+
+    def __new__(cls, init: TransformInitFn, update: TransformUpdateFn) -> GradientTransformation:
+        return super().__new__(cls, _on_first_device(init), _on_first_device(update))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
         """What can be read from a state: step, learning rate, norms. See `optim.describe`."""
@@ -39,6 +49,20 @@ class GradientTransformation(NamedTuple):
 
 class GradientTransformationExtraArgs(GradientTransformation):
     """A transformation whose `update` also takes keyword arguments, and ignores those unknown."""
+
+
+def _on_first_device(f: Callable) -> Callable:
+    """`f`, making arrays where those of its first argument are."""
+    if getattr(f, "on_first_device", False):
+        return f
+
+    @functools.wraps(f)
+    def call(tree_: PyTree, *args: Any, **kwargs: Any) -> Any:
+        with beside(tree.leaves(tree_)):
+            return f(tree_, *args, **kwargs)
+
+    call.on_first_device = True  # type: ignore[attr-defined]
+    return call
 
 
 class EmptyState(NamedTuple):

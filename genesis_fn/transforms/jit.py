@@ -25,7 +25,7 @@ from genesis_fn.core.aval import Aval, aval, sig
 from genesis_fn.core.convert import as_argument, fitted, is_value
 from genesis_fn.core.dtypes import kind_rank, scalar_dtype
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import SCALARS, Tracer, bind, ctx, marked, surroundings
+from genesis_fn.core.primitive import SCALARS, Tracer, beside, bind, ctx, marked, surroundings
 from genesis_fn.core.source import Where, where
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.call import jit_p
@@ -216,7 +216,9 @@ class JitFunction:
     ) -> Program:  # fmt: skip
         # Devices do not change a program, only avals and weakness do.
         shapes = tuple([_program_key(x) for x in leaves])
-        key = (treedef, statics, shapes, surroundings())
+        # What is captured while tracing is made beside the arguments.
+        near = beside(leaves)
+        key = (treedef, statics, shapes, surroundings(), near.place)
         cache = self.cache
         with cache.lock:
             found = cache.programs.get(key)
@@ -224,7 +226,8 @@ class JitFunction:
                 cache.programs.move_to_end(key)
                 return found
             paths = self._paths(values)
-            program = self._trace(leaves, treedef, statics, shapes, paths)
+            with near:
+                program = self._trace(leaves, treedef, statics, shapes, paths)
             if program.cacheable:
                 cache.programs[key] = program
                 if len(cache.programs) > _CAPACITY:
