@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
@@ -39,7 +39,7 @@ class GradientTransformation(_Pair):
 
     __slots__ = ()
 
-    def __new__(cls, init: TransformInitFn, update: TransformUpdateFn) -> GradientTransformation:
+    def __new__(cls, init: TransformInitFn, update: TransformUpdateFn) -> Self:
         return super().__new__(cls, _on_first_device(init), _on_first_device(update))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
