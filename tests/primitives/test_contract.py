@@ -132,7 +132,7 @@ def test_negative_dimensions():
 
 
 def test_precision_names_and_setting():
-    assert contract.canonical_precision(None) == "default"
+    assert contract.canonical_precision(None) == config.current().matmul_precision
     assert contract.canonical_precision(contract.Precision.HIGHEST) == "highest"
     assert contract.canonical_precision(("default", "high")) == "tf32x3"
     with config.override(matmul_precision="tf32"):

@@ -144,7 +144,9 @@ def test_gather(seed):
         expected = gather_reference(x, indices, numbers, sizes, mode, 7.0)
         assert_same(f(to_array(x), to_array(indices)), expected, mode)
         backwards = tuple(reversed(range(x.ndim)))
-        strided = Array(to_array(x.T).data.permute(backwards), to_array(x).sig)
+        strided = to_array(x)
+        if strided.device.kind == "cpu":  # arrays elsewhere are dense
+            strided = Array(to_array(x.T).data.permute(backwards), strided.sig)
         assert_same(f(strided, to_array(indices)), expected, "strided")
     check_staged(f, x, indices)
     check_batched(f, x, indices, examples=examples(seed, mode))
