@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -250,8 +251,6 @@ def test_executables_keep_their_owners_and_scratch():
     class Owner:
         pass
 
-    import weakref
-
     owner = Owner()
     watch = weakref.ref(owner)
     program = Executable(m.driver, [kernels.add_one(0)], m.buffers, m.pool, owners=[owner])
@@ -265,6 +264,29 @@ def test_executables_keep_their_owners_and_scratch():
     del program
     gc.collect()
     assert watch() is None
+
+
+@pytest.mark.interpreted
+def test_executables_keep_the_code_that_their_graphs_run():
+    m = Machine(1)
+    held = []
+
+    class Watched(type(m.driver)):
+        def prepare(self, launches):
+            prepared = super().prepare(launches)
+            held.extend([weakref.ref(one) for one in prepared])
+            return prepared
+
+    m.write(0, [0])
+    m.driver.__class__ = Watched
+    program = m.program(kernels.add_one(0), Repeat(3, Buf(0, "i32"), (kernels.add_one(0, 0),)))
+    gc.collect()
+    assert len(held) == 2 and all(one() is not None for one in held)
+    program.launch()
+    assert m.read(0) == [3]
+    del program
+    gc.collect()
+    assert all(one() is None for one in held)
 
 
 @pytest.mark.interpreted

@@ -115,7 +115,7 @@ class _Module:
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             try:
-                self._driver.activate()
+                self._driver.synchronize()  # its last launch may still run
                 cu.cuModuleUnload(self.handle)
             except Exception:  # the interpreter or the driver is already shutting down
                 return

@@ -15,6 +15,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,7 +122,10 @@ class _Condition:
 
 
 class _Prepared:
-    """A launch whose arguments are tensors over device memory."""
+    """A launch whose arguments are tensors over device memory.
+
+    Graphs do not keep it alive: as on a device, its code is gone with the last reference to it.
+    """
 
     scratch_bytes = 0
 
@@ -139,8 +143,13 @@ class _Prepared:
 
     def launch(self, stream: _Stream, early: bool = True) -> None:
         arguments, launch, function = self._arguments, self._launch, self._function
+        loaded = weakref.ref(self)
 
         def run() -> None:
+            if loaded() is None:
+                raise CudaError(
+                    "a launch", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "its code is unloaded"
+                )
             if 0 not in launch.grid:
                 with _KERNEL_LOCK:
                     function[launch.grid](**arguments, **launch.constants)

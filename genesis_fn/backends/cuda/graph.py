@@ -165,7 +165,8 @@ class Executable:
         self._owners = tuple(owners)
         if conditional_nodes is None:
             conditional_nodes = driver.info.conditional_nodes
-        actions, self._scratch = _bound(driver, steps, buffers, pool, overlap)
+        # Launches own the modules with their code, which a graph does not keep from being unloaded.
+        actions, self._launches, self._scratch = _bound(driver, steps, buffers, pool, overlap)
         self._parts: list[_Part] = []
         self._closed = False
         try:
@@ -217,7 +218,8 @@ class Direct:
         self, driver: Driver, steps: Sequence[Step], buffers: Sequence[Memory], pool: Pool
     ) -> None:
         self._driver = driver
-        self._actions, self._scratch = _bound(driver, steps, buffers, pool, _NO_OVERLAP)
+        bound = _bound(driver, steps, buffers, pool, _NO_OVERLAP)
+        self._actions, _, self._scratch = bound
 
     def __len__(self) -> int:
         return len(self._actions)
@@ -234,8 +236,8 @@ class Direct:
 
 def _bound(
     driver: Driver, steps: Sequence[Step], buffers: Sequence[Memory], pool: Pool, overlap: Overlap
-) -> tuple[tuple[_Action, ...], Block | None]:
-    """(the steps at the addresses of `buffers`, the scratch memory of their kernels)."""
+) -> tuple[tuple[_Action, ...], Sequence[Prepared], Block | None]:
+    """(the steps at the addresses of `buffers`, their launches, the scratch memory of those)."""
     launches: list[_Bound] = []
     _collect(steps, list(buffers), _OUTERMOST, launches)
     wanted = [b.launch for b in launches]
@@ -255,7 +257,7 @@ def _bound(
             touched = union([touched, Touched((), ((scratch, scratch + need),))])
         prepared.bind(bound.addresses, scratch)
         runs.append(_Run(prepared, touched, 0 in bound.launch.grid))
-    return _actions(steps, list(buffers), iter(runs)), held
+    return _actions(steps, list(buffers), iter(runs)), made, held
 
 
 @dataclass(frozen=True, slots=True)
