@@ -33,7 +33,8 @@ ctx = Context()
 
 
 class beside:
-    """`with beside(xs):` arrays made inside go where the first concrete array among `xs` is."""
+    """`with beside(xs):` arrays made inside go where the first concrete array among `xs` is;
+    `place` is that device if it is not the default one."""
 
     __slots__ = ("place", "block")
 
@@ -42,11 +43,12 @@ class beside:
         for x in xs:
             known = x.concrete() if isinstance(x, Tracer) else x
             if type(known) is Array:
-                self.place = known.sig.device
+                place = known.sig.device
+                self.place = None if place is devices.default_device() else place
                 break
 
     def __enter__(self) -> None:
-        if self.place is not None and self.place is not devices.default_device():
+        if self.place is not None:
             self.block = devices.using_device(self.place)
             self.block.__enter__()
 
