@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
+from genesis_fn.core import errors
 from tests.numpy.reference import check, values
 
 X = values((3, 4), "float32")
@@ -346,3 +347,30 @@ def test_missing_axes_are_index_errors() -> None:
     ):
         with pytest.raises(IndexError, match="axis"):
             f(jnp.asarray(X))
+
+
+@pytest.mark.parametrize("method", ["linear", "lower", "higher", "midpoint", "nearest"])
+def test_methods_of_quantiles(method: str) -> None:
+    """NumPy's, also at ties of "nearest", which JAX rounds down."""
+    for q in (0.0, 0.25, 0.5, 0.6, 1.0):
+        for name, x, options in (
+            ("quantile", V, {}),
+            ("quantile", B, {"axis": (0, 2), "keepdims": True}),
+            ("nanquantile", NAN, {"axis": 1}),
+        ):
+            got = getattr(jnp, name)(jnp.asarray(x), q, method=method, **options)
+            want = getattr(np, name)(x, q, method=method, **options)
+            np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5, atol=1e-6)
+    got = jnp.nanpercentile(jnp.asarray(NAN), 40.0, method=method)
+    np.testing.assert_allclose(float(got), np.nanpercentile(NAN, 40.0, method=method), rtol=1e-5)
+
+
+def test_quantiles_refuse() -> None:
+    with pytest.raises(ValueError, match="method 'middle' is none of"):
+        jnp.quantile(jnp.ones(3), 0.5, method="middle")
+    with pytest.raises(ValueError, match="quantile of nothing"):
+        jnp.quantile(jnp.ones((2, 0)), 0.5, axis=1)
+    with pytest.raises(errors.DTypeError, match="takes real numbers"):
+        jnp.quantile(jnp.ones(3, "complex64"), 0.5)
+    half = jnp.quantile(jnp.asarray(V).astype("bfloat16"), 0.5)
+    assert half.dtype.name == "bfloat16"
