@@ -568,3 +568,19 @@ def test_threads_launch_kernels(device, pool):
     for t in threads:
         t.join()
     assert not errors, errors
+
+
+@pytest.mark.interpreted
+def test_kernels_stay_within_their_buffers(device, pool):
+    x, y = np.arange(200, dtype=np.float32), np.ones(200, np.float32)
+    blocks = [put(pool, x), put(pool, y), pool.alloc(800)]
+    (prepared,) = device.prepare([kernels.axpy(200, 2.5)])
+    addresses = [b.address for b in blocks]
+    ranges = [(a, a + 800) for a in addresses]
+    prepared.bind(addresses, 0, ranges)
+    prepared.launch(device.compute)
+    for n in range(3):
+        short = [(a, e - 4 * (i == n)) for i, (a, e) in enumerate(ranges)]
+        prepared.bind(addresses, 0, short)
+        with pytest.raises(CudaError, match="ILLEGAL_ADDRESS.*1 of .* accesses are outside"):
+            prepared.launch(device.compute)

@@ -300,7 +300,7 @@ def test_scratch_memory_is_allocated_once_for_all_launches():
             for i, one in enumerate(prepared):
                 one.scratch_bytes = (i + 1) * MIB
                 bind = one.bind
-                one.bind = lambda a, scratch=0, bind=bind: bound.append(scratch) or bind(a)
+                one.bind = lambda a, scratch=0, within=(), f=bind: bound.append(scratch) or f(a)
             return prepared
 
     m.driver.__class__ = Needs

@@ -58,8 +58,11 @@ class Prepared(Protocol):
 
     scratch_bytes: int
 
-    def bind(self, addresses: Sequence[int], scratch: int = 0) -> None:
-        """Points the launch at the plan's buffers (by buffer number) and at scratch memory."""
+    def bind(
+        self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Points the launch at the plan's buffers (by buffer number) and at scratch memory. All
+        that it touches lies in the ranges `within`, which a driver may check."""
         ...
 
     def launch(self, stream: Stream, early: bool = True) -> None:

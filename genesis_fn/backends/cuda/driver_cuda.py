@@ -142,7 +142,9 @@ class PreparedLaunch:
         self._early = launch.programmatic and driver.info.architecture >= 90
         self._attributes = self._config.numAttrs
 
-    def bind(self, addresses: Sequence[int], scratch: int = 0) -> None:
+    def bind(
+        self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._block.bind(addresses, scratch)
 
     def launch(self, stream: Any, early: bool = True) -> None:

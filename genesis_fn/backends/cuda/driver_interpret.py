@@ -20,6 +20,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from genesis_fn.backends.cuda import bounds
 from genesis_fn.backends.cuda.compile import SourceKernel
 from genesis_fn.backends.cuda.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
@@ -134,8 +135,12 @@ class _Prepared:
         self._launch = launch
         self._function = _interpreted(launch.kernel)
         self._arguments: dict[str, Any] = {}
+        self._within: Sequence[tuple[int, int]] = ()
 
-    def bind(self, addresses: Sequence[int], scratch: int = 0) -> None:
+    def bind(
+        self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        self._within = within
         self._arguments = {
             name: self._value(argument, addresses)
             for name, argument in self._launch.arguments.items()
@@ -151,7 +156,7 @@ class _Prepared:
                     "a launch", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "its code is unloaded"
                 )
             if 0 not in launch.grid:
-                with _KERNEL_LOCK:
+                with _KERNEL_LOCK, bounds.kept(repr(launch.kernel), self._within):
                     function[launch.grid](**arguments, **launch.constants)
 
         stream.enqueue(run)

@@ -255,7 +255,7 @@ def _bound(
         if held is not None and prepared.scratch_bytes:
             scratch = held.address + n % pieces * need
             touched = union([touched, Touched((), ((scratch, scratch + need),))])
-        prepared.bind(bound.addresses, scratch)
+        prepared.bind(bound.addresses, scratch, (*bound.touched.reads, *bound.touched.writes))
         runs.append(_Run(prepared, touched, 0 in bound.launch.grid))
     return _actions(steps, list(buffers), iter(runs)), made, held
 
