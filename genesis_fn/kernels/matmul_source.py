@@ -267,10 +267,11 @@ def gemv_lines(text: Text) -> list[str]:
         lines += base_lines(text, "rhs", pointer)
         lines += [f"{acc}_{row} = tl.zeros({shape}, {wide})" for row in range(rows)]
     setup: list[str] = []
-    own = assigned_names(text.hooks.setup)
+    # What the left operand's lines assign themselves may have another shape in a step.
+    own = assigned_names(text.hooks.setup) - assigned_names(text.hooks.lhs)
     for row in range(rows) if own and text.hooks.lhs else ():
         setup += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
-        setup += renamed(text.hooks.setup, own, f"_{row}")
+        setup += renamed(text.hooks.setup, assigned_names(text.hooks.setup), f"_{row}")
     written_out = gemv_steps(text)
     if written_out:
         for step in range(written_out):
