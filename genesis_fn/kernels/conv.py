@@ -263,12 +263,13 @@ def convolution_kernel(
             tap = k // CHANNELS
         else:
             channel = k // (RHS[0] * RHS[1] * RHS[2])
-            tap = k % (RHS[0] * RHS[1] * RHS[2])
+            tap = k
         if WIDE:
             channel = channel.to(tl.int64)
+        # No remainder of a remainder: Triton 3.6 takes all of `k % 6 % 2` for even numbers.
         t2 = tap % RHS[2]
         t1 = (tap // RHS[2]) % RHS[1]
-        t0 = tap // (RHS[2] * RHS[1])
+        t0 = (tap // (RHS[2] * RHS[1])) % RHS[0]
         at_lhs = (n * LHS_STRIDES[0])[:, None] + (channel * LHS_STRIDES[2])[None, :]
         inside = (row < ROWS)[:, None] & (k < DEPTH)[None, :]
         i0, ok0 = source_index(

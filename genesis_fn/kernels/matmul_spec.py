@@ -166,8 +166,12 @@ class MatmulSpec:
 
     @property
     def operand_dtype(self) -> str:
-        """The type that both operands take part in: the wider of the two."""
-        lhs, rhs = self.lhs_dtype, self.rhs_dtype
+        """The type that both operands take part in: the wider of the two, or the output's if that
+        has 64 bits."""
+        lhs, rhs, out = self.lhs_dtype, self.rhs_dtype, self.out_dtype
+        real = [x.startswith(("fp", "bf")) for x in (lhs, rhs, out)]
+        if ITEMSIZE[out] == 8 and len(set(real)) == 1:
+            return out
         if lhs == rhs or (lhs in FLOAT8 and rhs in FLOAT8):
             return lhs
         if {lhs, rhs} == {"bf16", "fp16"}:

@@ -192,7 +192,7 @@ def write_row(
     """out[key] = value, merged with what is there if KEEP."""
     at = out + key.to(tl.int64) * COLUMNS + column
     if KEEP:
-        there = up(tl.load(at, inside, other=0)).to(value.dtype)
+        there = up(tl.load(at, inside, other=0.0)).to(value.dtype)
         value = merge(there, value, OPERATION)
     tl.store(at, cast(value, out.dtype.element_ty), inside)
 
@@ -213,7 +213,7 @@ def scatter_unique_kernel(
     if key < ROWS:
         column = tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
         inside = column < COLUMNS
-        value = up(tl.load(updates + row.to(tl.int64) * COLUMNS + column, inside, other=0))
+        value = up(tl.load(updates + row.to(tl.int64) * COLUMNS + column, inside, other=0.0))
         write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
 
 
@@ -245,12 +245,14 @@ def scatter_chunk_kernel(
     continues = first < 0
     if first > 0:
         continues = tl.load(keys + tl.load(order + first - 1)) == key
-    value = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0)).to(ACC)
+    value = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0.0)).to(ACC)
     place = partials + chunk.to(tl.int64) * 2 * COLUMNS + column
     for i in range(first + 1, last):
         source = tl.load(order + i)
         next_key = tl.load(keys + source)
-        row = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0)).to(ACC)
+        row = up(tl.load(updates + source.to(tl.int64) * COLUMNS + column, inside, other=0.0)).to(
+            ACC
+        )
         if next_key != key:
             if continues:
                 tl.store(place, value, inside)

@@ -17,12 +17,14 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import generate
+from genesis_fn.backends.cuda.products import plan_product
 from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.rematerialise import rematerialise
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.kernels.compile_only import compile_launch
+from genesis_fn.nn.layers import linear
 from genesis_fn.transforms.stage import stage
 
 BF16, F32, F16, I32 = dtypes.BF16, dtypes.F32, dtypes.F16, dtypes.I32
@@ -56,7 +58,13 @@ def gradient(f):
     return lambda *xs: g.vjp(f, *xs)[1](f(*xs))
 
 
+def gate(x, scale, a, b):
+    h = rms_norm(x, scale)
+    return lax.logistic(linear(h, a)) * linear(h, b)
+
+
 CORPUS = {
+    "gate": (gate, [((1, 1024), F32), ((1024,), F32), ((3072, 1024), F32), ((3072, 1024), F32)]),
     "cast": (lambda x: x.astype(gnp.bfloat16), [((4096, 3072), F32)]),
     "swiglu": (lambda a, b: a * lax.logistic(a) * b, [((16384, 3072), BF16)] * 2),
     "swiglu backward": (
@@ -87,10 +95,15 @@ def main(architecture: int) -> None:
     for name, (f, kinds) in CORPUS.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
         for group in fuse(rematerialise(simplify(jaxpr))).groups:
-            if group.body is None:
+            if group.product is not None:
+                plan, _ = plan_product(group.product, group.writes[0], False)
+            elif group.body is not None:
+                plan = generate(group.body).plan
+            else:
                 continue
-            for launch in generate(group.body).plan.steps:
-                launch = replace(launch, kernel=launch.kernel.function)
+            for launch in plan.steps:
+                kernel = getattr(launch.kernel, "function", launch.kernel)
+                launch = replace(launch, kernel=kernel)
                 records.append({"case": name, **compile_launch(launch, architecture)})
     print(json.dumps(records))
 

@@ -132,11 +132,26 @@ def test_layouts(dtype, lhs_transposed, rhs_transposed, config):
         ("fp16", "bf16", "fp32"),
         ("bf16", "bf16", "fp32"),
         ("fp32", "fp32", "bf16"),
+        ("fp32", "fp32", "fp64"),
+        ("i8", "i8", "i64"),
+        ("i32", "i32", "i64"),
     ],
 )
 def test_dtypes_of_the_default_configuration(lhs, rhs, out):
     spec = MatmulSpec(m=33, n=40, k=32, lhs_dtype=lhs, rhs_dtype=rhs, out_dtype=out)
     close(spec, run(spec, None), product(spec, *operands(spec)))
+
+
+def test_a_wide_output_is_summed_in_its_own_type():
+    for kind, wide in (("i32", "i64"), ("u8", "i64"), ("fp32", "fp64"), ("bf16", "fp64")):
+        spec = MatmulSpec(m=3, n=5, k=4, lhs_dtype=kind, rhs_dtype=kind, out_dtype=wide)
+        assert (spec.operand_dtype, spec.acc_dtype) == (wide, wide)
+    spec = MatmulSpec(m=3, n=5, k=4, lhs_dtype="i32", rhs_dtype="i32", out_dtype="i64")
+    x = torch.full((3, 4), 2**30, dtype=torch.int32)
+    y = torch.full((4, 5), 2**20 + 1, dtype=torch.int32)
+    out = torch.zeros((3, 5), dtype=torch.int64)
+    run_plan(plan_matmul(spec), [x, y], [out])
+    assert (out == 4 * 2**30 * (2**20 + 1)).all()
 
 
 @pytest.mark.parametrize("precision", ["default", "tf32", "tf32x3", "ieee"])
