@@ -308,7 +308,8 @@ def _flat(steps: Sequence[Any], table: Table) -> Iterator[tuple[Any, Any, set[in
             continue
         known = range(len(step.buffers)) if step.written is None else step.written
         owned = {step.buffers[i][0] for i in known} | {*step.writes}
-        owned = {table.root(b) for b in owned} | {table.word}
+        owned = {table.root(b) for b in owned}
+        owned |= set() if table.word is None else {table.word}
         for inner in step.steps:
             assert isinstance(inner, (Launch, Clear)), inner
             if not isinstance(inner, Launch) or 0 not in inner.grid:
