@@ -348,7 +348,10 @@ class _Merging:
             stored = self._stored(r)
             if any(u in self.placed for u in stored):
                 continue
-            body = self._body(y.roots, y.over, stored)
+            try:
+                body = self._body(y.roots, y.over, stored)
+            except Infeasible:  # rows that reduce columns too
+                continue
             if not finishes(body, y.over, v, stored):
                 continue
             reads = {u: size for u, size in body.loads.items() if u is not v}

@@ -175,8 +175,9 @@ def test_a_missing_edge_is_found(driver, monkeypatch):
     from genesis_fn.backends.cuda import graph
     from genesis_fn.backends.cuda.hazards import Touched
 
-    touched = graph._touched
-    monkeypatch.setattr(graph, "_touched", lambda *a: Touched(touched(*a).reads, ()))
+    found = graph.predecessors
+    blind = lambda touched, lanes: found([Touched(t.reads, ()) for t in touched], lanes)
+    monkeypatch.setattr(graph, "predecessors", blind)
     with pytest.raises(AssertionError, match="order"):
         check(driver, lambda x, y: gnp.cumsum(dot(gnp.sort(x), y), 0), square(0), square(1))
 

@@ -584,7 +584,8 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
         ((rows, table), np.asarray(2.0, wide)), {**options, "needs": (True, True)})  # fmt: skip
 
     q, k, v = normal(2, 20, 4, 16), normal(2, 24, 2, 16), normal(2, 24, 2, 16)
-    static = {"scale": 0.25, "causal": True, "window": None, "softcap": 0.0, "has": (False, False)}
+    static = {"scale": 0.25, "causal": True, "window": None, "softcap": 0.0}
+    static["has"] = (False, False, False)  # bias, mask, lengths
     found["attention"] = ((q, k, v), static)
     found["attention_forward"] = ((q, k, v), static)
     lse, out = _attention_by_hand(q, k, v, wide)

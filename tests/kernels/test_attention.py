@@ -78,8 +78,11 @@ def check(spec, block_m=32, block_n=16, *, with_dlse=False, seed=0, inputs=None)
     assert error(lse[~blind], wanted["lse"][~blind]) < min(tolerance, 1e-3)
     turned = replace(tile, block_m=block_n, block_n=block_m)
     found = backward(spec, inputs, out, lse, dout, dlse, BackwardConfig(turned, tile))
+    scores = spec.batch * spec.q_heads * spec.q_len * spec.kv_len
     for name, value in found.items():
-        assert error(value, wanted[name]) < tolerance, name
+        # The rounding errors of independent terms add up as the square root of their number.
+        summed = scores / value.numel() if name == "dbias" else 1
+        assert error(value, wanted[name]) < tolerance * summed**0.5, name
 
 
 SMALL = AttentionSpec(2, 4, 2, 40, 40, 32, dtype="fp32")
