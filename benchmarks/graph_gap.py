@@ -30,7 +30,6 @@ BLOCK = 4  # steps between two waits
 PROFILED = 3
 SETTINGS = {
     "chain": {},
-    "graphs": {"GENESIS_GRAPH_NODES": "256"},
     "lanes-2": {"GENESIS_GRAPH_LANES": "2"},
     "lanes-4": {"GENESIS_GRAPH_LANES": "4"},
     "chain+pdl": {"GENESIS_PROGRAMMATIC_LAUNCH": "1"},

@@ -33,7 +33,6 @@ class Config:
     transfer_guard_device_to_host: str = ""
     default_device: Any = None
     graph_lanes: int = 1  # steps of a compiled GPU program that may run at once; 1: one by one
-    graph_nodes: int = 0  # most steps in one graph: a longer program is several; 0: one graph
     programmatic_launch: bool = False  # start a kernel while the one before it ends
 
     @functools.cached_property

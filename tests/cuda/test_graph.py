@@ -22,7 +22,6 @@ from genesis_fn.backends.cuda.graph import (
     Executable,
     If,
     Memory,
-    Overlap,
     Repeat,
     Switch,
     While,
@@ -87,20 +86,6 @@ def test_straight_line_programs_are_one_graph():
     assert (m.read(0), m.read(1), m.read(2)) == ([6], [7, 0, 0, 0], [9, 9, 2, 3])
     program.launch()
     assert m.read(0) == [7] and m.read(1) == [7, 0, 0, 0]
-
-
-@pytest.mark.parametrize("nodes", [1, 8, 16, 100])
-def test_a_long_program_may_be_several_graphs(nodes):
-    machine = Machine(4)
-    steps = [Clear(0), *[kernels.add_one(0) for _ in range(40)]]
-    program = Executable(
-        machine.driver, steps, machine.buffers, machine.pool, overlap=Overlap(nodes=nodes)
-    )
-    first = max(nodes // 8, 1)
-    assert program.parts == 1 + -(-(41 - first) // nodes)
-    for _ in range(2):
-        program.launch()
-        assert machine.read(0)[0] == 40
 
 
 def test_children_have_their_own_numbering():

@@ -78,11 +78,18 @@ def check(spec, block_m=32, block_n=16, *, with_dlse=False, seed=0, inputs=None)
     assert error(lse[~blind], wanted["lse"][~blind]) < min(tolerance, 1e-3)
     turned = replace(tile, block_m=block_n, block_n=block_m)
     found = backward(spec, inputs, out, lse, dout, dlse, BackwardConfig(turned, tile))
-    scores = spec.batch * spec.q_heads * spec.q_len * spec.kv_len
     for name, value in found.items():
-        # The rounding errors of independent terms add up as the square root of their number.
-        summed = scores / value.numel() if name == "dbias" else 1
-        assert error(value, wanted[name]) < tolerance * summed**0.5, name
+        terms = 1.0
+        if name == "dbias":
+            # Terms may cancel: the rounding errors of a sum follow the norm of what is summed.
+            full = (spec.batch, spec.q_heads, spec.q_len, spec.kv_len)
+            spread = inputs | {"bias": inputs["bias"].expand(full).clone()}
+            norms = [
+                x["dbias"].norm().clamp(min=1.0)
+                for x in (reference_gradients(spec, spread, dout, dlse), wanted)
+            ]
+            terms = max(float(norms[0] / norms[1]), 1.0)
+        assert error(value, wanted[name]) < tolerance * terms, name
 
 
 SMALL = AttentionSpec(2, 4, 2, 40, 40, 32, dtype="fp32")

@@ -71,7 +71,7 @@ class Carry:
             addresses += program.places()
             if addresses != self._at or program.last[1] is not self._graph:
                 return None
-            program.launch(self._graph)
+            self._graph.launch()
             results: list[Any] = [None if n is None else others[n] for n in self._returned]
             for ks, out in self._made:
                 data = program.handed_out(out)

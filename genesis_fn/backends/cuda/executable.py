@@ -94,16 +94,13 @@ class CudaExecutable:
         self.scope = Scope(table, program, inputs, targets)
         self._donated = donated
         settings = config.current()
-        self._overlap = Overlap(
-            settings.graph_lanes, settings.programmatic_launch, settings.graph_nodes
-        )
+        self._overlap = Overlap(settings.graph_lanes, settings.programmatic_launch)
         self._outputs = self.scope.outputs
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
         self.from_input = {b: i for i, b in enumerate(inputs)}
         self.slots: dict[int, Block] = {}
         self._graphs: dict[tuple[int, ...], Launched | Any] = {}
         self._arena: Block | None = None
-        self._alone = False  # whether nobody else uses the arena
         self._held: dict[int, _Output] = {}
         self._misses = 0
         self.lock = threading.Lock()
@@ -176,22 +173,13 @@ class CudaExecutable:
         else:
             del addresses[len(buffers) :]
             graph = self._graph(buffers, addresses)
-        self.launch(graph)
+        graph.launch()
         results = self._updated(buffers)
         for ks, out in self.made:
             data = self.handed_out(out)
             for k in ks:
                 results[k] = data
         return results
-
-    def launch(self, graph: Any) -> None:
-        """Enqueue one of the program's graphs."""
-        if self._arena is None or self._alone:
-            graph.launch()
-            return
-        # Nobody else may launch between the graphs of a program whose arena others use too.
-        with self.runtime.launching:
-            graph.launch()
 
     def places(self) -> list[int]:
         """Where the results go that are no input's memory, which nobody else reads."""
@@ -265,7 +253,6 @@ class CudaExecutable:
             # Between the pieces of a program that the host takes part in, others may run.
             pieces = any(map(has_host, self.scope.steps))
             pieces = pieces or not self.runtime.driver.info.conditional_nodes
-            self._alone = pieces
             self._arena = arena(self.runtime, self.scope.arena, shared=not pieces)
         table = self.table
         base = {b: a for b, a in zip(self._inputs, addresses)}
@@ -414,8 +401,8 @@ _arena_lock = threading.Lock()
 def arena(device: Runtime, size: int, shared: bool = True) -> Block | None:
     """Memory for the temporaries of a program.
 
-    Programs whose launches nobody interrupts share it: one stream runs them one after another, so
-    none needs what another left there.
+    Programs that are one graph share it: one stream runs them one after another, so none needs what
+    another left there.
     """
     if not size:
         return None

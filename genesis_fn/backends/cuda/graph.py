@@ -105,7 +105,6 @@ class Repeat:
 Step: TypeAlias = Launch | Clear | Copy | Child | While | If | Switch | Repeat
 
 _LONGEST_UNROLLED = 4096
-_FIRST = 8  # the device waits for the launch of the first graph: it has this part of the steps
 _SCRATCH_ALIGNMENT = 512
 _SCRATCHES = 4  # pieces of scratch memory for each lane, so that it seldom orders launches
 
@@ -126,12 +125,10 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """What of a program may run at once: up to `lanes` steps, and with `programmatic` the start of
-    a kernel beside the end of the one before it. With `nodes` the program is cut into graphs of at
-    most so many steps (the first one shorter): while one runs the next is being launched."""
+    a kernel beside the end of the one before it."""
 
     lanes: int = 1
     programmatic: bool = False
-    nodes: int = 0
 
 
 _NO_OVERLAP = Overlap()
@@ -170,7 +167,7 @@ class Executable:
         self._parts: list[_Part] = []
         self._closed = False
         try:
-            for part in _split(actions, conditional_nodes, overlap.nodes):
+            for part in _split(actions, conditional_nodes):
                 self._parts.append(_Part(driver, part, overlap.lanes))
         except BaseException:
             self.close()
@@ -451,15 +448,11 @@ def _decision(
 
 
 def _split(
-    actions: Sequence[_Action], conditional_nodes: bool, nodes: int = 0
+    actions: Sequence[_Action], conditional_nodes: bool
 ) -> Iterator[list[_Action] | _Decide]:
     """Runs of actions that one graph can hold, and the decisions left to the host."""
     if conditional_nodes:
-        start, size = 0, max(nodes // _FIRST, 1) if nodes else len(actions)
-        while start < len(actions) or not start:
-            yield list(actions[start : start + size])
-            start += max(size, 1)
-            size = nodes
+        yield list(actions)
         return
     run: list[_Action] = []
     for action in _unrolled(actions):

@@ -21,7 +21,6 @@ class Runtime:
         self.pool = Pool(driver)
         self.staging = Staging(driver)
         self.errors = ErrorWords(driver)
-        self.launching = threading.Lock()  # held while a program of several graphs is launched
 
     def alloc(self, size: int, site: Any = None) -> Block:
         """A block of the device's pool."""
