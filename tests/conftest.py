@@ -16,8 +16,14 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from genesis_fn.core import config
+
+# The same examples on every run: only a change fails a test. `HYPOTHESIS=explore` draws others.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore")
+settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 
 os.environ.setdefault("GENESIS_DEVICE", "cpu")
 os.environ["JAX_PLATFORMS"] = "cpu"  # the reference

@@ -260,10 +260,12 @@ def _restored(x: Any, plan: Plan, part: Any) -> Any:
         inner = list(x.aval.shape)
         rest = [a for a in range(x.ndim) if a not in strided]
         if any(lengths[a] != inner[a] for a in rest):
-            box = Plan(
-                tuple([(0, n, 1) if a in strided else s
-                       for a, (s, n) in enumerate(zip(plan.slices, inner))]), (), (), 0, (), ()
-            )  # fmt: skip
+            # Forwards along every axis: `part` is reversed already.
+            kept = [
+                (0, n, 1) if a in strided else (starts[a], starts[a] + lengths[a], 1)
+                for a, n in enumerate(inner)
+            ]
+            box = Plan(tuple(kept), (), (), 0, (), ())
             return _restored(x, box, _strided_set(box_of(x, box), grids, strided, part))
         return _strided_set(x, grids, strided, part)
     return dynamic_update_slice(x, part, starts)

@@ -110,6 +110,16 @@ def test_updates_match_numpy(index: tuple, kind: str, scalar: bool) -> None:
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("stride", [2, -2])
+def test_updates_between_strides_and_reversed_axes(stride: int) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    index = (0, slice(None, None, stride), slice(3, 0, -1))
+    v = np.arange(100, 100 + x[index].size, dtype=np.float32).reshape(x[index].shape)
+    expected = x.copy()
+    expected[index] = v
+    np.testing.assert_array_equal(np.asarray(jnp.asarray(x).at[index].set(v)), expected)
+
+
 @settings(max_examples=60, deadline=None)
 @given(indices())
 def test_traced_index_arrays(index: tuple) -> None:
