@@ -32,7 +32,7 @@ _MOST_HELD = 1 << 30  # bytes that are kept alive by products that wait
 _LEAST_ROWS = 128
 
 
-class Products:
+class JoinedProducts:
     """Matrix products in one launch: an operation of the compiler's own programs.
 
     Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of
@@ -52,7 +52,7 @@ class Products:
         return self.name
 
 
-PRODUCTS: Any = Products()
+JOINED: Any = JoinedProducts()
 
 
 def contracted(jaxpr: Jaxpr) -> Jaxpr:
@@ -68,7 +68,7 @@ def contracted(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _dots(e: Eqn) -> Sequence[dict[str, Any]]:
-    return e.params["dots"] if e.prim is PRODUCTS else (e.params,)
+    return e.params["dots"] if e.prim is JOINED else (e.params,)
 
 
 def _sizes(e: Eqn) -> tuple[int, int, int]:
@@ -87,7 +87,7 @@ def _plain(e: Eqn) -> bool:
     if e.prim.name == "dot_general":
         if e.params["dimension_numbers"][1][0]:
             return False
-    elif e.prim is not PRODUCTS or len(e.outs) > 1:
+    elif e.prim is not JOINED or len(e.outs) > 1:
         return False
     operands = all(
         [type(i) is Var and i.aval.dtype in (dtypes.BF16, dtypes.F16) for i in e.ins]
@@ -202,7 +202,7 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
         "avals": (narrow,),
     }  # fmt: skip
     whole = Var(narrow)
-    eqns = [Eqn(PRODUCTS, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
+    eqns = [Eqn(JOINED, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
     cast = PRIMITIVES["convert_element_type"]
     alone = not rest
     wide = whole
@@ -325,7 +325,7 @@ def _launch(members: Sequence[Eqn]) -> Eqn:
         outs += e.outs
     params = {"dots": tuple(dots), "sums": tuple(sums), "avals": tuple([o.aval for o in outs])}
     last = members[-1]
-    return Eqn(PRODUCTS, ins, params, outs, last.where, any([e.backward for e in members]))
+    return Eqn(JOINED, ins, params, outs, last.where, any([e.backward for e in members]))
 
 
-__all__ = ["PRODUCTS", "contracted"]
+__all__ = ["JOINED", "contracted"]

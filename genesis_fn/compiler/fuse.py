@@ -23,7 +23,7 @@ from genesis_fn.compiler.kernel import (
 )
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.products import (
-    Product,
+    FusedProduct,
     alike,
     finishes,
     follows,
@@ -52,7 +52,7 @@ class Group:
 
     def __init__(
         self, roots: list[Var], over: Domain | None, body: Body | None, eqn: Eqn | None,
-        reads: dict[Var, int], lo: int, hi: int, product: Product | None = None,
+        reads: dict[Var, int], lo: int, hi: int, product: FusedProduct | None = None,
         columns: frozenset[Var] = frozenset(),
     ) -> None:  # fmt: skip
         self.roots, self.over, self.body, self.eqn = roots, over, body, eqn
@@ -323,7 +323,7 @@ class _Merging:
             m, x = members[k], self.groups[members[k]]
             reads = {v: b for v, b in self.groups[last].reads.items() if v not in values}
             lo, hi = min(x.lo, y.lo), max(x.hi, y.hi)
-            product = Product(eqns, epilogue=body)
+            product = FusedProduct(eqns, epilogue=body)
             group = Group(y.roots, None, None, eqns[0], reads | x.reads, lo, hi, product)
             if k + 1 < len(members):
                 group.reads |= {v: v.aval.nbytes for v in values[k + 1 :]}
@@ -357,7 +357,7 @@ class _Merging:
             reads = {u: size for u, size in body.loads.items() if u is not v}
             group = Group(
                 stored, None, None, g.eqn, reads | g.reads, min(g.lo, y.lo), max(g.hi, y.hi),
-                Product([g.eqn], epilogue=body),
+                FusedProduct([g.eqn], epilogue=body),
             )  # fmt: skip
             for u in y.roots:
                 self.owner.pop(u, None)
@@ -398,7 +398,7 @@ class _Merging:
             for r in readers:
                 reader = self.groups[r]
                 if reader.product is None:
-                    reader.product = Product([self._eqn(r)])
+                    reader.product = FusedProduct([self._eqn(r)])
                 reader.product.prologue = body
                 del reader.reads[h]
                 for v, size in body.loads.items():
@@ -414,7 +414,7 @@ class _Merging:
             del self.groups[n]
         for g in self.groups.values():
             if g.eqn is not None and g.product is None and sizes(g.eqn) is not None:
-                g.product = Product([g.eqn])
+                g.product = FusedProduct([g.eqn])
 
     def _takes(self, r: int, h: Var, over: Domain) -> bool:
         """Whether step r is a product that reads `h` as its whole left operand and no more."""

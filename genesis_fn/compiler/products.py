@@ -23,7 +23,7 @@ _DTYPES = (dtypes.BF16, dtypes.F16, dtypes.F32)
 
 
 @dataclass(slots=True)
-class Product:
+class FusedProduct:
     """`eqns` are one dot_general, or two with the same left operand. `prologue` computes the left
     operand, `epilogue` the stored value (of a product in tiles: values), for which the products'
     results are loads."""
@@ -115,5 +115,5 @@ def precedes(over: Domain, e: Eqn) -> bool:
 
 
 __all__ = [
-    "MOST_ROWS", "Product", "alike", "finishes", "follows", "precedes", "sizes", "wide",
+    "MOST_ROWS", "FusedProduct", "alike", "finishes", "follows", "precedes", "sizes", "wide",
 ]  # fmt: skip

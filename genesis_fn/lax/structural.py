@@ -19,6 +19,7 @@ from genesis_fn.primitives import (
     conv,
     cumulative,
     fft as transforms,
+    fold,
     gather,
     indexing,
     reduce,
@@ -190,7 +191,7 @@ def dot(
 reduce_sum = on_arrays(reduce.reduce_sum)
 reduce_max = on_arrays(reduce.reduce_max)
 reduce_min = on_arrays(reduce.reduce_min)
-reduce_prod = on_arrays(reduce.reduce_prod)
+reduce_prod = on_arrays(fold.reduce_prod)
 reduce_and = on_arrays(reduce.reduce_and)
 reduce_or = on_arrays(reduce.reduce_or)
 reduce_xor = on_arrays(reduce.reduce_xor)
@@ -222,13 +223,13 @@ def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Seque
     xs = [array(x) for x in leaves]
     starts = [_initial(i, x) for i, x in zip(inits, xs, strict=True)]
     if len(xs) == 1 and not isinstance(operands, (tuple, list, dict)):
-        return reduce.reduce(xs[0], starts[0], computation, dimensions)
+        return fold.reduce(xs[0], starts[0], computation, dimensions)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
         both = [tree.unflatten(treedef, list(v)) for v in (a, b)]
         return tuple(tree.leaves(computation(*both)))
 
-    found = reduce.reduce(tuple(xs), tuple(starts), combine, dimensions)
+    found = fold.reduce(tuple(xs), tuple(starts), combine, dimensions)
     return tree.unflatten(treedef, list(found))
 
 

@@ -32,6 +32,7 @@ from genesis_fn.numpy.ufuncs import (
 )
 from genesis_fn.primitives import cumulative as cumulatives, elementwise as p, reduce as r
 from genesis_fn.primitives.define import full
+from genesis_fn.primitives.fold import reduce_prod
 from genesis_fn.primitives.shape import canonical_axes, reshape, transpose
 
 __all__ = [
@@ -138,7 +139,7 @@ def prod(
 ) -> Any:  # fmt: skip
     """The product over `axis`; dtypes as in `sum`."""
     _no_out(out, "prod")
-    return _fold("prod", r.reduce_prod, multiply, 1, a, axis, dtype, keepdims, initial, where,
+    return _fold("prod", reduce_prod, multiply, 1, a, axis, dtype, keepdims, initial, where,
                  promote_integers)  # fmt: skip
 
 

@@ -32,7 +32,8 @@ from genesis_fn.primitives.define import (
     no_tangent,
 )
 from genesis_fn.primitives.elementwise import select
-from genesis_fn.primitives.reduce import extreme_over_nothing, flip_sign, monoid_of
+from genesis_fn.primitives.fold import monoid_of
+from genesis_fn.primitives.reduce import extreme_over_nothing, flip_sign
 
 
 class Window(NamedTuple):

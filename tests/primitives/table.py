@@ -21,6 +21,7 @@ from genesis_fn.primitives import (
     define,
     elementwise as ops,
     fft,
+    fold,
     gather,
     indexing,
     linalg,
@@ -158,7 +159,8 @@ row("reduce_precision", lambda x: shapes.reduce_precision(x, 11, 52), lambda x: 
 
 # ---- reductions ----
 
-for _name in ("sum", "max", "min", "prod"):
+row("reduce_prod", lambda x: fold.reduce_prod(x, (1,)), lambda x: jnp.prod(x, 1), (LINE,))
+for _name in ("sum", "max", "min"):
     row(f"reduce_{_name}", lambda x, n=_name: getattr(reduce, f"reduce_{n}")(x, (1,)),
         lambda x, n=_name: getattr(jnp, n)(x, 1), (LINE,))  # fmt: skip
 for _name, _theirs in {

@@ -10,7 +10,7 @@ from genesis_fn.backends.cuda.codegen import Loops, _Form, _Text, accumulator
 from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
 from genesis_fn.compiler.kernel import Body
-from genesis_fn.compiler.products import Product, sizes
+from genesis_fn.compiler.products import FusedProduct, sizes
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.expressions import NAMES, rounded
 from genesis_fn.kernels.launch import Plan
@@ -21,7 +21,7 @@ from genesis_fn.kernels.matmul_tuning import configs, fitted
 from genesis_fn.kernels.planning import next_power_of_two
 
 
-def plan_product(product: Product, result: Var, steady: bool) -> tuple[Plan, list[Any]]:
+def plan_product(product: FusedProduct, result: Var, steady: bool) -> tuple[Plan, list[Any]]:
     """(the plan that computes `result`, the values that its inputs are).
 
     Where the left operand is made by the kernel, the first input stands in its place and is not
@@ -56,7 +56,7 @@ def plan_product(product: Product, result: Var, steady: bool) -> tuple[Plan, lis
     return plan_matmul(spec, chosen, hooks), operands
 
 
-def plan_wide(product: Product, results: list[Var]) -> tuple[Plan, list[Any]]:
+def plan_wide(product: FusedProduct, results: list[Var]) -> tuple[Plan, list[Any]]:
     """(the plan that computes `results` tile by tile, the values that its inputs are)."""
     (e,) = product.eqns
     assert product.epilogue is not None

@@ -18,7 +18,7 @@ from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, Wh
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.many import merged_alike
 from genesis_fn.backends.cuda.products import plan_product, plan_wide
-from genesis_fn.compiler.contractions import PRODUCTS, contracted
+from genesis_fn.compiler.contractions import JOINED, contracted
 from genesis_fn.compiler.fuse import Fusion, Group, fuse
 from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.loops import loop_body
@@ -486,7 +486,7 @@ def _work_of(e: Eqn) -> int:
         return int(cost(e.params["jaxpr"])["flops"])
     if e.prim.name == "dot_general":
         return _work_of_dot(e.ins[0], e.params, e.outs[0])
-    if e.prim is PRODUCTS:
+    if e.prim is JOINED:
         pairs = [(i, o) for terms, o in zip(e.params["sums"], e.outs) for i in terms]
         return sum([_work_of_dot(e.ins[2 * i], e.params["dots"][i], o) for i, o in pairs])
     return 0
