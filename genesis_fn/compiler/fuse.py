@@ -116,6 +116,8 @@ class _TooLarge(Exception):
 
 
 class _Merging:
+    """Groups of steps that become kernels, merged two by two."""
+
     def __init__(self, graph: Graph, placed: dict[Var, Placement]) -> None:
         self.graph, self.placed = graph, placed
         self.groups: dict[int, Group] = {}

@@ -1,0 +1,1 @@
+"""What everything stands on: dtypes, avals, arrays, trees, primitives, programs, errors."""

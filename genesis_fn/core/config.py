@@ -79,6 +79,8 @@ class _State:
 
 
 class _Local(threading.local):
+    """A thread's configuration, if it has one of its own."""
+
     override: Config | None = None
 
 

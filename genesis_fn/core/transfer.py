@@ -22,6 +22,8 @@ DIRECTIONS = ("host_to_device", "device_to_device", "device_to_host")
 
 
 class _Asked(threading.local):
+    """How many `asked_for` blocks a thread is inside of."""
+
     depth = 0
 
 

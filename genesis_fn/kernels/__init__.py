@@ -1,0 +1,1 @@
+"""Kernels of the CUDA backend, and the plans that launch them."""

@@ -88,6 +88,7 @@ def concatenate_tiles_kernel(
     WIDTHS: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """Up to eight operands [OUTER, WIDTHS[i]] side by side into rows of TOTAL, a tile a program."""
     # TILES[i] is the first tile of operand i: each program takes one uniform branch.
     tile = tl.program_id(0)
     xs = (x0, x1, x2, x3, x4, x5, x6, x7)
@@ -106,6 +107,7 @@ def concatenate_elements_kernel(
     WIDTHS: tl.constexpr, OFFSETS: tl.constexpr, FIRST: tl.constexpr, SPAN: tl.constexpr,
     BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """Narrow operands side by side: a program fills BLOCK elements of the output from all."""
     # The operands fill columns FIRST .. FIRST + SPAN of each row of the output.
     place = tl.program_id(0)
     place = (place.to(tl.int64) if WIDE else place) * BLOCK + tl.arange(0, BLOCK)

@@ -234,6 +234,7 @@ def convolution_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     DOUBLE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """A tile of output positions by channels, as a product over taps and input channels."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     group = tl.program_id(1)
     split = tl.program_id(2)

@@ -149,6 +149,7 @@ def cross_entropy_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """Losses, log-sum-exps and gradients, as asked, of rows that fit in registers."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     exists = row < rows
     label = tl.load(labels + row, exists, other=0)
@@ -210,6 +211,7 @@ def cross_entropy_looped_kernel(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """As `cross_entropy_kernel`, of one long row a program, which is read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     valid = label == label
@@ -250,6 +252,7 @@ def cross_entropy_looped_kernel(
 def count_labels_kernel(
     labels, scale, ROWS: tl.constexpr, IGNORE: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """scale = 1 / the number of labels other than IGNORE, which counts as one if there are none."""
     lane = tl.arange(0, BLOCK)
     count = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, ROWS, BLOCK):
@@ -264,6 +267,7 @@ def count_labels_kernel(
 def sum_losses_kernel(
     losses, scale, loss, ROWS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """loss = scale * the sum of the rows' losses, in a fixed order."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), losses.dtype.element_ty)
     for start in range(0, ROWS, BLOCK):

@@ -48,6 +48,7 @@ class Text:
     suffix: str = ""
 
     def name(self, name: str) -> str:
+        """A name of this problem, told from the group's others."""
         return name + self.suffix
 
     def numbers(self) -> dict[str, int]:

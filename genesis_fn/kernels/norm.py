@@ -80,6 +80,7 @@ def norm_forward_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """Normalised rows, and their statistics if SAVE, of rows that fit in registers."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
     inside = column < COLUMNS
@@ -121,6 +122,7 @@ def norm_forward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """As `norm_forward_kernel`, of one long row a program, which is read in blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
@@ -184,6 +186,7 @@ def norm_backward_kernel(
     WIDE: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """dx of rows that fit in registers, and each program's share of the parameters' gradients."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     program = tl.program_id(0)
     column = tl.arange(0, COLUMN_BLOCK)
@@ -249,6 +252,7 @@ def norm_backward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """dx of one long row a program, which is read in blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     dy += row * COLUMNS
@@ -304,6 +308,7 @@ def norm_parameter_gradient_kernel(
     COLUMN_BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """Gradients of weight and bias: sums over a slab of rows for a block of columns."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     slab = tl.program_id(1)

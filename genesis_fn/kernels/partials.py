@@ -20,6 +20,7 @@ def sum_partials_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """out[c] = the sum of partials[i, c] over i, in a fixed order."""
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     row = tl.arange(0, ROW_BLOCK)
     inside = column < COLUMNS

@@ -183,6 +183,7 @@ def window_kernel(
     BASE_DILATION: tl.constexpr, OPERATION: tl.constexpr, AVERAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Each output's reduction over its window, and the tap that won if SAVE."""
     # `like` lends its element type, the accumulator's, and nothing else.
     ACC: tl.constexpr = like.dtype.element_ty
     place = tl.program_id(0)
@@ -226,6 +227,7 @@ def window_gradient_kernel(
     DILATION: tl.constexpr, BASE_DILATION: tl.constexpr, OPERATION: tl.constexpr,
     AVERAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """dx: each input gathers from the windows that cover it, so nothing is written twice."""
     ACC: tl.constexpr = like.dtype.element_ty
     place = tl.program_id(0)
     place = (place.to(tl.int64) if WIDE else place) * BLOCK + tl.arange(0, BLOCK)

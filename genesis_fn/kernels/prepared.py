@@ -38,7 +38,7 @@ def prepare_kernel(
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    # y[batch, row, part, k] of x[batch, row, k]; a tile is read along x's contiguous axis.
+    """y[batch, row, part, k] of x[batch, row, k]; a tile is read along x's contiguous axis."""
     rest = tl.program_id(2)
     source = x
     for i in tl.static_range(RANK):

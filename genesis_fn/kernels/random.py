@@ -50,6 +50,7 @@ def philox_word(key0, key1, index):
 
 @triton.jit
 def random_bits_kernel(keys, out, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Philox words of each key [keys, 2] into rows of WORDS, four to a counter."""
     ACROSS: tl.constexpr = (WORDS + 4 * BLOCK - 1) // (4 * BLOCK)
     row = (tl.program_id(0) // ACROSS).to(tl.int64)
     key0 = tl.load(keys + 2 * row)

@@ -183,6 +183,7 @@ def scan_kernel(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """Running sums, products or extremes of a chunk of lines; its totals alone if REDUCE."""
     ACC: tl.constexpr = totals.dtype.element_ty
     line, base = line_bases(LINES, LENGTH, INNER, LINE_BLOCK, WIDE)
     exists = line < LINES

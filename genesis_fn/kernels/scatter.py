@@ -129,6 +129,7 @@ def gather_rows_kernel(
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
+    """y[i] = x[index[i]], zeros for a bad index if FILL; `error` hears of bad indices."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     exists = row < COUNT
     i, good = resolved(tl.load(index + row, exists, other=0), exists, error, ROWS, WRAP, SITE)
@@ -208,6 +209,7 @@ def scatter_unique_kernel(
     KEEP: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
+    """Updates with distinct keys into their rows of `out`; keys of ROWS and above are dropped."""
     row = tl.program_id(0)
     key = tl.load(keys + row)
     if key < ROWS:
@@ -232,6 +234,7 @@ def scatter_chunk_kernel(
     CHUNK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
+    """Runs of equal keys of a chunk into `out`, or into `partials` where a run leaves it."""
     # Each update's key is keys[order[i]]; the keys ascend along i.
     ACC: tl.constexpr = partials.dtype.element_ty
     chunk = tl.program_id(0)
@@ -289,6 +292,7 @@ def scatter_join_kernel(
     SPAN: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
+    """The run that begins in a chunk and goes on, with what the following chunks left of it."""
     # The run that begins in this chunk and goes on: add what the following chunks left of it.
     chunk = tl.program_id(0)
     first = chunk * CHUNK
@@ -374,6 +378,7 @@ def plan_gather_rows(spec: GatherRows, tile: tuple[int, int, int] | None = None)
 
 @triton.jit
 def copy_kernel(x, y, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """y = x, element by element."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, tl.load(x + at, at < SIZE, other=0), at < SIZE)
 

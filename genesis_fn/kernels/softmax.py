@@ -111,6 +111,7 @@ def softmax_forward_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """The KIND of softmax of rows that fit in registers."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
     mask = (row < rows)[:, None] & (column < COLUMNS)
@@ -140,6 +141,7 @@ def softmax_forward_looped_kernel(
     VECTOR: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """As `softmax_forward_kernel`, of one long row a program, which is read in blocks."""
     row = tl.program_id(0).to(tl.int64)
     x += row * COLUMNS
     top, total, _ = online_logsumexp(x, COLUMNS, 0.0, LANES, VECTOR, DOUBLE, False)
@@ -182,6 +184,7 @@ def softmax_backward_kernel(
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """dx of rows that fit in registers, from dy and the result (logsumexp: the operand)."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.arange(0, COLUMN_BLOCK)[None, :]
     valid = row < rows
@@ -209,6 +212,7 @@ def softmax_backward_looped_kernel(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """As `softmax_backward_kernel`, of one long row a program, which is read in blocks."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64)
     base = row * COLUMNS

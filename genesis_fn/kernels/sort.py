@@ -210,6 +210,7 @@ def block_sort_kernel(
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
 ):
+    """Sorts tiles of rows in registers."""
     # PART is "narrow" (8 or 16 bits, packed into 32), "word" (32 bits), or "low" / "high" (a half
     # of 64 bits). Rows of STRIDE elements are cut into TILES of LENGTH, of which KEPT come out,
     # into rows of OUT_STRIDE.
@@ -339,6 +340,7 @@ def radix_move_kernel(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One pass of a radix sort: moves a tile's elements to their digit's place in the row."""
     # `sums` is `counts` running over the tiles of a row.
     tile = tl.program_id(0) % TILES
     row = (tl.program_id(0) // TILES).to(tl.int64)

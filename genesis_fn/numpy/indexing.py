@@ -84,6 +84,7 @@ def _outside(index: int, axis: int, x: Any) -> errors.IndexOutOfRange:
 
 
 def bad_index(what: str) -> IndexError:
+    """The error for a bad index, with the user's line."""
     return IndexError(f"{what}\n  at {user_line(depth=4).describe()}")
 
 
@@ -367,6 +368,10 @@ def vectors_of(box: Any, plan: Plan, mode: str) -> tuple[Any, tuple[int, ...], t
 def numbers_for(
     box: Any, axes: Sequence[int], batch: Sequence[int], place: int
 ) -> tuple[GatherDimensionNumbers, list[int]]:
+    """Dimension numbers and slice sizes of a gather from `box` at indices into `axes`.
+
+    The `batch` dimensions of the indices come out at `place`.
+    """
     ndim = box.ndim - len(axes) + len(batch)
     window = tuple([i for i in range(ndim) if not place <= i < place + len(batch)])
     sizes = [1 if a in axes else n for a, n in enumerate(box.aval.shape)]
@@ -376,6 +381,7 @@ def numbers_for(
 def gathered(
     x: Any, box: Any, plan: Plan, mode: str, fill_value: Any, is_sorted: bool, unique: bool
 ) -> Any:
+    """The elements of `box` at the index arrays of `plan`; `x` is what the user indexed."""
     shape = box.aval.shape
     for a, i in plan.arrays:
         if shape[a] == 0 and i.size and mode == "check":

@@ -29,6 +29,8 @@ TransformUpdateExtraArgsFn: TypeAlias = Callable[..., tuple[Updates, OptState]]
 
 
 class _Pair(NamedTuple):
+    """The fields of `GradientTransformation`."""
+
     init: TransformInitFn
     update: TransformUpdateFn
 

@@ -159,7 +159,9 @@ def scale(t: Any, d: Any) -> Any:
     return bind(PRIM["safe_mul" if ctx.safe_zero else "mul"], t, d)
 
 
-def batch_elementwise(prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any):
+def batch_elementwise(
+    prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any
+) -> tuple[Any, int | None]:
     """The batching rule of operations that treat every element alike."""
     for d in dims:
         if d is not None:
@@ -174,7 +176,9 @@ def batch_elementwise(prim: Primitive, size: int, xs: Sequence, dims: Sequence, 
     ), d
 
 
-def batch_all_at_zero(prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any):
+def batch_all_at_zero(
+    prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any
+) -> list[Any]:
     """A batching rule that lines every operand up with the batch in front; adjust params
     yourself."""
     return [x if type(x) in SCALARS else move_batch(x, d, 0, size) for x, d in zip(xs, dims)]

@@ -20,6 +20,7 @@ Shape = Sequence[int]
 
 
 def float_dtype(dtype: Any, name: str) -> DType:
+    """`dtype` of the sampler `name`; raises TypeError if it is not floating."""
     kind = dtypes.dtype(dtype)
     if not dtypes.is_float(kind):
         raise TypeError(f"random.{name}: dtype must be floating, got {kind.name}")

@@ -129,6 +129,7 @@ def _pure(eqns: Sequence[Eqn]) -> list[Eqn]:
 
 @memoized
 def without_effects(jaxpr: Jaxpr) -> Jaxpr:
+    """The program without equations that only have effects."""
     return Jaxpr(jaxpr.invars, _pure(jaxpr.eqns), jaxpr.outs, jaxpr.labels, jaxpr.name)
 
 
@@ -304,16 +305,22 @@ class _Policy(tuple):
 
 
 class _NamePolicy(_Policy):
+    """Saves the named values that are (or are not) among the names."""
+
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
         return prim is name_p and (params["name"] in self[0]) == self[1]
 
 
 class _ExceptPolicy(_Policy):
+    """Saves everything but the named values among the names."""
+
     def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
         return prim is not name_p or params["name"] not in self[0]
 
 
 class _EitherPolicy(_Policy):
+    """Saves what any of its policies saves."""
+
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> bool:
         return any(p(prim, *avals, **params) for p in self)
 

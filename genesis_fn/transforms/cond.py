@@ -198,7 +198,9 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     return _run(index, branches, operands, "switch")
 
 
-def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = ...):
+def cond(
+    pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = ...
+) -> Any:
     """`true_fun(*operands)` if `pred` else `false_fun(*operands)`; only the chosen one runs.
 
     `pred` is a boolean or number scalar. Raises TypeError where the two return different structures

@@ -140,6 +140,8 @@ def builder(treedef: tree.PyTreeDef) -> Callable[[list], Any]:
 
 
 class _Leaf:
+    """The name that the generated text has for a leaf."""
+
     def __init__(self, name: str) -> None:
         self.name = name
 

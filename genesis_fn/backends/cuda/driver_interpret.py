@@ -109,6 +109,8 @@ class _Stream:
 
 
 class _Event:
+    """When it was recorded, in seconds of the host's clock."""
+
     __slots__ = ("time",)
 
     def __init__(self) -> None:
@@ -116,6 +118,8 @@ class _Event:
 
 
 class _Condition:
+    """The value that a conditional node reads."""
+
     __slots__ = ("value",)
 
     def __init__(self) -> None:

@@ -55,14 +55,20 @@ _READ_ONLY = 1
 
 
 class _Device(ctypes.Structure):
+    """DLDevice."""
+
     _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
 
 
 class _DataType(ctypes.Structure):
+    """DLDataType."""
+
     _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
 
 
 class _Tensor(ctypes.Structure):
+    """DLTensor."""
+
     _fields_ = [
         ("data", ctypes.c_void_p),
         ("device", _Device),
@@ -78,10 +84,14 @@ _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
 class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
     _fields_ = [
         ("major", ctypes.c_uint32),
         ("minor", ctypes.c_uint32),

@@ -259,6 +259,8 @@ def _bound(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    """A prepared launch."""
+
     prepared: Prepared
     touched: Touched
     empty: bool = False  # no programs: nothing is recorded
@@ -273,6 +275,8 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Zero:
+    """Clears bytes."""
+
     address: int
     bytes: int
 
@@ -301,6 +305,8 @@ class _Write:
 
 @dataclass(frozen=True, slots=True)
 class _Move:
+    """Copies bytes on the device."""
+
     destination: int
     source: int
     bytes: int

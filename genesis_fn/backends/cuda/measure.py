@@ -88,6 +88,8 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
+    """What one measurement runs, and the item of the program that it belongs to."""
+
     name: str
     item: int
     run: Callable[[], None]

@@ -74,6 +74,8 @@ def _bodies(step: Any) -> tuple[Sequence[Any], ...]:
 
 
 class _Sequence:
+    """Parts that run one after the other."""
+
     def __init__(self, runs: Sequence[Launchable]) -> None:
         self._runs = runs
 

@@ -62,7 +62,9 @@ def kind_of(operation: str, kind: DType) -> Kind:
     return Kind(operation, wide, {"prod": 1, "and": -1}.get(operation, 0))
 
 
-def reduction_text(reduction: Kind, source: DType, result: DType, column: Strided, row: Strided):
+def reduction_text(
+    reduction: Kind, source: DType, result: DType, column: Strided, row: Strided
+) -> list[str]:
     """The body of the kernel that reduces views of `source` into `result`."""
     acc = reduction.accumulator
     value = loaded("tl.load(x + ko0[:, None] + ro0[None, :], here)", source)
