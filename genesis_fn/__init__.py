@@ -62,6 +62,7 @@ from genesis_fn.core.settings import (  # noqa: E402
 )
 from genesis_fn.core.train_state import TrainState  # noqa: E402
 from genesis_fn.dtypes import float0  # noqa: E402
+from genesis_fn.transforms.abstract import Abstract as ShapeDtypeStruct  # noqa: E402
 from genesis_fn.transforms.callback import io_callback, pure_callback  # noqa: E402
 from genesis_fn.transforms.checkpoint import (  # noqa: E402
     checkpoint,
@@ -85,11 +86,7 @@ from genesis_fn.transforms.grad import (  # noqa: E402
     value_and_grad,
     vjp,
 )
-from genesis_fn.transforms.jit import (  # noqa: E402
-    Abstract as ShapeDtypeStruct,
-    clear_caches,
-    jit,
-)
+from genesis_fn.transforms.jit import clear_caches, jit  # noqa: E402
 from genesis_fn.transforms.placement import (  # noqa: E402
     block_until_ready,
     default_backend,

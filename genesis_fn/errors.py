@@ -22,7 +22,7 @@ from genesis_fn.core.errors import (
     TreeError,
     UnexpectedTracerError,
 )
-from genesis_fn.transforms.jit import RecompilationWarning
+from genesis_fn.transforms.retrace import RecompilationWarning
 
 __all__ = [
     "AssertionFailed", "BackendError", "ConcretizationTypeError", "DTypeError", "DeviceError",

@@ -14,8 +14,8 @@ from genesis_fn.lax.operands import array, arrays
 from genesis_fn.primitives.elementwise import bitcast_convert_type
 from genesis_fn.primitives.random_bits import fold_in, random_bits, split
 from genesis_fn.primitives.shape import concatenate, index_in_dim, reshape, slice_in_dim
+from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.callback import io_callback
-from genesis_fn.transforms.jit import Abstract
 
 
 def rng_bit_generator(

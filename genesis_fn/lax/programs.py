@@ -147,7 +147,7 @@ def conv_transpose_shape_tuple(
 ) -> tuple[int, ...]:  # fmt: skip
     """The shape of a transposed convolution's result."""
     from genesis_fn.lax.structural import conv_transpose
-    from genesis_fn.transforms.jit import Abstract
+    from genesis_fn.transforms.abstract import Abstract
     from genesis_fn.transforms.tracing import eval_shape
 
     out = eval_shape(

@@ -12,9 +12,10 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, running
+from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.batch import named_axis
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
-from genesis_fn.transforms.jit import Abstract, JitFunction, jit
+from genesis_fn.transforms.jit import JitFunction, jit
 from genesis_fn.transforms.stage import evaluate, stage
 
 

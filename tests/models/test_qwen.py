@@ -17,7 +17,7 @@ from genesis_fn.transforms.grad import grad, value_and_grad
 from genesis_fn.transforms.jit import jit
 
 # Each case traces the decoding loop anew, on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.RecompilationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
 
 SIZES = dict(
     vocab_size=61, hidden_size=32, intermediate_size=56, num_hidden_layers=2,

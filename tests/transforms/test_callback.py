@@ -7,12 +7,13 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
+from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.callback import debug_callback, io_callback, pure_callback
 from genesis_fn.transforms.checkpoint import checkpoint
 from genesis_fn.transforms.cond import cond
 from genesis_fn.transforms.custom import custom_vjp
 from genesis_fn.transforms.grad import grad, jvp
-from genesis_fn.transforms.jit import Abstract, jit
+from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
 

@@ -122,7 +122,8 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.transforms.foreign import triton_call
 from genesis_fn.transforms.grad import grad
-from genesis_fn.transforms.jit import Abstract, jit
+from genesis_fn.transforms.abstract import Abstract
+from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.vmap import vmap
 
 @triton.jit

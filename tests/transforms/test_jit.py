@@ -13,9 +13,11 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import config, errors, tree
 from genesis_fn.core.array import Array
-from genesis_fn.transforms import jit as jit_module
+from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.grad import grad
-from genesis_fn.transforms.jit import Abstract, RecompilationWarning, clear_caches, jit
+from genesis_fn.transforms.jit import clear_caches, jit
+from genesis_fn.transforms.programs import SHARED
+from genesis_fn.transforms.retrace import RecompilationWarning
 from genesis_fn.transforms.vmap import vmap
 from tests.transforms.both import agree, normal, ours
 
@@ -89,7 +91,7 @@ def test_ndarrays_and_numpy_scalars():
     assert f(V, np.float32(2)).dtype == np.float32
 
 
-@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.retrace.RecompilationWarning")
 def test_static_arguments():
     f, traces = counted(lambda x, n, *, mode="a": x * n if mode == "a" else x - n)
     by_number = jit(lambda x, n: f(x, n), static_argnums=1)
@@ -107,7 +109,7 @@ def test_static_arguments():
         jit(lambda x: x, static_argnames="k")
 
 
-@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.retrace.RecompilationWarning")
 def test_automatic_static_leaves():
     @dataclasses.dataclass(frozen=True)
     class Config:
@@ -340,7 +342,7 @@ def test_a_thousand_recompilations_stay_bounded():
     assert len(f.cache.programs) <= 256 and len(f.cache.entries) <= 512
     for k in range(1000):
         jit(lambda y, k=k: y, static_argnums=())
-    assert len(jit_module._shared) <= 512
+    assert len(SHARED) <= 512
     gc.collect()
     np.testing.assert_allclose(np.asarray(f(x, n=999)), V + 999)
 

@@ -13,7 +13,7 @@ from genesis_fn import lax
 from genesis_fn.core import dtypes
 
 # One function is traced for many types here on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.RecompilationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
 
 SCALARS = {"bool": True, "int": 3, "float": 2.5, "complex": 1.5 + 2.0j}
 DTYPES = (

@@ -1,0 +1,120 @@
+"""Ahead of time: programs traced for given shapes, and their executables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.core import device as devices, errors, tree
+from genesis_fn.core.convert import as_argument
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.source import where
+from genesis_fn.transforms.abstract import Abstract
+from genesis_fn.transforms.arguments import Static
+from genesis_fn.transforms.cost import cost, memory
+from genesis_fn.transforms.flat import name_of
+from genesis_fn.transforms.guard import Donated
+from genesis_fn.transforms.programs import Program
+
+
+class Traced:
+    """A program for given argument shapes: printable, and ready to compile."""
+
+    def __init__(
+        self,
+        fun: Callable,
+        static: Static,
+        program: Program,
+        in_tree: Any,
+        mask: list[bool],
+        donated: list[bool],
+    ) -> None:
+        self.fun, self.static, self.program = fun, static, program
+        self.in_tree, self.mask = in_tree, mask
+        self.donated = donated
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        """The program."""
+        return self.program.jaxpr
+
+    @property
+    def out_info(self) -> Any:
+        """The output's pytree of shapes and dtypes."""
+        return self.program.build([Abstract(a.shape, a.dtype) for a in self.jaxpr.out_avals])
+
+    def as_text(self) -> str:
+        """The program as text."""
+        return str(self.jaxpr)
+
+    def lower(self) -> Traced:
+        """Itself: tracing and lowering are one step here."""
+        return self
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Floating-point operations and bytes that the program needs at least."""
+        return cost(self.jaxpr)
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes of arguments, outputs, and the peak of what lives between them."""
+        return memory(self.jaxpr)
+
+    def compile(self) -> Compiled:
+        """The executable on the default device."""
+        place = devices.default_device()
+        return Compiled(self, self.executable(place), place)
+
+    def executable(self, place: devices.Device) -> Any:
+        """The program compiled for a device, which may reuse the memory of donated arguments."""
+        if not any(self.donated):
+            return place.backend.compile(self.jaxpr, place)
+        mask = [False] * len(self.program.captured) + self.donated
+        return place.backend.compile(self.jaxpr, place, donated=mask)
+
+
+class Compiled:
+    """An executable for fixed argument shapes."""
+
+    def __init__(self, traced: Traced, executable: Any, place: devices.Device) -> None:
+        self.traced, self.executable, self.device = traced, executable, place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        fun, static = self.traced.fun, self.traced.static
+        args, kwargs, _ = static.bind(args, kwargs)
+        leaves, treedef = tree.flatten(static.without(args, kwargs))
+        if treedef != self.traced.in_tree:
+            raise errors.TreeError(
+                f"a compiled {name_of(fun)} was called with arguments of structure {treedef}, "
+                f"it was compiled for {self.traced.in_tree}"
+            )
+        arrays = [as_argument(x) for x, m in zip(leaves, self.traced.mask) if m]
+        program = self.traced.program
+        expected = program.jaxpr.in_avals[len(program.captured) :]
+        for x, a, label in zip(arrays, expected, program.jaxpr.labels[len(program.captured) :]):
+            if x.aval is not a:
+                raise errors.ShapeError(
+                    f"a compiled {name_of(fun)} takes {a} for {label}, got {x.aval}"
+                )
+        outs = self.executable(*program.captured, *arrays)
+        paths = program.jaxpr.labels[len(program.captured) :]
+        for x, path, donated in zip(arrays, paths, self.traced.donated):
+            if donated:
+                x.data = Donated(path, name_of(fun), where(), x.aval)
+        return program.build(outs)
+
+    def as_text(self) -> str:
+        """The program as text."""
+        return getattr(self.executable, "as_text", self.traced.as_text)()
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Floating-point operations and bytes."""
+        return self.traced.cost_analysis()
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes of arguments, outputs and temporaries: as planned where the backend says so, else
+        as the program needs them."""
+        found = getattr(self.executable, "memory_analysis", self.traced.memory_analysis)
+        return found()
+
+
+__all__ = ["Compiled", "Traced"]

@@ -1,0 +1,86 @@
+"""Why a function was traced again: keys of programs and the difference between two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.core import config
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.dtypes import kind_rank, scalar_dtype
+from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.transforms.abstract import Abstract
+from genesis_fn.transforms.arguments import Static
+from genesis_fn.transforms.programs import Program
+
+
+class RecompilationWarning(UserWarning):
+    """A jitted function was traced again; the message says what changed."""
+
+
+def program_key(x: Any) -> Any:
+    """What a leaf of the arguments contributes to the key of a program."""
+    kind = type(x)
+    if kind is Array:
+        return (x.sig.aval, True) if x.sig.weak else x.sig.aval
+    if kind in SCALARS:
+        return (aval((), scalar_dtype(kind)), True)
+    if isinstance(x, (Tracer, Abstract)):
+        return (x.aval, True) if x.weak else x.aval
+    return (kind, x)
+
+
+def show_key(key: Any) -> str:
+    """A `program_key` in words."""
+    if isinstance(key, Aval):
+        return str(key)
+    if isinstance(key, tuple) and isinstance(key[0], Aval):
+        kind = key[0]
+        name = ("bool", "int", "float", "complex")[kind_rank(kind.dtype)]
+        return f"{kind} (weak)" if kind.shape else f"Python {name}"
+    return repr(key[1])
+
+
+def _around_difference(before: tuple, now: tuple) -> list[str]:
+    """What differs between two values of `surroundings()`."""
+    names = ("named axes", "safe_zero", "within a backward pass")
+    found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
+    return found + [
+        f"setting {n}: {getattr(before[-1], n)} -> {getattr(now[-1], n)}"
+        for n in config.names()
+        if getattr(before[-1], n) != getattr(now[-1], n)
+    ]
+
+
+def difference(program: Program, earlier: Sequence[Program], static: Static) -> str:
+    """What distinguishes a program from the most similar of the earlier ones."""
+    best: list[str] | None = None
+    (statics, shapes, around), now = program.keys, dict(zip(program.paths, program.keys[1]))
+    shown = lambda given, n: repr(given[n]) if n in given else "not given"
+    for other in earlier:
+        (statics0, shapes0, around0), before = other.keys, dict(zip(other.paths, other.keys[1]))
+        found = [f"new leaf {p}" for p in now if p not in before][:2]
+        found += [f"missing leaf {p}" for p in before if p not in now][:2]
+        found += [
+            f"{p}: {show_key(before[p])} -> {show_key(now[p])}"
+            for p in now if p in before and before[p] != now[p]
+        ]  # fmt: skip
+        if not found and (program.paths != other.paths or shapes != shapes0):
+            found = ["the argument structure changed"]
+        given0, given = dict(statics0), dict(statics)
+        found += [
+            f"static {static.label(n)}: {shown(given0, n)} -> {shown(given, n)}; pass "
+            "it as an array to trace it once"
+            for n in {**given0, **given}
+            if shown(given0, n) != shown(given, n)
+        ]
+        found += _around_difference(around0, around)
+        if best is None or len(found) <= len(best):
+            best = found
+    if not best:
+        return "another program of equal arguments was dropped from the cache"
+    return "; ".join(best[:3]) + (f"; and {len(best) - 3} more" if len(best) > 3 else "")
+
+
+__all__ = ["RecompilationWarning", "difference", "program_key", "show_key"]
