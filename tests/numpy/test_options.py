@@ -1,0 +1,315 @@
+"""Options and functions that are asked for less often, against jax.numpy or NumPy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis_fn as gf
+import genesis_fn.numpy as jnp
+from tests.numpy.reference import check, close, ours, values
+
+X = values((3, 4), "float32")
+A = values((3, 3), "float32", 1)
+B = values((2, 3, 4), "float32", 2)
+V = values((5,), "float32", 3)
+W = values((4,), "float32", 4)
+N = values((3, 4), "int32", 5)
+Z = values((3, 4), "complex64", 6)
+S = np.array([3, 1, 2, 3, 1, 7], np.int32)
+MASK = X > 0
+TENSOR = values((2, 3, 2, 3), "float32", 7)
+SQUARE = values((4, 2, 2), "float32", 8)
+
+JAX: list[tuple] = [
+    ("ones_like", N), ("empty_like", N), ("argsort", S, {"descending": True}),
+    ("sort", X, {"descending": True}), ("take", X, np.array([9, 1]), 1, {"fill_value": 7.0}),
+    ("nonzero", N > 1, {"size": 3, "fill_value": (7, 8)}), ("can_cast", "bfloat16", "float32"),
+    ("compress", MASK[0], X, 1, {"size": 2, "fill_value": 9}),
+    ("can_cast", "float32", "bfloat16"), ("repeat", W, 2, {"total_repeat_length": 7}),
+    ("repeat", W, np.array([1, 0, 2, 1]), {"total_repeat_length": 6}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", JAX, ids=lambda c: c[0])
+def test_as_in_jax(case: tuple) -> None:
+    name, *args = case
+    options = args.pop() if isinstance(args[-1], dict) else {}
+    check(name, *args, **options)
+
+
+NUMPY: list[tuple] = [
+    # creation
+    ("ascontiguousarray", W), ("full", (2,), np.float32(2)), ("full", 2, -0.0), ("array", [W, W]),
+    ("array", [[W[0], W[1]], [W[2], 1.5]]), ("array", [np.float32(1), np.float32(2)]),
+    ("zeros", np.array([2, 3])), ("array", [X, 2 * X], "float16"),
+    # shapes
+    ("array_split", V, [3, 1, 4]), ("dsplit", B, 2), ("rot90", X, 4), ("concatenate", B),
+    ("concatenate", [X, X], 1, {"dtype": "float16"}), ("roll", X, (1, 2), 1),
+    ("resize", np.zeros((0,), np.float32), (2, 2)), ("roll", X[:1], 1, 0),
+    ("insert", W, slice(0, 2), 1.0), ("delete", W, np.array([], np.int32)),
+    ("trim_zeros", np.zeros(3, np.float32)), ("repeat", X, np.array([2]), 1),
+    # padding
+    ("pad", X, ((1, 2), (3, 0)), "reflect", {"reflect_type": "odd"}),
+    ("pad", X, ((7, 8), (1, 2)), "symmetric", {"reflect_type": "odd"}),
+    ("pad", X[:1], ((2, 1), (0, 0)), "reflect", {"reflect_type": "odd"}),
+    ("pad", X, (1, 2), "constant", {"constant_values": ((1, 2), (3, 4))}),
+    ("pad", X, 1, "constant", {"constant_values": np.float32(2)}), ("pad", X, ((1, 2),), "edge"),
+    ("pad", N, 1, "mean"), ("pad", N, 2, "median", {"stat_length": 2}),
+    ("pad", X, {-1: (1, 2), 0: 3}, "constant"),
+    # reductions
+    ("average", X, 0, None, {"returned": True}), ("argmax", X, None, {"keepdims": True}),
+    ("argmin", X, 1, {"keepdims": True}), ("argmax", Z, 1), ("argmin", Z),
+    ("var", X, {"correction": 1}), ("cumulative_prod", W, {"include_initial": True}),
+    ("cumulative_sum", X, {"axis": 1}), ("cumulative_sum", W, {"include_initial": True}),
+    # sorting
+    ("argsort", X, None), ("searchsorted", S, V, {"sorter": np.argsort(S)}),
+    ("searchsorted", np.zeros(0, np.float32), V), ("lexsort", (np.int32(1), np.int32(2))),
+    ("searchsorted", np.sort(Z[0]), Z[1]), ("partition", V, 2), ("argpartition", V, 0),
+    # selection
+    ("take", X, np.array([5, -7]), {"axis": 1, "mode": "wrap"}), ("where", N > 1),
+    ("take", X, np.array([0, 1], np.int8), 1), ("take_along_axis", X, np.array([0, 5]), None),
+    ("take_along_axis", X[:, :1], np.array([[0, 0], [0, 0], [0, 0]]), 1),
+    ("choose", np.array([0, 5, -1]), [V[:3], W[:3]], {"mode": "clip"}),
+    ("choose", np.array([0, 5, -1]), [V[:3], W[:3]], {"mode": "wrap"}),
+    # statistics
+    ("cov", X, {"ddof": 0}), ("cov", X, X[0], {"fweights": np.array([1, 2, 0, 3])}),
+    ("cov", X, {"aweights": W + 4}), ("cov", X, {"aweights": W + 4, "ddof": 0}),
+    ("cov", X, {"fweights": np.array([1, 2, 1, 3]), "aweights": W + 4}), ("corrcoef", Z),
+    ("corrcoef", W), ("cov", Z), ("correlate", Z[0], Z[1, :2]),
+    ("convolve", Z[0], Z[1, :2], "same"), ("convolve", S, S[:3]), ("convolve", S[:2], S, "same"),
+    ("correlate", S, S[:3], "valid"), ("interp", W, np.sort(V), V, {"period": 2.0}),
+    ("diff", X, {"prepend": 0.0, "append": X[:, :2]}), ("diff", X[:1], 2, 0),
+    ("diff", MASK), ("trapezoid", X, W), ("trapezoid", X, X[:, ::-1].copy(), 1.0, 0),
+    # positions
+    ("diag_indices_from", A), ("tril_indices_from", X, 1), ("triu_indices_from", X),
+    ("ravel_multi_index", (S, S), (3, 4), "clip"), ("ravel_multi_index", (S, S), (3, 4), "wrap"),
+    ("ravel_multi_index", (S[1:3], S[1:3]), (5, 4), "raise", "F"),
+    # linear algebra
+    ("linalg.norm", W, 1), ("linalg.norm", W, np.inf), ("linalg.norm", W, -np.inf),
+    ("linalg.norm", Z), ("linalg.svd", X, {"compute_uv": False}), ("linalg.det", A[:2, :2]),
+    ("linalg.matrix_rank", W), ("linalg.cond", A, 1), ("linalg.matrix_power", A, 0),
+    ("linalg.matrix_power", A, -2), ("linalg.multi_dot", [W, X.T.copy(), A, A[0]]),
+    ("linalg.outer", V, W), ("linalg.cross", A, A[::-1].copy()), ("linalg.diagonal", B),
+    ("linalg.trace", B), ("linalg.lstsq", X.T.copy(), X[:2].T.copy(), 0.01),
+    ("linalg.tensorsolve", TENSOR, X[:2, :3]), ("linalg.tensorinv", SQUARE, 1),
+    ("linalg.tensorsolve", np.moveaxis(TENSOR, 2, 0).copy(), X[:2, :3], (0,)),
+    # what there is
+    ("isdtype", np.dtype("float32"), ("integral", "real floating")), ("iterable", X),
+    ("isdtype", np.dtype("int8"), np.dtype("int8")), ("can_cast", "int32", "float64"),
+    ("can_cast", "float32", "int8", "same_kind"), ("iscomplexobj", Z), ("iscomplexobj", 1.0),
+    ("isrealobj", X), ("isrealobj", 1j), ("isscalar", 3.0), ("isscalar", X), ("iterable", 3),
+    ("array_str", N),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NUMPY, ids=lambda c: c[0])
+def test_as_in_numpy(case: tuple) -> None:
+    name, *args = case
+    options = args.pop() if isinstance(args[-1], dict) else {}
+    mine, reference = jnp, np
+    for part in name.split("."):
+        mine, reference = getattr(mine, part), getattr(reference, part)
+    expected = reference(*args, **options)
+    got = mine(*ours(args), **{k: ours(v) for k, v in options.items()})
+    if name == "partition":  # which orders the rest as it likes
+        expected, got = expected[2], got[2]
+    close(got, expected, dtype=False, tolerance=2e-3 if name.startswith("linalg") else 2e-5)
+
+
+def test_nonzero_of_nothing_is_filled() -> None:
+    rows, columns = jnp.nonzero(jnp.zeros((0, 2)), size=2, fill_value=(1, 5))
+    assert rows.tolist() == [1, 1] and columns.tolist() == [5, 5]
+    assert (
+        jnp.convolve(ours(MASK[0]), ours(MASK[1])).tolist()
+        == np.convolve(MASK[0].astype(int), MASK[1].astype(int)).tolist()
+    )
+
+
+def test_traced_positions() -> None:
+    x = values((5,), "float32")
+    for i in (0, 3, -1):
+        got = gf.jit(lambda x, i: jnp.delete(x, i))(ours(x), jnp.array(i))
+        np.testing.assert_array_equal(np.asarray(got), np.delete(x, i))
+
+
+def test_qr_without_q() -> None:
+    upper = jnp.linalg.qr(ours(X), "r")
+    np.testing.assert_allclose(np.abs(upper), np.abs(np.linalg.qr(X, "r")), rtol=1e-4, atol=1e-5)
+
+
+def test_casts_copy_when_asked() -> None:
+    x = jnp.arange(3)
+    assert jnp.astype(x, "int32", copy=True) is not x and jnp.astype(x, "int32") is x
+    assert jnp.asarray(x, device="cpu") is x and jnp.asarray(x, copy=True) is not x
+    assert gf.jit(lambda x: jnp.asarray(x, device="cpu") + 1)(x).tolist() == [1, 2, 3]
+    assert jnp.from_dlpack(x) is x and jnp.from_dlpack(x, device="cpu") is x
+    assert jnp.fromiter((i * i for i in range(3)), "int32").tolist() == [0, 1, 4]
+    assert jnp.frombuffer(np.arange(4, dtype="int16").tobytes(), "int16").tolist() == [0, 1, 2, 3]
+    assert jnp.array(bytearray(b"ab")).tolist() == [97, 98]
+
+
+def test_files(tmp_path) -> None:
+    x, y = jnp.array(X).astype("float16"), jnp.array(N)
+    jnp.save(tmp_path / "x.npy", x)
+    close(jnp.load(tmp_path / "x.npy"), np.load(tmp_path / "x.npy"))
+    jnp.savez(tmp_path / "both.npz", x, y=y)
+    both = jnp.load(tmp_path / "both.npz")
+    assert sorted(both) == ["arr_0", "y"]
+    close(both["arr_0"], X.astype("float16"))
+    close(both["y"], N)
+    text = io.BytesIO()
+    jnp.save(text, y)
+    assert text.getvalue()[:6] == b"\x93NUMPY"
+
+
+def test_text_of_arrays() -> None:
+    x = jnp.arange(3)
+    assert jnp.array_repr(x) == repr(x) and jnp.array_repr(2) == "2"
+    info = jnp.__array_namespace_info__()
+    assert info.capabilities()["max dimensions"] == 64
+    assert info.default_device() in info.devices()
+
+
+def test_in_place_functions_give_results() -> None:
+    x = jnp.arange(6)
+    put = lambda i, mode: jnp.put(x, jnp.array(i), jnp.array([9, 8]), mode, inplace=False)  # noqa: E731
+    for mode, i in (("clip", [-5, 77]), ("wrap", [7, -2])):
+        expected = np.arange(6)
+        np.put(expected, i, [9, 8], mode)
+        assert put(i, mode).tolist() == expected.tolist()
+    assert jnp.put(x, jnp.zeros(0, "int32"), 1, inplace=False) is x
+    assert jnp.place(x, x > 2, jnp.zeros(0), inplace=False) is x
+    for shape, wrap in (((7, 3), True), ((3, 3, 3), False)):
+        expected = np.zeros(shape, np.int32)
+        np.fill_diagonal(expected, [1, 2, 3], wrap)
+        got = jnp.fill_diagonal(
+            jnp.zeros(shape, "int32"), jnp.array([1, 2, 3]), wrap, inplace=False
+        )
+        close(got, expected)
+
+
+def test_functions_along_axes() -> None:
+    close(
+        jnp.apply_over_axes(lambda x, axis: jnp.sum(x, axis), ours(B), (0, 2)),
+        np.apply_over_axes(np.sum, B, (0, 2)),
+    )
+    places = np.sort(W)
+    close(jnp.gradient(ours(X), ours(places), axis=1), np.gradient(X, places, axis=1, edge_order=1))
+    rows, columns = jnp.mask_indices(3, jnp.triu, 1)
+    expected = np.mask_indices(3, np.triu, 1)
+    assert rows.tolist() == expected[0].tolist() and columns.tolist() == expected[1].tolist()
+
+
+# ---- what is refused ----
+
+O, F = jnp.ones, gf.jit
+REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: jnp.zeros((2, -1)), ValueError, "cannot have negative lengths"),
+    (lambda: jnp.array([[1, 2], [3]]), ValueError, "nested sequences are ragged"),
+    (lambda: jnp.array([O(2), O(3)]), ValueError, "of one sequence differ in shape"),
+    (lambda: jnp.array(["a"]), TypeError, "'a' of type str is not a number"),
+    (lambda: jnp.asarray([1], copy=False), ValueError, "copy=False"),
+    (lambda: jnp.full(2, 300, "uint8"), OverflowError, "300 is out of bounds for uint8"),
+    (lambda: O(2).__cuda_array_interface__, AttributeError, "no __cuda_array_interface__"),
+    # shapes
+    (lambda: jnp.reshape(O(4)), TypeError, "reshape needs a shape"),
+    (lambda: jnp.reshape(O(4), (2, 2), "A"), ValueError, "order must be"),
+    (lambda: jnp.reshape(O(4), (-1, -1)), ValueError, "may have one -1"),
+    (lambda: jnp.reshape(O(4), (3, -1)), ValueError, "has 4 elements, which"),
+    (lambda: jnp.transpose(O((2, 2)), (0,)), ValueError, "does not name all axes"),
+    (lambda: jnp.matrix_transpose(O(2)), ValueError, "at least 2 dimensions"),
+    (lambda: jnp.moveaxis(O((2, 2)), (0, 1), 0), ValueError, "2 sources but 1 destinations"),
+    (lambda: jnp.concatenate([O(()), O(())]), ValueError, "scalars cannot be joined"),
+    (lambda: jnp.concatenate([O((2, 2)), O((2, 3))]), ValueError, r"\[2,2\]"),
+    (lambda: jnp.concatenate(3), TypeError, "takes a sequence of arrays, got int"),
+    (lambda: jnp.concatenate([]), ValueError, "needs at least one array"),
+    (lambda: jnp.stack([O(2), O(3)]), ValueError, "stack: shapes differ"),
+    (lambda: jnp.split(O(5), 2), ValueError, "does not divide into 2"),
+    (lambda: jnp.array_split(O(5), 0), ValueError, "must be positive, got 0"),
+    (lambda: jnp.unstack(O(())), ValueError, "unstack needs at least one dimension"),
+    (lambda: jnp.roll(O((2, 2)), (1, 2, 3), (0, 1)), ValueError, "3 shifts for 2 axes"),
+    (lambda: jnp.repeat(O(3), [1, 2]), ValueError, "repeats for 3 elements along axis 0"),
+    (lambda: F(lambda n: jnp.repeat(O(3), n))(jnp.array([1, 2, 0])), TypeError, "traced"),
+    (lambda: jnp.pad(O(2), -1), ValueError, "widths must not be negative"),
+    (lambda: jnp.pad(O(2), 1, lambda *_: None), TypeError, "a function as mode"),
+    (lambda: jnp.pad(O(2), 1, "round"), ValueError, "unknown mode 'round'; there are constant"),
+    (lambda: jnp.pad(O(2), 1, "edge", stat_length=2), ValueError, "'edge' takes no stat_length="),
+    (lambda: jnp.pad(O((2, 2)), [1, 2, 3]), ValueError, "has 3 entries for 2 axes"),
+    (lambda: jnp.pad(O(0), 1, "edge"), ValueError, "is empty, so mode 'edge' has no values"),
+    # reductions
+    (lambda: jnp.sum(O(2), out=O(())), TypeError, "there is no out="),
+    (lambda: jnp.average(O((2, 3)), weights=O(3)), TypeError, "name an axis"),
+    (lambda: jnp.average(O((2, 3)), 0, O(3)), ValueError, "do not fit axes"),
+    (lambda: jnp.var(O(2), ddof=1, correction=1), ValueError, "not both"),
+    (lambda: jnp.var(jnp.array(Z), dtype="float32"), ValueError, "needs a complex dtype"),
+    (lambda: jnp.max(O(2), where=O(2) > 0), ValueError, "where= needs initial="),
+    (lambda: jnp.max(jnp.array(Z), initial=0.0), TypeError, "takes no where= or initial="),
+    (lambda: jnp.argmax(O((0,))), ValueError, "argmax of nothing"),
+    (lambda: jnp.cumulative_sum(O(())), ValueError, "needs at least one dimension"),
+    (lambda: jnp.cumulative_sum(O((2, 2))), ValueError, "name the axis"),
+    # sorting and selection
+    (lambda: jnp.sort(O(2), kind="mergesort"), ValueError, "the order is always stable"),
+    (lambda: jnp.lexsort(()), TypeError, "at least one key"),
+    (lambda: jnp.searchsorted(O(2), 1.0, "middle"), ValueError, 'must be "left" or "right"'),
+    (lambda: jnp.searchsorted(O((2, 2)), 1.0), ValueError, "must be a vector"),
+    (lambda: jnp.take(O(3), O(2)), TypeError, "indices must be integers"),
+    (lambda: jnp.take(O(0), 1, mode="wrap"), IndexError, "is empty"),
+    (lambda: jnp.take_along_axis(O(3), O(3), 0), TypeError, "indices must be integers"),
+    (lambda: jnp.take_along_axis(O((3, 3)), jnp.arange(3), 0), ValueError, "differ in dimensions"),
+    (lambda: jnp.take_along_axis(O((3, 3)), jnp.zeros((2, 2), "int32"), 0), ValueError, "axis 1"),
+    (lambda: jnp.put(O(3), 0, 1), ValueError, "pass inplace=False"),
+    (lambda: jnp.place(O(3), O(2), 1, inplace=False), ValueError, "differ in size"),
+    (lambda: jnp.fill_diagonal(O(3), 1, inplace=False), ValueError, "at least 2 dimensions"),
+    (lambda: jnp.fill_diagonal(O((2, 2, 3)), 1, inplace=False), ValueError, "one length"),
+    (lambda: jnp.nonzero(O(())), ValueError, r"use atleast_1d\(x\)"),
+    (lambda: F(jnp.nonzero)(O(3)), TypeError, "give size="),
+    (lambda: jnp.nonzero(O((2, 2)), size=2, fill_value=(1,)), ValueError, "1 fill values for 2"),
+    (lambda: jnp.where(O(2) > 0, 1), ValueError, "or both x and y"),
+    (lambda: jnp.compress(O((2, 2)), O(2)), ValueError, "must be a vector"),
+    (lambda: jnp.choose(jnp.arange(2), [O(2)], mode="fold"), ValueError, "mode 'fold' is none of"),
+    # statistics and positions
+    (lambda: jnp.cov(O((2, 2, 2))), ValueError, "cov takes vectors or matrices"),
+    (lambda: jnp.convolve(O((2, 2)), O(2)), ValueError, "convolve takes vectors"),
+    (lambda: jnp.convolve(O(2), O(0)), ValueError, "neither vector may be empty"),
+    (lambda: jnp.correlate(O(2), O(2), "half"), ValueError, "mode 'half' is none of"),
+    (lambda: jnp.interp(1.0, O(2), O(3)), ValueError, "must be vectors of one length"),
+    (lambda: jnp.diff(O(())), ValueError, "at least one dimension"),
+    (lambda: jnp.diff(O(2), -1), ValueError, "must not be negative"),
+    (lambda: jnp.gradient(O(3), edge_order=2), ValueError, "only edge_order=1"),
+    (lambda: jnp.gradient(O((3, 3)), 1.0, 2.0, 3.0), TypeError, "3 spacings for 2 axes"),
+    (lambda: jnp.gradient(O(1)), ValueError, "needs at least 2 elements"),
+    (lambda: jnp.diag_indices_from(O((2, 3))), ValueError, "axes of one length"),
+    (lambda: jnp.ravel_multi_index((1,), (2, 3)), ValueError, "1 indices for 2 axes"),
+    (lambda: jnp.ravel_multi_index((1, 1), (2, 3), "fold"), ValueError, "mode 'fold' is none of"),
+    (lambda: jnp.ravel_multi_index((5, 1), (2, 3)), ValueError, r"an index outside \[0, 2\)"),
+    (lambda: jnp.isdtype("int8", "whole"), ValueError, "'whole' is none of"),
+    # linear algebra
+    (lambda: jnp.linalg.svd(O(2)), ValueError, "svd takes matrices"),
+    (lambda: jnp.linalg.det(O((2, 3))), ValueError, "det takes square matrices"),
+    (lambda: jnp.linalg.norm(O(2), "fro"), ValueError, "a norm of matrices, not of vectors"),
+    (lambda: jnp.linalg.norm(O((2, 2, 2)), 2, (0, 1, 2)), ValueError, "one or two axes"),
+    (lambda: jnp.linalg.matrix_norm(O((2, 2)), ord=5), ValueError, "5 is none of 'fro'"),
+    (lambda: jnp.linalg.qr(O((2, 2)), "raw"), ValueError, "mode 'raw' is none of"),
+    (lambda: jnp.linalg.eigh(O((2, 2)), "M"), ValueError, 'UPLO must be "L" or "U"'),
+    (lambda: jnp.linalg.solve(O((2, 3)), O(2)), ValueError, "solve takes square matrices"),
+    (lambda: jnp.linalg.solve(O((2, 2)), O(3)), ValueError, "differ in rows"),
+    (lambda: jnp.linalg.lstsq(O((2, 2)), O(3)), ValueError, "a matrix and right-hand sides"),
+    (lambda: jnp.linalg.matrix_power(O((2, 3)), 2), ValueError, "takes square matrices"),
+    (lambda: jnp.linalg.multi_dot([O(2)]), ValueError, "at least two arrays"),
+    (lambda: jnp.linalg.outer(O((2, 2)), O(2)), ValueError, "outer takes vectors"),
+    (lambda: jnp.linalg.cross(O(2), O(2)), ValueError, "vectors of length 3"),
+    (lambda: jnp.linalg.tensorsolve(O((2, 3)), O(2)), ValueError, "is not square for"),
+    (lambda: jnp.linalg.tensorinv(O((2, 2)), 0), ValueError, "ind must be positive"),
+    (lambda: jnp.linalg.tensorinv(O((2, 3)), 1), ValueError, "is not square when split"),
+]
+
+
+@pytest.mark.parametrize("use, kind, message", REFUSALS, ids=[r[2] for r in REFUSALS])
+def test_refusals(use: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        use()
