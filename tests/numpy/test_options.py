@@ -23,6 +23,8 @@ Z = values((3, 4), "complex64", 6)
 S = np.array([3, 1, 2, 3, 1, 7], np.int32)
 MASK = X > 0
 TENSOR = values((2, 3, 2, 3), "float32", 7)
+NAN = np.where(MASK, np.nan, X)
+HALF = values((4,), "float16", 9)
 SQUARE = values((4, 2, 2), "float32", 8)
 
 JAX: list[tuple] = [
@@ -30,7 +32,8 @@ JAX: list[tuple] = [
     ("sort", X, {"descending": True}), ("take", X, np.array([9, 1]), 1, {"fill_value": 7.0}),
     ("nonzero", N > 1, {"size": 3, "fill_value": (7, 8)}), ("can_cast", "bfloat16", "float32"),
     ("compress", MASK[0], X, 1, {"size": 2, "fill_value": 9}),
-    ("can_cast", "float32", "bfloat16"), ("repeat", W, 2, {"total_repeat_length": 7}),
+    ("can_cast", "float32", "bfloat16"), ("logaddexp", Z[0], Z[1]),
+    ("unique_values", S), ("repeat", W, 2, {"total_repeat_length": 7}),
     ("repeat", W, np.array([1, 0, 2, 1]), {"total_repeat_length": 6}),
 ]  # fmt: skip
 
@@ -98,6 +101,23 @@ NUMPY: list[tuple] = [
     ("linalg.trace", B), ("linalg.lstsq", X.T.copy(), X[:2].T.copy(), 0.01),
     ("linalg.tensorsolve", TENSOR, X[:2, :3]), ("linalg.tensorinv", SQUARE, 1),
     ("linalg.tensorsolve", np.moveaxis(TENSOR, 2, 0).copy(), X[:2, :3], (0,)),
+    ("dot", 2.0, X), ("inner", 2.0, X), ("diagonal", X, 7), ("cross", X[:2], X[1:], 0, 0, 0),
+    ("einsum", "ij,jk->ik", X, X.T.copy(), {"optimize": ["einsum_path", (0, 1)]}),
+    ("fft.fft", X, 2), ("fft.fftn", X, None, ()),
+    # elements
+    ("remainder", MASK, ~MASK | MASK), ("floor_divide", S.astype(np.uint8), np.uint8(2)),
+    ("divmod", MASK, ~MASK | MASK), ("power", MASK, 2), ("power", MASK, ~MASK),
+    ("round", S * 13, -1), ("round", Z, 1), ("round", X * 100, -1), ("isinf", Z / 0),
+    ("nan_to_num", np.array([np.nan + 1j, np.inf * 1j], np.complex64)), ("frexp", HALF),
+    ("isclose", S, S + 1, 0.2), ("isclose", MASK, ~MASK), ("array_equal", S, S[:3]),
+    ("array_equal", NAN, NAN, {"equal_nan": True}), ("array_equiv", S, S[:4]),
+    ("array_equiv", X, X[:1]), ("where", MASK, 1, 2), ("piecewise", X, [X > 0, X < -1], [1, 2, 3]),
+    # sets and counts
+    ("argwhere", np.float32(2)), ("isin", S, S[:0]), ("isin", Z, Z[0]),
+    ("digitize", W, W[:0]), ("setxor1d", S, S[:0]), ("unique", np.zeros((2, 0)), {"axis": 0}),
+    ("linspace", 0, 7, 4, {"dtype": int}), ("linspace", W[:2], W[2:], 3, {"dtype": int}),
+    ("indices", (2, 3), {"sparse": True}), ("indices", ()), ("ix_", MASK[0], S[:2]),
+    ("fromfunction", lambda i, j: i + 2 * j, (2, 3)), ("arange", np.int32(2), np.float32(5)),
     # what there is
     ("isdtype", np.dtype("float32"), ("integral", "real floating")), ("iterable", X),
     ("isdtype", np.dtype("int8"), np.dtype("int8")), ("can_cast", "int32", "float64"),
@@ -205,6 +225,48 @@ def test_functions_along_axes() -> None:
     assert rows.tolist() == expected[0].tolist() and columns.tolist() == expected[1].tolist()
 
 
+def test_indices_of_other_types() -> None:
+    class Third:
+        def __index__(self) -> int:
+            return 2
+
+    x = ours(X)
+    close(x[np.int64(1), Third()], X[1, 2])
+    close(x[jnp.array([2, 0], dtype="uint8")], X[[2, 0]])
+    close(x.at[0].set(jnp.ones((1, 1, 4))), np.concatenate([np.ones((1, 4), np.float32), X[1:]]))
+    close(x.at[jnp.array([0, 9])].get(fill_value=7.0)[1], np.full(4, 7, np.float32))
+    nothing = jnp.ones((0, 2)).at[jnp.array([1])].get(mode="fill", fill_value=3.0)
+    assert nothing.tolist() == [[3.0, 3.0]]
+    assert jnp.zeros((0, 2)).at[jnp.array([1])].set(1.0, mode="drop").shape == (0, 2)
+    assert repr(jnp.arange(2).at).startswith("At(Array(")
+    assert repr(jnp.frompyfunc(jnp.add, 2, 1)) == "<ufunc 'add'>"
+    mask = np.array([True, False])
+    close(ours(B)[..., :2][..., mask], B[..., :2][..., mask])
+
+
+def test_set_operations_of_fixed_size() -> None:
+    a, b = ours(S), jnp.array([7, 3, 9])
+    both, i, j = jnp.intersect1d(a, b, return_indices=True, size=3, fill_value=-1)
+    assert both.tolist() == [3, 7, -1]
+    assert S[np.asarray(i)[:2]].tolist() == [3, 7] and i.tolist()[2] == S.size
+    assert [[7, 3, 9][k] for k in j.tolist()[:2]] == [3, 7] and j.tolist()[2] == 3
+    either = jnp.setxor1d(a, b, size=4, fill_value=-1)
+    assert either.tolist() == [1, 2, 9, -1]
+
+
+def test_vectorize_over_nothing() -> None:
+    got = jnp.vectorize(jnp.add, signature="(n),(n)->(n)")(jnp.ones((0, 2)), jnp.ones(2))
+    assert got.shape == (0, 2)
+
+
+def test_deleted_arrays_say_so() -> None:
+    x = jnp.ones(2)
+    x.delete()
+    assert repr(x) == "Array(f32[2], deleted)"
+    assert jnp.ones(2).view() is not None and (jnp.ones(2) > 0).view("int8").tolist() == [1, 1]
+    assert jnp.ones(2).to_device("cpu").tolist() == [1, 1]
+
+
 # ---- what is refused ----
 
 O, F = jnp.ones, gf.jit
@@ -306,6 +368,73 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jnp.linalg.tensorsolve(O((2, 3)), O(2)), ValueError, "is not square for"),
     (lambda: jnp.linalg.tensorinv(O((2, 2)), 0), ValueError, "ind must be positive"),
     (lambda: jnp.linalg.tensorinv(O((2, 3)), 1), ValueError, "is not square when split"),
+    # products and transforms
+    (lambda: jnp.matmul(O(()), O(2)), ValueError, r"scalars are multiplied by \*"),
+    (
+        lambda: jnp.matmul(O((2, 2, 2)), O((3, 2, 2))),
+        ValueError,
+        r"batches \(2,\) and \(3,\) differ",
+    ),
+    (lambda: jnp.dot(O(2), O(3)), ValueError, "dot"),
+    (lambda: jnp.tensordot(O(2), O((2, 2)), 2), ValueError, "fewer than 2 axes"),
+    (lambda: jnp.tensordot(O(2), O(3), 1), ValueError, r"lengths \[2\] and \[3\] differ"),
+    (lambda: jnp.vecdot(O(2), O(3)), ValueError, "lengths differ along axis -1"),
+    (lambda: jnp.cross(O(4), O(4)), ValueError, "must have 2 or 3 components"),
+    (lambda: jnp.diag(O((2, 2, 2))), ValueError, "takes a vector or a matrix"),
+    (lambda: jnp.einsum("i,i", O(2), "x"), TypeError, "takes arrays after the subscripts"),
+    (lambda: jnp.einsum("i1,i", O((2, 2)), O(2)), ValueError, "does not name the 2 axes"),
+    (lambda: jnp.einsum("i->ii", O(2)), ValueError, "'ii' repeats or invents an index"),
+    (lambda: jnp.einsum("ii", O((2, 3))), ValueError, "repeated index 'i' has two lengths"),
+    (lambda: jnp.fft.fft(O(2), norm="half"), ValueError, "norm 'half' is none of"),
+    (lambda: jnp.fft.rfft(jnp.array(Z)), TypeError, "rfft takes real numbers"),
+    (lambda: jnp.fft.fft(O(2), 0), ValueError, "must be positive, got 0"),
+    (lambda: jnp.fft.fftn(O((2, 2)), (2,), (0, 1)), ValueError, "1 lengths for 2 axes"),
+    (lambda: jnp.fft.irfft(O(1)), ValueError, r"of length \[0\]"),
+    # grids
+    (lambda: jnp.arange(0, 1, 0), ZeroDivisionError, "step must not be 0"),
+    (lambda: jnp.linspace(0, 1, -1), ValueError, "num must not be negative"),
+    (lambda: jnp.tril(O(2)), ValueError, "tril takes at least 2 dimensions"),
+    (lambda: jnp.meshgrid(O(2), indexing="yx"), ValueError, 'must be "xy" or "ij"'),
+    (lambda: jnp.meshgrid(O((2, 2))), ValueError, "meshgrid takes vectors"),
+    (lambda: jnp.ix_(O((2, 2))), ValueError, "ix_ takes vectors"),
+    (lambda: jnp.vander(O((2, 2))), ValueError, "vander takes a vector"),
+    (lambda: jnp.vander(O(2), -1), ValueError, "must not be negative"),
+    (lambda: jnp.r_["0,2", O(2)], ValueError, "directives such as '0,2'"),
+    # elements
+    (lambda: jnp.divmod(jnp.array(Z), 2), TypeError, "divmod takes real numbers"),
+    (lambda: jnp.power(jnp.arange(3), -1), ValueError, "use floats"),
+    (lambda: jnp.clip(jnp.array(Z), 0, 1), ValueError, "complex numbers have no order"),
+    (lambda: jnp.ldexp(O(2), O(2)), ValueError, "the exponent must be an integer"),
+    (lambda: jnp.gcd(O(2), O(2)), ValueError, "gcd takes integers"),
+    (lambda: jnp.where(O(2) > 0, O(3), O(3)), ValueError, "do not broadcast to one shape"),
+    (lambda: jnp.select([O(2) > 0], [1, 2]), ValueError, "1 conditions for 2 choices"),
+    (lambda: jnp.select([], []), ValueError, "must be non-empty"),
+    (lambda: jnp.piecewise(O(2), [O(2) > 0], []), ValueError, "1 conditions take 1 functions"),
+    (lambda: pow(O(2), 2, 3), TypeError, "takes no third argument"),
+    (lambda: np.array(O(2), "int8", copy=False), ValueError, "without a copy"),
+    (lambda: O(()).view("int8"), ValueError, "has no last axis to change"),
+    (lambda: O(3).view("float64"), ValueError, "does not divide into float64"),
+    # sets and counts
+    (lambda: jnp.bincount(O(2)), TypeError, "takes a vector of integers"),
+    (lambda: F(jnp.bincount)(jnp.arange(3)), TypeError, "give length="),
+    (lambda: jnp.bincount(jnp.arange(3), O(2)), ValueError, "weights .* do not fit"),
+    (lambda: jnp.digitize(1.0, O((2, 2))), ValueError, "bins must be a vector"),
+    (lambda: jnp.histogram(O(2), "auto"), ValueError, "must be a number or edges"),
+    (lambda: jnp.result_type(), ValueError, "at least one operand"),
+    (lambda: jnp.add([1], 2), TypeError, "got a list; make an array"),
+    # indexing
+    (lambda: O((0, 2))[jnp.array([1])], IndexError, "which is empty"),
+    (lambda: O((0, 2)).at[jnp.array([1])].set(1.0), IndexError, "which is empty"),
+    (lambda: O(2).at[0].set(1j), TypeError, "complex values do not fit"),
+    # vectorize
+    (lambda: jnp.vectorize(np.add, signature="(n)")(O(2)), ValueError, "needs the form"),
+    (lambda: jnp.vectorize(np.add, signature="(n)->()")(O(2), 1), TypeError, "takes 1 arguments"),
+    (lambda: jnp.vectorize(abs, signature="(n,m)->()")(O(2)), ValueError, "lacks the axes"),
+    (lambda: jnp.vectorize(abs, signature="(n)->()")(O(2)), ValueError, "the result .* lacks"),
+    (lambda: jnp.vectorize(jnp.add, signature="(n),(n)->(n)")(O(2), O(3)), ValueError, "elsewhere"),
+    (lambda: jnp.frompyfunc(jnp.add, 2, 1)(O(2)), TypeError, "takes 2 arguments, got 1"),
+    (lambda: jnp.frompyfunc(abs, 1, 1).reduce(O(2)), ValueError, "two arguments and one result"),
+    (lambda: jnp.frompyfunc(jnp.add, 2, 1).reduce(O(0)), ValueError, "needs initial="),
 ]
 
 
