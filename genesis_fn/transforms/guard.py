@@ -10,7 +10,9 @@ import dataclasses
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any
+from weakref import getweakrefcount
 
 import numpy as np
 
@@ -35,6 +37,7 @@ class _Writer:
     def __init__(self, miss: str = "None") -> None:
         self.lines: list[str] = []
         self.space: dict[str, Any] = {}
+        self.names: dict[int, str] = {}  # by the id of what they stand for, which `space` holds
         self.count = 0
         self.miss = miss  # what the function returns for another structure
 
@@ -43,8 +46,10 @@ class _Writer:
         return f"x{self.count}"
 
     def name(self, value: Any) -> str:
-        text = f"c{len(self.space)}"
-        self.space[text] = value
+        text = self.names.get(id(value))
+        if text is None:
+            text = self.names[id(value)] = f"c{len(self.space)}"
+            self.space[text] = value
         return text
 
     def function(self, signature: str, result: str) -> Callable:
@@ -278,15 +283,24 @@ def caller(
         storages = [f"own({a})" if i in taken else f"{a}.data" for i, a in enumerate(arrays)]
         given = ", ".join(storages)
     results = [f"y{i}" for i in range(len(sigs))]
+    again = {} if carried is not None else _again(sigs, [dynamic[i][1].sig for i in donated])
+    for i in again:
+        results[i] = f"s{i}"
+    # Results go where they belong as they are unpacked: shells need no more than that.
+    places = ", ".join(f"s{i}.data" if i in again else y for i, y in enumerate(results))
+    if again:
+        shells = out.name(Shells([sigs[i] for i in again]))
+        out.lines.append(f"{', '.join(results[i] for i in again)}, = {shells}.take()")
     if results and not left:
-        left = f"{', '.join(results)}, = "
+        left = f"{places}, = "
     out.lines += [
         "try:", f"    {left}run({given})", "except Exception as error:",
         f"    raise failed(error, [{', '.join(a for a, _ in dynamic)}]) from None",
     ]  # fmt: skip
+    made = [i for i in range(len(sigs)) if i not in again]
     if carried is not None:
         if results:
-            out.lines.append(f"{', '.join(results)}, = others")
+            out.lines.append(f"{places}, = others")
         out.space["marks"] = _marks(
             ["a state", *[paths[i] for i in donated]], ["of a state", *carried.avals], name
         )
@@ -300,14 +314,17 @@ def caller(
     elif donated:
         avals = [dynamic[i][1].aval for i in donated]
         out.space["marks"] = _marks([paths[i] for i in donated], avals, name)
-        out.lines.append(f"{', '.join(f'd{i}' for i in donated)}, = marks(where(depth=4))")
-        out.lines += [f"{dynamic[i][0]}.data = d{i}" for i in donated]
+        given_up = ", ".join(f"{dynamic[i][0]}.data" for i in donated)
+        out.lines.append(f"{given_up}, = marks(where(depth=4))")
+    if again:
+        worn = [dynamic[donated[k]][0] for k in again.values()]
+        out.lines.append(f"{shells}.keep([{', '.join(worn)}])")
     many = len(sigs) >= _MANY
     if many:
         out.space["gc"] = gc
         out.lines += ["collects = gc.isenabled()", "gc.disable()"]
-    for i, s in enumerate(sigs):
-        out.lines.append(f"a = new(Array); a.data = y{i}; a.sig = {out.name(s)}; y{i} = a")
+    for i in made:
+        out.lines.append(f"a = new(Array); a.data = y{i}; a.sig = {out.name(sigs[i])}; y{i} = a")
     text = _build(out, tree.unflatten(out_tree, [_Leaf(y) for y in results]))
     if text is None:
         rebuild = out.name(lambda found: tree.unflatten(out_tree, found))
@@ -317,6 +334,39 @@ def caller(
         text = "result"
     return out.function("args, kwargs", text)
 
+
+def _again(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:
+    """{result: donated argument of its signature}, for as many results as there are."""
+    free: dict[Any, list[int]] = {}
+    for k, s in reversed(list(enumerate(donated))):
+        free.setdefault(s, []).append(k)
+    return {i: free[s].pop() for i, s in enumerate(sigs) if free.get(s)}
+
+
+class Shells:
+    """Arrays without memory: those donated to a call become the results of the next call but one,
+    if nobody else has them by then. Making and freeing as many costs more than the rest of a call.
+    """
+
+    def __init__(self, sigs: Sequence[Any]) -> None:
+        self._sigs = sigs
+        self._kept: list[list[Array]] = []
+
+    def take(self) -> list[Array]:
+        """An array without memory for each signature, nobody else's."""
+        found = self._kept.pop() if self._kept else None
+        if found is not None and sum(map(getrefcount, found)) == _ALONE * len(found):
+            if not sum(map(getweakrefcount, found)):
+                return found
+        return [Array(None, s) for s in self._sigs]
+
+    def keep(self, arrays: list[Array]) -> None:
+        """Hold arrays of these signatures that were just donated until a call can use them."""
+        self._kept = [arrays]
+
+
+# What counting the references of an object gives that a list alone holds.
+_ALONE = next(map(getrefcount, [object()]))
 
 # Stands for a state among the arguments and results of a call that carries one.
 _STATE = object()

@@ -236,3 +236,21 @@ def test_donated_memory_that_others_hold_is_copied(place) -> None:
     alone = gnp.array(values)
     address = alone.data.address
     assert update(alone).data.address == address
+
+
+def test_donated_memory_of_which_part_is_shown_elsewhere_is_copied(place) -> None:
+    update = g.jit(lambda state: [x + 1 for x in state], donate_argnums=0)
+    values = normal(50)
+    x = gnp.array(values)
+    part = x[:25]
+    for _ in range(3):
+        state = update([gnp.array(values), x])
+        np.testing.assert_array_equal(np.asarray(state[1]), values + 1)
+        np.testing.assert_array_equal(np.asarray(part), values[:25])
+        # What the part's own array gives up is memory of another's, which stays as it is.
+        whole = gnp.array(values)
+        first = whole[:25]
+        assert np.asarray(update([first, first + 1])[0]).tolist() == (values[:25] + 1).tolist()
+        np.testing.assert_array_equal(np.asarray(whole), values)
+        x = gnp.array(values)
+        part = x[:25]

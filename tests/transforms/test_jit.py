@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import threading
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -233,6 +234,34 @@ def test_donation():
         f({"w": old}, ours(V))
     with pytest.raises(errors.DonatedError):
         jit(lambda x: x * 2)(old)
+
+
+@pytest.mark.parametrize("held", ["nothing", "array", "container", "weak reference"])
+def test_donated_arrays_that_nobody_has_are_used_again(held):
+    f = jit(lambda state, x: ({"w": state["w"] + x, "n": state["n"] + 1}, x * 2), donate_argnums=0)
+    state, one = {"w": ours(np.zeros(4)), "n": ours(np.array(0))}, ours(np.ones(4))
+    holds = {"nothing": lambda s: None, "array": lambda s: s["w"], "container": lambda s: s,
+             "weak reference": lambda s: weakref.ref(s["w"])}  # fmt: skip
+    ids = []
+    kept = None
+    for k in range(6):
+        ids.append([id(x) for x in state.values()])
+        kept = holds[held](state) if k == 2 else kept
+        old = state["w"]
+        state, other = f(state, one)
+        why = old.data.why
+        del old
+        assert "state['w'] was donated to" in why
+        np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, k + 1.0))
+        assert int(state["n"]) == k + 1
+        np.testing.assert_array_equal(np.asarray(other), np.full(4, 2.0))
+        if kept is not None:  # whoever has the third call's array never finds another's values
+            found = {"array": lambda: kept, "container": lambda: kept["w"]}.get(held, kept)()
+            gone = found is None or found.is_deleted()
+            del found
+            assert gone
+    if held == "nothing":
+        assert ids[1:4] == ids[3:]  # the first call had none to keep
 
 
 def test_donation_by_name_and_refusals():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import compress
 from operator import itemgetter
 from sys import getrefcount
 from typing import Any
@@ -48,10 +47,12 @@ _MOST_MISSES = 24  # captures after which outputs that keep moving are copied in
 
 
 def _references_alone() -> int:
-    """What counting the references of memory gives that one Array and the list of inputs hold."""
+    """What counting the references of memory gives that one Array, the list of inputs, and the list
+    of those that are taken hold."""
     array = [object()]
     inputs = [array[0]]
-    return next(map(getrefcount, compress(inputs, [True])))
+    taken = inputs[:]
+    return next(map(getrefcount, taken))
 
 
 _ALONE = _references_alone()
@@ -117,7 +118,11 @@ class CudaExecutable:
             ([k for k, b in enumerate(self._outputs) if b == made], out)
             for made, out in self._held.items()
         ]
-        self._is_taken = [i in taken for i in range(len(inputs))]
+        # Inputs that are overwritten: which, what all their references sum up to where nobody else
+        # has any, and whose they must be: parts of other memory and imports are others' too.
+        self._pick_taken = _picker(self._taken)
+        self._alone = _ALONE * len(self._taken)
+        self._owners = [self.runtime.pool] * len(self._taken)
 
     def _registered_checks(self) -> Checks | None:
         if self.table.word is None:
@@ -160,10 +165,11 @@ class CudaExecutable:
     def _run(self, buffers: list[Any], addresses: list[int]) -> list[Any]:
         driver = self.runtime.driver
         if self._taken:
-            held = sum(map(getrefcount, compress(buffers, self._is_taken)))
-            kinds = set(map(type, compress(buffers, self._is_taken)))
-            if held != _ALONE * len(self._taken) or kinds != {Block}:
-                self._copy_shared(buffers, addresses)
+            taken = self._pick_taken(buffers)
+            alone = sum(map(getrefcount, taken)) == self._alone
+            if not alone or [b.owner for b in taken] != self._owners:
+                self._copy_shared(buffers, taken, addresses)
+            del taken
         for i, slot in self.slots.items():
             driver.copy(slot.address, addresses[i], buffers[i].bytes, driver.compute)
             addresses[i] = slot.address
@@ -191,12 +197,12 @@ class CudaExecutable:
         """The memory of a result, the caller's own."""
         return out.handed_out(self.runtime, self._site)
 
-    def _copy_shared(self, buffers: list[Any], addresses: list[int]) -> None:
+    def _copy_shared(self, buffers: list[Any], taken: list[Any], addresses: list[int]) -> None:
         """Give the program a copy of donated memory that somebody else may see."""
         driver = self.runtime.driver
-        counts = list(map(getrefcount, compress(buffers, self._is_taken)))
+        counts = list(map(getrefcount, taken))
         for i, count in zip(self._taken, counts, strict=True):
-            if count > _ALONE or type(buffers[i]) is not Block:
+            if count > _ALONE or buffers[i].owner is not self.runtime.pool:
                 copy = self.runtime.alloc(buffers[i].bytes, self._site)
                 driver.copy(copy.address, addresses[i], copy.bytes, driver.compute)
                 buffers[i], addresses[i] = copy, copy.address
@@ -355,6 +361,9 @@ def _picker(indices: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
     """A function from a list to the list of its elements at `indices`."""
     if len(indices) < 2:
         return lambda xs: [xs[i] if xs else None for i in indices]
+    if list(indices) == list(range(indices[0], indices[-1] + 1)):
+        run = slice(indices[0], indices[-1] + 1)
+        return lambda xs: xs[run] if xs else [None] * len(indices)
     pick = itemgetter(*indices)
     return lambda xs: list(pick(xs)) if xs else [None] * len(indices)
 
