@@ -221,6 +221,8 @@ def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Seque
     leaves, treedef = tree.flatten(operands)
     inits = tree.leaves(init_values)
     xs = [array(x) for x in leaves]
+    if len(inits) != len(xs):
+        raise errors.ShapeError(f"reduce: {len(xs)} operands but {len(inits)} initial values")
     starts = [_initial(i, x) for i, x in zip(inits, xs, strict=True)]
     if len(xs) == 1 and not isinstance(operands, (tuple, list, dict)):
         return fold.reduce(xs[0], starts[0], computation, dimensions)

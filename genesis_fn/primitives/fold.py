@@ -131,8 +131,6 @@ def reduce(
     for x in xs[1:]:
         if typeof(x).shape != typeof(xs[0]).shape:
             raise errors.ShapeError(f"reduce: {typeof(xs[0])} and {typeof(x)} differ in shape")
-    if len(inits) != len(xs):
-        raise errors.ShapeError(f"reduce: {len(xs)} operands but {len(inits)} initial values")
     starts = [_start(i, x, axes) for i, x in zip(inits, xs)]
     if not axes or any(typeof(xs[0]).shape[a] == 0 for a in axes):
         results = xs if not axes else ()

@@ -7,6 +7,7 @@ are order-independent derivations. Using one key twice warns, and raises under `
 
 from __future__ import annotations
 
+import operator
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -143,9 +144,13 @@ def key(seed: Any, *, impl: str | None = None) -> Key:
         from genesis_fn.primitives.shape import concatenate, reshape
 
         return Key(concatenate([reshape(high, (1,)), reshape(low, (1,))], 0), impl)
-    value = int(seed) & (2**64 - 1)
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"a seed is an integer scalar, got {seed!r}") from None
+    value = number & (2**64 - 1)
     # A small negative seed means the 32-bit one, as in JAX.
-    high = 0 if -(2**31) <= int(seed) < 0 else value >> 32
+    high = 0 if -(2**31) <= number < 0 else value >> 32
     return Key(from_numpy(np.array([high, value & 0xFFFFFFFF], np.uint32)), impl)
 
 

@@ -1,0 +1,110 @@
+"""What the specifications of hand-written kernels refuse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import torch
+
+from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.kernels.attention_spec import AttentionSpec
+from genesis_fn.kernels.concat import Concatenate
+from genesis_fn.kernels.cross_entropy import CrossEntropy
+from genesis_fn.kernels.interpret import run_plan
+from genesis_fn.kernels.launch import Buf
+from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy
+from genesis_fn.kernels.matmul import plan_matmul
+from genesis_fn.kernels.matmul_spec import Config, Epilogue, MatmulSpec, Segment
+from genesis_fn.kernels.matmul_tuning import Target
+from genesis_fn.kernels.norm import Norm
+from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.kernels.pool import Window
+from genesis_fn.kernels.random import RandomBits
+from genesis_fn.kernels.scan import Scan
+from genesis_fn.kernels.scatter import GatherRows, ScatterRows
+from genesis_fn.kernels.softmax import Softmax
+from genesis_fn.kernels.sort import Sort
+
+UNIT = (1, 1, 1)
+ATTENTION = AttentionSpec(1, 2, 1, 4, 4, 8)
+LOSSES = CrossEntropy(4, 8, "fp32", reduction="none")
+HOPPER, AMPERE = Target(90), Target(80)
+
+
+SEGMENT = Segment(4, (4, 1), (4, 1))
+COPY = PlanBuilder(1, 1)
+
+
+def planned(family: str, target: Target, m: int = 16, **types: str) -> Any:
+    config = Config(family, 16, 16, 16)
+    return plan_matmul(MatmulSpec(m, 16, 16, **types), config, target=target)
+
+
+def window(**options: Any) -> Window:
+    return Window(1, (4, 1, 1), 1, (2, 1, 1), **{"dtype": "fp32", **options})
+
+
+CASES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Softmax(2, 3, "fp32", "hardmax"), "kind is one of"),
+    (lambda: Softmax(2, 0, "fp32"), "at least one column"),
+    (lambda: Norm(2, 3, "fp32", "batch"), "a norm is 'rms' or 'layer'"),
+    (lambda: Norm(2, 0, "fp32"), "at least one column"),
+    (lambda: Scan(1, 2, 3, "fp32", "sub"), "a scan's operation is one of"),
+    (lambda: Scan(1, 2, 3, "i32", "logaddexp"), "needs a floating type, not i32"),
+    (lambda: GatherRows(2, 3, 4, "fp32", mode="wrap"), "'clip' or 'fill', not 'wrap'"),
+    (lambda: GatherRows(0, 3, 4, "fp32"), "an array without rows"),
+    (lambda: ScatterRows(2, 3, 4, "fp32", "sub"), "a scatter's operation is one of"),
+    (lambda: ScatterRows(2, 3, 4, "fp32", base="ones"), "a scatter's base is one of"),
+    (lambda: ScatterRows(2, 3, 4, "fp32", mode="fill"), "'clip' or 'drop', not 'fill'"),
+    (lambda: ScatterRows(2**31, 3, 4, "fp32"), "is longer than 2^31 - 2"),
+    (lambda: Sort(2, 3, ("fp32",), 2), "1 operands cannot have 2 keys"),
+    (lambda: Sort(2, 2**31, ("fp32",)), "is longer than 2^31 - 1"),
+    (lambda: window(operation="mean"), "a window's operation is one of"),
+    (lambda: window(operation="add", average="some"), "average is None, 'all' or 'valid'"),
+    (lambda: window(average="all"), "only sums of floats"),
+    (lambda: window(operation="add", average="valid", base_dilation=(2, 1, 1)), "a dilated array"),
+    (lambda: Concatenate((), 0, "fp32"), "at least one array"),
+    (lambda: Concatenate(((2, 3),), 2, "fp32"), "axis 2 is not an axis of 2 dimensions"),
+    (lambda: Concatenate(((2, 3), (3, 4)), 0, "fp32"), "differ in more than axis 0"),
+    (lambda: RandomBits(1, 2, 24), "random bits come in widths"),
+    (lambda: LinearCrossEntropy(LOSSES, 4), 'need cotangent="rows"'),
+    (lambda: LinearCrossEntropy(LOSSES, 4, cotangent="many"), "cotangent is one of"),
+    (lambda: PlanBuilder(1, 1).clear(Buf(0, "fp32", 4)), "can only be cleared whole"),
+    (lambda: replace(ATTENTION, batch=0), "every size must be at least 1"),
+    (lambda: replace(ATTENTION, kv_heads=3), "not a multiple of 3 key/value heads"),
+    (lambda: replace(ATTENTION, head_dim=512), "head dimensions 512 and 512 exceed 256"),
+    (lambda: replace(ATTENTION, dtype="fp64"), "dtypes must be among"),
+    (lambda: replace(ATTENTION, align="middle"), 'align must be "start" or "end"'),
+    (lambda: replace(ATTENTION, precision="exact"), "unknown float32 precision"),
+    (lambda: replace(ATTENTION, dropout=1.0), "the dropout rate must be in"),
+    (lambda: plan_attention_decode(replace(ATTENTION, q_len=200)), "use plan_attention_forward"),
+    (lambda: plan_attention_decode(replace(ATTENTION, dropout=0.5)), "it is for inference"),
+    (lambda: Epilogue(bias="both"), "bias must be None, 'row' or 'col'"),
+    (lambda: Epilogue(activation="swish"), "activation must be one of"),
+    (lambda: Epilogue(gating="half"), "gating must be None"),
+    (lambda: MatmulSpec(4, 4, 4, precision="exact"), "precision must be one of"),
+    (lambda: MatmulSpec(4, 4, 4, lhs_dtype="bf8"), "is not an element type"),
+    (lambda: MatmulSpec(4, 4, 4, lhs_strides=(1,)), "lhs_strides must have 2 entries"),
+    (lambda: MatmulSpec(4, 4, 4, batch=(2,), segments=(SEGMENT,)), "has no batch axes and no gate"),
+    (lambda: planned("pointer", AMPERE, lhs_dtype="fp8e5"), "float8 needs compute capability 8.9"),
+    (lambda: planned("pointer", HOPPER, lhs_dtype="i32", rhs_dtype="i32"), "tensor cores cannot"),
+    (lambda: planned("tma", AMPERE), "cannot be read through descriptors on sm_80"),
+    (lambda: planned("wgmma", HOPPER), "family must be 'tma', 'pointer' or 'gemv'"),
+    (lambda: planned("gemv", HOPPER, m=64), "a gemv tile of 16 rows cannot hold 64"),
+    (lambda: run_plan(COPY.build(), [], []), "takes 1 inputs and 1 outputs, got 0 and 0"),
+    (lambda: run_plan(COPY.build(), [torch.ones(2, 2).T], [torch.ones(1)]), "contiguous host"),
+]
+
+
+@pytest.mark.parametrize("make, message", CASES, ids=[c[1] for c in CASES])
+def test_refusal(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError) as found:
+        make()
+    assert message in str(found.value)
