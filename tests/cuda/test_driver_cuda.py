@@ -175,9 +175,6 @@ class FakeCuda:
     def _cuGetErrorString(self, code):
         return b"made up"
 
-    def _cuEventQuery(self, event):
-        return ()
-
 
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
@@ -255,6 +252,62 @@ def test_launches(driver, fake):
         prepared[0].launch(driver.compute)
     del prepared, empty
     assert fake.calls.count("cuModuleUnload") == fake.calls.count("cuModuleLoadData") == 3
+
+
+def test_many_modules_load_at_once_and_go_quietly(driver, fake):
+    from dataclasses import replace
+
+    (prepared,) = driver.prepare([kernels.axpy(100, 2.0)])
+    wanted = [replace(prepared.compiled, key=f"kernel {i}") for i in range(9)]
+    modules = driver._load(wanted)
+    assert sorted(modules) == sorted(one.key for one in wanted)
+    assert fake.calls.count("cuModuleLoadData") == 10
+    fake.failing["cuStreamSynchronize"] = fake.failing["cuCtxSynchronize"] = cu.CUresult(999)
+    del modules, prepared  # where the driver is shutting down nothing is raised
+
+
+def test_what_a_device_lacks(driver, fake, monkeypatch):
+    fake.failing["cuInit"] = cu.CUresult.CUDA_ERROR_NO_DEVICE
+    assert driver_cuda.device_count() == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(driver_cuda, "cu", cu)
+        assert driver_cuda.device_count() == 0, "without a driver"
+    del fake.failing["cuInit"]
+    fake.failing["cuGraphLaunch"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(CudaError, match="INVALID_VALUE"):
+        driver.launch_graph(cu.CUgraphExec(5), driver.compute)
+    event = driver.new_event()
+    assert driver.done(event)
+    fake.failing["cuEventQuery"] = cu.CUresult.CUDA_ERROR_NOT_READY
+    assert not driver.done(event)
+    monkeypatch.setattr(FakeCuda, "_cuDeviceGetAttribute", lambda *_: 0)
+    with pytest.raises(CudaError, match="no virtual memory management"):
+        driver_cuda.CudaDriver(0)
+
+
+def test_condition_kernels_are_compiled(driver, monkeypatch):
+    from cuda.bindings import nvrtc
+
+    done, calls = nvrtc.nvrtcResult.NVRTC_SUCCESS, []
+
+    def made_up(name, *result):
+        def call(*arguments):
+            calls.append((name, arguments))
+            return (done, *result)
+
+        monkeypatch.setattr(nvrtc, name, call)
+
+    made_up("nvrtcCreateProgram", "program")
+    made_up("nvrtcCompileProgram")
+    made_up("nvrtcGetCUBINSize", 4)
+    made_up("nvrtcGetCUBIN")
+    assert driver._compile_setters() == b"    "  # which NVRTC fills
+    (create, source), (_, (_, count, options)) = calls[:2]
+    assert create == "nvrtcCreateProgram" and b"cudaGraphSetConditional" in source[0]
+    assert count == 1 and options == [b"--gpu-architecture=sm_90"]
+    done = nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION
+    with pytest.raises(CudaError, match="compiling the condition kernels"):
+        driver._compile_setters()
 
 
 def test_launch_attributes(driver):
