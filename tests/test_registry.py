@@ -33,7 +33,10 @@ ELSEWHERE = {
     "linear_call": "transforms/test_custom.py", "scan": "transforms/test_scan.py",
     "while": "transforms/test_loops.py", "cond": "transforms/test_cond.py",
     "fused": "transforms/test_fused.py", "custom_jvp": "transforms/test_custom.py",
-    "custom_vjp": "transforms/test_custom.py", "checkpoint": "transforms/test_checkpoint.py",
+    "custom_vjp": "transforms/test_custom.py",
+    "custom_jvp_call": "transforms/test_rules_run.py",
+    "custom_vjp_call": "transforms/test_rules_run.py", "pullback": "transforms/test_rules_run.py",
+    "checkpoint": "transforms/test_checkpoint.py",
     "name": "transforms/test_checkpoint.py",
     **dict.fromkeys(
         ("psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute",

@@ -82,11 +82,14 @@ class Primitive:
     * `torch(*tensors, **params)`, or `torch_for(avals, **params)` that makes such a function.
     * `triton`: the expression or description that the CUDA backend generates code from.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
+
+    A primitive that runs Python functions given as parameters has `inline(*operands, **params)`,
+    which does so under the current trace, and `stage` (see `transforms/inline.py`).
     """
 
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "torch", "torch_for", "triton", "view", "effect", "collective", "weak", "callable_params",
+        "torch", "torch_for", "triton", "view", "effect", "collective", "weak", "inline", "stage",
         "abstract_cache", "eager_cache",
     )  # fmt: skip
 
@@ -119,6 +122,8 @@ class Primitive:
         self.triton, self.view = triton, view
         self.effect, self.collective = effect, collective
         self.weak = None if multi else weak
+        self.inline: Callable | None = None
+        self.stage: Callable | None = None
         self.abstract_cache: dict[Any, Any] = {}
         self.eager_cache: dict[Any, Callable] = {}
 

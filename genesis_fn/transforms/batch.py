@@ -67,7 +67,9 @@ class BatchTrace(Trace):
                 dims.append(None)
         ctx.trace = self.parent
         try:
-            if self.axis_name is not None and self._names(prim, params):
+            if prim.stage is not None:  # a function: what it closes over may be batched too
+                out, d = prim.batch(self, values, dims, **params)  # pyright: ignore[reportOptionalCall]
+            elif self.axis_name is not None and self._names(prim, params):
                 if prim.collective:
                     out, d = prim.batch(self.batch_size, values, dims, **params)  # pyright: ignore[reportOptionalCall]
                 else:
@@ -95,6 +97,27 @@ class BatchTrace(Trace):
         if prim.collective:
             return params["axis_name"] == self.axis_name
         return any(self.axis_name in j.axes for j in jaxprs_in(params))
+
+
+class resumed:
+    """`with resumed(trace):` its operations run under the trace that was current, and its tracers
+    are good again: a function of it is run by another trace, or after it ended."""
+
+    __slots__ = ("trace", "before", "axis")
+
+    def __init__(self, trace: BatchTrace) -> None:
+        self.trace, self.axis = trace, named_axis(trace.axis_name, trace.batch_size)
+
+    def __enter__(self) -> None:
+        self.before = self.trace.parent, self.trace.alive
+        self.trace.parent, self.trace.alive = ctx.trace, True
+        ctx.trace = self.trace
+        self.axis.__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        self.axis.__exit__(*exc)
+        ctx.trace = self.trace.parent
+        self.trace.parent, self.trace.alive = self.before
 
 
 class named_axis:
@@ -183,5 +206,6 @@ def at_front(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> list[A
 
 
 __all__ = [
-    "BatchTrace", "BatchTracer", "at_front", "batch_jaxpr", "named_axis", "typeof", "vmap_flat",
+    "BatchTrace", "BatchTracer", "at_front", "batch_jaxpr", "named_axis", "resumed", "typeof",
+    "vmap_flat",
 ]  # fmt: skip

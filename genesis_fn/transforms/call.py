@@ -90,12 +90,17 @@ def _linear_call_linearize(nonzero: Sequence[bool], *xs: Any, forward: Any, **pa
     return linearize_call(nonzero, xs, _forward(forward, params["name"]))
 
 
+def no_forward_mode(name: str) -> Exception:
+    """The error for forward mode of a function that has a rule for reverse mode only."""
+    return errors.NotDifferentiableError(
+        f"forward-mode differentiation of {name}, which defines only a reverse rule (defvjp)\n"
+        f"  at {where().describe()}\n  define a forward rule too: {name}.def_jvp(...)"
+    )
+
+
 def _forward(forward: Jaxpr | None, name: str) -> Jaxpr:
     if forward is None:
-        raise errors.NotDifferentiableError(
-            f"forward-mode differentiation of {name}, which defines only a reverse rule (defvjp)\n"
-            f"  at {where().describe()}\n  define a forward rule too: {name}.def_jvp(...)"
-        )
+        raise no_forward_mode(name)
     return forward
 
 

@@ -1,7 +1,8 @@
 """custom_jvp and custom_vjp: functions with derivative rules of the user's.
 
-The function and its rules are staged to programs at the call, and what they capture is hoisted to
-leading operands, so a rule may close over traced values as long as those are not differentiated.
+A derivative runs the rules as they are, in Python (`inline.py`). Where a program is being recorded,
+function and rules are staged, and what they capture is hoisted to leading operands. A rule may
+close over traced values as long as those are not differentiated.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import is_value
-from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
-from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, surroundings, typeof
+from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
+from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, marked, surroundings, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p, linear_call
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.inline import custom_jvp_call_p, custom_vjp_call_p, forward_rule
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
 
 
@@ -61,60 +63,21 @@ class Rules:
         return self.batches[key]
 
 
-@memoized
-def split_by_dependence(rule: Jaxpr, primals: int, outs: int) -> tuple[Jaxpr, Jaxpr, int]:
-    """(known, tangent, number of residuals) of a jvp rule [primals, tangents] -> [outs, tangents].
-
-    known: primals -> [outs, residuals]; tangent: [residuals, tangents] -> output tangents. What
-    does not touch tangents is computed once, on the way forward.
-    """
-    reached: set[Var] = set(rule.invars[primals:])
-    known: list[Eqn] = []
-    late: list[Eqn] = []
-    for e in rule.eqns:
-        if reached.isdisjoint(e.ins):
-            known.append(e)
-        else:
-            reached.update(e.outs)
-            late.append(e)
-    if any(o in reached for o in rule.outs[:outs]):
-        raise errors.NotDifferentiableError(
-            f"the jvp rule of {rule.name} computes its primal output from tangents"
-        )
-    late, used = dead_code(late, rule.outs[outs:])
-    made = {o for e in late for o in e.outs}
-    residuals = [v for v in _ordered(late, rule.outs[outs:]) if v in used and v not in made
-                 and v not in reached]  # fmt: skip
-    first = [*rule.outs[:outs], *residuals]
-    program = Jaxpr(rule.invars[:primals], dead_code(known, first)[0], first, (), rule.name)
-    tangent = Jaxpr([*residuals, *rule.invars[primals:]], late, rule.outs[outs:], (), rule.name)
-    return program, tangent, len(residuals)
-
-
-def _ordered(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Var, None]:
-    """Operands in order of first use, without repetition."""
-    return dict.fromkeys(v for v in (*(i for e in eqns for i in e.ins), *outs) if type(v) is Var)
-
-
 # ---- custom_jvp ----
 
 
-def _jvp_linearize(
-    nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, rules: Rules, consts: int
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, rules: Rules, consts: int
 ) -> Any:
-    _refuse_captured(nonzero, consts, jaxpr.name)
+    _refuse_captured([t is not None for t in tangents], consts, jaxpr.name)
     (rule,) = rules.programs()
     count = len(jaxpr.outs)
-    known, tangent, _ = split_by_dependence(rule, len(xs), count)
-    outs = bind(jit_p, *xs, jaxpr=known)
-    primals, residuals = outs[:count], outs[count:]
 
-    def apply(*ts: Any) -> list[Any]:
-        given = [instantiate(t, typeof(x)) for t, x in zip(ts[consts:], xs[consts:])]
-        back = bind(jit_p, *residuals, *given, jaxpr=tangent)
-        return [t if dtypes.is_inexact(typeof(o).dtype) else None for t, o in zip(back, primals)]
+    def apply(primals: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        outs = evaluate(rule, *primals, *given)
+        return outs[:count], outs[count:]
 
-    return primals, apply
+    return forward_rule(primals, tangents, apply, consts)
 
 
 def _jvp_batch(
@@ -147,9 +110,7 @@ def _all_batched(
     return moved, batched
 
 
-custom_jvp_p = Primitive(
-    "custom_jvp", _shape, multi=True, linearize=_jvp_linearize, batch=_jvp_batch
-)
+custom_jvp_p = Primitive("custom_jvp", _shape, multi=True, jvp=_jvp, batch=_jvp_batch)
 
 
 # ---- custom_vjp ----
@@ -238,8 +199,106 @@ custom_vjp_p = Primitive(
 # ---- what users call ----
 
 
+class Call:
+    """A call of a custom function on flat arrays (see `inline.py`). `learned` is the structure of
+    its output, known after a run."""
+
+    __slots__ = ("owner", "static", "values", "in_tree", "kinds", "weak", "learned")
+
+    def __init__(
+        self, owner: Any, static: list[int], values: tuple, in_tree: Any, xs: Sequence[Any]
+    ) -> None:
+        self.owner, self.static, self.values, self.in_tree = owner, static, values, in_tree
+        self.kinds = tuple([typeof(x) for x in xs])
+        self.weak = tuple([x.weak for x in xs])
+        self.learned: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.owner.name
+
+    @property
+    def forward(self) -> bool:
+        """Whether there is a rule for forward mode."""
+        return self.owner.rule is not None
+
+    def key(self) -> tuple:
+        """What tells staged programs of the call apart."""
+        return self.kinds, self.weak, self.in_tree, tuple(self.static), self.values
+
+    def staged(self, prim: Primitive, xs: Sequence[Any]) -> list[Any]:
+        return self.owner.staged_call(prim, self, xs)
+
+    def _arguments(self, xs: Sequence[Any]) -> list[Any]:
+        return self.owner.join(self.static, self.values, tree.unflatten(self.in_tree, xs))
+
+    def _flat(self, value: Any) -> tuple[list[Any], Any]:
+        """(leaves as arrays, structure) of what one of the user's functions returned."""
+        flat = FlatFunction(lambda: value, _NOTHING)
+        flat.f.__name__ = self.name
+        return flat(), flat.out_tree
+
+    def fun(self, *xs: Any) -> list[Any]:
+        outs, self.learned = self._flat(self.owner.fun(*self._arguments(xs)))
+        return outs
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        given = tuple(tree.unflatten(self.in_tree, primals))
+        moved = tuple(tree.unflatten(self.in_tree, tangents))
+        out = self.owner.rule(*self.values, given, moved)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise errors.TreeError(
+                f"the jvp rule of {self.name} must return (output, tangent), got {out!r:.80}"
+            )
+        outs, self.learned = self._flat(out[0])
+        ts, t_tree = self._flat(out[1])
+        if t_tree != self.learned:
+            raise errors.TreeError(
+                f"the jvp rule of {self.name} returned structures {self.learned} and {t_tree}: an "
+                "output and a tangent have the same"
+            )
+        for t, o in zip(ts, outs):
+            if typeof(t) is not typeof(o):
+                raise _unexpected(self.name, t, typeof(o))
+        return outs, ts
+
+    def fwd(self, *xs: Any) -> tuple[list[Any], list[Any], Callable]:
+        out = self.owner.fwd(*self._arguments(xs))
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise errors.TreeError(
+                f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
+            )
+        outs, out_tree = self._flat(out[0])
+        saved, saved_tree = self._flat(out[1])
+        self.learned = out_tree
+
+        def backward(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            res, ct = tree.unflatten(saved_tree, residuals), tree.unflatten(out_tree, cts)
+            return self.owner.cotangents(
+                self.owner.bwd(*self.values, res, ct), self.static, self.in_tree, self.kinds
+            )
+
+        return outs, saved, backward
+
+
+_NOTHING = tree.structure(())
+
+
+def _unexpected(name: str, x: Any, kind: Aval) -> Exception:
+    return errors.ShapeError(
+        f"the jvp rule of {name} returned {typeof(x)} where {kind} is expected"
+    )
+
+
+_PROGRAMS = {custom_jvp_call_p: custom_jvp_p, custom_vjp_call_p: custom_vjp_p}
+
+
 class _Custom:
     """What the two decorators share: which arguments are static, and staging with a memory."""
+
+    rule: Callable | None  # of forward mode
+    # The rules' programs with what they captured, checked against the function's program.
+    stage_rules: Callable[..., list[tuple[Jaxpr, list]]]
 
     def __init__(self, fun: Callable, static: Sequence[int], static_names: Sequence[str]) -> None:
         functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
@@ -296,53 +355,82 @@ class _Custom:
         count = len(static) + len(rest)
         return [given[i] if i in given else next(others) for i in range(count)]
 
-    def bind(
-        self, prim: Primitive, args: tuple, stage_rules: Callable[..., list[tuple[Jaxpr, list]]]
-    ) -> Any:
-        """Bind the call; `stage_rules(static, values, in_tree, kinds, weak, primal, jaxpr)` stages
-        the rule programs. They are kept where nothing that they captured is a tracer."""
+    def call(self, prim: Primitive, args: tuple) -> Any:
+        """The outputs, by way of the current trace."""
         static, values, rest = self.split(args)
-        leaves, in_tree, weak = flatten_arrays(rest, f"an argument of {self.name}: ")
-        kinds = tuple([typeof(x) for x in leaves])
-        key = (kinds, in_tree, tuple(static), values, tuple(weak), surroundings())
+        leaves, in_tree, _ = flatten_arrays(rest, f"an argument of {self.name}: ")
+        call = Call(self, static, values, in_tree, leaves)
+        outs = bind(prim, *leaves, call=call)
+        return tree.unflatten(call.learned, outs)
+
+    def staged_call(self, prim: Primitive, call: Any, xs: Sequence[Any]) -> list[Any]:
+        """A call recorded as an operation that holds programs: those kept from an earlier call, if
+        nothing that they captured is a tracer."""
+        key = (call.key(), surroundings())
         if key in self.active:
             self.active[key]["called"] = True
             if "consts" not in self.active[key]:  # the first pass only finds out what is captured
-                return self.fun(*args)
+                return call.fun(*xs)
             found = self.active[key]["found"]
             consts = self.active[key]["consts"]
         elif key in self.staged:
             found, consts = self.staged[key]
         else:
-            found, consts = self._stage(key, stage_rules)
-        primal, jaxpr, rules = found
-        outs = bind(prim, *consts, *leaves, jaxpr=jaxpr, rules=rules, consts=len(consts))
-        return primal.called(outs)
+            found, consts = self._stage(key, call, xs)
+        jaxpr, rules, weak, call.learned = found
+        outs = bind(_PROGRAMS[prim], *consts, *xs, jaxpr=jaxpr, rules=rules, consts=len(consts))
+        return marked(outs, weak)
 
-    def _stage(self, key: tuple, stage_rules: Callable) -> tuple:
-        kinds, in_tree, static, values, weak, _ = key
-        primal = FlatFunction(lambda *a: self.fun(*self.join(static, values, a)), in_tree)
+    def _stage(self, key: tuple, call: Any, xs: Sequence[Any]) -> tuple:
+        kinds, weak = [typeof(x) for x in xs], [x.weak for x in xs]
+        out_weak: list[bool] = []
+
+        def primal(*args: Any) -> list[Any]:
+            outs = call.fun(*args)
+            out_weak[:] = [o.weak for o in outs]
+            return outs
+
         first = stage(primal, kinds, name=self.name, weak=weak)
+        learned = call.learned
         rules = Rules()
         state: dict[str, Any] = {"called": False}
         self.active[key] = state
         try:
-            more = (static, values, in_tree, kinds, weak, primal, first[0])
-            staged = [first, *stage_rules(*more)]
+            more = (call, kinds, weak, first[0], learned, out_weak)
+            staged = [first, *self.stage_rules(*more)]
             programs, consts = share_captures(staged)
             if state["called"]:
-                state["found"], state["consts"] = (primal, programs[0], rules), consts
-                staged = [first, *stage_rules(*more)]
+                state["found"], state["consts"] = (programs[0], rules, out_weak, learned), consts
+                staged = [first, *self.stage_rules(*more)]
                 programs = _laid_out(staged, consts, self.name)
         finally:
             del self.active[key]
         rules.made = (*programs[1:], None) if len(programs) == 3 else tuple(programs[1:])
-        found = (primal, programs[0], rules)
+        found = (programs[0], rules, out_weak, learned)
         if not any(isinstance(x, Tracer) for x in consts):
             if len(self.staged) >= 64:
                 self.staged.clear()
             self.staged[key] = found, consts
         return found, consts
+
+    def _staged_jvp(
+        self, call: Any, kinds: list[Aval], weak: list[bool], jaxpr: Jaxpr, learned: Any
+    ) -> tuple[Jaxpr, list]:
+        n = len(kinds)
+
+        def body(*xs: Any) -> list[Any]:
+            outs, ts = call.jvp(xs[:n], xs[n:])
+            if call.learned != learned:
+                raise errors.TreeError(
+                    f"the jvp rule of {self.name} returned structures {call.learned}, the function "
+                    f"returns {learned}"
+                )
+            for o, kind in zip(outs, jaxpr.out_avals, strict=True):
+                if typeof(o) is not kind:
+                    raise _unexpected(self.name, o, kind)
+            return [*outs, *ts]
+
+        return stage(body, kinds * 2, name=self.name, weak=weak * 2)
 
     def argument(self, i: int) -> str:
         """The name of an argument, for messages."""
@@ -427,41 +515,13 @@ class custom_jvp(_Custom):
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*args)
-        return self.bind(custom_jvp_p, args, self._stage_rules)
+        return self.call(custom_jvp_call_p, args)
 
-    def _stage_rules(
-        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple, weak: tuple,
-        primal: FlatFunction, jaxpr: Jaxpr,
+    def stage_rules(
+        self, call: Any, kinds: list[Aval], weak: list[bool], jaxpr: Jaxpr, learned: Any,
+        out_weak: list[bool],
     ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
-        body = functools.partial(self._rule_body, static, values, in_tree, primal, jaxpr)
-        return [stage(body, kinds * 2, name=self.name, weak=weak * 2)]
-
-    def _rule_body(
-        self, static: Sequence[int], values: tuple, in_tree: Any, primal: FlatFunction,
-        jaxpr: Jaxpr, *xs: Any,
-    ) -> list[Any]:  # fmt: skip
-        n = len(xs) // 2
-        primals = tuple(tree.unflatten(in_tree, xs[:n]))
-        tangents = tuple(tree.unflatten(in_tree, xs[n:]))
-        out = self.rule(*values, primals, tangents) if values else self.rule(primals, tangents)  # type: ignore[misc]
-        if not (isinstance(out, tuple) and len(out) == 2):
-            raise errors.TreeError(
-                f"the jvp rule of {self.name} must return (output, tangent), got {out!r:.80}"
-            )
-        flat, out_tree = tree.flatten(out[0])
-        ts, t_tree = tree.flatten(out[1])
-        if out_tree != primal.out_tree or t_tree != out_tree:
-            raise errors.TreeError(
-                f"the jvp rule of {self.name} returned structures {out_tree} and {t_tree}, the "
-                f"function returns {primal.out_tree}"
-            )
-        checked = FlatFunction(lambda: (flat, ts), tree.structure(()))()
-        for o, kind in zip(checked, jaxpr.out_avals * 2):
-            if typeof(o) is not kind:
-                raise errors.ShapeError(
-                    f"the jvp rule of {self.name} returned {typeof(o)} where {kind} is expected"
-                )
-        return checked
+        return [self._staged_jvp(call, kinds, weak, jaxpr, learned)]
 
 
 def _add() -> Primitive:
@@ -516,58 +576,38 @@ class custom_vjp(_Custom):
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*args)
-        return self.bind(custom_vjp_p, args, self._stage_rules)
+        return self.call(custom_vjp_call_p, args)
 
-    def _stage_rules(
-        self, static: Sequence[int], values: tuple, in_tree: Any, kinds: tuple, weak: tuple,
-        primal: FlatFunction, jaxpr: Jaxpr,
+    def stage_rules(
+        self, call: Any, kinds: list[Aval], weak: list[bool], jaxpr: Jaxpr, learned: Any,
+        out_weak: list[bool],
     ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
-        saved_tree: list[Any] = []
-        saved_weak: list[bool] = []
+        count = len(jaxpr.outs)
+        kept: list[Any] = []
 
         def fwd(*xs: Any) -> list[Any]:
-            rest = tree.unflatten(in_tree, xs)
-            out = self.fwd(*self.join(static, values, rest))  # type: ignore[misc]
-            if not (isinstance(out, tuple) and len(out) == 2):
+            outs, saved, backward = call.fwd(*xs)
+            found = [typeof(o) for o in outs]
+            if call.learned != learned or found != jaxpr.out_avals:
                 raise errors.TreeError(
-                    f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
+                    f"the fwd rule of {self.name} returned {found} of structure {call.learned}, "
+                    f"the function returns {jaxpr.out_avals} of structure {learned}"
                 )
-            res, res_tree = tree.flatten(out[1])
-            saved_tree.append(res_tree)
-            flat = FlatFunction(lambda: (out[0], list(res)), tree.structure(()))
-            result = flat()
-            saved_weak[:] = flat.weak[len(result) - len(res) :]
-            got = tree.structure(out[0])
-            outs = result[: len(result) - len(res)]
-            if got != primal.out_tree or [typeof(o) for o in outs] != jaxpr.out_avals:
-                raise errors.TreeError(
-                    f"the fwd rule of {self.name} returned {[typeof(o) for o in outs]} of "
-                    "structure "
-                    f"{got}, the function returns {jaxpr.out_avals} of structure {primal.out_tree}"
-                )
-            return result
+            kept[:] = [r.weak for r in saved], backward
+            return [*outs, *saved]
 
-        fwd_jaxpr, fwd_captured = stage(fwd, kinds, name=self.name, weak=weak)
-        saved = fwd_jaxpr.out_avals[len(jaxpr.outs) :]
-
-        def bwd(*xs: Any) -> list[Any]:
-            res = tree.unflatten(saved_tree[-1], xs[: len(saved)])
-            ct = tree.unflatten(primal.out_tree, xs[len(saved) :])
-            return self._cotangents(self.bwd(*values, res, ct), static, in_tree, kinds)  # type: ignore[misc]
-
-        bwd_jaxpr, bwd_captured = stage(
-            bwd, [*saved, *jaxpr.out_avals], name=self.name, weak=[*saved_weak, *primal.weak]
-        )
-        staged = [(fwd_jaxpr, fwd_captured), (bwd_jaxpr, bwd_captured)]
-        if self.rule is not None:
-            forward = custom_jvp(self.fun)
-            forward.rule = self.rule
-            staged += forward._stage_rules(static, values, in_tree, kinds, weak, primal, jaxpr)
+        forward, captured = stage(fwd, kinds, name=self.name, weak=weak)
+        saved, (saved_weak, backward) = forward.out_avals[count:], kept
+        n = len(saved)
+        staged = [(forward, captured), stage(
+            lambda *xs: backward(xs[:n], xs[n:]), [*saved, *jaxpr.out_avals], name=self.name,
+            weak=[*saved_weak, *out_weak],
+        )]  # fmt: skip
+        if call.forward:
+            staged.append(self._staged_jvp(call, kinds, weak, jaxpr, learned))
         return staged
 
-    def _cotangents(
-        self, back: Any, static: Sequence[int], in_tree: Any, kinds: tuple
-    ) -> list[Any]:
+    def cotangents(self, back: Any, static: Sequence[int], in_tree: Any, kinds: tuple) -> list[Any]:
         """One cotangent per differentiable leaf, checked against the arguments."""
         skeleton = tree.unflatten(in_tree, kinds)
         if not isinstance(back, (tuple, list)) or len(back) != len(skeleton):

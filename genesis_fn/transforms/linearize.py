@@ -25,7 +25,7 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import zeros
-from genesis_fn.transforms.stage import StageTrace, evaluate, stage_closed
+from genesis_fn.transforms.stage import StageTrace, StageTracer, evaluate, stage_closed
 
 
 class LinearizeTracer(Tracer):
@@ -48,14 +48,42 @@ class LinearizeTracer(Tracer):
         return self.primal.origin() if isinstance(self.primal, Tracer) else super().origin()
 
 
+class SplitTrace(Trace):
+    """Runs what touches a tangent on `tape` and the rest under `parent`: how a rule that computes
+    values and tangents together is linearized."""
+
+    __slots__ = ("parent", "tape")
+
+    def __init__(self, parent: Trace | None, tape: StageTrace) -> None:
+        super().__init__("a derivative rule")
+        self.parent, self.tape = parent, tape
+
+    def holds(self, x: Any) -> bool:
+        """Whether `x` is a value of the tape."""
+        return type(x) is StageTracer and x.trace is self.tape
+
+    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        late = any(map(self.holds, args))
+        if late and prim.stage is not None:
+            return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
+        ctx.trace = self.tape if late else self.parent
+        try:
+            return bind(prim, *args, **params)
+        finally:
+            ctx.trace = self
+
+
 class LinearizeTrace(Trace):
     """Computes primals under `parent` and tangents under `tape`."""
 
-    __slots__ = ("parent", "tape")
+    __slots__ = ("parent", "tape", "forward", "calling")
 
     def __init__(self, parent: Trace | None, tape: Trace | None, name: str = "") -> None:
         super().__init__(name or "a derivative")
         self.parent, self.tape = parent, tape
+        # Values and tangents may be computed by one operation, for nobody tells them apart.
+        self.forward = tape is parent and type(parent) is not SplitTrace
+        self.calling = ""  # the function with rules of its own that runs now
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """(primal, tangent or None) of a value."""
@@ -74,11 +102,17 @@ class LinearizeTrace(Trace):
                 primals.append(a)
                 tangents.append(None)
         ctx.trace = self.parent
+        if prim.stage is not None:  # it runs below this trace, whose tracers mean nothing there
+            before = self.calling
+            self.alive, self.calling = False, params["call"].name
         try:
             if not nonzero:
                 return bind(prim, *primals, **params)
-            if prim.jvp is not None and self.tape is self.parent:
-                out, t = prim.jvp(primals, tangents, **params)
+            if prim.jvp is not None and (self.forward or prim.linearize is None):
+                if self.tape is self.parent:
+                    out, t = prim.jvp(primals, tangents, **params)
+                else:
+                    out, t = self._split(prim, primals, tangents, params)
                 return self._wrap(prim, out, t)
             if prim.linearize is None:
                 raise errors.NotDifferentiableError(
@@ -90,7 +124,33 @@ class LinearizeTrace(Trace):
             t = tangent(*tangents)
         finally:
             ctx.trace = self
+            if prim.stage is not None:
+                self.calling = before
+                self.alive = not before
         return self._wrap(prim, out, t)
+
+    def _split(
+        self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """What the forward-mode rule returns, its operations on tangents done on the tape."""
+        ctx.trace = split = SplitTrace(self.parent, self.tape)  # pyright: ignore[reportArgumentType]
+        out, t = prim.jvp(primals, tangents, **params)  # pyright: ignore[reportOptionalCall]
+        if any(map(split.holds, out)):
+            raise errors.NotDifferentiableError(
+                f"the jvp rule of {params.get('call', params.get('jaxpr')).name} computes its "  # pyright: ignore[reportOptionalMemberAccess]
+                f"primal output from tangents\n  at {where().describe()}"
+            )
+        return out, [u if split.holds(u) else None for u in t]
+
+    def leaked(self, tracer: Tracer) -> Exception:
+        """As of any trace; or its value is closed over by a function whose rule runs now."""
+        if not self.calling and not ctx.backward:
+            return super().leaked(tracer)
+        return errors.NotDifferentiableError(
+            f"{self.calling or 'a derivative rule'} closes over a value that is being "
+            f"differentiated; its derivative rule cannot know of it\n  at {where().describe()}\n"
+            "  pass the value as an argument, or wrap it in stop_gradient"
+        )
 
     def _wrap(self, prim: Primitive, out: Any, t: Any) -> Any:
         if prim.multi:

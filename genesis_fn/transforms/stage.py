@@ -109,6 +109,8 @@ class StageTrace(Trace):
         return v
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        if prim.stage is not None:
+            return prim.stage(self, args, **params)
         ins = []
         for a in args:
             if type(a) is StageTracer and a.trace is self:
@@ -221,7 +223,9 @@ def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
     try:
         for e in jaxpr.eqns:
             ctx.line = e.where  # what comes of an equation keeps its line
-            outs = bind(e.prim, *[env[i] if type(i) is Var else i for i in e.ins], **e.params)
+            ins = [env[i] if type(i) is Var else i for i in e.ins]
+            inline = e.prim.inline
+            outs = bind(e.prim, *ins, **e.params) if inline is None else inline(*ins, **e.params)
             if e.prim.multi:
                 env.update(zip(e.outs, outs))
             else:

@@ -104,6 +104,8 @@ class _EvalTrace(Trace):
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         known = not any(isinstance(a, Tracer) for a in args)
+        if known and prim.inline is not None:
+            return prim.inline(*args, **params)
         with running(None if known else self.parent):
             return bind(prim, *args, **params)
 
