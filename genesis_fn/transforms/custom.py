@@ -521,6 +521,8 @@ class custom_jvp(_Custom):
         self, call: Any, kinds: list[Aval], weak: list[bool], jaxpr: Jaxpr, learned: Any,
         out_weak: list[bool],
     ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
+        """The rules' programs with what they captured; TreeError or ShapeError where they do not
+        fit the function's program."""
         return [self._staged_jvp(call, kinds, weak, jaxpr, learned)]
 
 
@@ -582,6 +584,8 @@ class custom_vjp(_Custom):
         self, call: Any, kinds: list[Aval], weak: list[bool], jaxpr: Jaxpr, learned: Any,
         out_weak: list[bool],
     ) -> list[tuple[Jaxpr, list]]:  # fmt: skip
+        """The rules' programs with what they captured; TreeError or ShapeError where they do not
+        fit the function's program."""
         count = len(jaxpr.outs)
         kept: list[Any] = []
 

@@ -1,22 +1,14 @@
 """Functions with rules of their own, run as Python by the traces that meet them.
 
-A *call* is such a function on flat arrays:
-
-* `fun(*xs)` -> outputs;
-* `jvp(primals, tangents)` -> (outputs, their tangents), if `forward`;
-* `fwd(*xs)` -> (outputs, residuals, backward): `backward(residuals, cts)` gives a cotangent per
-  argument of floating dtype;
-* `staged(prim, xs)` -> outputs: how a program being recorded takes it.
-
-A derivative runs the rule on the values that it has, so that Python sees them wherever they are
-concrete, and vmap hands on a call of its own (`Batched`). Only where a program is being recorded is
-the function staged.
+Traces see such a function as a `Call`, on flat arrays. A derivative runs the rule on the values
+that it has, so that Python sees them wherever they are concrete, and vmap hands on a call of its
+own (`Batched`). Only where a program is being recorded is the function staged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
@@ -27,6 +19,45 @@ from genesis_fn.transforms.batch import BatchTrace, BatchTracer, resumed
 from genesis_fn.transforms.call import no_forward_mode
 from genesis_fn.transforms.linearize import SplitTrace
 from genesis_fn.transforms.stage import StageTrace
+
+
+class Call(Protocol):
+    """A function on flat arrays with rules of its own. `learned` is what is known of its outputs
+    after a run; `forward` says whether there is a rule for forward mode."""
+
+    owner: Any  # the user's function, which keeps staged programs
+    learned: Any
+
+    @property
+    def name(self) -> str:
+        """What messages call the function."""
+        ...
+
+    @property
+    def forward(self) -> bool:
+        """Whether there is a rule for forward mode."""
+        ...
+
+    def key(self) -> tuple:
+        """What tells staged programs of the call apart."""
+        ...
+
+    def fun(self, *xs: Any) -> list[Any]:
+        """The outputs."""
+        ...
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(outputs, their tangents), if `forward`."""
+        ...
+
+    def fwd(self, *xs: Any) -> tuple[list[Any], list[Any], Callable]:
+        """(outputs, residuals, backward): backward(residuals, cts) gives a cotangent per argument
+        of floating dtype."""
+        ...
+
+    def staged(self, prim: Primitive, xs: Sequence[Any]) -> list[Any]:
+        """The outputs in a program that is being recorded."""
+        ...
 
 
 class Inline(Primitive):
@@ -43,13 +74,13 @@ class Inline(Primitive):
         return self.shape(*avals, **params)
 
 
-def _stage(trace: StageTrace, args: tuple, *, call: Any, prim: Primitive) -> list[Any]:
+def _stage(trace: StageTrace, args: tuple, *, call: Call, prim: Primitive) -> list[Any]:
     # A tape is there to be transposed: no further derivative will ask for the rule.
     return call.fun(*args) if trace.is_tape else call.staged(prim, args)
 
 
 def _batch(
-    trace: BatchTrace, xs: Sequence[Any], dims: Sequence[Any], *, call: Any, prim: Primitive
+    trace: BatchTrace, xs: Sequence[Any], dims: Sequence[Any], *, call: Call, prim: Primitive
 ) -> Any:
     batched = Batched(call, trace, dims)
     outs = bind(prim, *xs, call=batched)
@@ -82,13 +113,13 @@ custom_jvp_call_p = _call_primitive(
 # ---- reverse rules ----
 
 
-def _vjp_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Any) -> Any:
+def _vjp_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> Any:
     if not call.forward:
         raise no_forward_mode(call.name)
     return forward_rule(primals, tangents, call.jvp)
 
 
-def _vjp_linearize(nonzero: Sequence[bool], *xs: Any, call: Any) -> Any:
+def _vjp_linearize(nonzero: Sequence[bool], *xs: Any, call: Call) -> Any:
     outs, saved, backward = call.fwd(*xs)
     kinds = tuple([typeof(o) for o in outs])
     diff = [i for i, x in enumerate(xs) if dtypes.is_inexact(typeof(x).dtype)]
@@ -154,7 +185,7 @@ class Batched:
 
     __slots__ = ("call", "trace", "dims", "out_dims")
 
-    def __init__(self, call: Any, trace: BatchTrace, dims: Sequence[int | None]) -> None:
+    def __init__(self, call: Call, trace: BatchTrace, dims: Sequence[int | None]) -> None:
         self.call, self.trace, self.dims = call, trace, tuple(dims)
         self.out_dims: list[int | None] = []  # known after a run
 
@@ -186,6 +217,7 @@ class Batched:
 
     @learned.setter
     def learned(self, value: tuple) -> None:
+        """As `learned` gave it after an earlier run."""
         self.out_dims, self.call.learned = value
 
     def _mapped(self, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
@@ -243,5 +275,6 @@ class Batched:
 
 
 __all__ = [
-    "Batched", "Inline", "custom_jvp_call_p", "custom_vjp_call_p", "forward_rule", "pullback_p",
+    "Batched", "Call", "Inline", "custom_jvp_call_p", "custom_vjp_call_p", "forward_rule",
+    "pullback_p",
 ]  # fmt: skip

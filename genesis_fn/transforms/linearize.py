@@ -76,13 +76,12 @@ class SplitTrace(Trace):
 class LinearizeTrace(Trace):
     """Computes primals under `parent` and tangents under `tape`."""
 
-    __slots__ = ("parent", "tape", "forward", "calling")
+    __slots__ = ("parent", "tape", "rule", "calling")
 
     def __init__(self, parent: Trace | None, tape: Trace | None, name: str = "") -> None:
         super().__init__(name or "a derivative")
         self.parent, self.tape = parent, tape
-        # Values and tangents may be computed by one operation, for nobody tells them apart.
-        self.forward = tape is parent and type(parent) is not SplitTrace
+        self.rule = parent if tape is parent and type(parent) is SplitTrace else None
         self.calling = ""  # the function with rules of its own that runs now
 
     def split(self, x: Any) -> tuple[Any, Any]:
@@ -108,11 +107,14 @@ class LinearizeTrace(Trace):
         try:
             if not nonzero:
                 return bind(prim, *primals, **params)
-            if prim.jvp is not None and (self.forward or prim.linearize is None):
-                if self.tape is self.parent:
+            if prim.jvp is not None and self.tape is self.parent:
+                # In a rule that is being split, values and the tape's tangents stay apart.
+                late = self.rule is not None and any(map(self.rule.holds, tangents))
+                if not late or prim.linearize is None:
                     out, t = prim.jvp(primals, tangents, **params)
-                else:
-                    out, t = self._split(prim, primals, tangents, params)
+                    return self._wrap(prim, out, t)
+            elif prim.jvp is not None and prim.linearize is None:
+                out, t = self._split(prim, primals, tangents, params)
                 return self._wrap(prim, out, t)
             if prim.linearize is None:
                 raise errors.NotDifferentiableError(
