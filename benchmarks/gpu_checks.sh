@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks that need a GPU, each within a time limit, with a short summary last.
 #
-#     benchmarks/gpu_checks.sh OUT STAGE...      # tests sanitize fuzz losses operators
+#     benchmarks/gpu_checks.sh OUT STAGE...      # tests sanitize fuzz losses operators allocator
 #
 # Run from a checkout, with the packages of docs/cuda.md on PYTHONPATH. Logs and results lie in OUT.
 # TESTS_SECONDS and the like limit a stage; TESTS chooses files; WORKERS is the number of processes.
@@ -59,6 +59,11 @@ for stage in "$@"; do
         limited operators 300 python3 benchmarks/operators.py --out "$out" \
             --dtype "${DTYPE:-float32}" --budget "${OPERATORS_BUDGET:-240}"
         tail -n 60 "$out/operators.log"
+        ;;
+    allocator)
+        cp -n benchmarks/results/allocator-* "$out" 2>/dev/null
+        limited allocator 120 python3 benchmarks/allocator.py --out "$out"
+        tail -n 12 "$out/allocator.log"
         ;;
     *)
         echo "unknown stage $stage" >&2

@@ -12,8 +12,6 @@ Float32 products use TF32 everywhere.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
 import os
 import statistics
 import sys
@@ -31,6 +29,7 @@ import jax
 import numpy as np
 import torch
 import torch.nn.functional as F
+from results_file import Results
 
 import genesis_fn as gf
 from genesis_fn.core import dtypes
@@ -272,34 +271,28 @@ def main() -> int:
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     short = name.split()[1].lower() if device == "cuda" else "cpu"
     stem = Path(args.out) / f"operators-{args.dtype}-{short}{'-tiny' * args.tiny}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    held: dict[str, Any] = {"rows": {}}
-    if stem.with_suffix(".json").exists() and not args.redo:
-        held = json.loads(stem.with_suffix(".json").read_text())
-    versions = {n: importlib.metadata.version(n) for n in ("torch", "jax", "numpy", "triton")}
-    held |= {"device": name, "dtype": args.dtype, "versions": versions}
-    held["commit"] = os.environ.get("COMMIT", "unknown")
+    results = Results(stem, args.redo)
+    results.about |= {"device": name, "dtype": args.dtype}
     left = 0
     with gf.default_device(gf.cuda(0) if device == "cuda" else gf.cpu()):
         for row in rows():
-            if row.name in held["rows"] or args.only not in row.name:
+            if row.name in results.rows or args.only not in row.name:
                 continue
             if time.monotonic() - began > args.budget:
                 left += 1
                 continue
             try:
-                held["rows"][row.name] = measure(
-                    tiny(row) if args.tiny else row, args.dtype, device
-                )
+                found = measure(tiny(row) if args.tiny else row, args.dtype, device)
             except Exception as error:
                 print(f"{row.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 left += 1
-            stem.with_suffix(".json").write_text(json.dumps(held, indent=1) + "\n")
-    order = [r.name for r in rows() if r.name in held["rows"]]
-    found = {n: held["rows"][n] for n in order}
+                continue
+            results.add(row.name, found)
+    found = results.in_order([r.name for r in rows()])
     text = table(found)
+    versions = results.about["versions"]
     title = f"{name}, {args.dtype}, torch {versions['torch']}, jax {versions['jax']}"
-    stem.with_suffix(".md").write_text(f"# Operators: {title}\n\n{text}\n")
+    results.write_table(f"Operators: {title}", text)
     chart(found, stem.with_suffix(".png"), title)
     print(text)
     wrong = [n for n, r in found.items() if not r["agrees"]]

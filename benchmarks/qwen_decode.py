@@ -26,7 +26,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from results_file import surroundings
 
 ROWS = {
     "ours-graph": {},
@@ -149,20 +151,26 @@ def ours_graph(s: dict[str, Any], capacity: int, context: int) -> dict[str, Any]
     cache, token, jnp = ours.cache(context), ours.start(), ours.jnp
     counts = {n: jnp.asarray(np.array(n, np.int32)) for n in (SHORT, LONG)}
 
-    def run(n: int, cache: Any) -> tuple[float, Any]:
+    def run(n: int) -> float:
+        nonlocal cache
         cache = cache | {"lengths": jnp.full((1,), context, jnp.int32)}
         cache["lengths"].block_until_ready()
         began = time.perf_counter()
         out, cache, _ = ours.loop(ours.params, token, cache, counts[n])
         np.asarray(out)
-        return time.perf_counter() - began, cache
+        return time.perf_counter() - began
 
-    first, cache = run(LONG, cache)
+    return lengths_time(run)
+
+
+def lengths_time(run: Callable[[int], float]) -> dict[str, Any]:
+    """Milliseconds a token of a loop that `run` gives a length and that takes so many seconds: the
+    difference of two lengths, so that what a call costs is not in it."""
+    first = run(LONG)
     times: dict[int, list[float]] = {SHORT: [], LONG: []}
     for _ in range(REPEATS + 2):
         for n, found in times.items():
-            seconds, cache = run(n, cache)
-            found.append(seconds)
+            found.append(run(n))
     spent = {n: statistics.median(found[2:]) for n, found in times.items()}
     return {
         "ms": 1e3 * (spent[LONG] - spent[SHORT]) / (LONG - SHORT), "first_call_s": first,
@@ -342,20 +350,14 @@ def jax_time(s: dict[str, Any], capacity: int, context: int) -> dict[str, Any]:
     ]
     token = jnp.ones((1,), jnp.int32)
 
-    def run(n: int, cache: Any) -> tuple[float, Any]:
+    def run(n: int) -> float:
+        nonlocal cache
         began = time.perf_counter()
         out, cache = loop(params, token, cache, n)
         out.block_until_ready()
-        return time.perf_counter() - began, cache
+        return time.perf_counter() - began
 
-    first, cache = run(LONG, cache)
-    times: dict[int, list[float]] = {SHORT: [], LONG: []}
-    for _ in range(REPEATS + 2):
-        for n, found in times.items():
-            seconds, cache = run(n, cache)
-            found.append(seconds)
-    spent = {n: statistics.median(found[2:]) for n, found in times.items()}
-    return {"ms": 1e3 * (spent[LONG] - spent[SHORT]) / (LONG - SHORT), "first_call_s": first}
+    return lengths_time(run)
 
 
 # ---- the same tokens ----
@@ -398,30 +400,6 @@ def measure(row: str, args: argparse.Namespace) -> dict[str, Any]:
         return torch_time(s, args.capacity, args.context, row == "torch-compiled")
     run = ours_steps if row == "ours-steps" else ours_graph
     return run(s, args.capacity, args.context)
-
-
-def surroundings() -> dict[str, Any]:
-    """Device, versions and commit."""
-    import importlib.metadata
-
-    versions = {}
-    for name in ("torch", "triton", "jax", "cuda-python"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    commands = {
-        "device": ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-        "commit": ["git", "rev-parse", "HEAD"],
-    }
-    found: dict[str, Any] = {"versions": versions, "python": sys.version.split()[0]}
-    for name, command in commands.items():
-        try:
-            run = subprocess.run(command, capture_output=True, text=True, check=True)
-            found[name] = run.stdout.strip().splitlines()[0]
-        except (OSError, subprocess.CalledProcessError, IndexError):
-            found[name] = os.environ.get(name.upper(), "unknown")
-    return found
 
 
 def table(result: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ class Case:
             menu = grouped_configs(self.specs, TARGET)[:4]
             return menu + [replace(menu[0], group=group) for group in (16, 32)]
         spec = self.specs[0]
-        menu = configs(spec, TARGET)
+        menu = [*configs(spec, TARGET)]
         if spec.m <= 64:
             return menu
         return menu[:6] + [replace(menu[0], group=group) for group in (4, 16)]

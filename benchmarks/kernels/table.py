@@ -103,21 +103,6 @@ def row_lines(report: dict[str, Any]) -> list[str]:
     return lines
 
 
-def allocator_lines(report: dict[str, Any]) -> list[str]:
-    lines = [
-        "| scenario | ours ns | torch.empty ns | ratio | reserved / live (torch) | gate |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, row in report["checks"]["allocator_scenarios"]["result"].items():
-        ratio = row["times_torch_empty"]
-        lines.append(
-            f"| {name} | {row['genesis_ns']:.0f} | {row['torch_empty_ns']:.0f} | {ratio:.2f} "
-            f"| {row['genesis_reserved_over_live']:.2f} "
-            f"({row['torch_empty_reserved_over_live']:.2f}) | {verdict(ratio, 1.0)} |"
-        )
-    return lines
-
-
 def with_later(rows: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows, each replaced by the one of the same name in `later`; new ones come last."""
     name = "case" if "case" in rows[0] else "name"
@@ -156,7 +141,6 @@ def main() -> None:
         ("Matrix products", matmul_lines(matmul)),
         ("Attention, bf16 causal", attention_lines(attention)),
         ("Rows, copies, scans, sorts, convolutions", row_lines(rows)),
-        ("Allocator", allocator_lines(runtime)),
     ):
         print(f"## {title}\n\n" + "\n".join(lines) + "\n")
     notes = folder / "kernels-h200-notes.md"

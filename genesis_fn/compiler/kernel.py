@@ -232,6 +232,26 @@ class Body:
                 self.stores.append((target, offset, value))
         mark_near(self.instrs, self.stores)
 
+    def shape(self) -> tuple[list[Var], Any]:
+        """(the values in memory that it is about, everything else of it as a key): bodies of equal
+        keys are the same but for those values, in this order."""
+        number: dict[Var, int] = {}
+
+        def known(v: Var) -> tuple[int, Any]:
+            return number.setdefault(v, len(number)), v.aval
+
+        def meta(i: Instr) -> Any:
+            if i.op == "load":
+                return (known(i.meta[0]), *i.meta[1:])
+            return repr(i.meta) if i.op == "map" else i.meta  # 0.0 and -0.0 are equal
+
+        instrs = tuple([
+            (i.op, i.args, meta(i), i.dtype, i.names, i.level, i.late, i.near) for i in self.instrs
+        ])  # fmt: skip
+        stores = tuple([(known(v), offset, n) for v, offset, n in self.stores])
+        counters = tuple([(known(v), name) for v, name in self.counters.items()])
+        return list(number), (self.over, instrs, stores, counters)
+
     @property
     def loads(self) -> dict[Var, int]:
         """The buffers that are read, and how many bytes of them at most."""

@@ -9,6 +9,7 @@ read before it is written.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from genesis_fn.kernels.prepared import add_prepared, copies, prepared_spec
 from genesis_fn.kernels.source import kernel_from_source
 
 
+@functools.lru_cache(512)
 def plan_matmul(
     spec: MatmulSpec,
     config: Config | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -73,20 +74,21 @@ def default_config(
     return configs(spec, target, hooks)[0]
 
 
+@functools.lru_cache(512)
 def configs(
     spec: MatmulSpec, target: Target | None = None, hooks: Hooks | None = None
-) -> list[Config]:
+) -> tuple[Config, ...]:
     """Up to ten configurations worth timing, the best by a model of the machine first.
 
     All of one list with the same `split_k` and `bk` add up in one order.
     """
     target = target or Target()
     if 0 in (spec.m, spec.n, *spec.batch):
-        return [Config("pointer", 16, 16, 16)]
+        return (Config("pointer", 16, 16, 16),)
     if spec.operand_dtype not in TENSOR_CORE_DTYPES or (
         spec.operand_dtype == "fp64" and target.arch // 10 == 10
     ):
-        return [Config("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False)]
+        return (Config("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if spec.m <= 64:
         menu = _fitting(spec, _skinny_menu(spec, target), target, hooks)
         menu.sort(key=lambda c: (skinny_seconds(spec, c, target), -c.bk))
@@ -98,7 +100,7 @@ def configs(
             menu = menu[:4] + gemv[:4] if fast else gemv + menu[:3]
         elif hooks and (hooks.lhs or hooks.rhs):
             menu = [replace(config, flatten=False) for config in menu]
-        return menu[:10]
+        return tuple(menu[:10])
     menu = _wide_menu(spec, target)
     if hooks and (hooks.lhs or hooks.rhs):
         # An operand that passes through registers stalls the tensor cores in a flattened loop.
@@ -113,7 +115,7 @@ def configs(
     if prepares(spec, target, hooks):
         ready = configs(prepared_spec(spec), target, hooks)
         menu = [replace(config, prepared=True) for config in ready[:6]] + menu
-    return menu[:10]
+    return tuple(menu[:10])
 
 
 def prepares(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> bool:

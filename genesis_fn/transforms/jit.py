@@ -19,6 +19,7 @@ import numpy as np
 from genesis_fn.core import config, device as devices, errors, tree
 from genesis_fn.core.array import Array, Deleted, from_numpy, live
 from genesis_fn.core.aval import sig
+from genesis_fn.core.collector import no_collection
 from genesis_fn.core.convert import as_argument, fitted, is_value
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, bind, ctx, marked, surroundings
@@ -181,7 +182,7 @@ class JitFunction:
                 cache.programs.move_to_end(key)
                 return found
             paths = self._paths(values)
-            with near:
+            with near, no_collection():
                 program = self._trace(leaves, treedef, statics, shapes, paths)
             if program.cacheable:
                 cache.programs[key] = program
@@ -246,7 +247,8 @@ class JitFunction:
             options = {"donated": mask} if any(mask) else {}
             if self.options.get("compiler"):
                 options["compiler"] = self.options["compiler"]
-            executable = place.backend.compile(program.jaxpr, place, **options)
+            with no_collection():
+                executable = place.backend.compile(program.jaxpr, place, **options)
             self._check_donation(executable, program)
             entry = Entry(
                 program, executable, dynamic, all(type(x) is Array for x in leaves),

@@ -7,6 +7,7 @@ import programs
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.core import dtypes
@@ -167,3 +168,20 @@ def test_deep_programs_are_cut() -> None:
     programs.compare(interleaved, normal(64))
     programs.compare(lambda x: lax.associative_scan(gnp.multiply, x), normal(37), tolerance=1e-4)
     programs.compare(lambda xs: gnp.concatenate(xs), [normal(3, 2) for _ in range(20)])
+
+
+def test_alike_steps_are_generated_once() -> None:
+    @g.default_matmul_precision("float32")
+    def layers(x, ws, scales):
+        for w, scale in zip(ws, scales, strict=True):
+            x = gnp.clip(1 / (gnp.abs(x) * scale), -1.0, 1.0) @ w
+        return x
+
+    x, ws = normal(16, 32), [normal(32, 32) for _ in range(4)]
+    few = programs.compare(lambda x, *ws: layers(x, ws, [2.0] * 2), x, *ws[:2], tolerance=1e-5)
+    many = programs.compare(lambda x, *ws: layers(x, ws, [2.0] * 4), x, *ws, tolerance=1e-5)
+    assert len(many.table.generated) == len(few.table.generated) > 0
+    # Numbers that are equal, and are not the same.
+    signs = [0.0, -0.0, 0.0, -0.0]
+    other = programs.compare(lambda x, *ws: layers(x, ws, signs), x, *ws, tolerance=1e-5)
+    assert len(other.table.generated) > len(many.table.generated)

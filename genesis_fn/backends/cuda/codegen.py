@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from genesis_fn.backends.cuda.compile import SourceKernel
@@ -124,6 +124,20 @@ class Generated:
             if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
         ]  # fmt: skip
         return not self.uses[n].looped and all(offset == places[0] for offset in loads)
+
+
+Known = dict[Any, tuple[list[Var], Generated]]
+
+
+def generate_once(body: Body, known: Known) -> Generated:
+    """`generate(body)`, unless `known` holds what was generated for one that is alike, as those of
+    repeated layers are."""
+    values, key = body.shape()
+    if key not in known:
+        known[key] = values, generate(body)
+    before, made = known[key]
+    now = dict(zip(before, values, strict=True))
+    return replace(made, reads=[now[v] for v in made.reads], writes=[now[v] for v in made.writes])
 
 
 def generate(body: Body) -> Generated:

@@ -156,7 +156,9 @@ def compile_launches(
             missing[key] = launch
         else:
             ready[key] = held
-    requests = {key: request(launch, architecture) for key, launch in missing.items()}
+    # Those with most parameters, such as grouped products, compile for longest: they begin.
+    first = sorted(missing, key=lambda key: -_parameters(missing[key]))
+    requests = {key: request(missing[key], architecture) for key in first}
     for key, (metadata, binary) in _compile_all(requests) if requests else ():
         cache.put(key, metadata, binary)
         compiled = _from_entry(key, (metadata, binary))
@@ -169,6 +171,10 @@ def compile_launches(
 
 
 _memory: dict[str, Compiled] = {}
+
+
+def _parameters(launch: Launch) -> int:
+    return len(launch.arguments) + len(launch.constants)
 
 
 def launch_key(launch: Launch, architecture: int) -> str:

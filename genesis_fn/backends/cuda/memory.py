@@ -20,6 +20,7 @@ from typing import Any
 from genesis_fn.backends.cuda.address_space import AddressSpace
 from genesis_fn.backends.cuda.driver import Driver, Event
 from genesis_fn.backends.cuda.errors import DeviceMemoryExhausted, ForkedProcessError, OutOfMemory
+from genesis_fn.core.collector import no_collection
 
 _SMALL = 1 << 20
 _MEDIUM = 256 << 20
@@ -189,7 +190,7 @@ class Pool:
 
     def empty_cache(self) -> int:
         """Returns unused memory to the device; the result is the number of bytes returned."""
-        with self._lock, _no_collection():
+        with self._lock, no_collection():
             self._settle(wait=True)
             return self._unmap()
 
@@ -207,7 +208,7 @@ class Pool:
 
     def close(self) -> None:
         """Returns all memory and addresses; RuntimeError if a block is still held."""
-        with self._lock, _no_collection():
+        with self._lock, no_collection():
             self._settle(wait=True)
             if self._live:
                 raise RuntimeError(f"{len(self._live)} blocks of the pool are still held")
@@ -232,7 +233,7 @@ class Pool:
 
     def settle(self) -> None:
         """Takes in frees that other threads or streams had left to do."""
-        with self._lock, _no_collection():
+        with self._lock, no_collection():
             self._drain()
             self._poll(wait=False)
 
@@ -309,14 +310,14 @@ class Pool:
 
     def _fits(self, rounded: int) -> bool:
         """Whether the request fits after all free blocks have been joined."""
-        with self._lock, _no_collection():
+        with self._lock, no_collection():
             self._settle(wait=True)
             space, need = self._place(rounded)
             return space.largest_free >= need or self._grow(space, need)
 
     def _remapped(self, rounded: int) -> bool:
         """Whether the request fits after free memory has moved to where it is contiguous."""
-        with self._lock, _no_collection():
+        with self._lock, no_collection():
             space, need = self._place(rounded)
             # Physical memory that is free anywhere can back the addresses that need it.
             self._unmap()
@@ -417,29 +418,6 @@ def _slab_bytes(rounded: int) -> int:
     return min(2 << 20, max(64 << 10, -(-16 * rounded // 65536) * 65536))
 
 
-class _no_collection:
-    """Keeps the garbage collector, and so destructors, out of half-made changes of any pool."""
-
-    _lock = threading.Lock()
-    _inside = 0
-    _was_enabled = False
-
-    def __enter__(self) -> None:
-        kind = _no_collection
-        with kind._lock:
-            if kind._inside == 0:
-                kind._was_enabled = gc.isenabled()
-                gc.disable()
-            kind._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        kind = _no_collection
-        with kind._lock:
-            kind._inside -= 1
-            if kind._inside == 0 and kind._was_enabled:
-                gc.enable()
-
-
 class _ForkedLock:
     """Stands in for a pool's lock in a forked child: nothing is allocated or taken back."""
 
@@ -460,7 +438,6 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    _no_collection._lock = threading.Lock()
     for pool in _pools:
         lock = _ForkedLock()
         pool._lock, pool._acquire, pool._release = lock, lock.acquire, lock.release

@@ -13,7 +13,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.beside import side_by_side
-from genesis_fn.backends.cuda.codegen import Generated, generate
+from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
 from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, While
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.many import merged_alike
@@ -71,7 +71,7 @@ class Table:
     """The buffers of a whole program. `place[b] = (a, offset)`: b is part of buffer a. Those
     without a place are bound from outside: inputs, outputs, the arena, the error word. `pointers`
     are the tables of addresses that kernels over many tensors read, `steady` the inputs that no
-    step writes."""
+    step writes, `generated` the kernels by what they compute."""
 
     bytes: list[int] = field(default_factory=list)
     place: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -80,6 +80,7 @@ class Table:
     pointers: dict[int, list[list[int]]] = field(default_factory=dict)
     described: list[Described] = field(default_factory=list)
     steady: set[int] = field(default_factory=set)
+    generated: Known = field(default_factory=dict)
 
     def new(self, size: int) -> int:
         """A buffer of `size` bytes."""
@@ -226,7 +227,7 @@ class Scope:
             self.items.append(self._opaque(g))
             self.items[-1].described = self.table.described[at]
             return
-        made = generate(g.body)
+        made = generate_once(g.body, self.table.generated)
         for v in made.writes:
             if v not in self.ids:
                 self.ids[v] = self._write_to(v, wanted, g, made)
