@@ -76,6 +76,7 @@ def array(
     number, ValueError for ragged sequences.
     """
     d = None if dtype is None else dtypes.dtype(dtype)
+    device = None if device is None else place_of(device)
     if isinstance(object, (Array, Tracer)):
         x = object if d is None else strong(convert(object, d))
         if copy and x is object and type(x) is Array and ctx.trace is None:
@@ -183,14 +184,19 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> 
     return result if device is None else on_device(result, device)
 
 
+def place_of(device: Any) -> devices.Device:
+    """A Device, or the one that a text names: "cpu", "cuda", "cuda:1"."""
+    if not isinstance(device, str):
+        return device
+    kind, _, index = device.partition(":")
+    return devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
+
+
 def on_device(x: Any, device: Any) -> Any:
     """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values stay where they are."""
     if isinstance(x, Tracer):
         return x
-    place = device
-    if isinstance(device, str):
-        kind, _, index = device.partition(":")
-        place = devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
+    place = place_of(device)
     if x.device is place:
         return x
     with asked_for():

@@ -166,6 +166,8 @@ def test_casts_copy_when_asked() -> None:
     x = jnp.arange(3)
     assert jnp.astype(x, "int32", copy=True) is not x and jnp.astype(x, "int32") is x
     assert jnp.asarray(x, device="cpu") is x and jnp.asarray(x, copy=True) is not x
+    for given in ([1, 2], 1.5, np.ones(2), memoryview(b"ab"), [x, x]):
+        assert jnp.array(given, device="cpu").device is gf.cpu()
     assert gf.jit(lambda x: jnp.asarray(x, device="cpu") + 1)(x).tolist() == [1, 2, 3]
     assert jnp.from_dlpack(x) is x and jnp.from_dlpack(x, device="cpu") is x
     assert jnp.fromiter((i * i for i in range(3)), "int32").tolist() == [0, 1, 4]
