@@ -1,10 +1,15 @@
-"""amp: rewrite a program by each primitive's precision class.
+"""amp: each operation in the dtypes of its precision class.
 
 "low" operations (contractions) run in the policy's 16-bit type, "high" ones (exponentials,
 reductions, losses) in float32, the rest in the widest type among their inputs. The functions marked
 `wide` (losses made of several operations) run in float32 as a whole. Sub-programs of
 calls, loops, branches and checkpoints are rewritten too; custom derivative rules are opaque and
-keep the dtypes they were traced with.
+keep the dtypes that they have without `amp`.
+
+An `AutocastTrace` carries each value beside the type that it has without `amp`, which is what the
+program sees. Outside of other recorded programs it runs the function op by op; where a program is
+being recorded, and inside another `amp`, the function becomes a region, which an `amp` around it
+leaves alone.
 """
 
 from __future__ import annotations
@@ -18,13 +23,25 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, memoized
-from genesis_fn.core.primitive import SCALARS, Tracer, bind, ctx, typeof
+from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
+from genesis_fn.core.primitive import (
+    SCALARS,
+    Primitive,
+    Trace,
+    Tracer,
+    bind,
+    ctx,
+    gives_weak,
+    located,
+    running,
+    typeof,
+)
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.transforms.call import region_p, wide_p
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
-from genesis_fn.transforms.stage import stage, stage_closed
+from genesis_fn.transforms.inline import Wrapped
+from genesis_fn.transforms.stage import StageTrace, evaluate, stage, stage_closed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +54,10 @@ class Precision:
     compute: DType
     overrides: tuple[tuple[str, str], ...] = ()
 
-    def of(self, eqn: Eqn) -> str:
-        """The class of an equation."""
-        op = eqn.params.get("op") if eqn.prim.name == "fused" else None
-        name, own = (
-            (op.name, op.precision) if op is not None else (eqn.prim.name, eqn.prim.precision)
-        )
-        return dict(self.overrides).get(name, own)
+    def of(self, prim: Primitive, params: Mapping[str, Any]) -> str:
+        """The class of an operation."""
+        op = params["op"] if prim.name == "fused" else prim
+        return dict(self.overrides).get(op.name, op.precision)
 
 
 _HALF = (dtypes.BF16, dtypes.F16)
@@ -55,7 +69,7 @@ def _cast(x: Any, kind: DType) -> Any:
 
 
 def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
-    """The operands of one equation in the dtype of its class."""
+    """The operands of one operation in the dtype of its class."""
     floats = [typeof(x).dtype for x in xs if type(x) not in SCALARS]
     floats = [d for d in floats if dtypes.is_float(d)]
     if not floats:
@@ -74,32 +88,119 @@ def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
     ]
 
 
-def _evaluate(jaxpr: Jaxpr, policy: Precision, args: Sequence[Any]) -> list[Any]:
-    env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    for e in jaxpr.eqns:
-        ctx.line = e.where
-        xs = [env[i] if type(i) is Var else i for i in e.ins]
-        rule = _RULES.get(e.prim.name)
-        if rule is not None:
-            outs = rule(e, xs, policy)
-        elif _opaque(e):
-            outs = _as_traced(e, xs)
-        else:
-            xs = _operands(xs, policy.of(e), policy.compute)
-            outs = bind(e.prim, *xs, **e.params)
-        env.update(zip(e.outs, outs if e.prim.multi else (outs,)))
-    return [env[o] for o in jaxpr.outs]
+class AutocastTracer(Tracer):
+    """A value, of another dtype perhaps than the one that the program knows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
+        self.trace, self.value, self.aval, self.weak = trace, value, kind, weak
+
+    def marked(self, weak: bool) -> AutocastTracer:
+        return AutocastTracer(self.trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
+
+    def concrete(self) -> Any:
+        """The Array, where the function runs op by op on known values."""
+        known = self.value.concrete() if isinstance(self.value, Tracer) else self.value
+        if known is None:
+            return None
+        with running(None):
+            return _cast(known, self.aval.dtype)
+
+    def origin(self) -> str:
+        return self.value.origin() if isinstance(self.value, Tracer) else super().origin()
 
 
-def _opaque(e: Eqn) -> bool:
-    return any(type(v) is Jaxpr or type(v) is tuple and any(type(j) is Jaxpr for j in v)
-               for v in e.params.values())  # fmt: skip
+class AutocastTrace(Trace):
+    """Casts operands by precision class; operations run under `parent`. Without a policy it leaves
+    dtypes as the program knows them."""
+
+    __slots__ = ("parent", "policy")
+
+    def __init__(self, parent: Trace | None, policy: Precision | None) -> None:
+        super().__init__("amp")
+        self.parent, self.policy = parent, policy
+
+    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        kinds = tuple([x if type(x) in SCALARS else x.aval for x in args])
+        ctx.trace = self.parent
+        try:
+            if self.policy is None:
+                return bind(prim, *map(known, args), **params)
+            if prim.stage is not None:
+                call = Shielded(params["call"])
+                outs = bind(prim, *map(known, args), call=call)
+                return [AutocastTracer(self, o, o.aval, o.weak) for o in outs]
+            try:
+                out = prim.abstract(kinds, params)
+            except Exception as error:
+                raise located(error) from None
+            xs = [x.value if type(x) is AutocastTracer else x for x in args]
+            rule = _RULES.get(prim.name)
+            if rule is not None:
+                result = rule(prim, kinds, xs, params, self.policy)
+            elif any(True for _ in jaxprs_in(params)):
+                result = bind(prim, *map(known, args), **params)
+            else:
+                xs = _operands(xs, self.policy.of(prim, params), self.policy.compute)
+                result = bind(prim, *xs, **params)
+        finally:
+            ctx.trace = self
+        if prim.multi:
+            return [AutocastTracer(self, r, k) for r, k in zip(result, out, strict=True)]
+        return AutocastTracer(self, result, out, gives_weak(prim, args, out))
+
+    def run(self, f: Callable, xs: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+        """The outputs of `f` on values that the program knows as `kinds`."""
+        args = [AutocastTracer(self, x, k, x.weak) for x, k in zip(xs, kinds, strict=True)]
+        try:
+            with running(self):
+                return f(*args)
+        finally:
+            self.alive = False
 
 
-def _as_traced(e: Eqn, xs: Sequence[Any]) -> Any:
-    """The equation on operands cast back to the dtypes it was traced with."""
-    xs = [_cast(x, i.aval.dtype) if type(i) is Var else x for x, i in zip(xs, e.ins)]
-    return bind(e.prim, *xs, **e.params)
+def known(x: Any) -> Any:
+    """A value in the dtype that it has without `amp`."""
+    return _cast(x.value, x.aval.dtype) if type(x) is AutocastTracer else x
+
+
+class Shielded(Wrapped):
+    """A call within `amp` that keeps its dtypes, and may close over values of the `amp`."""
+
+    __slots__ = ()
+
+    def key(self) -> tuple:
+        return "amp", self.call.key()
+
+    def _run(self, f: Callable, *args: Any) -> Any:
+        with running(AutocastTrace(ctx.trace, None)):
+            return f(*args)
+
+    def fun(self, *xs: Any) -> list[Any]:
+        return self._run(self.call.fun, *xs)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return self._run(self.call.jvp, primals, tangents)
+
+    def fwd(self, *xs: Any) -> tuple[list[Any], list[Any], Callable]:
+        outs, saved, backward = self._run(self.call.fwd, *xs)
+        return outs, saved, lambda residuals, cts: self._run(backward, residuals, cts)
+
+
+def recorded(trace: Trace | None) -> bool:
+    """Whether what runs under a trace is recorded as a program, or cast by an `amp`."""
+    while trace is not None:
+        if isinstance(trace, (StageTrace, AutocastTrace)):
+            return True
+        trace = trace.parent  # pyright: ignore[reportAttributeAccessIssue]
+    return False
+
+
+def _evaluate(jaxpr: Jaxpr, policy: Precision, xs: Sequence[Any]) -> list[Any]:
+    trace = AutocastTrace(ctx.trace, policy)
+    outs = trace.run(lambda *args: evaluate(jaxpr, *args), xs, jaxpr.in_avals)
+    return [o.value if type(o) is AutocastTracer else o for o in outs]
 
 
 @memoized
@@ -121,75 +222,82 @@ def _kinds(xs: Sequence[Any]) -> tuple[Aval, ...]:
     return tuple([typeof(x) for x in xs])
 
 
-def _rewrite_jit(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
-    return _evaluate(e.params["jaxpr"], policy, xs)
+def _rewrite_call(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    inner = params["jaxpr"]
+    program = autocast_jaxpr(inner, policy, _kinds(xs), (False,) * len(inner.outs))
+    return bind(prim, *xs, **{**params, "jaxpr": program})
 
 
-def _rewrite_wide(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
+def _rewrite_wide(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
     xs = [
         _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in _NARROW else x
         for x in xs
     ]
-    return _evaluate(e.params["jaxpr"], dataclasses.replace(policy, compute=dtypes.F32), xs)
+    return _evaluate(params["jaxpr"], dataclasses.replace(policy, compute=dtypes.F32), xs)
 
 
-def _rewrite_checkpoint(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
-    inner = e.params["jaxpr"]
-    free = (False,) * len(inner.outs)
-    program = autocast_jaxpr(inner, policy, _kinds(xs), free)
-    return bind(e.prim, *xs, jaxpr=program, policy=e.params["policy"])
-
-
-def _rewrite_scan(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
-    inner, consts, carry = e.params["jaxpr"], e.params["consts"], e.params["carry"]
+def _rewrite_scan(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    inner, consts, carry = params["jaxpr"], params["consts"], params["carry"]
     start = consts + carry
     xs = [
-        _cast(x, i.aval.dtype) if consts <= n < start else x
-        for n, (x, i) in enumerate(zip(xs, e.ins))
+        _cast(x, k.dtype) if consts <= n < start else x for n, (x, k) in enumerate(zip(xs, kinds))
     ]
     rows = [typeof(x).update(typeof(x).shape[1:]) for x in xs[start:]]
     keep = (True,) * carry + (False,) * (len(inner.outs) - carry)
     program = autocast_jaxpr(inner, policy, _kinds(xs[:start]) + tuple(rows), keep)
-    return bind(e.prim, *xs, **{**e.params, "jaxpr": program})
+    return bind(prim, *xs, **{**params, "jaxpr": program})
 
 
-def _rewrite_while(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
-    xs = [_cast(x, i.aval.dtype) if type(i) is Var else x for x, i in zip(xs, e.ins)]
-    body = e.params["body"]
+def _rewrite_while(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, kinds)]
+    body = params["body"]
     program = autocast_jaxpr(body, policy, tuple(body.in_avals), (True,) * len(body.outs))
-    return bind(e.prim, *xs, **{**e.params, "body": program})
+    return bind(prim, *xs, **{**params, "body": program})
 
 
-def _rewrite_cond(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
+def _rewrite_cond(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
     branches = tuple(
         [
             autocast_jaxpr(b, policy, _kinds(xs[1:]), (True,) * len(b.outs))
-            for b in e.params["branches"]
+            for b in params["branches"]
         ]
     )
-    return bind(e.prim, *xs, branches=branches)
+    return bind(prim, *xs, branches=branches)
 
 
-def _rewrite_fused(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
-    op = e.params["op"]
-    xs = _operands(xs, policy.of(e), policy.compute)
-    return op.bind(xs, e.params["jaxpr"].cache["in_tree"], e.params["static"])[0]
+def _rewrite_fused(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    op = params["op"]
+    xs = _operands(xs, policy.of(prim, params), policy.compute)
+    return op.bind(xs, params["jaxpr"].cache["in_tree"], params["static"])[0]
 
 
-def _rewrite_dot(e: Eqn, xs: Sequence[Any], policy: Precision) -> Any:
-    xs = _operands(xs, policy.of(e), policy.compute)
-    wanted = e.params.get("preferred_element_type")
-    params = e.params
-    if wanted == dtypes.F32 and e.ins[0].aval.dtype == dtypes.F32:
+def _rewrite_dot(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    xs = _operands(xs, policy.of(prim, params), policy.compute)
+    if params.get("preferred_element_type") == dtypes.F32 and kinds[0].dtype == dtypes.F32:
         # float32 was the operands' own type, not a wish for a wider result.
         params = {**params, "preferred_element_type": None}
-    return bind(e.prim, *xs, **params)
+    return bind(prim, *xs, **params)
 
 
-_RULES: Mapping[str, Callable[[Eqn, Sequence[Any], Precision], Any]] = {
-    "jit": _rewrite_jit,
+# rule(primitive, types without amp, operands, parameters, policy) -> outputs
+_RULES: Mapping[str, Callable[[Primitive, tuple, Sequence[Any], dict, Precision], Any]] = {
+    "jit": _rewrite_call,
     "wide_region": _rewrite_wide,
-    "checkpoint": _rewrite_checkpoint,
+    "checkpoint": _rewrite_call,
     "scan": _rewrite_scan,
     "while": _rewrite_while,
     "cond": _rewrite_cond,
@@ -237,6 +345,11 @@ def amp(
         leaves, in_tree, weak = flatten_arrays((args, kwargs), f"an argument of {name_of(fun)}: ")
         flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
         functools.update_wrapper(flat.f, fun)
+        if not recorded(ctx.trace):
+            if not enabled:
+                return flat.output(flat(*leaves))
+            outs = AutocastTrace(ctx.trace, precision).run(flat, leaves, _kinds(leaves))
+            return flat.called([known(o) for o in outs])
         jaxpr, captured = stage(flat, _kinds(leaves), name=name_of(fun), weak=weak)
         if enabled:
             avals = tuple(jaxpr.in_avals)
@@ -252,7 +365,7 @@ def wide(fun: Callable) -> Callable:
 
     @boundary(fun)
     def computed_wide(*args: Any, **kwargs: Any) -> Any:
-        if ctx.trace is None:
+        if not recorded(ctx.trace):
             return fun(*args, **kwargs)
         leaves, in_tree = tree.flatten((args, kwargs))
         places = [i for i, x in enumerate(leaves) if type(x) is Array or isinstance(x, Tracer)]

@@ -180,14 +180,13 @@ pullback_p.inline = lambda *xs, push, residuals, **_: push(xs[:residuals], xs[re
 # ---- under vmap ----
 
 
-class Batched:
-    """A call mapped over a batch by a trace of vmap, for the trace around that one."""
+class Wrapped:
+    """A call of which a trace hands a form of its own to the trace around it."""
 
-    __slots__ = ("call", "trace", "dims", "out_dims")
+    __slots__ = ("call",)
 
-    def __init__(self, call: Call, trace: BatchTrace, dims: Sequence[int | None]) -> None:
-        self.call, self.trace, self.dims = call, trace, tuple(dims)
-        self.out_dims: list[int | None] = []  # known after a run
+    def __init__(self, call: Call) -> None:
+        self.call = call
 
     @property
     def name(self) -> str:
@@ -195,24 +194,43 @@ class Batched:
 
     @property
     def forward(self) -> bool:
-        """Whether the call has a rule for forward mode."""
         return self.call.forward
-
-    def key(self) -> tuple:
-        """What tells staged programs of the call apart."""
-        return self.trace.batch_size, self.trace.axis_name, self.dims, self.call.key()
 
     @property
     def owner(self) -> Any:
         """The user's function, which keeps staged programs."""
         return self.call.owner
 
+    @property
+    def learned(self) -> Any:
+        """What is known of the outputs after a run, for runs that a kept program replaces."""
+        return self.call.learned
+
+    @learned.setter
+    def learned(self, value: Any) -> None:
+        """As `learned` gave it after an earlier run."""
+        self.call.learned = value
+
     def staged(self, prim: Primitive, xs: Sequence[Any]) -> list[Any]:
         return self.owner.staged_call(prim, self, xs)
 
+
+class Batched(Wrapped):
+    """A call mapped over a batch by a trace of vmap, for the trace around that one."""
+
+    __slots__ = ("trace", "dims", "out_dims")
+
+    def __init__(self, call: Call, trace: BatchTrace, dims: Sequence[int | None]) -> None:
+        super().__init__(call)
+        self.trace, self.dims = trace, tuple(dims)
+        self.out_dims: list[int | None] = []  # known after a run
+
+    def key(self) -> tuple:
+        return self.trace.batch_size, self.trace.axis_name, self.dims, self.call.key()
+
     @property
     def learned(self) -> tuple:
-        """What is known of the outputs after a run, for runs that a kept program replaces."""
+        """Where the outputs have their batch, beside what the call knows."""
         return self.out_dims, self.call.learned
 
     @learned.setter
@@ -275,6 +293,6 @@ class Batched:
 
 
 __all__ = [
-    "Batched", "Call", "Inline", "custom_jvp_call_p", "custom_vjp_call_p", "forward_rule",
-    "pullback_p",
+    "Batched", "Call", "Inline", "Wrapped", "custom_jvp_call_p", "custom_vjp_call_p",
+    "forward_rule", "pullback_p",
 ]  # fmt: skip
