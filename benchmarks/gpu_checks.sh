@@ -26,7 +26,7 @@ limited() { # NAME SECONDS COMMAND...: runs it with its output in OUT/NAME.log
 for stage in "$@"; do
     case $stage in
     tests)
-        rm -f "$out/failures.txt"
+        rm -f "$out"/failures.txt*
         GENESIS_DEVICE=cuda OMP_NUM_THREADS=1 GENESIS_TEST_REPORT="$out/failures.txt" \
             limited tests 480 python3 -m pytest -n "${WORKERS:-14}" --dist loadgroup \
             -p no:cacheprovider -W ignore --durations 15 ${TESTS:-tests}
@@ -40,6 +40,12 @@ for stage in "$@"; do
             echo "examples:"
             awk -F: '!seen[$1]++' "$out/failures.txt" | cut -c1-330 | head -30
         fi
+        for crash in "$out"/failures.txt.*; do
+            if [ -s "$crash" ]; then
+                echo "a process that a signal ended:"
+                head -n 60 "$crash"
+            fi
+        done
         ;;
     sanitize)
         limited sanitize 420 benchmarks/kernels/sanitize.sh "$out/sanitize"

@@ -4,15 +4,18 @@
 
 runs everything on a GPU but tests marked `cpu`, which are about the CPU backend, and `interpreted`,
 which are about Triton's interpreter. With `GENESIS_CUDA_DRIVER=interpret` beside it the same tests
-run on host memory. All of this is decided before JAX and Triton are imported.
+run on host memory; `GENESIS_KERNELS=compiled` beside them runs what Triton's compiler makes of the
+kernels (`tests/compiled.py`). All of this is decided before JAX and Triton are imported.
 
 A fault on a GPU ends its context, and with it the test process: xdist starts another one.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -28,10 +31,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "repeatable"))
 os.environ.setdefault("GENESIS_DEVICE", "cpu")
 os.environ["JAX_PLATFORMS"] = "cpu"  # the reference
 
+COMPILED = os.environ.get("GENESIS_KERNELS") == "compiled"
+if COMPILED:
+    os.environ["TRITON_INTERPRET"] = "0"
 ON_GPU = os.environ["GENESIS_DEVICE"].startswith(("cuda", "gpu"))
 if ON_GPU:
     INTERPRETED = os.environ.setdefault("GENESIS_CUDA_DRIVER", "cuda") == "interpret"
-    os.environ["TRITON_INTERPRET"] = "1" if INTERPRETED else "0"
+    os.environ["TRITON_INTERPRET"] = "1" if INTERPRETED and not COMPILED else "0"
     # Comparisons are of float32 with float32, not with the ten bits of TF32. pytest has imported
     # the library already, for the warnings that it filters; processes that tests start read this.
     os.environ.setdefault("GENESIS_MATMUL_PRECISION", "highest")
@@ -41,15 +47,29 @@ if ON_GPU:
         os.environ.setdefault("GENESIS_COMPILE_WORKERS", "0")
 
 
+def pytest_configure() -> None:
+    """Run compiled kernels where they were asked for."""
+    if COMPILED:
+        from tests import compiled
+
+        compiled.install()
+
+
+def pytest_sessionstart() -> None:
+    """Write where each thread was when a signal ends a process, to the report's file and a number:
+    a test process's own messages are lost with it."""
+    if path := os.environ.get("GENESIS_TEST_REPORT"):
+        faulthandler.enable(open(f"{path}.{os.getpid()}", "w", encoding="utf-8"))  # noqa: SIM115
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forgotten() -> Iterator[None]:
     """Programs compiled for one module are of no use to the next, and would add up to gigabytes."""
     yield
-    import jax
-
     from genesis_fn.transforms.jit import clear_caches
 
-    jax.clear_caches()
+    if jax := sys.modules.get("jax"):
+        jax.clear_caches()
     clear_caches()
     gc.collect()
 

@@ -12,6 +12,8 @@ import functools
 import math
 from collections.abc import Iterable
 
+_INT32 = 2**31 - 1
+
 
 class Atom:
     """A variable ("var", name), a quotient ("div") or a remainder ("mod"), with its bounds."""
@@ -188,11 +190,13 @@ def mod(e: Expr, c: int) -> Expr:
     if g > 1:
         smaller = Expr({a: k // g for a, k in rest.terms.items()}, rest.const // g)
         return shift(scale(mod(smaller, c // g), g), rest.const % g)
-    if len(rest.terms) == 1 and not rest.const:
-        ((atom, k),) = rest.terms.items()
+    for atom, k in rest.terms.items():
         kind, x, n = atom.key
-        if k == 1 and kind == "mod" and n % c == 0:
-            return mod(x, c)
+        if kind == "mod" and k * n % c == 0:
+            # x % n is x less a multiple of n, and k * n is nothing.
+            whole = add(Expr({**rest.terms, atom: 0}, rest.const), scale(x, k % c))
+            if max(-whole.lo, whole.hi) <= _INT32:
+                return mod(whole, c)
     atom = Atom(("mod", rest, c), 0, c - 1, rest.names)
     return Expr({atom: 1}, 0)
 

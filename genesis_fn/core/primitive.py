@@ -41,7 +41,7 @@ class beside:
     def __init__(self, xs: Sequence[Any]) -> None:
         self.place = self.block = None
         for x in xs:
-            known = x.concrete() if isinstance(x, Tracer) else x
+            known = x.nearby() if isinstance(x, Tracer) else x
             if type(known) is Array:
                 place = known.sig.device
                 self.place = None if place is devices.default_device() else place
@@ -273,6 +273,10 @@ class Tracer(Operators):
     def concrete(self) -> Any:
         """The Array behind this tracer where one is known (eager derivatives), else None."""
         return None
+
+    def nearby(self) -> Any:
+        """An Array on the device where this value is, if one is known, else None."""
+        return self.concrete()
 
     @property
     def weak_type(self) -> bool:

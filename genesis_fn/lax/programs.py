@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import device as devices, dtypes, tree
-from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.primitive import ctx, typeof
+from genesis_fn.core.primitive import beside, ctx, typeof
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.contract import dot_general
@@ -50,10 +49,12 @@ def platform_dependent(
 ) -> Any:
     """`per_platform[kind](*args)` for the kind of device in use ("cpu" or "cuda"), else `default`.
 
-    The device is that of the first array among the arguments, else the default device.
+    The device is that of the first array among the arguments, of what is differentiated or mapped
+    too. While a function is traced it is where the program will run: beside its arguments, else
+    on the default device.
     """
-    place = next((x.device for x in tree.leaves(args) if type(x) is Array), None)
-    kind = (place or devices.default_device()).kind
+    with beside(tree.leaves(args)):
+        kind = devices.default_device().kind
     names = (kind, "gpu") if kind == "cuda" else (kind,)
     chosen = next((per_platform[n] for n in names if n in per_platform), default)
     if chosen is None:

@@ -36,6 +36,9 @@ class BatchTracer(Tracer):
     def marked(self, weak: bool) -> BatchTracer:
         return BatchTracer(self.trace, with_weak(self.value, weak), self.dim)  # pyright: ignore[reportArgumentType]
 
+    def nearby(self) -> Any:
+        return self.value.nearby() if isinstance(self.value, Tracer) else self.value
+
     def origin(self) -> str:
         return self.value.origin() if isinstance(self.value, Tracer) else super().origin()
 

@@ -9,7 +9,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, bind, is_linear, marked, typeof
+from genesis_fn.core.primitive import Primitive, beside, bind, is_linear, marked, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import move_batch, zeros
@@ -186,7 +186,8 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """
     if not branches:
         raise ValueError(f"switch needs at least one branch\n  at {where().describe()}")
-    index = as_array(index)
+    with beside(tree.leaves(operands)):
+        index = as_array(index)
     kind = typeof(index)
     if kind.shape != () or not dtypes.is_integer(kind.dtype):
         raise TypeError(
@@ -212,7 +213,8 @@ def cond(
         raise TypeError(
             f"cond takes (pred, true_fun, false_fun, *operands)\n  at {where().describe()}"
         )
-    pred = as_array(pred)
+    with beside(tree.leaves(operands)):
+        pred = as_array(pred)
     kind = typeof(pred)
     if kind.shape != ():
         raise TypeError(
@@ -234,10 +236,11 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
             return functions[int(concrete.device.backend.to_numpy(concrete))](*operands)
     leaves, in_tree, weak = flatten_arrays(operands, f"an operand of {what}: ")
     staged = []
-    for f in functions:
-        flat = FlatFunction(f, in_tree)
-        jaxpr, captured = stage(flat, [typeof(x) for x in leaves], name=name_of(f), weak=weak)
-        staged.append((flat, jaxpr, captured))
+    with beside([*leaves, index]):
+        for f in functions:
+            flat = FlatFunction(f, in_tree)
+            jaxpr, captured = stage(flat, [typeof(x) for x in leaves], name=name_of(f), weak=weak)
+            staged.append((flat, jaxpr, captured))
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)
     outs = bind(cond_p, index, *consts, *leaves, branches=tuple(branches))

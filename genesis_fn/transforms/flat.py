@@ -8,7 +8,7 @@ from typing import Any
 from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_argument, as_array, is_value
-from genesis_fn.core.primitive import Tracer, marked
+from genesis_fn.core.primitive import Tracer, beside, marked
 from genesis_fn.core.source import where
 
 
@@ -27,7 +27,8 @@ def flatten_arrays(value: Any, what: str) -> tuple[list[Any], tree.PyTreeDef, li
                     f"{what}{tree.paths(value)[i]} is {x!r} of type {type(x).__name__}, not an "
                     f"array or a number\n  at {where().describe()}"
                 )
-        leaves = [as_argument(x) for x in leaves]
+        with beside(leaves):
+            leaves = [as_argument(x) for x in leaves]
     return leaves, treedef, [x.weak for x in leaves]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Linear, ctx, typeof, with_weak
+from genesis_fn.core.primitive import Linear, beside, ctx, typeof, with_weak
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives import elementwise as ops
@@ -112,16 +112,18 @@ def value_and_grad(
             outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
             value = _scalar_loss(outs, flat, fun, holomorphic)
             if nonzero[0]:
-                grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
+                with beside(leaves):
+                    grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
             else:
                 grads = [None] * sum(mask)
         got = iter(grads)
         result = []
-        for x, m in zip(leaves, mask):
-            if m:
-                result.append(with_weak(instantiate(next(got), typeof(x)), x.weak))
-            else:
-                result.append(None if nonfloat == "none" else zeros(typeof(x)))
+        with beside(leaves):
+            for x, m in zip(leaves, mask):
+                if m:
+                    result.append(with_weak(instantiate(next(got), typeof(x)), x.weak))
+                else:
+                    result.append(None if nonfloat == "none" else zeros(typeof(x)))
         gradient = tree.unflatten(in_tree, result)
         gradient = gradient[0] if isinstance(argnums, int) else gradient
         return ((value, flat.aux(outs)) if has_aux else value), gradient
@@ -194,7 +196,8 @@ class LinearMap:
     def pull(self, cts: Sequence[Any]) -> list[Any]:
         """Cotangents of the outputs to those of the inputs, both flat; None is zero."""
         jaxpr, nonzero, mask = self.static[:3]
-        got = iter(_pull(jaxpr, self.residuals, cts, nonzero))
+        with beside([*cts, *self.residuals]):
+            got = iter(_pull(jaxpr, self.residuals, cts, nonzero))
         return [next(got) if m else None for m in mask]
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
@@ -427,7 +430,9 @@ def jacfwd(
             dense = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
             return dense[: flat.out_count], outs[flat.out_count :]  # type: ignore[return-value]
 
-        blocks, aux = vmap(column, out_axes=(0, None))(*_bases(avals))
+        with beside(leaves):
+            bases = _bases(avals)
+        blocks, aux = vmap(column, out_axes=(0, None))(*bases)
         table = [
             tree.unflatten(in_tree, [_last(r, a.ndim) for r, a in zip(_rows(block, avals), avals)])
             for block in blocks
@@ -457,7 +462,9 @@ def jacrev(
         out, pull, *aux = vjp(f, *picked, has_aux=has_aux)
         outs, out_tree = tree.flatten(out)
         avals = [typeof(o) for o in outs]
-        rows = tree.leaves(vmap(lambda *cts: pull(tree.unflatten(out_tree, cts)))(*_bases(avals)))
+        with beside(outs):
+            bases = _bases(avals)
+        rows = tree.leaves(vmap(lambda *cts: pull(tree.unflatten(out_tree, cts)))(*bases))
         per_output: list[list[Any]] = [[] for _ in avals]
         for row in rows:
             for blocks, block in zip(per_output, _rows(row, avals)):

@@ -44,6 +44,9 @@ class LinearizeTracer(Tracer):
         """The primal's Array, where the derivative is taken eagerly."""
         return self.primal.concrete() if isinstance(self.primal, Tracer) else self.primal
 
+    def nearby(self) -> Any:
+        return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
+
     def origin(self) -> str:
         return self.primal.origin() if isinstance(self.primal, Tracer) else super().origin()
 

@@ -10,7 +10,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, Tracer, bind, marked, typeof
+from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, marked, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import instantiate, move_batch
@@ -175,7 +175,8 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
 
     kinds = [typeof(x) for x in leaves]
     while True:
-        body_jaxpr, body_captured = stage(body, kinds, name=name, weak=weak)
+        with beside(leaves):
+            body_jaxpr, body_captured = stage(body, kinds, name=name, weak=weak)
         kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
         if not changed:
             break
@@ -186,10 +187,11 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
                 f"{name} as {o}\n  at {where().describe()}\n  cast one with .astype(...)"
             )
     leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
-    cond_jaxpr, cond_captured = stage(
-        lambda *xs: [as_array(cond_fun(tree.unflatten(treedef, xs)))], kinds,
-        name=name_of(cond_fun), weak=weak,
-    )  # fmt: skip
+    with beside(leaves):
+        cond_jaxpr, cond_captured = stage(
+            lambda *xs: [as_array(cond_fun(tree.unflatten(treedef, xs)))], kinds,
+            name=name_of(cond_fun), weak=weak,
+        )  # fmt: skip
     kind = cond_jaxpr.out_avals[0]
     if kind.shape != () or kind.dtype != dtypes.BOOL:
         raise TypeError(
@@ -230,12 +232,14 @@ def fori_loop(
             i, value = carry
             return (ops.add(i, 1), body_fun(i, value)), None
 
-        first = as_array(start)
+        with beside(tree.leaves(init_val)):
+            first = as_array(start)
         (_, value), _ = scan(
             step, (first, init_val), None, length=max(stop - start, 0), unroll=unroll
         )
         return value
-    low, high = as_array(lower), as_array(upper)
+    with beside(tree.leaves((lower, upper, init_val))):
+        low, high = as_array(lower), as_array(upper)
     kind = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
     low, high = ops.convert(low, kind), ops.convert(high, kind)
     _, value = while_loop(

@@ -18,6 +18,7 @@ from genesis_fn.core.primitive import (
     SCALARS,
     Linear,
     Primitive,
+    beside,
     bind,
     is_linear,
     marked,
@@ -301,14 +302,17 @@ def scan(
     number in `init` takes the dtype that `f` returns for it, and `carry="cast"` casts what `f`
     returns. Raises TypeError naming the leaf, both types and the line where they differ.
     """
-    inits, carry_tree, weak = flatten_arrays(init, "scan's init")
-    leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
+    near = tree.leaves((init, xs))
+    with beside(near):
+        inits, carry_tree, weak = flatten_arrays(init, "scan's init")
+        leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
     length = _length(leaves, xs, length)
     if _disabled():
         return _python_loop(f, init, xs, leaves, xs_tree, length, reverse)
-    jaxpr, captured, inits, y_tree, weak = _body(
-        f, inits, carry_tree, weak, leaves, xs_tree, carry, init
-    )
+    with beside(near):
+        jaxpr, captured, inits, y_tree, weak = _body(
+            f, inits, carry_tree, weak, leaves, xs_tree, carry, init
+        )
     count = len(inits)
     if unroll is True or (type(unroll) is int and unroll >= max(length, 2)):
         outs = _unrolled(jaxpr, captured, inits, leaves, length, reverse)

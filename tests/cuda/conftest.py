@@ -14,7 +14,8 @@ from pathlib import Path
 
 if os.environ.get("GENESIS_CUDA_DRIVER") != "cuda":
     os.environ["GENESIS_CUDA_DRIVER"] = "interpret"
-    os.environ["TRITON_INTERPRET"] = "1"
+    if os.environ.get("GENESIS_KERNELS") != "compiled":
+        os.environ["TRITON_INTERPRET"] = "1"
     os.environ.setdefault("GENESIS_INTERPRET_DEVICES", "2")
 
 sys.path.insert(0, str(Path(__file__).parent))

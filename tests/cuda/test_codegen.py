@@ -151,6 +151,15 @@ def test_transposes_use_tiles() -> None:
     assert "def pointwise" in executable.as_text()
 
 
+def test_ranges_have_their_axis_before_they_are_computed_with() -> None:
+    x = normal(96, 4)
+    executable = programs.compare(lambda x: gnp.sum(gnp.tile(x, (1, 8))[:, 3:], 0), x)
+    text = executable.as_text()
+    assert "[:, None]" in text
+    with pytest.raises(AssertionError, match="% 3"):
+        programs.ranges_have_their_axis_first(text + "\ndef rows(x):\n    y = (p % 3)[:, None]\n")
+
+
 def test_equal_structures_have_equal_source() -> None:
     def f(xs):
         return [gnp.sin(x) * 2 for x in xs]

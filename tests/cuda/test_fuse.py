@@ -206,6 +206,42 @@ def test_round_trips_are_the_identity() -> None:
     assert ix.ravel(mixed, (6, 4, 5, 7)) == p
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(-6, 6)),
+        min_size=1, max_size=3,
+    ),
+    st.integers(0, 20), st.integers(1, 24), st.integers(1, 24),
+)  # fmt: skip
+def test_remainders_of_sums_of_remainders(parts, constant, first, second) -> None:
+    """(k (p % a) + l (q % b) + c) % m % n and the like, against NumPy."""
+    names = ["p", "q", "r"][: len(parts)]
+    sizes = [n for n, _, _ in parts]
+    e = ix.const(constant)
+    at = np.meshgrid(*map(np.arange, sizes), indexing="ij")
+    want = constant
+    for name, x, (n, a, k) in zip(names, at, parts, strict=True):
+        e = ix.add(e, ix.scale(ix.mod(ix.var(name, n), a), k))
+        want = want + k * (x % a)
+    e, want = ix.mod(e, first), want % first
+    nested, then = ix.mod(e, second), want % second
+    for found, numbers in ((e, want), (nested, then), (ix.div(e, second), want // second)):
+        got = [found.evaluate(dict(zip(names, i))) for i in np.ndindex(*sizes)]
+        np.testing.assert_array_equal(got, numbers.reshape(-1))
+        assert found.lo <= min(got) and max(got) <= found.hi
+
+
+def test_a_remainder_takes_apart_remainders_that_it_divides() -> None:
+    p, q = ix.var("p", 100), ix.var("q", 100)
+    assert ix.mod(ix.mod(p, 12), 4) == ix.mod(p, 4)
+    assert ix.mod(ix.add(ix.mod(p, 12), q), 4) == ix.mod(ix.add(p, q), 4)
+    assert ix.mod(ix.add(ix.scale(ix.mod(p, 6), 2), q), 4) == ix.mod(ix.add(ix.scale(p, 2), q), 4)
+    # Where that would leave 32 bits, they stay.
+    wide = ix.var("w", 2**31 - 1)
+    assert ix.mod(ix.add(ix.scale(ix.mod(wide, 6), 3), q), 9).hi < 9
+
+
 def test_substitution_keeps_the_value() -> None:
     p = ix.var("p", 60)
     e = ix.add(ix.scale(ix.mod(p, 12), 5), ix.div(p, 12))

@@ -1,4 +1,4 @@
-"""Runs plans where the tests run: in Triton's interpreter, or on a GPU through the driver."""
+"""Runs plans where the tests run: in Triton's interpreter, in a model of a GPU, or on a GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from genesis_fn.backends.cuda.runtime import runtime
 from genesis_fn.kernels import interpret
 from genesis_fn.kernels.language import INTERPRETED
 from genesis_fn.kernels.launch import Launch, Plan
+from tests import compiled
 
 _GARBAGE = 0xFF
 
@@ -30,6 +31,10 @@ def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch
     """
     if INTERPRETED:
         interpret.run_plan(plan, inputs, outputs)
+        return
+    if compiled.CHOSEN:
+        bytes_ = [x.reshape(-1).view(torch.uint8).numpy() for x in (*inputs, *outputs)]
+        compiled.run_plan(plan, bytes_)
         return
     place = runtime(0)
     driver = place.driver

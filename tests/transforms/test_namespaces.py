@@ -203,7 +203,12 @@ def test_convolution_shapes():
 def test_composite_stage_platform_and_sink():
     square = lax.composite(lambda x: x * x, "square")
     assert "square" in str(gf.make_jaxpr(square)(1.0)) and float(gf.grad(square)(3.0)) == 6.0
-    assert lax.platform_dependent(2, cpu=lambda x: x, default=lambda x: -x) == 2
+    here = gf.default_backend() if hasattr(gf, "default_backend") else "cpu"
+    on_cpu = gf.device_put(jnp.ones(2), "cpu")
+    for x, place in ((2, here), (jnp.ones(2), here), (on_cpu, "cpu")):
+        for run in (lambda f: f, gf.jit):
+            got = run(lambda x: lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: -x))(x)
+            np.testing.assert_array_equal(got, x if place == "cpu" else -x)
     with pytest.raises(ValueError, match="no default"):
         lax.platform_dependent(2, tpu=lambda x: x)
     assert "exp" in str(gf.make_jaxpr(lambda x: (lax.dce_sink(jnp.exp(x)), x)[1])(1.0))

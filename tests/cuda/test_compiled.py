@@ -1,0 +1,112 @@
+"""What Triton's compiler makes of kernels, run by a model of PTX: layouts, lanes, alignment.
+
+In a run that interprets kernels, one test starts the others in a process that compiles.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import programs
+import pytest
+import torch
+
+import genesis_fn.numpy as gnp
+from genesis_fn.kernels.conv import convolution, plan_convolution
+from genesis_fn.kernels.launch import Buf, Launch
+from genesis_fn.kernels.sort import RadixTile, Sort, plan_sort
+from tests import compiled, ptx
+
+rng = np.random.default_rng(0)
+only_compiled = pytest.mark.skipif(not compiled.CHOSEN, reason="started by the first test")
+
+
+@pytest.mark.skipif(compiled.CHOSEN, reason="these are its tests")
+@pytest.mark.interpreted
+def test_compiled_kernels() -> None:
+    environment = {**os.environ, "GENESIS_KERNELS": "compiled"}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    run = subprocess.run(
+        [*command, __file__], env=environment, cwd=root, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+
+
+@only_compiled
+@pytest.mark.parametrize("ranks", ["ballot", "match"])
+def test_lanes_count_the_digits_before_them(ranks: str) -> None:
+    """Elements of a tile lie in the lanes and registers that the inline PTX takes them to be in."""
+    x = rng.integers(-128, 128, (2, 2500)).astype(np.int8)
+    x[:, 700:1900] >>= 5  # many equal ones
+    spec = Sort(*x.shape, ("i8",), indices="i32")
+    values, order = np.zeros_like(x), np.zeros(x.shape, np.int32)
+    compiled.run_plan(plan_sort(spec, RadixTile(1024, 1, ranks)), [x, values, order])
+    np.testing.assert_array_equal(order, np.argsort(x, 1, kind="stable"))
+    np.testing.assert_array_equal(values, np.sort(x, 1))
+
+
+@only_compiled
+def test_convolution_of_bfloat16() -> None:
+    """A window of even width: Triton 3.6 takes odd positions for even ones if it may."""
+    x = rng.standard_normal((2, 3, 8, 8)).astype(ml_dtypes.bfloat16)
+    w = rng.standard_normal((8, 3, 6, 4)).astype(ml_dtypes.bfloat16)
+    padding = ((0, 5), (0, 3))
+    out = np.zeros((2, 8, 8, 8), ml_dtypes.bfloat16)
+    compiled.run_plan(plan_convolution(convolution(x.shape, w.shape, padding=padding)), [x, w, out])
+    wide = np.pad(x.astype(np.float32), ((0, 0), (0, 0), *padding))
+    want = torch.nn.functional.conv2d(
+        torch.from_numpy(wide), torch.from_numpy(w.astype(np.float32))
+    ).numpy()
+    np.testing.assert_allclose(out.astype(np.float32), want, rtol=2e-2, atol=2e-2)
+
+
+def cut(x):
+    """Rows of 6 made of 4 columns: positions are remainders by 4 of remainders by 6."""
+    return gnp.tile(x, (1, 2))[:, :6]
+
+
+NESTED: dict[str, Callable] = {
+    "flat": lambda x: gnp.tile(gnp.tile(x[0], 2)[:6], 50) * 2,
+    "row": lambda x: gnp.max(gnp.tile(cut(x), (1, 50)), 1),
+    "columns": lambda x: gnp.sum(gnp.tile(cut(x), (1, 50)), 0),
+    "tiles": lambda x: gnp.transpose(gnp.tile(cut(x), (1, 16))) + 1,
+}
+
+
+@only_compiled
+@pytest.mark.parametrize("name", NESTED)
+def test_remainders_of_remainders(name: str) -> None:
+    x = rng.standard_normal((96, 4)).astype(ml_dtypes.bfloat16)
+    text = programs.compare(NESTED[name], x, tolerance=2e-2).as_text()
+    assert "% 6)) % 4" in text
+
+
+@only_compiled
+def test_a_misaligned_access_is_refused() -> None:
+    from genesis_fn.backends.cuda.compile import SourceKernel
+    from genesis_fn.kernels.expressions import MODULES, PRELUDE
+
+    text = (
+        f"{PRELUDE}def aligned(x, y):\n"
+        "    p = tl.arange(0, 512)\n"
+        "    tl.store(y + p, tl.load(x + p))\n"
+    )
+    # The offset is not what the kernel is compiled for.
+    kernel = SourceKernel("aligned", text, MODULES)
+    launch = Launch(kernel, (1, 1, 1), {"x": Buf(0, "fp32"), "y": Buf(1, "fp32")})
+    held = np.zeros(1024, np.float32)
+    at = -(-held.ctypes.data // 16) * 16
+    within = [(held.ctypes.data, held.ctypes.data + held.nbytes)]
+    compiled.run_launch(launch, [at, at + 2048], within)
+    with pytest.raises(ptx.Fault, match="16 bytes"):
+        compiled.run_launch(launch, [at + 4, at + 2048], within)
+    with pytest.raises(ptx.Fault, match="array"):
+        compiled.run_launch(launch, [at, at + 4096 - 1024], within)
