@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.transforms.both import OURS, THEIRS
+from genesis_fn import ShapeDtypeStruct
+from genesis_fn.transforms.callback import debug_print, pure_callback
+from tests.transforms.both import OURS, THEIRS, agree, normal, ours
 
 LOOKS = {
     "if": lambda x: "positive" if x > 0 else "negative",
@@ -88,3 +90,52 @@ def test_python_sees_what_jax_shows(kind, place):
             assert found[1] == expected[1], (name, probe)
             shown += len(found[1])
     assert shown >= 2
+
+
+def scaled(m, kind, k):
+    """sin(x) * y * k, three times its derivative in x; `k` is closed over."""
+    f = getattr(m, kind)(lambda x, y: m.np.sin(x) * y * k)
+    if kind == "custom_jvp":
+        f.defjvp(lambda p, t: (
+            m.np.sin(p[0]) * p[1] * k,
+            3 * t[0] * m.np.cos(p[0]) * p[1] * k + t[1] * m.np.sin(p[0]) * k,
+        ))  # fmt: skip
+    else:
+        f.defvjp(
+            lambda x, y: (m.np.sin(x) * y * k, (x, y)),
+            lambda r, ct: (3 * ct * m.np.cos(r[0]) * r[1] * k, ct * m.np.sin(r[0]) * k),
+        )
+    return f
+
+
+@pytest.mark.parametrize("kind", ["custom_jvp", "custom_vjp"])
+def test_shared_and_closed_over_values_under_vmap(kind):
+    x, y, ks = normal(3, 4), normal(4, seed=1), np.array([1.0, 2.0, 3.0])
+    shared = lambda m, x, y: m.grad(
+        lambda x, y: m.vmap(lambda row: scaled(m, kind, 1.0)(row, y))(x).sum(), (0, 1)
+    )(x, y)
+    agree(shared, x, y)
+    agree(lambda m, x, y: m.jit(lambda x, y: shared(m, x, y))(x, y), x, y)
+    closed = lambda m, k, x, y: scaled(m, kind, k)(x, y).sum()
+    # The rule runs once vmap has ended, and may still use what it closed over there.
+    got = OURS.grad(lambda x: OURS.vmap(lambda k, r: closed(OURS, k, r, r))(ours(ks), x).sum())
+    want = 3 * ks[:, None] * np.cos(x) * x + ks[:, None] * np.sin(x)
+    np.testing.assert_allclose(np.asarray(got(ours(x))), want, rtol=1e-12)
+
+
+def test_callbacks_inside(capsys):
+    f = OURS.custom_vjp(lambda x: OURS.np.sin(x))
+    like = ShapeDtypeStruct((), "float32")
+
+    def fwd(x):
+        debug_print("fwd {x}", x=x)
+        return pure_callback(np.sin, like, x), x
+
+    def bwd(x, ct):
+        debug_print("bwd {x} {ct}", x=x, ct=ct)
+        return (ct * pure_callback(np.cos, like, x),)
+
+    f.defvjp(fwd, bwd)
+    for run in (OURS.grad(f), OURS.jit(OURS.grad(f))):
+        np.testing.assert_allclose(float(run(0.5)), np.cos(0.5), rtol=1e-6)
+        assert capsys.readouterr().out == "fwd 0.5\nbwd 0.5 1.0\n"
