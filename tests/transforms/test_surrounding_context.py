@@ -92,7 +92,7 @@ def test_a_program_called_in_a_backward_pass_is_backward_when_it_is_inlined():
         return shared(x)
 
     f.defvjp(lambda x: (shared(x), x), lambda x, ct: (ct * shared(x),))
-    program = inlined(gf.make_jaxpr(gf.grad(f))(1.0).jaxpr)
+    program = inlined(gf.make_jaxpr(gf.value_and_grad(f))(1.0).jaxpr)
     assert [e.backward for e in program.eqns if e.prim.name == "sin"] == [False, True]
 
 
