@@ -46,6 +46,12 @@ def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple:
     train_files, valid_files = data.split_files(files)
     texts = list(data.read_texts(train_files, limit))
     held_out = list(data.read_texts(valid_files, limit // 10))
+    if not texts:
+        raise ValueError(f"the text files of {source} are empty, unreadable, or not UTF-8")
+    if not held_out:  # one file, say: its end is for validation
+        whole = texts.pop()
+        texts.append(whole[: len(whole) - len(whole) // 10])
+        held_out.append(whole[len(whole) - len(whole) // 10 :])
     path = os.path.join(folder, "tokenizer.json")
     if os.path.isfile(path):
         tokenizer = data.load_tokenizer(path)

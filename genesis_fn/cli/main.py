@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return arguments.run(arguments)
     except KeyboardInterrupt:
         return 130
-    except (FileNotFoundError, FileError, ValueError, GenesisError) as error:
+    except (OSError, FileError, ValueError, GenesisError) as error:
         print(f"genesis-fn: {error}", file=sys.stderr)
         return 1
 

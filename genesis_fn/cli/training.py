@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,11 @@ import numpy as np
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import io, optim
+from genesis_fn.cli.interrupt import Interrupt
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.data.tokens import TokenWindows
-from genesis_fn.io.safetensors import atomic_write
+from genesis_fn.io.safetensors import FileError, atomic_write
 from genesis_fn.models import qwen
 from genesis_fn.transforms.autocast import amp
 from genesis_fn.transforms.grad import value_and_grad
@@ -91,8 +93,6 @@ def make_evaluate(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
     def evaluate(params: Any, windows: TokenWindows) -> float:
         losses = [float(loss(params, as_array(b)))
                   for b in windows.in_order(recipe.evaluate_batches)]  # fmt: skip
-        if not losses:
-            raise ValueError("the validation split is shorter than one batch")
         return float(np.mean(losses))
 
     return evaluate
@@ -104,7 +104,7 @@ class Log:
     def __init__(self, path: str, start: int = 0) -> None:
         self.path, self.rows = path, []
         if start and os.path.isfile(path):
-            with open(path, encoding="utf-8") as f:
+            with open(path, encoding="utf-8", errors="replace") as f:
                 self.rows = [r for r in map(_parse, f) if r and r.get("step", -1) <= start]
         with atomic_write(path) as f:
             f.write("".join(json.dumps(r) + "\n" for r in self.rows).encode())
@@ -143,12 +143,17 @@ def train(
     valid = TokenWindows(valid_tokens, recipe.length, recipe.batch)
     state = init_state(config, recipe)
     checkpoints = os.path.join(folder, "checkpoints")
-    identity = {"config": dataclasses.asdict(config), "recipe": _lasting(recipe)}
+    identity = {
+        "config": dataclasses.asdict(config), "recipe": _lasting(recipe),
+        "data": {"tokens": int(train_tokens.size), "crc32": zlib.crc32(train_tokens.tobytes())},
+    }  # fmt: skip
+    valid.check_one_batch("the validation split")
     if io.steps(checkpoints):
-        state, start, values = io.restore(checkpoints, state)
-        if values.get("identity") != identity:
+        state, start, values = _newest(checkpoints, state)
+        if changed := _changed(values.get("identity"), identity):
             raise ValueError(
-                f"{checkpoints} holds a run with other settings; choose another folder"
+                f"{checkpoints} holds a run with other settings ({changed}); choose another folder "
+                "by --out"
             )
         if not quiet:
             print(f"going on from step {start}")
@@ -165,25 +170,33 @@ def train(
     def keep() -> None:
         io.save(checkpoints, done, state, {"identity": identity}, keep=2)
 
+    whole = True
     try:
-        while done < recipe.steps:
-            state, metrics = step(state, as_array(windows[done]))
-            done += 1
-            loss = float(metrics["loss"])
-            seen += tokens_per_step
-            rate = seen / (time.perf_counter() - began)
-            bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:,.0f}", refresh=False)
-            bar.update()
-            norm = float(metrics["grad_norm"])
-            log.write(step=done, loss=loss, grad_norm=norm, tokens_per_s=rate)
-            late = recipe.seconds is not None and time.perf_counter() - began > recipe.seconds
-            if done % recipe.evaluate_every == 0 or done == recipe.steps or late:
-                log.write(step=done, validation_loss=evaluate(state["params"], valid))
-                keep()
-            if late:
-                break
+        with Interrupt() as interrupt:
+            while done < recipe.steps:
+                whole = False
+                state, metrics = step(state, as_array(windows[done]))
+                done += 1
+                whole = True
+                loss = float(metrics["loss"])
+                seen += tokens_per_step
+                rate = seen / (time.perf_counter() - began)
+                bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:,.0f}", refresh=False)
+                bar.update()
+                norm = float(metrics["grad_norm"])
+                log.write(step=done, loss=loss, grad_norm=norm, tokens_per_s=rate)
+                late = recipe.seconds is not None and time.perf_counter() - began > recipe.seconds
+                if done % recipe.evaluate_every == 0 or done == recipe.steps or late:
+                    log.write(step=done, validation_loss=evaluate(state["params"], valid))
+                    keep()
+                if late:
+                    break
+                if interrupt.asked:
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
-        keep()
+        # A step that was cut short has lent its state's memory: the last checkpoint is what holds.
+        if whole:
+            keep()
         print(f"\ninterrupted at step {done}; run the same command to go on")
         raise
     finally:
@@ -191,14 +204,41 @@ def train(
         log.close()
     plot(log.rows, os.path.join(folder, "loss.png"))
     validation = [r["validation_loss"] for r in log.rows if "validation_loss" in r]
+    if not validation:  # of a finished run, of which the log is gone
+        validation = [evaluate(state["params"], valid)]
     rates = [r["tokens_per_s"] for r in log.rows if "tokens_per_s" in r]
     return {
         "step": done,
-        "loss": [r["loss"] for r in log.rows if "loss" in r][-1],
+        "loss": ([r["loss"] for r in log.rows if "loss" in r] or [float("nan")])[-1],
         "validation_loss": validation[-1],
-        "tokens_per_s": rates[-1],
+        "tokens_per_s": (rates or [float("nan")])[-1],
         "params": state["params"],
     }
+
+
+def _newest(root: str, template: Any) -> tuple[Any, int, dict[str, Any]]:
+    """The newest checkpoint that is not damaged; those passed over are named."""
+    damaged: FileError | None = None
+    for step in reversed(io.steps(root)):
+        try:
+            return io.restore(root, template, step)
+        except FileError as error:
+            print(f"passed over a checkpoint: {error}")
+            damaged = error
+    raise FileError(f"{damaged}; no whole checkpoint is left, remove {root} to start again")
+
+
+def _changed(before: Any, now: dict[str, dict[str, Any]]) -> str:
+    """What differs between two runs, as `batch 8, now 12`; "" where nothing does."""
+    found = []
+    for part, values in now.items():
+        old = before.get(part, {}) if isinstance(before, dict) else {}
+        found += [
+            f"{name} {old.get(name)!r}, now {value!r}"
+            for name, value in values.items()
+            if old.get(name) != value
+        ]
+    return "; ".join(found[:3])
 
 
 def _lasting(recipe: Recipe) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -29,24 +30,36 @@ def text_files(folder: str | os.PathLike, suffixes: Sequence[str] = TEXT_SUFFIXE
         folders[:] = sorted(
             f for f in folders if f not in ("site-packages", "__pycache__", ".git", "node_modules")
         )
-        found += [os.path.join(root, f) for f in sorted(files) if f.endswith(tuple(suffixes))]
+        named = [os.path.join(root, f) for f in sorted(files) if f.endswith(tuple(suffixes))]
+        found += [f for f in named if os.path.isfile(f)]  # no pipes, no links to nothing
     if not found:
         raise FileNotFoundError(f"no text files ({', '.join(suffixes)}) below {folder!r}")
     return found
 
 
 def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
-    """The files' texts, up to `limit` bytes in all; files that are not UTF-8 are passed over."""
+    """The files' texts, up to `limit` bytes in all, of which the last file is cut to fit.
+
+    Files that cannot be read, and those that are not UTF-8, are passed over.
+    """
     total = 0
     for path in files:
-        with open(path, "rb") as f:
-            raw = f.read()
-        if limit is not None and total + len(raw) > limit:
+        room = None if limit is None else limit - total
+        if room == 0:
             return
         try:
-            text = raw.decode("utf-8")
+            with open(path, "rb") as f:
+                raw = f.read() if room is None else f.read(room + 1)
+        except OSError:
+            continue
+        cut = room is not None and len(raw) > room
+        try:
+            # A character that the cut goes through is left out; others must be whole.
+            decoder = codecs.getincrementaldecoder("utf-8")()
+            text = decoder.decode(raw[:room] if cut else raw, final=not cut)
         except UnicodeDecodeError:
             continue
+        raw = raw[:room] if cut else raw
         total += len(raw)
         if text.strip():
             yield text

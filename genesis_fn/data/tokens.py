@@ -42,7 +42,17 @@ class TokenWindows:
     def __post_init__(self) -> None:
         if len(self.tokens) <= self.length:
             raise ValueError(
-                f"{len(self.tokens)} tokens are too few for windows of {self.length + 1}"
+                f"{len(self.tokens)} tokens are too few for windows of {self.length + 1}: give "
+                "more text, or a smaller length"
+            )
+
+    def check_one_batch(self, name: str) -> None:
+        """Raises ValueError where `in_order` would give nothing."""
+        wanted = self.batch * (self.length + 1)
+        if len(self.tokens) < wanted:
+            raise ValueError(
+                f"{name} has {len(self.tokens)} tokens, and one batch takes {wanted}: give more "
+                "text, or a smaller batch or length"
             )
 
     def __getitem__(self, step: int) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -51,19 +53,27 @@ def test_demo_resumes_to_the_same_log(corpus, tmp_path, capsys, monkeypatch):
     assert [r["step"] for r in rows(whole) if "loss" in r] == [1, 2, 3, 4, 5, 6]
     assert all(np.isfinite(r["loss"]) for r in rows(whole) if "loss" in r)
 
-    # Interrupted in the middle of step 4, and started again.
-    class Interrupted(training.Log):
-        def write(self, **row):
-            super().write(**row)
-            if row["step"] == 4 and "loss" in row:
-                raise KeyboardInterrupt
+    # Ctrl-C while step 4 is prepared: the step is finished and kept.
+    class Interrupted(training.TokenWindows):
+        def __getitem__(self, step):
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().__getitem__(step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training, "Log", Interrupted)
+        patch.setattr(training, "TokenWindows", Interrupted)
         assert main(command(corpus, parts, "--quiet")) == 130
-    assert "run the same command to go on" in capsys.readouterr().out
+    assert "interrupted at step 4; run the same command to go on" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    # The newest checkpoint is damaged and the log's last line torn: the one before goes on.
+    newest = parts / "checkpoints" / "step-00000004" / "state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-7] + b"damaged")
+    with open(parts / "log.jsonl", "ab") as log:
+        log.write(b'{"step": 4, "lo\xff')
     assert main(command(corpus, parts)) == 0
-    assert "going on from step 4" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "passed over a checkpoint" in said and "going on from step 3" in said
     final = lambda out: [r for r in rows(out) if "loss" in r]  # noqa: E731
     assert final(parts) == final(whole)
     assert rows(parts)[-1] == rows(whole)[-1]
@@ -77,7 +87,10 @@ def test_demo_resumes_to_the_same_log(corpus, tmp_path, capsys, monkeypatch):
     assert main(command(corpus, whole, "--quiet")) == 0
     assert "step 6: validation loss" in capsys.readouterr().out
     assert main(command(corpus, whole, "--quiet", "--seed", "1")) == 1
-    assert "other settings" in capsys.readouterr().err
+    assert "other settings (seed 0, now 1)" in capsys.readouterr().err
+    (corpus / "5.py").write_text("other = 1\n" * 500)
+    assert main(command(corpus, whole, "--quiet")) == 1
+    assert "other settings (tokens" in capsys.readouterr().err
 
 
 def test_a_run_may_end_by_the_clock(corpus, tmp_path, capsys):
@@ -93,6 +106,33 @@ def test_errors_are_one_line(tmp_path, capsys):
     assert said.startswith("genesis-fn: there is no folder") and said.count("\n") == 1
     with pytest.raises(SystemExit):
         main(["nonsense"])
+
+
+@pytest.mark.parametrize("content, message", [
+    (None, "no text files"), (b"\xff\xfe\x00", "empty, unreadable, or not UTF-8"),
+    (b"", "empty, unreadable, or not UTF-8"), (b"a few words", "tokens are too few"),
+    (b"x = 1\n" * 60, "the validation split has"),
+])  # fmt: skip
+def test_what_is_no_corpus_is_said_before_training(corpus, tmp_path, capsys, content, message):
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / "link.txt").symlink_to(tmp_path / "nowhere")
+    if content is not None:
+        (folder / "a.txt").write_bytes(content)
+    assert main(command(folder, tmp_path / "out", "--quiet")) == 1
+    said = capsys.readouterr().err
+    assert (
+        message in said and said.count("\n") == 1 and not (tmp_path / "out" / "log.jsonl").exists()
+    )
+
+
+def test_one_file_is_corpus_enough(corpus, tmp_path, capsys):
+    arguments = command(corpus / "0.py", tmp_path / "out", "--quiet", "--seconds", "0")
+    assert main(arguments) == 0
+    assert "step 1: validation loss" in capsys.readouterr().out
+    (tmp_path / "file").write_text("in the way")
+    assert main(command(corpus, tmp_path / "file" / "out")) == 1
+    assert "file" in capsys.readouterr().err
 
 
 def test_info(capsys):

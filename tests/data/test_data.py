@@ -29,7 +29,8 @@ def test_files_of_a_folder(folder):
     names = [f.removeprefix(str(folder) + "/") for f in files]
     assert names == ["a.txt", "b.py", "bad.md", "blank.md", "sub/d.py"]
     assert list(data.read_texts(files)) == ["héllo wörld\n", "print('b')\n", "d = 4\n"]
-    assert list(data.read_texts(files, limit=20)) == ["héllo wörld\n"]
+    assert list(data.read_texts(files, limit=20)) == ["héllo wörld\n", "print("]
+    assert list(data.read_texts(files, limit=9)) == ["héllo w"]  # not half an ö
     assert data.text_files(folder / "a.txt") == [str(folder / "a.txt")]
     with pytest.raises(FileNotFoundError, match="no folder"):
         data.text_files(folder / "nowhere")
