@@ -167,6 +167,13 @@ from genesis_fn.optim.numerics import (
 )
 from genesis_fn.optim.plateau import ReduceLROnPlateauState, reduce_on_plateau
 from genesis_fn.optim.prodigy import ProdigyState, prodigy
+from genesis_fn.optim.rounding import (
+    LostStepsState,
+    LostStepsWarning,
+    StochasticRoundState,
+    stochastic_round,
+    warn_of_lost_steps,
+)
 from genesis_fn.optim.sam import SAMState, sam
 from genesis_fn.optim.schedule_free import (
     ScheduleFreeState,
@@ -267,11 +274,6 @@ from genesis_fn.optim.wrappers import (
 )
 
 __all__ = [
-    "HutchinsonState",
-    "SophiaState",
-    "hutchinson_estimator_diag_hessian",
-    "scale_by_sophia",
-    "sophia",
     "AddNoiseState",
     "ApplyEvery",
     "ApplyIfFiniteState",
@@ -283,10 +285,13 @@ __all__ = [
     "FactoredState",
     "GradientTransformation",
     "GradientTransformationExtraArgs",
+    "HutchinsonState",
     "InjectHyperparamsState",
     "InjectStatefulHyperparamsState",
     "LookaheadParams",
     "LookaheadState",
+    "LostStepsState",
+    "LostStepsWarning",
     "MaskedNode",
     "MaskedState",
     "MonitorState",
@@ -325,6 +330,8 @@ __all__ = [
     "Schedule",
     "ScheduleFreeState",
     "SnapshotState",
+    "SophiaState",
+    "StochasticRoundState",
     "TraceState",
     "TransformInitFn",
     "TransformUpdateExtraArgsFn",
@@ -380,6 +387,7 @@ __all__ = [
     "global_norm",
     "hinge_loss",
     "huber_loss",
+    "hutchinson_estimator_diag_hessian",
     "identity",
     "incremental_update",
     "inject_hyperparams",
@@ -466,6 +474,7 @@ __all__ = [
     "scale_by_shape",
     "scale_by_sign",
     "scale_by_sm3",
+    "scale_by_sophia",
     "scale_by_stddev",
     "scale_by_trust_ratio",
     "scale_by_yogi",
@@ -489,11 +498,13 @@ __all__ = [
     "snapshot",
     "softmax_cross_entropy",
     "softmax_cross_entropy_with_integer_labels",
+    "sophia",
     "sparsemax_loss",
     "squared_error",
     "stateless",
     "stateless_with_tree_map",
     "step_schedule",
+    "stochastic_round",
     "trace",
     "tree",
     "tree_map_params",
@@ -506,6 +517,7 @@ __all__ = [
     "warmup_constant_schedule",
     "warmup_cosine_decay_schedule",
     "warmup_exponential_decay_schedule",
+    "warn_of_lost_steps",
     "with_extra_args_support",
     "with_master",
     "yogi",

@@ -3,7 +3,8 @@
 Arguments that many share: `learning_rate` is a number or a schedule; `b1`, `b2` are the decay rates
 of the first and second moments; `eps` is added to a denominator, `eps_root` inside its root;
 `mu_dtype` is the dtype of the first moment (float32 or wider without it); `weight_decay` is
-multiplied by the learning rate, and `mask` says which parameters decay (see `masking.py`).
+multiplied by the learning rate, and `mask` says which parameters decay (see `masking.py`);
+`stochastic_round` (True, a seed or a key) rounds 16-bit parameters at random (see `rounding.py`).
 
 States are named tuples with one field per part: `state.adam.mu`, `state.schedule.learning_rate`; a
 field that only one part has can be read directly, as `state.learning_rate`.
@@ -16,7 +17,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.optim import base, transform
+from genesis_fn.optim import base, rounding, transform
 from genesis_fn.optim.adaptive import (
     scale_by_adadelta,
     scale_by_adam,
@@ -48,12 +49,22 @@ def sgd(
     momentum: Any = None,
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = None,
+    *,
+    stochastic_round: Any = False,
 ) -> GradientTransformationExtraArgs:
     """Stochastic gradient descent, with (Nesterov) momentum if it is given."""
-    step = scale_by_learning_rate(learning_rate)
+    step, last = scale_by_learning_rate(learning_rate), _rounding(stochastic_round)
     if momentum is None:
-        return chain(momentum=base.identity(), schedule=step)
-    return chain(momentum=transform.trace(momentum, nesterov, accumulator_dtype), schedule=step)
+        return chain(momentum=base.identity(), schedule=step, **last)
+    kept = transform.trace(momentum, nesterov, accumulator_dtype)
+    return chain(momentum=kept, schedule=step, **last)
+
+
+def _rounding(chosen: Any) -> dict[str, base.GradientTransformation]:
+    """The last part of a chain with `stochastic_round=`: True, or a seed or key."""
+    if chosen is False or chosen is None:
+        return {}
+    return {"rounding": rounding.stochastic_round(0 if chosen is True else chosen)}
 
 
 def adam(
@@ -65,11 +76,13 @@ def adam(
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
+    stochastic_round: Any = False,
 ) -> GradientTransformationExtraArgs:
     """Adam (Kingma & Ba 2014)."""
     return chain(
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         schedule=scale_by_learning_rate(learning_rate),
+        **_rounding(stochastic_round),
     )
 
 
@@ -84,12 +97,14 @@ def adamw(
     mask: Any = None,
     *,
     nesterov: bool = False,
+    stochastic_round: Any = False,
 ) -> GradientTransformationExtraArgs:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2017)."""
     return chain(
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         decay=add_decayed_weights(weight_decay, mask),
         schedule=scale_by_learning_rate(learning_rate),
+        **_rounding(stochastic_round),
     )
 
 

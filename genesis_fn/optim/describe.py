@@ -16,6 +16,7 @@ _REPORTED = {
     "scale": "scale",
     "notfinite_count": "skipped",
     "gradient_step": "gradient_step",
+    "lost": "lost_steps",
 }
 _TABLES = ("hyperparams", "measurement", "measurements")
 _COUNTERS = ("count", "step_count", "step", "gradient_step")
