@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
+from genesis_fn import nn
 from genesis_fn.core import config, dtypes, errors, source, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import sig
 from genesis_fn.core.device import Device, device
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, Trace, bind
+from genesis_fn.random import key, normal as normal_sample
 from genesis_fn.transforms.cond import cond
 from genesis_fn.transforms.grad import grad, vjp
 from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.loops import fori_loop
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
 from tests.transforms.both import normal, ours
@@ -101,7 +104,39 @@ CASES = {
         ["static argument 'n'", "[1]", "hashable"], True),
     "tree mismatch": (
         lambda: tree.map(lambda a, b: a, {"a": 1, "b": [2, 3]}, {"a": 1, "b": [2]}),
-        errors.TreeError, ["['b']"], False),
+        errors.TreeError, ["['b']"], True),
+    "list for an array": (lambda: jnp.sum([1, 2]), TypeError, ["sum takes", "asarray"], True),
+    "operands that are arguments": (
+        lambda: jit(lambda p, x: x @ p["w"])({"w": ours(A)}, ours(A)), errors.ShapeError,
+        ["x f64[3,4] @ p['w'] f64[3,4]"], True),
+    "operands of a sum": (
+        lambda: jit(lambda p: p[0] + p[1])([ours(V), ours(V[:3])]), errors.ShapeError,
+        ["p[0] f64[4], p[1] f64[3]"], True),
+    "a layer's operands": (
+        lambda: nn.Linear(4, 2)(nn.Linear(4, 2).init(key(0)), jnp.ones((2, 5))),
+        errors.ShapeError, ["lengths 5 and 4", "(in nn/layers.py:"], True),
+    "static array": (
+        lambda: jit(lambda x, n: x, static_argnums=1)(1.0, ours(V)), TypeError,
+        ["static argument 'n' of <lambda> is an array", "leave it out"], True),
+    "unknown option of jit": (
+        lambda: jit(lambda x: x, donate="x"), TypeError, ["donate_argnames"], False),
+    "compiled within a transform": (
+        lambda: jit(jit(jnp.sin).lower(ours(V)).compile())(ours(V)), TypeError,
+        ["compiled", "call the jitted function there"], True),
+    "scan: no pair": (
+        lambda: scan(lambda c, x: c, 1.0, ours(V)), errors.TreeError, ["(carry, y)"], True),
+    "scan: shape of the carry": (
+        lambda: scan(lambda c, x: (jnp.append(c, x), None), ours(V), ours(V)), TypeError,
+        ["f64[4]", "f64[5]", "its shape must stay"], True),
+    "scan: how the carry is treated": (
+        lambda: scan(lambda c, x: (c, x), 1.0, ours(V), carry="loose"), ValueError,
+        ["'loose'", '"cast"'], True),
+    "fori_loop": (
+        lambda: fori_loop(0, 3, lambda i, c: {"a": c["a"].astype("float32")}, {"a": ours(V)}),
+        TypeError, ["fori_loop: the value['a']", "comes out of <lambda> as f32[4]"], True),
+    "derivative by a name": (lambda: key(0)[1.5], TypeError, ["integers and names"], True),
+    "not a key": (lambda: normal_sample(3), TypeError, ["random.key(seed)"], True),
+    "axis of argmax": (lambda: jnp.argmax(ours(A), (0, 1)), TypeError, ["argmax", "(0, 1)"], False),
     "cotangent structure": (
         lambda: vjp(lambda x: {"a": x}, ours(V))[1](ours(V)), errors.TreeError,
         ["the cotangent", "the output"], True),

@@ -96,6 +96,14 @@ class IndexOutOfRange(GenesisError, IndexError):
         size = aval.shape[axis]  # type: ignore[attr-defined]
         return cls(f"{which} out of range for axis {axis} of {aval}", axis, size, index)
 
+    def naming(self, label: str) -> IndexOutOfRange:
+        """The error with the name of the array, where one is known."""
+        place = f" out of range for axis {self.axis} of "
+        head, found, tail = str(self).partition(place)
+        if not label or not found:
+            return self
+        return type(self)(f"{head}{place}{label}, {tail}", self.axis, self.size, self.index)
+
 
 class OutOfMemoryError(GenesisError, MemoryError):
     """A device has no room for an allocation."""

@@ -74,6 +74,13 @@ class Jaxpr:
         self._facts: tuple[bool, frozenset[str]] | None = None
         self.cache: dict[Any, Any] = {}  # results of program transforms, kept as long as this
 
+    def label_of(self, v: Any) -> str:
+        """What people call an input; "" for another value, and for what was captured."""
+        for known, label in zip(self.invars, self.labels):
+            if known is v and not label.startswith("captured "):
+                return label
+        return ""
+
     @property
     def in_avals(self) -> list[Aval]:
         """The avals of the inputs."""

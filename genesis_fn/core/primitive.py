@@ -254,6 +254,12 @@ class Trace:
         )
 
 
+def shown(x: Any) -> str:
+    """An operand in a message: its type, after its name where it is an argument being traced."""
+    label = x.label() if isinstance(x, Tracer) else ""
+    return f"{label} {getattr(x, 'aval', x)}".lstrip()
+
+
 class Tracer(Operators):
     """A stand-in for an array while a transform runs. `weak` is as an Array's."""
 
@@ -262,6 +268,14 @@ class Tracer(Operators):
     trace: Trace
     aval: Aval
     weak: bool
+
+    def label(self) -> str:
+        """The name of the traced function's argument that this value is; "" for others."""
+        for name in ("primal", "value"):
+            inner = getattr(self, name, None)
+            if isinstance(inner, Tracer):
+                return inner.label()
+        return ""
 
     def __repr__(self) -> str:
         return f"Traced<{self.aval}> in {self.trace.name or type(self.trace).__name__}"

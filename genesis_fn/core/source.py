@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Layers, optimizers and models are written as a user would write them; their lines are worth
@@ -14,11 +14,16 @@ _SHOWN = tuple(_PACKAGE + part + os.sep for part in ("nn", "optim", "models"))
 
 
 class Where(NamedTuple):
-    """A line of a program: code object, line number and the `named_scope` it ran under."""
+    """A line of a program: code object, line number and the `named_scope` it ran under.
+
+    For a line of the library's own layers, optimizers and models, `user` is the line outside the
+    library that called them.
+    """
 
     code: CodeType
     line: int
     scope: str = ""
+    user: Where | None = None
 
     def __str__(self) -> str:
         return f"{os.path.relpath(self.file) if self.near else self.file}:{self.line}"
@@ -45,7 +50,9 @@ class Where(NamedTuple):
         return linecache.getline(self.file, self.line).strip()
 
     def describe(self) -> str:
-        """`file:line  source text`."""
+        """`file:line  source text`; the user's line first where this is one of the library's."""
+        if self.user is not None:
+            return f"{self.user.describe()}  (in {self.file[len(_PACKAGE) :]}:{self.line})"
         text = self.text()
         return f"{self}  {text}" if text else str(self)
 
@@ -83,12 +90,27 @@ def user_frame(depth: int = 2) -> FrameType:
 
 def where(scope: str = "", depth: int = 3) -> Where:
     """The user's line that is running now."""
-    frame = user_frame(depth)
-    return Where(frame.f_code, frame.f_lineno, scope)
+    return at_frame(user_frame(depth), scope)
 
 
-def line_of(error: BaseException) -> Where | None:
-    """The user's line of the equation that raised `error` inside a generated function, if one did.
+def at_frame(frame: FrameType, scope: str = "") -> Where:
+    """The line that a frame is at."""
+    code = frame.f_code
+    if code.co_filename.startswith(_PACKAGE):
+        outer = frame.f_back
+        while outer is not None and _of_library(outer.f_code):
+            outer = outer.f_back
+        if outer is not None:
+            return Where(code, frame.f_lineno, scope, Where(outer.f_code, outer.f_lineno, scope))
+    return Where(code, frame.f_lineno, scope)
+
+
+def _of_library(code: CodeType) -> bool:
+    return is_internal(code) or code.co_filename.startswith(_PACKAGE)
+
+
+def equation_of(error: BaseException) -> Any:
+    """The equation that raised `error` inside a generated function, if one that has a line did.
 
     Such functions map their own line numbers to equations in the global EQUATIONS.
     """
@@ -96,6 +118,13 @@ def line_of(error: BaseException) -> Where | None:
     while step is not None:
         equations = step.tb_frame.f_globals.get("EQUATIONS")
         if equations is not None and step.tb_lineno in equations:
-            found = equations[step.tb_lineno].where or found
+            e = equations[step.tb_lineno]
+            found = found if e.where is None else e
         step = step.tb_next
     return found
+
+
+def line_of(error: BaseException) -> Where | None:
+    """The user's line of the equation that raised `error` inside a generated function."""
+    found = equation_of(error)
+    return None if found is None else found.where

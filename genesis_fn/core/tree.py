@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import optree
 
 from genesis_fn.core.errors import TreeError
+from genesis_fn.core.source import where
 
 NAMESPACE = "genesis_fn"
 # How registered node types come apart and together: type -> (flatten to (children, static, ...),
@@ -144,7 +145,10 @@ def _flatten_up_to(treedef: PyTreeDef, tree: Any, other: Any, position: int) -> 
         return treedef.flatten_up_to(other)
     except (ValueError, TypeError) as error:
         difference = first_difference(tree, other) or str(error)
-        raise TreeError(f"tree {position} does not match the first tree: {difference}") from None
+        raise TreeError(
+            f"tree {position} does not match the first tree: {difference}\n"
+            f"  at {where().describe()}"
+        ) from None
 
 
 def first_difference(expected: Any, got: Any, prefix: str = "") -> str | None:

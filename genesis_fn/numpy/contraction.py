@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.primitive import shown
 from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, value
 from genesis_fn.numpy.reductions import sum as sum_over
 from genesis_fn.numpy.shape import expand_dims, moveaxis, ravel, stack
@@ -38,7 +39,7 @@ def _pair(name: str, a: Any, b: Any, preferred: Any) -> tuple[Any, Any, Any]:
 
 
 def _mismatch(what: str, x: Any, y: Any, problem: str) -> errors.ShapeError:
-    return located(errors.ShapeError(f"{what} {x.aval} @ {y.aval}: {problem}"))  # type: ignore
+    return located(errors.ShapeError(f"{what} {shown(x)} @ {shown(y)}: {problem}"))  # type: ignore
 
 
 def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
@@ -314,7 +315,7 @@ def einsum(
                 raise located(
                     errors.ShapeError(
                         f'einsum "{text}": index {name!r} has lengths {sizes[name]} and {n} in '
-                        + ", ".join(str(v.aval) for v in xs)
+                        + ", ".join(map(shown, xs))
                     )
                 )
     terms = [_simplified(names, x, sizes) for names, x in zip(inputs, xs)]

@@ -345,11 +345,18 @@ def _slice_bounds(entry: slice, n: int) -> tuple[int, int, int]:
 
 
 def _wrapped(i: Any, n: int, mode: str) -> Any:
-    """Index arrays with negative entries counted from the end."""
+    """Index arrays with negative entries counted from the end.
+
+    In a program an entry below -n stays as it is, so that its error tells the user's index; called
+    eagerly, `explained` knows what was added.
+    """
     d = i.aval.dtype
     if dtypes.is_unsigned(d):
         return i
-    return p.select(p.lt(i, 0), p.add(i, n), i)
+    negative = p.lt(i, 0)
+    if mode == "check" and ctx.trace is not None and n <= dtypes.iinfo(d).max:
+        negative = p.bitwise_and(negative, p.ge(i, -n))
+    return p.select(negative, p.add(i, n), i)
 
 
 def vectors_of(box: Any, plan: Plan, mode: str) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
@@ -418,8 +425,8 @@ def explained(error: errors.IndexOutOfRange, x: Any, plan: Plan) -> Exception:
     for (moved, _), origin in zip(plan.arrays, plan.original):
         if moved == error.axis:
             axis = origin
-    size = x.aval.shape[axis]
-    return _outside(error.index - size if error.index < 0 else error.index, axis, x)
+    wrapped = error.index < 0 and ctx.trace is None
+    return _outside(error.index - x.aval.shape[axis] if wrapped else error.index, axis, x)
 
 
 def checked_mode(mode: str | GatherScatterMode | None) -> str:

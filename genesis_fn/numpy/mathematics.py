@@ -191,14 +191,16 @@ pow = power  # noqa: A001
 
 def _integer_power(x: Any, y: Any) -> Any:
     # Exponents above 63 overflow every base but 0, 1 and -1, whose powers six squarings still give.
-    result, one = _like(x, 1), scalar_as(1, _dtype(x))
+    base, result, one = x, _like(x, 1), scalar_as(1, _dtype(x))
     for i in range(6):
         odd = p.ne(p.bitwise_and(p.shift_right_logical(y, i), one), _zero(y))
         result = p.select(odd, p.mul(result, x), result)
         x = p.mul(x, x)
     if dtypes.is_unsigned(_dtype(y)):
         return result
-    return p.select(p.lt(y, 0), _like(y, 0), result)
+    # The reciprocals of 1 and -1 are integers, and `result` has them; those of others are cut to 0.
+    cut = p.bitwise_and(p.lt(y, 0), p.ne(p.abs(base), one))
+    return p.select(cut, _like(y, 0), result)
 
 
 def float_power(x1: Any, x2: Any, /) -> Any:

@@ -17,7 +17,8 @@ from genesis_fn.core import config, dtypes, errors
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.convert import as_array, fitted
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, bind, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer, bind, shown, with_weak
+from genesis_fn.core.source import where as user_line
 from genesis_fn.primitives.define import SIGNED_STORAGE
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
@@ -67,8 +68,8 @@ def _values(name: str, xs: Sequence[Any]) -> list[Any]:
             found[i] = x.item()
         elif isinstance(x, (list, tuple)):
             raise TypeError(
-                f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}; "
-                "make an array of it with asarray(...)"
+                f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}\n"
+                f"  at {user_line(depth=4).describe()}\n  make an array of it with asarray(...)"
             )
         else:
             found[i] = as_array(x, device=place)
@@ -206,9 +207,9 @@ def operands(
         try:
             shape = _joined(name, shapes)
         except errors.ShapeError:
-            shown = ", ".join(str(getattr(x, "aval", x)) for x in xs)
+            kinds = ", ".join(map(shown, xs))
             raise errors.ShapeError(
-                f"{name}: operands {shown} do not broadcast to one shape"
+                f"{name}: operands {kinds} do not broadcast to one shape"
             ) from None
         _check_ranks(name, shapes)
     result = []
@@ -242,8 +243,8 @@ def value(x: Any, name: str = "") -> Any:
         return x
     if isinstance(x, (list, tuple)):
         raise TypeError(
-            f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}; "
-            "make an array of it with asarray(...)"
+            f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}\n"
+            f"  at {user_line().describe()}\n  make an array of it with asarray(...)"
         )
     return as_array(x)
 

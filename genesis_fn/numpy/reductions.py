@@ -33,7 +33,7 @@ from genesis_fn.numpy.ufuncs import (
 from genesis_fn.primitives import cumulative as cumulatives, elementwise as p, reduce as r
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.fold import reduce_prod
-from genesis_fn.primitives.shape import canonical_axes, reshape, transpose
+from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape, transpose
 
 __all__ = [
     "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod",
@@ -360,7 +360,7 @@ def _position(name: str, find: Callable, a: Any, axis: Any, keepdims: Any) -> An
     original = a
     if axis is None:
         a, axis = ravel(a), 0
-    axis = canonical_axes(axis, a.ndim, name)[0]
+    axis = canonical_axis(axis, a.ndim, name)
     if a.aval.shape[axis] == 0:
         raise ValueError(f"{name} of nothing: axis {axis} of {a.aval} is empty")
     if dtypes.is_complex(a.aval.dtype):
@@ -400,7 +400,7 @@ def _cumulative(name: str, run: Callable, a: Any, axis: Any, dtype: Any) -> Any:
         d = dtypes.dtype(dtype)
     else:
         d = accumulated(a.aval.dtype, promote_integers=False)
-    return run(p.convert(a, d), canonical_axes(axis, a.ndim, name)[0])
+    return run(p.convert(a, d), canonical_axis(axis, a.ndim, name))
 
 
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
@@ -429,7 +429,7 @@ def _with_initial(
     if not include_initial:
         return y
     shape = list(y.aval.shape)
-    shape[canonical_axes(axis, y.ndim, name)[0]] = 1
+    shape[canonical_axis(axis, y.ndim, name)] = 1
     return concatenate([full(tuple(shape), _number(first, y.aval.dtype), y.aval.dtype), y], axis)
 
 

@@ -37,7 +37,10 @@ from genesis_fn.primitives.reduce import reduce_sum
 
 def canonical_axis(axis: int, ndim: int, name: str) -> int:
     """`axis` counted from the front. Raises AxisError where there is no such axis."""
-    found = operator.index(axis)
+    try:
+        found = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"{name}: an axis is an integer, got {axis!r}") from None
     if not -ndim <= found < ndim:
         raise errors.AxisError(f"{name}: axis {axis} does not exist in {ndim} dimensions")
     return found + ndim if found < 0 else found

@@ -29,14 +29,18 @@ class KeyReuseWarning(UserWarning):
     """A random key was used twice, so two samples are the same or correlated."""
 
 
+ONCE: Any = (object(), None)  # the mark of a copy, of which nothing is known but its purpose
+
+
 class Key:
     """One key (shape ()) or an array of keys."""
 
-    __slots__ = ("data", "impl", "used", "__weakref__")
+    __slots__ = ("data", "impl", "used", "parts", "__weakref__")
 
     def __init__(self, data: Any, impl: str) -> None:
         self.data, self.impl = data, impl
         self.used: tuple[Any, Any] | None = None  # (the trace, the line) of the first use
+        self.parts: dict[int, Key] | None = None  # elements of an array of keys, as far as asked
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,21 +72,35 @@ class Key:
 
     def __iter__(self) -> Iterator[Key]:
         for i in range(len(self)):
-            yield Key(self.data[i], self.impl)
+            yield self[i]
 
     def __getitem__(self, index: Any) -> Key:
         """For a single key: the key derived by a name, an integer, or several of them in a tuple.
         For an array of keys: indexing."""
         if self.shape:
-            return Key(self.data[index], self.impl)
+            return self._element(index)
         derived = self
         for part in index if isinstance(index, tuple) else (index,):
             derived = fold_in(derived, part)
         return derived
 
+    def _element(self, index: Any) -> Key:
+        """The same object for the same place, so that a second use of it is noticed."""
+        inside = ctx.trace is None or getattr(self.data, "trace", None) is ctx.trace
+        if type(index) is not int or not inside:
+            return Key(self.data[index], self.impl)
+        self.parts = {} if self.parts is None else self.parts
+        place = index % len(self) if -len(self) <= index < len(self) else index
+        found = self.parts.get(place)
+        if found is None:
+            found = self.parts[place] = Key(self.data[index], self.impl)
+        return found
+
     def copy(self) -> Key:
         """The same key, not counted as used: for drawing the same numbers on purpose."""
-        return Key(self.data, self.impl)
+        result = Key(self.data, self.impl)
+        result.used = ONCE
+        return result
 
 
 tree.register_node(
@@ -94,16 +112,33 @@ def consume(key: Any) -> Key:
     """`key` as a Key, marked as used. Warns, or raises KeyReuseError, at the second use."""
     key = as_key(key)
     if key.used is not None and key.used[0] is ctx.trace:
-        message = (
+        _reused(
             f"a random key was used twice: first at {key.used[1].describe()}\n"
             f"  and again at {where().describe()}\n"
             "  split it, derive from it (key['name'], fold_in), or pass key.copy() on purpose"
         )
-        if config.current().check_keys:
-            raise errors.KeyReuseError(message)
-        warnings.warn(message, KeyReuseWarning, stacklevel=4)
+    elif key.used is not ONCE and _same_every_turn(key):
+        _reused(
+            "a random key from outside a loop is used in its body: every turn draws the same\n"
+            f"  at {where().describe()}\n"
+            "  scan over split(key, n), derive from it (key[i]), or pass key.copy() on purpose"
+        )
     key.used = (ctx.trace, where())
     return key
+
+
+def _reused(message: str) -> None:
+    if config.current().check_keys:
+        raise errors.KeyReuseError(message)
+    warnings.warn(message, KeyReuseWarning, stacklevel=5)
+
+
+def _same_every_turn(key: Key) -> bool:
+    """Whether a loop's body is being traced, to which the key comes from outside."""
+    trace, data = ctx.trace, key.data
+    if not getattr(trace, "repeated", False):
+        return False
+    return not (isinstance(data, Tracer) and data.trace is trace)
 
 
 def as_key(key: Any) -> Key:
@@ -114,7 +149,9 @@ def as_key(key: Any) -> Key:
         data = as_array(key)
         if data.dtype == dtypes.U32 and data.shape[-1:] == (2,):
             return Key(data, config.current().random_impl)
-    raise TypeError(f"expected a random key, from random.key(seed), got {key!r:.80}")
+    raise TypeError(
+        f"expected a random key, from random.key(seed), got {key!r:.80}\n  at {where().describe()}"
+    )
 
 
 def single(key: Any, what: str) -> Key:
@@ -189,6 +226,11 @@ def fold_in(key: Any, data: Any) -> Key:
     parent = as_key(key)
     if isinstance(data, str):
         data = zlib.crc32(data.encode())
+    kind = getattr(data, "dtype", None)
+    if not isinstance(data, int) and (kind is None or not dtypes.is_integer(dtypes.dtype(kind))):
+        raise TypeError(
+            f"a key is derived by integers and names, got {data!r:.60}\n  at {where().describe()}"
+        )
     if isinstance(data, (int, np.integer)):
         data = from_numpy(np.asarray(int(data) & 0xFFFFFFFF, np.uint32))
     return Key(bits_of.fold_in(parent.data, data, impl=parent.impl), parent.impl)

@@ -8,6 +8,7 @@ from typing import Any
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.convert import as_argument
 from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import ctx
 from genesis_fn.core.source import where
 from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.arguments import Static
@@ -85,7 +86,12 @@ class Compiled:
         if treedef != self.traced.in_tree:
             raise errors.TreeError(
                 f"a compiled {name_of(fun)} was called with arguments of structure {treedef}, "
-                f"it was compiled for {self.traced.in_tree}"
+                f"it was compiled for {self.traced.in_tree}\n  at {where().describe()}"
+            )
+        if ctx.trace is not None:
+            raise TypeError(
+                f"a compiled {name_of(fun)} was called within a transformed function, which cannot "
+                f"look into it\n  at {where().describe()}\n  call the jitted function there"
             )
         arrays = [as_argument(x) for x, m in zip(leaves, self.traced.mask) if m]
         program = self.traced.program
@@ -93,7 +99,8 @@ class Compiled:
         for x, a, label in zip(arrays, expected, program.jaxpr.labels[len(program.captured) :]):
             if x.aval is not a:
                 raise errors.ShapeError(
-                    f"a compiled {name_of(fun)} takes {a} for {label}, got {x.aval}"
+                    f"a compiled {name_of(fun)} takes {a} for {label}, got {x.aval}\n"
+                    f"  at {where().describe()}"
                 )
         outs = self.executable(*program.captured, *arrays)
         paths = program.jaxpr.labels[len(program.captured) :]

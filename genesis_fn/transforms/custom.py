@@ -249,6 +249,7 @@ class Call:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the jvp rule of {self.name} must return (output, tangent), got {out!r:.80}"
+                f"\n  at {where().describe()}"
             )
         outs, self.learned = self._flat(out[0])
         ts, t_tree = self._flat(out[1])
@@ -256,6 +257,7 @@ class Call:
             raise errors.TreeError(
                 f"the jvp rule of {self.name} returned structures {self.learned} and {t_tree}: an "
                 "output and a tangent have the same"
+                f"\n  at {where().describe()}"
             )
         for t, o in zip(ts, outs):
             if typeof(t) is not typeof(o):
@@ -267,6 +269,7 @@ class Call:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
+                f"\n  at {where().describe()}"
             )
         outs, out_tree = self._flat(out[0])
         saved, saved_tree = self._flat(out[1])
@@ -286,7 +289,8 @@ _NOTHING = tree.structure(())
 
 def _unexpected(name: str, x: Any, kind: Aval) -> Exception:
     return errors.ShapeError(
-        f"the jvp rule of {name} returned {typeof(x)} where {kind} is expected"
+        f"the jvp rule of {name} returned {typeof(x)} where {kind} is expected\n"
+        f"  at {where().describe()}"
     )
 
 
@@ -424,6 +428,7 @@ class _Custom:
                 raise errors.TreeError(
                     f"the jvp rule of {self.name} returned structures {call.learned}, the function "
                     f"returns {learned}"
+                    f"\n  at {where().describe()}"
                 )
             for o, kind in zip(outs, jaxpr.out_avals, strict=True):
                 if typeof(o) is not kind:
@@ -511,7 +516,9 @@ class custom_jvp(_Custom):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.rule is None:
-            raise errors.NotDifferentiableError(f"{self.name}: no rule was given by defjvp")
+            raise errors.NotDifferentiableError(
+                f"{self.name}: no rule was given by defjvp\n  at {where().describe()}"
+            )
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*args)
@@ -574,7 +581,9 @@ class custom_vjp(_Custom):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.fwd is None or self.bwd is None:
-            raise errors.NotDifferentiableError(f"{self.name}: no rules were given by defvjp")
+            raise errors.NotDifferentiableError(
+                f"{self.name}: no rules were given by defvjp\n  at {where().describe()}"
+            )
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*args)
@@ -596,6 +605,7 @@ class custom_vjp(_Custom):
                 raise errors.TreeError(
                     f"the fwd rule of {self.name} returned {found} of structure {call.learned}, "
                     f"the function returns {jaxpr.out_avals} of structure {learned}"
+                    f"\n  at {where().describe()}"
                 )
             kept[:] = [r.weak for r in saved], backward
             return [*outs, *saved]
@@ -618,6 +628,7 @@ class custom_vjp(_Custom):
             raise errors.TreeError(
                 f"the bwd rule of {self.name} must return a tuple of {len(skeleton)} cotangents, "
                 f"got {back!r:.80}"
+                f"\n  at {where().describe()}"
             )
         positions = [i for i in range(len(static) + len(skeleton)) if i not in static]
         result = []
@@ -632,15 +643,17 @@ class custom_vjp(_Custom):
                 raise errors.TreeError(
                     f"the bwd rule of {self.name} returned a cotangent of another structure for "
                     f"argument {self.argument(i)}: {tree.first_difference(argument, ct)}"
+                    f"\n  at {where().describe()}"
                 )
-            for g, kind in zip(given, expected):
+            for g, kind, path in zip(given, expected, tree.paths(argument)):
                 if not dtypes.is_inexact(kind.dtype):
                     continue
                 g = instantiate(g, kind)
                 if typeof(g) is not kind:
                     raise errors.ShapeError(
                         f"the bwd rule of {self.name} returned {typeof(g)} for argument "
-                        f"{self.argument(i)}, which is {kind}"
+                        f"{self.argument(i)}{path and ' at '}{path}, which is {kind}\n"
+                        f"  at {where().describe()}"
                     )
                 result.append(g)
         return result

@@ -15,6 +15,7 @@ from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
+from genesis_fn.transforms.dependence import dependent
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.linearize import differentiable, jvp_flat, linearize_flat
 from genesis_fn.transforms.stage import evaluate, stage
@@ -347,17 +348,39 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
 
 
 def linear_transpose(fun: Callable, *primals: Any) -> Callable:
-    """The transpose of a linear function; `primals` give shapes and dtypes only."""
+    """The transpose of a linear function; `primals` give shapes and dtypes only.
+
+    It is the function's derivative transposed, which for a linear function is the same at every
+    point. Raises TypeError where the derivative depends on the point.
+    """
     leaves, in_tree = tree.flatten(primals)
     avals = [aval(tuple(x.shape), dtypes.dtype(x.dtype)) for x in leaves]
     flat = FlatFunction(fun, in_tree)
-    jaxpr, captured = stage(flat, avals, name=name_of(fun))
+    out_avals = stage(flat, avals, name=name_of(fun))[0].out_avals
+    mask = tuple([dtypes.is_inexact(a.dtype) for a in avals])
+
+    def pull(*values: Any) -> list[Any]:
+        point, cts = values[: len(avals)], values[len(avals) :]
+        outs, nonzero, jaxpr, residuals = linearize_flat(flat, point, mask)
+        back = LinearMap(residuals, (jaxpr, nonzero[: len(outs)], mask)).pull(cts)
+        return [instantiate(c, a) for c, a in zip(back, avals, strict=True)]
+
+    kinds = [*avals, *out_avals]
+    program, captured = stage(pull, kinds, name=name_of(fun))
+    first, rest = [False] * len(captured), [False] * len(out_avals)
+    for i, path in enumerate(tree.paths(primals)):
+        if any(dependent(program, [*first, *(k == i for k in range(len(avals))), *rest])):
+            raise TypeError(
+                f"linear_transpose: {name_of(fun)} is not linear: its derivative depends on the "
+                f"value of argument {path}\n  at {where().describe()}\n"
+                "  use vjp(f, *primals) for the derivative at a point"
+            )
 
     def transposed(ct: Any) -> tuple:
-        cts = _matching(ct, flat.out_tree, jaxpr.out_avals, "the cotangent", "the output")
-        operands = [*captured, *(Linear(a) for a in avals)]
-        back = transpose_flat(jaxpr, operands, cts)[len(captured) :]
-        return tree.unflatten(in_tree, [instantiate(c, a) for c, a in zip(back, avals)])
+        cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
+        with beside([*captured, *cts]):
+            given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
+            return tree.unflatten(in_tree, evaluate(program, *captured, *given))
 
     return transposed
 

@@ -27,7 +27,7 @@ from genesis_fn.core.source import where
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.abstract import abstract_of
 from genesis_fn.transforms.ahead import Traced
-from genesis_fn.transforms.arguments import Donation, Static, hashable
+from genesis_fn.transforms.arguments import ByValue, Donation, Static, by_value, hashable
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.flat import FlatFunction, name_of
 from genesis_fn.transforms.guard import MISS, Donated, caller, puller
@@ -137,6 +137,8 @@ class JitFunction:
             as_argument(x, place)
             if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__genesis_array__")
             else x
+            if is_value(x)
+            else by_value(x)
             for x in leaves
         ]
         statics = self._statics(given)
@@ -200,8 +202,8 @@ class JitFunction:
                 f"  called at {where(depth=4).describe()}"
             )
         dynamic = [i for i, x in enumerate(leaves) if is_value(x)]
-        names = dict(statics)
-        fixed = list(leaves)
+        names = {n: v.value if type(v) is ByValue else v for n, v in statics}
+        fixed = [x.value if type(x) is ByValue else x for x in leaves]
 
         def f(args: tuple, kwargs: dict) -> Any:
             return self.static.call(self.fun, args, kwargs, names)
@@ -269,7 +271,11 @@ class JitFunction:
         executable, program = entry.executable, entry.program
         debugging = settings.debug_nans or settings.debug_infs or ctx.watch is not None
         known = hasattr(executable, "run") or hasattr(executable, "run_list")
-        if debugging or ctx.axes or not known:
+        # What is compared by its contents may have changed though it is the same object.
+        changing = any(type(v) is ByValue for _, v in program.keys[0]) or any(
+            type(k) is tuple and type(k[1]) is ByValue for k in program.keys[1]
+        )
+        if debugging or ctx.axes or changing or not known:
             return
 
         def failed(error: Exception, leaves: list) -> Exception:
@@ -394,7 +400,7 @@ class JitFunction:
         args, kwargs, given = self.static.bind(args, kwargs)
         values = self.static.without(args, kwargs)
         leaves, treedef = tree.flatten(values)
-        leaves = [abstract_of(x) for x in leaves]
+        leaves = [by_value(abstract_of(x)) for x in leaves]
         statics = self._statics(given)
         shapes = tuple([program_key(x) for x in leaves])
         program = self._trace(leaves, treedef, statics, shapes, self._paths(values))
@@ -437,8 +443,9 @@ def _warn_captures(fun: Callable, captured: Sequence[Any]) -> None:
     if large > 64 << 20:
         warnings.warn(
             f"{name_of(fun)} captured {large >> 20} MiB of arrays from outside; they stay alive "
-            "with its compiled programs. Pass them as arguments, or see .captures",
-            stacklevel=6,
+            f"with its compiled programs\n  called at {where(depth=4).describe()}\n"
+            "  pass them as arguments; .captures lists them",
+            stacklevel=7,
         )
 
 
@@ -476,7 +483,10 @@ def jit(
     }  # fmt: skip
     unknown = set(ignored) - {"inline", "keep_unused", "device", "backend"}
     if unknown:
-        raise TypeError(f"jit has no option {sorted(unknown)}")
+        raise TypeError(
+            f"jit has no option {sorted(unknown)}; it has {', '.join(options)}; what a call may "
+            "overwrite is named by donate_argnums and donate_argnames"
+        )
     if on_unusable_donation not in ("warn", "error", "ignore"):
         raise ValueError('on_unusable_donation is "warn", "error" or "ignore"')
     if fun is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.flat import flatten_arrays, name_of
 from genesis_fn.transforms.linearize import jvp_jaxpr
-from genesis_fn.transforms.scan import _fixed_point, grown, scan
+from genesis_fn.transforms.scan import _fixed_point, grown, named_scan, scan
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
 
 
@@ -176,7 +177,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     kinds = [typeof(x) for x in leaves]
     while True:
         with beside(leaves):
-            body_jaxpr, body_captured = stage(body, kinds, name=name, weak=weak)
+            body_jaxpr, body_captured = stage(body, kinds, name=name, weak=weak, repeated=True)
         kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
         if not changed:
             break
@@ -232,11 +233,11 @@ def fori_loop(
             i, value = carry
             return (ops.add(i, 1), body_fun(i, value)), None
 
+        functools.update_wrapper(step, body_fun)
+        names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
         with beside(tree.leaves(init_val)):
-            first = as_array(start)
-        (_, value), _ = scan(
-            step, (first, init_val), None, length=max(stop - start, 0), unroll=unroll
-        )
+            init, length = (as_array(start), init_val), max(stop - start, 0)
+        (_, value), _ = named_scan(step, init, None, length, False, unroll, "strict", names)
         return value
     with beside(tree.leaves((lower, upper, init_val))):
         low, high = as_array(lower), as_array(upper)

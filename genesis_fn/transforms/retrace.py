@@ -70,8 +70,8 @@ def difference(program: Program, earlier: Sequence[Program], static: Static) -> 
             found = ["the argument structure changed"]
         given0, given = dict(statics0), dict(statics)
         found += [
-            f"static {static.label(n)}: {shown(given0, n)} -> {shown(given, n)}; pass "
-            "it as an array to trace it once"
+            f"static {static.label(n)}: {shown(given0, n)} -> {shown(given, n)}"
+            + ("; pass it as an array to trace it once" if type(given.get(n)) is int else "")
             for n in {**given0, **given}
             if shown(given0, n) != shown(given, n)
         ]

@@ -302,6 +302,19 @@ def scan(
     number in `init` takes the dtype that `f` returns for it, and `carry="cast"` casts what `f`
     returns. Raises TypeError naming the leaf, both types and the line where they differ.
     """
+    if carry not in ("strict", "cast"):
+        raise ValueError(
+            f'scan: carry is "strict" or "cast", got {carry!r}\n  at {where().describe()}'
+        )
+    names = [f"scan: the carry{p}" for p in tree.paths(init)]
+    return named_scan(f, init, xs, length, reverse, unroll, carry, names)
+
+
+def named_scan(
+    f: Callable, init: Any, xs: Any, length: int | None, reverse: bool, unroll: int | bool,
+    carry: str, names: Sequence[str],
+) -> tuple[Any, Any]:  # fmt: skip
+    """`scan`, with what errors call each leaf of the carry."""
     near = tree.leaves((init, xs))
     with beside(near):
         inits, carry_tree, weak = flatten_arrays(init, "scan's init")
@@ -311,7 +324,7 @@ def scan(
         return _python_loop(f, init, xs, leaves, xs_tree, length, reverse)
     with beside(near):
         jaxpr, captured, inits, y_tree, weak = _body(
-            f, inits, carry_tree, weak, leaves, xs_tree, carry, init
+            f, inits, carry_tree, weak, leaves, xs_tree, carry, init, names
         )
     count = len(inits)
     if unroll is True or (type(unroll) is int and unroll >= max(length, 2)):
@@ -352,7 +365,7 @@ def _length(leaves: Sequence[Any], xs: Any, length: int | None) -> int:
 
 def _body(
     f: Callable, inits: list, carry_tree: Any, weak: Sequence[bool], leaves: Sequence[Any],
-    xs_tree: Any, mode: str, init: Any,
+    xs_tree: Any, mode: str, init: Any, names: Sequence[str],
 ) -> Any:  # fmt: skip
     """(body program, captured values, initial carry, structure of y, which outputs are weak)."""
     count = len(inits)
@@ -367,7 +380,9 @@ def _body(
         c = tree.unflatten(carry_tree, args[:count])
         out = f(c, tree.unflatten(xs_tree, args[count:]))
         if not (isinstance(out, tuple) and len(out) == 2):
-            raise errors.TreeError(f"scan: {name} must return (carry, y), got {out!r:.80}")
+            raise errors.TreeError(
+                f"scan: {name} must return (carry, y), got {out!r:.80}\n  at {where().describe()}"
+            )
         new, found = tree.flatten(out[0])
         if found != carry_tree:
             difference = tree.first_difference(init, out[0])
@@ -387,8 +402,9 @@ def _body(
     slices_weak = [x.weak for x in leaves]
     while True:
         jaxpr, captured = stage(
-            body, [*kinds, *slices], name=name, labels=labels, weak=[*weak, *slices_weak]
-        )
+            body, [*kinds, *slices], name=name, labels=labels, weak=[*weak, *slices_weak],
+            repeated=True,
+        )  # fmt: skip
         outs = jaxpr.out_avals[:count]
         kinds, weak, changed = grown(kinds, weak, outs)
         if not changed:
@@ -396,15 +412,22 @@ def _body(
     for i, (k, o) in enumerate(zip(kinds, outs)):
         if k is not o:
             made = next((e for e in jaxpr.eqns if jaxpr.outs[i] in e.outs), None)
-            line = f"\n  at {made.where.describe()}" if made and made.where else ""
-            cast = f".astype({o.dtype.name!r})" if k.shape == o.shape else ""
+            line = made.where if made and made.where else where()
             raise TypeError(
-                f"scan: the carry{tree.paths(init)[i]} goes in as {k} and comes out of {name} as "
-                f"{o}{line}\n  start with init{cast or ' of that shape'}, or pass "
-                'carry="cast" to cast it back at every step'
+                f"{names[i]} goes in as {k} and comes out of {name} as {o}\n"
+                f"  at {line.describe()}\n  {_remedy(k, o, names[i])}"
             )
     inits = [convert(x, k.dtype) for x, k in zip(inits, kinds)]
     return jaxpr, captured, inits, y_tree, found_weak
+
+
+def _remedy(k: Aval, o: Aval, name: str) -> str:
+    if k.shape != o.shape:
+        return f"its shape must stay: start with {list(o.shape)}, or write into it by .at[...]"
+    start = f"start with .astype({o.dtype.name!r})"
+    if not name.startswith("scan"):
+        return f"{start}, or cast what the body returns to {k.dtype.name!r}"
+    return f'{start}, or pass carry="cast" to cast it back at every step'
 
 
 def grown(
@@ -472,4 +495,4 @@ def _one_dtype(values: Sequence[Any]) -> list[Any]:
     return [as_array(v, kind) if type(v) in SCALARS else convert(v, kind) for v in values]
 
 
-__all__ = ["scan", "scan_p", "sliced", "stacked"]
+__all__ = ["named_scan", "scan", "scan_p", "sliced", "stacked"]

@@ -21,7 +21,7 @@ from genesis_fn.core.primitive import (
     located,
     running,
 )
-from genesis_fn.core.source import Where, user_frame
+from genesis_fn.core.source import at_frame, user_frame
 from genesis_fn.primitives.define import full
 
 
@@ -35,6 +35,13 @@ class StageTracer(Tracer):
 
     def marked(self, weak: bool) -> StageTracer:
         return StageTracer(self.trace, self.var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
+
+    def label(self) -> str:
+        labels = self.trace.labels
+        if self.eqn is not None or self.var not in self.trace.invars:
+            return ""
+        position = self.trace.invars.index(self.var)
+        return labels[position] if position < len(labels) else ""
 
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
@@ -68,12 +75,13 @@ class StageTracer(Tracer):
 class StageTrace(Trace):
     """Records equations. Arrays and outer tracers that flow in become captured inputs."""
 
-    __slots__ = ("eqns", "invars", "labels", "captured", "vars_of", "is_tape")
+    __slots__ = ("eqns", "invars", "labels", "captured", "vars_of", "is_tape", "repeated")
 
     def __init__(self, name: str = "", labels: Sequence[str] = (), tape: bool = False) -> None:
         super().__init__(name)
         self.labels = labels
         self.is_tape = tape  # records tangents, to be transposed
+        self.repeated = False  # whether it is a loop's body
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
         self.captured: list[tuple[Var, Any]] = []  # keeps the values alive: vars_of keys by id
@@ -125,8 +133,7 @@ class StageTrace(Trace):
             raise located(error) from None
         line = ctx.line
         if line is None:
-            frame = user_frame(2)
-            line = Where(frame.f_code, frame.f_lineno, ctx.scope)
+            line = at_frame(user_frame(2), ctx.scope)
         if prim.multi:
             outs = [Var(a) for a in out]
             eqn = Eqn(prim, ins, params, outs, line, ctx.backward)
@@ -170,9 +177,12 @@ def stage(
     name: str = "",
     labels: Sequence[str] = (),
     weak: Sequence[bool] | None = None,
+    repeated: bool = False,
 ) -> tuple[Jaxpr, list]:
-    """(program of `f`, captured values). `f` takes and returns flat lists of arrays."""
+    """(program of `f`, captured values). `f` takes and returns flat lists of arrays; `repeated`
+    says that it is the body of a loop."""
     trace = StageTrace(name, labels)
+    trace.repeated = repeated
     args = [trace.argument(a, w) for a, w in zip(avals, weak or itertools.repeat(False))]
     before, line = ctx.backward, ctx.line
     ctx.line = None  # a function of the user's has lines of its own

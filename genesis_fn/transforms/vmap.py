@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import errors, tree
-from genesis_fn.core.primitive import typeof
+from genesis_fn.core.primitive import beside, typeof
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
 from genesis_fn.transforms.batch import vmap_flat
@@ -61,7 +61,8 @@ def vmap(
             except errors.TreeError as error:
                 raise errors.TreeError(f"vmap: out_axes: {error}") from None
 
-        outs = vmap_flat(flat, size, leaves, dims, out_dims, axis_name)
+        with beside(leaves):
+            outs = vmap_flat(flat, size, leaves, dims, out_dims, axis_name)
         return flat.output(outs)
 
     return mapped

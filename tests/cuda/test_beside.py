@@ -49,6 +49,7 @@ TRANSFORMATIONS = {
     "adafactor": lambda: optim.adafactor(1e-3),
     "clipped": lambda: optim.chain(optim.clip_by_global_norm(1.0), optim.lion(1e-3)),
     "finite": lambda: optim.apply_if_finite(optim.adam(1e-3), 3),
+    "rounded": lambda: optim.sgd(1e-3, stochastic_round=True),
 }
 
 

@@ -14,6 +14,7 @@ from genesis_fn.core import config, errors, tree
 from genesis_fn.random import KeyReuseWarning
 from genesis_fn.transforms.grad import grad
 from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.loops import fori_loop, while_loop
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
 
@@ -160,3 +161,45 @@ def test_keys_pass_through_jit_as_arguments_and_results():
     np.testing.assert_array_equal(
         random.key_data(out[1]), random.key_data(random.split(random.key(8), 2))
     )
+
+
+def test_a_key_from_outside_a_loop_draws_the_same_every_turn():
+    key = random.key(0)
+    bodies = {
+        "scan": lambda k: scan(lambda c, _: (c + random.normal(k), None), 0.0, None, length=3),
+        "while_loop": lambda k: while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + random.normal(k)), (0, 0.0)
+        ),
+        "fori_loop": lambda k: fori_loop(0, 3, lambda i, c: c + random.normal(k), 0.0),
+    }
+    for body in bodies.values():
+        with pytest.warns(KeyReuseWarning, match="outside a loop.*\n.*test_keys.py"):
+            body(key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            body(key.copy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scan(lambda c, i: (c + random.normal(key[i]), None), 0.0, jnp.arange(3))
+        scan(lambda c, k: (c + random.normal(k), None), 0.0, random.split(key, 3))
+        vmap(lambda x: x + random.normal(random.key(1)))(jnp.arange(3.0))
+    with config.override(check_keys=True), pytest.raises(errors.KeyReuseError, match="every turn"):
+        bodies["scan"](random.key(1))
+
+
+def test_an_element_of_split_keys_is_one_key():
+    keys = random.split(random.key(0), 3)
+    random.normal(keys[0])
+    random.normal(keys[1])
+    with pytest.warns(KeyReuseWarning, match="used twice"):
+        random.uniform(keys[-3])
+    with pytest.warns(KeyReuseWarning, match="used twice"):
+        [random.normal(k) for k in keys]
+
+    @jit
+    def f(key):
+        keys = random.split(key)
+        return random.normal(keys[0]) + random.normal(keys[0])
+
+    with pytest.warns(KeyReuseWarning, match="used twice"):
+        f(random.key(3))

@@ -302,6 +302,24 @@ def test_linear_transpose():
     assert not np.asarray(t["b"]).any()
 
 
+def test_linear_transpose_of_control_flow():
+    def f(m, x):
+        a = m.np.asarray(A.T @ A, dtype=x.dtype)
+        step = lambda c, _: (m.lax.cond(True, lambda c: a @ c, lambda c: c, c), c.sum())
+        up = m.linear_transpose(lambda x: m.lax.scan(step, x, None, length=3), x)
+        return up((x + 1, m.np.arange(3.0, dtype=x.dtype)))
+
+    agree(f, V)
+
+
+def test_linear_transpose_says_what_is_not_linear():
+    with pytest.raises(TypeError, match=r"is not linear: its derivative depends.*argument \[0\]"):
+        linear_transpose(lambda x: x * x, ours(V))
+    # Its value depends on the point, its derivative does not.
+    affine = linear_transpose(lambda x: 3 * x + 1, ours(V))(ours(V))[0]
+    np.testing.assert_allclose(np.asarray(affine), 3 * V)
+
+
 def test_fwd_and_bwd():
     forward, backward = fwd_and_bwd(lambda x, y: (x * y).sum(), argnums=(0, 1))
     out, pull = jit(forward)(ours(V), ours(V + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import genesis_fn as gf
@@ -73,3 +75,43 @@ def test_a_wrapper_that_takes_names_only_gets_names():
 
     assert gf.jit(named)(x=jnp.ones(2), n=3.0).tolist() == [3.0, 3.0]
     assert gf.jit(functools.partial(g, n=2))(x=jnp.ones(2)).tolist() == [2.0, 2.0]
+
+
+@dataclasses.dataclass
+class Settings:
+    """A configuration that may change, and so has no hash."""
+
+    scale: int = 2
+    window: slice = dataclasses.field(default_factory=lambda: slice(0, 2))
+
+
+@pytest.mark.parametrize("options", [{}, {"static_argnums": 1}])
+def test_what_has_no_hash_is_static_by_its_value(options):
+    f = gf.jit(lambda x, s: x[s.window] * s.scale, **options)
+    x, settings = jnp.arange(4.0), Settings()
+    for _ in range(3):
+        assert f(x, settings).tolist() == f(x, Settings()).tolist() == [0.0, 2.0]
+    assert len(f.traces) == 1
+    settings.scale = 5
+    for _ in range(3):
+        assert f(x, settings).tolist() == [0.0, 5.0]
+    settings.window = slice(2, 4)
+    with pytest.warns(RecompilationWarning, match="slice"):
+        assert f(x, settings).tolist() == [10.0, 15.0]
+    assert len(f.traces) == 3
+    assert f.lower(x, settings).compile()(x, settings).tolist() == [10.0, 15.0]
+
+    cut = gf.jit(lambda x, s: x[s], **options)
+    for _ in range(2):
+        assert cut(x, slice(1, 3)).tolist() == [1.0, 2.0]
+        assert cut(x, slice(None, None, 2)).tolist() == [0.0, 2.0]
+    with pytest.raises(TypeError, match="neither an array nor hashable"):
+        gf.jit(lambda x, s: x, **options)(x, Settings(scale=[1]))
+
+
+def test_captured_arrays_are_told_of_at_the_user_s_line():
+    table = jnp.zeros((17 << 20,), "float32")
+    f = gf.jit(lambda x: x + table[0])
+    with pytest.warns(UserWarning, match=r"captured 68 MiB.*\n.*test_recompilation") as caught:
+        f(jnp.ones(2))
+    assert caught[0].filename == __file__

@@ -32,7 +32,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.aval import sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs
-from genesis_fn.core.source import line_of
+from genesis_fn.core.source import equation_of
 from genesis_fn.transforms.callback import pure_callback_p
 
 # Values known without inputs are computed once and kept, up to this many bytes each.
@@ -436,8 +436,14 @@ class CpuExecutable:
     own = staticmethod(own)
 
     def explained(self, error: Exception) -> Exception:
-        """`error` from `run`, with the user's line of the equation that raised it."""
-        return errors.at_line(error, line_of(error))
+        """`error` from `run`, with the user's line of the equation that raised it, and the name of
+        the input that an index does not fit."""
+        e = equation_of(error)
+        if e is None:
+            return error
+        if isinstance(error, errors.IndexOutOfRange):
+            error = error.naming(self.jaxpr.label_of(e.ins[0]))
+        return errors.at_line(error, e.where)
 
     def as_text(self) -> str:
         """The generated source."""

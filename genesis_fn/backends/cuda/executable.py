@@ -127,8 +127,8 @@ class CudaExecutable:
     def _registered_checks(self) -> Checks | None:
         if self.table.word is None:
             return None
-        table = self.table
-        checks = Checks(lambda site, index: check_error(table, site, index))
+        table, jaxpr = self.table, self.jaxpr
+        checks = Checks(lambda site, index: check_error(table, jaxpr, site, index))
         self.runtime.errors.register(checks)
         return checks
 

@@ -27,7 +27,7 @@ from genesis_fn.compiler.plan import pack
 from genesis_fn.compiler.products import wide
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.updates import UPDATES, updated
-from genesis_fn.core import config
+from genesis_fn.core import config, errors
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.kernels.launch import Buf, Launch, Plan
@@ -553,12 +553,14 @@ def prepared(jaxpr: Jaxpr) -> Jaxpr:
     return simplify(jaxpr, keeps_fused)
 
 
-def check_error(table: Table, site: int, index: int) -> Exception:
+def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
     """The exception for a failed check of the program's."""
     e = table.sites[site // lowerings.SITES - 1]
     avals = [i.aval if type(i) is Var else i for i in e.ins]
     error = lowerings.check_error(e.prim, avals, e.params, site, index)
-    return type(error)(f"{error}\n  at {e.where.describe()}") if e.where is not None else error
+    if isinstance(error, errors.IndexOutOfRange):
+        error = error.naming(jaxpr.label_of(e.ins[0]))
+    return errors.at_line(error, e.where)
 
 
 __all__ = [
