@@ -281,6 +281,8 @@ class Blocks:
             self.compare(name, operands)
         elif family == "cvt":
             self.write(operands[0], self.converted(name, operands))
+        elif family == "createpolicy":  # of a cache, which the model does not have
+            self.write(operands[0], np.zeros(self.count, np.uint64))
         elif family in ("cvta",):
             self.write(operands[0], self.read(operands[1], "u64"))
         else:
