@@ -42,9 +42,9 @@ def prepare_kernel(
     rest = tl.program_id(2)
     source = x
     for i in tl.static_range(RANK):
-        axis: tl.constexpr = RANK - 1 - i
-        source += (rest % BATCH[axis]).to(tl.int64) * BATCH_STEPS[axis]
-        rest = rest // BATCH[axis]
+        # Not named: the compiler unrolls the loop into one scope, where a constant has one value.
+        source += (rest % BATCH[RANK - 1 - i]).to(tl.int64) * BATCH_STEPS[RANK - 1 - i]
+        rest = rest // BATCH[RANK - 1 - i]
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     depth = tl.program_id(1) * TILE + tl.arange(0, TILE)
     if WIDE:
