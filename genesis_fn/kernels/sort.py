@@ -400,13 +400,13 @@ def group_maxima_kernel(
     """maxima[row, i] = the largest ordered key of the row's i-th GROUP neighbours."""
     row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
+    least: tl.constexpr = -(1 << (keys.dtype.element_ty.primitive_bitwidth - 1))
     largest = tl.zeros((ROW_BLOCK,), tl.int64)
     for start in tl.static_range(0, GROUP, COLUMN_BLOCK):
         place = group[:, None] * GROUP + (start + tl.arange(0, COLUMN_BLOCK))[None, :]
         inside = place < LENGTH
         bits = tl.load(keys + row * LENGTH + place, inside, other=0)
         key = ordered(bits, KIND, INF, False)
-        least: tl.constexpr = -(1 << (bits.dtype.primitive_bitwidth - 1))
         found = tl.max(tl.where(inside, key, least), 1)
         largest = found if start == 0 else tl.maximum(largest, found)
     tl.store(maxima + row * GROUPS + group, largest.to(maxima.dtype.element_ty), group < GROUPS)
