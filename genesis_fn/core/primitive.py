@@ -24,6 +24,7 @@ class Context(threading.local):
     axes: tuple[tuple[str, int], ...] = ()  # named axes of enclosing vmaps, with their sizes
     scope: str = ""  # `named_scope`
     safe_zero: bool = False  # derivatives treat 0 * inf as 0
+    apart: bool = False  # in a jvp rule: operations compute values or tangents, not both
     no_tracing: bool = False  # a jitted function must not be traced
     watch: Any = None  # what `nan_trace` looks for
     line: Any = None  # the line of the equation that is being transformed, if one is
@@ -60,7 +61,7 @@ class beside:
 def surroundings() -> tuple:
     """What, beside its arguments, decides what a function traces to: part of the key wherever
     staged programs are kept. (The rest of the context is only reported, or raises at once.)"""
-    return ctx.axes, ctx.safe_zero, ctx.backward, config.current().traced
+    return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, config.current().traced
 
 
 class Primitive:

@@ -23,6 +23,7 @@ from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p, linear_call
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.inline import custom_jvp_call_p, custom_vjp_call_p, forward_rule
+from genesis_fn.transforms.linearize import keeping_apart
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
 
 
@@ -423,7 +424,8 @@ class _Custom:
         n = len(kinds)
 
         def body(*xs: Any) -> list[Any]:
-            outs, ts = call.jvp(xs[:n], xs[n:])
+            with keeping_apart():
+                outs, ts = call.jvp(xs[:n], xs[n:])
             if call.learned != learned:
                 raise errors.TreeError(
                     f"the jvp rule of {self.name} returned structures {call.learned}, the function "

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.transforms.scan import scan_p
 
 
 def dependent(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
@@ -25,7 +24,7 @@ def dependent(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
 
 def _outputs(e: Eqn, ins: list[bool]) -> list[bool]:
     program: Any = e.params.get("jaxpr")
-    if e.prim is scan_p:
+    if e.prim.name == "scan":
         return _of_loop(program, ins, e.params["consts"], e.params["carry"])
     if isinstance(program, Jaxpr) and len(program.invars) == len(ins):
         return dependent(program, ins)

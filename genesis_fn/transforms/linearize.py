@@ -25,6 +25,7 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import zeros
+from genesis_fn.transforms.dependence import dependent
 from genesis_fn.transforms.stage import StageTrace, StageTracer, evaluate, stage_closed
 
 
@@ -51,6 +52,19 @@ class LinearizeTracer(Tracer):
         return self.primal.origin() if isinstance(self.primal, Tracer) else super().origin()
 
 
+class keeping_apart:
+    """`with keeping_apart():` forward mode makes no operation that computes both values and
+    tangents."""
+
+    __slots__ = ("before",)
+
+    def __enter__(self) -> None:
+        self.before, ctx.apart = ctx.apart, True
+
+    def __exit__(self, *exc: Any) -> None:
+        ctx.apart = self.before
+
+
 class SplitTrace(Trace):
     """Runs what touches a tangent on `tape` and the rest under `parent`: how a rule that computes
     values and tangents together is linearized."""
@@ -69,6 +83,10 @@ class SplitTrace(Trace):
         late = any(map(self.holds, args))
         if late and prim.stage is not None:
             return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
+        if late and prim.name == "jit":
+            program = params["jaxpr"]
+            if not all(dependent(program, list(map(self.holds, args)))):
+                return evaluate(program, *args)  # it computes both
         ctx.trace = self.tape if late else self.parent
         try:
             return bind(prim, *args, **params)
@@ -111,9 +129,12 @@ class LinearizeTrace(Trace):
             if not nonzero:
                 return bind(prim, *primals, **params)
             if prim.jvp is not None and self.tape is self.parent:
-                # In a rule that is being split, values and the tape's tangents stay apart.
-                late = self.rule is not None and any(map(self.rule.holds, tangents))
-                if not late or prim.linearize is None:
+                # In a rule that is split, now or once it is recorded, values and tangents part.
+                if self.rule is not None:
+                    apart = any(map(self.rule.holds, tangents))
+                else:
+                    apart = ctx.apart and prim.stage is None
+                if not apart or prim.linearize is None:
                     out, t = prim.jvp(primals, tangents, **params)
                     return self._wrap(prim, out, t)
             elif prim.jvp is not None and prim.linearize is None:
@@ -139,7 +160,8 @@ class LinearizeTrace(Trace):
     ) -> tuple[list[Any], list[Any]]:
         """What the forward-mode rule returns, its operations on tangents done on the tape."""
         ctx.trace = split = SplitTrace(self.parent, self.tape)  # pyright: ignore[reportArgumentType]
-        out, t = prim.jvp(primals, tangents, **params)  # pyright: ignore[reportOptionalCall]
+        with keeping_apart():
+            out, t = prim.jvp(primals, tangents, **params)  # pyright: ignore[reportOptionalCall]
         if any(map(split.holds, out)):
             raise errors.NotDifferentiableError(
                 f"the jvp rule of {params.get('call', params.get('jaxpr')).name} computes its "  # pyright: ignore[reportOptionalMemberAccess]

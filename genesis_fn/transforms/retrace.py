@@ -44,7 +44,7 @@ def show_key(key: Any) -> str:
 
 def _around_difference(before: tuple, now: tuple) -> list[str]:
     """What differs between two values of `surroundings()`."""
-    names = ("named axes", "safe_zero", "within a backward pass")
+    names = ("named axes", "safe_zero", "within a backward pass", "within a jvp rule")
     found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
     return found + [
         f"setting {n}: {getattr(before[-1], n)} -> {getattr(now[-1], n)}"

@@ -44,7 +44,7 @@ def lax_sum(x, axes):
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])
 def test_derivatives_and_batching(name, axes):
-    f = getattr(reduce, f"reduce_{name}")
+    f = getattr(fold if name == "prod" else reduce, f"reduce_{name}")
     reference = lax_sum if name == "sum" else getattr(jax.lax, f"reduce_{name}")
     check(lambda x: f(x, axes), lambda x: reference(x, axes), random((3, 4, 2)))
 
@@ -56,7 +56,10 @@ def test_every_dtype(name):
         kinds.extend(dtypes.COMPLEX)
     if name in ("and", "or", "xor"):
         kinds = [dtypes.BOOL, *dtypes.INTEGERS]
-    f, reference = getattr(reduce, f"reduce_{name}"), getattr(jax.lax, f"reduce_{name}")
+    f, reference = (
+        getattr(fold if name == "prod" else reduce, f"reduce_{name}"),
+        getattr(jax.lax, f"reduce_{name}"),
+    )
     for axes in [(1,), (0, 2)]:
         g = lambda x: f(x, axes)  # noqa: B023, E731
         check_dtypes(g, lambda x: reference(x, axes), lambda k: [extremes(k)], kinds)  # noqa: B023
@@ -98,7 +101,10 @@ def test_ties_share_the_derivative_evenly():
 def test_nan_propagates_and_nothing_gives_the_identity():
     x = np.array([[1.0, math.nan], [3.0, 2.0]], np.float32)
     for name in ("max", "min"):
-        f, reference = getattr(reduce, f"reduce_{name}"), getattr(jax.lax, f"reduce_{name}")
+        f, reference = (
+            getattr(fold if name == "prod" else reduce, f"reduce_{name}"),
+            getattr(jax.lax, f"reduce_{name}"),
+        )
         check_value(lambda v: f(v, (0,)), lambda v: reference(v, (0,)), x)  # noqa: B023
         for kind in (np.float32, np.int8, np.uint16, np.bool_):
             empty = np.zeros((0, 3), kind)

@@ -12,7 +12,7 @@ from genesis_fn.transforms.grad import grad, jvp, vjp
 from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
-from tests.transforms.both import REVERSE, agree, agree_under, normal, ours
+from tests.transforms.both import REVERSE, STACKS, agree, agree_under, normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)
 
@@ -51,6 +51,30 @@ def with_vjp(m):
 
 def test_jvp_rules():
     agree_under(lambda m, x, y: with_jvp(m)(x, y), V, V + 1)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("kind", ["jit", "scan", "cond", "checkpoint"])
+def test_a_rule_differentiates_a_whole_program(kind: str, jitted: bool) -> None:
+    """`jvp` of a program computes values and tangents in one, which reverse mode has to part."""
+
+    def program(m, x):
+        if kind == "jit":
+            return m.jit(lambda v: v * m.np.sin(v))(x)
+        if kind == "scan":
+            return m.scan(lambda c, a: (c * a + m.np.sin(c), c * a), x[0], x)[1]
+        if kind == "cond":
+            return m.cond(x[0] > 0, m.np.sin, m.np.cos, x)
+        return m.checkpoint(lambda v: v * m.np.cos(v))(x)
+
+    def f(m, x):
+        h = m.custom_jvp(lambda v: program(m, v))
+        rule = lambda primals, tangents: m.jvp(lambda v: program(m, v), primals, tangents)
+        h.defjvp(m.jit(rule) if jitted else rule)
+        return m.np.sin(h(x))
+
+    # JAX has no transpose of a rule whose branches it turned into a select.
+    agree_under(f, V, stacks=[k for k in STACKS if (kind, k) != ("cond", "grad(vmap)")])
 
 
 def test_vjp_rules():
