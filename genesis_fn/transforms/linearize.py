@@ -134,9 +134,10 @@ class LinearizeTrace(Trace):
                     apart = any(map(self.rule.holds, tangents))
                 else:
                     apart = ctx.apart and prim.stage is None
-                if not apart or prim.linearize is None:
-                    out, t = prim.jvp(primals, tangents, **params)
-                    return self._wrap(prim, out, t)
+                parts = self._parts(prim, primals, tangents, params) if apart else None
+                if parts is None:
+                    parts = prim.jvp(primals, tangents, **params)
+                return self._wrap(prim, *parts)
             elif prim.jvp is not None and prim.linearize is None:
                 out, t = self._split(prim, primals, tangents, params)
                 return self._wrap(prim, out, t)
@@ -154,6 +155,19 @@ class LinearizeTrace(Trace):
                 self.calling = before
                 self.alive = not before
         return self._wrap(prim, out, t)
+
+    def _parts(
+        self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
+        """(value, tangent), each computed by itself. None where that cannot be: of a while loop,
+        whose derivative may still be one of the rule's values."""
+        if prim.linearize is None:
+            return None
+        try:
+            out, tangent = prim.linearize([t is not None for t in tangents], *primals, **params)
+        except errors.NotDifferentiableError:
+            return None
+        return out, tangent(*tangents)
 
     def _split(
         self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
