@@ -53,8 +53,8 @@ class LinearizeTracer(Tracer):
 
 
 class keeping_apart:
-    """`with keeping_apart():` forward mode makes no operation that computes both values and
-    tangents."""
+    """`with keeping_apart():` forward mode makes operations that compute values or tangents, not
+    both, where that can be (not of a while loop)."""
 
     __slots__ = ("before",)
 
@@ -138,7 +138,7 @@ class LinearizeTrace(Trace):
                 if parts is None:
                     parts = prim.jvp(primals, tangents, **params)
                 return self._wrap(prim, *parts)
-            elif prim.jvp is not None and prim.linearize is None:
+            if prim.jvp is not None and prim.linearize is None:
                 out, t = self._split(prim, primals, tangents, params)
                 return self._wrap(prim, out, t)
             if prim.linearize is None:
