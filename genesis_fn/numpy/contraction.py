@@ -318,19 +318,16 @@ def einsum(
                         + ", ".join(map(shown, xs))
                     )
                 )
-    terms = [_simplified(names, x, sizes) for names, x in zip(inputs, xs)]
+    terms = [_simplified(text, names, x, sizes) for names, x in zip(inputs, xs)]
     order = _path(text, [t[0] for t in terms], output, sizes, optimize)
     for pair in order:
         picked = [terms.pop(i) for i in sorted(pair, reverse=True)][::-1]
         kept = set(output).union(*[names for names, _ in terms])
-        last = not terms
         while len(picked) > 1:
             needed = kept.union(*[names for names, _ in picked[2:]])
-            picked[:2] = [
-                _contract(picked[0], picked[1], needed, precision, preferred if last else None)
-            ]
-        terms.append(_summed(picked[0], kept))
-    names, x = _summed(terms[0], set(output))
+            picked[:2] = [_contract(picked[0], picked[1], needed, precision, preferred)]
+        terms.append(_summed(picked[0], kept, preferred))
+    names, x = _summed(terms[0], set(output), preferred)
     x = transpose(x, [names.index(c) for c in output])
     x = broadcast(x, tuple([sizes[c] for c in output]))
     return x if preferred is None else p.convert(x, preferred)
@@ -365,6 +362,8 @@ def _subscripts(text: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     free = [c for c in map(chr, range(0x3B1, 0x3B1 + 64)) if c not in used]
     widest = 0
     for names, n in zip(inputs, ndims):
+        if names.count("...") > 1:
+            raise ValueError(f'einsum "{text}": {names!r} has more than one "..."')
         if "..." in names:
             widest = max(widest, n - (len(names) - 3))
     dots = "".join(free[:widest])
@@ -386,13 +385,14 @@ def _subscripts(text: str, ndims: Sequence[int]) -> tuple[list[str], str]:
     return spelled, output
 
 
-def _simplified(names: str, x: Any, sizes: dict[str, int]) -> tuple[str, Any]:
+def _simplified(text: str, names: str, x: Any, sizes: dict[str, int]) -> tuple[str, Any]:
     """An operand whose axes are distinct and not broadcast; repeated ones become a diagonal."""
     for c in dict.fromkeys(names):
         while names.count(c) > 1:
             i, j = names.index(c), names.rindex(c)
             if x.aval.shape[i] != x.aval.shape[j]:
-                raise errors.ShapeError(f"einsum: repeated index {c!r} has two lengths in {x.aval}")
+                problem = f"repeated index {c!r} has two lengths in {shown(x)}"
+                raise located(errors.ShapeError(f'einsum "{text}": {problem}'))
             x = diagonal(x, 0, i, j)
             names = names[:i] + names[i + 1 : j] + names[j + 1 :] + c
     squeezed = [i for i, c in enumerate(names) if x.aval.shape[i] == 1 and sizes[c] != 1]
@@ -403,10 +403,12 @@ def _simplified(names: str, x: Any, sizes: dict[str, int]) -> tuple[str, Any]:
     return names, x
 
 
-def _summed(term: tuple[str, Any], kept: set[str]) -> tuple[str, Any]:
-    """A term summed over the indices that nothing else needs."""
+def _summed(term: tuple[str, Any], kept: set[str], preferred: Any) -> tuple[str, Any]:
+    """A term summed over the indices that nothing else needs, in a dtype that holds `preferred`."""
     names, x = term
     axes = [i for i, c in enumerate(names) if c not in kept]
+    if axes and preferred is not None:
+        x = p.convert(x, dtypes.promote_types(x.dtype, preferred))
     return "".join(c for c in names if c in kept), reduce_sum(x, axes)
 
 
@@ -414,8 +416,9 @@ def _contract(
     first: tuple[str, Any], second: tuple[str, Any], kept: set[str], precision: Any, preferred: Any
 ) -> tuple[str, Any]:
     """The product of two terms, summed over the indices that are in neither `kept`."""
-    a, x = _summed(first, kept | set(second[0]))
-    b, y = _summed(second, kept | set(a))
+    a, x = _summed(first, kept | set(second[0]), preferred)
+    b, y = _summed(second, kept | set(a), preferred)
+    x, y = promote_arrays("einsum", (x, y))
     both = [c for c in a if c in b]
     batch = [c for c in both if c in kept]
     contract = [c for c in both if c not in kept]

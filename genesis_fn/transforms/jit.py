@@ -31,7 +31,7 @@ from genesis_fn.transforms.arguments import ByValue, Donation, Static, by_value,
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.flat import FlatFunction, name_of
 from genesis_fn.transforms.guard import MISS, Donated, caller, puller
-from genesis_fn.transforms.programs import SHARED, Entry, Program, cache_for
+from genesis_fn.transforms.programs import SHARED, Entry, Program, before_trace, cache_for
 from genesis_fn.transforms.retrace import RecompilationWarning, difference, program_key, show_key
 from genesis_fn.transforms.stage import stage
 
@@ -183,6 +183,7 @@ class JitFunction:
             if found is not None:
                 cache.programs.move_to_end(key)
                 return found
+            before_trace(self.fun, cache)
             paths = self._paths(values)
             with near, no_collection():
                 program = self._trace(leaves, treedef, statics, shapes, paths)

@@ -12,8 +12,10 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.guard import builder
+from genesis_fn.transforms.meaning import meaning
 
-_FUNCTIONS = 512  # whose caches are kept for new function objects of the same code
+_FUNCTIONS = 512  # whose caches are kept for new function objects of the same meaning
+_ALIKE = 8  # of them of one code: their captured values stay alive
 
 
 class Program:
@@ -55,6 +57,7 @@ class Cache:
         self.guards: list[tuple[Callable, Any]] = []  # (pull, treedef), most recently hit first
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
         self.programs: OrderedDict[Any, Program] = OrderedDict()
+        self.key: Any = None  # its place among SHARED
         self.keep: Any = None  # what keys by id refer to
 
     def clear(self) -> None:
@@ -66,38 +69,38 @@ class Cache:
 
 
 SHARED: OrderedDict[Any, Cache] = OrderedDict()
+_shared = threading.Lock()
 
 
 def cache_for(fun: Callable, options: dict[str, Any]) -> Cache:
-    """The cache for a function; a new function object of the same code, closure and defaults (a
-    lambda made in a loop) gets the one it had before."""
-    code = getattr(fun, "__code__", None)
-    if code is None:
+    """The cache for a function; a new function object that means the same (a lambda made in a loop)
+    gets the one it had before. A function whose meaning cannot be told has its own."""
+    seen = meaning(fun)
+    if seen is None:
         return Cache()
-    cells = [c.cell_contents for c in fun.__closure__ or () if _filled(c)]
-    keep = (cells, fun.__globals__, fun.__defaults__, fun.__kwdefaults__)
-    kwdefaults = tuple(sorted((k, id(v)) for k, v in (fun.__kwdefaults__ or {}).items()))
-    key = (
-        code, tuple(map(id, cells)), id(fun.__globals__), tuple(map(id, fun.__defaults__ or ())),
-        kwdefaults, tuple(sorted((k, repr(v)) for k, v in options.items())),
-    )  # fmt: skip
-    found = SHARED.get(key)
-    if found is None:
-        found = SHARED[key] = Cache()
-        found.keep = keep
-        while len(SHARED) > _FUNCTIONS:
-            SHARED.popitem(last=False)
-    else:
-        SHARED.move_to_end(key)
-    return found
+    key = (seen.key, tuple(sorted((k, repr(v)) for k, v in options.items())))
+    with _shared:
+        found = SHARED.get(key)
+        if found is None:
+            found = SHARED[key] = Cache()
+            found.key, found.keep = key, seen.held
+            alike = [k for k in SHARED if k[0][0] == key[0][0]]
+            for old in alike[:-_ALIKE] or list(SHARED)[:-_FUNCTIONS]:
+                del SHARED[old]
+        else:
+            SHARED.move_to_end(key)
+        return found
 
 
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def before_trace(fun: Callable, cache: Cache) -> None:
+    """No longer share the cache of a function that means something else than when it was given to
+    `jit`: what is traced now is right for this function object only."""
+    if cache.key is not None:
+        seen = meaning(fun)
+        if seen is None or seen.key != cache.key[0]:
+            with _shared:
+                SHARED.pop(cache.key, None)
+                cache.key = None
 
 
-__all__ = ["SHARED", "Cache", "Entry", "Program", "cache_for"]
+__all__ = ["SHARED", "Cache", "Entry", "Program", "before_trace", "cache_for"]

@@ -224,6 +224,14 @@ def test_einsum_interleaved_and_preferred() -> None:
     check("matmul", x, x.T.copy(), preferred_element_type=np.float32, tolerance=1e-4)
 
 
+@pytest.mark.parametrize("text", ["ij->", "ij,kj->i", "ij,kj,lj->il"])
+def test_einsum_sums_in_the_preferred_dtype(text: str) -> None:
+    small = np.random.default_rng(3).integers(50, 120, (3, 4)).astype(np.int8)
+    xs = [small] * (text.count(",") + 1)
+    check("einsum", text, *xs, preferred_element_type=np.int32)
+    check("einsum", text, *[x > 60 for x in xs], preferred_element_type=np.int32)
+
+
 def test_einsum_errors() -> None:
     from genesis_fn.core.errors import ShapeError
 
@@ -231,6 +239,8 @@ def test_einsum_errors() -> None:
         jnp.einsum("ij,jk->ik", jnp.ones((3, 4)), jnp.ones((3, 2)))
     with pytest.raises(ValueError, match="names 2 operands"):
         jnp.einsum("ij,jk->ik", jnp.ones((3, 4)))
+    with pytest.raises(ValueError, match="more than one"):
+        jnp.einsum("i...j...", jnp.ones((3, 4)))
 
 
 def test_matmul_error_names_operands_and_line() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import threading
 import warnings
 import weakref
@@ -129,14 +130,59 @@ def test_automatic_static_leaves():
         jit(lambda x, n: x, static_argnames="n")(1.0, n=[1])
 
 
+SCALE = 1.0
+
+
 def test_equal_lambdas_share_a_cache():
-    f, traces = counted(lambda x: x * 2)
-    for _ in range(5):
-        jit(lambda x: f(x))(ours(V))
-    assert len(traces) == 1
-    for k in (1, 2):
-        jit(lambda x: f(x) * k)(ours(V))
-    assert len(traces) == 3
+    settings = {"k": (2, 3)}
+    made = [jit(lambda x: jnp.sin(x) * settings["k"][0]) for _ in range(3)]
+    for f in made:
+        assert float(f(0.0)) == 0.0
+    assert len({id(f.cache) for f in made}) == 1 and len(made[0].cache.programs) == 1
+    assert jit(lambda x: x * len(made)).cache is not jit(lambda x: x * len(made) + 1).cache
+
+
+def test_new_lambdas_read_what_changed():
+    """A new function object is traced again where anything that it reads is another: a closed-over
+    variable, a global one, an attribute of an object, a module or a class, an entry of a list."""
+    global SCALE
+
+    class Holder:
+        k = 0.0
+
+    holder, items, helper = Holder(), [0.0], lambda x: x * SCALE
+    seen = []
+    for k in (1.0, 2.0, 3.0, 2.0):
+        SCALE = holder.k = Holder.k = items[0] = math.scale = k
+        functions = [
+            lambda x: x * k, lambda x: x * SCALE, lambda x: x * holder.k, lambda x: x * Holder.k,
+            lambda x: x * items[0], lambda x: x * math.scale, lambda x: helper(x),
+        ]  # fmt: skip
+        seen.append([float(jit(f)(1.0)) for f in functions])
+    del math.scale
+    assert seen == [[k] * 7 for k in (1.0, 2.0, 3.0, 2.0)]
+
+
+def test_a_trace_after_a_change_is_nobody_elses():
+    global SCALE
+    SCALE = 1.0
+    make = lambda: jit(lambda x: x * SCALE)
+    early = make()
+    SCALE = 2.0
+    assert float(early(1.0)) == 2.0
+    SCALE = 1.0
+    assert float(make()(1.0)) == 1.0
+
+
+def test_methods_of_two_objects():
+    class Model:
+        def __init__(self, k):
+            self.k = k
+
+        def apply(self, x):
+            return x * self.k
+
+    assert [float(jit(Model(k).apply)(1.0)) for k in (2.0, 3.0)] == [2.0, 3.0]
 
 
 def test_methods_and_decorators():
