@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen import kernel
+from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.backends.cuda.compile import SourceKernel
 from genesis_fn.backends.cuda.graph import Child
 from genesis_fn.kernels.expressions import PRELUDE

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen import kernel
+from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.backends.cuda.graph import Child
 from genesis_fn.kernels.expressions import MEMORY, NAMES, PRELUDE
 from genesis_fn.kernels.launch import Buf, Launch

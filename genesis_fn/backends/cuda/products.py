@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen import Loops, _Form, _Text, accumulator
+from genesis_fn.backends.cuda.codegen.forms import Form
+from genesis_fn.backends.cuda.codegen.loops import Loops, needed
+from genesis_fn.backends.cuda.codegen.reductions import step
+from genesis_fn.backends.cuda.codegen.text import Text
 from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
 from genesis_fn.compiler.kernel import Body
@@ -85,51 +87,26 @@ def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
 _COLUMNS = 32  # of a tile, that an epilogue works on at once
 
 
-class _Part(_Text):
+class _Lines(Text):
     """Instructions of a body as lines of another kernel; values and pointers are called
     `letter`1, `letter`2, ..."""
 
-    def __init__(self, body: Body, letter: str, form: _Form, inputs: dict[str, Var]) -> None:
+    def __init__(self, body: Body, letter: str, form: Form, inputs: dict[str, Var]) -> None:
         over = body.over
-        super().__init__(
-            Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {}), form
-        )
-        self.letter, self.inputs, self.masks, self.depth = letter, inputs, {}, 0
+        loops = Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {})
+        super().__init__(loops, form, letter, depth=0)
+        self.inputs = inputs
         self.outputs: dict[str, Var] = {}
 
-    def pointer(self, target: Any, stored: bool) -> str:
+    def pointer(self, target: Any, written: bool) -> str:
         """The parameter for a buffer."""
-        held = self.outputs if stored else self.inputs
+        held = self.outputs if written else self.inputs
         for name, v in held.items():
             if v is target:
                 return name
-        name = f"{self.letter}{'out' if stored else 'in'}{len(held)}"
+        name = f"{self.letter}{'out' if written else 'in'}{len(held)}"
         held[name] = target
         return name
-
-    def make(self, n: int) -> None:
-        """The lines of instruction n."""
-        self._emit(n)
-        if self.value[n] == f"v{n}":
-            self.lines[-1] = self.letter + self.lines[-1][1:]
-            self.value[n] = f"{self.letter}{n}"
-
-    def reduce(self, n: int) -> None:
-        """The lines of reduction n, over the whole of `r`."""
-        i = self.loops.instrs[n]
-        x = self._tile(i.args[0], accumulator(self.loops.instrs[i.args[0]].dtype))
-        self.value[n] = self._reduced(n, i, x, "r")
-
-    def needed(self, roots: list[int], made: Collection[int] = ()) -> list[int]:
-        """What `roots` need, in order, but for what is `made`."""
-        found: set[int] = set()
-        todo = list(roots)
-        while todo:
-            n = todo.pop()
-            if n not in found and n not in made:
-                found.add(n)
-                todo += self.loops.instrs[n].operands()
-        return sorted(found)
 
     @property
     def text(self) -> str:
@@ -141,7 +118,7 @@ def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dic
     """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the
     pointers they use)."""
     inputs: dict[str, Var] = {}
-    part = _Part(body, "e", _Form("flat", (1, 1, 1), 1), inputs)
+    part = _Lines(body, "e", Form("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
     part.line(f"p = rm * {columns} + rn")
     accumulators = dict(zip(values, ("acc", "acc1")))
@@ -149,7 +126,7 @@ def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dic
         if i.op == "load" and i.meta[0] in accumulators:
             part.value[n] = rounded(accumulators[i.meta[0]], i.dtype)
         else:
-            part.make(n)
+            part.emit(n)
     ((_, _, root),) = body.stores
     part.line(f"acc = {part.value[root]}")
     return part.text, inputs
@@ -161,7 +138,7 @@ def wide_epilogue_text(
     """(lines that turn `acc`, the product `value`, into the first of `results` and store the
     others, the pointers that they read, those that they write)."""
     inputs: dict[str, Var] = {}
-    part = _Part(body, "e", _Form("flat", (1, 1, 1), 1), inputs)
+    part = _Lines(body, "e", Form("flat", (1, 1, 1), 1), inputs)
     part.masks = {"p": "inside"}
     part.line(f"p = rm * {columns} + rn")
     for n, i in enumerate(body.instrs):
@@ -169,12 +146,12 @@ def wide_epilogue_text(
             part.line(f"e{n} = {rounded('acc', i.dtype)}")
             part.value[n] = f"e{n}"
         else:
-            part.make(n)
+            part.emit(n)
     for v in results[1:]:
         part.pointer(v, True)  # in this order
     for store in body.stores:
         if store[0] is not results[0]:
-            part._store(store)
+            part.store(store)
     (first,) = [n for target, _, n in body.stores if target is results[0]]
     part.line(f"acc = {part.value[first]}")
     return part.text, inputs, part.outputs
@@ -185,21 +162,19 @@ def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
     the pointers that both use)."""
     inputs: dict[str, Var] = {}
     padded = next_power_of_two(depth)
-    form = _Form("row", (1, 1, 1), 1, padded)
+    form = Form("row", (1, 1, 1), 1, padded)
     instrs = body.instrs
     ((_, _, root),) = body.stores
-    part = _Part(body, "v", form, inputs)
+    part = _Lines(body, "v", form, inputs)
     reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
     if reductions:
         part.line("p = rm")
         part.line(f"r = tl.arange(0, {padded})[None, :]")
-        if depth != padded:
-            part.masks["r"] = "r_in"
-            part.line(f"r_in = r < {depth}")
-        fixed = [n for n in part.needed([root]) if "r" not in instrs[n].names]
-        for n in part.needed([*reductions, *fixed]):
-            (part.reduce if n in reductions else part.make)(n)
-    again = _Part(body, "w", form, inputs)
+        part.bounded("r", depth, depth == padded)
+        fixed = [n for n in needed(instrs, [root]) if "r" not in instrs[n].names]
+        for n in needed(instrs, [*reductions, *fixed]):
+            step(part, n)
+    again = _Lines(body, "w", form, inputs)
     pointwise = body.over.reduced == 1
     again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")
     again.line("r = rk_row")
@@ -208,8 +183,8 @@ def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
         again.masks["p" if pointwise else "r"] = "rk_in"
         again.line(f"rk_in = rk_row < {depth}")
     again.value = {n: t for n, t in part.value.items() if "r" not in instrs[n].names}
-    for n in again.needed([root], again.value):
-        again.make(n)
+    for n in needed(instrs, [root], made=again.value):
+        again.emit(n)
     value = again.value[root]
     again.line(f"a = {value}" if exact else f"a = tl.where(rk_in, {value}, 0.0)")
     return part.text, again.text, inputs

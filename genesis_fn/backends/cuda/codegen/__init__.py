@@ -1,0 +1,14 @@
+"""Triton source of generated kernels: `Body` -> launches.
+
+Shapes are part of the text, names come in order of appearance, so equal structures give equal texts
+and compile once. 16-bit floats are float32 in registers. Offsets are 32-bit where they fit.
+
+A body becomes `loops`, which are split into several kernels where one would not do (`split`). Each
+kernel is cut up in one of five `forms`, whose loops (`nests`) stand around its instructions
+(`text`) and reductions (`reductions`). `plans` makes launches of the kernels' texts.
+"""
+
+from genesis_fn.backends.cuda.codegen.plans import Generated, Known, generate, generate_once
+from genesis_fn.backends.cuda.codegen.source import kernel
+
+__all__ = ["Generated", "Known", "generate", "generate_once", "kernel"]
