@@ -29,6 +29,7 @@ from genesis_fn.backends.cuda.measure import (
 )
 from genesis_fn.backends.cuda.memory import Block
 from genesis_fn.backends.cuda.parts import has_host, parts_of
+from genesis_fn.backends.cuda.places import Output, Places
 from genesis_fn.backends.cuda.runtime import Runtime, runtime
 from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
 from genesis_fn.compiler.plan import ALIGNMENT
@@ -41,7 +42,6 @@ from genesis_fn.core.device import Device
 from genesis_fn.core.jaxpr import Jaxpr
 
 _SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
-_SMALL_OUTPUT = 1 << 20  # outputs that are copied out
 _MOST_GRAPHS = 6
 _MOST_MISSES = 24  # captures after which outputs that keep moving are copied instead
 
@@ -98,26 +98,25 @@ class CudaExecutable:
         self._overlap = Overlap(settings.graph_lanes, settings.programmatic_launch)
         self._outputs = self.scope.outputs
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
-        self.from_input = {b: i for i, b in enumerate(inputs)}
-        self.slots: dict[int, Block] = {}
         self._graphs: dict[tuple[int, ...], Launched | Any] = {}
         self._arena: Block | None = None
-        self._held: dict[int, _Output] = {}
         self._misses = 0
-        self.lock = threading.Lock()
-        self.last: tuple[list[int], Any] = [], None  # addresses and their graph
         self._checks = self._registered_checks()
         site = f"outputs of {jaxpr.name or 'a program'}"
         self._site = site
+        number = {b: i for i, b in enumerate(inputs)}
+        updated = [number.get(b) for b in self._outputs]
+        # Results that are inputs' memory are picked; places of the others are filled after a run.
+        self._updated = _picker([i or 0 for i in updated])
+        self._held: dict[int, Output] = {}
         for b, a in zip(self._outputs, jaxpr.out_avals):
-            if b not in self.from_input and b not in self._held:
-                self._held[b] = _Output(a.nbytes)
-        # Results that are inputs' memory, and places of the others, filled in after a run.
-        self._updated = _picker([self.from_input.get(b, 0) for b in self._outputs])
-        self.made = [
-            ([k for k, b in enumerate(self._outputs) if b == made], out)
-            for made, out in self._held.items()
+            if b not in number and b not in self._held:
+                self._held[b] = Output(a.nbytes)
+        made = [
+            ([k for k, b in enumerate(self._outputs) if b == held], out)
+            for held, out in self._held.items()
         ]
+        self._places = Places(self.runtime, site, updated, made)
         # Inputs that are overwritten: which, what all their references sum up to where nobody else
         # has any, and whose they must be: parts of other memory and imports are others' too.
         self._pick_taken = _picker(self._taken)
@@ -144,58 +143,51 @@ class CudaExecutable:
         """The memory of the results, given that of the inputs, which nothing but its Array and the
         list holds if it is donated. Raises AttributeError for memory that is gone."""
         addresses = [b.address for b in buffers]
-        with self.lock:
+        with self._places.lock:
             return self._run(buffers, addresses)
 
     def carry(self, first_in: int, first_out: int, count: int) -> Carry | None:
         """How to run with `count` inputs that are updated in place as one, and nothing else is;
         None where that is not so."""
         inside = range(first_in, first_in + count)
-        updated = [self.from_input.get(b) for b in self._outputs]
+        updated = self._places.updated
         results = range(first_out, first_out + count)
         beside = [i for k, i in enumerate(updated) if k not in results]
         if updated[first_out : first_out + count] != list(inside) or set(beside) & set(inside):
             return None
-        return Carry(self, inside, results) if set(self._taken) <= set(inside) else None
+        if not set(self._taken) <= set(inside):
+            return None
+        sigs = self.sigs[first_out : first_out + count]
+        return Carry(self._places, self.run_list, inside, results, sigs)
 
     def explained(self, error: Exception) -> Exception:
         """`error` from `run_list`: device errors name their lines themselves."""
         return error
 
     def _run(self, buffers: list[Any], addresses: list[int]) -> list[Any]:
-        driver = self.runtime.driver
+        places, driver = self._places, self.runtime.driver
         if self._taken:
             taken = self._pick_taken(buffers)
             alone = sum(map(getrefcount, taken)) == self._alone
             if not alone or [b.owner for b in taken] != self._owners:
                 self._copy_shared(buffers, taken, addresses)
             del taken
-        for i, slot in self.slots.items():
+        for i, slot in places.slots.items():
             driver.copy(slot.address, addresses[i], buffers[i].bytes, driver.compute)
             addresses[i] = slot.address
-        addresses += self.places()
-        if addresses == self.last[0]:
-            graph = self.last[1]
+        addresses += places.renewed()
+        if addresses == places.last[0]:
+            graph = places.last[1]
         else:
             del addresses[len(buffers) :]
             graph = self._graph(buffers, addresses)
         graph.launch()
         results = self._updated(buffers)
-        for ks, out in self.made:
-            data = self.handed_out(out)
+        for ks, out in places.made:
+            data = places.handed_out(out)
             for k in ks:
                 results[k] = data
         return results
-
-    def places(self) -> list[int]:
-        """Where the results go that are no input's memory, which nobody else reads."""
-        for out in self._held.values():
-            out.renew(self.runtime, self._site)
-        return [out.address for out in self._held.values()]
-
-    def handed_out(self, out: Any) -> Block:
-        """The memory of a result, the caller's own."""
-        return out.handed_out(self.runtime, self._site)
 
     def _copy_shared(self, buffers: list[Any], taken: list[Any], addresses: list[int]) -> None:
         """Give the program a copy of donated memory that somebody else may see."""
@@ -213,19 +205,19 @@ class CudaExecutable:
         graph = self._graphs.get(key)
         if graph is None:
             key, graph = self._bind(buffers, addresses)
-        self.last = list(key), graph
+        self._places.last = list(key), graph
         return graph
 
     def _bind(self, buffers: list[Any], addresses: list[int]) -> tuple[tuple[int, ...], Any]:
         """A graph for these addresses; inputs that keep moving get a place of their own."""
-        driver = self.runtime.driver
+        slots, driver = self._places.slots, self.runtime.driver
         if self._graphs:
             known = list(zip(*[k[: len(addresses)] for k in self._graphs]))
             for i, a in enumerate(addresses):
-                moved = i not in self.slots and not self._donated[i] and a not in known[i]
+                moved = i not in slots and not self._donated[i] and a not in known[i]
                 size = buffers[i].bytes
                 if moved and size and (size <= _SMALL_INPUT or len(self._graphs) >= _MOST_GRAPHS):
-                    slot = self.slots[i] = self.runtime.alloc(size, self._site)
+                    slot = slots[i] = self.runtime.alloc(size, self._site)
                     driver.copy(slot.address, a, size, driver.compute)
                     addresses[i] = slot.address
         self._misses += 1
@@ -236,16 +228,16 @@ class CudaExecutable:
         found = self._graphs.get(key)
         if found is not None:
             return key, found
-        if self.slots or len(self._graphs) >= _MOST_GRAPHS:
+        if slots or len(self._graphs) >= _MOST_GRAPHS:
             stale = [
                 k for k in self._graphs
-                if any(k[i] != s.address for i, s in self.slots.items())
+                if any(k[i] != s.address for i, s in slots.items())
             ]  # fmt: skip
             stale = stale or [next(iter(self._graphs))] * (len(self._graphs) >= _MOST_GRAPHS)
             for k in stale:
                 # Destroying a graph waits for the device.
                 del self._graphs[k]
-            self.last = [], None
+            self._places.last = [], None
         graph = self._graphs[key] = self._captured(addresses)
         return key, graph
 
@@ -287,10 +279,9 @@ class CudaExecutable:
     def measure(self, args: Sequence[Array], repeats: int) -> tuple[list[Array], Measurements]:
         """(the results, the time of each kernel); donated arguments stay as they are."""
         results = self(*[self._copied(a) for a in args])
-        with self.lock:
+        with self._places.lock:
             given = [self._copied(a) for a in args]
-            for out in self._held.values():
-                out.renew(self.runtime, self._site)
+            self._places.renewed()
             memory, owners = self._placed([a.data.address for a in given])
             steps = measured(self.runtime, self.scope.items, memory, owners, repeats)
         seconds = []
@@ -366,41 +357,6 @@ def _picker(indices: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
         return lambda xs: xs[run] if xs else [None] * len(indices)
     pick = itemgetter(*indices)
     return lambda xs: list(pick(xs)) if xs else [None] * len(indices)
-
-
-class _Output:
-    """An output's memory. What is small or `copied` stays and is copied out; other memory is handed
-    out itself, and the next run gets new memory (the same, if the caller has dropped it)."""
-
-    __slots__ = ("bytes", "block", "copied")
-
-    def __init__(self, size: int) -> None:
-        self.bytes = size
-        self.block: Block | None = None
-        self.copied = size <= _SMALL_OUTPUT
-
-    @property
-    def address(self) -> int:
-        """Where the next run writes."""
-        return self.block.address if self.block is not None else 0
-
-    def renew(self, device: Runtime, site: str) -> None:
-        """Make sure that there is memory that nobody else reads."""
-        if self.block is None:
-            self.block = device.alloc(max(self.bytes, 1), site)
-
-    def handed_out(self, device: Runtime, site: str) -> Block:
-        """A block with the result, the caller's own."""
-        block = self.block
-        assert block is not None
-        if not self.copied:
-            self.block = None
-            return block
-        copy = device.alloc(max(self.bytes, 1), site)
-        if self.bytes:
-            driver = device.driver
-            driver.copy(copy.address, block.address, self.bytes, driver.compute)
-        return copy
 
 
 _arenas: dict[int, Callable[[], Block | None]] = {}
