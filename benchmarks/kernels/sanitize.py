@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from genesis_fn.kernels import sort
+from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.cross_entropy import CrossEntropy
 from genesis_fn.kernels.language import INTERPRETED
@@ -153,14 +153,14 @@ def scan() -> None:
 
 
 def sorting() -> None:
-    block, sort.BLOCK = sort.BLOCK, 64
+    block, block_sort.BLOCK = block_sort.BLOCK, 64
     try:
         test_sort.test_argsort_of_every_type("fp32", 33)
         test_sort.test_argsort_of_every_type("bf16", 90)
         test_sort.test_several_keys_and_a_payload(100)
         test_sort.test_top_k(300, 4, "fp64")
     finally:
-        sort.BLOCK = block
+        block_sort.BLOCK = block
 
 
 def scatter() -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels import sort
+from genesis_fn.kernels import block_sort
+from genesis_fn.kernels.block_sort import add_block_sort
 from genesis_fn.kernels.error_word import flag_error
 from genesis_fn.kernels.language import cast, up
 from genesis_fn.kernels.launch import Buf, Plan
@@ -25,8 +26,8 @@ from genesis_fn.kernels.planning import (
     next_power_of_two,
     raw_dtype,
 )
+from genesis_fn.kernels.radix_sort import add_radix_sort
 from genesis_fn.kernels.scan import add, multiply, nan_max, nan_min
-from genesis_fn.kernels.sort import add_block_sort, add_radix_sort
 
 OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
@@ -448,7 +449,7 @@ def plan_scatter_rows(spec: ScatterRows) -> Plan:
         )
         return builder.build()
     order = builder.workspace(spec.count, "i32")
-    if spec.count <= sort.BLOCK:
+    if spec.count <= block_sort.BLOCK:
         add_block_sort(builder, 1, spec.count, (keys, "i32"), descending=False, order=order)
     else:
         bits = max(1, spec.rows.bit_length())

@@ -20,7 +20,8 @@ import torch
 import genesis_fn.numpy as gnp
 from genesis_fn.kernels.conv import convolution, plan_convolution
 from genesis_fn.kernels.launch import Buf, Launch
-from genesis_fn.kernels.sort import RadixTile, Sort, plan_sort
+from genesis_fn.kernels.radix_sort import RadixTile
+from genesis_fn.kernels.sort import Sort, plan_sort
 from tests import compiled, ptx
 
 rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from genesis_fn.kernels.launch import Launch, Plan
 from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
 from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
 from genesis_fn.kernels.pool import Window, plan_window, plan_window_gradient
+from genesis_fn.kernels.radix_sort import RadixTile
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
 from genesis_fn.kernels.scan import Scan, plan_scan
 from genesis_fn.kernels.scatter import (
@@ -28,7 +29,8 @@ from genesis_fn.kernels.scatter import (
     plan_scatter_rows,
 )
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
-from genesis_fn.kernels.sort import RadixTile, Sort, TopK, plan_sort, plan_top_k
+from genesis_fn.kernels.sort import Sort, plan_sort
+from genesis_fn.kernels.top_k import TopK, plan_top_k
 
 
 def cases() -> dict[str, Plan]:

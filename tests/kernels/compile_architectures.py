@@ -19,7 +19,8 @@ from genesis_fn.kernels.matmul import MatmulSpec, Target, plan_matmul
 from genesis_fn.kernels.norm import Norm, plan_norm_forward
 from genesis_fn.kernels.scan import Scan, plan_scan
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_forward
-from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+from genesis_fn.kernels.sort import Sort, plan_sort
+from genesis_fn.kernels.top_k import TopK, plan_top_k
 
 
 def plans(arch: int) -> dict[str, Plan]:

@@ -9,7 +9,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels import sort
+from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.error_word import decode_error_word
 from genesis_fn.kernels.scatter import (
     GatherRows,
@@ -124,7 +124,7 @@ def test_types_and_modes(spec):
 
 
 def test_many_updates_are_radix_sorted(monkeypatch):
-    monkeypatch.setattr(sort, "BLOCK", 64)
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
     check(ScatterRows(1000, 4, 150, "fp32"), torch.randint(0, 1000, (150,), dtype=torch.int32))
 
 

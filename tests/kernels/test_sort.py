@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.kernels import sort
-from genesis_fn.kernels.sort import Sort, TopK, plan_argsort, plan_sort, plan_top_k
+from genesis_fn.kernels import block_sort, radix_sort, top_k
+from genesis_fn.kernels.sort import Sort, plan_argsort, plan_sort
+from genesis_fn.kernels.top_k import TopK, plan_top_k
 from tests.kernels.run import run_plan
 
 TORCH = {
@@ -70,8 +71,8 @@ def order_of(x: torch.Tensor, descending: bool = False) -> np.ndarray:
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Rows longer than 64 take the paths of long rows."""
-    monkeypatch.setattr(sort, "BLOCK", 64)
-    monkeypatch.setattr(sort, "RADIX_BLOCK", 64)
+    monkeypatch.setattr(block_sort, "BLOCK", 64)
+    monkeypatch.setattr(radix_sort, "RADIX_BLOCK", 64)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -130,7 +131,7 @@ def test_top_k(length, k, dtype):
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", list(TORCH))
 def test_top_k_by_the_maxima_of_groups(dtype, monkeypatch):
-    monkeypatch.setattr(sort, "MANY_TILES", 1)
+    monkeypatch.setattr(top_k, "MANY_TILES", 1)
     length, k = (4099, 3) if dtype == "fp32" else (601, 5)
     x = random_values(dtype, (2, length))
     x[1] = x[1, 0]

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from genesis_fn.kernels.sort import PLACES, ranks_text
+from genesis_fn.kernels.radix_sort import PLACES, ranks_text
 
 LANES = np.arange(32)
 

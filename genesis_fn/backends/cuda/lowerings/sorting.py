@@ -11,7 +11,8 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.expressions import NAMES
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder
-from genesis_fn.kernels.sort import Sort, TopK, plan_sort, plan_top_k
+from genesis_fn.kernels.sort import Sort, plan_sort
+from genesis_fn.kernels.top_k import TopK, plan_top_k
 
 
 def along_last(call: Call, axis: int, plan: Callable[[int, int], Plan]) -> Lowered:
