@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from genesis_fn.compiler.checks import checked_once
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, e_jaxprs
@@ -85,7 +86,7 @@ def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool])
     pass_ = Rewriter(opaque)
     pass_.run(jaxpr.eqns, env, copy=False)
     outs = [env.get(o, o) for o in jaxpr.outs]
-    eqns = flat_sums(live_equations(pass_.eqns, outs), outs)
+    eqns = checked_once(flat_sums(live_equations(pass_.eqns, outs), outs))
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
 
 

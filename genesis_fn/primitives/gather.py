@@ -18,7 +18,6 @@ from genesis_fn.primitives.windows import (
     GatherScatterMode,
     canonical,
     mode_name,
-    unchecked,
     windowed_shape,
 )
 
@@ -43,7 +42,7 @@ def _gather_shape(
 
 def _gather_linearize(nonzero: Any, operand: Any, indices: Any, **params: Any) -> Any:
     out = bind(gather_p, operand, indices, **params)
-    again = {**params, "fill_value": 0, "mode": unchecked(params["mode"])}
+    again = {**params, "fill_value": 0 if params["mode"] == "fill" else None}
     return out, lambda t, _: None if t is None else bind(gather_p, t, indices, **again)
 
 
@@ -178,7 +177,7 @@ def _take_shape(table: Aval, indices: Aval, *, mode: str, fill_value: Any) -> Av
 def _take_linearize(nonzero: Any, table: Any, indices: Any, *, mode: str, fill_value: Any) -> Any:
     return take_rows(
         table, indices, mode=mode, fill_value=fill_value
-    ), lambda t, _: None if t is None else take_rows(t, indices, mode=unchecked(mode), fill_value=0)
+    ), lambda t, _: None if t is None else take_rows(t, indices, mode=mode, fill_value=0)
 
 
 def _take_batch(

@@ -26,7 +26,6 @@ from genesis_fn.primitives.windows import (
     canonical,
     inverse,
     mode_name,
-    unchecked,
     window_sizes,
     windowed_shape,
 )
@@ -85,7 +84,6 @@ def _read_back(
 
 def _scatter_linearize(nonzero: Any, operand: Any, indices: Any, updates: Any, **params: Any):
     out = bind(scatter_p, operand, indices, updates, **params)
-    params = {**params, "mode": unchecked(params["mode"])}
     rule = {"set": _set_tangent, "add": _add_tangent, "mul": _mul_tangent}.get(
         params["kind"], _extremum_tangent
     )
@@ -162,8 +160,7 @@ def _extremum_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> C
 
 
 def _scatter_transpose(ct: Any, operand: Any, indices: Any, updates: Any, **params: Any) -> list:
-    kind, mode = params["kind"], unchecked(params["mode"])
-    params = {**params, "mode": mode}
+    kind, mode = params["kind"], params["mode"]
     numbers = params["dimension_numbers"]
     of_updates = updates.aval if is_linear(updates) else typeof(updates)
     back = None
@@ -254,7 +251,7 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
     if _reads_rows(operand.aval, batch, numbers, sizes):
         rows = segment_sum(
             ct, reshape(indices, batch), operand.aval.shape[0],
-            indices_are_sorted=params["indices_are_sorted"], mode=unchecked(params["mode"]),
+            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"],
         )  # fmt: skip
         return [rows, None]
     return [
@@ -262,7 +259,7 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
             scatter_p, zeros(operand.aval), indices, ct, kind="add",
             dimension_numbers=inverse(numbers),
             unique_indices=params["unique_indices"],
-            indices_are_sorted=params["indices_are_sorted"], mode=unchecked(params["mode"]),
+            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"],
         ),
         None,
     ]  # fmt: skip
@@ -347,8 +344,7 @@ def _segment_shape(
 
 def _segment_linearize(nonzero: Any, data: Any, segment_ids: Any, **params: Any) -> Any:
     out = bind(segment_sum_p, data, segment_ids, **params)
-    again = {**params, "mode": unchecked(params["mode"])}
-    return out, lambda t, _: None if t is None else bind(segment_sum_p, t, segment_ids, **again)
+    return out, lambda t, _: None if t is None else bind(segment_sum_p, t, segment_ids, **params)
 
 
 def _segment_batch(
@@ -378,7 +374,7 @@ def _segment_batch(
 def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> list:
     if not params["num_segments"]:
         return [zeros(data.aval), None]
-    return [take_rows(ct, segment_ids, mode=unchecked(params["mode"]), fill_value=0), None]
+    return [take_rows(ct, segment_ids, mode=params["mode"], fill_value=0), None]
 
 
 segment_sum_p = Primitive(
@@ -409,7 +405,7 @@ def segment_sum(
 
 
 take_rows_p.transpose = lambda ct, table, indices, *, mode, fill_value: [
-    segment_sum(ct, indices, table.aval.shape[0], mode=unchecked(mode)),
+    segment_sum(ct, indices, table.aval.shape[0], mode=mode),
     None,
 ]
 

@@ -83,11 +83,6 @@ def mode_name(mode: str | GatherScatterMode | None) -> str:
     return GatherScatterMode.from_any(mode).value
 
 
-def unchecked(mode: str) -> str:
-    """The mode in which derivatives visit the windows that the operation itself has checked."""
-    return "fill" if mode == "check" else mode
-
-
 def canonical(numbers: Numbers) -> Numbers:
     """The dimension numbers with tuples of plain ints."""
     return type(numbers)(*[ints(field) for field in numbers])

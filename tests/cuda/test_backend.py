@@ -157,6 +157,17 @@ def test_an_index_out_of_range_raises_where_one_waits(gpu):
     y.block_until_ready()  # once
 
 
+def test_an_index_out_of_range_raises_where_only_the_gradient_is_left(gpu):
+    x, slope = jnp.arange(12.0).reshape(3, 4), gf.jit(gf.grad(lambda x, i: x[i].sum()))
+    columns = gf.jit(gf.grad(lambda x, i: x[i, i * 0].sum()))
+    for f, row in ((slope, np.ones(4)), (columns, np.eye(4)[0])):
+        good = np.asarray(f(x, jnp.array([0, 0, 2])))
+        np.testing.assert_array_equal(good, np.outer([2.0, 0.0, 1.0], row))
+        with pytest.raises(IndexError, match=r"index 7 out of range for axis 0 .*\n  at .*test_b"):
+            np.asarray(f(x, jnp.array([0, 7, 1])))
+        np.testing.assert_array_equal(np.asarray(f(x, jnp.array([0, 0, 2]))), good)
+
+
 @pytest.mark.parametrize("jitted", [False, True])
 def test_failed_assertions_raise_with_element_and_line(gpu, jitted):
     def positive(x):

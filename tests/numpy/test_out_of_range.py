@@ -10,6 +10,7 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn
+from genesis_fn.compiler.simplify import simplify
 
 SCATTERS = ("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
 UPDATES = ("set", "add", "multiply", "divide", "power", "min", "max")
@@ -134,3 +135,54 @@ def test_checks_hold_under_vmap_grad_and_scan(entry):
         gf.block_until_ready(run(good))
         with pytest.raises(IndexError, match="index 9 out of range"):
             gf.block_until_ready(run(bad))
+
+
+LINEAR = {
+    n: CHECKED[n] for n in ("x[i]", "x[:, i]", "x[i, j]", "take", "take_along_axis", "at.set")
+}
+LINEAR["embedding"] = lambda x, i: nn.Embedding(4, 3)({"weight": x}, jnp.stack([i]))
+
+
+@pytest.mark.parametrize("entry", LINEAR)
+def test_a_gradient_that_does_not_need_the_values_checks_their_places(entry):
+    """The lookup itself is dead code here; what visits its places backwards checks them."""
+    f, x = LINEAR[entry], jnp.asarray(X)
+    total = lambda x, i: jnp.sum(f(x, i))  # noqa: E731
+    slope = gf.grad(total)
+    runs = {
+        "grad": lambda x, i: slope(x, i[1]),
+        "vmap of grad": gf.vmap(slope, (None, 0)),
+        "grad of vmap": gf.grad(lambda x, i: jnp.sum(gf.vmap(total, (None, 0))(x, i))),
+        "checkpoint": lambda x, i: gf.grad(gf.checkpoint(total))(x, i[1]),
+        "scan": gf.grad(
+            lambda x, i: lax.scan(lambda c, j: (c + total(x, j), None), 0.0, i)[0]),
+        "cond": gf.grad(lambda x, i: lax.cond(i[0] == 0, total, lambda x, i: 0.0, x, i[1])),
+        "amp": lambda x, i: gf.grad(gf.amp(total, "bfloat16"))(x, i[1]),
+        "jvp": lambda x, i: gf.jvp(lambda v: total(v, i[1]), (x,), (x,))[1],
+        "linear_transpose": lambda x, i: gf.linear_transpose(lambda v: f(v, i[1]), x)(
+            f(x, jnp.array(0)))
+    }  # fmt: skip
+    if entry == "at.set":  # not linear but affine
+        del runs["linear_transpose"]
+    for name, run in runs.items():
+        jitted, good, bad = gf.jit(run), jnp.array([0, 1]), jnp.array([0, 9])
+        np.testing.assert_allclose(
+            np.asarray(jitted(x, good), np.float64), np.asarray(run(x, good), np.float64)
+        )
+        with pytest.raises(IndexError, match="index 9 out of range for axis") as error:
+            gf.block_until_ready(jitted(x, bad))
+        assert "test_out_of_range.py:" in str(error.value), name
+    off = gf.jit(gf.grad(lambda x, i: lax.cond(i == 0, total, lambda x, i: 0.0, x, i)))
+    assert not np.asarray(off(x, jnp.array(9))).any()
+
+
+def test_what_the_forward_pass_has_checked_is_not_checked_again():
+    def checks(f):
+        program = simplify(gf.make_jaxpr(gf.grad(f))(jnp.asarray(X), jnp.array([0, 1])).jaxpr)
+        return [(e.backward, e.params["mode"]) for e in program.eqns if "mode" in e.params]
+
+    for f in (lambda x, i: x[i], lambda x, i: jnp.take_along_axis(x, i[:, None], 0)):
+        assert checks(lambda x, i, f=f: jnp.sum(f(x, i))) == [(True, "check")]
+        assert checks(lambda x, i, f=f: jnp.sum(jnp.sin(f(x, i)))) == [
+            (False, "check"), (True, "fill"),
+        ]  # fmt: skip
