@@ -32,6 +32,7 @@ from genesis_fn.primitives.define import (
     host_tensor,
     host_view,
     instantiate,
+    move_batch,
     named,
     no_tangent,
     scale,
@@ -378,10 +379,17 @@ shift_right_arithmetic = _shift(
     ).view(x.dtype),
     "shift_right_arithmetic({0}, {1})",
 )
-population_count = elementwise(
-    "population_count", kinds="integer", triton="popcount({0})", torch=torch.abs,
-    numpy=lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype),
-)  # fmt: skip
+
+
+def _count(name: str, ufunc: Callable, triton: str) -> Callable:
+    # Of the bits; torch has no such functions, NumPy computes them for all integers.
+    def lower(avals: Sequence[Any]) -> Callable:
+        kind = avals[0].dtype
+        return lambda x: host_tensor(np.asarray(ufunc(host_view(x, kind))), kind)
+
+    call = elementwise(name, kinds="integer", triton=triton, torch=torch.abs, numpy=ufunc)
+    call.prim.torch_for = lower
+    return call
 
 
 def _clz(x: np.ndarray) -> np.ndarray:
@@ -393,19 +401,10 @@ def _clz(x: np.ndarray) -> np.ndarray:
     return count.astype(x.dtype)
 
 
-clz = elementwise("clz", kinds="integer", triton="clz({0})", torch=torch.abs, numpy=_clz)
-
-
-def _always_numpy(call: Callable, ufunc: Callable) -> None:
-    def lower(avals: Sequence[Any]) -> Callable:
-        kind = avals[0].dtype
-        return lambda x: host_tensor(np.asarray(ufunc(host_view(x, kind))), kind)
-
-    call.prim.torch_for = lower
-
-
-_always_numpy(population_count, lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype))
-_always_numpy(clz, _clz)
+population_count = _count(
+    "population_count", lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype), "popcount({0})"
+)
+clz = _count("clz", _clz, "clz({0})")
 
 # ---- exponentials, roots, logistic ----
 
@@ -598,8 +597,6 @@ bitcast_p.linearize = no_tangent(bitcast_p)
 
 
 def _bitcast_batch(size: int, xs: Sequence, dims: Sequence, *, dtype: DType) -> Any:
-    from genesis_fn.primitives.define import move_batch
-
     return bitcast_convert_type(move_batch(xs[0], dims[0], 0, size), dtype), 0
 
 
