@@ -14,7 +14,6 @@ with sizes divided by 1024.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import random
@@ -27,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from results_file import Results
+from results_file import Results, parser, short
 
 from genesis_fn.backends.cuda.drivers import device_count
 from genesis_fn.backends.cuda.memory import Pool
@@ -235,12 +234,8 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def chart(found: dict[str, Any], path: Path, title: str) -> None:
+def draw(found: dict[str, Any], axes: Any) -> None:
     """Nanoseconds by scenario and system, as bars."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.5), layout="constrained")
-    axes = figure.add_subplot()
     systems = ("genesis_fn", "torch.empty", "torch allocator")
     for k, (system, color) in enumerate(zip(systems, ("#4878a8", "#e8a33d", "#9a9a9a"))):
         shown = [(i, row[system]["ns"]) for i, row in enumerate(found.values()) if system in row]
@@ -249,38 +244,25 @@ def chart(found: dict[str, Any], path: Path, title: str) -> None:
     axes.set_yscale("log")
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("ns an allocation and release")
-    axes.set_title(title)
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=130)
 
 
 def main() -> int:
     """Measure the rows that are missing; write and print the table; 1 if one failed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=".", help="the folder for the results")
-    parser.add_argument("--only", default=",".join(SCENARIOS), help="scenarios, by commas")
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--redo", action="store_true")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--only", default=",".join(SCENARIOS), help="scenarios, by commas")
+    args = options.parse_args()
     if not args.tiny and (device_count() == 0 or os.environ.get("GENESIS_CUDA_DRIVER")):
-        parser.error("no GPU is usable here; --tiny with GENESIS_CUDA_DRIVER=interpret rehearses")
-    short = "tiny" if args.tiny else runtime(0).driver.info.name.split()[1].lower()
-    results = Results(Path(args.out) / f"allocator-{short}", args.redo)
-    failed = 0
-    for name in args.only.split(","):
-        if name in results.rows:
-            continue
-        try:
-            results.add(name, measure(name, args.tiny))
-        except Exception as error:
-            failed += 1
-            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+        options.error("no GPU is usable here; --tiny with GENESIS_CUDA_DRIVER=interpret rehearses")
+    place = "tiny" if args.tiny else short(runtime(0).driver.info.name)
+    results = Results(Path(args.out) / f"allocator-{place}", args.redo)
+    missing = [name for name in args.only.split(",") if name not in results.rows]
+    measured = [results.measure(name, lambda: measure(name, args.tiny)) for name in missing]
     found = results.in_order(list(SCENARIOS))
     title = f"Allocators, {results.about['device']}, torch {results.about['versions']['torch']}"
     results.write_table(title, table(found))
-    chart(found, results.stem.with_suffix(".png"), title)
-    print(table(found))
-    return int(bool(failed))
+    with results.chart(title, (8, 3.5)) as axes:
+        draw(found, axes)
+    return int(not all(measured))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Float32 products use TF32 everywhere.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -29,7 +28,7 @@ import jax
 import numpy as np
 import torch
 import torch.nn.functional as F
-from results_file import Results
+from results_file import Results, parser, short
 
 import genesis_fn as gf
 from genesis_fn.core import dtypes
@@ -232,13 +231,8 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def chart(found: dict[str, Any], path: Path, title: str) -> None:
+def draw(shown: list[tuple[str, dict[str, float]]], axes: Any) -> None:
     """Speed of this library over torch eager and over the best peer, as bars."""
-    from matplotlib.figure import Figure
-
-    shown = [(n, r["seconds"]) for n, r in found.items() if set(r["seconds"]) >= {*SYSTEMS[::3]}]
-    figure = Figure(figsize=(9, 1 + 0.24 * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
     for offset, label, color, value in (
         (0.2, "over torch eager", "#4878a8", lambda t: t["torch"] / t["genesis_fn"]),
         (-0.2, "over the best of all three", "#e8a33d",
@@ -250,27 +244,21 @@ def chart(found: dict[str, Any], path: Path, title: str) -> None:
     axes.set_yticks([len(shown) - i for i in range(len(shown))], [n for n, _ in shown])
     axes.tick_params(axis="y", labelsize=6)
     axes.set_xlabel("speed of genesis_fn over a peer")
-    axes.set_title(title)
-    axes.legend(fontsize=7)
-    figure.savefig(path, dpi=130)
 
 
 def main() -> int:
     """Measure what is missing, write and print the table; 1 if a result was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default=".", help="the folder for the results")
-    parser.add_argument("--budget", type=float, default=120, help="seconds")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--only", default="", help="rows whose names contain this")
-    parser.add_argument("--tiny", action="store_true", help="rehearse on small shapes")
-    parser.add_argument("--redo", action="store_true")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--budget", type=float, default=120, help="seconds")
+    options.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    options.add_argument("--only", default="", help="rows whose names contain this")
+    args = options.parse_args()
     began = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    short = name.split()[1].lower() if device == "cuda" else "cpu"
-    stem = Path(args.out) / f"operators-{args.dtype}-{short}{'-tiny' * args.tiny}"
+    place = short(name) if device == "cuda" else "cpu"
+    stem = Path(args.out) / f"operators-{args.dtype}-{place}{'-tiny' * args.tiny}"
     results = Results(stem, args.redo)
     results.about |= {"device": name, "dtype": args.dtype}
     left = 0
@@ -281,20 +269,15 @@ def main() -> int:
             if time.monotonic() - began > args.budget:
                 left += 1
                 continue
-            try:
-                found = measure(tiny(row) if args.tiny else row, args.dtype, device)
-            except Exception as error:
-                print(f"{row.name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-                left += 1
-                continue
-            results.add(row.name, found)
+            row = tiny(row) if args.tiny else row
+            left += not results.measure(row.name, lambda: measure(row, args.dtype, device))
     found = results.in_order([r.name for r in rows()])
-    text = table(found)
     versions = results.about["versions"]
     title = f"{name}, {args.dtype}, torch {versions['torch']}, jax {versions['jax']}"
-    results.write_table(f"Operators: {title}", text)
-    chart(found, stem.with_suffix(".png"), title)
-    print(text)
+    results.write_table(f"Operators: {title}", table(found))
+    drawn = [(n, r["seconds"]) for n, r in found.items() if set(r["seconds"]) >= {*SYSTEMS[::3]}]
+    with results.chart(title, (9, 1 + 0.24 * len(drawn))) as axes:
+        draw(drawn, axes)
     wrong = [n for n, r in found.items() if not r["agrees"]]
     for n, r in found.items():
         for system, problem in r["problems"].items():
