@@ -66,18 +66,9 @@ def bound_plan(plan: Plan, tensors: Sequence[torch.Tensor]) -> Callable[[], None
         if isinstance(step, Clear):
             calls.append(raw[step.buffer].zero_)
             continue
-        options = {
-            "num_warps": step.num_warps,
-            "num_stages": step.num_stages,
-            "enable_fp_fusion": True,
-        }
-        if step.programmatic:
-            options["launch_pdl"] = True
-        if step.max_registers:
-            options["maxnreg"] = step.max_registers
         gluon = step.kernel.is_gluon()
         arguments = {name: _argument(a, raw, gluon) for name, a in step.arguments.items()}
-        calls.append(_call(step.kernel, step.grid, {**arguments, **step.constants, **options}))
+        calls.append(_call(step.kernel, step.grid, {**arguments, **step.constants, **step.options}))
 
     def run() -> None:
         for call in calls:

@@ -24,7 +24,6 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.reduce import extreme_over_nothing
 
-NARROW = frozenset((dtypes.BF16, dtypes.F16, dtypes.F8E4, dtypes.F8E5))
 REDUCTIONS = frozenset(f"reduce_{k}" for k in ("sum", "max", "min", "prod", "and", "or", "xor")) | {
     "argmax",
     "argmin",
@@ -298,7 +297,7 @@ class Body:
                 found = self._reduce(v, e)
             else:
                 found = self._compute(v, e, ix.unravel(self.places[v], v.aval.shape), frozenset())
-            if v in self.stored and v.aval.dtype in NARROW:
+            if v in self.stored and v.aval.dtype in dtypes.NARROW:
                 # What is in memory and what is used from here on must agree.
                 found = self._emit("round", (found,), None, v.aval.dtype)
             self._values[v] = found
@@ -495,10 +494,10 @@ class Body:
 
 def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
     """Mark the instructions whose users all round them to a narrow type in the end."""
-    exact = {n for target, _, n in stores if target.aval.dtype not in NARROW}
+    exact = {n for target, _, n in stores if target.aval.dtype not in dtypes.NARROW}
     for n in range(len(instrs) - 1, -1, -1):
         i = instrs[n]
-        narrowed = i.op == "round" or (i.op == "map" and i.dtype in NARROW)
+        narrowed = i.op == "round" or (i.op == "map" and i.dtype in dtypes.NARROW)
         i.near = n not in exact
         if not narrowed and not (i.near and dtypes.is_float(i.dtype)):
             exact.update(i.operands())
@@ -529,7 +528,7 @@ def reduced_nothing(e: Eqn) -> Any:
 
 
 __all__ = [
-    "Body", "Domain", "IDENTITIES", "Infeasible", "Instr", "Literal", "NARROW", "P", "Placement",
+    "Body", "Domain", "IDENTITIES", "Infeasible", "Instr", "Literal", "P", "Placement",
     "R", "REDUCTIONS", "SOURCES", "VIEWS", "crossing", "domain", "is_reduction", "joined",
     "mark_near", "reduced_axes", "reduced_nothing",
 ]  # fmt: skip

@@ -40,6 +40,7 @@ INTEGERS: tuple[DType, ...] = SIGNED + UNSIGNED
 FLOATS = (F8E4, F8E5, BF16, F16, F32, F64)
 COMPLEX = (C64, C128)
 ALL = (BOOL, *INTEGERS, *FLOATS, *COMPLEX)
+NARROW = frozenset((F8E4, F8E5, BF16, F16))  # floats that are computed with in float32
 
 _INTEGERS, _FLOATS, _COMPLEX = frozenset(INTEGERS), frozenset(FLOATS), frozenset(COMPLEX)
 _INEXACT = _FLOATS | _COMPLEX
@@ -86,6 +87,11 @@ _BY_NAME = {d.name: d for d in ALL} | {s: d for d, s in SHORT.items()}
 def is_float(d: DType) -> bool:
     """Whether `d` is a real floating-point type."""
     return d in _FLOATS
+
+
+def widened(d: DType) -> DType:
+    """float32 for narrower floats, `d` for all else: what values of `d` are computed with in."""
+    return F32 if d in NARROW else d
 
 
 def is_complex(d: DType) -> bool:

@@ -59,18 +59,9 @@ def compiled_kernel(launch: Launch, arch: int = 90) -> Any:
         if _divisible(argument):
             attributes[(i,)] = [["tt.divisibility", 16]]
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
-    options = {
-        "num_warps": launch.num_warps,
-        "num_stages": launch.num_stages,
-        "enable_fp_fusion": True,
-    }
-    if launch.programmatic:
-        options["launch_pdl"] = True
-    if launch.max_registers:
-        options["maxnreg"] = launch.max_registers
     kind = GluonASTSource if launch.kernel.is_gluon() else ASTSource
     source = kind(launch.kernel, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
 
 
 def _signature(argument: Argument, gluon: bool) -> str:

@@ -50,27 +50,25 @@ PRELUDE = (
 )
 """What stands before `def` in a module that holds one generated kernel."""
 
-NARROW = frozenset({dtypes.F8E4, dtypes.F8E5, dtypes.BF16, dtypes.F16})
-
 
 def register(dtype: DType) -> str:
     """Text of the register type of `dtype`."""
-    return "tl.float32" if dtype in NARROW else MEMORY[dtype]
+    return MEMORY[dtypes.widened(dtype)]
 
 
 def loaded(text: str, dtype: DType) -> str:
     """The register value of `text`, a value as it lies in memory."""
-    return f"up({text})" if dtype in NARROW else text
+    return f"up({text})" if dtype in dtypes.NARROW else text
 
 
 def stored(text: str, dtype: DType) -> str:
     """`text`, a register value, as it goes to memory: rounded to nearest even."""
-    return f"narrow({text}, {MEMORY[dtype]})" if dtype in NARROW else text
+    return f"narrow({text}, {MEMORY[dtype]})" if dtype in dtypes.NARROW else text
 
 
 def rounded(text: str, dtype: DType) -> str:
     """`text`, a register value, with the precision that `dtype` has in memory."""
-    return f"up({stored(text, dtype)})" if dtype in NARROW else text
+    return f"up({stored(text, dtype)})" if dtype in dtypes.NARROW else text
 
 
 def literal(value: Any, dtype: DType) -> str:
@@ -147,7 +145,7 @@ def expression(
 
 def template(text: str, kind: DType, near: bool = False) -> str:
     """A definition's template with the device functions that serve operands of dtype `kind`."""
-    table = _FAST if kind in NARROW else _NEAR if near else _EXACT
+    table = _FAST if kind in dtypes.NARROW else _NEAR if near else _EXACT
 
     def named(found: re.Match) -> str:
         name = found.group()
@@ -175,7 +173,7 @@ def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     if source == dtype:
         return x
     if dtype == dtypes.BOOL:
-        if source in NARROW:
+        if source in dtypes.NARROW:
             x = f"{stored(x, source)}.to(tl.uint8, bitcast=True)"
         return f"({x} != 0)"
     if source == dtypes.BOOL:
@@ -223,7 +221,7 @@ def _nextafter(texts: Sequence[str], kind: DType) -> str:
 
 
 def _div(texts: Sequence[str], kind: DType) -> str:
-    return f"{'div_fast' if kind in NARROW else 'div'}({texts[0]}, {texts[1]})"
+    return f"{'div_fast' if kind in dtypes.NARROW else 'div'}({texts[0]}, {texts[1]})"
 
 
 def _is_finite(texts: Sequence[str], kind: DType) -> str:
@@ -242,6 +240,6 @@ _BUILT = {
 }  # fmt: skip
 
 __all__ = [
-    "MEMORY", "MODULES", "NAMES", "NARROW", "PRELUDE", "expression", "has_expression", "literal",
+    "MEMORY", "MODULES", "NAMES", "PRELUDE", "expression", "has_expression", "literal",
     "loaded", "register", "rounded", "stored", "template",
 ]  # fmt: skip

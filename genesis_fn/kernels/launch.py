@@ -70,6 +70,21 @@ class Launch:
     programmatic: bool = False
     max_registers: int | None = None  # a cap per thread, so that more programs share a processor
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What Triton's compiler is told besides types and constants."""
+        options: dict[str, Any] = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            # Triton 3.6 and 3.9 have different defaults.
+            "enable_fp_fusion": True,
+        }
+        if self.programmatic:
+            options["launch_pdl"] = True
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options
+
 
 @dataclass(frozen=True, slots=True)
 class Clear:

@@ -115,6 +115,13 @@ def plan_top_k(spec: TopK) -> Plan:
         add_permutation(builder, *shape, indices, kept=spec.k)
         return builder.build()
     length, names = spec.length, None
+
+    def add_best(values: Buf, order: Buf) -> None:
+        add_block_sort(
+            builder, spec.rows, length, key, descending=True, names=names, values=values,
+            order=order, kept=spec.k,
+        )  # fmt: skip
+
     while length > block_sort.BLOCK:
         group = next_power_of_two(cdiv(length, block_sort.BLOCK))
         many = spec.rows * cdiv(length, block_sort.BLOCK) > MANY_TILES
@@ -125,29 +132,9 @@ def plan_top_k(spec: TopK) -> Plan:
         if grouped:
             add_best_groups(builder, spec.rows, length, key, names, group, spec.k, best, places)
         else:
-            add_block_sort(
-                builder,
-                spec.rows,
-                length,
-                key,
-                descending=True,
-                names=names,
-                values=best,
-                order=places,
-                kept=spec.k,
-            )
+            add_best(best, places)
         key, names, length = (best, spec.dtype), places, remaining
-    add_block_sort(
-        builder,
-        spec.rows,
-        length,
-        key,
-        descending=True,
-        names=names,
-        values=values,
-        order=indices,
-        kept=spec.k,
-    )
+    add_best(values, indices)
     return builder.build()
 
 

@@ -61,7 +61,6 @@ class Precision:
 
 
 _HALF = (dtypes.BF16, dtypes.F16)
-_NARROW = (*_HALF, dtypes.F8E4, dtypes.F8E5)
 
 
 def _cast(x: Any, kind: DType) -> Any:
@@ -77,7 +76,7 @@ def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
     if cls == "low" and dtypes.F64 not in floats:
         target = low
     elif cls == "high":
-        target = dtypes.F32 if all(d in (*_NARROW, dtypes.F32) for d in floats) else dtypes.F64
+        target = dtypes.F32 if dtypes.F64 not in floats else dtypes.F64
     else:
         target = functools.reduce(dtypes.promote_types, floats)
         if len(set(floats)) == 1:
@@ -234,7 +233,7 @@ def _rewrite_wide(
     prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
 ) -> Any:
     xs = [
-        _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in _NARROW else x
+        _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in dtypes.NARROW else x
         for x in xs
     ]
     return _evaluate(params["jaxpr"], dataclasses.replace(policy, compute=dtypes.F32), xs)

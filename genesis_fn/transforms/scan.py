@@ -168,7 +168,7 @@ def _transpose(
     ct_carry = [instantiate(c, k) for c, k in zip(cts[:carry], kinds[n_consts:])]
     ct_ys = [instantiate(c, stacked(k, length)) for c, k in zip(cts[carry:], ys)]
     # Cotangents of constants are summed over the steps: in float32 at least, rounded once.
-    sums = [k.update(dtype=_accumulator(k.dtype)) for k in kinds[:n_consts]]
+    sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in kinds[:n_consts]]
     body = _transposed_body(jaxpr, a, n_consts, carry, n_xs, b)
     outs = bind(
         scan_p, *fixed, *[zeros(k) for k in sums], *ct_carry, *ct_ys, *moving, jaxpr=body, consts=a,
@@ -178,16 +178,12 @@ def _transpose(
     return [None] * a + [o if is_linear(x) else None for o, x in zip(back, linear)] + [None] * b
 
 
-def _accumulator(d: Any) -> Any:
-    return dtypes.F32 if d in (dtypes.BF16, dtypes.F16, dtypes.F8E4, dtypes.F8E5) else d
-
-
 @memoized
 def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, n_xs: int, b: int) -> Jaxpr:
     """[fixed, sums, carry cts, ys cts, moving] -> [sums, carry cts, xs cts]."""
     avals = jaxpr.in_avals
     linear = avals[a : len(avals) - b]
-    sums = [k.update(dtype=_accumulator(k.dtype)) for k in linear[:n_consts]]
+    sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in linear[:n_consts]]
     ys = jaxpr.out_avals[carry:]
 
     def f(*args: Any) -> list[Any]:

@@ -186,7 +186,7 @@ def launch_key(launch: Launch, architecture: int) -> str:
         tuple(types.items()),
         divisible,
         tuple((name, _canonical(value)) for name, value in sorted(launch.constants.items())),
-        tuple(_options(launch).items()),
+        tuple(launch.options.items()),
         architecture,
         triton_version(),
         os.environ.get("TRITON_PTXAS_PATH", ""),
@@ -262,22 +262,8 @@ def request(launch: Launch, architecture: int) -> Request:
         constants = tuple(launch.constants.items())
     return Request(
         where, tuple(types.items()), divisible, constants,
-        tuple(_options(launch).items()), architecture,
+        tuple(launch.options.items()), architecture,
     )  # fmt: skip
-
-
-def _options(launch: Launch) -> dict[str, Any]:
-    options = {
-        "num_warps": launch.num_warps,
-        "num_stages": launch.num_stages,
-        # Triton 3.6 and 3.9 have different defaults.
-        "enable_fp_fusion": True,
-    }
-    if launch.programmatic:
-        options["launch_pdl"] = True
-    if launch.max_registers is not None:
-        options["maxnreg"] = launch.max_registers
-    return options
 
 
 def _where(kernel: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from genesis_fn.compiler.index import Expr
-from genesis_fn.compiler.kernel import NARROW, Instr
+from genesis_fn.compiler.kernel import Instr
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Var
@@ -40,7 +40,7 @@ class Loops:
     largest: int = 8  # bytes of the widest register type
 
     def __post_init__(self) -> None:
-        self.largest = max([held(i.dtype).itemsize for i in self.instrs], default=4)
+        self.largest = max([dtypes.widened(i.dtype).itemsize for i in self.instrs], default=4)
 
     def of(self, op: str) -> list[int]:
         """The instructions of an operation."""
@@ -74,14 +74,9 @@ class Loops:
         return target.aval.size >= points
 
 
-def held(d: DType) -> DType:
-    """The dtype that a value of dtype `d` has in registers."""
-    return dtypes.F32 if d in NARROW else d
-
-
 def accumulator(d: DType) -> DType:
     """The dtype that reductions of dtype `d` are kept in."""
-    d = held(d)
+    d = dtypes.widened(d)
     if d == dtypes.BOOL or (dtypes.is_integer(d) and d.itemsize < 4):
         return dtypes.U32 if d.kind == "u" else dtypes.I32
     return d
@@ -114,5 +109,5 @@ def is_wide(e: Expr) -> bool:
 
 
 __all__ = [
-    "INT32", "Loops", "Part", "Store", "accumulator", "dtype_of", "held", "is_wide", "needed",
+    "INT32", "Loops", "Part", "Store", "accumulator", "dtype_of", "is_wide", "needed",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator, held
+from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator
 from genesis_fn.backends.cuda.codegen.text import Text
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
@@ -35,7 +35,7 @@ def _reduce_row(t: Text, n: int) -> None:
         finish(t, n, x)
         return
     t.line(f"a{n} = {x}")
-    here = "r" if len(i.args) == 1 else _tile(t, i.args[1], held(i.dtype))
+    here = "r" if len(i.args) == 1 else _tile(t, i.args[1], dtypes.widened(i.dtype))
     if "r" in t.masks:
         here = f"tl.where({t.masks['r']}, {here}, {INT32})"
     _position(t, n, here)
@@ -98,7 +98,7 @@ def finish(t: Text, n: int, x: str, axis: int = 1, whole: bool = False) -> None:
         text = f"tl.xor_sum({x}, {axis}, keep_dims=True)"
     else:
         text = f"tl.reduce({x}, {axis}, {_COMBINE[name]}, keep_dims=True)"
-    if not (whole or t.partial or held(i.dtype) == kind):
+    if not (whole or t.partial or dtypes.widened(i.dtype) == kind):
         text = f"{text} != 0" if i.dtype == dtypes.BOOL else f"({text}).to({MEMORY[i.dtype]})"
     t.line(f"v{n} = {text}")
     t.value[n] = f"v{n}"
@@ -119,7 +119,7 @@ def _position(t: Text, n: int, here: str) -> None:
 def _tile(t: Text, n: int, kind: DType) -> str:
     """Value n as a whole tile of dtype `kind`."""
     i, text = t.loops.instrs[n], t.value[n]
-    if held(i.dtype) != kind:
+    if dtypes.widened(i.dtype) != kind:
         text = f"{text}.to({MEMORY[kind]})"
     if "r" in i.names and ("p" in i.names or t.form.block == 1):
         return text

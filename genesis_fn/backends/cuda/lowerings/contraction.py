@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
@@ -20,7 +21,8 @@ from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul_spec import MatmulSpec, Segment
 from genesis_fn.kernels.planning import PlanBuilder
 
-Strides = tuple[int, ...]
+Strides: TypeAlias = tuple[int, ...]
+Axes: TypeAlias = tuple[list[int], list[int], list[int]]
 
 
 def operand_strides(
@@ -38,8 +40,8 @@ def operand_strides(
     return tuple(found)
 
 
-def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
-    """(the product, which operands must first be copied to [batch, rows, columns])."""
+def matrix_axes(call: Call) -> tuple[Axes, Axes]:
+    """The axes of each operand that are batch, rows and columns."""
     x, y = call.operands
     (xc, yc), (xb, yb) = call.params["dimension_numbers"]
     # The contraction runs in the order in which one of the operands has it in memory.
@@ -49,6 +51,13 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
     xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
     yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
+    return ([*xb], xf, xc), ([*yb], yc, yf)
+
+
+def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
+    """(the product, which operands must first be copied to [batch, rows, columns])."""
+    x, y = call.operands
+    (xb, xf, xc), (yb, yc, yf) = matrix_axes(call)
     m = math.prod([x.shape[d] for d in xf])
     n = math.prod([y.shape[d] for d in yf])
     k = math.prod([x.shape[d] for d in xc])
@@ -69,19 +78,6 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     return spec, copies
 
 
-def matrix_order(call: Call) -> tuple[list[int], list[int]]:
-    """The axes of each operand in the order batch, rows, columns that a copy puts them in."""
-    x, y = call.operands
-    (xc, yc), (xb, yb) = call.params["dimension_numbers"]
-    pairs = sorted(zip(xc, yc))
-    if operand_strides(y, yb, [j for _, j in pairs], []) is None:
-        pairs = sorted(zip(xc, yc), key=lambda pair: pair[1])
-    xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
-    xf = [d for d in range(x.ndim) if d not in (*xc, *xb)]
-    yf = [d for d in range(y.ndim) if d not in (*yc, *yb)]
-    return [*xb, *xf, *xc], [*yb, *yc, *yf]
-
-
 @lowers("dot_general")
 def _dot_general(call: Call) -> Lowered:
     x, y = call.operands
@@ -94,12 +90,7 @@ def _dot_general(call: Call) -> Lowered:
         add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
         return builder.build()
     spec, copies = matmul_spec(call)
-    operands = []
-    for position, (copied, order) in enumerate(zip(copies, matrix_order(call))):
-        source = call.read(position)
-        if copied:
-            source = _packed(builder, call.operands[position], position, order)
-        operands.append(source)
+    operands = _matrices(builder, call, copies, [call.read(0), call.read(1)])
     builder.include(plan_matmul(spec), [*operands, call.write()])
     return builder.build()
 
@@ -118,11 +109,7 @@ def _products(call: Call) -> Lowered:
             one = Call(PRIMITIVES["dot_general"], kinds, params, 0)
             spec, copies = matmul_spec(one)
             pieces.append(spec)
-            for position, (copied, order) in enumerate(zip(copies, matrix_order(one))):
-                source = call.read(2 * i + position)
-                if copied:
-                    source = _packed(builder, kinds[position], 2 * i + position, order)
-                operands.append(source)
+            operands += _matrices(builder, one, copies, [call.read(2 * i), call.read(2 * i + 1)])
         more = tuple([Segment(p.k, p.lhs_strides, p.rhs_strides) for p in pieces[1:]])  # type: ignore[arg-type]
         specs.append(replace(pieces[0], segments=more))
     results = [call.write(i) for i in range(len(sums))]
@@ -130,10 +117,22 @@ def _products(call: Call) -> Lowered:
     return builder.build()
 
 
-def _packed(builder: PlanBuilder, kind: Aval, number: int, order: Sequence[int]) -> Buf:
+def _matrices(
+    builder: PlanBuilder, call: Call, copies: Sequence[bool], sources: Sequence[Buf]
+) -> list[Buf]:
+    """The operands of a product; copies of them, [batch, rows, columns], where `copies` says so."""
+    return [
+        _packed(builder, kind, source, [*batch, *rows, *columns]) if copied else source
+        for kind, (batch, rows, columns), source, copied in zip(
+            call.operands, matrix_axes(call), sources, copies
+        )
+    ]
+
+
+def _packed(builder: PlanBuilder, kind: Aval, source: Buf, order: Sequence[int]) -> Buf:
     raw = f"i{8 * kind.dtype.itemsize}"
     held = builder.workspace(kind.size, raw)
     steps = dense(kind.shape)
     shape = [kind.shape[d] for d in order]
-    add_copy(builder, Buf(number, raw), held, shape, [steps[d] for d in order])
-    return Buf(held.index, NAMES[kind.dtype])
+    add_copy(builder, replace(source, dtype=raw), held, shape, [steps[d] for d in order])
+    return replace(held, dtype=source.dtype)
