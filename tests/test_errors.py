@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+
 import numpy as np
 import pytest
 
@@ -13,10 +16,20 @@ from genesis_fn.core.aval import sig
 from genesis_fn.core.device import Device, device
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, Trace, bind
 from genesis_fn.random import key, normal as normal_sample
+from genesis_fn.transforms.autocast import amp
+from genesis_fn.transforms.checkpoint import checkpoint
 from genesis_fn.transforms.cond import cond
-from genesis_fn.transforms.grad import grad, vjp
-from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.loops import fori_loop
+from genesis_fn.transforms.grad import (
+    grad,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    value_and_grad,
+    vjp,
+)
+from genesis_fn.transforms.jit import clear_caches, jit
+from genesis_fn.transforms.loops import fori_loop, while_loop
 from genesis_fn.transforms.scan import scan
 from genesis_fn.transforms.vmap import vmap
 from tests.transforms.both import normal, ours
@@ -184,6 +197,66 @@ def test_message(name):
         assert word in text, text
     if line:
         assert "test_errors.py:" in text, text
+
+
+def stored(p):
+    kept.append(p["w"])
+    kept.append(p["w"] * 2)
+    return kept[-1].sum()
+
+
+P = {"w": ours(A)}
+TRANSFORMS = {
+    "grad": lambda: grad(stored)(P),
+    "value_and_grad": lambda: value_and_grad(stored)(P),
+    "vjp": lambda: vjp(stored, P),
+    "linearize": lambda: linearize(stored, P),
+    "jvp": lambda: jvp(stored, (P,), (P,)),
+    "jacfwd": lambda: jacfwd(stored)(P),
+    "jacrev": lambda: jacrev(stored)(P),
+    "vmap": lambda: vmap(stored)(P),
+    "amp": lambda: amp(stored, "bfloat16")(P),
+    "grad of vmap": lambda: grad(lambda p: vmap(stored)(p).sum())(P),
+    "vmap of grad": lambda: vmap(grad(stored))(P),
+    "jit": lambda: jit(stored)(P),
+    "jit of grad": lambda: jit(grad(stored))(P),
+    "scan": lambda: scan(lambda c, p: (c + stored(p), None), jnp.zeros((), "f8"), P),
+    "while_loop": lambda: while_loop(lambda p: p["w"].sum() < 0, lambda p: stored(p) and p, P),
+    "cond": lambda: cond(True, stored, lambda p: p["w"].sum(), P),
+    "checkpoint": lambda: jit(checkpoint(stored))(P),
+}
+# These know every line; those, the lines of what has a tangent.
+RECORDED = {"jit", "jit of grad", "scan", "while_loop", "cond", "checkpoint"}
+TAPED = {"grad", "value_and_grad", "vjp", "linearize", "jacrev", "grad of vmap", "vmap of grad"}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_leak_names_the_argument_or_line_it_is_from(name):
+    kept.clear()
+    with contextlib.suppress(errors.ConcretizationTypeError):
+        TRANSFORMS[name]()
+    argument, made = kept[:2]
+    for value in (argument, made):
+        with pytest.raises(errors.UnexpectedTracerError) as error:
+            value + 1
+        text = str(error.value)
+        assert len(text.splitlines()) <= 4 and "test_errors.py:" in text, text
+        if value is argument:
+            assert re.search(r"argument \w+\['w'\] of (stored|<lambda>)", text), text
+        elif name in RECORDED | TAPED:
+            assert 'kept.append(p["w"] * 2)' in text, text
+        else:
+            assert re.search(r"a line of stored, (jvp|jacfwd|vmap|amp) called at .*test_err", text)
+
+
+def test_a_leaked_value_is_no_argument_either():
+    for transform in (lambda: grad(stored)(P), lambda: jit(stored)(P)):
+        kept.clear()
+        clear_caches()
+        transform()
+        for use in (jit(lambda y: y), grad(lambda y: y.sum()), vmap(jnp.sin), jnp.sin):
+            with pytest.raises(errors.UnexpectedTracerError, match=r"argument p\['w'\] of stored"):
+                use(kept[0])
 
 
 def test_errors_are_what_callers_would_catch():

@@ -232,13 +232,36 @@ def located(error: Exception) -> Exception:
     return error
 
 
+class Called:
+    """A call of a transform, as messages tell of the values in it: `transform` was called at `line`
+    with `inputs` for `function`; `labels()` names the inputs."""
+
+    __slots__ = ("transform", "function", "line", "inputs", "labels")
+
+    def __init__(
+        self, transform: str, function: str, inputs: Sequence[Any],
+        labels: Callable[[], Sequence[str]],
+    ) -> None:  # fmt: skip
+        self.transform, self.function, self.inputs = transform, function, inputs
+        self.labels, self.line = labels, where()
+
+    def origin(self, value: Any) -> str:
+        """Where a value came from: an input, or the function."""
+        at = f"{self.transform} called at {self.line.describe()}"
+        for x, label in zip(self.inputs, self.labels()):
+            if x is value:
+                return f"argument {label} of {self.function}, {at}"
+        return f"a line of {self.function}, {at}"
+
+
 class Trace:
-    """An interpreter of primitives: what `bind` does while a transform is running."""
+    """An interpreter of primitives: what `bind` does while a transform is running. `called` is the
+    user's call behind it, where one is known."""
 
-    __slots__ = ("alive", "name")
+    __slots__ = ("alive", "name", "called")
 
-    def __init__(self, name: str = "") -> None:
-        self.alive, self.name = True, name
+    def __init__(self, name: str = "", called: Called | None = None) -> None:
+        self.alive, self.name, self.called = True, name, called
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         """Apply a primitive to tracers of this trace, and constants."""
@@ -246,10 +269,12 @@ class Trace:
 
     def leaked(self, tracer: Tracer) -> Exception:
         """The error for a tracer of this trace met where the trace is not running."""
-        origin = tracer.origin()
+        name, origin = self.name or "a function", tracer.origin()
+        if self.called is not None:
+            name = f"{self.called.function} under {self.called.transform}"
         return errors.UnexpectedTracerError(
             f"leaked tracer: a value of type {tracer.aval} made while tracing "
-            f"{self.name or 'a function'} was used after that trace ended\n"
+            f"{name} was used after that trace ended\n"
             f"  made at {origin}\n  used at {where(depth=4).describe()}\n"
             "  return the value from the traced function instead of storing it outside"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -91,6 +92,19 @@ def user_frame(depth: int = 2) -> FrameType:
 def where(scope: str = "", depth: int = 3) -> Where:
     """The user's line that is running now."""
     return at_frame(user_frame(depth), scope)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """`warnings.warn` at the user's line, however deep in the library."""
+    frame: FrameType | None = user_frame(2)
+    while frame is not None and _of_library(frame.f_code) and frame.f_back is not None:
+        frame = frame.f_back
+    assert frame is not None
+    names = frame.f_globals
+    warnings.warn_explicit(
+        message, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"),
+        names.setdefault("__warningregistry__", {}),
+    )  # fmt: skip
 
 
 def at_frame(frame: FrameType, scope: str = "") -> Where:

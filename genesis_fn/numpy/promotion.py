@@ -7,7 +7,6 @@ of scalars only) counts as a Python scalar.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.convert import as_array, fitted
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, bind, shown, with_weak
-from genesis_fn.core.source import where as user_line
+from genesis_fn.core.source import warn, where as user_line
 from genesis_fn.primitives.define import SIGNED_STORAGE
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
@@ -177,7 +176,7 @@ def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
     )
     if setting == "raise":
         raise errors.ShapeError(f"{message} (numpy_rank_promotion='raise')")
-    warnings.warn(message, stacklevel=5)
+    warn(message)
 
 
 def broadcast(x: Any, shape: tuple[int, ...]) -> Any:

@@ -8,7 +8,6 @@ are order-independent derivations. Using one key twice warns, and raises under `
 from __future__ import annotations
 
 import operator
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from genesis_fn.core import config, dtypes, errors, tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import Tracer, ctx
-from genesis_fn.core.source import where
+from genesis_fn.core.source import warn, where
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 
 IMPLEMENTATIONS = ("philox", "threefry2x32")
@@ -130,7 +129,7 @@ def consume(key: Any) -> Key:
 def _reused(message: str) -> None:
     if config.current().check_keys:
         raise errors.KeyReuseError(message)
-    warnings.warn(message, KeyReuseWarning, stacklevel=5)
+    warn(message, KeyReuseWarning)
 
 
 def _same_every_turn(key: Key) -> bool:

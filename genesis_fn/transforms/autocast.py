@@ -26,6 +26,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
 from genesis_fn.core.primitive import (
     SCALARS,
+    Called,
     Primitive,
     Trace,
     Tracer,
@@ -39,7 +40,7 @@ from genesis_fn.core.primitive import (
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.transforms.call import region_p, wide_p
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.inline import Wrapped
 from genesis_fn.transforms.stage import StageTrace, evaluate, stage, stage_closed
 
@@ -107,7 +108,10 @@ class AutocastTracer(Tracer):
             return _cast(known, self.aval.dtype)
 
     def origin(self) -> str:
-        return self.value.origin() if isinstance(self.value, Tracer) else super().origin()
+        if isinstance(self.value, Tracer):
+            return self.value.origin()
+        called = self.trace.called
+        return super().origin() if called is None else called.origin(self.value)
 
 
 class AutocastTrace(Trace):
@@ -116,8 +120,10 @@ class AutocastTrace(Trace):
 
     __slots__ = ("parent", "policy")
 
-    def __init__(self, parent: Trace | None, policy: Precision | None) -> None:
-        super().__init__("amp")
+    def __init__(
+        self, parent: Trace | None, policy: Precision | None, called: Called | None = None
+    ) -> None:
+        super().__init__("amp", called)
         self.parent, self.policy = parent, policy
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
@@ -347,7 +353,8 @@ def amp(
         if not recorded(ctx.trace):
             if not enabled:
                 return flat.output(flat(*leaves))
-            outs = AutocastTrace(ctx.trace, precision).run(flat, leaves, _kinds(leaves))
+            called = Called("amp", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
+            outs = AutocastTrace(ctx.trace, precision, called).run(flat, leaves, _kinds(leaves))
             return flat.called([known(o) for o in outs])
         jaxpr, captured = stage(flat, _kinds(leaves), name=name_of(fun), weak=weak)
         if enabled:

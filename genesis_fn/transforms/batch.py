@@ -9,6 +9,7 @@ from genesis_fn.core import errors
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
 from genesis_fn.core.primitive import (
+    Called,
     Primitive,
     Trace,
     Tracer,
@@ -40,7 +41,10 @@ class BatchTracer(Tracer):
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value
 
     def origin(self) -> str:
-        return self.value.origin() if isinstance(self.value, Tracer) else super().origin()
+        if isinstance(self.value, Tracer):
+            return self.value.origin()
+        called = self.trace.called
+        return super().origin() if called is None else called.origin(self.value)
 
 
 class BatchTrace(Trace):
@@ -48,8 +52,10 @@ class BatchTrace(Trace):
 
     __slots__ = ("parent", "batch_size", "axis_name")
 
-    def __init__(self, parent: Trace | None, size: int, axis_name: Any = None) -> None:
-        super().__init__("vmap")
+    def __init__(
+        self, parent: Trace | None, size: int, axis_name: Any = None, called: Called | None = None
+    ) -> None:
+        super().__init__("vmap", called)
         self.parent, self.batch_size, self.axis_name = parent, size, axis_name
 
     def split(self, x: Any) -> tuple[Any, int | None]:
@@ -146,10 +152,11 @@ def vmap_flat(
     dims: Sequence[int | None],
     out_dims: Callable[[list], Sequence[int | None]] | int = 0,
     axis_name: Any = None,
+    called: Called | None = None,
 ) -> list[Any]:
     """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
     outputs."""
-    trace = BatchTrace(ctx.trace, size, axis_name)
+    trace = BatchTrace(ctx.trace, size, axis_name, called)
     try:
         with running(trace), named_axis(axis_name, size):
             outs = f(*[v if d is None else BatchTracer(trace, v, d)

@@ -22,7 +22,7 @@ from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.call import jit_p, jvp_call, linear_call
 from genesis_fn.transforms.custom import custom_vjp_p
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
 from genesis_fn.transforms.stage import StageTrace, inlined, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_flat
@@ -220,7 +220,10 @@ def checkpoint(
             return fun(*[fixed[i] if i in fixed else x for i, x in enumerate(a)], **k)
 
         flat = FlatFunction(call, in_tree)
-        jaxpr, captured = stage(flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak)
+        jaxpr, captured = stage(
+            flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak,
+            labels=labels_of(fun, rest, kwargs),
+        )  # fmt: skip
         outs = bind(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
         return flat.called(outs)
 

@@ -15,7 +15,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import move_batch, zeros
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_jaxpr
@@ -239,7 +239,10 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
     with beside([*leaves, index]):
         for f in functions:
             flat = FlatFunction(f, in_tree)
-            jaxpr, captured = stage(flat, [typeof(x) for x in leaves], name=name_of(f), weak=weak)
+            jaxpr, captured = stage(
+                flat, [typeof(x) for x in leaves], name=name_of(f), weak=weak,
+                labels=labels_of(f, operands),
+            )  # fmt: skip
             staged.append((flat, jaxpr, captured))
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
@@ -15,6 +17,21 @@ from genesis_fn.core.source import where
 def name_of(f: Callable) -> str:
     """What messages call a function."""
     return getattr(f, "__name__", None) or type(f).__name__
+
+
+def labels_of(fun: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
+    """What messages call each leaf of a call's arguments: `params['w']`, by the function's own
+    names where they are known."""
+    inner = inspect.unwrap(fun)
+    code = getattr(inner, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    names = names[isinstance(inner, types.MethodType) :]
+    found = []
+    for i, a in enumerate(args):
+        name = names[i] if i < len(names) else str(i)
+        found += [f"{name}{p}" for p in tree.paths(a)]
+    kwargs = kwargs or {}
+    return found + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
 
 
 def flatten_arrays(value: Any, what: str) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:

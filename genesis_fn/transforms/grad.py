@@ -9,14 +9,14 @@ from typing import Any
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Linear, beside, ctx, typeof, with_weak
+from genesis_fn.core.primitive import Called, Linear, beside, ctx, typeof, with_weak
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.dependence import dependent
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.linearize import differentiable, jvp_flat, linearize_flat
 from genesis_fn.transforms.stage import evaluate, stage
 from genesis_fn.transforms.transpose import transpose_flat
@@ -48,6 +48,15 @@ def _selected(argnums: int | Sequence[int], args: tuple, f: Callable) -> tuple[i
                 f"positional arguments does not have\n  at {where().describe()}"
             )
     return tuple([a % count for a in chosen])
+
+
+def _labels(fun: Callable, args: tuple, chosen: Sequence[int]) -> list[str]:
+    """What to call the leaves of the arguments that a derivative is taken by."""
+    labels, kept, at = labels_of(fun, args), {}, 0
+    for i, a in enumerate(args):
+        kept[i] = labels[at : at + len(tree.leaves(a))]
+        at += len(kept[i])
+    return [label for i in chosen for label in kept[i]]
 
 
 def _differentiated(
@@ -110,7 +119,8 @@ def value_and_grad(
         functools.update_wrapper(partial, fun)
         flat = FlatFunction(partial, in_tree, has_aux=has_aux)
         with safe_zeros(safe_zero):
-            outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
+            called = Called("grad", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
+            outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
             value = _scalar_loss(outs, flat, fun, holomorphic)
             if nonzero[0]:
                 with beside(leaves):
@@ -295,7 +305,8 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     leaves, in_tree, _ = flatten_arrays(primals, "a primal: ")
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
     mask = tuple([differentiable(x) for x in leaves])
-    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
+    called = Called("vjp", name_of(fun), leaves, lambda: labels_of(fun, primals))
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
     avals = tuple([typeof(x) for x in leaves]), tuple([typeof(o) for o in outs[: flat.out_count]])
     static = (
         jaxpr,
@@ -317,7 +328,8 @@ def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     leaves, in_tree, _ = flatten_arrays(primals, "a primal: ")
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
     mask = tuple([differentiable(x) for x in leaves])
-    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask)
+    called = Called("linearize", name_of(fun), leaves, lambda: labels_of(fun, primals))
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
     count = flat.out_count
     jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero[:count])], (), jaxpr.name)
     static = (
@@ -341,7 +353,8 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
         tuple(tangents), in_tree, [typeof(x) for x in leaves], "the tangents", "the primals"
     )
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
-    outs, out_ts = jvp_flat(flat, leaves, ts)
+    called = Called("jvp", name_of(fun), leaves, lambda: labels_of(fun, primals))
+    outs, out_ts = jvp_flat(flat, leaves, ts, called)
     dense = [instantiate(t, typeof(o)) for t, o in zip(out_ts, outs)]
     out, tangent = flat.output(outs), flat.output(dense)
     return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
@@ -446,9 +459,10 @@ def jacfwd(
         avals = [typeof(x) for x in leaves]
         flat = FlatFunction(f, in_tree, has_aux=has_aux)
         kept: list[Any] = []
+        called = Called("jacfwd", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
 
         def column(*tangents: Any) -> list[Any]:
-            outs, ts = jvp_flat(flat, leaves, tangents)
+            outs, ts = jvp_flat(flat, leaves, tangents, called)
             kept.append(outs)
             dense = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
             return dense[: flat.out_count], outs[flat.out_count :]  # type: ignore[return-value]

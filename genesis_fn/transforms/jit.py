@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from genesis_fn.core.collector import no_collection
 from genesis_fn.core.convert import as_argument, fitted, is_value
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, bind, ctx, marked, surroundings
-from genesis_fn.core.source import where
+from genesis_fn.core.source import warn, where
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.abstract import abstract_of
 from genesis_fn.transforms.ahead import Traced
@@ -240,6 +239,8 @@ class JitFunction:
             for x in leaves:
                 if type(x) is Array:
                     live(x)
+                elif isinstance(x, Tracer):
+                    raise x.trace.leaked(x)
             program = self._program(leaves, treedef, values, statics, keys, settings)
             place = _common_device(leaves, program, self.fun)
             dynamic = [i for i, x in enumerate(leaves) if is_value(x)]
@@ -322,7 +323,7 @@ class JitFunction:
         )
         if action == "error":
             raise errors.DonatedError(message)
-        warnings.warn(message, stacklevel=5)
+        warn(message)
 
     def _explain_retrace(self, program: Program, settings: config.Config) -> None:
         cache = self.cache
@@ -332,17 +333,18 @@ class JitFunction:
             cache.programs.popitem()
             raise errors.GenesisError(
                 f"{name_of(self.fun)} was traced {count} times, but max_traces={limit}\n  {reason}"
+                f"\n  called at {where(depth=4).describe()}\n"
+                "  keep shapes, dtypes and static values the same, or raise max_traces"
             )
         if (
             count >= 3
             and settings.explain_cache_misses
             and (count & (count - 1) == 0 or count == 3)
         ):
-            warnings.warn(
+            warn(
                 f"{name_of(self.fun)} has been traced {count} times"
                 f"\n  {self._difference(program)}\n  called at {where(depth=4).describe()}",
                 RecompilationWarning,
-                stacklevel=6,
             )
 
     def _difference(self, program: Program) -> str:
@@ -442,11 +444,10 @@ def _common_device(leaves: Sequence[Any], program: Program, fun: Callable) -> de
 def _warn_captures(fun: Callable, captured: Sequence[Any]) -> None:
     large = sum(x.nbytes for x in captured if type(x) is Array)
     if large > 64 << 20:
-        warnings.warn(
+        warn(
             f"{name_of(fun)} captured {large >> 20} MiB of arrays from outside; they stay alive "
             f"with its compiled programs\n  called at {where(depth=4).describe()}\n"
-            "  pass them as arguments; .captures lists them",
-            stacklevel=7,
+            "  pass them as arguments; .captures lists them"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import (
+    Called,
     Primitive,
     Trace,
     Tracer,
@@ -49,7 +50,15 @@ class LinearizeTracer(Tracer):
         return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
 
     def origin(self) -> str:
-        return self.primal.origin() if isinstance(self.primal, Tracer) else super().origin()
+        tape = self.trace.tape  # pyright: ignore[reportAttributeAccessIssue]
+        if type(self.tangent) is StageTracer and self.tangent.trace is tape:
+            made_by = self.tangent.eqn
+            if made_by is not None and made_by.where is not None:
+                return made_by.where.describe()
+        if isinstance(self.primal, Tracer):
+            return self.primal.origin()
+        called = self.trace.called
+        return super().origin() if called is None else called.origin(self.primal)
 
 
 class keeping_apart:
@@ -99,8 +108,11 @@ class LinearizeTrace(Trace):
 
     __slots__ = ("parent", "tape", "rule", "calling")
 
-    def __init__(self, parent: Trace | None, tape: Trace | None, name: str = "") -> None:
-        super().__init__(name or "a derivative")
+    def __init__(
+        self, parent: Trace | None, tape: Trace | None, name: str = "",
+        called: Called | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(name or "a derivative", called)
         self.parent, self.tape = parent, tape
         self.rule = parent if tape is parent and type(parent) is SplitTrace else None
         self.calling = ""  # the function with rules of its own that runs now
@@ -200,11 +212,11 @@ class LinearizeTrace(Trace):
 
 
 def jvp_flat(
-    f: Callable, primals: Sequence[Any], tangents: Sequence[Any]
+    f: Callable, primals: Sequence[Any], tangents: Sequence[Any], called: Called | None = None
 ) -> tuple[list[Any], list[Any]]:
     """(outputs, their tangents or None) of a flat function; a None tangent is zero."""
     parent = ctx.trace
-    trace = LinearizeTrace(parent, parent)
+    trace = LinearizeTrace(parent, parent, called=called)
     try:
         with running(trace):
             outs = f(*[p if t is None else LinearizeTracer(trace, p, t)
@@ -216,14 +228,14 @@ def jvp_flat(
 
 
 def linearize_flat(
-    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool]
+    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool], called: Called | None = None
 ) -> tuple[list[Any], list[bool], Jaxpr, list[Any]]:
     """(outputs, which have a tangent, linear program, residuals) of a flat function at a point.
 
     The program maps [residuals, tangents of the `nonzero` inputs] to the nonzero output tangents.
     """
     tape = StageTrace("the linear program", tape=True)
-    trace = LinearizeTrace(ctx.trace, tape)
+    trace = LinearizeTrace(ctx.trace, tape, called=called)
     args = [
         LinearizeTracer(trace, p, tape.argument(typeof(p))) if n else p
         for p, n in zip(primals, nonzero, strict=True)

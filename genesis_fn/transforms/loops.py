@@ -17,7 +17,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
-from genesis_fn.transforms.flat import flatten_arrays, name_of
+from genesis_fn.transforms.flat import flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.linearize import jvp_jaxpr
 from genesis_fn.transforms.scan import _fixed_point, grown, named_scan, scan
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
@@ -177,7 +177,10 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     kinds = [typeof(x) for x in leaves]
     while True:
         with beside(leaves):
-            body_jaxpr, body_captured = stage(body, kinds, name=name, weak=weak, repeated=True)
+            body_jaxpr, body_captured = stage(
+                body, kinds, name=name, weak=weak, repeated=True,
+                labels=labels_of(body_fun, (init_val,)),
+            )  # fmt: skip
         kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
         if not changed:
             break
@@ -191,7 +194,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     with beside(leaves):
         cond_jaxpr, cond_captured = stage(
             lambda *xs: [as_array(cond_fun(tree.unflatten(treedef, xs)))], kinds,
-            name=name_of(cond_fun), weak=weak,
+            name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,)),
         )  # fmt: skip
     kind = cond_jaxpr.out_avals[0]
     if kind.shape != () or kind.dtype != dtypes.BOOL:

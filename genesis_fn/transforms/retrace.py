@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from genesis_fn.core import config
+from genesis_fn.core import config, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import kind_rank, scalar_dtype
@@ -53,21 +53,46 @@ def _around_difference(before: tuple, now: tuple) -> list[str]:
     ]
 
 
+def _structures(before: Program, now: Program, static: Static) -> list[str]:
+    """How the containers of the arguments differ."""
+    try:
+        (args0, kwargs0), (args, kwargs) = [
+            tree.unflatten(p.flat.in_tree, p.paths) for p in (before, now)
+        ]
+    except Exception:  # a node of the user's that refuses to hold texts
+        return []
+    pairs = [(static.label(i), *ab) for i, ab in enumerate(zip(args0, args))]
+    pairs += [(k, kwargs0[k], kwargs[k]) for k in kwargs if k in kwargs0]
+    found = [tree.first_difference(a, b, name) for name, a, b in pairs]
+    # "at p: expected a list of 2, got a tuple of 2", in the words of this module
+    return [
+        f.removeprefix("at ").replace(": expected ", ": ").replace(", got ", " -> ")
+        for f in found if f
+    ]  # fmt: skip
+
+
+def _advice(key: Any) -> str:
+    """What to do where a static value differs because it is another object."""
+    if isinstance(key, tuple) and type(key[1]).__eq__ is object.__eq__ and key[1] is not None:
+        return "; such objects equal only themselves: make it once"
+    return ""
+
+
 def difference(program: Program, earlier: Sequence[Program], static: Static) -> str:
     """What distinguishes a program from the most similar of the earlier ones."""
     best: list[str] | None = None
-    (statics, shapes, around), now = program.keys, dict(zip(program.paths, program.keys[1]))
+    (statics, _, around), now = program.keys, dict(zip(program.paths, program.keys[1]))
     shown = lambda given, n: repr(given[n]) if n in given else "not given"
     for other in earlier:
-        (statics0, shapes0, around0), before = other.keys, dict(zip(other.paths, other.keys[1]))
+        (statics0, _, around0), before = other.keys, dict(zip(other.paths, other.keys[1]))
         found = [f"new leaf {p}" for p in now if p not in before][:2]
         found += [f"missing leaf {p}" for p in before if p not in now][:2]
         found += [
-            f"{p}: {show_key(before[p])} -> {show_key(now[p])}"
+            f"{p}: {show_key(before[p])} -> {show_key(now[p])}{_advice(now[p])}"
             for p in now if p in before and before[p] != now[p]
         ]  # fmt: skip
-        if not found and (program.paths != other.paths or shapes != shapes0):
-            found = ["the argument structure changed"]
+        if not found and program.flat.in_tree != other.flat.in_tree:
+            found = _structures(other, program, static) or ["the argument structure changed"]
         given0, given = dict(statics0), dict(statics)
         found += [
             f"static {static.label(n)}: {shown(given0, n)} -> {shown(given, n)}"

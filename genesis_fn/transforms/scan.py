@@ -394,7 +394,8 @@ def _body(
         found_weak = [x.weak for x in result]
         return result
 
-    labels = [f"carry{p}" for p in tree.paths(init)] + [""] * len(slices)
+    labels = [f"carry{p}" for p in tree.paths(init)]
+    labels += [f"x{p}" for p in tree.paths(tree.unflatten(xs_tree, leaves))]
     slices_weak = [x.weak for x in leaves]
     while True:
         jaxpr, captured = stage(

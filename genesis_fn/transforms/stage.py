@@ -48,7 +48,7 @@ class StageTracer(Tracer):
         if self.eqn is not None:
             return self.eqn.where.describe()
         position = self.trace.invars.index(self.var) if self.var in self.trace.invars else -1
-        if 0 <= position < len(self.trace.labels):
+        if 0 <= position < len(self.trace.labels) and self.trace.labels[position]:
             return f"argument {self.trace.labels[position]} of {self.trace.name or 'the function'}"
         return f"an argument of {self.trace.name or 'the traced function'}"
 

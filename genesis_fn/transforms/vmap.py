@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import errors, tree
-from genesis_fn.core.primitive import beside, typeof
+from genesis_fn.core.primitive import Called, beside, typeof
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
 from genesis_fn.transforms.batch import vmap_flat
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
 
 
 def vmap(
@@ -62,7 +62,8 @@ def vmap(
                 raise errors.TreeError(f"vmap: out_axes: {error}") from None
 
         with beside(leaves):
-            outs = vmap_flat(flat, size, leaves, dims, out_dims, axis_name)
+            called = Called("vmap", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
+            outs = vmap_flat(flat, size, leaves, dims, out_dims, axis_name, called)
         return flat.output(outs)
 
     return mapped

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
+import numpy as np
 import pytest
 
 import genesis_fn as gf
@@ -115,3 +117,55 @@ def test_captured_arrays_are_told_of_at_the_user_s_line():
     with pytest.warns(UserWarning, match=r"captured 68 MiB.*\n.*test_recompilation") as caught:
         f(jnp.ones(2))
     assert caught[0].filename == __file__
+
+
+class Mode:
+    """Equal only to itself."""
+
+
+REASONS = {
+    "shape": ([{"ids": np.zeros((2, n), "i4")} for n in (1, 2, 3)],
+        "batch['ids']: i32[2,2] -> i32[2,3]"),
+    "dtype": ([np.zeros(2, d) for d in ("i4", "i2", "f4")], "batch: i16[2] -> f32[2]"),
+    "weak type": ([{"a": x} for x in (True, np.ones((), "f4"), 1.0)],
+        "batch['a']: f32[] -> Python float"),
+    "kind of number": ([{"a": x} for x in (True, 1, 1.0)],
+        "batch['a']: Python int -> Python float"),
+    "container": ([{"a": x} for x in ({}, [1.0, 2.0], (1.0, 2.0))],
+        "batch['a']: a list of 2 -> a tuple of 2"),
+    "empty containers": ([{"a": x} for x in ((), [], None)], "batch['a']: a list of 0 -> None"),
+    "more leaves": ([{"a": [1.0] * n} for n in (1, 2, 3)], "new leaf batch['a'][2]"),
+    "fewer leaves": ([{"a": x, "b": 1.0} for x in ((), 1)] + [{"a": 1}], "missing leaf batch['b']"),
+    "static value": ([{"a": x} for x in "uvw"], "batch['a']: 'v' -> 'w'"),
+    "static object": ([{"a": Mode()} for _ in range(3)], "equal only themselves: make it once"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+@pytest.mark.parametrize("within", ["eager", "vmap", "grad"])
+def test_the_reason_of_a_new_trace_names_the_leaf(name, within):
+    gf.clear_caches()  # the functions of all cases are one
+    batches, reason = REASONS[name]
+    f = gf.jit(lambda x, batch: x * 2.0)
+    calls = {
+        "eager": lambda b: f(1.0, b),
+        "vmap": lambda b: gf.vmap(lambda x: f(x, b))(jnp.ones(2)),
+        "grad": lambda b: gf.grad(lambda x: f(x, b))(1.0),
+    }
+    with pytest.warns(RecompilationWarning) as caught:
+        for b in batches:
+            calls[within](b)
+    assert len(caught) == 1 and len(f.traces) == 3
+    text = str(caught[0].message)
+    assert reason in text and len(text.splitlines()) <= 6, text
+    assert caught[0].filename == __file__
+    assert f"{os.path.basename(__file__)}:{caught[0].lineno}  " in text.splitlines()[-1]
+
+
+def test_too_many_traces_are_refused_at_the_user_s_line():
+    f = gf.jit(lambda x: x, max_traces=1)
+    f(jnp.ones(2))
+    with pytest.raises(
+        gf.errors.GenesisError, match=r"(?s)x: f32\[2\] -> f32\[3\]\n.*test_recomp.*raise"
+    ):
+        f(jnp.ones(3))
