@@ -3,7 +3,6 @@ are read and where results go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,19 +38,42 @@ class LoopBody:
     stacks: list[Var]
 
 
+def _bits_of(v: Any) -> Any:
+    """`v`, or a variable of integers of as many bytes if it is complex: kernels have no complex
+    numbers, and copy their bits."""
+    if not dtypes.is_complex(v.aval.dtype):
+        return v
+    words = v.aval.dtype.itemsize // 8
+    return Var(aval((*v.aval.shape, *([words] if words > 1 else [])), dtypes.I64))
+
+
+def _as_bits(x: Any, y: Var, where: Any) -> Eqn:
+    """y = x with other types of the same bits."""
+    return Eqn(PRIMITIVES["bitcast_convert_type"], [x], {"dtype": y.aval.dtype}, (y,), where)
+
+
 def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool) -> LoopBody:
     """The body of a scan, which slices and stacks by itself."""
     counter = Var(aval((), dtypes.I32))
     fixed, rows = jaxpr.invars[: consts + carry], jaxpr.invars[consts + carry :]
-    wholes = [Var(stacked(v.aval, length)) for v in rows]
-    where: Sequence[Any] = [e.where for e in jaxpr.eqns[:1]] or [None]
+    where = jaxpr.eqns[0].where if jaxpr.eqns else None
     params = {"length": length, "reverse": reverse}
-    eqns = [Eqn(_LOOP_SLICE, [x, counter], params, (v,), where[0]) for x, v in zip(wholes, rows)]
+    wholes, eqns = [], []
+    for v in rows:
+        row = _bits_of(v)
+        whole = Var(stacked(row.aval, length))
+        eqns.append(Eqn(_LOOP_SLICE, [whole, counter], params, (row,), where))
+        if row is not v:
+            eqns.append(_as_bits(row, v, where))
+        wholes.append(whole)
     eqns += jaxpr.eqns
     outs, placed, stacks = jaxpr.outs[:carry], {}, []
     for v in jaxpr.outs[carry:]:
-        row, whole = Var(v.aval), Var(stacked(v.aval, length))
-        eqns.append(Eqn(PRIMITIVES["copy"], [v], {}, (row,), where[0]))
+        bits = _bits_of(v)
+        if bits is not v:
+            eqns.append(_as_bits(v, bits, where))
+        row, whole = Var(bits.aval), Var(stacked(bits.aval, length))
+        eqns.append(Eqn(PRIMITIVES["copy"], [bits], {}, (row,), where))
         placed[row] = Placement(whole, counter, length, reverse)
         stacks.append(whole)
         outs.append(row)

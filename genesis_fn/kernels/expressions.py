@@ -14,6 +14,7 @@ whose approximation is poor near 1.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,6 +82,9 @@ def literal(value: Any, dtype: DType) -> str:
         wrapped = (int(value) - int(info.min)) % span + int(info.min)
         return f"tl.full((), {wrapped}, {MEMORY[dtype]})"
     number = float(value)
+    if number == 0 and math.copysign(1.0, number) < 0:
+        # Triton 3.6 makes a positive zero of a constant that equals zero.
+        return f"negate(tl.full((), 0.0, {register(dtype)}))"
     text = repr(number) if number - number == 0 else f'float("{number}")'
     return f"tl.full((), {text}, {register(dtype)})"
 

@@ -59,6 +59,13 @@ def _any(x: Any) -> Any:
     return reduce_or(x, tuple(range(typeof(x).ndim)))
 
 
+def _apart(change: Any) -> Any:
+    """Whether the last factor of a continued fraction still changed it by more than rounding. From
+    then on it stays: factors that are rounded alike would move it, step by step, while other
+    elements go on."""
+    return ops.gt(ops.abs(ops.sub(change, 1.0)), 2 * _epsilon(change))
+
+
 def _either(*conditions: Any) -> Any:
     found = conditions[0]
     for c in conditions[1:]:
@@ -89,19 +96,16 @@ def _lower_series(a: Any, x: Any) -> Any:
 
 def _upper_fraction(a: Any, x: Any) -> Any:
     """x^-a e^x Gamma(a, x) by Lentz's method, for x beyond a + 1 (Numerical Recipes 6.2)."""
-    eps = _epsilon(x) * 0.5
-    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / eps
+    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / _epsilon(x)
 
     def away(v: Any) -> Any:
         return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
     def more(state: tuple) -> Any:
-        n, change = state[0], state[5]
-        apart = ops.gt(ops.abs(ops.sub(change, 1.0)), eps)
-        return ops.bitwise_and(ops.lt(n, _STEPS), _any(apart))
+        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[5])))
 
     def step(state: tuple) -> tuple:
-        n, b, c, d, h, _ = state
+        n, b, c, d, h, before = state
         n = ops.add(n, 1)
         k = _spread(ops.convert(n, typeof(x).dtype), x)
         factor = ops.mul(k, ops.sub(a, k))
@@ -109,7 +113,7 @@ def _upper_fraction(a: Any, x: Any) -> Any:
         d = ops.div(1.0, away(ops.add(ops.mul(factor, d), b)))
         c = away(ops.add(b, ops.div(factor, c)))
         change = ops.mul(c, d)
-        return n, b, c, d, ops.mul(h, change), change
+        return n, b, c, d, ops.select(_apart(before), ops.mul(h, change), h), change
 
     b = ops.sub(ops.add(x, 1.0), a)
     d = ops.div(1.0, b)
@@ -223,8 +227,7 @@ random_gamma_grad = _special(
 
 def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
     """The continued fraction of I_x(a, b), by Lentz's method (Numerical Recipes 6.4)."""
-    eps = _epsilon(x) * 0.5
-    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / eps
+    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / _epsilon(x)
     ab, above = ops.add(a, b), ops.add(a, 1.0)
 
     def away(v: Any) -> Any:
@@ -235,11 +238,10 @@ def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
         return away(ops.add(ops.div(factor, c), 1.0)), d
 
     def more(state: tuple) -> Any:
-        apart = ops.gt(ops.abs(ops.sub(state[4], 1.0)), eps)
-        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(apart))
+        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[4])))
 
     def step(state: tuple) -> tuple:
-        n, c, d, h, _ = state
+        n, c, d, h, before = state
         n = ops.add(n, 1)
         m = _spread(ops.convert(n, typeof(x).dtype), x)
         am = ops.add(a, ops.mul(m, 2.0))
@@ -251,7 +253,7 @@ def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
         odd = ops.neg(ops.div(odd, ops.mul(am, ops.add(am, 1.0))))
         c, d = once(odd, c, d)
         change = ops.mul(c, d)
-        return n, c, d, ops.mul(h, change), change
+        return n, c, d, ops.select(_apart(before), ops.mul(h, change), h), change
 
     d = ops.div(1.0, away(ops.sub(1.0, ops.div(ops.mul(ab, x), above))))
     start = (full((), 0, dtypes.I32), _constant(x, 1.0), d, d, _constant(x, 0.0))

@@ -347,16 +347,21 @@ def _slice_bounds(entry: slice, n: int) -> tuple[int, int, int]:
 def _wrapped(i: Any, n: int, mode: str) -> Any:
     """Index arrays with negative entries counted from the end.
 
-    In a program an entry below -n stays as it is, so that its error tells the user's index; called
-    eagerly, `explained` knows what was added.
+    An entry below -n stays as it is, so that its error tells the user's index; where the error
+    comes at once, `explained` knows what was added.
     """
     d = i.aval.dtype
     if dtypes.is_unsigned(d):
         return i
     negative = p.lt(i, 0)
-    if mode == "check" and ctx.trace is not None and n <= dtypes.iinfo(d).max:
+    if mode == "check" and not _fails_at_once(i) and n <= dtypes.iinfo(d).max:
         negative = p.bitwise_and(negative, p.ge(i, -n))
     return p.select(negative, p.add(i, n), i)
+
+
+def _fails_at_once(x: Any) -> bool:
+    """Whether an index out of range raises in the call that uses it: eagerly, on the CPU."""
+    return ctx.trace is None and x.device.platform == "cpu"
 
 
 def vectors_of(box: Any, plan: Plan, mode: str) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
@@ -425,7 +430,7 @@ def explained(error: errors.IndexOutOfRange, x: Any, plan: Plan) -> Exception:
     for (moved, _), origin in zip(plan.arrays, plan.original):
         if moved == error.axis:
             axis = origin
-    wrapped = error.index < 0 and ctx.trace is None
+    wrapped = error.index < 0 and _fails_at_once(x)
     return _outside(error.index - x.aval.shape[axis] if wrapped else error.index, axis, x)
 
 

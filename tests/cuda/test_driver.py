@@ -18,7 +18,7 @@ import torch
 from genesis_fn.backends.cuda import condition_kernels, drivers, exchange, runtime
 from genesis_fn.backends.cuda.compile import compile_launches
 from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
-from genesis_fn.backends.cuda.error_word import Checks, ErrorWords, decode
+from genesis_fn.backends.cuda.error_word import ErrorWords, decode
 from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.backends.cuda.memory import Pool
 from genesis_fn.backends.cuda.parameters import (
@@ -338,23 +338,39 @@ def test_prefetch_and_late_reads(device, pool):
 # The error word.
 
 
+class Program:
+    """What has an error word."""
+
+
+def says(name: str):
+    return lambda site, index: IndexError(f"{name}: site {site}, index {index}")
+
+
 def test_error_word_names_the_check_and_clears(device, pool):
     words = ErrorWords(device)
-    other, checks = (
-        Checks(lambda site, index, name=name: IndexError(f"{name}: site {site}, index {index}"))
-        for name in ("other", "this")
-    )
-    words.register(other)
-    words.register(checks)
+    other, this = Program(), Program()
+    words.register(other, says("other"))
+    address = words.register(this, says("this"))
     block = put(pool, np.array([3], np.int32))
     (prepared,) = device.prepare([kernels.check(0, 1, 10, 5)])
-    prepared.bind([block.address, checks.address])
+    prepared.bind([block.address, address])
     prepared.launch(device.compute)
     words.raise_if_set()
     device.fill_words(block.address, 99, 1, device.compute)
     prepared.launch(device.compute)
     with pytest.raises(IndexError, match="this: site 5, index 99"):
         words.raise_if_set()
+    words.raise_if_set()
+
+
+def test_failures_of_several_programs_are_one_error(device):
+    words, programs = ErrorWords(device), [Program() for _ in range(3)]
+    addresses = [words.register(p, says(f"program {n}")) for n, p in enumerate(programs)]
+    for address, index in zip(addresses[1:], (7, -8)):
+        ctypes.c_int64.from_address(address).value = 2 << 40 | (index & (1 << 40) - 1)
+    with pytest.raises(IndexError, match="program 1: site 2, index 7") as error:
+        words.raise_if_set()
+    assert error.value.__notes__ == ["and IndexError: program 2: site 2, index -8"]
     words.raise_if_set()
 
 
@@ -366,30 +382,35 @@ def test_error_words_agree_with_the_kernels():
         assert decode(word) == decode_error_word(word) == (site, index)
 
 
-def test_error_words_are_reused(device):
+def test_what_a_program_reported_outlives_it(device):
     words = ErrorWords(device)
-    held = [Checks(lambda site, index: ValueError()) for _ in range(3)]
-    for checks in held:
-        words.register(checks)
-    address = held[1].address
-    assert [c.address - held[0].address for c in held] == [0, 8, 16]
-    del held[1], checks
+    program = Program()
+    address = words.register(program, says("gone"))
+    del program
     gc.collect()
     ctypes.c_int64.from_address(address).value = 2 << 40 | 5
-    with pytest.raises(RuntimeError, match="check 2 .* no longer exists failed with index 5"):
+    with pytest.raises(IndexError, match="gone: site 2, index 5"):
         words.raise_if_set()
-    held.append(Checks(lambda site, index: ValueError()))
-    words.register(held[-1])
-    assert held[-1].address == address
+
+
+def test_error_words_are_reused_in_the_order_of_their_ends(device):
+    words = ErrorWords(device)
+    addresses = [words.register(Program(), says(f"{n}")) for n in range(200)]
+    # Every program has ended; a word waits for the host to look at it before another takes it.
+    assert addresses[:65] == [addresses[0] + 8 * n for n in range(65)]
+    assert addresses[65:130] == addresses[:65] and len(set(addresses)) == 65
+    ctypes.c_int64.from_address(addresses[-1]).value = 1 << 40
+    with pytest.raises(IndexError, match="199: site 1, index 0"):
+        words.raise_if_set()
 
 
 def test_reading_a_value_raises_what_kernels_reported(device):
     here = runtime.Runtime(device)
-    checks = Checks(lambda site, index: IndexError(f"index {index}"))
-    here.errors.register(checks)
+    program = Program()
+    address = here.errors.register(program, lambda site, index: IndexError(f"index {index}"))
     block = put(here.pool, np.array([50], np.int32))
     (prepared,) = device.prepare([kernels.check(0, 1, 10, 1)])
-    prepared.bind([block.address, checks.address])
+    prepared.bind([block.address, address])
     prepared.launch(device.compute)
     value = np.empty(1, np.int32)
     with pytest.raises(IndexError, match="index 50"):

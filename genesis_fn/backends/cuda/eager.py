@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
 from genesis_fn.backends.cuda.memory import Buffer
 from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, Sig, sig
 from genesis_fn.core.device import Device
+from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
-from genesis_fn.core.source import where
+from genesis_fn.core.source import Where, where
 from genesis_fn.kernels.launch import Clear, Launch, Plan
 from genesis_fn.primitives.define import host_tensor, host_view
 
@@ -135,24 +135,22 @@ def _plan_function(
     sizes = [avals[i].nbytes for i in arrays] + [s.aval.nbytes for s in sigs]
     nbytes = [s.aval.nbytes for s in sigs]
     shared = list(shared) or [None] * len(sigs)
-    watched: list[int] = []
-    lines: list[Any] = [None]
-    if checks(plan, [s.aval for s in sigs]):
-
-        def describe(site: int, index: int) -> BaseException:
-            error = check_error(prim, avals, params, site, index)
-            error.args = (f"{error}\n  at {lines[0].describe()}",)
-            return error
-
-        watch = Checks(describe)
-        place.errors.register(watch)
-        watched.append(watch.address)
+    checked = checks(plan, [s.aval for s in sigs])
+    # A failure is seen later: a word for each line tells which one it was.
+    words: dict[Where, int] = {}
+    if checked:
         sizes = [*sizes, 8]
-        lines.append(watch)  # alive as long as the function
+
+    def word_of(line: Where) -> int:
+        if line not in words:
+            words[line] = place.errors.register(
+                run,
+                lambda site, index: at_line(check_error(prim, avals, params, site, index), line),
+            )
+        return words[line]
 
     def run(*args: Any) -> list[Array]:
         line = where()
-        lines[0] = line
         operands = [args[i].data for i in arrays]
         results: list[Any] = []
         for size, same in zip(nbytes, shared):
@@ -162,7 +160,9 @@ def _plan_function(
                 results.append(operands[same[1]] if same[0] == "operand" else results[same[1]])
         addresses = [b.address for b in operands]
         addresses += [b.address for b in results]
-        runner(addresses + watched, sizes, line)
+        if checked:
+            addresses.append(word_of(line))
+        runner(addresses, sizes, line)
         return [Array(b, s) for b, s in zip(results, sigs)]
 
     return run

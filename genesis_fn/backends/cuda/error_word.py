@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +20,10 @@ from genesis_fn.backends.cuda.driver import Driver
 
 _INDEX_BITS = 40
 _WORDS = 1 << 16
+# Words of programs that are gone, of which the host may not have seen a failure yet.
+_KEPT = 64
 
-
-class Checks:
-    """The checks of one program; `describe(site, index)` makes the exception to raise.
-
-    `address` is the word that its kernels get, once registered.
-    """
-
-    def __init__(self, describe: Callable[[int, int], BaseException]) -> None:
-        self.describe = describe
-        self.address = 0
+Describe = Callable[[int, int], BaseException]
 
 
 class ErrorWords:
@@ -39,45 +34,47 @@ class ErrorWords:
         memory = (ctypes.c_int64 * _WORDS).from_address(self._start)
         self._words = np.ctypeslib.as_array(memory)
         self._words[:] = 0
-        self._known: dict[int, weakref.ref[Checks]] = {}
-        self._free: list[int] = []
-        self._used = 0
+        self._describe: list[Describe] = []
+        self._retired: deque[int] = deque()
         self._lock = threading.Lock()
 
-    def register(self, checks: Checks) -> None:
-        """Gives a program its word, for as long as `checks` is alive."""
+    def register(self, program: Any, describe: Describe) -> int:
+        """The address of a word for as long as `program` is alive. `describe(site, index)` makes
+        the exception to raise, and does not refer to the program: a failure may be seen after it
+        is gone."""
         with self._lock:
-            number = self._free.pop() if self._free else self._used
-            if number == _WORDS:
+            used = len(self._describe)
+            if len(self._retired) > (_KEPT if used < _WORDS else 0):
+                number = self._retired.popleft()
+                self._describe[number] = describe
+            elif used < _WORDS:
+                number = used
+                self._describe.append(describe)
+            else:
                 raise RuntimeError(f"more than {_WORDS} programs with checks are alive")
-            self._used = max(self._used, number + 1)
-            self._known[number] = weakref.ref(checks)
             self._words[number] = 0
-            checks.address = self._start + 8 * number
-        weakref.finalize(checks, self._free.append, number).atexit = False
+        weakref.finalize(program, self._retired.append, number).atexit = False
+        return self._start + 8 * number
 
     def raise_if_set(self) -> None:
-        """Raises, once, what a program says of a failed check, and clears its word.
+        """Raises, once, what programs say of failed checks, and clears their words.
 
-        Sees the failures of work that the host has waited for.
+        Sees the failures of work that the host has waited for. The first program's is raised; what
+        others say are its notes.
         """
-        words = self._words[: self._used]
+        words = self._words[: len(self._describe)]
         if not words.any():
             return
         with self._lock:
             numbers = np.flatnonzero(words)
-            if not len(numbers):
-                return
-            number = int(numbers[0])
-            word = int(words[number])
-            words[number] = 0
-            checks = self._known[number]()
-        site, index = decode(word)
-        if checks is None:
-            raise RuntimeError(
-                f"check {site} of a program that no longer exists failed with index {index}"
-            )
-        raise checks.describe(site, index)
+            failed = [(self._describe[n], decode(int(words[n]))) for n in numbers]
+            words[numbers] = 0
+        if not failed:
+            return
+        first, *others = [describe(site, index) for describe, (site, index) in failed]
+        for other in others:
+            first.add_note(f"and {type(other).__name__}: {other}")
+        raise first
 
 
 def decode(word: int) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cuda.carry import Carry
-from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, Overlap
 from genesis_fn.backends.cuda.measure import (
     Measurements,
@@ -101,7 +100,7 @@ class CudaExecutable:
         self._graphs: dict[tuple[int, ...], Launched | Any] = {}
         self._arena: Block | None = None
         self._misses = 0
-        self._checks = self._registered_checks()
+        self._word = self._error_word()
         site = f"outputs of {jaxpr.name or 'a program'}"
         self._site = site
         number = {b: i for i, b in enumerate(inputs)}
@@ -123,13 +122,13 @@ class CudaExecutable:
         self._alone = _ALONE * len(self._taken)
         self._owners = [self.runtime.pool] * len(self._taken)
 
-    def _registered_checks(self) -> Checks | None:
+    def _error_word(self) -> int:
+        """The address of the program's error word; 0 where nothing is checked."""
         if self.table.word is None:
-            return None
+            return 0
         table, jaxpr = self.table, self.jaxpr
-        checks = Checks(lambda site, index: check_error(table, jaxpr, site, index))
-        self.runtime.errors.register(checks)
-        return checks
+        describe = lambda site, index: check_error(table, jaxpr, site, index)  # noqa: E731
+        return self.runtime.errors.register(self, describe)
 
     def __call__(self, *args: Array) -> list[Array]:
         try:
@@ -256,8 +255,8 @@ class CudaExecutable:
         base = {b: a for b, a in zip(self._inputs, addresses)}
         base |= {b: out.address for b, out in self._held.items()}
         base[self.scope.base] = self._arena.address if self._arena is not None else 0
-        if self._checks is not None and table.word is not None:
-            base[table.word] = self._checks.address
+        if table.word is not None:
+            base[table.word] = self._word
         owners: list[Any] = [self._arena]
         for b in table.pointers:
             owners.append(self.runtime.alloc(table.bytes[b], self._site))
