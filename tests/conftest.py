@@ -17,7 +17,9 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -72,6 +74,20 @@ def forgotten() -> Iterator[None]:
         jax.clear_caches()
     clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def generators(request: pytest.FixtureRequest) -> list[tuple[np.random.Generator, Any]]:
+    """The module's random number generators, and their states after it was imported."""
+    found = [v for v in vars(request.module).values() if isinstance(v, np.random.Generator)]
+    return [(g, g.bit_generator.state) for g in found]
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(generators: list[tuple[np.random.Generator, Any]]) -> None:
+    """A test draws the same numbers wherever it runs, whatever ran before it in its process."""
+    for generator, state in generators:
+        generator.bit_generator.state = state
 
 
 @pytest.fixture(autouse=True)

@@ -558,6 +558,11 @@ def custom(d: Draw, i: int) -> Made:
     j = d.rng.choice(d.like(s))
     g, names = inner(d, [s, s], 2, s)
     kind = d.rng.choice(["custom_jvp", "custom_vjp"]) if d.rules else "custom_jvp"
+    if "custom_vjp" in names:
+        # Higher derivatives of this rule would meet the inner one, which has no forward mode.
+        if d.looped:
+            return None
+        kind = "custom_jvp"
 
     def f(m: Any, v: list) -> Any:
         def h(x: Any, y: Any) -> Any:

@@ -166,7 +166,8 @@ def test_every_listed_op_is_accounted_for():
     listed = {e.values[0] for e in entries()}
     assert not set(OURS) & ABSENT and set(DIFFERENT) <= set(OURS)
     assert listed - set(OURS) - ABSENT == set()
-    assert (set(OURS) | ABSENT) - listed <= {"binary_cross_entropy"}
+    # Releases of torch before 2.13 do not list rms_norm.
+    assert (set(OURS) | ABSENT) - listed <= {"binary_cross_entropy", "rms_norm"}
 
 
 def run(f: Callable, xs: list, low: Any) -> list[Array]:

@@ -140,4 +140,4 @@ def test_one_file_is_corpus_enough(corpus, tmp_path, capsys):
 def test_info(capsys):
     assert main(["info"]) == 0
     said = capsys.readouterr().out
-    assert genesis_fn.__version__ in said and "cpu" in said.splitlines()[-1]
+    assert genesis_fn.__version__ in said and "cpu: cpu()" in said

@@ -21,6 +21,9 @@ from genesis_fn.kernels.launch import Buf, Launch
 from genesis_fn.models import qwen
 from genesis_fn.transforms.autocast import amp
 
+# The kernels' loads and stores are followed in the interpreter.
+pytestmark = pytest.mark.interpreted
+
 
 def training_step(layers: int) -> CudaExecutable:
     """The step's plan, with donated parameters and optimizer state."""

@@ -159,6 +159,7 @@ def test_in_place_updates(driver):
     assert len(wide.replaced) == 3
 
 
+@pytest.mark.interpreted
 def test_steps_do_overlap(driver):
     """Independent products have no path between them."""
     with config.override(graph_lanes=WIDE), without("beside", "grouped"):
@@ -170,6 +171,7 @@ def test_steps_do_overlap(driver):
     assert sum(not before for before in made._only.after) == WIDE
 
 
+@pytest.mark.interpreted
 def test_a_missing_edge_is_found(driver, monkeypatch):
     """The orders tried here would show a step that is said to touch less than it does."""
     from genesis_fn.backends.cuda import graph

@@ -24,6 +24,11 @@ def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32).astype(dtype)
 
 
+def weights(*shape: int) -> np.ndarray:
+    """[n, k], of a size that keeps products of k terms as large as their operands."""
+    return normal(*shape) / np.float32(np.sqrt(shape[-1]))
+
+
 def launches(executable: Any) -> list[str]:
     found = []
     for step in executable.scope.steps:
@@ -59,7 +64,7 @@ def test_a_gate_is_one_product() -> None:
         return linear(silu(linear(x, gate)) * linear(x, up), down)
 
     k, n = 64, 40
-    assert len(checked(f, normal(1, k), normal(n, k), normal(n, k), normal(k, n))) == 2
+    assert len(checked(f, normal(1, k), weights(n, k), weights(n, k), weights(k, n))) == 2
 
 
 def test_what_others_read_stays_in_memory() -> None:

@@ -41,7 +41,8 @@ KNOWN = [
 
 @triton.jit
 def _block_kernel(state, out):
-    c0, c1, c2, c3 = (tl.load(state + i) for i in (0, 1, 2, 3))
+    c0, c1 = tl.load(state), tl.load(state + 1)
+    c2, c3 = tl.load(state + 2), tl.load(state + 3)
     a, b, c, d = tl.philox_impl(c0, c1, c2, c3, tl.load(state + 4), tl.load(state + 5), 10)
     tl.store(out, a)
     tl.store(out + 1, b)

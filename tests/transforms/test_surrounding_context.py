@@ -18,6 +18,8 @@ from genesis_fn.transforms.stage import inlined
 @pytest.fixture(autouse=True)
 def fresh_programs():
     gf.clear_caches()
+    with config.override(matmul_precision="default"):
+        yield
 
 
 def masked_log(x):

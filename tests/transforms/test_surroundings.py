@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import traceback
@@ -324,7 +325,7 @@ def test_full_tracebacks(tmp_path):
     for mode in ("", "full"):
         done = subprocess.run(
             [sys.executable, program], capture_output=True, text=True,
-            env={"GENESIS_TRACEBACK": mode, "GENESIS_DEVICE": "cpu", "PATH": ""},
+            env=os.environ | {"GENESIS_TRACEBACK": mode, "GENESIS_DEVICE": "cpu"},
         )  # fmt: skip
         lines[mode] = done.stderr.count("  File ")
     assert lines[""] <= 3 < lines["full"]
