@@ -3,6 +3,8 @@ backend and against the same program with each reduction in a kernel of its own.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import programs
 import pytest
@@ -84,8 +86,9 @@ def test_norm_backward_is_one_pass(shape, kind) -> None:
         assert crossed(f, *args) == 0
         apart = results(f, *args)
     for a, b in zip(together, apart, strict=True):
-        # Rows are summed in the same order, columns in another one.
-        assert ulps(a, b, a.shape != shape) <= (2 if a.shape == shape else 8)
+        # Interpreted, rows are summed in the same order; compiled, in one that suits the kernel.
+        same_order = os.environ.get("TRITON_INTERPRET") == "1" and a.shape == shape
+        assert ulps(a, b, a.shape != shape) <= (2 if same_order else 8)
 
 
 def test_layer_norm_backward() -> None:

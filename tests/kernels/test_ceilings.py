@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 
 FOLDER = Path(__file__).parent
 FAMILIES = sorted(p.stem.removeprefix("cases_") for p in FOLDER.glob("cases_*.py"))
 SHARED_LIMIT = 232448
+RECORDED_WITH = "3.9"  # the release of Triton that the ceilings are of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,7 +32,11 @@ def test_kernels_stay_under_their_ceilings(family):
     recorded = json.loads((FOLDER / "ceilings.json").read_text())
     held = {name: v for name, v in recorded.items() if name.startswith(f"{family}: ")}
     assert set(used) == set(held), "record the new cases: compile_cases.py FAMILY --record"
+    recorded_release = triton.__version__.startswith(RECORDED_WITH)
     for name, now in used.items():
-        assert now["shared"] <= min(SHARED_LIMIT, held[name]["shared"]), (name, now)
+        assert now["shared"] <= SHARED_LIMIT, (name, now)
+        if not recorded_release:
+            continue  # other releases allocate registers otherwise
+        assert now["shared"] <= held[name]["shared"], (name, now)
         assert now["registers"] <= held[name]["registers"], (name, now)
         assert now["spills"] <= held[name]["spills"], (name, now)
