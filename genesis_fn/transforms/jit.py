@@ -21,6 +21,7 @@ from genesis_fn.core.aval import sig
 from genesis_fn.core.collector import no_collection
 from genesis_fn.core.convert import as_argument, fitted, is_value
 from genesis_fn.core.dtypes import scalar_dtype
+from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, bind, ctx, marked, surroundings
 from genesis_fn.core.source import warn, where
 from genesis_fn.core.traceback import trimmed
@@ -28,6 +29,7 @@ from genesis_fn.transforms.abstract import abstract_of
 from genesis_fn.transforms.ahead import Traced
 from genesis_fn.transforms.arguments import ByValue, Donation, Static, by_value, hashable
 from genesis_fn.transforms.call import jit_p
+from genesis_fn.transforms.captured import Captured, captures_of
 from genesis_fn.transforms.flat import FlatFunction, name_of
 from genesis_fn.transforms.guard import MISS, Donated, caller, puller
 from genesis_fn.transforms.programs import SHARED, Entry, Program, before_trace, cache_for
@@ -222,7 +224,7 @@ class JitFunction:
             body, [k.aval for k in kinds], name=name_of(self.fun),
             labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
         )  # fmt: skip
-        _warn_captures(self.fun, captured)
+        _warn_captures(self.fun, jaxpr, captured)
         return Program(jaxpr, captured, flat, (statics, shapes, surroundings()), paths)
 
     def _entry(
@@ -365,9 +367,11 @@ class JitFunction:
         ]
 
     @property
-    def captures(self) -> list[tuple[str, int]]:
-        """(type, bytes) of every array that the traced programs captured from outside."""
-        return [(str(x.aval), x.nbytes) for p in self.cache.programs.values() for x in p.captured]
+    def captures(self) -> list[Captured]:
+        """(name, type, nbytes, line that reads it first) of every array that the traced programs
+        captured from outside."""
+        programs = [(p.jaxpr, p.captured) for p in self.cache.programs.values()]
+        return captures_of(self.fun, programs)
 
     def cache_size(self) -> int:
         """How many signatures are compiled."""
@@ -441,12 +445,14 @@ def _common_device(leaves: Sequence[Any], program: Program, fun: Callable) -> de
     return next(iter(found))
 
 
-def _warn_captures(fun: Callable, captured: Sequence[Any]) -> None:
+def _warn_captures(fun: Callable, jaxpr: Jaxpr, captured: Sequence[Any]) -> None:
     large = sum(x.nbytes for x in captured if type(x) is Array)
     if large > 64 << 20:
+        most = max(captures_of(fun, [(jaxpr, captured)]), key=lambda c: c.nbytes)
         warn(
             f"{name_of(fun)} captured {large >> 20} MiB of arrays from outside; they stay alive "
             f"with its compiled programs\n  called at {where(depth=4).describe()}\n"
+            f"  the largest is {most}, first read at {most.line}\n"
             "  pass them as arguments; .captures lists them"
         )
 

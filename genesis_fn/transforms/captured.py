@@ -1,0 +1,137 @@
+"""The arrays that a traced function took from outside: their names, sizes, and where it reads them.
+
+Nothing of this is kept while tracing: lines are those of the program's equations, and names are
+looked for where the function could have found the arrays.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from genesis_fn.core import tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
+from genesis_fn.core.source import is_internal
+from genesis_fn.primitives.shape import barrier_p
+
+_MOST = 256  # functions that are searched
+
+
+class Captured(NamedTuple):
+    """A captured array: its `name` in the program ("" if it has none), its `type`, its bytes, and
+    the `line` that reads it first."""
+
+    name: str
+    type: str
+    nbytes: int
+    line: str
+
+    def __str__(self) -> str:
+        return f"{f'{self.name}, ' if self.name else ''}{self.type} ({self.nbytes:,} bytes)"
+
+
+def captures_of(fun: Callable, programs: Iterable[tuple[Jaxpr, Sequence[Any]]]) -> list[Captured]:
+    """What the programs of a function captured, each array once, in the order of the reads."""
+    names, found = _names(fun), {}
+    for jaxpr, values in programs:
+        for v, x in zip(jaxpr.invars, values):
+            if id(x) not in found:
+                line = _line(jaxpr, v) or "returned as it is"
+                nbytes = getattr(x, "nbytes", x.aval.nbytes)
+                found[id(x)] = Captured(names.get(id(x), ""), str(x.aval), nbytes, line)
+    return list(found.values())
+
+
+def _line(jaxpr: Jaxpr, v: Var) -> str | None:
+    """The line of the first equation that reads `v`, inside of calls and loops where it can be
+    told."""
+    call = None
+    for e in jaxpr.eqns:
+        if v not in e.ins:
+            continue
+        if e.prim is barrier_p:  # hands on what it is given
+            v = e.outs[list(e.ins).index(v)]
+            continue
+        programs = list(e_jaxprs(e))
+        for inner in programs:
+            place = list(e.ins).index(v) - (len(e.ins) - len(inner.invars))
+            if 0 <= place < len(inner.invars) and inner.invars[place].aval == v.aval:
+                found = _line(inner, inner.invars[place])
+                if found is not None:
+                    return found
+        if e.where is not None and not programs:
+            return e.where.describe()
+        call = call or e.where
+    return None if call is None else call.describe()
+
+
+def _names(fun: Callable) -> dict[int, str]:
+    """What arrays are called, by id, where `fun` and the functions that it names look for them."""
+    found: dict[int, str] = {}
+    seen, todo = set(), [fun]
+    while todo and len(seen) < _MOST:
+        f = getattr(todo[0], "__func__", todo[0])
+        held, todo = list(_held(todo[0])), todo[1:]
+        if id(f) in seen:
+            continue
+        seen.add(id(f))
+        for name, value in held:
+            if callable(value) and not isinstance(value, type):
+                todo.append(value)
+            for path, x in _arrays(value):
+                found.setdefault(id(x), f"{name}{path}")
+    return found
+
+
+def _held(f: Any) -> Iterator[tuple[str, Any]]:
+    """(name, value) of what a function reads beside its arguments."""
+    if isinstance(f, types.MethodType):
+        yield "self", f.__self__
+        f = f.__func__
+    inner = getattr(f, "__wrapped__", None)
+    if inner is not None:
+        yield "", inner
+    if not isinstance(f, types.FunctionType):
+        return
+    code = f.__code__
+    for name, cell in zip(code.co_freevars, f.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled
+            continue
+    for name, value in zip(reversed(code.co_varnames[: code.co_argcount]),
+                           reversed(f.__defaults__ or ())):  # fmt: skip
+        yield name, value
+    if not is_internal(code):
+        for name in _mentioned(code):
+            if name in f.__globals__:
+                yield name, f.__globals__[name]
+
+
+def _mentioned(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            yield from _mentioned(c)
+
+
+def _arrays(value: Any) -> Iterator[tuple[str, Any]]:
+    """(path, array) in a pytree, or in the attributes of an object."""
+    if isinstance(value, (types.ModuleType, types.FunctionType, type)):
+        return
+    try:
+        leaves = tree.leaves_with_path(value)
+    except Exception:  # a node of the user's that cannot be taken apart
+        return
+    for path, x in leaves:
+        if type(x) is Array:
+            yield tree.keystr(path), x
+        elif x is value and isinstance(getattr(x, "__dict__", None), dict):
+            for name, held in vars(x).items():
+                if held is not x and isinstance(held, (Array, dict, list, tuple)):
+                    yield from ((f".{name}{inner}", y) for inner, y in _arrays(held))
+
+
+__all__ = ["Captured", "captures_of"]
