@@ -13,6 +13,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.source import where
+from genesis_fn.primitives.shape import canonical_axis
 
 
 class ResizeMethod(enum.Enum):
@@ -151,7 +152,7 @@ def scale_and_translate(
     d = d if dtypes.is_float(d) else dtypes.F32
     scale, translation = scale.astype(d), translation.astype(d)
     for i, axis in enumerate(spatial_dims):
-        axis %= x.ndim
+        axis = canonical_axis(axis, x.ndim, "scale_and_translate")
         n, m = x.shape[axis], shape[axis]
         weights = _weights(np, n, m, scale[i], translation[i], method, antialias, d)
         x = _along(x, axis, weights.astype(x.dtype), precision)

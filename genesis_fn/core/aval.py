@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.errors import ShapeError
 
 
 class Aval:
@@ -49,12 +51,15 @@ _avals: dict[Any, Aval] = {}
 
 
 def aval(shape: tuple[int, ...], dtype: DType) -> Aval:
-    """The one Aval of this shape (a tuple of ints) and NumPy dtype."""
+    """The one Aval of this shape (a tuple of ints) and NumPy dtype. Raises ShapeError if a length
+    is negative, TypeError if it is no integer."""
     key = (shape, dtype)
     found = _avals.get(key)
     if found is None:
         # A plain tuple of plain ints: torch.Size and NumPy integers must not leak into programs.
-        shape = tuple([int(n) for n in shape])
+        shape = tuple([operator.index(n) for n in shape])
+        if any(n < 0 for n in shape):
+            raise ShapeError(f"a shape cannot have negative lengths: {list(shape)}")
         found = _avals.setdefault((shape, dtype), Aval(shape, dtype))
     return found
 

@@ -238,12 +238,16 @@ def map_with_path(
     return unflatten(treedef, [f(p, x, *xs) for (p, x), *xs in zip(found, *others, strict=True)])
 
 
+_NOTHING = object()
+
+
 def reduce(
-    f: Callable[[Any, Any], Any], tree: Any, *initial: Any,
+    function: Callable[[Any, Any], Any], tree: Any, initializer: Any = _NOTHING,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:  # fmt: skip
-    """The leaves folded by `f` from the left, starting with `initial` if it is given."""
-    return functools.reduce(f, leaves(tree, is_leaf), *initial)
+    """The leaves folded by `function` from the left, starting with `initializer` if it is given."""
+    start = () if initializer is _NOTHING else (initializer,)
+    return functools.reduce(function, leaves(tree, is_leaf), *start)
 
 
 def all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:  # noqa: A001

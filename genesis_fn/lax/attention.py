@@ -19,7 +19,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.contract import dot_general
 from genesis_fn.primitives.define import move_batch
 from genesis_fn.primitives.reduce import reduce_sum
-from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape
+from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
 from genesis_fn.transforms.fused import fused
 
 # What a masked logit is: finite, so that a row that sees nothing attends to everything equally.
@@ -65,8 +65,6 @@ def _scores(
     raw = dot_general(
         grouped, k, (((4,), (3,)), ((0, 2), (0, 2))), preferred_element_type=wide_type
     )  # [b, kv, t, group, s]
-    from genesis_fn.primitives.shape import transpose
-
     logits = ops.mul(transpose(raw, (0, 1, 3, 2, 4)), scale)
     slope = None
     if softcap:
@@ -106,8 +104,6 @@ def _ungrouped(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _values(p: Any, v: Any, q: Any) -> Any:
     """probabilities @ v as [batch, T, heads, H]."""
-    from genesis_fn.primitives.shape import transpose
-
     out = dot_general(
         like(p, v), v, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=typeof(p).dtype
     )  # [b, kv, group, t, h]
@@ -243,8 +239,6 @@ def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **stati
 def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple, needs: Sequence[bool], **static: Any
 ) -> Any:
-    from genesis_fn.primitives.shape import transpose
-
     q, k, v, *extras, out, _ = residuals
     bias, mask, lengths = _optional(extras, has)
     logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
@@ -288,16 +282,22 @@ def dot_product_attention(
     query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
     scale: float | None = None, is_causal: bool = False, query_seq_lengths: Any = None,
     key_value_seq_lengths: Any = None, local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None, softcap: float = 0.0,
+    implementation: str | None = None, return_residual: bool = False, softcap: float = 0.0,
 ) -> Any:  # fmt: skip
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
     key and value are [B, S, K, H] with K dividing N (grouped heads). `bias` and the boolean `mask`
     broadcast to [B, N, T, S]; sequence lengths are [B] integers; `local_window_size` is (left,
-    right). Raises ShapeError where shapes do not fit.
+    right). With `return_residual`, (result, log of the sum of exponentials [B, T, N] in float32).
+    Raises ShapeError where shapes do not fit.
     """
     from genesis_fn.core.convert import as_array
 
+    if implementation not in (None, "xla", "cudnn"):
+        raise ValueError(
+            f"dot_product_attention: implementation {implementation!r} is none of None, 'xla', "
+            "'cudnn'; the backend chooses the kernel in any case"
+        )
     q, k, v = map(as_array, (query, key, value))
     ndim = typeof(q).ndim
     if ndim == 3:
@@ -331,7 +331,15 @@ def dot_product_attention(
     if query_seq_lengths is not None:
         inside = _below(as_array(query_seq_lengths), (b, t, 1, 1), 1)
         out = ops.select(broadcast_in_dim(inside, typeof(out).shape, (0, 1, 2, 3)), out, 0.0)
-    return reshape(out, typeof(out).shape[1:]) if ndim == 3 else out
+    outs = [out]
+    if return_residual:
+        given = _optional(extras, (bias is not None, mask is not None, lengths is not None))
+        logits, _, _ = _scores(q, k, *given, scale, bool(is_causal), window, float(softcap))
+        totals = logsumexp_last(logits)  # [b, kv, group, t]
+        outs.append(transpose(reshape(totals, (b, n, t)), (0, 2, 1)))
+    if ndim == 3:
+        outs = [reshape(x, typeof(x).shape[1:]) for x in outs]
+    return tuple(outs) if return_residual else outs[0]
 
 
 def _checked(q: Any, k: Any, v: Any) -> None:

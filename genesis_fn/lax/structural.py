@@ -240,12 +240,24 @@ def reduce_window(
     window_strides: Any = None, padding: Any = "VALID", base_dilation: Any = None,
     window_dilation: Any = None,
 ) -> Any:  # fmt: skip
-    """`computation` (add, max, min, ...) over every window of `operand`."""
-    operand = array(operand)
-    return windows.reduce_window(
-        operand, _initial(init_value, operand), computation, window_dimensions,
-        window_strides, padding, base_dilation, window_dilation,
-    )  # fmt: skip
+    """`computation` (add, max, min, ...) over every window of `operand`, an array or a pytree of
+    arrays of one shape with as many initial values."""
+    leaves, treedef = tree.flatten(operand)
+    xs, inits = [array(x) for x in leaves], tree.leaves(init_value)
+    if len(inits) != len(xs):
+        raise errors.ShapeError(
+            f"reduce_window: {len(xs)} operands but {len(inits)} initial values"
+        )
+    starts = [_initial(i, x) for i, x in zip(inits, xs)]
+    options = window_dimensions, window_strides, padding, base_dilation, window_dilation
+    if len(xs) == 1 and not isinstance(operand, (tuple, list, dict)):
+        return windows.reduce_window(xs[0], starts[0], computation, *options)
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        both = [tree.unflatten(treedef, list(v)) for v in (a, b)]
+        return tree.leaves(computation(*both))
+
+    return tree.unflatten(treedef, windows.reduce_windows(xs, starts, combine, *options))
 
 
 def reduce_window_shape_tuple(

@@ -12,6 +12,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.lax.attention import dot_product_attention as dot_product_attention
 from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last, softmax_last
 from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.shape import canonical_axes, canonical_axis
 from genesis_fn.transforms.custom import custom_jvp
 
 Axis = int | Sequence[int] | None
@@ -190,8 +191,8 @@ def _over_last(f: Any, x: Any, axis: Axis, keep_axis: bool) -> Any:
     """`f` of the last axis applied over `axis` (several axes are taken as one)."""
     x = _float(x)
     ndim = x.ndim
-    axes = range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    axes = tuple(sorted(a % ndim for a in axes))
+    axes = range(ndim) if axis is None else canonical_axes(axis, ndim, f.name.removesuffix("_last"))
+    axes = tuple(sorted(axes))
     if axes == (ndim - 1,):
         return f(x)
     rest = tuple([i for i in range(ndim) if i not in axes])
@@ -296,7 +297,7 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> A
     """1 at the class along a new `axis`, 0 elsewhere; a class out of range gives zeros."""
     x = as_array(x)
     kind = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
-    axis %= x.ndim + 1
+    axis = canonical_axis(axis, x.ndim + 1, "one_hot")
     shape = [1] * (x.ndim + 1)
     shape[axis] = num_classes
     classes = jnp.reshape(jnp.arange(num_classes, dtype=x.dtype), shape)

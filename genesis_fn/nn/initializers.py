@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.primitives.shape import canonical_axes
 
 Shape = Sequence[int]
 Axes = int | Sequence[int]
@@ -76,7 +77,7 @@ def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tupl
     if len(shape) < 2:
         raise ValueError(f"variance scaling needs two dimensions or more, got shape {tuple(shape)}")
     ndim = len(shape)
-    as_set = lambda a: {x % ndim for x in ((a,) if isinstance(a, int) else a)}  # noqa: E731
+    as_set = lambda a: set(canonical_axes(a, ndim, "variance_scaling"))  # noqa: E731
     inputs, outputs, batch = map(as_set, (in_axis, out_axis, batch_axis))
     size = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
     field = size(set(range(ndim)) - inputs - outputs - batch)

@@ -26,7 +26,13 @@ from genesis_fn.numpy.shape import atleast_1d, concatenate, stack
 from genesis_fn.numpy.ufuncs import add, divide, multiply, subtract
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.define import full, zeros as zeros_of
-from genesis_fn.primitives.shape import broadcasted_iota, expand_dims, iota, transpose
+from genesis_fn.primitives.shape import (
+    broadcasted_iota,
+    canonical_axis,
+    expand_dims,
+    iota,
+    transpose,
+)
 
 __all__ = [
     "arange", "c_", "eye", "fromfunction", "geomspace", "identity", "index_exp", "indices", "ix_",
@@ -104,9 +110,10 @@ def linspace(
     if dtypes.is_integer(d):
         x = p.floor(x)
     x = p.convert(x, d)
-    if axis % x.ndim:
+    axis = canonical_axis(axis, x.ndim, "linspace")
+    if axis:
         order = list(range(1, x.ndim))
-        order.insert(axis % x.ndim, 0)
+        order.insert(axis, 0)
         x = transpose(x, order)
     return (x, gap) if retstep else x
 

@@ -417,23 +417,47 @@ def reduce_window(
         result = bind(_PRIMITIVES[name], operand, window=window)
         same = _is_identity(name, init_value, kind.dtype)
         return result if same else computation(start, result)
+    one = lambda a, b: [computation(a[0], b[0])]
+    return _place_by_place([operand], [start], one, window)[0]
+
+
+def reduce_windows(
+    operands: Sequence[Any], init_values: Sequence[Any], computation: Callable, *options: Any
+) -> list[Any]:
+    """`reduce_window` of several operands of one shape: `computation` takes and returns lists."""
+    window = window_of(operands[0], *options)
+    kinds = [typeof(x) for x in operands]
+    if any(k.shape != kinds[0].shape for k in kinds):
+        raise errors.ShapeError(f"reduce_window: operands of different shapes, {kinds}")
+    outputs = window.outputs(kinds[0].shape, "reduce_window", kinds[0])
+    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(init_values, kinds)]
+    starts = [shapes.broadcast_in_dim(v, outputs, ()) for v in starts]
+    return _place_by_place(operands, starts, computation, window)
+
+
+def _place_by_place(
+    operands: Sequence[Any], starts: list[Any], computation: Callable, window: Window
+) -> list[Any]:
+    """`computation` applied once per place in the window, to all windows at a time."""
+    outputs, shape = typeof(starts[0]).shape, typeof(operands[0]).shape
     if 0 in outputs:
-        return start
+        return starts
     config = [(low, high, a - 1) for (low, high), a in zip(window.padding, window.base_dilation)]
     gaps = any(v for entry in config for v in entry)
-    x, real = operand, None
+    xs, real = list(operands), None
     if gaps:
-        x = shapes.pad(operand, full((), 0, kind.dtype), config)
-        real = shapes.pad(full(kind.shape, True, BOOL), full((), False, BOOL), config)
-    result = start
+        xs = [shapes.pad(x, full((), 0, typeof(x).dtype), config) for x in xs]
+        real = shapes.pad(full(shape, True, BOOL), full((), False, BOOL), config)
+    results = starts
     for place in itertools.product(*map(range, window.lengths)):
         first = [j * d for j, d in zip(place, window.window_dilation)]
         last = [b + (m - 1) * s + 1 for b, m, s in zip(first, outputs, window.strides)]
-        combined = computation(result, shapes.slice(x, first, last, window.strides))
+        combined = computation(results, [shapes.slice(x, first, last, window.strides) for x in xs])
         if gaps:
-            combined = select(shapes.slice(real, first, last, window.strides), combined, result)
-        result = combined
-    return result
+            inside = shapes.slice(real, first, last, window.strides)
+            combined = [select(inside, c, r) for c, r in zip(combined, results)]
+        results = list(combined)
+    return results
 
 
 def _is_identity(name: str, value: Any, kind: Any) -> bool:

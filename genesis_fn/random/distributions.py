@@ -272,10 +272,11 @@ def orthogonal(
     them (Mezzadri, 2007)."""
     kind = dtypes.dtype(dtype)
     m = n if m is None else m
-    z = normal(single(key, "orthogonal").copy(), (*shape_of(shape), max(n, m), min(n, m)), kind)
+    work = dtypes.promote_types(kind, dtypes.F32)
+    z = normal(single(key, "orthogonal").copy(), (*shape_of(shape), max(n, m), min(n, m)), work)
     q, r = jnp.linalg.qr(z)
     q = q * jnp.expand_dims(jnp.sign(jnp.diagonal(r, 0, -2, -1)), -2)
-    return jnp.swapaxes(q, -1, -2) if n < m else q
+    return ops.convert(jnp.swapaxes(q, -1, -2) if n < m else q, kind)
 
 
 # ---- counts ----
@@ -357,11 +358,9 @@ def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = jnp.float
     n = jnp.floor(n)
     flipped = p >= 0.5
     q = jnp.where(bad, 0.01, jnp.where(flipped, 1 - p, p))
-    few = bad | (n * q <= 10)
-    low = _binomial_by_waiting(key.copy(), jnp.where(few & ~bad, n, 0.0), q)
-    high = _binomial_by_rejection(
-        key.copy(), jnp.where(few | jnp.isinf(n), 1e4, n), jnp.where(few, 0.5, q)
-    )
+    few = bad | jnp.isinf(n) | (n * q <= 10)
+    low = _binomial_by_waiting(key.copy(), jnp.where(few & ~bad & (n < np.inf), n, 0.0), q)
+    high = _binomial_by_rejection(key.copy(), jnp.where(few, 1e4, n), jnp.where(few, 0.5, q))
     count = jnp.where(few, low, high)
     count = jnp.where(flipped, n - count, count)
     count = jnp.where(jnp.isinf(n), jnp.where(p > 0, np.inf, 0.0), count)

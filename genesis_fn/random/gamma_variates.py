@@ -28,7 +28,8 @@ _NODES = 64
 
 
 def log_standard_gamma(key: Key, a: Any) -> Any:
-    """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, NaN below."""
+    """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, infinite where
+    a is, NaN below 0."""
     return _sampler(key.impl)(key.data, a)
 
 
@@ -72,14 +73,14 @@ def _sample(key: Key, a: Any) -> Any:
         accepted = inside & (jnp.log(u) < 0.5 * x * x + d * (1 - v + fresh))
         return k, jnp.where(~done & accepted, fresh, log_v), done | accepted
 
-    # A negative or NaN parameter would never be accepted.
-    hopeless = ~(d > 0)
+    # A negative, infinite or NaN parameter would never be accepted.
+    hopeless = ~((d > 0) & (d < np.inf))
     state = (rounds, jnp.full(shape, np.nan, kind), hopeless)
     log_z = jnp.log(d) + while_loop(missing, attempt, state)[1]
     # Gamma(a) = Gamma(a + 1) * uniform**(1 / a), which underflows outside log space.
     e = exponential(boost, shape, kind)
     log_z = jnp.where(small, log_z - e / jnp.where(small, a, 1), log_z)
-    log_z = jnp.where(a == 0, -np.inf, log_z)
+    log_z = jnp.where(a == 0, -np.inf, jnp.where(a == np.inf, np.inf, log_z))
     return jnp.where(a < 0, np.nan, log_z)
 
 

@@ -12,8 +12,10 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
+from genesis_fn.numpy.creation import shape_of as lengths
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.random_bits import random_bits
+from genesis_fn.primitives.shape import canonical_axis
 from genesis_fn.random.keys import Key, single, split
 
 Shape = Sequence[int]
@@ -33,7 +35,7 @@ def shape_of(shape: Any, *parameters: Any) -> tuple[int, ...]:
     natural = np.broadcast_shapes(*[as_array(p).shape for p in parameters])
     if shape is None:
         return natural
-    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    shape = lengths(shape)
     padded = (1,) * (len(shape) - len(natural)) + natural
     if len(padded) != len(shape) or any(m not in (1, n) for m, n in zip(padded, shape)):
         raise ValueError(f"parameters of shape {natural} do not broadcast to {shape}")
@@ -46,7 +48,7 @@ def bits(key: Any, shape: Shape = (), dtype: Any = jnp.uint32) -> Any:
     if not dtypes.is_unsigned(kind):
         raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
     k = single(key, "bits")
-    return random_bits(k.data, shape=tuple(shape), width=kind.itemsize * 8, impl=k.impl)
+    return random_bits(k.data, shape=lengths(shape), width=kind.itemsize * 8, impl=k.impl)
 
 
 def unit(k: Key, shape: Shape, kind: DType) -> Any:
@@ -55,7 +57,7 @@ def unit(k: Key, shape: Shape, kind: DType) -> Any:
         return ops.convert(unit(k, shape, dtypes.F16), kind)
     mantissa = dtypes.finfo(kind).nmant
     width = kind.itemsize * 8 if mantissa >= 8 else 8  # bfloat16 needs seven bits, not sixteen
-    words = random_bits(k.data, shape=tuple(shape), width=width, impl=k.impl)
+    words = random_bits(k.data, shape=lengths(shape), width=width, impl=k.impl)
     words = ops.convert(words, dtypes.dtype(f"uint{kind.itemsize * 8}"))
     # Random mantissa under the exponent of 1: uniform in [1, 2).
     one = int(np.ones((), kind).view(f"u{kind.itemsize}"))
@@ -66,9 +68,9 @@ def unit(k: Key, shape: Shape, kind: DType) -> Any:
 def uniform(
     key: Any, shape: Any = (), dtype: Any = jnp.float32, minval: Any = 0.0, maxval: Any = 1.0
 ) -> Any:
-    """Uniform in [minval, maxval)."""
+    """Uniform in [minval, maxval); without a shape, of the shape that the bounds have."""
     kind = float_dtype(dtype, "uniform")
-    shape = shape_of(shape, minval, maxval)
+    shape = shape_of(lengths(shape) or None, minval, maxval)
     u = unit(single(key, "uniform"), shape, kind)
     if type(minval) in (int, float) and type(maxval) in (int, float):
         if (minval, maxval) == (0, 1):
@@ -181,9 +183,9 @@ def categorical(
     """
     logits = as_array(logits)
     logits = logits if dtypes.is_float(logits.dtype) else ops.convert(logits, dtypes.F32)
-    axis %= logits.ndim
+    axis = canonical_axis(axis, logits.ndim, "random.categorical")
     batch = logits.shape[:axis] + logits.shape[axis + 1 :]
-    shape = batch if shape is None else tuple(shape)
+    shape = batch if shape is None else lengths(shape)
     extra = shape[: len(shape) - len(batch)]
     if shape[len(extra) :] != batch:
         raise ValueError(f"random.categorical: shape {shape} must end in the batch shape {batch}")
@@ -203,15 +205,26 @@ def categorical(
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
     """A permutation of range(x), or of the array `x` along `axis`."""
-    if isinstance(x, (int, np.integer)) or as_array(x).ndim == 0:
-        x = jnp.arange(int(x))
-    x = as_array(x)
-    axis %= x.ndim
+    n = _count("permutation", x)
+    x = as_array(x) if n is None else jnp.arange(n)
+    axis = canonical_axis(axis, x.ndim, "random.permutation")
     n = x.shape[axis]
     if independent or x.ndim == 1:
         return _shuffle(key, x, axis)
     index = _shuffle(key, jnp.arange(n), 0)
     return jnp.take(x, index, axis)
+
+
+def _count(name: str, x: Any) -> int | None:
+    """The integer that `x` is; None for an array with dimensions. Raises TypeError for others."""
+    if isinstance(x, (int, np.integer)):
+        return int(x)
+    x = as_array(x)
+    if x.ndim:
+        return None
+    if not dtypes.is_integer(x.dtype):
+        raise TypeError(f"random.{name} takes an integer n or an array to draw from, got {x.aval}")
+    return int(x)
 
 
 def _shuffle(key: Any, x: Any, axis: int) -> Any:
@@ -231,10 +244,11 @@ def choice(
     mode: Any = None,
 ) -> Any:  # fmt: skip
     """Draws from range(a) or from the array `a` along `axis`, with probabilities `p`."""
-    whole = isinstance(a, (int, np.integer))
-    arr = None if whole else as_array(a)
-    n = int(a) if whole else arr.shape[axis]
-    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    n = _count("choice", a)
+    arr = as_array(a) if n is None else None
+    if n is None:
+        n = arr.shape[canonical_axis(axis, arr.ndim, "random.choice")]
+    shape = lengths(shape)
     draws = math.prod(shape)
     if n <= 0 and draws:
         raise ValueError("random.choice: there is nothing to draw from")
@@ -242,6 +256,7 @@ def choice(
         raise ValueError(f"random.choice: {draws} draws without replacement from {n}")
     if p is not None:
         p = as_array(p)
+        p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
         if p.shape != (n,):
             raise ValueError(f"random.choice: p has shape {p.shape}, expected {(n,)}")
     if p is None:
@@ -256,7 +271,7 @@ def choice(
     else:
         noise = gumbel(key, (n,), p.dtype) + jnp.log(p)
         index = jnp.reshape(jnp.argsort(-noise)[:draws], shape)
-    return index if whole else jnp.take(arr, index, axis)
+    return index if arr is None else jnp.take(arr, index, axis)
 
 
 def exponential(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:

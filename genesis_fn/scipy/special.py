@@ -9,12 +9,23 @@ import genesis_fn.numpy as np
 from genesis_fn import lax
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
-from genesis_fn.nn.functions import log_softmax, logsumexp, softmax  # noqa: I001
+from genesis_fn.nn import functions as rows
+from genesis_fn.nn.functions import logsumexp
 
 
 def _float(x: Any) -> Any:
     x = as_array(x)
     return x if dtypes.is_inexact(x.dtype) else x.astype("float32")
+
+
+def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+    """exp(x) / sum(exp(x)) over `axis`, all axes by default."""
+    return rows.softmax(x, axis)
+
+
+def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+    """x - logsumexp(x) over `axis`, all axes by default."""
+    return rows.log_softmax(x, axis)
 
 
 def erf(x: Any) -> Any:

@@ -21,6 +21,7 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import move_batch
+from genesis_fn.primitives.shape import canonical_axis
 from genesis_fn.transforms.stage import evaluate, stage_closed
 
 
@@ -173,7 +174,8 @@ def vmap_flat(
                 result.append(value)
             else:
                 ndim = value.ndim + (dim is None)
-                result.append(move_batch(value, dim, place % ndim, size))
+                place = canonical_axis(place, ndim, f"vmap: out_axes of an output {value.aval}")
+                result.append(move_batch(value, dim, place, size))
     finally:
         trace.alive = False
     return result

@@ -129,3 +129,11 @@ def test_scipys_names(name, operands):
 def test_integers_are_refused():
     with pytest.raises(errors.DTypeError, match="igamma takes floats"):
         lax.igamma(ours(np.ones(2, np.int32)), ours(np.ones(2, np.int32)))
+
+
+def test_softmax_is_over_all_axes_by_default():
+    x = np.random.default_rng(5).normal(size=(2, 3)).astype(np.float32)
+    for name in ("softmax", "log_softmax", "logsumexp"):
+        mine, theirs = getattr(special, name), getattr(jax.scipy.special, name)
+        np.testing.assert_allclose(mine(ours(x)), theirs(x), rtol=1e-5)
+        np.testing.assert_allclose(mine(ours(x), axis=0), theirs(x, axis=0), rtol=1e-5)

@@ -162,3 +162,14 @@ def test_integers_become_floats():
     x = jnp.arange(-3, 4)
     assert nn.sigmoid(x).dtype == nn.softmax(x).dtype == jnp.float32
     assert nn.relu(x).dtype == jnp.int32
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: nn.softmax(x, 2), lambda x: nn.softmax(x, -3), lambda x: nn.log_softmax(x, (0, 2)),
+    lambda x: nn.logsumexp(x, 2), lambda x: nn.one_hot(x[0], 4, axis=2),
+    lambda x: jnp.linspace(x[0], x[1], 3, axis=2), lambda x: vmap(jnp.sin, out_axes=2)(x),
+    lambda x: nn.initializers.variance_scaling(1.0, "fan_in", "normal", 2)(x, (2, 3)),
+])  # fmt: skip
+def test_axes_that_do_not_exist(call):
+    with pytest.raises(ValueError, match="does not exist in 2 dimensions"):
+        call(jnp.ones((2, 3)))

@@ -374,3 +374,20 @@ def test_cross_entropy_errors():
     with pytest.raises(errors.ShapeError, match="labels"):
         linear_cross_entropy(x, w, jnp.array([0]))
     assert cross_entropy.__doc__
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_residual(masked):
+    draw = np.random.default_rng(11)
+    q, k, v = [draw.normal(size=s).astype("f4") for s in ((2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8))]
+    options: dict = {"is_causal": True, "return_residual": True}
+    if masked:
+        options["mask"] = draw.random((2, 1, 5, 7)) < 0.7
+    ours = dot_product_attention(*map(jnp.asarray, (q, k, v)), **{
+        n: jnp.asarray(x) if n == "mask" else x for n, x in options.items()})  # fmt: skip
+    theirs = jax.nn.dot_product_attention(q, k, v, **options)
+    for x, y in zip(ours, theirs, strict=True):
+        assert x.shape == y.shape
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="implementation 'flash'"):
+        dot_product_attention(*map(jnp.asarray, (q, k, v)), implementation="flash")

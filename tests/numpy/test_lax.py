@@ -184,3 +184,21 @@ def test_stop_gradient_of_trees() -> None:
     x = jnp.array(2.0)
     assert grad(lambda x: x * lax.stop_gradient({"a": x, "n": 3})["a"])(x).item() == 2.0
     assert jit(lambda x: lax.optimization_barrier((x, x + 1))[1])(x).item() == 3.0
+
+
+def test_reduce_window_of_several_operands() -> None:
+    """The largest element of every window and what stands at its place in another array."""
+    args = ((2, 2), (1, 2), ((1, 0), (0, 1)))
+
+    def ours_of(a: Any, b: Any) -> Any:
+        return lax.max(a[0], b[0]), lax.select(a[0] > b[0], a[1], b[1])
+
+    def theirs_of(a: Any, b: Any) -> Any:
+        return jax.lax.max(a[0], b[0]), jax.lax.select(a[0] > b[0], a[1], b[1])
+
+    found = lax.reduce_window((ours(X), ours(N)), (-np.inf, np.int32(0)), ours_of, *args)
+    expected = jax.lax.reduce_window((X, N), (np.float32(-np.inf), np.int32(0)), theirs_of, *args)
+    for x, y in zip(found, expected, strict=True):
+        close(x, y)
+    with pytest.raises(errors.ShapeError, match="2 operands but 1 initial"):
+        lax.reduce_window((ours(X), ours(N)), (0.0,), ours_of, *args)

@@ -213,3 +213,16 @@ def test_dtypes_and_errors():
         random.multivariate_normal(key.copy(), jnp.zeros(2), jnp.eye(2), method="lu")
     assert random.key_dtype() == "key<philox>" == random.key(0).dtype
     assert np.isnan(np.asarray(random.gamma(key.copy(), -1.0)))
+
+
+@pytest.mark.parametrize("call", [
+    lambda k: random.gamma(k, np.inf), lambda k: random.loggamma(k, np.inf),
+    lambda k: random.chisquare(k, np.inf), lambda k: random.binomial(k, np.inf, 1.0),
+])  # fmt: skip
+def test_infinite_parameters_end(call):
+    assert float(call(random.key(0))) == np.inf
+
+
+def test_orthogonal_in_16_bits():
+    q = np.asarray(random.orthogonal(random.key(0), 4, dtype="float16"), np.float32)
+    np.testing.assert_allclose(q @ q.T, np.eye(4), atol=1e-2)

@@ -177,3 +177,30 @@ def test_errors():
         random.categorical(key.copy(), jnp.zeros((3, 4)), shape=(5,))
     with pytest.raises(TypeError, match="expected a random key"):
         random.normal(0, (2,))
+
+
+@pytest.mark.parametrize("call", [
+    lambda k: random.permutation(k, jnp.ones((3, 2)), 2),
+    lambda k: random.permutation(k, jnp.ones((3, 2)), -3, independent=True),
+    lambda k: random.categorical(k, jnp.ones((3, 2)), 2),
+    lambda k: random.choice(k, jnp.ones((3, 2)), (2,), axis=2),
+])  # fmt: skip
+def test_axes_that_do_not_exist(call):
+    with pytest.raises(ValueError, match="does not exist in 2 dimensions"):
+        call(random.key(0))
+
+
+def test_shapes_and_populations_that_do_not_exist():
+    for sampler in (random.normal, random.uniform, random.bits, random.rademacher):
+        with pytest.raises(ValueError, match="negative lengths"):
+            sampler(random.key(0), (2, -1))
+    for sampler in (random.permutation, random.choice):
+        with pytest.raises(TypeError, match="an integer n or an array"):
+            sampler(random.key(0), 3.5)
+
+
+def test_bounds_give_the_shape():
+    drawn = random.uniform(random.key(0), minval=jnp.array([0.0, 5.0]), maxval=6.0)
+    assert drawn.shape == (2,) and float(drawn[1]) >= 5.0
+    assert random.choice(random.key(0), jnp.array(4), (3,)).shape == (3,)
+    assert set(np.asarray(random.choice(random.key(0), 3, (20,), p=jnp.array([0, 1, 0])))) == {1}
