@@ -49,7 +49,9 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
         return x.__genesis_array__()
     if isinstance(x, (np.ndarray, np.generic)):
         if x.dtype.hasobject or (x.dtype.kind in "USVmM" and x.dtype not in dtypes.ALL):
-            raise errors.DTypeError(f"an ndarray of dtype {x.dtype} cannot become an array")
+            raise errors.DTypeError(
+                f"an ndarray of dtype {x.dtype} cannot become an array\n  at {where().describe()}"
+            )
         kind = dtype or _NARROWED.get(x.dtype, x.dtype)
         return from_numpy(narrowed(np.asarray(x), dtypes.dtype(kind)), device)
     raise TypeError(
@@ -70,7 +72,10 @@ def fitted(x: Any, kind: DType) -> np.ndarray:
     if type(x) is int and dtypes.is_integer(kind):
         info = np.iinfo(kind)
         if not info.min <= x <= info.max:
-            raise OverflowError(f"Python int {x} does not fit {kind.name}; pass dtype=")
+            raise OverflowError(
+                f"Python int {x} does not fit {kind.name}\n  at {where().describe()}\n"
+                "  pass dtype='int64'"
+            )
     return np.asarray(x, dtype=kind)
 
 
@@ -83,6 +88,7 @@ def narrowed(x: np.ndarray, kind: DType) -> np.ndarray:
         low, high = int(x.min()), int(x.max())
         if low < info.min or high > info.max:
             raise OverflowError(
-                f"values from {low} to {high} do not fit {kind.name}; pass dtype={x.dtype.name!r}"
+                f"values from {low} to {high} do not fit {kind.name}\n"
+                f"  at {where().describe()}\n  pass dtype={x.dtype.name!r}"
             )
     return x.astype(kind)

@@ -228,7 +228,7 @@ def explain(error: Exception, prim: Primitive, args: Sequence[Any]) -> Exception
 def located(error: Exception) -> Exception:
     """`error` with the user's line added to a shape, dtype or index error that lacks it."""
     if isinstance(error, (errors.ShapeError, errors.DTypeError, errors.IndexOutOfRange)):
-        return errors.at_line(error, line_of(error) or where(depth=4))
+        return errors.at_line(error, line_of(error) or ctx.line or where(depth=4))
     return error
 
 

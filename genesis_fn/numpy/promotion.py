@@ -118,7 +118,9 @@ def scalar_as(x: Any, d: DType) -> Any:
         low, high = _BOUNDS[d]
         x = int(x)
         if not low <= x <= high:
-            raise OverflowError(f"Python integer {x} is out of bounds for {d.name}")
+            raise OverflowError(
+                f"Python integer {x} is out of bounds for {d.name}\n  at {user_line().describe()}"
+            )
         if d in SIGNED_STORAGE and x > high // 2:
             return from_numpy(fitted(x, d))
         return x

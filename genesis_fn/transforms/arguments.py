@@ -135,10 +135,24 @@ class Donation:
 
     def __init__(self, fun: Callable, nums: Any, names: Any) -> None:
         self.nums, self.names = set(_as_tuple(nums)), set(_as_tuple(names))
-        known = [p.name for p in _parameters(fun) or ()]
+        parameters = _parameters(fun) or []
+        known = [p.name for p in parameters]
+        kinds = {p.kind for p in parameters}
+        count = sum(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+        )  # fmt: skip
+        for n in self.nums:
+            if known and inspect.Parameter.VAR_POSITIONAL not in kinds and not -count <= n < count:
+                raise ValueError(
+                    f"donate_argnums={n}: {name_of(fun)} has {count} positional arguments\n"
+                    f"  at {where().describe()}"
+                )
         for name in self.names:
             if known and name not in known:
-                raise ValueError(f"donate_argnames: {name_of(fun)} has no argument {name!r}")
+                raise ValueError(
+                    f"donate_argnames: {name_of(fun)} has no argument {name!r}; it has "
+                    f"{', '.join(known)}\n  at {where().describe()}"
+                )
 
     def leaves(self, values: tuple[tuple, dict], static: Static) -> set[int]:
         """The positions of donated leaves. Raises DonatedError for one buffer donated twice."""

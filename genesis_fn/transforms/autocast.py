@@ -347,7 +347,9 @@ def amp(
 
     @boundary(fun)
     def in_mixed_precision(*args: Any, **kwargs: Any) -> Any:
-        leaves, in_tree, weak = flatten_arrays((args, kwargs), f"an argument of {name_of(fun)}: ")
+        leaves, in_tree, weak = flatten_arrays(
+            (args, kwargs), f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, args, kwargs)
+        )
         flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
         functools.update_wrapper(flat.f, fun)
         if not recorded(ctx.trace):

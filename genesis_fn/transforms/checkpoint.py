@@ -214,7 +214,9 @@ def checkpoint(
             return fun(*args, **kwargs)
         rest = tuple([None if i in static else a for i, a in enumerate(args)])
         fixed = {i: args[i] for i in static if i < len(args)}
-        leaves, in_tree, weak = flatten_arrays((rest, kwargs), f"an argument of {name_of(fun)}: ")
+        leaves, in_tree, weak = flatten_arrays(
+            (rest, kwargs), f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, rest, kwargs)
+        )
 
         def call(a: tuple, k: dict) -> Any:
             return fun(*[fixed[i] if i in fixed else x for i, x in enumerate(a)], **k)

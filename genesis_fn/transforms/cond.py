@@ -257,17 +257,23 @@ def _same_outputs(
     first = staged[0][0]
     for (flat, _, _), f in zip(staged[1:], functions[1:]):
         if flat.out_tree != first.out_tree:
+            expected, got = [
+                tree.unflatten(t, [0] * t.num_leaves) for t in (first.out_tree, flat.out_tree)
+            ]
             raise errors.TreeError(
-                f"{what}: the branches return different structures: {name_of(functions[0])} "
-                f"{first.out_tree}, {name_of(f)} {flat.out_tree}\n  at {where().describe()}"
+                f"{what}: the branches return different structures: "
+                f"{tree.first_difference(expected, got, 'output') or 'other containers'} from "
+                f"{name_of(f)}\n  expected is what {name_of(functions[0])} returns\n"
+                f"  at {where().describe()}"
             )
     kinds = branches[0].out_avals
     for b, f in zip(branches[1:], functions[1:]):
         for i, (a, o) in enumerate(zip(kinds, b.out_avals)):
             if a is not o:
                 path = tree.paths(tree.unflatten(first.out_tree, kinds))[i]
+                remedy = "by .astype(...)" if a.shape == o.shape else "in shape, as by jnp.pad"
                 raise TypeError(
                     f"{what}: output{path} is {a} from {name_of(functions[0])} but {o} from "
-                    f"{name_of(f)}\n  at {where().describe()}\n  make both the same by .astype(...)"
+                    f"{name_of(f)}\n  at {where().describe()}\n  make both the same {remedy}"
                 )
     return branches

@@ -14,10 +14,10 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.convert import is_value
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
 from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, marked, surroundings, typeof
-from genesis_fn.core.source import where
+from genesis_fn.core.source import Where, is_internal, where
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p, linear_call
@@ -250,19 +250,19 @@ class Call:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the jvp rule of {self.name} must return (output, tangent), got {out!r:.80}"
-                f"\n  at {where().describe()}"
+                f"\n  at {where().describe()}{_rule_at(self.owner.rule)}"
             )
         outs, self.learned = self._flat(out[0])
         ts, t_tree = self._flat(out[1])
         if t_tree != self.learned:
             raise errors.TreeError(
-                f"the jvp rule of {self.name} returned structures {self.learned} and {t_tree}: an "
-                "output and a tangent have the same"
-                f"\n  at {where().describe()}"
+                f"the jvp rule of {self.name} returned a tangent of another structure than its "
+                f"output: {tree.first_difference(*out, 'the output')}"
+                f"\n  at {where().describe()}{_rule_at(self.owner.rule)}"
             )
         for t, o in zip(ts, outs):
             if typeof(t) is not typeof(o):
-                raise _unexpected(self.name, t, typeof(o))
+                raise _unexpected(self.name, t, typeof(o), self.owner.rule)
         return outs, ts
 
     def fwd(self, *xs: Any) -> tuple[list[Any], list[Any], Callable]:
@@ -270,7 +270,7 @@ class Call:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
-                f"\n  at {where().describe()}"
+                f"\n  at {where().describe()}{_rule_at(self.owner.fwd)}"
             )
         outs, out_tree = self._flat(out[0])
         saved, saved_tree = self._flat(out[1])
@@ -288,11 +288,19 @@ class Call:
 _NOTHING = tree.structure(())
 
 
-def _unexpected(name: str, x: Any, kind: Aval) -> Exception:
+def _unexpected(name: str, x: Any, kind: Aval, rule: Any) -> Exception:
     return errors.ShapeError(
         f"the jvp rule of {name} returned {typeof(x)} where {kind} is expected\n"
-        f"  at {where().describe()}"
+        f"  at {where().describe()}{_rule_at(rule)}"
     )
+
+
+def _rule_at(rule: Any) -> str:
+    """The line of a message that says where a rule is written."""
+    code = getattr(inspect.unwrap(rule), "__code__", None)
+    if code is None or is_internal(code):
+        return ""
+    return f"\n  the rule is at {Where(code, code.co_firstlineno).describe()}"
 
 
 _PROGRAMS = {custom_jvp_call_p: custom_jvp_p, custom_vjp_call_p: custom_vjp_p}
@@ -430,11 +438,11 @@ class _Custom:
                 raise errors.TreeError(
                     f"the jvp rule of {self.name} returned structures {call.learned}, the function "
                     f"returns {learned}"
-                    f"\n  at {where().describe()}"
+                    f"\n  at {where().describe()}{_rule_at(self.rule)}"
                 )
             for o, kind in zip(outs, jaxpr.out_avals, strict=True):
                 if typeof(o) is not kind:
-                    raise _unexpected(self.name, o, kind)
+                    raise _unexpected(self.name, o, kind, self.rule)
             return [*outs, *ts]
 
         return stage(body, kinds * 2, name=self.name, weak=weak * 2)
@@ -607,7 +615,7 @@ class custom_vjp(_Custom):
                 raise errors.TreeError(
                     f"the fwd rule of {self.name} returned {found} of structure {call.learned}, "
                     f"the function returns {jaxpr.out_avals} of structure {learned}"
-                    f"\n  at {where().describe()}"
+                    f"\n  at {where().describe()}{_rule_at(self.fwd)}"
                 )
             kept[:] = [r.weak for r in saved], backward
             return [*outs, *saved]
@@ -630,7 +638,7 @@ class custom_vjp(_Custom):
             raise errors.TreeError(
                 f"the bwd rule of {self.name} must return a tuple of {len(skeleton)} cotangents, "
                 f"got {back!r:.80}"
-                f"\n  at {where().describe()}"
+                f"\n  at {where().describe()}{_rule_at(self.bwd)}"
             )
         positions = [i for i in range(len(static) + len(skeleton)) if i not in static]
         result = []
@@ -645,17 +653,24 @@ class custom_vjp(_Custom):
                 raise errors.TreeError(
                     f"the bwd rule of {self.name} returned a cotangent of another structure for "
                     f"argument {self.argument(i)}: {tree.first_difference(argument, ct)}"
-                    f"\n  at {where().describe()}"
+                    f"\n  at {where().describe()}{_rule_at(self.bwd)}"
                 )
             for g, kind, path in zip(given, expected, tree.paths(argument)):
                 if not dtypes.is_inexact(kind.dtype):
                     continue
-                g = instantiate(g, kind)
+                if g is not None and not is_value(g):
+                    raise TypeError(
+                        f"the bwd rule of {self.name} returned {g!r:.60} of type "
+                        f"{type(g).__name__} for argument {self.argument(i)}{path and ' at '}{path}"
+                        f"\n  at {where().describe()}{_rule_at(self.bwd)}"
+                    )
+                g = instantiate(g, kind) if g is None else as_array(g)
                 if typeof(g) is not kind:
                     raise errors.ShapeError(
                         f"the bwd rule of {self.name} returned {typeof(g)} for argument "
                         f"{self.argument(i)}{path and ' at '}{path}, which is {kind}\n"
-                        f"  at {where().describe()}"
+                        f"  at {where().describe()}{_rule_at(self.bwd)}\n"
+                        "  a cotangent has the shape and dtype of its argument, or is None for zero"
                     )
                 result.append(g)
         return result

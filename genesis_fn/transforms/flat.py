@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -34,15 +35,20 @@ def labels_of(fun: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | No
     return found + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
 
 
-def flatten_arrays(value: Any, what: str) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:
-    """(leaves as arrays, structure, which of them are weak). Raises TypeError by path."""
+def flatten_arrays(
+    value: Any, what: str, labels: Callable[[], Sequence[str]] | None = None
+) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:
+    """(leaves as arrays, structure, which of them are weak). Raises TypeError by path, or by what
+    `labels()` calls the leaf."""
     leaves, treedef = tree.flatten(value)
     if not all(type(x) is Array or isinstance(x, Tracer) for x in leaves):
         for i, x in enumerate(leaves):
             if not is_value(x):
+                name = (labels or functools.partial(tree.paths, value))()[i]
                 raise TypeError(
-                    f"{what}{tree.paths(value)[i]} is {x!r} of type {type(x).__name__}, not an "
-                    f"array or a number\n  at {where().describe()}"
+                    f"{what}{name} is {x!r:.60} of type {type(x).__name__}, not an array or a "
+                    f"number\n  at {where().describe()}\n"
+                    "  leave it out, for example by functools.partial; only jit takes others"
                 )
         with beside(leaves):
             leaves = [as_argument(x) for x in leaves]
@@ -80,7 +86,8 @@ class FlatFunction:
             return self._checked(flat, out)
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
-                f"{name_of(self.f)} must return (output, aux) when has_aux=True, got {out!r:.80}"
+                f"{name_of(self.f)} must return (output, aux) when has_aux=True, got {out!r:.80}\n"
+                f"  at {where().describe()}"
             )
         flat, self.out_tree = tree.flatten(out[0])
         self.out_count = len(flat)
@@ -95,8 +102,8 @@ class FlatFunction:
             if not is_value(x):
                 raise errors.TreeError(
                     f"{name_of(self.f)} returned {x!r:.80} of type {type(x).__name__} at "
-                    f"{tree.paths(out)[i] or 'the top'}; transformed functions return pytrees of "
-                    "arrays and numbers"
+                    f"{tree.paths(out)[i] or 'the top'}\n  at {where().describe()}\n"
+                    "  transformed functions return pytrees of arrays and numbers"
                 )
         return [as_array(x) for x in flat]
 

@@ -60,20 +60,23 @@ def _labels(fun: Callable, args: tuple, chosen: Sequence[int]) -> list[str]:
 
 
 def _differentiated(
-    leaves: Sequence[Any], value: Any, label: Callable[[int], str], nonfloat: str, holomorphic: bool
-) -> list[bool]:
+    leaves: Sequence[Any], value: Any, label: Callable[[int], str], nonfloat: str,
+    holomorphic: bool, what: str = "grad",
+) -> list[bool]:  # fmt: skip
+    remedy = {
+        "grad": 'pass nonfloat="none" to get None for it, allow_int=True for zeros, or keep it out',
+        "jacrev": "pass allow_int=True to get zeros for it, or keep it out",
+    }.get(what, "keep it out")
     mask = [differentiable(x) for x in leaves]
     for i, (x, m) in enumerate(zip(leaves, mask)):
         if not m and nonfloat == "raise":
             raise TypeError(
-                f"grad needs floating-point inputs, but {label(i)} is {typeof(x)}\n"
-                f"  at {where().describe()}\n"
-                '  pass nonfloat="none" to get None for it (allow_int=True for zeros), or keep it '
-                "out of the differentiated arguments"
+                f"{what} needs floating-point inputs, but {label(i)} is {typeof(x)}\n"
+                f"  at {where().describe()}\n  {remedy} of the differentiated arguments"
             )
         if m and dtypes.is_complex(typeof(x).dtype) and not holomorphic:
             raise TypeError(
-                f"grad of a complex input needs holomorphic=True; {label(i)} is {typeof(x)}\n"
+                f"{what} of a complex input needs holomorphic=True; {label(i)} is {typeof(x)}\n"
                 f"  at {where().describe()}\n  or differentiate its real and imaginary parts"
             )
     return mask
@@ -95,13 +98,19 @@ def value_and_grad(
     `safe_zero` makes 0 * inf zero in derivatives; `nonfloat="none"` gives None for integer leaves.
     Raises TypeError for a non-scalar or non-float value, naming what it was.
     """
+    if nonfloat not in ("raise", "none", "zeros"):
+        raise ValueError(
+            f'nonfloat is "raise", "none" or "zeros", got {nonfloat!r}\n  at {where().describe()}'
+        )
     nonfloat = "zeros" if allow_int else nonfloat
 
     @boundary(fun)
     def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
         chosen = _selected(argnums, args, fun)
         picked = tuple([args[i] for i in chosen])
-        leaves, in_tree, _ = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
+        leaves, in_tree, _ = flatten_arrays(
+            picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
+        )
 
         def label(i: int) -> str:
             paths = [tree.paths(p) for p in picked]
@@ -302,7 +311,7 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
     pytree and may be returned from `jit`.
     """
-    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ")
+    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", lambda: labels_of(fun, primals))
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
     mask = tuple([differentiable(x) for x in leaves])
     called = Called("vjp", name_of(fun), leaves, lambda: labels_of(fun, primals))
@@ -325,7 +334,7 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
 def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     """(outputs, linear function of tangents): the derivative at a point, to be applied many
     times."""
-    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ")
+    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", lambda: labels_of(fun, primals))
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
     mask = tuple([differentiable(x) for x in leaves])
     called = Called("linearize", name_of(fun), leaves, lambda: labels_of(fun, primals))
@@ -348,7 +357,9 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError("jvp takes tuples or lists of primals and tangents")
-    leaves, in_tree, _ = flatten_arrays(tuple(primals), "a primal: ")
+    leaves, in_tree, _ = flatten_arrays(
+        tuple(primals), "a primal: ", lambda: labels_of(fun, primals)
+    )
     ts = _matching(
         tuple(tangents), in_tree, [typeof(x) for x in leaves], "the tangents", "the primals"
     )
@@ -454,8 +465,11 @@ def jacfwd(
     @boundary(fun)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
-        leaves, in_tree, _ = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
-        _differentiated(leaves, picked, lambda i: f"leaf {i}", "raise", holomorphic)
+        leaves, in_tree, _ = flatten_arrays(
+            picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
+        )
+        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
+        _differentiated(leaves, picked, label, "raise", holomorphic, "jacfwd")
         avals = [typeof(x) for x in leaves]
         flat = FlatFunction(f, in_tree, has_aux=has_aux)
         kept: list[Any] = []
@@ -491,11 +505,13 @@ def jacrev(
 
     @boundary(fun)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
-        _, f, picked = _on_arguments(fun, argnums, args, kwargs)
-        leaves, in_tree, _ = flatten_arrays(picked, f"an argument of {name_of(fun)}: ")
-        _differentiated(
-            leaves, picked, lambda i: f"leaf {i}", "zeros" if allow_int else "raise", holomorphic
+        chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(
+            picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
         )
+        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
+        nonfloat = "zeros" if allow_int else "raise"
+        _differentiated(leaves, picked, label, nonfloat, holomorphic, "jacrev")
         out, pull, *aux = vjp(f, *picked, has_aux=has_aux)
         outs, out_tree = tree.flatten(out)
         avals = [typeof(o) for o in outs]

@@ -318,8 +318,10 @@ class JitFunction:
             return
         labels = program.jaxpr.labels
         text = "; ".join(f"{labels[i]} ({why})" for i, why in unused[:4])
+        text += f"; and {len(unused) - 4} more" if len(unused) > 4 else ""
         message = (
             f"{name_of(self.fun)}: {len(unused)} donated inputs cannot be reused: {text}\n"
+            f"  called at {where(depth=4).describe()}\n"
             "  donate only what the function returns in updated form, or pass "
             'on_unusable_donation="ignore"'
         )

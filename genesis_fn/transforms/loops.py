@@ -19,7 +19,7 @@ from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.flat import flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.linearize import jvp_jaxpr
-from genesis_fn.transforms.scan import _fixed_point, grown, named_scan, scan
+from genesis_fn.transforms.scan import _fixed_point, grown, mismatch, named_scan, scan
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
 
 
@@ -151,13 +151,22 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
 
     Structure, shapes and dtypes of the value stay the same. Forward-mode differentiable only.
     """
+    return _while(cond_fun, body_fun, init_val, init_val, "while_loop", name_of(body_fun))
+
+
+def _while(
+    cond_fun: Callable, body_fun: Callable, init_val: Any, shown: Any, what: str, name: str
+) -> Any:
+    """A while loop, which errors call `what`; `shown` is the part of its value, last in it, that
+    the user knows, and `name` what the body is called."""
     leaves, treedef, weak = flatten_arrays(init_val, "while_loop's init_val")
     if config.current().disable_jit and all(_concrete(x) for x in leaves):
         value = init_val
         while bool(cond_fun(value)):
             value = body_fun(value)
         return value
-    name = name_of(body_fun)
+    names = [f"{what}: the value{p}" for p in tree.paths(shown)]
+    names = [""] * (len(leaves) - len(names)) + names
     found_weak: list[bool] = []
 
     def body(*xs: Any) -> list[Any]:
@@ -165,10 +174,10 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
         out = body_fun(tree.unflatten(treedef, xs))
         new, found = tree.flatten(out)
         if found != treedef:
-            difference = tree.first_difference(init_val, out)
+            found = out if shown is init_val else out[-1]
             raise errors.TreeError(
-                f"while_loop: {name} returned another structure: {difference}\n"
-                f"  at {where().describe()}"
+                f"{what}: {name} returned another structure: "
+                f"{tree.first_difference(shown, found, 'the value')}\n  at {where().describe()}"
             )
         result = [as_array(x) for x in new]
         found_weak = [x.weak for x in result]
@@ -186,10 +195,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
             break
     for i, (k, o) in enumerate(zip(kinds, body_jaxpr.out_avals)):
         if k is not o:
-            raise TypeError(
-                f"while_loop: the value{tree.paths(init_val)[i]} goes in as {k} and comes out of "
-                f"{name} as {o}\n  at {where().describe()}\n  cast one with .astype(...)"
-            )
+            raise mismatch(body_jaxpr, i, k, o, names[i], name)
     leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
     with beside(leaves):
         cond_jaxpr, cond_captured = stage(
@@ -234,7 +240,14 @@ def fori_loop(
 
         def step(carry: Any, _: None) -> Any:
             i, value = carry
-            return (ops.add(i, 1), body_fun(i, value)), None
+            new = body_fun(i, value)
+            difference = tree.first_difference(init_val, new, "the value")
+            if difference is not None:
+                raise errors.TreeError(
+                    f"fori_loop: {name_of(body_fun)} returned another structure: {difference}\n"
+                    f"  at {where().describe()}"
+                )
+            return (ops.add(i, 1), new), None
 
         functools.update_wrapper(step, body_fun)
         names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
@@ -246,11 +259,11 @@ def fori_loop(
         low, high = as_array(lower), as_array(upper)
     kind = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
     low, high = ops.convert(low, kind), ops.convert(high, kind)
-    _, value = while_loop(
+    _, value = _while(
         lambda carry: ops.lt(carry[0], high),
         lambda carry: (ops.add(carry[0], 1), body_fun(carry[0], carry[1])),
-        (low, init_val),
-    )
+        (low, init_val), init_val, "fori_loop", name_of(body_fun),
+    )  # fmt: skip
     return value
 
 
@@ -301,9 +314,20 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         out = fn(tree.unflatten(treedef, a), tree.unflatten(treedef, b))
-        found = tree.leaves(out)
-        if len(found) != len(leaves):
-            raise errors.TreeError(f"associative_scan: {name_of(fn)} must keep the structure")
+        found, structure = tree.flatten(out)
+        if structure != treedef:
+            difference = tree.first_difference(elems, out, "the elements")
+            raise errors.TreeError(
+                f"associative_scan: {name_of(fn)} must keep the structure: {difference}\n"
+                f"  at {where().describe()}"
+            )
+        for x, y, path in zip(b, found, tree.paths(out)):
+            if typeof(y) is not typeof(x):
+                raise TypeError(
+                    f"associative_scan: the elements{path} go in as {typeof(x)} and come out of "
+                    f"{name_of(fn)} as {typeof(y)}\n  at {where().describe()}\n"
+                    "  shapes and dtypes must stay: cast one with .astype(...)"
+                )
         return found
 
     def part(xs: Sequence[Any], start: int, stop: int | None, step: int = 1) -> list[Any]:

@@ -290,8 +290,9 @@ def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         ins = [Var(a.aval) if type(a) is Array else a for a in args]
         made = [Var(o.aval) for o in outs]
         jaxpr = Jaxpr(
-            [v for v in ins if type(v) is Var], [Eqn(self, ins, params, made, where())], made,
-            (), self.name,
+            [v for v in ins if type(v) is Var],
+            # A backward pass runs operations of the lines that it differentiates.
+            [Eqn(self, ins, params, made, ctx.line or where(), ctx.backward)], made, (), self.name,
         )  # fmt: skip
         check_outputs(jaxpr, [a for a in args if type(a) is Array], outs)
     return out

@@ -12,7 +12,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.convert import as_array
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import (
     SCALARS,
@@ -381,12 +381,18 @@ def _body(
             )
         new, found = tree.flatten(out[0])
         if found != carry_tree:
-            difference = tree.first_difference(init, out[0])
+            difference = tree.first_difference(init, out[0], "the carry")
             raise errors.TreeError(
                 f"scan: {name} returned a carry of another structure: {difference}\n"
                 f"  at {where().describe()}"
             )
         ys, y_tree = tree.flatten(out[1])
+        for x, called in zip(new, names):
+            if not is_value(x):
+                raise _not_an_array(x, called, name)
+        for y, path in zip(ys, tree.paths(out[1])):
+            if not is_value(y):
+                raise _not_an_array(y, f"scan: y{path}", name)
         new = [as_array(x) for x in new]
         if mode == "cast":
             new = [with_weak(convert(x, k.dtype), w) for x, k, w in zip(new, kinds, weak)]
@@ -408,14 +414,26 @@ def _body(
             break
     for i, (k, o) in enumerate(zip(kinds, outs)):
         if k is not o:
-            made = next((e for e in jaxpr.eqns if jaxpr.outs[i] in e.outs), None)
-            line = made.where if made and made.where else where()
-            raise TypeError(
-                f"{names[i]} goes in as {k} and comes out of {name} as {o}\n"
-                f"  at {line.describe()}\n  {_remedy(k, o, names[i])}"
-            )
+            raise mismatch(jaxpr, i, k, o, names[i], name)
     inits = [convert(x, k.dtype) for x, k in zip(inits, kinds)]
     return jaxpr, captured, inits, y_tree, found_weak
+
+
+def _not_an_array(x: Any, what: str, function: str) -> Exception:
+    return TypeError(
+        f"{what} comes out of {function} as {x!r:.60} of type {type(x).__name__}, not an array or "
+        f"a number\n  at {where().describe()}"
+    )
+
+
+def mismatch(jaxpr: Jaxpr, i: int, k: Aval, o: Aval, what: str, function: str) -> Exception:
+    """The error for output `i` of a loop's body, which goes in as `k` and comes out as `o`."""
+    made = next((e for e in jaxpr.eqns if jaxpr.outs[i] in e.outs), None)
+    line = made.where if made and made.where else where()
+    return TypeError(
+        f"{what} goes in as {k} and comes out of {function} as {o}\n"
+        f"  at {line.describe()}\n  {_remedy(k, o, what)}"
+    )
 
 
 def _remedy(k: Aval, o: Aval, name: str) -> str:

@@ -41,7 +41,9 @@ def vmap(
                 f"positional arguments\n  at {where().describe()}"
             )
         values = (args, kwargs)
-        leaves, in_tree, _ = flatten_arrays(values, f"an argument of {name_of(fun)}: ")
+        leaves, in_tree, _ = flatten_arrays(
+            values, f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, args, kwargs)
+        )
         dims: list[int | None] = []
         for i, (axis, arg) in enumerate(zip(axes, args)):
             try:

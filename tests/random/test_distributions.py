@@ -189,14 +189,14 @@ def test_gamma_moments_through_the_gradient():
 
 
 def test_samplers_under_jit_and_vmap():
-    keys = random.split(random.key(2), 3)
+    keys = random.split(random.key(2), 3)  # copied, to be drawn from again
     draw = lambda k: random.gamma(k, 0.7, (4,))  # noqa: E731
-    rows = np.stack([np.asarray(draw(keys[i])) for i in range(3)])
-    np.testing.assert_allclose(vmap(draw)(keys), rows, rtol=1e-6)
-    np.testing.assert_allclose(jit(vmap(draw))(keys), rows, rtol=1e-6)
+    rows = np.stack([np.asarray(draw(keys.copy()[i])) for i in range(3)])
+    np.testing.assert_allclose(vmap(draw)(keys.copy()), rows, rtol=1e-6)
+    np.testing.assert_allclose(jit(vmap(draw))(keys.copy()), rows, rtol=1e-6)
     counts = lambda k: random.poisson(k, jnp.array([2.0, 30.0]))  # noqa: E731
-    rows = np.stack([np.asarray(counts(keys[i])) for i in range(3)])
-    np.testing.assert_array_equal(vmap(counts)(keys), rows)
+    rows = np.stack([np.asarray(counts(keys.copy()[i])) for i in range(3)])
+    np.testing.assert_array_equal(vmap(counts)(keys.copy()), rows)
 
 
 def test_dtypes_and_errors():
