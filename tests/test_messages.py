@@ -140,6 +140,25 @@ def test_a_mistake_is_named_by_path_and_line(name):
             assert word in text, text
 
 
+def test_operands_that_are_arguments_have_names_in_eager_transforms_too():
+    def loss(params, x):
+        return jnp.sum(x @ params["w"])
+
+    params, x = {"w": jnp.ones((3, 4))}, jnp.ones((2, 5))
+    batch = {"w": jnp.ones((6, 3, 4))}, jnp.ones((6, 2, 5))
+    for call in (
+        lambda: gf.grad(loss, (0, 1))(params, x),
+        lambda: gf.vmap(loss)(*batch),
+        lambda: gf.vmap(gf.grad(loss, (0, 1)))(*batch),
+        lambda: gf.jvp(loss, (params, x), (params, x)),
+        lambda: gf.jit(gf.grad(gf.vmap(loss)))(*batch),
+    ):
+        with pytest.raises(gf.errors.ShapeError) as error:
+            call()
+        assert "x f32[2,5] @ params['w'] f32[3,4]" in str(error.value), error.value
+        assert 'x @ params["w"]' in str(error.value)
+
+
 def test_donation_says_where_and_what():
     state = {"w": jnp.ones(3), "m": jnp.ones((2, 2))}
     f = gf.jit(lambda state: {"w": state["w"] * 2}, donate_argnames="state")

@@ -247,11 +247,16 @@ class Called:
 
     def origin(self, value: Any) -> str:
         """Where a value came from: an input, or the function."""
-        at = f"{self.transform} called at {self.line.describe()}"
+        label = self.label(value)
+        place = f"argument {label} of {self.function}" if label else f"a line of {self.function}"
+        return f"{place}, {self.transform} called at {self.line.describe()}"
+
+    def label(self, value: Any) -> str:
+        """What messages call an input; "" for other values."""
         for x, label in zip(self.inputs, self.labels()):
             if x is value:
-                return f"argument {label} of {self.function}, {at}"
-        return f"a line of {self.function}, {at}"
+                return label
+        return ""
 
 
 class Trace:
@@ -301,6 +306,8 @@ class Tracer(Operators):
             inner = getattr(self, name, None)
             if isinstance(inner, Tracer):
                 return inner.label()
+            if inner is not None and self.trace.called is not None:
+                return self.trace.called.label(inner)
         return ""
 
     def __repr__(self) -> str:
