@@ -65,8 +65,10 @@ OURS, THEIRS = as_in_jax(gf, jnp, lax), as_in_jax(jax, jjnp, jax.lax)
 @pytest.mark.parametrize("entry", THEIRS)
 def test_as_in_jax_eager_and_jitted(entry):
     want = np.asarray(THEIRS[entry]())
+    # 5.0 ** 2.0 of CUDA's library is 24.999998.
+    rtol = 3e-7 if entry.startswith("at.power") else 0.0
     for got in (OURS[entry](), gf.jit(OURS[entry])()):
-        np.testing.assert_array_equal(np.asarray(got), want)
+        np.testing.assert_allclose(np.asarray(got), want, rtol=rtol)
 
 
 X = np.arange(12.0, dtype=np.float32).reshape(4, 3)
