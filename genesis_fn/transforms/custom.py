@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -306,6 +307,14 @@ def _rule_at(rule: Any) -> str:
 _PROGRAMS = {custom_jvp_call_p: custom_jvp_p, custom_vjp_call_p: custom_vjp_p}
 
 
+class _Active(threading.local):
+    """Calls whose rules this thread is staging now: there a call of the same function is the
+    program being made. To another thread it is a call like any other."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, dict[str, Any]] = {}
+
+
 class _Custom:
     """What the two decorators share: which arguments are static, and staging with a memory."""
 
@@ -326,7 +335,7 @@ class _Custom:
                 raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
         self.static = {*static, *(names.index(n) for n in static_names)}
         self.staged: dict[Any, Any] = {}
-        self.active: dict[Any, Any] = {}  # calls whose rules are being staged now
+        self.active = _Active()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)  # pyright: ignore[reportArgumentType]
@@ -380,12 +389,11 @@ class _Custom:
         """A call recorded as an operation that holds programs: those kept from an earlier call, if
         nothing that they captured is a tracer."""
         key = (call.key(), surroundings())
-        if key in self.active:
-            self.active[key]["called"] = True
-            if "consts" not in self.active[key]:  # the first pass only finds out what is captured
+        if (state := self.active.calls.get(key)) is not None:
+            state["called"] = True
+            if "consts" not in state:  # the first pass only finds out what is captured
                 return call.fun(*xs)
-            found = self.active[key]["found"]
-            consts = self.active[key]["consts"]
+            found, consts = state["found"], state["consts"]
         elif key in self.staged:
             found, consts = self.staged[key]
         else:
@@ -407,7 +415,7 @@ class _Custom:
         learned = call.learned
         rules = Rules()
         state: dict[str, Any] = {"called": False}
-        self.active[key] = state
+        self.active.calls[key] = state
         try:
             more = (call, kinds, weak, first[0], learned, out_weak)
             staged = [first, *self.stage_rules(*more)]
@@ -417,7 +425,7 @@ class _Custom:
                 staged = [first, *self.stage_rules(*more)]
                 programs = _laid_out(staged, consts, self.name)
         finally:
-            del self.active[key]
+            del self.active.calls[key]
         rules.made = (*programs[1:], None) if len(programs) == 3 else tuple(programs[1:])
         found = (programs[0], rules, out_weak, learned)
         if not any(isinstance(x, Tracer) for x in consts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -298,3 +300,31 @@ def test_unhashable_static_argument():
     f.defvjp(lambda x, options: (x, None), lambda options, res, ct: (ct,))
     with pytest.raises(TypeError, match="argument 1 of <lambda> is .*neither arrays nor hashable"):
         grad(lambda x: f(x, [{"a": "text"}]).sum())(ours(V))
+
+
+def test_a_rule_that_another_thread_is_recording_counts_too():
+    inside, outside = threading.Event(), threading.Event()
+
+    @custom_jvp
+    def f(x):
+        return x * 2
+
+    @f.defjvp
+    def rule(primals, tangents):
+        if threading.current_thread() is first:
+            inside.set()
+            outside.wait(20)
+        return f(*primals), 7 * tangents[0]
+
+    slopes = {}
+
+    def work(name):
+        slopes[name] = float(grad(jit(lambda x: f(x) + len(name)))(jnp.ones(())))
+
+    first = threading.Thread(target=work, args=("first",))
+    first.start()
+    assert inside.wait(20)
+    work("other")
+    outside.set()
+    first.join()
+    assert slopes == {"first": 7, "other": 7}
