@@ -6,12 +6,27 @@ value came to be there, and what to write instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+# The user's line in words; `primitive.py` puts a function here that knows of transforms.
+user_line: Callable[[], str] | None = None
+
 
 class GenesisError(Exception):
     """Base of the errors that only this library raises."""
 
 
-class ShapeError(GenesisError, TypeError, ValueError):
+class WithLine(GenesisError):
+    """An error whose message names the user's line: where it was raised, if nothing better is said
+    in it."""
+
+    def __init__(self, message: str = "") -> None:
+        if user_line is not None and message and "\n  at " not in message:
+            message += f"\n  at {user_line()}"
+        super().__init__(message)
+
+
+class ShapeError(WithLine, TypeError, ValueError):
     """Operand shapes do not fit an operation."""
 
 
@@ -19,7 +34,7 @@ class AxisError(ShapeError, IndexError):
     """An axis lies outside an array's dimensions."""
 
 
-class DTypeError(GenesisError, TypeError, ValueError):
+class DTypeError(WithLine, TypeError, ValueError):
     """Operand dtypes do not fit an operation, or have no common type."""
 
 
@@ -31,7 +46,7 @@ class TransferError(GenesisError, RuntimeError):
     """A copy between host and device, or two devices, that `transfer_guard` forbids."""
 
 
-class TreeError(GenesisError, ValueError, TypeError):
+class TreeError(WithLine, ValueError, TypeError):
     """A pytree has another structure than the one expected."""
 
 

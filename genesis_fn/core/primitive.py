@@ -33,6 +33,13 @@ class Context(threading.local):
 ctx = Context()
 
 
+def _user_line() -> str:
+    return (ctx.line or where(depth=4)).describe()
+
+
+errors.user_line = _user_line
+
+
 class beside:
     """`with beside(xs):` arrays made inside go where the first concrete array among `xs` is;
     `place` is that device if it is not the default one."""

@@ -168,7 +168,8 @@ def vmap_flat(
             value, dim = trace.split(o)
             if place is None and dim is not None:
                 raise ValueError(
-                    "vmap: out_axes is None for an output that differs between examples"
+                    "vmap: out_axes is None for an output that differs between examples, "
+                    f"{typeof(o)}\n  at {where().describe()}"
                 )
             if place is None:
                 result.append(value)
