@@ -190,9 +190,13 @@ def select_n(which: Any, *cases: Any) -> Any:
 
 
 def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002
-    """`x` limited to [min, max]; its derivative is zero where it is limited."""
+    """`x` limited to [min, max], to max where min > max; its derivative is zero where it is
+    limited."""
     x = array(x)
+    known = type(min) in SCALARS and type(max) in SCALARS and min <= max
     low, x, high = arrays("clamp", (min, x, max), scalars=False)
+    if not known:
+        low = p.select(p.lt(high, low), high, low)
     return p.select(p.le(x, low), low, p.select(p.ge(x, high), high, x))
 
 

@@ -84,7 +84,8 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
 
 
 def remainder(x1: Any, x2: Any, /) -> Any:
-    """x1 - x2 * floor(x1 / x2): the remainder with the sign of x2, elementwise."""
+    """x1 - x2 * floor(x1 / x2): the remainder with the sign of x2, elementwise; of an integer by
+    zero, 0."""
     if _by_positive(x1, x2):
         d = _dtype(x1)
         if x2 & (x2 - 1) == 0:
@@ -108,8 +109,15 @@ def _by_positive(x1: Any, x2: Any) -> bool:
     return dtypes.is_integer(d) and x2 <= int(dtypes.iinfo(d).max) // 2
 
 
+def _rem(x: Any, y: Any) -> Any:
+    """`rem`, but 0 for an integer by zero."""
+    if dtypes.is_integer(_dtype(x)):
+        y = p.select(p.eq(y, _zero(y)), _like(y, 1), y)
+    return p.rem(x, y)
+
+
 def _remainder(x: Any, y: Any) -> Any:
-    r = p.rem(x, y)
+    r = _rem(x, y)
     if dtypes.is_unsigned(_dtype(x)):
         return r
     fix = p.bitwise_and(p.ne(r, _zero(r)), p.ne(p.lt(r, _zero(r)), p.lt(y, _zero(y))))
@@ -133,8 +141,8 @@ def _divmod(name: str, x1: Any, x2: Any) -> tuple[Any, Any]:
     if dtypes.is_complex(d):
         raise errors.DTypeError(f"{name} takes real numbers, got {x.aval}")
     if dtypes.is_unsigned(d):
-        return p.div(x, y), p.rem(x, y)
-    r = p.rem(x, y)
+        return p.div(x, y), _rem(x, y)
+    r = _rem(x, y)
     fix = p.bitwise_and(p.ne(r, _zero(r)), p.ne(p.lt(r, _zero(r)), p.lt(y, _zero(y))))
     if dtypes.is_integer(d):
         q = p.div(x, y)
@@ -147,8 +155,8 @@ def _divmod(name: str, x1: Any, x2: Any) -> tuple[Any, Any]:
 
 
 def fmod(x1: Any, x2: Any, /) -> Any:
-    """The remainder of x1 / x2 with the sign of x1, elementwise."""
-    return p.rem(*operands("fmod", (x1, x2), scalars=False))
+    """The remainder of x1 / x2 with the sign of x1, elementwise; of an integer by zero, 0."""
+    return _rem(*operands("fmod", (x1, x2), scalars=False))
 
 
 def modf(x: Any, /) -> tuple[Any, Any]:
@@ -331,7 +339,9 @@ def ldexp(x1: Any, x2: Any, /) -> Any:
     x = inexact_value(x)
     half = p.convert(p.shift_right_arithmetic(p.convert(n, dtypes.I32), 1), _dtype(x))
     rest = subtract(p.convert(n, _dtype(x)), half)
-    return multiply(multiply(x, p.exp2(half)), p.exp2(rest))
+    scaled = multiply(multiply(x, p.exp2(half)), p.exp2(rest))
+    x = broadcast(x, scaled.aval.shape)
+    return p.select(p.eq(x, _zero(x)), x, scaled)
 
 
 def frexp(x: Any, /) -> tuple[Any, Any]:

@@ -196,7 +196,7 @@ def cov(
     if weights is None:
         n: Any = float(x.aval.shape[1])
         center = x.mean(axis=1, keepdims=True)
-        norm: Any = n - ddof
+        norm: Any = max(n - ddof, 0.0)
     else:
         center, total = average(x, 1, weights, returned=True, keepdims=True)
         total = real(ravel(total)[0])
@@ -304,11 +304,15 @@ def interp(
 ) -> Any:
     """The piecewise linear function through the points (xp, fp), xp rising, at `x`.
 
-    Outside, `left` and `right`, by default the end values; with `period` everything is periodic.
+    Outside, `left` and `right`, by default the end values; "extrapolate" continues the first or
+    last line. With `period` everything is periodic.
     """
     x, xp, fp = promote_arrays("interp", (x, asarray(xp), asarray(fp)), inexact=True)
     if xp.ndim != 1 or fp.aval.shape != xp.aval.shape:
         raise ValueError(f"interp: xp {xp.aval} and fp {fp.aval} must be vectors of one length")
+    for side in (left, right):
+        if isinstance(side, str) and side != "extrapolate":
+            raise ValueError(f"interp: outside is a number or 'extrapolate', got {side!r}")
     if period is not None:
         period = p.convert(asarray(period), x.dtype)
         x, xp = remainder(x, period), remainder(xp, period)
@@ -323,8 +327,10 @@ def interp(
     flat = equal(gap, 0)
     y = where(flat, f0, add(f0, multiply(divide(subtract(x, x0), where(flat, 1, gap)), rise)))
     if period is None:
-        y = where(less(x, xp[0]), fp[0] if left is None else left, y)
-        y = where(greater(x, xp[-1]), fp[-1] if right is None else right, y)
+        if not isinstance(left, str):
+            y = where(less(x, xp[0]), fp[0] if left is None else left, y)
+        if not isinstance(right, str):
+            y = where(greater(x, xp[-1]), fp[-1] if right is None else right, y)
     return y
 
 

@@ -229,7 +229,10 @@ bitwise_or = binary("bitwise_or", p.bitwise_or, "x | y, bit by bit.")
 bitwise_xor = binary("bitwise_xor", p.bitwise_xor, "x ^ y, bit by bit.")
 bitwise_not = unary("bitwise_not", p.bitwise_not, "~x, bit by bit.")
 invert = bitwise_invert = bitwise_not
-bitwise_count = unary("bitwise_count", p.population_count, "The number of set bits of |x|.")
+bitwise_count = unary(
+    "bitwise_count", lambda x: p.convert(p.population_count(p.abs(x)), dtypes.U8),
+    "The number of set bits of |x|, as uint8.",
+)  # fmt: skip
 left_shift = binary("left_shift", p.shift_left, "x << y, elementwise.")
 bitwise_left_shift = left_shift
 logical_and = _logical("logical_and", bitwise_and, "Whether x and y are both nonzero.")

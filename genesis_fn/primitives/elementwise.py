@@ -85,13 +85,20 @@ def _div_torch(x: Any, y: Any) -> Any:
     if kind.is_floating_point or kind.is_complex:
         return operator.truediv(x, y)
     x = x if type(x) is torch.Tensor else torch.tensor(x, dtype=kind)
-    if type(y) is not torch.Tensor and y != 0:
+    low = 255 if kind is torch.uint8 else -1  # all bits set: x / 0 as XLA defines it
+    if type(y) is not torch.Tensor:
+        if y in (0, -1):
+            return torch.neg(x) if y else torch.full_like(x, low)
         return torch.div(x, y, rounding_mode="trunc")
-    # By zero: -1, all bits set, as XLA defines it; the processor would trap.
-    zero = torch.eq(y, 0) if type(y) is torch.Tensor else torch.ones_like(x, dtype=torch.bool)
-    safe = torch.where(zero, 1, y) if type(y) is torch.Tensor else 1
-    low = 255 if kind is torch.uint8 else -1
-    return torch.where(zero, low, torch.div(x, safe, rounding_mode="trunc"))
+    # The processor would trap on division by zero and on the least number's by -1, which wraps.
+    zero = torch.eq(y, 0)
+    if kind is torch.uint8:
+        quotient = torch.div(x, torch.where(zero, 1, y), rounding_mode="trunc")
+    else:
+        minus = torch.eq(y, -1)
+        divisor = torch.where(torch.logical_or(zero, minus), 1, y)
+        quotient = torch.div(torch.where(minus, -x, x), divisor, rounding_mode="trunc")
+    return torch.where(zero, low, quotient)
 
 
 def _rem_torch(x: Any, y: Any) -> Any:
@@ -229,6 +236,11 @@ def _integer_pow_torch(avals: Sequence[Any], *, y: int) -> Callable:
         return lambda x: x * x
     if y == -1 and dtypes.is_inexact(kind) and kind not in NARROW_FLOATS:
         return torch.reciprocal
+    bits = 8 * kind.itemsize
+    if dtypes.is_integer(kind) and y > bits:
+        # Even powers beyond the width are 0, those of odd numbers repeat (Carmichael): a smaller
+        # exponent, which the dtype holds, has the same power.
+        y = bits + (y - bits) % 2 ** (bits - 2)
     if kind in SIGNED_STORAGE:
         return lambda x: host_tensor(np.power(host_view(x, kind), kind.type(y)), kind)
     if kind in NARROW_FLOATS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -224,7 +225,10 @@ def _static_int(x: Any) -> int | None:
         return None
     if type(x) is Array:
         return None
-    return int(x)
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"fori_loop: bounds are integers, got {x!r}") from None
 
 
 def fori_loop(
@@ -257,6 +261,11 @@ def fori_loop(
         return value
     with beside(tree.leaves((lower, upper, init_val))):
         low, high = as_array(lower), as_array(upper)
+    if any(not dtypes.is_integer(typeof(x).dtype) or typeof(x).shape for x in (low, high)):
+        raise TypeError(
+            f"fori_loop: bounds are integers, got {typeof(low)} and {typeof(high)}\n"
+            f"  at {where().describe()}"
+        )
     kind = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
     low, high = ops.convert(low, kind), ops.convert(high, kind)
     _, value = _while(
@@ -269,6 +278,8 @@ def fori_loop(
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001
     """`f` of every slice along the leading axis, one after the other (`batch_size` at a time)."""
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
     if batch_size is None:
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
     from genesis_fn.primitives.shape import concatenate, reshape, slice_in_dim

@@ -7,6 +7,7 @@ that the first a constants and the last b xs are such.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -311,6 +312,8 @@ def named_scan(
     carry: str, names: Sequence[str],
 ) -> tuple[Any, Any]:  # fmt: skip
     """`scan`, with what errors call each leaf of the carry."""
+    if unroll is not True and operator.index(unroll) < 0:
+        raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
     near = tree.leaves((init, xs))
     with beside(near):
         inits, carry_tree, weak = flatten_arrays(init, "scan's init")

@@ -384,3 +384,18 @@ def test_quantiles_refuse() -> None:
         jnp.quantile(jnp.ones(3, "complex64"), 0.5)
     half = jnp.quantile(jnp.asarray(V).astype("bfloat16"), 0.5)
     assert half.dtype.name == "bfloat16"
+
+
+def test_interp_extrapolates() -> None:
+    x, xs, ys = np.float32([-1, 0.5, 2]), np.float32([0, 1]), np.float32([3, 5])
+    given = [jnp.asarray(v) for v in (x, xs, ys)]
+    found = jnp.interp(*given, "extrapolate", "extrapolate")
+    np.testing.assert_allclose(found, [1, 4, 7], rtol=1e-6)
+    with pytest.raises(ValueError, match="'extrapolate', got 'edge'"):
+        jnp.interp(*given, "edge")
+
+
+def test_ldexp_of_zero_and_cov_of_nothing() -> None:
+    powers = jnp.ldexp(jnp.array([[0.0], [1.0]]), jnp.array([255, -3]))
+    np.testing.assert_array_equal(powers, [[0, 0], [np.inf, 0.125]])
+    assert np.isnan(np.asarray(jnp.cov(jnp.zeros((2, 0))))).all()

@@ -202,3 +202,24 @@ def test_reduce_window_of_several_operands() -> None:
         close(x, y)
     with pytest.raises(errors.ShapeError, match="2 operands but 1 initial"):
         lax.reduce_window((ours(X), ours(N)), (0.0,), ours_of, *args)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int32", "uint32"])
+def test_integer_division_at_the_ends(kind: str) -> None:
+    """By zero, of the least number by -1 (where the processor would trap), of large exponents."""
+    info = np.iinfo(kind)
+    some = np.array([info.min, 1, 2, 7, info.max, info.max - 2], kind)
+    x, y = [v.ravel() for v in np.meshgrid(some, np.array([0, -1, info.max, 3]).astype(kind))]
+    for name in ("div", "rem"):
+        found = getattr(lax, name)(ours(x), ours(y))
+        close(found, getattr(jax.lax, name)(x, y))
+        close(jit(getattr(lax, name))(ours(x), ours(y)), found)
+    if info.min:
+        close(lax.div(ours(x), -1), jax.lax.div(x, np.full_like(x, -1)))
+    for name in ("remainder", "fmod"):
+        close(getattr(jnp, name)(ours(x), ours(y)), getattr(jax.numpy, name)(x, y))
+    for exponent in (9, 300):
+        close(lax.integer_pow(ours(some), exponent), jax.lax.integer_pow(some, exponent))
+    close(jnp.bitwise_count(ours(some)), jax.numpy.bitwise_count(some))
+    five, two = np.array(5, kind), np.array(2, kind)
+    close(lax.clamp(ours(five), ours(some), ours(two)), jax.lax.clamp(five, some, two))

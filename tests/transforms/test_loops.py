@@ -177,3 +177,11 @@ def test_loops_jit_to_the_same():
     np.testing.assert_array_equal(np.asarray(jit(f)(ours(V))), np.asarray(f(ours(V))))
     out = vmap(lambda v: map_(lambda s: s * 2, v))(ours(X))
     np.testing.assert_array_equal(np.asarray(out), X * 2)
+
+
+def test_bounds_and_batches_that_are_no_counts():
+    for bounds in ((0, 2.5), (0, jnp.float32(2.5)), (0, jnp.arange(2))):
+        with pytest.raises(TypeError, match="bounds are integers"):
+            fori_loop(*bounds, lambda i, x: x + i, 0)
+    with pytest.raises(ValueError, match="batch_size must be 1 or more"):
+        map_(jnp.sin, jnp.ones(3), batch_size=0)
