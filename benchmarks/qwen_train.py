@@ -1,6 +1,6 @@
 """A Qwen3-0.6B training step on one GPU: B x S tokens, float32 parameters, bfloat16 policy, AdamW.
 
-    python benchmarks/qwen_train.py --out benchmarks/results/qwen-train-h200.json
+    python benchmarks/qwen_train.py --out qwen-train.json
 
 Prints and writes trace and compile times, the median step, tokens/s, model FLOP utilisation and
 peak memory. `--layers` shortens the model, `--check` compares the first losses with the CPU's.
