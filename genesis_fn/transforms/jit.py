@@ -32,7 +32,7 @@ from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.captured import Captured, captures_of
 from genesis_fn.transforms.flat import FlatFunction, name_of
 from genesis_fn.transforms.guard import MISS, Donated, caller, puller
-from genesis_fn.transforms.programs import SHARED, Entry, Program, before_trace, cache_for
+from genesis_fn.transforms.programs import LARGE, SHARED, Entry, Program, before_trace, cache_for
 from genesis_fn.transforms.retrace import RecompilationWarning, difference, program_key, show_key
 from genesis_fn.transforms.stage import stage
 
@@ -449,7 +449,7 @@ def _common_device(leaves: Sequence[Any], program: Program, fun: Callable) -> de
 
 def _warn_captures(fun: Callable, jaxpr: Jaxpr, captured: Sequence[Any]) -> None:
     large = sum(x.nbytes for x in captured if type(x) is Array)
-    if large > 64 << 20:
+    if large > LARGE:
         most = max(captures_of(fun, [(jaxpr, captured)]), key=lambda c: c.nbytes)
         warn(
             f"{name_of(fun)} captured {large >> 20} MiB of arrays from outside; they stay alive "

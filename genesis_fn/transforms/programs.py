@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import device as devices
+from genesis_fn.core.array import Array
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.transforms.flat import FlatFunction
@@ -16,6 +17,7 @@ from genesis_fn.transforms.meaning import meaning
 
 _FUNCTIONS = 512  # whose caches are kept for new function objects of the same meaning
 _ALIKE = 8  # of them of one code: their captured values stay alive
+LARGE = 64 << 20  # bytes of arrays from outside that only their own function may keep alive
 
 
 class Program:
@@ -74,9 +76,10 @@ _shared = threading.Lock()
 
 def cache_for(fun: Callable, options: dict[str, Any]) -> Cache:
     """The cache for a function; a new function object that means the same (a lambda made in a loop)
-    gets the one it had before. A function whose meaning cannot be told has its own."""
+    gets the one it had before. A function whose meaning cannot be told has its own, and so has one
+    that reads large arrays: they go with it."""
     seen = meaning(fun)
-    if seen is None:
+    if seen is None or sum([x.nbytes for x in seen.held if type(x) is Array]) > LARGE:
         return Cache()
     key = (seen.key, tuple(sorted((k, repr(v)) for k, v in options.items())))
     with _shared:

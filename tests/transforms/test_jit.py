@@ -18,7 +18,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.grad import grad
 from genesis_fn.transforms.jit import clear_caches, jit
-from genesis_fn.transforms.programs import SHARED
+from genesis_fn.transforms.programs import LARGE, SHARED
 from genesis_fn.transforms.retrace import RecompilationWarning
 from genesis_fn.transforms.vmap import vmap
 from tests.transforms.both import agree, normal, ours
@@ -140,6 +140,20 @@ def test_equal_lambdas_share_a_cache():
         assert float(f(0.0)) == 0.0
     assert len({id(f.cache) for f in made}) == 1 and len(made[0].cache.programs) == 1
     assert jit(lambda x: x * len(made)).cache is not jit(lambda x: x * len(made) + 1).cache
+
+
+def test_large_captured_arrays_go_with_their_function():
+    def use():
+        rows = jnp.zeros((LARGE // 4096 + 1, 1024))
+        f, again = [jit(lambda x: rows[0] + x) for _ in range(2)]
+        assert f.cache is not again.cache
+        with pytest.warns(UserWarning, match="captured 64 MiB"):
+            f(1.0)
+        return weakref.ref(rows.data)
+
+    memory = use()
+    gc.collect()
+    assert memory() is None
 
 
 def test_new_lambdas_read_what_changed():
