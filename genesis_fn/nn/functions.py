@@ -91,7 +91,10 @@ def gelu(x: Any, approximate: bool = True) -> Any:
 
 def softplus(x: Any) -> Any:
     """log(1 + exp(x))."""
-    return jnp.logaddexp(_float(x), 0.0)
+    x = _float(x)
+    positive = ops.gt(x, 0.0)
+    tail = ops.log1p(ops.exp(ops.select(positive, ops.neg(x), x)))
+    return ops.add(ops.select(positive, x, 0.0), tail)
 
 
 def soft_sign(x: Any) -> Any:

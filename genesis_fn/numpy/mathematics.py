@@ -4,7 +4,7 @@ comparison with tolerance, selection."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,9 +162,8 @@ def fmod(x1: Any, x2: Any, /) -> Any:
 def modf(x: Any, /) -> tuple[Any, Any]:
     """(fraction, integer part) of x, both with its sign."""
     x = inexact_value(x, "modf")
-    whole = p.trunc(x)
-    infinite = isinf(x)
-    return copysign(p.select(infinite, 0.0, p.sub(x, whole)), x), whole
+    none = copysign(full(x.aval.shape, 0, _dtype(x)), x)
+    return p.select(isinf(x), none, p.rem(x, 1.0)), p.trunc(x)
 
 
 # ---- powers ----
@@ -238,17 +237,26 @@ def logaddexp(x1: Any, x2: Any, /) -> Any:
         larger = p.select(p.gt(p.real(x), p.real(y)), x, y)
         difference = p.select(p.gt(p.real(x), p.real(y)), p.sub(y, x), p.sub(x, y))
         return p.add(larger, p.log1p(p.exp(difference)))
-    # Equal operands, infinite ones included, give a difference of 0 rather than NaN.
-    difference = p.select(p.eq(x, y), 0.0, p.sub(x, y))
-    return p.add(p.max(x, y), p.log1p(p.exp(p.neg(p.abs(difference)))))
+    return _log_of_sum(x, y, lambda d: p.log1p(p.exp(d)))
 
 
 def logaddexp2(x1: Any, x2: Any, /) -> Any:
     """log2(2**x1 + 2**x2), elementwise, without overflow."""
     x, y = operands("logaddexp2", (x1, x2), inexact=True, scalars=False)
-    difference = p.select(p.eq(x, y), 0.0, p.sub(x, y))
-    tail = p.div(p.log1p(p.exp2(p.neg(p.abs(difference)))), math.log(2))
-    return p.add(p.max(x, y), tail)
+    return _log_of_sum(x, y, lambda d: p.div(p.log1p(p.exp2(d)), math.log(2)))
+
+
+def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Any:
+    """The larger operand and `beyond(smaller - larger)`.
+
+    Chosen by comparison, not by max and abs: at equal operands either choice has every derivative
+    of the whole. Equal infinities have no difference.
+    """
+    alike = p.bitwise_and(p.eq(x, y), isinf(x))
+    a, b = p.select(alike, 0.0, x), p.select(alike, 0.0, y)
+    first = p.gt(a, b)
+    larger, smaller = p.select(first, a, b), p.select(first, b, a)
+    return p.select(alike, p.max(x, y), p.add(larger, beyond(p.sub(smaller, larger))))
 
 
 # ---- rounding, signs, parts of floats ----
@@ -297,7 +305,7 @@ def clip(arr: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002
 def copysign(x1: Any, x2: Any, /) -> Any:
     """|x1| with the sign of x2, elementwise."""
     x, y = operands("copysign", (x1, x2), inexact=True, scalars=False)
-    return p.select(signbit(y), p.neg(p.abs(x)), p.abs(x))
+    return p.select(p.eq(signbit(x), signbit(y)), x, p.neg(x))
 
 
 def signbit(x: Any, /) -> Any:

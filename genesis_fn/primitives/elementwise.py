@@ -449,7 +449,7 @@ rsqrt = elementwise(
     torch=torch.rsqrt, triton="tl.rsqrt({0})",
 )  # fmt: skip
 cbrt = elementwise(
-    "cbrt", [lambda y, x: div(y, mul(x, 3))], kinds="float", precision="high",
+    "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
     torch=lambda x: torch.sign(x) * torch.pow(torch.abs(x), 1 / 3), triton="libdevice.cbrt({0})",
 )  # fmt: skip
 logistic = elementwise(

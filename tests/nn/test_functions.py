@@ -33,6 +33,13 @@ def close(ours, theirs, **tolerance):
     )
 
 
+@pytest.mark.parametrize("name", ["softplus", "log_sigmoid", "squareplus", "gelu", "silu", "mish"])
+def test_smooth_functions_have_a_curvature_at_zero(name):
+    for x in (0.0, -0.0, 0.5):
+        want = float(jax.grad(jax.grad(getattr(jax.nn, name)))(x))
+        np.testing.assert_allclose(float(grad(grad(getattr(nn, name)))(x)), want, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_function(name, dtype):

@@ -97,3 +97,22 @@ def test_batched(name: str, f: Callable, x: np.ndarray) -> None:
     got = vmap(lambda v: f(jnp, v))(jnp.asarray(batch))
     expected = [np.asarray(f(jnp, jnp.asarray(v))) for v in batch]
     np.testing.assert_allclose(np.asarray(got), np.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_derivatives_where_operands_meet():
+    """At equal operands, at zero and at whole numbers the functions are smooth."""
+    for name in ("logaddexp", "logaddexp2"):
+        f, theirs = getattr(jnp, name), getattr(jax_numpy, name)
+        for x, y in ((0.3, 0.3), (-2.0, -2.0), (0.0, -0.0), (1.0, 2.0)):
+            for i in (0, 1):
+                ours = grad(lambda a, b, i=i, f=f: grad(f, i)(a, b), i)(x, y)
+                want = jax.grad(lambda a, b, i=i, f=theirs: jax.grad(f, i)(a, b), i)(x, y)
+                np.testing.assert_allclose(float(ours), float(want), rtol=1e-4)
+        assert float(f(np.inf, np.inf)) == np.inf and float(f(-np.inf, -np.inf)) == -np.inf
+        assert [float(g) for g in grad(f, (0, 1))(-np.inf, -np.inf)] == [0.5, 0.5]
+    assert [float(grad(jnp.cbrt)(x)) for x in (0.0, np.inf)] == [np.inf, 0.0]
+    for x in (-3.0, -0.5, 0.0, 2.0):
+        assert float(grad(lambda v: jnp.modf(v)[0])(x)) == 1.0
+        parts = [float(p) for p in jnp.modf(x)]
+        assert str(parts) == str([float(p) for p in np.modf(np.float32(x))])
+        assert float(grad(lambda v: jnp.copysign(v, 1.0))(x)) == (-1.0 if x < 0 else 1.0)

@@ -84,7 +84,7 @@ def test_threefry_is_bit_equal_to_jax(name, seed):
 def test_threefry_is_close_to_jax(name):
     theirs = CLOSE[name](jax.random, xnp, jax.random.key(5, impl="threefry2x32"))
     ours = CLOSE[name](random, jnp, random.key(5, impl="threefry2x32"))
-    np.testing.assert_allclose(ours, theirs, rtol=5e-6, atol=1e-6)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

@@ -167,7 +167,7 @@ def test_decorator_kwargs_and_captures():
     assert f.__name__ == "f"
     np.testing.assert_allclose(float(f(ours(X), scale=2.0)), 2 * (X @ W).sum(), rtol=0.05)
     outer = grad(lambda v: amp(lambda x: (x @ v).sum())(ours(X)))(w)
-    np.testing.assert_allclose(np.asarray(outer), X.sum(0)[:, None] * np.ones((1, 4)), rtol=0.02)
+    np.testing.assert_allclose(np.asarray(outer), X.sum(0)[:, None] * np.ones((1, 4)), atol=0.05)
 
 
 # torch.autocast's lists for the CPU and CUDA, for operations that are one primitive here.
