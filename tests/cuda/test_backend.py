@@ -168,6 +168,21 @@ def test_an_index_out_of_range_raises_where_only_the_gradient_is_left(gpu):
         np.testing.assert_array_equal(np.asarray(f(x, jnp.array([0, 0, 2]))), good)
 
 
+def test_eager_operations_that_fail_late_name_their_own_lines(gpu):
+    x, bad = jnp.arange(3.0), jnp.array([5])
+    lines = []
+    for i in (jnp.array([0]), bad):
+        lines.append(x[i])  # the first that fails
+    lines.append(x[bad - 9])
+    with pytest.raises(IndexError) as error:
+        np.asarray(lines[0])
+    notes = " ".join(getattr(error.value, "__notes__", ()))
+    first, second = sorted((str(error.value), notes), key=lambda text: "-4" in text)
+    assert "index 5 out of range" in first and "# the first that fails" in first
+    assert "index -4 out of range" in second and "x[bad - 9]" in second
+    gf.block_until_ready(x)
+
+
 @pytest.mark.parametrize("jitted", [False, True])
 def test_failed_assertions_raise_with_element_and_line(gpu, jitted):
     def positive(x):

@@ -83,6 +83,17 @@ def test_scan(reverse: bool) -> None:
     programs.compare(lambda c, xs: lax.scan(step, c, xs, reverse=reverse), normal(4), normal(6, 4))
 
 
+@pytest.mark.parametrize("kind", [np.complex64, np.complex128])
+def test_scans_slice_and_stack_complex_rows(kind: type) -> None:
+    xs = (normal(5, 3) + 1j * normal(5, 3)).astype(kind)
+
+    def rotated(c, x):
+        return c * 1j + x, c - x
+
+    programs.compare(lambda c, xs: lax.scan(rotated, c, xs), xs[0], xs, tolerance=1e-6)
+    programs.compare(lambda xs: lax.scan(lambda c, x: (c, x), 0, xs, reverse=True)[1], xs)
+
+
 def test_gradient_of_scan() -> None:
     def loss(w, c, xs):
         return gnp.sum(lax.scan(lambda c, x: (gnp.tanh(c * w + x), c), c, xs)[1] ** 2)
