@@ -16,6 +16,7 @@ import torch
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn.backends.cuda.drivers import implementation
+from genesis_fn.backends.cuda.runtime import runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import cpu, using_device
@@ -181,6 +182,17 @@ def test_eager_operations_that_fail_late_name_their_own_lines(gpu):
     assert "index 5 out of range" in first and "# the first that fails" in first
     assert "index -4 out of range" in second and "x[bad - 9]" in second
     gf.block_until_ready(x)
+
+
+def test_lines_without_end_take_few_error_words(gpu):
+    names = {"x": jnp.arange(3.0), "i": jnp.array([1]), "bad": jnp.array([9])}
+    words = runtime(0).errors._describe
+    before = len(words)
+    for k in range(200):
+        exec(compile("\n" * k + "x[i]", "notebook.py", "exec"), names)
+    assert len(words) <= before + 130
+    with pytest.raises(IndexError, match=r"index 9 out of range(.|\n)*notebook.py:8"):
+        exec(compile("\n" * 7 + "x[bad].tolist()", "notebook.py", "exec"), names)
 
 
 @pytest.mark.parametrize("jitted", [False, True])

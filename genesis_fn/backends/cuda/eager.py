@@ -127,6 +127,15 @@ def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, 
     return found
 
 
+_LINES = 64  # that keep a word for one operation
+
+
+class _Caller:
+    """A line that runs an operation with checks, and the address of its error word."""
+
+    word = 0
+
+
 def _plan_function(
     runner: PlanRunner, sigs: Sequence[Sig], arrays: Sequence[int], prim: Primitive,
     avals: tuple, params: dict[str, Any], shared: Sequence[tuple[str, int] | None],
@@ -137,17 +146,21 @@ def _plan_function(
     shared = list(shared) or [None] * len(sigs)
     checked = checks(plan, [s.aval for s in sigs])
     # A failure is seen later: a word for each line tells which one it was.
-    words: dict[Where, int] = {}
+    words: dict[Where, _Caller] = {}
     if checked:
         sizes = [*sizes, 8]
 
     def word_of(line: Where) -> int:
-        if line not in words:
-            words[line] = place.errors.register(
-                run,
+        caller = words.get(line)
+        if caller is None:
+            if len(words) == _LINES:  # lines of code that is made anew, as in a notebook
+                words.clear()
+            caller = words[line] = _Caller()
+            caller.word = place.errors.register(
+                caller,
                 lambda site, index: at_line(check_error(prim, avals, params, site, index), line),
             )
-        return words[line]
+        return caller.word
 
     def run(*args: Any) -> list[Array]:
         line = where()
