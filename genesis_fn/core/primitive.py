@@ -226,7 +226,7 @@ def explain(error: Exception, prim: Primitive, args: Sequence[Any]) -> Exception
     """`error` made useful: a leaked tracer or a deleted array among `args`, or the user's line."""
     for a in args:
         if isinstance(a, Tracer):
-            return a.trace.leaked(a)
+            return a._trace.leaked(a)
         if type(a) is Array and isinstance(a.data, Deleted):
             return a.data.error()
     return located(error)
@@ -299,11 +299,12 @@ def shown(x: Any) -> str:
 
 
 class Tracer(Operators):
-    """A stand-in for an array while a transform runs. `weak` is as an Array's."""
+    """A stand-in for an array while a transform runs. `weak` is as an Array's. What a tracer keeps
+    has no name of an array's method: it would hide it (`x.trace()`, `x.var()`)."""
 
-    __slots__ = ("trace", "aval", "weak", "__weakref__")
+    __slots__ = ("_trace", "aval", "weak", "__weakref__")
 
-    trace: Trace
+    _trace: Trace
     aval: Aval
     weak: bool
 
@@ -313,12 +314,12 @@ class Tracer(Operators):
             inner = getattr(self, name, None)
             if isinstance(inner, Tracer):
                 return inner.label()
-            if inner is not None and self.trace.called is not None:
-                return self.trace.called.label(inner)
+            if inner is not None and self._trace.called is not None:
+                return self._trace.called.label(inner)
         return ""
 
     def __repr__(self) -> str:
-        return f"Traced<{self.aval}> in {self.trace.name or type(self.trace).__name__}"
+        return f"Traced<{self.aval}> in {self._trace.name or type(self._trace).__name__}"
 
     def origin(self) -> str:
         """The line that made this value, or what is known instead."""

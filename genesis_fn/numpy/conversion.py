@@ -68,10 +68,10 @@ def concrete(x: Any, use: str) -> Array:
 
 def traced_error(x: Tracer, use: str) -> errors.ConcretizationTypeError:
     """The error for a value that is abstract while tracing."""
-    if not x.trace.alive:
-        return x.trace.leaked(x)  # type: ignore[return-value]
+    if not x._trace.alive:
+        return x._trace.leaked(x)  # type: ignore[return-value]
     kind, what, instead = _INSTEAD[use]
-    lines = [f"{what}: {x.aval} in {x.trace.name or 'a traced function'}"]
+    lines = [f"{what}: {x.aval} in {x._trace.name or 'a traced function'}"]
     origin = _origin(x)
     lines.append(f"  made at {origin}" if ":" in origin else f"  it is {origin}")
     names = arguments(x)

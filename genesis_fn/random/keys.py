@@ -85,7 +85,7 @@ class Key:
 
     def _element(self, index: Any) -> Key:
         """The same object for the same place, so that a second use of it is noticed."""
-        inside = ctx.trace is None or getattr(self.data, "trace", None) is ctx.trace
+        inside = ctx.trace is None or getattr(self.data, "_trace", None) is ctx.trace
         if type(index) is not int or not inside:
             return Key(self.data[index], self.impl)
         self.parts = {} if self.parts is None else self.parts
@@ -137,7 +137,7 @@ def _same_every_turn(key: Key) -> bool:
     trace, data = ctx.trace, key.data
     if not getattr(trace, "repeated", False):
         return False
-    return not (isinstance(data, Tracer) and data.trace is trace)
+    return not (isinstance(data, Tracer) and data._trace is trace)
 
 
 def as_key(key: Any) -> Key:

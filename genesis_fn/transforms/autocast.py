@@ -94,10 +94,10 @@ class AutocastTracer(Tracer):
     __slots__ = ("value",)
 
     def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
-        self.trace, self.value, self.aval, self.weak = trace, value, kind, weak
+        self._trace, self.value, self.aval, self.weak = trace, value, kind, weak
 
     def marked(self, weak: bool) -> AutocastTracer:
-        return AutocastTracer(self.trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
+        return AutocastTracer(self._trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
         """The Array, where the function runs op by op on known values."""
@@ -110,7 +110,7 @@ class AutocastTracer(Tracer):
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()
-        called = self.trace.called
+        called = self._trace.called
         return super().origin() if called is None else called.origin(self.value)
 
 

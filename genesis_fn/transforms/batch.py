@@ -32,11 +32,11 @@ class BatchTracer(Tracer):
 
     def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self.trace, self.value, self.dim, self.weak = trace, value, dim, value.weak
+        self._trace, self.value, self.dim, self.weak = trace, value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
     def marked(self, weak: bool) -> BatchTracer:
-        return BatchTracer(self.trace, with_weak(self.value, weak), self.dim)  # pyright: ignore[reportArgumentType]
+        return BatchTracer(self._trace, with_weak(self.value, weak), self.dim)  # pyright: ignore[reportArgumentType]
 
     def nearby(self) -> Any:
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value
@@ -44,7 +44,7 @@ class BatchTracer(Tracer):
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()
-        called = self.trace.called
+        called = self._trace.called
         return super().origin() if called is None else called.origin(self.value)
 
 
@@ -61,14 +61,14 @@ class BatchTrace(Trace):
 
     def split(self, x: Any) -> tuple[Any, int | None]:
         """(value, batch dimension or None)."""
-        if type(x) is BatchTracer and x.trace is self:
+        if type(x) is BatchTracer and x._trace is self:
             return x.value, x.dim
         return x, None
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         values, dims, batched = [], [], False
         for a in args:
-            if type(a) is BatchTracer and a.trace is self:
+            if type(a) is BatchTracer and a._trace is self:
                 values.append(a.value)
                 dims.append(a.dim)
                 batched = True

@@ -91,7 +91,7 @@ def breakpoint(  # noqa: A001
         leaves = tree.leaves(value)
         traced = any(type(x) is Array or isinstance(x, Tracer) for x in leaves)
         plain = all(
-            type(x) is Array or type(x) in SCALARS or (isinstance(x, Tracer) and x.trace.alive)
+            type(x) is Array or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
             for x in leaves
         )
         (arrays if traced and plain else others)[name] = value

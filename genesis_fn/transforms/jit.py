@@ -242,7 +242,7 @@ class JitFunction:
                 if type(x) is Array:
                     live(x)
                 elif isinstance(x, Tracer):
-                    raise x.trace.leaked(x)
+                    raise x._trace.leaked(x)
             program = self._program(leaves, treedef, values, statics, keys, settings)
             place = _common_device(leaves, program, self.fun)
             dynamic = [i for i, x in enumerate(leaves) if is_value(x)]

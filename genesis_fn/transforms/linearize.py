@@ -36,11 +36,11 @@ class LinearizeTracer(Tracer):
     __slots__ = ("primal", "tangent")
 
     def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any):
-        self.trace, self.primal, self.tangent = trace, primal, tangent
+        self._trace, self.primal, self.tangent = trace, primal, tangent
         self.aval, self.weak = primal.aval, primal.weak
 
     def marked(self, weak: bool) -> LinearizeTracer:
-        return LinearizeTracer(self.trace, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
+        return LinearizeTracer(self._trace, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
         """The primal's Array, where the derivative is taken eagerly."""
@@ -50,14 +50,14 @@ class LinearizeTracer(Tracer):
         return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
 
     def origin(self) -> str:
-        tape = self.trace.tape  # pyright: ignore[reportAttributeAccessIssue]
-        if type(self.tangent) is StageTracer and self.tangent.trace is tape:
+        tape = self._trace.tape  # pyright: ignore[reportAttributeAccessIssue]
+        if type(self.tangent) is StageTracer and self.tangent._trace is tape:
             made_by = self.tangent.eqn
             if made_by is not None and made_by.where is not None:
                 return made_by.where.describe()
         if isinstance(self.primal, Tracer):
             return self.primal.origin()
-        called = self.trace.called
+        called = self._trace.called
         return super().origin() if called is None else called.origin(self.primal)
 
 
@@ -86,7 +86,7 @@ class SplitTrace(Trace):
 
     def holds(self, x: Any) -> bool:
         """Whether `x` is a value of the tape."""
-        return type(x) is StageTracer and x.trace is self.tape
+        return type(x) is StageTracer and x._trace is self.tape
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         late = any(map(self.holds, args))
@@ -119,14 +119,14 @@ class LinearizeTrace(Trace):
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """(primal, tangent or None) of a value."""
-        if type(x) is LinearizeTracer and x.trace is self:
+        if type(x) is LinearizeTracer and x._trace is self:
             return x.primal, x.tangent
         return x, None
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         primals, tangents, nonzero = [], [], False
         for a in args:
-            if type(a) is LinearizeTracer and a.trace is self:
+            if type(a) is LinearizeTracer and a._trace is self:
                 primals.append(a.primal)
                 tangents.append(a.tangent)
                 nonzero = True

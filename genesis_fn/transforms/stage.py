@@ -28,34 +28,34 @@ from genesis_fn.primitives.define import full
 class StageTracer(Tracer):
     """A value of a program being recorded. `eqn` made it; None for an argument."""
 
-    __slots__ = ("var", "eqn")
+    __slots__ = ("_var", "eqn")
 
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
-        self.trace, self.aval, self.var, self.eqn, self.weak = trace, var.aval, var, eqn, weak
+        self._trace, self.aval, self._var, self.eqn, self.weak = trace, var.aval, var, eqn, weak
 
     def marked(self, weak: bool) -> StageTracer:
-        return StageTracer(self.trace, self.var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
+        return StageTracer(self._trace, self._var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
 
     def label(self) -> str:
-        labels = self.trace.labels
-        if self.eqn is not None or self.var not in self.trace.invars:
+        labels = self._trace.labels
+        if self.eqn is not None or self._var not in self._trace.invars:
             return ""
-        position = self.trace.invars.index(self.var)
+        position = self._trace.invars.index(self._var)
         return labels[position] if position < len(labels) else ""
 
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
         if self.eqn is not None:
             return self.eqn.where.describe()
-        position = self.trace.invars.index(self.var) if self.var in self.trace.invars else -1
-        if 0 <= position < len(self.trace.labels) and self.trace.labels[position]:
-            return f"argument {self.trace.labels[position]} of {self.trace.name or 'the function'}"
-        return f"an argument of {self.trace.name or 'the traced function'}"
+        position = self._trace.invars.index(self._var) if self._var in self._trace.invars else -1
+        if 0 <= position < len(self._trace.labels) and self._trace.labels[position]:
+            return f"argument {self._trace.labels[position]} of {self._trace.name or 'the function'}"
+        return f"an argument of {self._trace.name or 'the traced function'}"
 
     def arguments(self) -> list[str]:
         """The arguments of the traced function that this value depends on."""
-        made_by = {o: e for e in self.trace.eqns for o in e.outs}
-        found, todo, seen = set(), [self.var], set()
+        made_by = {o: e for e in self._trace.eqns for o in e.outs}
+        found, todo, seen = set(), [self._var], set()
         while todo:
             v = todo.pop()
             if v in seen:
@@ -66,8 +66,8 @@ class StageTracer(Tracer):
             else:
                 found.add(v)
         return [
-            self.trace.labels[i] if i < len(self.trace.labels) else f"argument {i}"
-            for i, v in enumerate(self.trace.invars)
+            self._trace.labels[i] if i < len(self._trace.labels) else f"argument {i}"
+            for i, v in enumerate(self._trace.invars)
             if v in found
         ]
 
@@ -95,8 +95,8 @@ class StageTrace(Trace):
 
     def atom(self, x: Any) -> Any:
         """The Var (or scalar) that stands for `x` in this program."""
-        if type(x) is StageTracer and x.trace is self:
-            return x.var
+        if type(x) is StageTracer and x._trace is self:
+            return x._var
         if type(x) in SCALARS:
             return x
         found = self.vars_of.get(id(x))
@@ -106,8 +106,8 @@ class StageTrace(Trace):
 
     def _capture(self, x: Any) -> Var:
         if isinstance(x, Tracer):
-            if not x.trace.alive:
-                raise x.trace.leaked(x)
+            if not x._trace.alive:
+                raise x._trace.leaked(x)
         elif type(x) is not Array:
             raise TypeError(f"operations take arrays and Python numbers, got {x!r}")
         elif isinstance(x.data, Deleted):
@@ -121,8 +121,8 @@ class StageTrace(Trace):
             return prim.stage(self, args, **params)
         ins = []
         for a in args:
-            if type(a) is StageTracer and a.trace is self:
-                ins.append(a.var)
+            if type(a) is StageTracer and a._trace is self:
+                ins.append(a._var)
             elif type(a) in SCALARS:
                 ins.append(a)
             else:
@@ -151,7 +151,7 @@ class StageTrace(Trace):
             atom = self.atom(o)
             if type(atom) is not Var:
                 with running(self):
-                    atom = full((), atom, scalar_type(atom)).var
+                    atom = full((), atom, scalar_type(atom))._var
             out_atoms.append(atom)
         self.alive = False
         eqns, live = dead_code(self.eqns, out_atoms)
