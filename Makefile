@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo test lint bench coverage clean
+.PHONY: demo test lint sweep bench coverage clean
 
 $(VENV)/base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,10 @@ coverage: $(VENV)/test
 	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(MEASURED) tests/kernels tests/cuda
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
+
+# The suite under the roundings of other processors: about eight times as long as the tests.
+sweep: $(VENV)/test
+	$(BIN)/python -m tests.sweep --workers $(WORKERS)
 
 bench: $(VENV)/test
 	$(BIN)/python benchmarks/cpu.py

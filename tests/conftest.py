@@ -24,6 +24,7 @@ import pytest
 from hypothesis import settings
 
 from genesis_fn.core import config
+from tests import margins
 
 # The same examples on every run: only a change fails a test. `HYPOTHESIS=explore` draws others.
 settings.register_profile("repeatable", derandomize=True)
@@ -50,11 +51,13 @@ if ON_GPU:
 
 
 def pytest_configure() -> None:
-    """Run compiled kernels where they were asked for."""
+    """Run compiled kernels, and record the margins of tests, where they were asked for."""
     if COMPILED:
         from tests import compiled
 
         compiled.install()
+    if "GENESIS_TEST_MARGINS" in os.environ:
+        margins.install()
 
 
 def pytest_sessionstart() -> None:
@@ -106,6 +109,12 @@ def settled(request: pytest.FixtureRequest) -> Iterator[None]:
             raise
         _report(request.node.nodeid, "fault", str(error))
         os._exit(1)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Write how much of its tolerance the test has used, where that was asked for."""
+    if "GENESIS_TEST_MARGINS" in os.environ:
+        margins.write(item.nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -49,7 +49,7 @@ def with_tangent(rule: Callable) -> Any:
 CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: gf.nothing, AttributeError, "genesis_fn has no attribute 'nothing'"),
     (lambda: gf.amp.get_policy("params=float32,half"), ValueError, "is not understood; write"),
-    (lambda: gf.jit(lambda x: x, compiler="gcc")(1.0), gf.errors.BackendError, "the CPU has"),
+    (lambda: gf.jit(abs, compiler="gcc")(1.0), gf.errors.BackendError, "compiler='gcc'"),
     (lambda: gf.bench(gf.jit(abs, donate_argnums=0), O(2)), ValueError, "donates its arguments"),
     (lambda: hash(O(2)), TypeError, "arrays are not hashable"),
     (lambda: gf.jit(hash)(O(2)), TypeError, "key by id"),

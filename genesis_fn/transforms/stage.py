@@ -49,7 +49,9 @@ class StageTracer(Tracer):
             return self.eqn.where.describe()
         position = self._trace.invars.index(self._var) if self._var in self._trace.invars else -1
         if 0 <= position < len(self._trace.labels) and self._trace.labels[position]:
-            return f"argument {self._trace.labels[position]} of {self._trace.name or 'the function'}"
+            return (
+                f"argument {self._trace.labels[position]} of {self._trace.name or 'the function'}"
+            )
         return f"an argument of {self._trace.name or 'the traced function'}"
 
     def arguments(self) -> list[str]:

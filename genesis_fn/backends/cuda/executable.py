@@ -38,6 +38,7 @@ from genesis_fn.core import config
 from genesis_fn.core.array import Array, live
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
+from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Jaxpr
 
 _SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
@@ -413,9 +414,15 @@ def compile_jaxpr(
     device: Device,
     donated: Sequence[bool] = (),
     memory_budget: int | None = None,
-    **_: Any,
+    compiler: str | None = None,
 ) -> CudaExecutable:
-    """An executable for `jaxpr`; `donated` marks inputs whose memory outputs may take."""
+    """An executable for `jaxpr`; `donated` marks inputs whose memory outputs may take. Raises
+    BackendError for a `compiler`: programs for a GPU have the library's own."""
+    if compiler is not None:
+        raise BackendError(
+            f"compiler={compiler!r} is for the CPU, and the program runs on {device}; leave it out, "
+            "or move the arguments with device_put(x, cpu())"
+        )
     return CudaExecutable(jaxpr, device, donated, memory_budget)
 
 
