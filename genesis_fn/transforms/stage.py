@@ -37,22 +37,20 @@ class StageTracer(Tracer):
         return StageTracer(self._trace, self._var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
 
     def label(self) -> str:
-        labels = self._trace.labels
-        if self.eqn is not None or self._var not in self._trace.invars:
+        trace = self._trace
+        if self.eqn is not None or self._var not in trace.invars:
             return ""
-        position = self._trace.invars.index(self._var)
-        return labels[position] if position < len(labels) else ""
+        position = trace.invars.index(self._var)
+        return trace.labels[position] if position < len(trace.labels) else ""
 
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
         if self.eqn is not None:
             return self.eqn.where.describe()
-        position = self._trace.invars.index(self._var) if self._var in self._trace.invars else -1
-        if 0 <= position < len(self._trace.labels) and self._trace.labels[position]:
-            return (
-                f"argument {self._trace.labels[position]} of {self._trace.name or 'the function'}"
-            )
-        return f"an argument of {self._trace.name or 'the traced function'}"
+        function, label = self._trace.name, self.label()
+        if label:
+            return f"argument {label} of {function or 'the function'}"
+        return f"an argument of {function or 'the traced function'}"
 
     def arguments(self) -> list[str]:
         """The arguments of the traced function that this value depends on."""

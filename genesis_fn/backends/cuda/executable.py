@@ -420,8 +420,8 @@ def compile_jaxpr(
     BackendError for a `compiler`: programs for a GPU have the library's own."""
     if compiler is not None:
         raise BackendError(
-            f"compiler={compiler!r} is for the CPU, and the program runs on {device}; leave it out, "
-            "or move the arguments with device_put(x, cpu())"
+            f"compiler={compiler!r} is for the CPU, and the program runs on {device}; leave it "
+            "out, or move the arguments with device_put(x, cpu())"
         )
     return CudaExecutable(jaxpr, device, donated, memory_budget)
 
