@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import scipy.stats as stats
@@ -137,8 +139,10 @@ def test_folders_both_ways(pair, tmp_path):
 
     model, params, config = pair
     io.save_qwen(tmp_path, params, config)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).float().eval()
-    np.testing.assert_allclose(logits_of(loaded, TOKENS), logits_of(model, TOKENS), atol=1e-5)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).double().eval()
+    # In float64, but for softmax: where a float32 sum is rounded differs between processors.
+    expected = logits_of(copy.deepcopy(model).double(), TOKENS)
+    np.testing.assert_allclose(logits_of(loaded, TOKENS), expected, atol=1e-6)
     again, same = io.load_qwen(tmp_path)
     assert same == config
     for a, b in zip(tree.leaves(again), tree.leaves(params)):
