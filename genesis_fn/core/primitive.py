@@ -279,6 +279,10 @@ class Trace:
         """Apply a primitive to tracers of this trace, and constants."""
         raise TypeError(f"{type(self).__name__} does not interpret primitives")
 
+    def ended(self) -> bool:
+        """Whether no function runs under this trace any more, so that its tracers are leaked."""
+        return not self.alive
+
     def leaked(self, tracer: Tracer) -> Exception:
         """The error for a tracer of this trace met where the trace is not running."""
         name, origin = self.name or "a function", tracer.origin()
@@ -327,6 +331,10 @@ class Tracer(Operators):
 
     def concrete(self) -> Any:
         """The Array behind this tracer where one is known (eager derivatives), else None."""
+        return None
+
+    def carrier(self) -> Tracer | None:
+        """The tracer, this one or one inside, whose tangent a plain copy of the value would lose."""
         return None
 
     def nearby(self) -> Any:

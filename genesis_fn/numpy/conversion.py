@@ -11,7 +11,8 @@ from genesis_fn.core.array import Array, live
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.source import where as user_line
 
-_INSTEAD = {
+# How a value can be read: (the error, what it is called, what to write where it is traced).
+_READING = {
     "bool": (
         errors.TracerBoolConversionError,
         "bool() of a traced value, as Python's if, while, and, or and not ask for",
@@ -30,8 +31,8 @@ _INSTEAD = {
     ),
     "float": (
         errors.ConcretizationTypeError,
-        "float() of a traced value",
-        "use .astype(float), or mark the argument static (static_argnums)",
+        "float() of a traced value, as math's functions ask for",
+        "use jnp's functions or .astype(float), or mark the argument static (static_argnums)",
     ),
     "complex": (
         errors.ConcretizationTypeError,
@@ -48,32 +49,73 @@ _INSTEAD = {
         ".tolist() of a traced value",
         "return the array and call .tolist() outside",
     ),
+    "tobytes": (
+        errors.ConcretizationTypeError,
+        ".tobytes() of a traced value",
+        "return the array and call .tobytes() outside",
+    ),
     "numpy": (
         errors.TracerArrayConversionError,
         "a traced value was handed to NumPy",
         "use the function of genesis_fn.numpy, or pure_callback for host code",
     ),
+    "dlpack": (
+        errors.TracerArrayConversionError,
+        "a traced value was handed to another library (DLPack)",
+        "use the function of genesis_fn.numpy, torch_call for torch's, or return the array first",
+    ),
+    "memory": (
+        errors.ConcretizationTypeError,
+        "the memory of a traced value",
+        "return the array and look at its memory outside",
+    ),
+    "pickle": (
+        errors.ConcretizationTypeError,
+        "pickling of a traced value",
+        "return the array from the traced function and pickle it outside",
+    ),
+    "numbers": (
+        errors.ConcretizationTypeError,
+        "a traced value where a Python number is needed",
+        "pass a Python number, or mark the argument static (static_argnums)",
+    ),
 }
+# What says nothing of a derivative: a choice, a position, a text to look at.
+_PLAIN = frozenset(("bool", "index", "text"))
 
 
 def concrete(x: Any, use: str) -> Array:
-    """The Array behind `x`. Raises the tracer error for `use` where the value is not known."""
+    """The Array behind `x`. Raises the tracer error for `use` where the value is not known, or
+    where it is known but carries a tangent that the copy would lose."""
     if type(x) is Array:
         return live(x)
-    found = x.concrete() if isinstance(x, Tracer) else None
-    if found is None:
+    if x._trace.ended():
+        raise traced_error(x, use)
+    found = x.concrete()
+    if found is None or (use not in _PLAIN and x.carrier() is not None):
         raise traced_error(x, use)
     return live(found)
 
 
 def traced_error(x: Tracer, use: str) -> errors.ConcretizationTypeError:
-    """The error for a value that is abstract while tracing."""
+    """The error for a value that is abstract while tracing, or that is being differentiated."""
     if not x._trace.alive:
         return x._trace.leaked(x)  # type: ignore[return-value]
-    kind, what, instead = _INSTEAD[use]
-    lines = [f"{what}: {x.aval} in {x._trace.name or 'a traced function'}"]
+    kind, what, instead = _READING[use]
+    carrier = x.carrier() if x.concrete() is not None else None
+    if carrier is not None:
+        x = carrier
+        what = what.replace("a traced value", "a value that is being differentiated")
+        instead = (
+            "its derivative would be lost: compute with genesis_fn.numpy, or read "
+            "lax.stop_gradient(x), whose derivative is zero"
+        )
+    called = x._trace.called
+    inside = f"{called.function} under {called.transform}" if called else x._trace.name
+    lines = [f"{what}: {x.aval} in {inside or 'a traced function'}"]
     origin = _origin(x)
-    lines.append(f"  made at {origin}" if ":" in origin else f"  it is {origin}")
+    is_line = not origin.startswith(("argument ", "an argument ", "a line "))
+    lines.append(f"  made at {origin}" if is_line else f"  it is {origin}")
     names = arguments(x)
     if names:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

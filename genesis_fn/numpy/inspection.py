@@ -79,7 +79,7 @@ def array_repr(arr: Any) -> str:
 
 def array_str(a: Any) -> str:
     """The text that `str` gives."""
-    return str(host(a))
+    return str(asarray(a))
 
 
 def save(file: Any, arr: Any) -> None:

@@ -23,7 +23,7 @@ from genesis_fn.numpy import (
     ufuncs,
     updates,
 )
-from genesis_fn.numpy.conversion import host, number, text
+from genesis_fn.numpy.conversion import concrete, host, number, text
 from genesis_fn.numpy.promotion import is_operand
 from genesis_fn.primitives.elementwise import bitcast_convert_type
 
@@ -121,9 +121,10 @@ def _index(self: Any) -> int:
 
 def _format(self: Any, spec: str) -> str:
     # A tracer prints as itself: a log line in traced code must not fail.
-    if isinstance(self, Tracer) and self.concrete() is None:
+    if isinstance(self, Tracer) and (self._trace.ended() or self.concrete() is None):
         return repr(self)
-    return format(host(self)[()] if not self.aval.shape else host(self), spec)
+    values = host(self, "text")
+    return format(values if self.aval.shape else values[()], spec)
 
 
 def _repr(self: Array) -> str:
@@ -139,8 +140,8 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray
     return x.copy() if copy else x
 
 
-def _reduce(self: Array) -> tuple:
-    return from_numpy, (np.array(host(self)),)
+def _reduce(self: Any) -> tuple:
+    return from_numpy, (np.array(host(self, "pickle")),)
 
 
 def _namespace(self: Any, api_version: str | None = None) -> Any:
@@ -152,11 +153,16 @@ def _namespace(self: Any, api_version: str | None = None) -> Any:
 
 
 def _dlpack(
-    self: Array, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
+    self: Any, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
     copy: bool | None = None,
 ) -> Any:  # fmt: skip
     options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-    return creation.to_dlpack(self, **{n: v for n, v in options.items() if v is not None})
+    known = {n: v for n, v in options.items() if v is not None}
+    return creation.to_dlpack(concrete(self, "dlpack"), **known)
+
+
+def _dlpack_device(self: Any) -> tuple[int, int]:
+    return creation.dlpack_device(concrete(self, "dlpack"))
 
 
 # ---- methods ----
@@ -254,14 +260,14 @@ def _protocols() -> dict[str, Any]:
         "__int__": _int, "__float__": _float, "__complex__": _complex, "__index__": _index,
         "__format__": _format, "__array__": _array, "__array_namespace__": _namespace,
         "__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self,
-        "__getitem__": indexing.getitem,
+        "__getitem__": indexing.getitem, "__trunc__": _int, "__reduce__": _reduce,
+        "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
     }  # fmt: skip
 
 
 install_array_methods({**_operators(), **_methods(), **_protocols()})
 for _name, _method in {
-    "__repr__": _repr, "__str__": lambda self: str(host(self)), "__reduce__": _reduce,
-    "__dlpack__": _dlpack, "__dlpack_device__": lambda self: creation.dlpack_device(self),
+    "__repr__": _repr, "__str__": lambda self: str(host(self)),
     "__cuda_array_interface__": property(creation.cuda_array_interface),
 }.items():  # fmt: skip
     setattr(Array, _name, _method)

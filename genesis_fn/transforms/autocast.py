@@ -107,6 +107,9 @@ class AutocastTracer(Tracer):
         with running(None):
             return _cast(known, self.aval.dtype)
 
+    def carrier(self) -> Tracer | None:
+        return self.value.carrier() if isinstance(self.value, Tracer) else None
+
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()

@@ -46,6 +46,11 @@ class LinearizeTracer(Tracer):
         """The primal's Array, where the derivative is taken eagerly."""
         return self.primal.concrete() if isinstance(self.primal, Tracer) else self.primal
 
+    def carrier(self) -> Tracer | None:
+        if dtypes.is_inexact(self.aval.dtype):
+            return self
+        return self.primal.carrier() if isinstance(self.primal, Tracer) else None
+
     def nearby(self) -> Any:
         return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
 
@@ -194,6 +199,9 @@ class LinearizeTrace(Trace):
                 f"primal output from tangents\n  at {where().describe()}"
             )
         return out, [u if split.holds(u) else None for u in t]
+
+    def ended(self) -> bool:
+        return not (self.alive or self.calling or ctx.backward)
 
     def leaked(self, tracer: Tracer) -> Exception:
         """As of any trace; or its value is closed over by a function whose rule runs now."""
