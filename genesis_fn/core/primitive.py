@@ -334,7 +334,7 @@ class Tracer(Operators):
         return None
 
     def carrier(self) -> Tracer | None:
-        """The tracer, this one or one inside, whose tangent a plain copy of the value would lose."""
+        """The tracer, this or one inside, whose tangent a plain copy of the value would lose."""
         return None
 
     def nearby(self) -> Any:

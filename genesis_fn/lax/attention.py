@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.primitive import typeof
+from genesis_fn.core.primitive import Tracer, typeof
 from genesis_fn.lax.softmax import along_last, last, like, logsumexp_last, softmax_last, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.contract import dot_general
@@ -322,6 +322,9 @@ def dot_product_attention(
     window = local_window_size
     if isinstance(window, int):
         window = (window, window)
+    if isinstance(scale, Tracer):  # kernels take a number
+        factor = ops.convert(scale, typeof(q).dtype)
+        q, scale = ops.mul(q, broadcast_in_dim(factor, typeof(q).shape, ())), 1.0
     scale = 1.0 / math.sqrt(h) if scale is None else float(scale)
     extras = [x for x in (bias, mask, lengths) if x is not None]
     out = attention(

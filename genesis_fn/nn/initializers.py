@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.core.array import Operators
 from genesis_fn.primitives.shape import canonical_axes
 
 Shape = Sequence[int]
@@ -99,14 +100,15 @@ def variance_scaling(
         if mode not in modes:
             raise ValueError(f"mode is one of {sorted(modes)}, got {mode!r}")
         variance = scale / max(modes[mode], 1)
+        stddev = jnp.sqrt(variance) if isinstance(variance, Operators) else math.sqrt(variance)
         if distribution == "normal":
-            return random.normal(key, shape, dtype) * jnp.asarray(math.sqrt(variance), dtype)
+            return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
         if distribution == "uniform":
-            limit = math.sqrt(3 * variance)
+            limit = math.sqrt(3) * stddev
             return random.uniform(key, shape, dtype, -1) * jnp.asarray(limit, dtype)
         if distribution == "truncated_normal":
             # Cutting at two standard deviations leaves this fraction of them.
-            stddev = math.sqrt(variance) / 0.87962566103423978
+            stddev = stddev / 0.87962566103423978
             return random.truncated_normal(key, -2, 2, shape, dtype) * jnp.asarray(stddev, dtype)
         raise ValueError(f"unknown distribution {distribution!r}")
 

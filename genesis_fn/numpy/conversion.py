@@ -74,7 +74,7 @@ _READING = {
         "pickling of a traced value",
         "return the array from the traced function and pickle it outside",
     ),
-    "numbers": (
+    "number": (
         errors.ConcretizationTypeError,
         "a traced value where a Python number is needed",
         "pass a Python number, or mark the argument static (static_argnums)",

@@ -315,7 +315,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     Raises DTypeError for a dtype outside the library's list, ValueError for `copy=False` where the
     memory is on another device.
     """
-    if isinstance(x, Array):
+    if isinstance(x, (Array, Tracer)):
         return on_device(x, device) if device is not None else x
     kind, index = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (1, 0)
     if kind in _CUDA_MEMORY and devices.cuda_usable():

@@ -41,12 +41,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _number(x: Any, name: str) -> Any:
+def _number(x: Any, use: str) -> Any:
     """A Python number for a bound that must be known while tracing."""
     if type(x) in SCALARS:
         return x
     if isinstance(x, (Array, Tracer)):
-        return host(concrete(x, "index")).item()
+        return host(concrete(x, use)).item()
     return np.asarray(x).item()
 
 
@@ -60,7 +60,8 @@ def arange(
     if stop is None:
         start, stop = 0, start
     step = 1 if step is None else step
-    bounds = [_number(x, "arange") for x in (start, stop, step)]
+    # `stop` says how many; the others are what the values depend on.
+    bounds = [_number(start, "number"), _number(stop, "index"), _number(step, "number")]
     kinds = [x if hasattr(x, "dtype") else type(x) for x in (start, stop, step)]
     d = dtypes.dtype(dtype) if dtype is not None else result_type(*kinds)
     first, last, increment = bounds

@@ -23,6 +23,7 @@ from genesis_fn.numpy.ufuncs import (
     divide,
     greater,
     log,
+    maximum,
     multiply,
     not_equal,
     sqrt,
@@ -304,7 +305,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tu
     vector = b.ndim == 1
     rhs = reshape(b, (b.size, 1)) if vector else b
     u, s, vh = linalg.svd(a, full_matrices=False)
-    limit = _tolerance(s, a.aval.shape) if rcond is None else max(float(rcond), 0.0)
+    limit = _tolerance(s, a.aval.shape) if rcond is None else maximum(rcond, 0.0)
     keep = greater(s, multiply(s[0] if s.size else 0.0, limit))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
     projected = multiply(p.convert(inverse, a.dtype)[:, None], matmul(conj(u.T), rhs))

@@ -289,6 +289,7 @@ def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = jnp.int32) -> An
     """
     kind = _integer_dtype(dtype, "poisson")
     lam = jnp.broadcast_to(as_kind(lam, dtypes.F32), shape_of(shape, lam))
+    lam = ops.stop_gradient(lam)  # counts have no derivative
     key = single(key, "poisson").copy()
     few = jnp.isnan(lam) | (lam < 10)
     low = _poisson_by_products(key.copy(), jnp.where(few, lam, 0.0))
@@ -353,6 +354,7 @@ def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = jnp.float
     Waiting times between successes where n * min(p, 1 - p) <= 10, else Hoermann's BTRS (1993).
     """
     kind, shape, (n, p) = _parameters("binomial", dtype, shape, n, p)
+    n, p = ops.stop_gradient(n), ops.stop_gradient(p)  # counts have no derivative
     key = single(key, "binomial").copy()
     bad = ~((n >= 0) & (p >= 0) & (p <= 1))
     n = jnp.floor(n)
