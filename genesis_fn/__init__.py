@@ -3,6 +3,7 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
+from genesis_fn.core import habits as _habits
 from genesis_fn.core.device import cpu, register_backend as _register_backend
 
 
@@ -148,7 +149,7 @@ def __getattr__(name: str) -> _Any:
         return _importlib.import_module(f"genesis_fn.{name}")
     if name in _LAZY_FUNCTIONS:
         return getattr(_importlib.import_module(_LAZY_FUNCTIONS[name]), name)
-    raise AttributeError(f"genesis_fn has no attribute {name!r}")
+    raise _habits.of_module(__name__, name)
 
 
 def __dir__() -> list[str]:

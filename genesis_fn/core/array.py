@@ -51,6 +51,10 @@ class Operators:
         """The bytes of all elements."""
         return self.aval.nbytes
 
+    def on_device_size_in_bytes(self) -> int:
+        """The bytes that the values take: `nbytes`."""
+        return self.aval.nbytes
+
     if TYPE_CHECKING:  # what `numpy/methods.py` installs, for type checkers
 
         def _unary(self) -> Any: ...
@@ -122,6 +126,10 @@ class Array(Operators):
         """This array, once its values are computed."""
         live(self).sig.device.backend.wait(self)
         return self
+
+    def copy_to_host_async(self) -> None:
+        """Nothing: a hint that other libraries give before they read a value."""
+        live(self)
 
     def __hash__(self) -> int:
         raise TypeError("arrays are not hashable, their values may be large; key by id() or name")

@@ -8,6 +8,7 @@ import warnings
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Layers, optimizers and models are written as a user would write them; their lines are worth
 # showing.
@@ -92,6 +93,23 @@ def user_frame(depth: int = 2) -> FrameType:
 def where(scope: str = "", depth: int = 3) -> Where:
     """The user's line that is running now."""
     return at_frame(user_frame(depth), scope)
+
+
+def where_read() -> Where:
+    """The line that asked for a value: the nearest one that is neither the library's own nor
+    NumPy's, torch's or Python's, whose functions ask on behalf of it."""
+    frame: FrameType = user_frame(2)
+    while frame.f_back is not None and (
+        is_internal(frame.f_code) or _of_readers(frame.f_code.co_filename)
+    ):
+        frame = frame.f_back
+    return at_frame(frame)
+
+
+def _of_readers(file: str) -> bool:
+    if "site-packages" in file or "dist-packages" in file:
+        return f"{os.sep}numpy{os.sep}" in file or f"{os.sep}torch{os.sep}" in file
+    return file.startswith(_PYTHON)
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -1,5 +1,6 @@
 """Layers, activations and initializers."""
 
+from genesis_fn.core import habits as _habits
 from genesis_fn.lax.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from genesis_fn.nn import initializers as initializers
 from genesis_fn.nn.functions import (
@@ -51,3 +52,6 @@ from genesis_fn.nn.layers import (
     Sequential as Sequential,
     linear as linear,
 )
+
+_habits.explain_axes(globals(), __name__)
+__getattr__ = _habits.unknown_names(__name__)

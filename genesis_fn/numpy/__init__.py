@@ -4,6 +4,7 @@ import math as _math
 
 import numpy as _np
 
+from genesis_fn.core import habits as _habits
 from genesis_fn.core.array import Operators as ndarray
 from genesis_fn.core.dtypes import (
     DTypeLike,
@@ -448,3 +449,6 @@ __all__ = [
     "unstack", "unwrap", "vander", "var", "vdot", "vecdot", "vecmat", "vectorize", "vsplit",
     "vstack", "where", "zeros", "zeros_like",
 ]  # fmt: skip
+
+_habits.explain_axes(globals(), __name__)
+__getattr__ = _habits.unknown_names(__name__)

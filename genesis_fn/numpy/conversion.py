@@ -9,7 +9,7 @@ import numpy as np
 from genesis_fn.core import dtypes, errors, transfer
 from genesis_fn.core.array import Array, live
 from genesis_fn.core.primitive import Tracer
-from genesis_fn.core.source import where as user_line
+from genesis_fn.core.source import where as user_line, where_read
 
 # How a value can be read: (the error, what it is called, what to write where it is traced).
 _READING = {
@@ -120,7 +120,7 @@ def traced_error(x: Tracer, use: str) -> errors.ConcretizationTypeError:
     if names:
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         lines.append(f"  depends on {shown}")
-    lines.append(f"  used at {user_line(depth=4).describe()}")
+    lines.append(f"  used at {where_read().describe()}")
     lines.append(f"  {instead}")
     return kind("\n".join(lines))
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from genesis_fn import numpy
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.habits import of_arguments, of_array
 from genesis_fn.core.primitive import Tracer, install_array_methods
+from genesis_fn.core.source import where
 from genesis_fn.numpy import (
     contraction,
     creation,
@@ -96,6 +99,24 @@ def _contains(self: Any, item: Any) -> bool:
     return bool(reductions.any(ufuncs.equal(self, item)))
 
 
+def _device(self: Tracer) -> Any:
+    known = self.nearby()
+    if known is None:
+        raise AttributeError(
+            f"the device of {self!r} is not known: a program is compiled for the device of its "
+            f"arguments\n  at {where().describe()}\n  arrays made inside are on that device"
+        )
+    return known.sig.device
+
+
+def _getattr(self: Any, name: str) -> Any:
+    if name[:2] == "__":  # a protocol that somebody looks for
+        raise AttributeError(name)
+    if name == "device" and isinstance(self, Tracer):
+        return _device(self)
+    raise of_array(self, name, numpy)
+
+
 def _bool(self: Any) -> bool:
     return bool(number(self, "bool"))
 
@@ -145,11 +166,9 @@ def _reduce(self: Any) -> tuple:
 
 
 def _namespace(self: Any, api_version: str | None = None) -> Any:
-    import genesis_fn.numpy
-
     if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
         raise ValueError(f"the array API version {api_version!r} is not supported")
-    return genesis_fn.numpy
+    return numpy
 
 
 def _dlpack(
@@ -187,9 +206,14 @@ def _item(self: Any, *args: Any) -> Any:
     return number(self[args[0] if len(args) == 1 else args], "item")
 
 
-def _view(self: Any, dtype: Any = None) -> Any:
+def _view(self: Any, dtype: Any = None, *more: Any) -> Any:
     if dtype is None:
         return self
+    if more or isinstance(dtype, (int, tuple, list)):
+        raise TypeError(
+            f"view(dtype) reads the bytes as another dtype\n  at {where().describe()}\n"
+            "  write x.reshape(shape) for another shape"
+        )
     d, old = dtypes.dtype(dtype), self.aval.dtype
     if d == dtypes.BOOL or old == dtypes.BOOL:
         return self.astype(d) if d != old else self
@@ -221,8 +245,18 @@ def _flatten(self: Any, order: str = "C") -> Any:
 
 
 def _methods() -> dict[str, Any]:
-    def bound(f: Callable) -> Callable:
-        return lambda self, *args, **kwargs: f(self, *args, **kwargs)
+    def bound(name: str, f: Callable) -> Callable:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return f(self, *args, **kwargs)
+            except TypeError as error:
+                better = of_arguments(f.__name__, error, kwargs)
+                if better is None:
+                    raise
+            raise better
+
+        method.__name__, method.__doc__ = name, f.__doc__
+        return method
 
     functions = {
         **{n: getattr(reductions, n) for n in (
@@ -240,12 +274,11 @@ def _methods() -> dict[str, Any]:
         "copy": creation.copy, "repeat": rearrange.repeat, "clip": mathematics.clip,
         "nonzero": selection.nonzero,
     }  # fmt: skip
-    table: dict[str, Any] = {n: bound(f) for n, f in functions.items()}
-    for n, f in functions.items():
-        table[n].__name__, table[n].__doc__ = n, f.__doc__
+    table: dict[str, Any] = {n: bound(n, f) for n, f in functions.items()}
     table |= {
         "reshape": _reshape, "transpose": _transpose, "flatten": _flatten, "item": _item,
         "astype": _astype, "view": _view, "tolist": lambda self: host(self, "tolist").tolist(),
+        "tobytes": lambda self, order="C": host(self, "tobytes").tobytes(order),
         "to_device": _to_device,
         "T": property(shape.transpose), "mT": property(shape.matrix_transpose),
         "real": property(ufuncs.real), "imag": property(ufuncs.imag),
@@ -260,8 +293,8 @@ def _protocols() -> dict[str, Any]:
         "__int__": _int, "__float__": _float, "__complex__": _complex, "__index__": _index,
         "__format__": _format, "__array__": _array, "__array_namespace__": _namespace,
         "__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self,
-        "__getitem__": indexing.getitem, "__trunc__": _int, "__reduce__": _reduce,
-        "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
+        "__getitem__": indexing.getitem, "__getattr__": _getattr, "__trunc__": _int,
+        "__reduce__": _reduce, "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
     }  # fmt: skip
 
 

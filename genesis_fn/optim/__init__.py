@@ -1,5 +1,6 @@
 """Gradient transformations, optimizers, schedules and losses, with optax's names and semantics."""
 
+from genesis_fn.core import habits as _habits
 from genesis_fn.optim import losses, schedules, tree
 from genesis_fn.optim.adaptive import (
     ScaleByAdaDeltaState,
@@ -523,3 +524,4 @@ __all__ = [
     "yogi",
     "zero_nans",
 ]
+__getattr__ = _habits.unknown_names(__name__)

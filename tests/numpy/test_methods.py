@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import genesis_fn.numpy as jnp
+from genesis_fn import lax
 from genesis_fn.core import errors
 from genesis_fn.transforms.grad import grad
 from genesis_fn.transforms.jit import jit
@@ -153,12 +154,17 @@ def test_traced_values_are_not_numbers(use: str, f: Any, kind: type, advice: str
 
 
 @pytest.mark.parametrize("use, f, kind, advice", USES, ids=[u[0] for u in USES])
-def test_eager_derivatives_see_values(use: str, f: Any, kind: type, advice: str) -> None:
+def test_eager_derivatives_see_what_carries_none(use: str, f: Any, kind: type, advice: str) -> None:
     def loss(x: Any) -> Any:
-        f(x)
+        f(lax.stop_gradient(x))
         return x * 3
 
     assert grad(loss)(jnp.array(1.0)).item() == 3.0
+    if use in ("bool", "index"):
+        assert grad(lambda x: (f(x), x * 3)[1])(jnp.array(1.0)).item() == 3.0
+        return
+    with pytest.raises(kind, match="its derivative would be lost"):
+        grad(f)(jnp.array(1.0))
 
 
 def test_batched_values_are_not_numbers() -> None:
