@@ -47,7 +47,7 @@ def with_tangent(rule: Callable) -> Any:
 
 
 CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: gf.nothing, AttributeError, "genesis_fn has no attribute 'nothing'"),
+    (lambda: gf.nothing, AttributeError, "module 'genesis_fn' has no attribute 'nothing'"),
     (lambda: gf.amp.get_policy("params=float32,half"), ValueError, "is not understood; write"),
     (lambda: gf.jit(abs, compiler="gcc")(1.0), gf.errors.BackendError, "compiler='gcc'"),
     (lambda: gf.bench(gf.jit(abs, donate_argnums=0), O(2)), ValueError, "donates its arguments"),

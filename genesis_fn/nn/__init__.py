@@ -1,5 +1,7 @@
 """Layers, activations and initializers."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from genesis_fn.core import habits as _habits
 from genesis_fn.lax.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from genesis_fn.nn import initializers as initializers
@@ -54,4 +56,5 @@ from genesis_fn.nn.layers import (
 )
 
 _habits.explain_axes(globals(), __name__)
-__getattr__ = _habits.unknown_names(__name__)
+if not _TYPE_CHECKING:  # checkers report unknown names themselves
+    __getattr__ = _habits.unknown_names(__name__)

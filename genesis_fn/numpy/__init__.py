@@ -1,6 +1,7 @@
 """NumPy's functions on arrays and traced values, with JAX's names and signatures."""
 
 import math as _math
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import numpy as _np
 
@@ -451,4 +452,5 @@ __all__ = [
 ]  # fmt: skip
 
 _habits.explain_axes(globals(), __name__)
-__getattr__ = _habits.unknown_names(__name__)
+if not _TYPE_CHECKING:  # checkers report unknown names themselves
+    __getattr__ = _habits.unknown_names(__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -206,6 +206,14 @@ def _item(self: Any, *args: Any) -> Any:
     return number(self[args[0] if len(args) == 1 else args], "item")
 
 
+def _compress(self: Any, condition: Any, axis: int | None = None, **options: Any) -> Any:
+    return selection.compress(condition, self, axis, **options)
+
+
+def _tobytes(self: Any, order: Literal["C", "F"] = "C") -> bytes:
+    return host(self, "tobytes").tobytes(order)
+
+
 def _view(self: Any, dtype: Any = None, *more: Any) -> Any:
     if dtype is None:
         return self
@@ -268,7 +276,7 @@ def _methods() -> dict[str, Any]:
         )},
         **{n: getattr(sorting, n) for n in ("sort", "argsort", "partition", "argpartition",
                                             "searchsorted")},
-        **{n: getattr(selection, n) for n in ("take", "choose", "compress")},
+        **{n: getattr(selection, n) for n in ("take", "choose")},
         "round": mathematics.round, "conj": ufuncs.conj, "conjugate": ufuncs.conj,
         "dot": contraction.dot, "trace": contraction.trace, "diagonal": contraction.diagonal,
         "copy": creation.copy, "repeat": rearrange.repeat, "clip": mathematics.clip,
@@ -278,7 +286,7 @@ def _methods() -> dict[str, Any]:
     table |= {
         "reshape": _reshape, "transpose": _transpose, "flatten": _flatten, "item": _item,
         "astype": _astype, "view": _view, "tolist": lambda self: host(self, "tolist").tolist(),
-        "tobytes": lambda self, order="C": host(self, "tobytes").tobytes(order),
+        "tobytes": _tobytes, "compress": _compress,
         "to_device": _to_device,
         "T": property(shape.transpose), "mT": property(shape.matrix_transpose),
         "real": property(ufuncs.real), "imag": property(ufuncs.imag),

@@ -1,5 +1,7 @@
 """Gradient transformations, optimizers, schedules and losses, with optax's names and semantics."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from genesis_fn.core import habits as _habits
 from genesis_fn.optim import losses, schedules, tree
 from genesis_fn.optim.adaptive import (
@@ -524,4 +526,5 @@ __all__ = [
     "yogi",
     "zero_nans",
 ]
-__getattr__ = _habits.unknown_names(__name__)
+if not _TYPE_CHECKING:  # checkers report unknown names themselves
+    __getattr__ = _habits.unknown_names(__name__)

@@ -28,15 +28,15 @@ from genesis_fn.transforms.stage import evaluate, stage_closed
 class BatchTracer(Tracer):
     """One example of a batched value: `value` has the batch at dimension `dim`."""
 
-    __slots__ = ("value", "dim")
+    __slots__ = ("value", "_dim")
 
     def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self._trace, self.value, self.dim, self.weak = trace, value, dim, value.weak
+        self._trace, self.value, self._dim, self.weak = trace, value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
     def marked(self, weak: bool) -> BatchTracer:
-        return BatchTracer(self._trace, with_weak(self.value, weak), self.dim)  # pyright: ignore[reportArgumentType]
+        return BatchTracer(self._trace, with_weak(self.value, weak), self._dim)  # pyright: ignore[reportArgumentType]
 
     def nearby(self) -> Any:
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value
@@ -62,7 +62,7 @@ class BatchTrace(Trace):
     def split(self, x: Any) -> tuple[Any, int | None]:
         """(value, batch dimension or None)."""
         if type(x) is BatchTracer and x._trace is self:
-            return x.value, x.dim
+            return x.value, x._dim
         return x, None
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
@@ -70,7 +70,7 @@ class BatchTrace(Trace):
         for a in args:
             if type(a) is BatchTracer and a._trace is self:
                 values.append(a.value)
-                dims.append(a.dim)
+                dims.append(a._dim)
                 batched = True
             else:
                 values.append(a)
