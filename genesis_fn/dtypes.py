@@ -15,6 +15,7 @@ from genesis_fn.core.dtypes import (
     complex64,
     complex128,
     dtype,
+    extended,
     finfo,
     float8_e4m3fn,
     float8_e5m2,
@@ -31,6 +32,7 @@ from genesis_fn.core.dtypes import (
     is_inexact,
     is_integer,
     issubdtype,
+    prng_key,
     promote_types,
     uint8,
     uint16,
@@ -61,8 +63,8 @@ def scalar_type_of(x: Any) -> type:
 
 __all__ = [
     "DType", "DTypeLike", "bfloat16", "bool_", "canonicalize_dtype", "complex128", "complex64",
-    "dtype", "finfo", "float0", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
-    "iinfo", "int16", "int32", "int64", "int8", "is_complex", "is_float", "is_inexact",
-    "is_integer", "issubdtype", "promote_types", "result_type", "scalar_type_of", "uint16",
-    "uint32", "uint64", "uint8",
+    "dtype", "extended", "finfo", "float0", "float16", "float32", "float64", "float8_e4m3fn",
+    "float8_e5m2", "iinfo", "int16", "int32", "int64", "int8", "is_complex", "is_float",
+    "is_inexact", "is_integer", "issubdtype", "prng_key", "promote_types", "result_type",
+    "scalar_type_of", "uint16", "uint32", "uint64", "uint8",
 ]  # fmt: skip

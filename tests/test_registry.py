@@ -49,6 +49,7 @@ ELSEWHERE |= {
     "if_active": "transforms/test_active_lanes.py", "torch_call": "transforms/test_foreign.py",
     "triton_call": "transforms/test_foreign.py", "custom_vmap": "transforms/test_surroundings.py",
     "pure_callback": "transforms/test_callback.py",
+    "random_wrap": "random/test_keys.py", "random_unwrap": "random/test_keys.py",
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from genesis_fn.core import device as devices, dtypes, errors, transfer
 from genesis_fn.core.aval import Aval, Sig, aval, sig
+from genesis_fn.core.extended import is_key
 from genesis_fn.core.source import where
 
 
@@ -165,6 +166,28 @@ def from_numpy(value: np.ndarray, place: devices.Device | None = None, weak: boo
     if place.kind != "cpu":
         transfer.check("host_to_device", kind, place)
     return Array(place.backend.from_numpy(value, kind, place), sig(kind, place, True, weak))
+
+
+def stored(x: Array) -> Array:
+    """`x` as numbers: an array of keys as its words."""
+    return words_of(x) if is_key(x.sig.aval.dtype) else x
+
+
+def words_of(keys: Array) -> Array:
+    """The words of an array of keys, uint32[..., 2], over its own memory."""
+    s = live(keys).sig
+    return Array(keys.data, sig(s.aval.physical, s.device, s.dense))
+
+
+def keys_over(words: Array, kind: Aval) -> Array:
+    """The array of keys `kind` over the memory of its words."""
+    s = words.sig
+    return Array(words.data, sig(kind, s.device, s.dense))
+
+
+def like(x: Array, numbers: Array) -> Array:
+    """Numbers that `stored` gave of `x`, as what `x` is: keys, where it is keys."""
+    return keys_over(numbers, x.sig.aval) if is_key(x.sig.aval.dtype) else numbers
 
 
 def aval_of(value: np.ndarray) -> Aval:

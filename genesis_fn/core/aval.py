@@ -10,6 +10,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.errors import ShapeError
+from genesis_fn.core.extended import WORDS, is_key
 
 
 class Aval:
@@ -22,7 +23,8 @@ class Aval:
         self.shape, self.dtype = shape, dtype
 
     def __repr__(self) -> str:
-        return f"{dtypes.SHORT[self.dtype]}[{','.join(map(str, self.shape))}]"
+        kind = dtypes.SHORT.get(self.dtype) or self.dtype.name
+        return f"{kind}[{','.join(map(str, self.shape))}]"
 
     def __reduce__(self):
         return aval, (self.shape, self.dtype)
@@ -42,6 +44,11 @@ class Aval:
         """The bytes that a dense array of this kind holds."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def physical(self) -> Aval:
+        """The aval of what is in memory: itself, or the words of keys."""
+        return aval((*self.shape, WORDS), dtypes.U32) if is_key(self.dtype) else self
+
     def update(self, shape: tuple[int, ...] | None = None, dtype: DType | None = None) -> Aval:
         """The aval with another shape or dtype."""
         return aval(self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
@@ -51,7 +58,7 @@ _avals: dict[Any, Aval] = {}
 
 
 def aval(shape: tuple[int, ...], dtype: DType) -> Aval:
-    """The one Aval of this shape (a tuple of ints) and NumPy dtype. Raises ShapeError if a length
+    """The one Aval of this shape (a tuple of ints) and dtype. Raises ShapeError if a length
     is negative, TypeError if it is no integer."""
     key = (shape, dtype)
     found = _avals.get(key)

@@ -14,6 +14,12 @@ import ml_dtypes
 import numpy as np
 
 from genesis_fn.core.errors import DTypeError
+from genesis_fn.core.extended import (
+    KEY_TYPES,
+    extended as extended,
+    is_key as is_key,
+    prng_key as prng_key,
+)
 
 DType: TypeAlias = np.dtype
 DTypeLike: TypeAlias = Any
@@ -69,6 +75,8 @@ def dtype(spec: DTypeLike) -> DType:
         return _SCALAR_DTYPE[spec]
     if isinstance(spec, str) and spec in _BY_NAME:
         return _BY_NAME[spec]
+    if is_key(spec) or is_key(getattr(spec, "dtype", None)):
+        return spec if is_key(spec) else spec.dtype
     try:
         found = np.dtype(spec if isinstance(spec, type) else getattr(spec, "dtype", spec))
     except TypeError:
@@ -81,7 +89,7 @@ def dtype(spec: DTypeLike) -> DType:
     return found
 
 
-_BY_NAME = {d.name: d for d in ALL} | {s: d for d, s in SHORT.items()}
+_BY_NAME = {d.name: d for d in (*ALL, *KEY_TYPES.values())} | {s: d for d, s in SHORT.items()}
 
 
 def is_float(d: DType) -> bool:
@@ -116,7 +124,14 @@ def is_unsigned(d: DType) -> bool:
 
 def kind_rank(d: DType) -> int:
     """0 for bool, 1 for integers, 2 for floats, 3 for complex: the order in which kinds promote."""
-    return 0 if d == BOOL else 1 if d in _INTEGERS else 2 if d in _FLOATS else 3
+    rank = 0 if d == BOOL else 1 if d in _INTEGERS else 2 if d in _FLOATS else 3
+    if rank == 3 and is_key(d):
+        raise DTypeError(f"random keys ({d}) are no numbers; {KEY_REMEDY}")
+    return rank
+
+
+# What every refusal of a key says.
+KEY_REMEDY = "random.key_data(keys) gives their words"
 
 
 def real_of(d: DType) -> DType:
@@ -173,6 +188,11 @@ _WEAK_RESULT = {"i*": I32, "f*": F32, "c*": C64}
 @functools.cache
 def promote(strong: frozenset[DType], weak: frozenset[type] = frozenset()) -> tuple[DType, bool]:
     """(result dtype, whether it is weak) of combining array dtypes with Python scalar types."""
+    if any(is_key(d) for d in strong):
+        if len(strong) > 1 or weak:
+            names = ", ".join(sorted(d.name for d in strong) + (["numbers"] if weak else []))
+            raise DTypeError(f"random keys have no common type with others: {names}; {KEY_REMEDY}")
+        return next(iter(strong)), False
     nodes = [*strong, *(_WEAK[k] for k in weak)]
     if strong and max(map(kind_rank, strong)) >= max((_SCALAR_KIND[k] for k in weak), default=0):
         nodes = list(strong)  # scalars of the same or a lower kind follow the arrays
@@ -207,8 +227,12 @@ _ABSTRACT = {
 
 def issubdtype(a: DTypeLike, b: DTypeLike) -> bool:
     """Whether dtype `a` is `b` or lies below the abstract NumPy type `b` (bfloat16 is floating)."""
-    if isinstance(a, type) and a in _ABSTRACT:
+    if isinstance(b, type) and issubclass(b, extended):
+        return issubclass(a if isinstance(a, type) else getattr(a, "type", object), b)
+    if isinstance(a, type) and (a in _ABSTRACT or issubclass(a, extended)):
         return isinstance(b, type) and issubclass(a, b)
+    if is_key(a):
+        return b is np.generic or a is b
     if isinstance(b, type) and b in _ABSTRACT:
         return _ABSTRACT[b](dtype(a))
     return dtype(a) == dtype(b)

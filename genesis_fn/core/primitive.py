@@ -91,6 +91,9 @@ class Primitive:
     * `triton`: the expression or description that the CUDA backend generates code from.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
 
+    * `words(prim, values, avals, params)`: the operation on random keys, done on their words:
+      values (those of keys as uint32[..., 2]) to outputs. Primitives without it refuse keys.
+
     A primitive that runs Python functions given as parameters has `inline(*operands, **params)`,
     which does so under the current trace, and `stage` (see `transforms/inline.py`).
     """
@@ -98,7 +101,7 @@ class Primitive:
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
         "torch", "torch_for", "triton", "view", "effect", "collective", "weak", "inline", "stage",
-        "abstract_cache", "eager_cache",
+        "words", "abstract_cache", "eager_cache",
     )  # fmt: skip
 
     def __init__(
@@ -132,6 +135,7 @@ class Primitive:
         self.weak = None if multi else weak
         self.inline: Callable | None = None
         self.stage: Callable | None = None
+        self.words: Callable | None = None
         self.abstract_cache: dict[Any, Any] = {}
         self.eager_cache: dict[Any, Callable] = {}
 
@@ -148,11 +152,22 @@ class Primitive:
             return self.abstract_cache[key]
         except KeyError:
             pass
+        if self.words is None:
+            self._refuse_keys(avals, params)
         result = self.shape(*avals, **params)
         if len(self.abstract_cache) >= 8192:
             self.abstract_cache.clear()
         self.abstract_cache[key] = result
         return result
+
+    def _refuse_keys(self, avals: tuple, params: dict[str, Any]) -> None:
+        keys = any([type(a) is Aval and dtypes.is_key(a.dtype) for a in avals])
+        if keys or any([dtypes.is_key(v) for v in params.values()]):
+            raise errors.DTypeError(
+                f"{self.name} is not for random keys, got "
+                f"{', '.join(map(str, [*avals, *filter(dtypes.is_key, params.values())]))}"
+                f"\n  at {(ctx.line or where(depth=5)).describe()}\n  {dtypes.KEY_REMEDY}"
+            )
 
     def eager(self, args: tuple, params: dict[str, Any]) -> Any:
         """Run on concrete arrays, through the backend of the device they are on."""
@@ -194,11 +209,17 @@ class Primitive:
                 )
         avals = tuple([a.sig.aval if type(a) is Array else a for a in args])
         out = self.abstract(avals, params)
+        on_words = by_words(self, avals, params) if self.words is not None and by_words else None
+        if on_words is not None:
+            return on_words
         run = place.backend.eager(self, avals, params, place)
         if not gives_weak(self, args, out):
             return run
         return lambda *args: with_weak(run(*args), True)
 
+
+# (primitive, avals, params) -> what runs it on arrays where keys are involved, None where none are.
+by_words: Callable | None = None
 
 PRIMITIVES: dict[str, Primitive] = {}
 

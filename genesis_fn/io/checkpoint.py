@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import tree
+from genesis_fn.core.extended import is_key
 from genesis_fn.io.safetensors import (
     FileError,
     flat_names,
@@ -27,6 +28,8 @@ from genesis_fn.io.safetensors import (
     save_file,
     sync_folder,
 )
+from genesis_fn.random import Key, key_data, wrap_key_data
+from genesis_fn.transforms.abstract import Abstract
 
 _STEP = re.compile(r"step-(\d{8,})$")
 
@@ -50,11 +53,13 @@ def save(
     temporary = tempfile.mkdtemp(prefix=f".saving-{os.getpid()}-", dir=root)
     try:
         file = os.path.join(temporary, "state.safetensors")
-        save_file({n: np.asarray(x) for n, x in flat_names(state).items()}, file)
+        save_file(
+            {n: np.asarray(x) for n, x in flat_names(tree.map(_as_numbers, state)).items()}, file
+        )
         manifest = {
             "format": 1, "step": step, "values": values or {},
             "bytes": os.path.getsize(file), "sha256": _digest(file),
-            "structure": str(tree.structure(state)),
+            "structure": str(tree.structure(state)), "keys": _implementations(state),
         }  # fmt: skip
         with open(os.path.join(temporary, "manifest.json"), "w", encoding="utf-8") as f:
             json.dump(manifest, f, indent=1)
@@ -79,6 +84,37 @@ def save(
         for old in steps(root)[:-keep]:
             shutil.rmtree(_folder(root, old), ignore_errors=True)
     return target
+
+
+def _as_numbers(x: Any) -> Any:
+    """A leaf as files hold it: random keys as their words."""
+    if not is_key(getattr(x, "dtype", None)):
+        return x
+    return key_data(x) if isinstance(x, Key) else Abstract(x.aval.physical.shape, "uint32")
+
+
+def _as_before(x: Any, template: Any) -> Any:
+    """A leaf that was read as what its template is."""
+    kind = getattr(template, "dtype", None)
+    return wrap_key_data(x, impl=kind.impl) if is_key(kind) else x
+
+
+def _implementations(state: Any) -> dict[str, str]:
+    """{name: implementation} of the random keys in a pytree."""
+    named = flat_names(state).items()
+    return {n: x.dtype.impl for n, x in named if is_key(getattr(x, "dtype", None))}
+
+
+def _check_keys(template: Any, found: dict[str, str], file: str) -> None:
+    """Raise FileError where a file has keys and the template has none, or others."""
+    wanted = _implementations(template)
+    shown = lambda impl: f"random keys of {impl!r}" if impl else "no random keys"  # noqa: E731
+    for name in [*wanted, *found]:
+        if wanted.get(name) != found.get(name):
+            raise FileError(
+                f"{file}: array {name!r} holds {shown(found.get(name))}, expected "
+                f"{shown(wanted.get(name))}"
+            )
 
 
 def _tidy(root: str) -> None:
@@ -125,7 +161,8 @@ def restore(
     """(state, step, values) of the newest checkpoint, or of `step`.
 
     `template` is a pytree of the same structure, shapes and dtypes; every array is restored bit for
-    bit. Raises FileNotFoundError where there is none, FileError for a damaged or foreign one.
+    bit, random keys with their implementation. Raises FileNotFoundError where there is none,
+    FileError for a damaged or foreign one.
     """
     root = os.fspath(root)
     if os.path.isdir(root):
@@ -144,7 +181,10 @@ def restore(
         raise FileError(f"{file}: missing or cut short; expected {manifest['bytes']} bytes")
     if _digest(file) != manifest["sha256"]:
         raise FileError(f"{file}: damaged, its checksum differs from the manifest's")
-    return restore_like(template, load_numpy(file), file), step, manifest["values"]
+    numbers = tree.map(_as_numbers, template)
+    _check_keys(template, manifest.get("keys", {}), file)
+    state = restore_like(numbers, load_numpy(file), file)
+    return tree.map(_as_before, state, template), step, manifest["values"]
 
 
 def read_manifest(folder: str) -> dict[str, Any]:
@@ -176,7 +216,8 @@ class AsyncSaver:
     def save(self, step: int, state: Any, values: dict[str, Any] | None = None) -> None:
         """Start saving; waits for the save before, and raises what it raised."""
         self.wait()
-        host = tree.map(lambda x: np.array(x), state)
+        # Keys stay arrays, which are immutable; what was donated is copied now.
+        host = tree.map(lambda x: x.copy() if isinstance(x, Key) else np.array(x), state)
 
         def run() -> None:
             try:

@@ -22,6 +22,7 @@ from genesis_fn.lax.norms import rms_norm
 from genesis_fn.nn.functions import silu
 from genesis_fn.nn.layers import Module, linear
 from genesis_fn.primitives.gather import take_rows
+from genesis_fn.random.keys import as_key
 from genesis_fn.transforms.checkpoint import checkpoint
 from genesis_fn.transforms.vmap import vmap
 
@@ -159,6 +160,7 @@ def init(key: Any, config: QwenConfig, dtype: Any = jnp.float32) -> dict[str, An
             },
         }
 
+    key = as_key(key)
     params = {
         "embed_tokens": weight(key["embed_tokens"], c.vocab_size, c.hidden_size),
         "layers": [layer(key["layers", i]) for i in range(c.num_hidden_layers)],

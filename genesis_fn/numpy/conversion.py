@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors, transfer
-from genesis_fn.core.array import Array, live
+from genesis_fn.core.array import Array, live, words_of
+from genesis_fn.core.extended import is_key
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.source import where as user_line, where_read
 
@@ -148,6 +149,12 @@ def _inner(x: Any) -> Any:
 
 def host(x: Any, use: str = "numpy") -> np.ndarray:
     """The values as a read-only ndarray, over the array's own memory where that is the host's."""
+    if is_key(x.aval.dtype):
+        asked = {"numpy": "an ndarray", "tolist": "a list"}.get(use, f"a Python {use}")
+        raise TypeError(
+            f"random keys, {x.aval}, do not become {asked}\n  at {user_line(depth=4).describe()}\n"
+            f"  {dtypes.KEY_REMEDY}"
+        )
     x = concrete(x, use)
     if x.sig.device.kind != "cpu":
         transfer.check("device_to_host", x.aval, x.sig.device)
@@ -180,6 +187,8 @@ def text(x: Array) -> str:
     """`Array([1., 2.], dtype=float32)`; what is known of an array whose memory is gone."""
     if x.is_deleted():
         return f"Array({x.aval}, deleted)"
+    if is_key(x.dtype):
+        return f"Array({x.shape}, dtype={x.dtype.name}) overlaying:\n{host(words_of(x))}"
     values = host(x)
     if values.dtype in (dtypes.BF16, dtypes.F8E4, dtypes.F8E5):
         values = values.astype(np.float32)

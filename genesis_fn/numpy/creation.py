@@ -27,6 +27,7 @@ from genesis_fn.numpy.promotion import (
 from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, full as full_of
 from genesis_fn.primitives.elementwise import convert, neg
 from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
+from genesis_fn.transforms.key_reuse import on_purpose
 from genesis_fn.transforms.placement import move
 
 __all__ = [
@@ -79,7 +80,9 @@ def array(
     device = None if device is None else place_of(device)
     if isinstance(object, (Array, Tracer)):
         x = object if d is None else strong(convert(object, d))
-        if copy and x is object and type(x) is Array and ctx.trace is None:
+        if copy and x is object and dtypes.is_key(x.aval.dtype):
+            x = on_purpose(copy_of(x))
+        elif copy and x is object and type(x) is Array and ctx.trace is None:
             x = copy_of(x)
     elif isinstance(object, (list, tuple)):
         x = _from_sequence(object, d, device)
@@ -221,9 +224,10 @@ def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = 
 
 
 def _constant(shape: tuple[int, ...], x: Any, d: DType) -> Any:
-    rank = dtypes.kind_rank(d)
+    words = dtypes.is_key(d)  # what a key is full of
+    rank = 1 if words else dtypes.kind_rank(d)
     if rank == 1:
-        info = dtypes.iinfo(d)
+        info = dtypes.iinfo(dtypes.U32 if words else d)
         x = int(x.real) if type(x) is complex else int(x)
         if not info.min <= x <= info.max:
             raise OverflowError(f"Python integer {x} is out of bounds for {d.name}")
@@ -337,6 +341,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 def to_dlpack(x: Array, **options: Any) -> Any:
     """The DLPack capsule of an array's values; shares memory where they are host memory."""
+    if dtypes.is_key(x.dtype):
+        raise TypeError(f"random keys, {x.aval}, have no DLPack form; {dtypes.KEY_REMEDY}")
     if x.dtype in _UNSIGNED and isinstance(x.data, torch.Tensor):
         return x.data.view(_UNSIGNED[x.dtype]).__dlpack__(**options)
     if isinstance(x.data, torch.Tensor):
@@ -354,4 +360,6 @@ def cuda_array_interface(x: Array) -> dict[str, Any]:
     """The `__cuda_array_interface__` of an array on a GPU, read-only; CPU arrays have none."""
     if live(x).device.kind != "cuda":
         raise AttributeError(f"{x.aval} on {x.device} has no __cuda_array_interface__")
+    if dtypes.is_key(x.dtype):
+        raise AttributeError(f"random keys, {x.aval}, have no __cuda_array_interface__")
     return x.device.backend.cuda_array_interface(x)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.extended import KeyType, is_key
 from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.conversion import arguments, concrete, host
@@ -65,6 +66,8 @@ class Plan(NamedTuple):
 
 def getitem(x: Any, index: Any) -> Any:
     """x[index]."""
+    if is_key(x.aval.dtype) and KeyType.index is not None:
+        return KeyType.index(x, index)
     if type(index) is int:
         shape = x.aval.shape
         if shape:

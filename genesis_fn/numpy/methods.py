@@ -9,7 +9,9 @@ import numpy as np
 
 from genesis_fn import numpy
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import Array, from_numpy, keys_over, words_of
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.extended import is_key
 from genesis_fn.core.habits import of_arguments, of_array
 from genesis_fn.core.primitive import Tracer, install_array_methods
 from genesis_fn.core.source import where
@@ -85,13 +87,19 @@ def _operators() -> dict[str, Callable]:
 
 def _len(self: Any) -> int:
     if not self.aval.shape:
+        if is_key(self.aval.dtype):
+            raise TypeError("a single key has no length; split(key, n) makes n keys")
         raise TypeError("len() of an array without dimensions")
     return self.aval.shape[0]
 
 
 def _iter(self: Any) -> Iterator[Any]:
     if not self.aval.shape:
+        if is_key(self.aval.dtype):
+            raise TypeError("a single key has no elements; split(key, n) makes n keys")
         raise TypeError("iteration over an array without dimensions")
+    if is_key(self.aval.dtype):  # by index, which knows each element's uses
+        return iter([self[i] for i in range(self.aval.shape[0])])
     return iter(shape.unstack(self))
 
 
@@ -144,12 +152,18 @@ def _format(self: Any, spec: str) -> str:
     # A tracer prints as itself: a log line in traced code must not fail.
     if isinstance(self, Tracer) and (self._trace.ended() or self.concrete() is None):
         return repr(self)
+    if is_key(self.aval.dtype):
+        return repr(self)
     values = host(self, "text")
     return format(values if self.aval.shape else values[()], spec)
 
 
 def _repr(self: Array) -> str:
     return text(self)
+
+
+def _str(self: Array) -> str:
+    return text(self) if is_key(self.dtype) else str(host(self))
 
 
 def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -162,7 +176,13 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray
 
 
 def _reduce(self: Any) -> tuple:
+    if is_key(self.dtype):
+        return _restored_keys, (np.array(host(words_of(concrete(self, "pickle")))), self.aval)
     return from_numpy, (np.array(host(self, "pickle")),)
+
+
+def _restored_keys(words: np.ndarray, kind: Aval) -> Array:
+    return keys_over(from_numpy(words), kind)
 
 
 def _namespace(self: Any, api_version: str | None = None) -> Any:
@@ -308,7 +328,7 @@ def _protocols() -> dict[str, Any]:
 
 install_array_methods({**_operators(), **_methods(), **_protocols()})
 for _name, _method in {
-    "__repr__": _repr, "__str__": lambda self: str(host(self)),
+    "__repr__": _repr, "__str__": _str,
     "__cuda_array_interface__": property(creation.cuda_array_interface),
 }.items():  # fmt: skip
     setattr(Array, _name, _method)

@@ -367,6 +367,8 @@ def zeros(kind: Aval) -> Any:
 
 
 def _zero(d: DType) -> Any:
+    if dtypes.is_key(d):
+        return 0
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(d)]
 
 

@@ -1,6 +1,8 @@
 """Random bits, elementwise in (key, index), and bit-equal on every device.
 
-A key is uint32[..., 2]; leading dimensions are separate keys.
+A key is an element of an array of dtype key<impl>. Its words are uint32[2], and the primitives take
+uint32[..., 2] too, whose leading dimensions are separate keys: that is what programs with keys are
+compiled to.
 
 impl "philox": Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
 (2011), with the key's two words as its key. Word w of a key's stream is output w mod 4 at the
@@ -24,7 +26,8 @@ import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.dtypes import U8, U16, U32, U64
+from genesis_fn.core.dtypes import U8, U16, U32, U64, is_key
+from genesis_fn.core.extended import IMPLEMENTATIONS as IMPLS, WORDS, KeyType, key_type
 from genesis_fn.core.primitive import Primitive, bind, typeof
 from genesis_fn.primitives.define import (
     PRIM,
@@ -35,7 +38,6 @@ from genesis_fn.primitives.define import (
 )
 from genesis_fn.primitives.elementwise import convert
 
-IMPLS = ("philox", "threefry2x32")
 WIDTHS = {8: U8, 16: U16, 32: U32, 64: U64}
 SPLIT, FOLD_IN = 1, 2
 
@@ -189,18 +191,33 @@ def _threefry_hash(key: np.ndarray, data: np.ndarray, tag: int) -> np.ndarray:
 # ---- the primitives ----
 
 
-def _check_key(name: str, key: Aval, impl: str) -> None:
-    if key.dtype != U32 or not key.shape or key.shape[-1] != 2:
-        raise errors.ShapeError(f"{name}: a key is u32[..., 2], got {key}")
+def _checked_key(name: str, key: Aval, impl: str) -> tuple[int, ...]:
+    """The shape that the keys have."""
     if impl not in IMPLS:
         raise ValueError(f"{name}: impl {impl!r} is not one of {', '.join(IMPLS)}")
+    if is_key(key.dtype):
+        if key.dtype is not key_type(impl):
+            raise errors.DTypeError(f"{name}: {impl!r} is not the implementation of keys {key}")
+        return key.shape
+    if key.dtype != U32 or key.shape[-1:] != (WORDS,):
+        raise errors.ShapeError(f"{name}: a key is key<{impl}> or u32[..., {WORDS}], got {key}")
+    return key.shape[:-1]
+
+
+def _keys_shape(key: Aval) -> tuple[int, ...]:
+    return key.shape if is_key(key.dtype) else key.shape[:-1]
+
+
+def _on_words(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[str, Any]) -> Any:
+    """These primitives compute on words as they stand."""
+    return bind(prim, *xs, **params)
 
 
 def _bits_shape(key: Aval, *, shape: tuple[int, ...], width: int, impl: str) -> Aval:
-    _check_key("random_bits", key, impl)
+    keys = _checked_key("random_bits", key, impl)
     if width not in WIDTHS:
         raise errors.DTypeError(f"random_bits: width {width} is not one of 8, 16, 32, 64")
-    return aval((*key.shape[:-1], *shape), WIDTHS[width])
+    return aval((*keys, *shape), WIDTHS[width])
 
 
 def _bits_torch(
@@ -221,7 +238,7 @@ def _bits_torch(
 random_bits_p = Primitive(
     "random_bits", _bits_shape, torch_for=_bits_torch, triton="random_bits", weak=None
 )
-random_bits_p.linearize = no_tangent(random_bits_p)
+random_bits_p.linearize, random_bits_p.words = no_tangent(random_bits_p), _on_words
 random_bits_p.batch = lambda size, xs, dims, **params: (
     bind(random_bits_p, move_batch(xs[0], dims[0], 0, size), **params),
     0,
@@ -231,23 +248,23 @@ random_bits_p.batch = lambda size, xs, dims, **params: (
 def random_bits(
     key: Any, *, shape: Sequence[int] = (), width: int = 32, impl: str = "philox"
 ) -> Any:
-    """uint<width>[*keys, *shape] of independent uniform bits, for keys uint32[*keys, 2]."""
+    """uint<width>[*keys, *shape] of independent uniform bits, for keys of shape `keys`."""
     return bind(random_bits_p, key, shape=tuple(shape), width=width, impl=impl)
 
 
 def _hash_shape(key: Aval, data: Aval, *, impl: str, tag: int) -> Aval:
-    _check_key("key_hash", key, impl)
-    if data.dtype != U32 or data.shape[: key.ndim - 1] != key.shape[:-1]:
+    keys = _checked_key("key_hash", key, impl)
+    if data.dtype != U32 or data.shape[: len(keys)] != keys:
         raise errors.ShapeError(
             f"key_hash: the data of keys {key} must be u32 with the same leading dimensions, "
             f"got {data}"
         )
-    return aval((*data.shape, 2), U32)
+    return key.update(data.shape) if is_key(key.dtype) else aval((*data.shape, WORDS), U32)
 
 
 def _hash_torch(avals: Sequence[Any], *, impl: str, tag: int) -> Callable:
     key, data = avals
-    per_key = math.prod(data.shape[key.ndim - 1 :])
+    per_key = math.prod(data.shape[len(_keys_shape(key)) :])
     make = _philox_hash if impl == "philox" else _threefry_hash
 
     def run(k: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -259,7 +276,7 @@ def _hash_torch(avals: Sequence[Any], *, impl: str, tag: int) -> Callable:
 
 
 key_hash_p = Primitive("key_hash", _hash_shape, torch_for=_hash_torch, triton="key_hash", weak=None)
-key_hash_p.linearize = no_tangent(key_hash_p)
+key_hash_p.linearize, key_hash_p.words = no_tangent(key_hash_p), _on_words
 
 
 def _hash_batch(size: int, xs: Sequence, dims: Sequence, **params: Any) -> Any:
@@ -270,8 +287,45 @@ def _hash_batch(size: int, xs: Sequence, dims: Sequence, **params: Any) -> Any:
 key_hash_p.batch = _hash_batch
 
 
+# ---- between keys and their words ----
+
+
+def _wrap_shape(words: Aval, *, dtype: KeyType) -> Aval:
+    if words.dtype != U32 or words.shape[-1:] != (WORDS,):
+        raise errors.DTypeError(f"the words of keys are u32[..., {WORDS}], got {words}")
+    return aval(words.shape[:-1], dtype)  # pyright: ignore[reportArgumentType]
+
+
+wrap_p = Primitive("random_wrap", _wrap_shape, weak=None)
+wrap_p.batch = lambda size, xs, dims, *, dtype: (
+    bind(wrap_p, move_batch(xs[0], dims[0], 0, size), dtype=dtype),
+    0,
+)
+unwrap_p = Primitive(
+    "random_unwrap", lambda keys: keys.physical if is_key(keys.dtype) else _no_key(keys), weak=None
+)
+unwrap_p.batch = lambda size, xs, dims: (bind(unwrap_p, xs[0]), dims[0])
+for _prim in (wrap_p, unwrap_p):
+    _prim.linearize = no_tangent(_prim)
+    _prim.words = lambda prim, xs, avals, params: xs[0]
+
+
+def _no_key(given: Aval) -> Aval:
+    raise errors.DTypeError(f"random_unwrap takes random keys, got {given}")
+
+
+def wrap(words: Any, impl: str) -> Any:
+    """Keys of an implementation from their words, uint32[..., 2]."""
+    return bind(wrap_p, words, dtype=key_type(impl))
+
+
+def unwrap(keys: Any) -> Any:
+    """The words of keys, uint32[..., 2]."""
+    return bind(unwrap_p, keys)
+
+
 def key_hash(key: Any, data: Any, *, impl: str = "philox", tag: int = FOLD_IN) -> Any:
-    """New keys uint32[*keys, *more, 2] from keys uint32[*keys, 2] and data uint32[*keys, *more].
+    """New keys of shape [*keys, *more] from keys of shape `keys` and data uint32[*keys, *more].
 
     `tag` (SPLIT or FOLD_IN) keeps the keys that the two make apart; threefry has no such tag.
     """
@@ -279,11 +333,11 @@ def key_hash(key: Any, data: Any, *, impl: str = "philox", tag: int = FOLD_IN) -
 
 
 def split(key: Any, shape: int | Sequence[int] = 2, *, impl: str = "philox") -> Any:
-    """uint32[*keys, *shape, 2]: new independent keys from each key."""
+    """New independent keys, of shape [*keys, *shape], from each key."""
     from genesis_fn.primitives.shape import iota, reshape
 
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    keys = typeof(key).shape[:-1]
+    keys = _keys_shape(typeof(key))
     index = reshape(iota(U32, math.prod(shape)), shape)
     dims = tuple(range(len(keys), len(keys) + len(shape)))
     if keys:
@@ -292,8 +346,8 @@ def split(key: Any, shape: int | Sequence[int] = 2, *, impl: str = "philox") -> 
 
 
 def fold_in(key: Any, data: Any, *, impl: str = "philox") -> Any:
-    """uint32[*keys, 2]: a new key from each key and an integer (taken modulo 2**32)."""
-    keys = typeof(key).shape[:-1]
+    """A new key from each key and an integer (taken modulo 2**32)."""
+    keys = _keys_shape(typeof(key))
     if not hasattr(data, "aval"):
         data = bind(PRIM["full"], value=int(data) % 2**32, shape=keys, dtype=U32)
     elif not dtypes.is_integer(typeof(data).dtype):

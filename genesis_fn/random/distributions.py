@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import config, dtypes
+from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
 from genesis_fn.lax.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.gamma_variates import as_kind, log_standard_gamma
-from genesis_fn.random.keys import Key, single, split
+from genesis_fn.random.keys import own, split, unmarked
 from genesis_fn.random.samplers import (
     exponential,
     float_dtype,
@@ -28,11 +28,6 @@ from genesis_fn.random.samplers import (
 )
 from genesis_fn.transforms.loops import while_loop
 from genesis_fn.transforms.scan import scan
-
-
-def key_dtype(impl: str | None = None) -> str:
-    """The dtype of keys of an implementation, such as "key<philox>"."""
-    return f"key<{impl or config.current().random_impl}>"
 
 
 def _work(kind: DType) -> DType:
@@ -53,27 +48,27 @@ def _parameters(name: str, dtype: Any, shape: Any, *values: Any) -> tuple:
 def cauchy(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     """Cauchy with location 0 and scale 1: tan(pi (u - 1/2))."""
     kind = float_dtype(dtype, "cauchy")
-    u = uniform(single(key, "cauchy").copy(), shape, kind, float(dtypes.finfo(kind).eps), 1.0)
+    u = uniform(own(key, "cauchy"), shape, kind, float(dtypes.finfo(kind).eps), 1.0)
     return ops.tan(ops.mul(ops.sub(u, 0.5), math.pi))
 
 
 def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     """exp(sigma * normal)."""
     kind, shape, (sigma,) = _parameters("lognormal", dtype, shape, sigma)
-    return ops.convert(jnp.exp(normal(single(key, "lognormal").copy(), shape, kind) * sigma), kind)
+    return ops.convert(jnp.exp(normal(own(key, "lognormal"), shape, kind) * sigma), kind)
 
 
 def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     """Pareto with density b / x**(b + 1) for x >= 1."""
     kind, shape, (b,) = _parameters("pareto", dtype, shape, b)
-    e = exponential(single(key, "pareto").copy(), shape, _work(kind))
+    e = exponential(own(key, "pareto"), shape, _work(kind))
     return ops.convert(jnp.exp(e / b), kind)
 
 
 def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     """Rayleigh: scale * sqrt(-2 log(u))."""
     kind, shape, (scale,) = _parameters("rayleigh", dtype, shape, scale)
-    u = uniform(single(key, "rayleigh").copy(), shape, _work(kind))
+    u = uniform(own(key, "rayleigh"), shape, _work(kind))
     # A uniform of 0 would be an infinite sample.
     u = jnp.maximum(u, float(dtypes.finfo(_work(kind)).tiny))
     return ops.convert(scale * jnp.sqrt(-2 * jnp.log(u)), kind)
@@ -86,7 +81,7 @@ def weibull_min(
     kind, shape, (scale, concentration) = _parameters(
         "weibull_min", dtype, shape or None, scale, concentration
     )
-    e = exponential(single(key, "weibull_min").copy(), shape, _work(kind))
+    e = exponential(own(key, "weibull_min"), shape, _work(kind))
     return ops.convert(e ** (1 / concentration) * scale, kind)
 
 
@@ -95,7 +90,7 @@ def triangular(
 ) -> Any:
     """Triangular on [left, right] with its peak at `mode`."""
     kind, shape, (left, mode, right) = _parameters("triangular", dtype, shape, left, mode, right)
-    u = uniform(single(key, "triangular").copy(), shape, _work(kind))
+    u = uniform(own(key, "triangular"), shape, _work(kind))
     rising = u < (mode - left) / (right - left)
     # Each root only where it is used: its derivative at 0 is infinite.
     up = jnp.where(rising, u * (right - left) * (mode - left), 1)
@@ -106,7 +101,7 @@ def triangular(
 def maxwell(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     """Maxwell: the length of a vector of three normals."""
     kind = float_dtype(dtype, "maxwell")
-    x = normal(single(key, "maxwell").copy(), (*shape_of(shape), 3), kind)
+    x = normal(own(key, "maxwell"), (*shape_of(shape), 3), kind)
     return jnp.sqrt(jnp.sum(x * x, -1))
 
 
@@ -139,7 +134,7 @@ def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = jnp.int32) -> An
     kind = _integer_dtype(dtype, "geometric")
     p = as_kind(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
     shape = shape_of(shape, p)
-    u = uniform(single(key, "geometric").copy(), shape, p.dtype)
+    u = uniform(own(key, "geometric"), shape, p.dtype)
     u = jnp.where(u == 0, 1, u)
     return ops.convert(jnp.floor(jnp.log(u) / jnp.log1p(-p)) + 1, kind)
 
@@ -157,19 +152,19 @@ def _integer_dtype(dtype: Any, name: str) -> DType:
 def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     """The logarithm of a Gamma(a, 1) sample, finite also where the sample underflows."""
     kind, shape, (a,) = _parameters("loggamma", dtype, shape, a)
-    return ops.convert(log_standard_gamma(single(key, "loggamma").copy(), a), kind)
+    return ops.convert(log_standard_gamma(own(key, "loggamma"), a), kind)
 
 
 def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     """Gamma with shape parameter `a` and scale 1, differentiable in `a`."""
     kind, shape, (a,) = _parameters("gamma", dtype, shape, a)
-    return ops.convert(jnp.exp(log_standard_gamma(single(key, "gamma").copy(), a)), kind)
+    return ops.convert(jnp.exp(log_standard_gamma(own(key, "gamma"), a)), kind)
 
 
 def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     """Chi-square with `df` degrees of freedom: twice a Gamma(df / 2)."""
     kind, shape, (df,) = _parameters("chisquare", dtype, shape, df)
-    return ops.convert(2 * gamma(single(key, "chisquare").copy(), df / 2, shape, df.dtype), kind)
+    return ops.convert(2 * gamma(own(key, "chisquare"), df / 2, shape, df.dtype), kind)
 
 
 def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
@@ -206,7 +201,7 @@ def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = jnp.float32)
     lead = alpha.shape[:-1]
     shape = lead if shape is None else shape_of(shape, jnp.zeros(lead))
     kind, shape, (alpha,) = _parameters("dirichlet", dtype, (*shape, alpha.shape[-1]), alpha)
-    log_g = loggamma(single(key, "dirichlet").copy(), alpha, shape, alpha.dtype)
+    log_g = loggamma(own(key, "dirichlet"), alpha, shape, alpha.dtype)
     return ops.convert(softmax_last(log_g), kind)
 
 
@@ -261,7 +256,7 @@ def multivariate_normal(
     else:
         vectors, values, _ = jnp.linalg.svd(cov)
         factor = vectors * jnp.sqrt(values)[..., None, :]
-    x = normal(single(key, "multivariate_normal").copy(), (*shape, n), _work(kind))
+    x = normal(own(key, "multivariate_normal"), (*shape, n), _work(kind))
     return ops.convert(mean + jnp.einsum("...ij,...j->...i", factor, x), kind)
 
 
@@ -273,7 +268,7 @@ def orthogonal(
     kind = dtypes.dtype(dtype)
     m = n if m is None else m
     work = dtypes.promote_types(kind, dtypes.F32)
-    z = normal(single(key, "orthogonal").copy(), (*shape_of(shape), max(n, m), min(n, m)), work)
+    z = normal(own(key, "orthogonal"), (*shape_of(shape), max(n, m), min(n, m)), work)
     q, r = jnp.linalg.qr(z)
     q = q * jnp.expand_dims(jnp.sign(jnp.diagonal(r, 0, -2, -1)), -2)
     return ops.convert(jnp.swapaxes(q, -1, -2) if n < m else q, kind)
@@ -290,14 +285,14 @@ def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = jnp.int32) -> An
     kind = _integer_dtype(dtype, "poisson")
     lam = jnp.broadcast_to(as_kind(lam, dtypes.F32), shape_of(shape, lam))
     lam = ops.stop_gradient(lam)  # counts have no derivative
-    key = single(key, "poisson").copy()
+    key = own(key, "poisson")
     few = jnp.isnan(lam) | (lam < 10)
-    low = _poisson_by_products(key.copy(), jnp.where(few, lam, 0.0))
-    high = _poisson_by_rejection(key.copy(), jnp.where(few, 1e5, lam))
+    low = _poisson_by_products(unmarked(key), jnp.where(few, lam, 0.0))
+    high = _poisson_by_rejection(unmarked(key), jnp.where(few, 1e5, lam))
     return ops.convert(jnp.where(few, jnp.where(lam == 0, 0.0, low), high), kind)
 
 
-def _poisson_by_products(key: Key, lam: Any) -> Any:
+def _poisson_by_products(key: Any, lam: Any) -> Any:
     def going(state: tuple) -> Any:
         return jnp.any(state[2] > -lam)
 
@@ -311,7 +306,7 @@ def _poisson_by_products(key: Key, lam: Any) -> Any:
     return while_loop(going, step, (key, zeros, zeros))[1] - 1
 
 
-def _poisson_by_rejection(key: Key, lam: Any) -> Any:
+def _poisson_by_rejection(key: Any, lam: Any) -> Any:
     log_lam = jnp.log(lam)
     b = 0.931 + 2.53 * jnp.sqrt(lam)
     a = -0.059 + 0.02483 * b
@@ -330,7 +325,7 @@ def _poisson_by_rejection(key: Key, lam: Any) -> Any:
     return _until_accepted(key, attempt, lam)
 
 
-def _until_accepted(key: Key, attempt: Any, like: Any) -> Any:
+def _until_accepted(key: Any, attempt: Any, like: Any) -> Any:
     """An accepted proposal of `attempt(u, v) -> (value, accepted)` for each element."""
 
     def going(state: tuple) -> Any:
@@ -355,21 +350,21 @@ def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = jnp.float
     """
     kind, shape, (n, p) = _parameters("binomial", dtype, shape, n, p)
     n, p = ops.stop_gradient(n), ops.stop_gradient(p)  # counts have no derivative
-    key = single(key, "binomial").copy()
+    key = own(key, "binomial")
     bad = ~((n >= 0) & (p >= 0) & (p <= 1))
     n = jnp.floor(n)
     flipped = p >= 0.5
     q = jnp.where(bad, 0.01, jnp.where(flipped, 1 - p, p))
     few = bad | jnp.isinf(n) | (n * q <= 10)
-    low = _binomial_by_waiting(key.copy(), jnp.where(few & ~bad & (n < np.inf), n, 0.0), q)
-    high = _binomial_by_rejection(key.copy(), jnp.where(few, 1e4, n), jnp.where(few, 0.5, q))
+    low = _binomial_by_waiting(unmarked(key), jnp.where(few & ~bad & (n < np.inf), n, 0.0), q)
+    high = _binomial_by_rejection(unmarked(key), jnp.where(few, 1e4, n), jnp.where(few, 0.5, q))
     count = jnp.where(few, low, high)
     count = jnp.where(flipped, n - count, count)
     count = jnp.where(jnp.isinf(n), jnp.where(p > 0, np.inf, 0.0), count)
     return ops.convert(jnp.where(bad, np.nan, count), kind)
 
 
-def _binomial_by_waiting(key: Key, n: Any, p: Any) -> Any:
+def _binomial_by_waiting(key: Any, n: Any, p: Any) -> Any:
     log_miss = jnp.log1p(-p)
 
     def going(state: tuple) -> Any:
@@ -386,7 +381,7 @@ def _binomial_by_waiting(key: Key, n: Any, p: Any) -> Any:
     return while_loop(going, step, (key, zeros, zeros))[1] - 1
 
 
-def _binomial_by_rejection(key: Key, n: Any, p: Any) -> Any:
+def _binomial_by_rejection(key: Any, n: Any, p: Any) -> Any:
     deviation = jnp.sqrt(n * p * (1 - p))
     b = 1.15 + 2.53 * deviation
     a = -0.0873 + 0.0248 * b + 0.01 * p
@@ -453,7 +448,7 @@ def multinomial(
 
 __all__ = [
     "ball", "beta", "binomial", "cauchy", "chisquare", "dirichlet", "double_sided_maxwell", "f",
-    "gamma", "generalized_normal", "geometric", "key_dtype", "loggamma", "lognormal", "maxwell",
+    "gamma", "generalized_normal", "geometric", "loggamma", "lognormal", "maxwell",
     "multinomial", "multivariate_normal", "orthogonal", "pareto", "poisson", "rayleigh", "t",
     "triangular", "wald", "weibull_min",
 ]  # fmt: skip

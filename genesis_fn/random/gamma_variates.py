@@ -7,9 +7,7 @@ Mohamed and Mnih, 2018), d log z / da = -(dF(z; a)/da) / (z p(z; a)), integrated
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import numpy as np
 import genesis_fn.numpy as jnp
 from genesis_fn.core.dtypes import DType
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.random.keys import Key, split
+from genesis_fn.random.keys import split, unmarked
 from genesis_fn.random.samplers import exponential, normal, uniform
 from genesis_fn.transforms.custom import custom_jvp
 from genesis_fn.transforms.loops import while_loop
@@ -27,30 +25,14 @@ _DEPTH = 32.0
 _NODES = 64
 
 
-def log_standard_gamma(key: Key, a: Any) -> Any:
+def log_standard_gamma(key: Any, a: Any) -> Any:
     """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, infinite where
     a is, NaN below 0."""
-    return _sampler(key.impl)(key.data, a)
+    return _sample(key, a)
 
 
-@functools.lru_cache(maxsize=8)
-def _sampler(impl: str) -> Callable:
-    """The sampler of one random implementation, as a function of (key data, a) with its rule."""
-
-    @custom_jvp
-    def sample(data: Any, a: Any) -> Any:
-        return _sample(Key(data, impl), a)
-
-    @sample.defjvp
-    def _(primals: tuple, tangents: tuple) -> tuple:
-        data, a = primals
-        log_z = sample(data, a)
-        return log_z, log_gamma_grad(a, log_z) * tangents[1]
-
-    return sample
-
-
-def _sample(key: Key, a: Any) -> Any:
+@custom_jvp
+def _sample(key: Any, a: Any) -> Any:
     shape, kind = a.shape, a.dtype
     rounds, boost = split(key)
     small = a < 1
@@ -82,6 +64,13 @@ def _sample(key: Key, a: Any) -> Any:
     log_z = jnp.where(small, log_z - e / jnp.where(small, a, 1), log_z)
     log_z = jnp.where(a == 0, -np.inf, jnp.where(a == np.inf, np.inf, log_z))
     return jnp.where(a < 0, np.nan, log_z)
+
+
+@_sample.defjvp
+def _(primals: tuple, tangents: tuple) -> tuple:
+    key, a = primals
+    log_z = _sample(unmarked(key), a)
+    return log_z, log_gamma_grad(a, log_z) * tangents[1]
 
 
 def log_gamma_grad(a: Any, log_z: Any) -> Any:

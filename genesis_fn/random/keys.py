@@ -1,175 +1,169 @@
-"""Random keys: immutable values that every sampler takes, split and named rather than advanced.
+"""Random keys: arrays that every sampler takes, split and named rather than advanced.
 
-A `Key` is a pytree with one leaf, uint32[..., 2]; its implementation ("philox", the default, or
-"threefry2x32", bit-equal to JAX) is part of its structure. `key["dropout"]` and `key[layer, step]`
-are order-independent derivations. Using one key twice warns, and raises under `debug.check_keys`.
+The dtype of a key says what draws from it: `key<philox>`, the default, or `key<threefry2x32>`,
+bit-equal to JAX. Keys have a shape, and are indexed, reshaped, stacked and mapped like any array;
+nothing computes with them. `key["dropout"]` and `key[layer, step]` of a single key are
+order-independent derivations. Using one key twice warns, and raises under `debug.check_keys`.
+
+Raw words, uint32[..., 2], are keys of the default implementation wherever a key is asked for.
 """
 
 from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import config, dtypes, errors, tree
+from genesis_fn.core import config, dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.primitive import Tracer, ctx
-from genesis_fn.core.source import warn, where
+from genesis_fn.core.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
+from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.source import where
+from genesis_fn.numpy.indexing import take_indexed
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
-
-IMPLEMENTATIONS = ("philox", "threefry2x32")
-
-
-class KeyReuseWarning(UserWarning):
-    """A random key was used twice, so two samples are the same or correlated."""
-
-
-ONCE: Any = (object(), None)  # the mark of a copy, of which nothing is known but its purpose
-
-
-class Key:
-    """One key (shape ()) or an array of keys."""
-
-    __slots__ = ("data", "impl", "used", "parts", "__weakref__")
-
-    def __init__(self, data: Any, impl: str) -> None:
-        self.data, self.impl = data, impl
-        self.used: tuple[Any, Any] | None = None  # (the trace, the line) of the first use
-        self.parts: dict[int, Key] | None = None  # elements of an array of keys, as far as asked
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array of keys."""
-        return self.data.shape[:-1]
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions of the array of keys."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of keys."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def dtype(self) -> str:
-        """`key<impl>`, as JAX prints it."""
-        return f"key<{self.impl}>"
-
-    def __repr__(self) -> str:
-        return f"Key(impl={self.impl!r}, data={self.data!r})"
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("a single key has no length; split(key, n) makes n keys")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Key]:
-        for i in range(len(self)):
-            yield self[i]
-
-    def __getitem__(self, index: Any) -> Key:
-        """For a single key: the key derived by a name, an integer, or several of them in a tuple.
-        For an array of keys: indexing."""
-        if self.shape:
-            return self._element(index)
-        derived = self
-        for part in index if isinstance(index, tuple) else (index,):
-            derived = fold_in(derived, part)
-        return derived
-
-    def _element(self, index: Any) -> Key:
-        """The same object for the same place, so that a second use of it is noticed."""
-        inside = ctx.trace is None or getattr(self.data, "_trace", None) is ctx.trace
-        if type(index) is not int or not inside:
-            return Key(self.data[index], self.impl)
-        self.parts = {} if self.parts is None else self.parts
-        place = index % len(self) if -len(self) <= index < len(self) else index
-        found = self.parts.get(place)
-        if found is None:
-            found = self.parts[place] = Key(self.data[index], self.impl)
-        return found
-
-    def copy(self) -> Key:
-        """The same key, not counted as used: for drawing the same numbers on purpose."""
-        result = Key(self.data, self.impl)
-        result.used = ONCE
-        return result
-
-
-tree.register_node(
-    Key, lambda k: ((k.data,), k.impl), lambda impl, kids: Key(next(iter(kids)), impl)
+from genesis_fn.primitives.shape import concatenate, copy, reshape
+from genesis_fn.transforms.key_reuse import (
+    KeyReuseWarning as KeyReuseWarning,
+    on_purpose,
+    part_of,
+    unmarked as unmarked,
+    use,
 )
 
 
-def consume(key: Any) -> Key:
-    """`key` as a Key, marked as used. Warns, or raises KeyReuseError, at the second use."""
-    key = as_key(key)
-    if key.used is not None and key.used[0] is ctx.trace:
-        _reused(
-            f"a random key was used twice: first at {key.used[1].describe()}\n"
-            f"  and again at {where().describe()}\n"
-            "  split it, derive from it (key['name'], fold_in), or pass key.copy() on purpose"
+class _Keys(type):
+    """Of `Key`: what is an instance is seen by its dtype."""
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return is_key(getattr(x, "dtype", None)) and isinstance(x, (Array, Tracer))
+
+
+class Key(metaclass=_Keys):
+    """What arrays of keys are instances of, for annotations and `isinstance(x, random.Key)`.
+
+    Keys are made by `key`, `split` and `fold_in`, and are arrays: `type(key(0))` is `Array`.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            "a key is an array: random.key(seed) makes one, random.wrap_key_data(words) has raw "
+            f"words\n  at {where().describe()}"
         )
-    elif key.used is not ONCE and _same_every_turn(key):
-        _reused(
-            "a random key from outside a loop is used in its body: every turn draws the same\n"
-            f"  at {where().describe()}\n"
-            "  scan over split(key, n), derive from it (key[i]), or pass key.copy() on purpose"
-        )
-    key.used = (ctx.trace, where())
-    return key
 
 
-def _reused(message: str) -> None:
-    if config.current().check_keys:
-        raise errors.KeyReuseError(message)
-    warn(message, KeyReuseWarning)
+# ---- indexing ----
 
 
-def _same_every_turn(key: Key) -> bool:
-    """Whether a loop's body is being traced, to which the key comes from outside."""
-    trace, data = ctx.trace, key.data
-    if not getattr(trace, "repeated", False):
-        return False
-    return not (isinstance(data, Tracer) and data._trace is trace)
+def _indexed(keys: Any, index: Any) -> Any:
+    """keys[index]: of a single key the one derived by a name, an integer, or several of them in a
+    tuple; of an array of keys the part that NumPy's rules say."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if keys.shape or all([p is None or p is Ellipsis for p in parts]):
+        return part_of(keys, index, take_indexed(keys, index, "check", None, False, False))
+    for part in parts:
+        keys = fold_in(keys, part)
+    return keys
 
 
-def as_key(key: Any) -> Key:
-    """A Key from a Key or from raw uint32[..., 2] data. Raises TypeError for anything else."""
-    if isinstance(key, Key):
+KeyType.index = staticmethod(_indexed)
+
+
+# ---- what is a key ----
+
+
+def as_key(key: Any) -> Any:
+    """An array of keys from one, or from raw words uint32[..., 2], which belong to the default
+    implementation. Raises TypeError for anything else."""
+    kind = getattr(key, "dtype", None)
+    if is_key(kind) and isinstance(key, (Array, Tracer)):
         return key
-    if isinstance(key, (Array, Tracer, np.ndarray)):
-        data = as_array(key)
-        if data.dtype == dtypes.U32 and data.shape[-1:] == (2,):
-            return Key(data, config.current().random_impl)
+    if is_raw(key):
+        return bits_of.wrap(as_array(key), config.current().random_impl)
+    shown = f"{kind}{list(key.shape)}" if isinstance(key, _ARRAYS) else f"{key!r:.80}"
     raise TypeError(
-        f"expected a random key, from random.key(seed), got {key!r:.80}\n  at {where().describe()}"
+        f"expected a random key, from random.key(seed), got {shown}\n  at {where().describe()}\n"
+        f"  raw words are uint32[..., {WORDS}]: random.wrap_key_data(words)"
     )
 
 
-def single(key: Any, what: str) -> Key:
+_ARRAYS = (Array, Tracer, np.ndarray)
+
+
+def is_raw(x: Any) -> bool:
+    """Whether `x` has the dtype and the last axis of raw words."""
+    return isinstance(x, _ARRAYS) and x.dtype == dtypes.U32 and x.shape[-1:] == (WORDS,)
+
+
+def consume(key: Any) -> Any:
+    """`key` as keys, marked as used. Warns, or raises KeyReuseError, at the second use."""
+    keys = as_key(key)
+    use(keys)
+    return keys
+
+
+def single(key: Any, what: str) -> Any:
     """`key`, consumed, if it is one key; an array of keys belongs under vmap."""
-    key = consume(key)
-    if key.shape:
+    keys = as_key(key)
+    if keys.shape:
         raise ValueError(
-            f"random.{what} takes one key, got an array of shape {key.shape}; use vmap\n"
+            f"random.{what} takes one key, got an array of shape {keys.shape}; use vmap\n"
             f"  at {where().describe()}"
         )
-    return key
+    return consume(keys)
 
 
-def key(seed: Any, *, impl: str | None = None) -> Key:
-    """The key of an integer seed (any Python int; or a traced integer)."""
+def own(key: Any, what: str) -> Any:
+    """`single(key, what)`, for the sampler itself to hand on."""
+    return unmarked(single(key, what))
+
+
+def _implementation(impl: Any) -> str:
+    """The name of an implementation, from its name, a key's dtype, or None for the default."""
+    if is_key(impl):
+        return impl.impl
     impl = impl or config.current().random_impl
     impl = {"threefry": "threefry2x32"}.get(impl, impl)
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"there is no random implementation {impl!r}; there are {IMPLEMENTATIONS}")
+    return impl
+
+
+# ---- making keys ----
+
+
+def key(seed: Any, *, impl: str | None = None) -> Any:
+    """The key of an integer seed (any Python int; or a traced integer).
+
+    `impl` is "philox", the default, or "threefry2x32". Raises TypeError for a seed that is no
+    integer scalar.
+
+        k = random.key(0)  # Array((), dtype=key<philox>)
+        w = random.normal(k["weights"], (3, 4))
+    """
+    impl = _implementation(impl)
+    return bits_of.wrap(_words_of_seed(seed), impl)
+
+
+def PRNGKey(seed: Any, *, impl: str | None = None) -> Any:  # noqa: N802  JAX's name
+    """The raw words, uint32[2], of `key(seed)`: JAX's keys of old.
+
+    Functions that take keys take them for keys of the default implementation, so `impl` may only
+    name that one; ValueError otherwise.
+    """
+    impl, default = _implementation(impl), config.current().random_impl
+    if impl != default:
+        raise ValueError(
+            f"PRNGKey: raw words are keys of {default!r}, the default, not of {impl!r}\n"
+            f"  at {where().describe()}\n  use random.key(seed, impl={impl!r}), whose dtype says it"
+        )
+    return _words_of_seed(seed)
+
+
+def _words_of_seed(seed: Any) -> Any:
     if isinstance(seed, Tracer) or type(seed) is Array:
         if seed.shape != () or not dtypes.is_integer(seed.dtype):
             raise TypeError(f"a seed is an integer scalar, got {seed.aval}")
@@ -177,9 +171,7 @@ def key(seed: Any, *, impl: str | None = None) -> Key:
         high = ops.mul(low, 0)
         if seed.dtype.itemsize == 8:
             high = ops.convert(ops.shift_right_logical(seed, 32), dtypes.U32)
-        from genesis_fn.primitives.shape import concatenate, reshape
-
-        return Key(concatenate([reshape(high, (1,)), reshape(low, (1,))], 0), impl)
+        return concatenate([reshape(high, (1,)), reshape(low, (1,))], 0)
     try:
         number = operator.index(seed)
     except TypeError:
@@ -187,49 +179,73 @@ def key(seed: Any, *, impl: str | None = None) -> Key:
     value = number & (2**64 - 1)
     # A small negative seed means the 32-bit one, as in JAX.
     high = 0 if -(2**31) <= number < 0 else value >> 32
-    return Key(from_numpy(np.array([high, value & 0xFFFFFFFF], np.uint32)), impl)
-
-
-PRNGKey = key
+    return from_numpy(np.array([high, value & 0xFFFFFFFF], np.uint32))
 
 
 def key_data(keys: Any) -> Any:
-    """The raw uint32[..., 2] of keys."""
-    return as_key(keys).data
+    """The raw words, uint32[..., 2], of keys; raw words as they are."""
+    return as_array(keys) if is_raw(keys) else bits_of.unwrap(as_key(keys))
 
 
-def wrap_key_data(data: Any, *, impl: str | None = None) -> Key:
-    """Keys from raw uint32[..., 2] data."""
-    return Key(as_array(data, dtypes.U32), impl or config.current().random_impl)
+def wrap_key_data(data: Any, *, impl: str | None = None) -> Any:
+    """Keys from raw words, uint32[..., 2]: `key_data`'s inverse.
+
+    Raises TypeError for words of another dtype or last axis.
+    """
+    if not isinstance(data, _ARRAYS) and not hasattr(data, "aval"):
+        data = as_array(np.asarray(data))
+    if not is_raw(data):
+        kind = getattr(data, "aval", None) or f"{data.dtype}{list(data.shape)}"
+        raise TypeError(
+            f"wrap_key_data: raw words are uint32[..., {WORDS}], got {kind}\n"
+            f"  at {where().describe()}"
+        )
+    return bits_of.wrap(as_array(data), _implementation(impl))
 
 
 def key_impl(keys: Any) -> str:
     """The implementation of keys."""
-    return as_key(keys).impl
+    return as_key(keys).dtype.impl
 
 
-def clone(keys: Any) -> Key:
-    """A copy of keys that may be used again."""
-    return as_key(keys).copy()
+def key_dtype(impl: str | None = None) -> Any:
+    """The dtype of keys of an implementation, `key<philox>`."""
+    return key_type(_implementation(impl))
 
 
-def split(key: Any, num: int | Sequence[int] = 2) -> Key:
-    """An array of `num` (an int or a shape) independent keys."""
+def clone(keys: Any) -> Any:
+    """A copy of keys that may be used again: for drawing the same numbers on purpose."""
+    return copy(as_array(keys)) if is_raw(keys) else on_purpose(copy(as_key(keys)))
+
+
+# ---- deriving keys ----
+
+
+def split(key: Any, num: int | Sequence[int] = 2) -> Any:
+    """An array of `num` (an int or a shape) independent keys; raw words from raw words.
+
+    first, second = random.split(key)
+    """
     parent = single(key, "split")
     shape = (num,) if isinstance(num, (int, np.integer)) else tuple(num)
-    return Key(bits_of.split(parent.data, shape, impl=parent.impl), parent.impl)
+    keys = bits_of.split(parent, shape, impl=parent.dtype.impl)
+    return bits_of.unwrap(keys) if is_raw(key) else keys
 
 
-def fold_in(key: Any, data: Any) -> Key:
-    """The key derived from `key` by an integer (traced or not) or a name. Not a use of `key`."""
+def fold_in(key: Any, data: Any) -> Any:
+    """The key derived from `key` by an integer (traced or not) or a name; raw words from raw words.
+    Not a use of `key`."""
     parent = as_key(key)
     if isinstance(data, str):
         data = zlib.crc32(data.encode())
     kind = getattr(data, "dtype", None)
-    if not isinstance(data, int) and (kind is None or not dtypes.is_integer(dtypes.dtype(kind))):
+    if not isinstance(data, int) and (
+        kind is None or is_key(kind) or not dtypes.is_integer(dtypes.dtype(kind))
+    ):
         raise TypeError(
             f"a key is derived by integers and names, got {data!r:.60}\n  at {where().describe()}"
         )
     if isinstance(data, (int, np.integer)):
         data = from_numpy(np.asarray(int(data) & 0xFFFFFFFF, np.uint32))
-    return Key(bits_of.fold_in(parent.data, data, impl=parent.impl), parent.impl)
+    keys = bits_of.fold_in(parent, data, impl=parent.dtype.impl)
+    return bits_of.unwrap(keys) if is_raw(key) else keys

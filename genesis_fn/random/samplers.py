@@ -16,7 +16,7 @@ from genesis_fn.numpy.creation import shape_of as lengths
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.random_bits import random_bits
 from genesis_fn.primitives.shape import canonical_axis
-from genesis_fn.random.keys import Key, single, split
+from genesis_fn.random.keys import own, single, split
 
 Shape = Sequence[int]
 
@@ -48,16 +48,16 @@ def bits(key: Any, shape: Shape = (), dtype: Any = jnp.uint32) -> Any:
     if not dtypes.is_unsigned(kind):
         raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
     k = single(key, "bits")
-    return random_bits(k.data, shape=lengths(shape), width=kind.itemsize * 8, impl=k.impl)
+    return random_bits(k, shape=lengths(shape), width=kind.itemsize * 8, impl=k.dtype.impl)
 
 
-def unit(k: Key, shape: Shape, kind: DType) -> Any:
+def unit(k: Any, shape: Shape, kind: DType) -> Any:
     """Uniform in [0, 1) from the mantissa's bits; 16- and 8-bit floats by their own width."""
     if kind.itemsize < 2:
         return ops.convert(unit(k, shape, dtypes.F16), kind)
     mantissa = dtypes.finfo(kind).nmant
     width = kind.itemsize * 8 if mantissa >= 8 else 8  # bfloat16 needs seven bits, not sixteen
-    words = random_bits(k.data, shape=lengths(shape), width=width, impl=k.impl)
+    words = random_bits(k, shape=lengths(shape), width=width, impl=k.dtype.impl)
     words = ops.convert(words, dtypes.dtype(f"uint{kind.itemsize * 8}"))
     # Random mantissa under the exponent of 1: uniform in [1, 2).
     one = int(np.ones((), kind).view(f"u{kind.itemsize}"))
@@ -94,7 +94,7 @@ def normal(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     # 16-bit floats have too few bits in the tail; sample in float32.
     work = dtypes.F32 if kind.itemsize < 4 else kind
     low = float(np.nextafter(work.type(-1.0), work.type(0.0)))
-    u = uniform(single(key, "normal").copy(), shape_of(shape), work, low, 1.0)
+    u = uniform(own(key, "normal"), shape_of(shape), work, low, 1.0)
     return ops.convert(ops.mul(ops.erf_inv(u), math.sqrt(2)), kind)
 
 
@@ -108,7 +108,7 @@ def truncated_normal(
     lower, upper = (ops.convert(as_array(v), work) for v in (lower, upper))
     root = math.sqrt(2)
     a, b = ops.erf(lower / root), ops.erf(upper / root)
-    u = uniform(single(key, "truncated_normal").copy(), shape, work, a, b)
+    u = uniform(own(key, "truncated_normal"), shape, work, a, b)
     x = ops.erf_inv(u) * root
     # Rounding may step over the bounds.
     low = jnp.nextafter(lower, jnp.full_like(lower, np.inf))
@@ -170,7 +170,7 @@ def gumbel(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     """Standard Gumbel: -log(-log(uniform))."""
     kind = float_dtype(dtype, "gumbel")
     tiny = float(dtypes.finfo(kind).tiny)
-    u = uniform(single(key, "gumbel").copy(), shape_of(shape), kind, tiny, 1.0)
+    u = uniform(own(key, "gumbel"), shape_of(shape), kind, tiny, 1.0)
     return ops.neg(ops.log(ops.neg(ops.log(u))))
 
 
@@ -277,7 +277,7 @@ def choice(
 def exponential(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     """Exponential with rate 1: -log(1 - uniform)."""
     kind = float_dtype(dtype, "exponential")
-    u = uniform(single(key, "exponential").copy(), shape_of(shape), kind)
+    u = uniform(own(key, "exponential"), shape_of(shape), kind)
     return ops.neg(ops.log1p(ops.neg(u)))
 
 
@@ -285,7 +285,7 @@ def laplace(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     """Laplace with location 0 and scale 1."""
     kind = float_dtype(dtype, "laplace")
     low = -1 + float(dtypes.finfo(kind).epsneg)
-    u = uniform(single(key, "laplace").copy(), shape_of(shape), kind, low, 1.0)
+    u = uniform(own(key, "laplace"), shape_of(shape), kind, low, 1.0)
     return ops.mul(ops.sign(u), ops.log1p(ops.neg(ops.abs(u))))
 
 
@@ -293,7 +293,7 @@ def logistic(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     """Logistic with location 0 and scale 1: log(u / (1 - u))."""
     kind = float_dtype(dtype, "logistic")
     tiny = float(dtypes.finfo(kind).tiny)
-    u = uniform(single(key, "logistic").copy(), shape_of(shape), kind, tiny, 1.0)
+    u = uniform(own(key, "logistic"), shape_of(shape), kind, tiny, 1.0)
     return ops.sub(ops.log(u), ops.log1p(ops.neg(u)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.array import stored
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
@@ -493,7 +494,7 @@ def _same(x: Any, y: Any) -> bool:
     """Whether two concrete arrays are equal bit for bit."""
     if isinstance(x, Tracer) or isinstance(y, Tracer) or x.sig is not y.sig:
         return False
-    read = lambda a: a.device.backend.to_numpy(a).tobytes()  # noqa: E731
+    read = lambda a: a.device.backend.to_numpy(stored(a)).tobytes()  # noqa: E731
     return read(x) == read(y)
 
 

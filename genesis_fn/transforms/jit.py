@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import config, device as devices, errors, tree
-from genesis_fn.core.array import Array, Deleted, from_numpy, live
+from genesis_fn.core.array import Array, Deleted, from_numpy, like, live, stored
 from genesis_fn.core.aval import sig
 from genesis_fn.core.collector import no_collection
 from genesis_fn.core.convert import as_argument, fitted, is_value
@@ -420,7 +420,7 @@ class JitFunction:
 
 
 def _copy(x: Array) -> Array:
-    return from_numpy(x.device.backend.to_numpy(live(x)), x.device)
+    return like(x, from_numpy(x.device.backend.to_numpy(stored(live(x))), x.device))
 
 
 def _runtime(x: Any, place: devices.Device) -> Array:

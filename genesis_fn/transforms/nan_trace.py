@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import config, dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import Array, stored
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive, bind, ctx, running
 from genesis_fn.core.source import where
@@ -60,7 +60,7 @@ def current_watch() -> Watch | None:
 def _host(x: Any) -> np.ndarray:
     if type(x) is not Array:
         return np.asarray(x)
-    value = x.device.backend.to_numpy(x)
+    value = x.device.backend.to_numpy(stored(x))
     narrow = x.dtype in (dtypes.BF16, dtypes.F8E4, dtypes.F8E5)
     return value.astype(np.float32) if narrow else value
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import device as devices_, transfer, tree
-from genesis_fn.core.array import Array, from_numpy, live
+from genesis_fn.core.array import Array, from_numpy, like, live, stored
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
+from genesis_fn.core.extended import is_key
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.settings import place
 
@@ -89,13 +90,15 @@ def move(x: Array, where: Device) -> Array:
         transfer.check(direction, x.aval, x.device)
     if where.kind == x.device.kind and hasattr(backend, "copy"):
         return backend.copy(x, where)
-    return from_numpy(backend.to_numpy(x), where, x.weak)
+    return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
 
 
 def device_get(x: Any) -> Any:
-    """A pytree's arrays as NumPy arrays on the host (read-only where they share memory)."""
+    """A pytree's arrays as NumPy arrays on the host (read-only where they share memory); random
+    keys, of which NumPy knows nothing, stay arrays."""
+    asked = lambda v: isinstance(v, (Array, Tracer)) and not is_key(v.dtype)  # noqa: E731
     with transfer.asked_for():
-        return tree.map(lambda v: np.asarray(v) if isinstance(v, (Array, Tracer)) else v, x)
+        return tree.map(lambda v: np.asarray(v) if asked(v) else v, x)
 
 
 def block_until_ready(x: Any) -> Any:

@@ -26,6 +26,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.define import TORCH_DTYPE, host_tensor, host_view
+from genesis_fn.transforms.words import physical
 
 
 def _keep_freed_memory() -> None:
@@ -121,8 +122,12 @@ def compile_jaxpr(
     jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = (), compiler: str | None = None
 ) -> Any:
     """An executable for `jaxpr`. Raises BackendError for an unknown or unusable `compiler`."""
+    program = physical(jaxpr)
     if compiler is None:
-        return CpuExecutable(jaxpr, device, donated)
-    if compiler != "inductor":
+        executable = CpuExecutable(program, device, donated)
+    elif compiler == "inductor":
+        executable = InductorExecutable(program, device)
+    else:
         raise errors.BackendError(f'compiler={compiler!r}: the CPU has "inductor", or None')
-    return InductorExecutable(jaxpr, device)
+    executable.sigs = [sig(a, device) for a in jaxpr.out_avals]
+    return executable

@@ -40,6 +40,7 @@ from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.transforms.words import physical
 
 _SMALL_INPUT = 4 << 20  # inputs that are copied instead of captured again
 _MOST_GRAPHS = 6
@@ -423,7 +424,9 @@ def compile_jaxpr(
             f"compiler={compiler!r} is for the CPU, and the program runs on {device}; leave it "
             "out, or move the arguments with device_put(x, cpu())"
         )
-    return CudaExecutable(jaxpr, device, donated, memory_budget)
+    executable = CudaExecutable(physical(jaxpr), device, donated, memory_budget)
+    executable.sigs = [sig(a, device) for a in jaxpr.out_avals]
+    return executable
 
 
 __all__ = ["CudaExecutable", "arena", "compile_jaxpr"]
