@@ -75,8 +75,9 @@ def dtype(spec: DTypeLike) -> DType:
         return _SCALAR_DTYPE[spec]
     if isinstance(spec, str) and spec in _BY_NAME:
         return _BY_NAME[spec]
-    if is_key(spec) or is_key(getattr(spec, "dtype", None)):
-        return spec if is_key(spec) else spec.dtype
+    named: Any = spec if is_key(spec) else getattr(spec, "dtype", None)
+    if is_key(named):
+        return named
     try:
         found = np.dtype(spec if isinstance(spec, type) else getattr(spec, "dtype", spec))
     except TypeError:
@@ -89,7 +90,9 @@ def dtype(spec: DTypeLike) -> DType:
     return found
 
 
-_BY_NAME = {d.name: d for d in (*ALL, *KEY_TYPES.values())} | {s: d for d, s in SHORT.items()}
+_BY_NAME: dict[str, Any] = {d.name: d for d in (*ALL, *KEY_TYPES.values())} | {
+    s: d for d, s in SHORT.items()
+}
 
 
 def is_float(d: DType) -> bool:

@@ -202,9 +202,13 @@ def state_of(step, size=1000):
     }
 
 
+def words(x):
+    return np.asarray(random.key_data(x) if isinstance(x, random.Key) else x)
+
+
 def same(a, b):
     return tree.structure(a) == tree.structure(b) and all(
-        x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        x.dtype == y.dtype and words(x).tobytes() == words(y).tobytes()
         for x, y in zip(tree.leaves(a), tree.leaves(b))
     )
 
