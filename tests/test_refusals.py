@@ -30,7 +30,7 @@ def ragged(dimensions: Any, sizes: Any = (2, 2), **options: Any) -> Any:
 def config(**changes: Any) -> QwenConfig:
     fields = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     return QwenConfig.from_dict(
-        {"model_type": "qwen3", **fields, "num_attention_heads": 2, **changes}
+        {"model_type": "qwen3", **fields, "num_attention_heads": 32, **changes}
     )
 
 
@@ -54,7 +54,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: hash(O(2)), TypeError, "arrays are not hashable"),
     (lambda: gf.jit(hash)(O(2)), TypeError, "key by id"),
     (lambda: TokenWindows(np.arange(3), 3, 1), ValueError, "3 tokens are too few for windows of 4"),
-    (lambda: config(hidden_size=6), ValueError, "head_dim 3 must be even"),
+    (lambda: config(head_dim=3), ValueError, "head_dim 3 must be even"),
     (lambda: config(model_type="gpt"), ValueError, "model_type is 'gpt'"),
     (lambda: config(vocab_size="many"), ValueError, "vocab_size is 'many', expected an integer"),
     # lax

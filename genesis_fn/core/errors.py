@@ -124,6 +124,10 @@ class OutOfMemoryError(GenesisError, MemoryError):
     """A device has no room for an allocation."""
 
 
+class FileError(GenesisError, ValueError):
+    """A file that is not what it should be; says which file, field and value."""
+
+
 class BackendError(GenesisError, RuntimeError):
     """A backend is missing, or its device cannot be used."""
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 import numpy as np
 
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import from_numpy
-from genesis_fn.io.safetensors import FileError, flat_names, load_numpy, save_file
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import brief, read_json
+from genesis_fn.io.safetensors import atomic_write, flat_names, load_numpy, save_file
 from genesis_fn.models import qwen
+
+_LARGEST_INDEX = 1 << 25  # bytes; those of the largest models have some millions
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_OF_WEIGHTS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 
 
 def hf_name(path: str) -> str:
@@ -20,25 +27,46 @@ def hf_name(path: str) -> str:
 
 
 def read_arrays(folder: str | os.PathLike) -> dict[str, np.ndarray]:
-    """All arrays of a folder with one safetensors file, or several and an index."""
+    """All arrays of a folder with one safetensors file, or several and an index.
+
+    Each array comes from the file that the index names. Raises FileError naming file and array.
+    """
     folder = os.fspath(folder)
-    index = os.path.join(folder, "model.safetensors.index.json")
-    if not os.path.isfile(index):
-        return load_numpy(os.path.join(folder, "model.safetensors"))
-    with open(index, encoding="utf-8") as f:
-        try:
-            table = json.load(f)["weight_map"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise FileError(f"{index}: no usable weight_map: {error!r}") from None
+    single = os.path.join(folder, "model.safetensors")
+    index = single + ".index.json"
+    if not os.path.exists(index):
+        return load_numpy(single)
+    table = _weight_map(index)
+    if os.path.exists(single) and single not in {os.path.join(folder, f) for f in table.values()}:
+        raise FileError(
+            f"{folder}: both model.safetensors and {os.path.basename(index)} are there, and the "
+            "second does not name the first: remove the one that does not count"
+        )
     arrays: dict[str, np.ndarray] = {}
     for file in sorted(set(table.values())):
-        if os.path.basename(file) != file:
-            raise FileError(f"{index}: {file!r} is not a plain file name")
-        arrays.update(load_numpy(os.path.join(folder, file)))
-    missing = [n for n in table if n not in arrays]
-    if missing:
-        raise FileError(f"{index}: lists {missing[0]!r}, which no file holds")
+        for name, x in load_numpy(os.path.join(folder, file)).items():
+            if name not in table:
+                raise FileError(f"{index}: does not list {brief(name)}, which {file} holds")
+            if table[name] == file:
+                arrays[name] = x
+    for name, file in table.items():
+        if name not in arrays:
+            raise FileError(f"{index}: lists {brief(name)}, which {file} does not hold")
     return arrays
+
+
+def _weight_map(index: str) -> dict[str, str]:
+    """{array: file} of an index."""
+    table = read_json(index, _LARGEST_INDEX).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise FileError(f"{index}: weight_map is {brief(table)}, expected names of files by array")
+    for name, file in table.items():
+        if not isinstance(file, str) or os.path.basename(file) != file or file in ("", ".", ".."):
+            raise FileError(
+                f"{index}: weight_map has {brief(file)} for {brief(name)}, which is not a plain "
+                "file name"
+            )
+    return table
 
 
 def load_qwen(
@@ -46,18 +74,27 @@ def load_qwen(
 ) -> tuple[dict[str, Any], qwen.QwenConfig]:
     """(parameters, config) of a Qwen2, Qwen2.5 or Qwen3 folder; in `dtype`, or as stored.
 
-    Raises FileError naming an array that is missing, unexpected or of the wrong shape.
+    The model computes what transformers computes from the folder: a field of config.json that this
+    library does not honour is refused by name, and so is an array that would go unused. Raises
+    FileError naming file and field, or the array that is missing, unexpected or of the wrong shape.
     """
+    folder = os.fspath(folder)
     config = qwen.QwenConfig.from_file(folder)
     arrays = read_arrays(folder)
+    layers = {m.group(1) for m in map(_LAYER.match, arrays) if m}
+    if len(layers) != config.num_hidden_layers:
+        raise FileError(
+            f"{folder}: config.json has num_hidden_layers {config.num_hidden_layers}, the arrays "
+            f"are of {len(layers)} layers"
+        )
     from genesis_fn.transforms.jit import jit
 
     shapes = jit(lambda: qwen.init(_zero_key(), config)).eval_shape()
-    if config.tie_word_embeddings:
-        arrays.pop("lm_head.weight", None)
+    if config.tie_word_embeddings and "lm_head.weight" in arrays:
+        _check_tied(arrays, folder)
     wanted = {hf_name(n): x for n, x in flat_names(shapes).items()}
     problems = [f"missing {n}" for n in wanted if n not in arrays]
-    problems += [f"unexpected {n}" for n in arrays if n not in wanted]
+    problems += [f"unexpected {brief(n)[1:-1]}" for n in arrays if n not in wanted]
     if problems:
         raise FileError(f"{folder}: {'; '.join(problems[:4])}")
     kind = None if dtype is None else dtypes.dtype(dtype)
@@ -69,8 +106,36 @@ def load_qwen(
                 f"{folder}: {name} has shape {list(x.shape)}, the config asks for "
                 f"{list(expected.shape)}"
             )
+        if x.dtype not in _OF_WEIGHTS:
+            raise FileError(
+                f"{folder}: {name} is of dtype {x.dtype}, and weights of a quantized model are not "
+                "read; expected float16, bfloat16, float32 or float64"
+            )
         leaves.append(from_numpy(x if kind is None else x.astype(kind)))
     return tree.unflatten(tree.structure(shapes), leaves), config
+
+
+def _check_tied(arrays: dict[str, np.ndarray], folder: str) -> None:
+    """Take the output layer's weight out; raises FileError where it is not the embedding's."""
+    head, table = arrays.pop("lm_head.weight"), arrays.get("model.embed_tokens.weight")
+    if (
+        table is None
+        or head.shape == table.shape
+        and head.dtype == table.dtype
+        and all(
+            np.array_equal(_bits(head[i : i + 1024]), _bits(table[i : i + 1024]))
+            for i in range(0, len(head), 1024)
+        )
+    ):
+        return
+    raise FileError(
+        f"{folder}: config.json has tie_word_embeddings true, but lm_head.weight is another array "
+        "than model.embed_tokens.weight: set it to false, or remove lm_head.weight"
+    )
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(np.uint8)
 
 
 def _zero_key() -> Any:
@@ -80,23 +145,14 @@ def _zero_key() -> Any:
 
 
 def save_qwen(folder: str | os.PathLike, params: Any, config: qwen.QwenConfig) -> None:
-    """Write parameters and config as a folder that transformers loads."""
+    """Write parameters and config as a folder that transformers loads.
+
+    Raises ValueError for a config that is neither Qwen2's nor Qwen3's.
+    """
     folder = os.fspath(folder)
+    text = json.dumps(config.to_dict(), indent=2)
     os.makedirs(folder, exist_ok=True)
     arrays = {hf_name(n): np.asarray(x) for n, x in flat_names(params).items()}
     save_file(arrays, os.path.join(folder, "model.safetensors"), {"format": "pt"})
-    kind = "qwen3" if config.qk_norm else "qwen2"
-    values = {
-        "model_type": kind, "architectures": [f"{kind.capitalize()}ForCausalLM"],
-        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads, "head_dim": config.head_dim,
-        "rope_theta": config.rope_theta, "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "max_position_embeddings": config.max_position_embeddings, "hidden_act": "silu",
-        "attention_bias": config.attention_bias,
-    }  # fmt: skip
-    with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as f:
-        json.dump(values, f, indent=2)
+    with atomic_write(os.path.join(folder, "config.json")) as f:
+        f.write(text.encode())

@@ -7,8 +7,8 @@ written to a temporary file beside the target, flushed to disk, and renamed.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import mmap
 import os
 import struct
@@ -21,6 +21,8 @@ import numpy as np
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.device import Device
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import brief, open_plain, parse_json
 
 _CODES = {
     "BOOL": dtypes.BOOL, "U8": dtypes.U8, "I8": dtypes.I8, "U16": dtypes.U16, "I16": dtypes.I16,
@@ -30,23 +32,35 @@ _CODES = {
 }  # fmt: skip
 _NAMES = {d: code for code, d in _CODES.items()}
 _MAX_HEADER = 100_000_000
-
-
-class FileError(ValueError):
-    """A file that is not what it should be; says which file, field and value."""
+_MAX_AXES = 64  # NumPy's
 
 
 def flat_names(value: Any, separator: str = ".") -> dict[str, Any]:
-    """{dotted path: leaf} of a pytree, as checkpoint files name arrays."""
-    return {
-        tree.keystr(path, simple=True, separator=separator): x
-        for path, x in tree.leaves_with_path(value)
-    }
+    """{dotted path: leaf} of a pytree, as checkpoint files name arrays.
+
+    Raises ValueError where two leaves have one name, as of `{"a.b": x, "a": {"b": y}}`.
+    """
+    named: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for path, x in tree.leaves_with_path(value):
+        name = tree.keystr(path, simple=True, separator=separator)
+        if name in named:
+            raise ValueError(
+                f"two leaves have the name {brief(name)} in a file: {tree.keystr(paths[name])} and "
+                f"{tree.keystr(path)}; rename a dictionary key"
+            )
+        named[name], paths[name] = x, path
+    return named
 
 
 def save_file(arrays: Mapping[str, Any], path: str | os.PathLike, metadata: Any = None) -> None:
-    """Write named arrays; the file appears whole or not at all."""
+    """Write named arrays; the file appears whole or not at all.
+
+    Raises FileError for an array whose dtype or name the format has no place for.
+    """
     header: dict[str, Any] = {}
+    if "__metadata__" in arrays:
+        raise FileError(f"{path}: '__metadata__' is no name for an array, the format reserves it")
     if metadata:
         header["__metadata__"] = {str(k): str(v) for k, v in metadata.items()}
     values, offset = [], 0
@@ -54,7 +68,9 @@ def save_file(arrays: Mapping[str, Any], path: str | os.PathLike, metadata: Any 
         # Not ascontiguousarray, which makes 0-d arrays 1-d.
         x = np.asarray(arrays[name], order="C")
         if x.dtype not in _NAMES:
-            raise FileError(f"{path}: array {name!r} of dtype {x.dtype} has no safetensors code")
+            raise FileError(
+                f"{path}: array {brief(name)} of dtype {x.dtype} has no safetensors code"
+            )
         end = offset + x.nbytes
         header[name] = {
             "dtype": _NAMES[x.dtype],
@@ -85,17 +101,35 @@ class atomic_write:
         self.file = os.fdopen(handle, "wb")
         return self.file
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if kind is not None:
+    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
+        try:
+            if kind is None:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+                self.file.close()
+                os.chmod(self.temporary, 0o644)
+                os.replace(self.temporary, self.path)
+                sync_folder(os.path.dirname(self.path))
+                return
+        except OSError as failed:
+            self._drop()
+            naming(failed, self.path)
+            raise
+        self._drop()
+        if isinstance(error, OSError):
+            naming(error, self.path)
+
+    def _drop(self) -> None:
+        with contextlib.suppress(OSError):  # what it still held does not fit on the disk
             self.file.close()
+        with contextlib.suppress(OSError):
             os.unlink(self.temporary)
-            return
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        os.chmod(self.temporary, 0o644)
-        os.replace(self.temporary, self.path)
-        sync_folder(os.path.dirname(self.path))
+
+
+def naming(error: OSError, path: str) -> None:
+    """Have `error` name the file that it is about, where it names none: a full disk does not."""
+    if error.filename is None and error.errno is not None:
+        error.filename = path
 
 
 def sync_folder(path: str) -> None:
@@ -107,18 +141,6 @@ def sync_folder(path: str) -> None:
         os.close(handle)
 
 
-class _Repeated(Exception):
-    """A JSON object with one name twice."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        raise _Repeated(next(n for n, _ in pairs if n in seen or seen.add(n)))
-    return found
-
-
 def _header(data: mmap.mmap | bytes, path: str) -> tuple[dict[str, Any], int]:
     if len(data) < 8:
         raise FileError(f"{path}: {len(data)} bytes are too few for a safetensors file")
@@ -126,35 +148,48 @@ def _header(data: mmap.mmap | bytes, path: str) -> tuple[dict[str, Any], int]:
     if size > min(_MAX_HEADER, len(data) - 8):
         rest = len(data) - 8
         raise FileError(f"{path}: the header claims {size} bytes, the file has {rest} more")
-    try:
-        header = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_object)
-    except _Repeated as error:
-        raise FileError(f"{path}: the header has {error.args[0]!r} twice") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileError(f"{path}: the header is not JSON: {error}") from None
-    if not isinstance(header, dict):
-        raise FileError(f"{path}: the header is not a JSON object")
-    return header, 8 + size
+    return parse_json(bytes(data[8 : 8 + size]), f"{path}: the header"), 8 + size
+
+
+def _natural(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _bytes_of(shape: list[int], itemsize: int, limit: int) -> int:
+    """The bytes of an array; no more than one product beyond `limit` is made, since those of
+    thousands of sizes have millions of digits."""
+    if 0 in shape:
+        return 0
+    total = itemsize
+    for n in shape:
+        total *= n
+        if total > limit:
+            break
+    return total
 
 
 def _checked(name: str, entry: Any, available: int, path: str) -> tuple[Any, tuple, int, int]:
-    where = f"{path}: array {name!r}"
+    where = f"{path}: array {brief(name)}"
     if not isinstance(entry, dict):
-        raise FileError(f"{where}: its entry is {entry!r}, expected an object")
+        raise FileError(f"{where}: its entry is {brief(entry)}, expected an object")
     kind, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(kind, str) or kind not in _CODES:
-        raise FileError(f"{where}: unknown dtype {kind!r}")
-    natural = lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= 0  # noqa: E731
-    if not isinstance(shape, list) or not all(map(natural, shape)):
-        raise FileError(f"{where}: shape is {shape!r}, expected a list of sizes")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(natural, offsets)):
-        raise FileError(f"{where}: data_offsets is {offsets!r}, expected [start, end]")
+        raise FileError(f"{where}: unknown dtype {brief(kind)}")
+    if not isinstance(shape, list) or not all(map(_natural, shape)):
+        raise FileError(f"{where}: shape is {brief(shape)}, expected a list of sizes")
+    if len(shape) > _MAX_AXES or max(shape, default=0) >= 2**62:
+        raise FileError(f"{where}: shape {brief(shape)} is larger than any array's")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
+        raise FileError(f"{where}: data_offsets is {brief(offsets)}, expected [start, end]")
     start, end = offsets
-    wanted = math.prod(shape) * _CODES[kind].itemsize
+    wanted = _bytes_of(shape, _CODES[kind].itemsize, max(end - start, 1 << 62))
     if end - start != wanted:
-        raise FileError(f"{where}: {end - start} bytes for shape {shape} of {kind}, needs {wanted}")
+        raise FileError(
+            f"{where}: {brief(end - start)} bytes for shape {brief(shape)} of {kind}, needs "
+            f"{brief(wanted)}"
+        )
     if end > available:
-        raise FileError(f"{where}: ends at byte {end} of {available}; the file is cut short")
+        raise FileError(f"{where}: ends at byte {brief(end)} of {available}; the file is cut short")
     return _CODES[kind], tuple(shape), start, end
 
 
@@ -164,17 +199,19 @@ def load_numpy(path: str | os.PathLike) -> dict[str, np.ndarray]:
     Raises FileError for a malformed file, before anything is returned.
     """
     path = os.fspath(path)
-    with open(path, "rb") as f:
+    with open_plain(path) as f:
         if os.fstat(f.fileno()).st_size < 8:
             raise FileError(f"{path}: too short for a safetensors file")
         data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     header, base = _header(data, path)
-    header.pop("__metadata__", None)
+    _metadata(header, path)
     result, spans = {}, []
     for name, entry in header.items():
         kind, shape, start, end = _checked(name, entry, len(data) - base, path)
         spans.append((start, end, name))
         raw = np.frombuffer(data, np.uint8, end - start, base + start)
+        if kind == dtypes.BOOL and raw.max(initial=0) > 1:
+            raise FileError(f"{path}: array {brief(name)}: a byte of a boolean is neither 0 nor 1")
         result[name] = raw.view(kind).reshape(shape)
     _covered(sorted(spans), len(data) - base, path)
     return result
@@ -185,7 +222,7 @@ def _covered(spans: list[tuple[int, int, str]], size: int, path: str) -> None:
     at, before = 0, ""
     for start, end, name in spans:
         if start < at:
-            raise FileError(f"{path}: arrays {before!r} and {name!r} overlap")
+            raise FileError(f"{path}: arrays {brief(before)} and {brief(name)} overlap")
         if start > at:
             raise FileError(f"{path}: bytes {at} to {start} of the data belong to no array")
         at, before = end, name
@@ -196,7 +233,7 @@ def _covered(spans: list[tuple[int, int, str]], size: int, path: str) -> None:
 def load_metadata(path: str | os.PathLike) -> dict[str, str]:
     """The metadata of a file."""
     path = os.fspath(path)
-    with open(path, "rb") as f:
+    with open_plain(path) as f:
         head = f.read(8)
         if len(head) < 8:
             raise FileError(f"{path}: too short for a safetensors file")
@@ -204,7 +241,15 @@ def load_metadata(path: str | os.PathLike) -> dict[str, str]:
         if size > _MAX_HEADER:
             raise FileError(f"{path}: the header claims {size} bytes")
         header, _ = _header(head + f.read(size), path)
-    return header.get("__metadata__", {})
+    return _metadata(header, path)
+
+
+def _metadata(header: dict[str, Any], path: str) -> dict[str, str]:
+    """The header's metadata, taken out of it."""
+    found = header.pop("__metadata__", {})
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise FileError(f"{path}: __metadata__ is {brief(found)}, expected names and strings")
+    return found
 
 
 def load_file(path: str | os.PathLike, device: Device | None = None) -> dict[str, Array]:
@@ -217,24 +262,35 @@ def restore_like(
 ) -> Any:
     """The pytree of `template` with the named arrays in place of its leaves.
 
-    Raises FileError naming arrays that are missing, left over, or of another shape or dtype.
+    A Python number in the template is restored as one. Raises FileError naming arrays that are
+    missing, left over, or of another shape or dtype.
     """
     names = [prefix + n for n in flat_names(template)]
     leaves, treedef = tree.flatten(template)
     missing = [n for n in names if n not in arrays]
-    extra = [n for n in arrays if n.startswith(prefix) and n not in set(names)]
+    wanted = set(names)
+    extra = [n for n in arrays if n.startswith(prefix) and n not in wanted]
     if missing or extra:
         both = [("missing", missing), ("unexpected", extra)]
-        parts = [f"{word} {', '.join(found[:3])}" + (" ..." if len(found) > 3 else "")
+        parts = [f"{word} {', '.join(_short(n) for n in found[:3])}"
+                 + (" ..." if len(found) > 3 else "")
                  for word, found in both if found]  # fmt: skip
         raise FileError(f"{path}: {'; '.join(parts)}")
     restored = []
     for name, leaf in zip(names, leaves):
         x = arrays[name]
-        if tuple(x.shape) != tuple(leaf.shape) or x.dtype != leaf.dtype:
+        number = isinstance(leaf, bool | int | float)
+        like = np.asarray(leaf) if number else leaf
+        if tuple(x.shape) != tuple(like.shape) or x.dtype != like.dtype:
             raise FileError(
-                f"{path}: array {name!r} is {x.dtype}{list(x.shape)}, expected "
-                f"{leaf.dtype}{list(leaf.shape)}"
+                f"{path}: array {brief(name)} is {x.dtype}{brief(list(x.shape))}, expected "
+                f"{like.dtype}{list(like.shape)}"
             )
-        restored.append(from_numpy(x, getattr(leaf, "device", None)))
+        place = getattr(leaf, "device", None)  # NumPy's is a string
+        place = place if isinstance(place, Device) else None
+        restored.append(x.item() if number else from_numpy(x, place))
     return tree.unflatten(treedef, restored)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 200 else brief(name)

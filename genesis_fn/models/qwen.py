@@ -9,9 +9,8 @@ Parameter paths are Hugging Face's names: `params["layers"][0]["self_attn"]["q_p
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import math
-import os
 from typing import Any
 
 import genesis_fn.numpy as jnp
@@ -19,94 +18,13 @@ import genesis_fn.random as random
 from genesis_fn.lax.attention import dot_product_attention
 from genesis_fn.lax.cross_entropy import linear_cross_entropy
 from genesis_fn.lax.norms import rms_norm
-from genesis_fn.nn.functions import silu
+from genesis_fn.models.qwen_config import QwenConfig as QwenConfig
+from genesis_fn.nn.functions import gelu, relu, silu
 from genesis_fn.nn.layers import Module, linear
 from genesis_fn.primitives.gather import take_rows
 from genesis_fn.random.keys import as_key
 from genesis_fn.transforms.checkpoint import checkpoint
 from genesis_fn.transforms.vmap import vmap
-
-
-@dataclasses.dataclass(frozen=True)
-class QwenConfig:
-    """The hyperparameters, under the names of Hugging Face's config.json."""
-
-    vocab_size: int = 151936
-    hidden_size: int = 1024
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 28
-    num_attention_heads: int = 16
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = True
-    max_position_embeddings: int = 40960
-    initializer_range: float = 0.02
-    attention_bias: bool = False
-    qk_norm: bool = True
-
-    def __post_init__(self) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> QwenConfig:
-        """From the contents of a config.json. Raises ValueError naming a missing field."""
-        kind = values.get("model_type")
-        if kind not in ("qwen2", "qwen3"):
-            raise ValueError(f"config: model_type is {kind!r}, expected 'qwen2' or 'qwen3'")
-        required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-                    "num_attention_heads")  # fmt: skip
-        for name in required:
-            if not isinstance(values.get(name), int):
-                raise ValueError(f"config: {name} is {values.get(name)!r}, expected an integer")
-        rope = values.get("rope_theta")
-        if rope is None:
-            rope = (values.get("rope_parameters") or {}).get("rope_theta", 1e6)
-        fields = {f.name for f in dataclasses.fields(cls)}
-        known = {k: v for k, v in values.items() if k in fields and v is not None}
-        heads = values["num_attention_heads"]
-        known.setdefault("num_key_value_heads", heads)
-        known.setdefault("head_dim", values["hidden_size"] // heads)
-        known.update(rope_theta=float(rope), qk_norm=kind == "qwen3")
-        known["attention_bias"] = kind == "qwen2" or bool(values.get("attention_bias"))
-        return cls(**known)
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike) -> QwenConfig:
-        """From a config.json, or a folder that holds one."""
-        path = os.fspath(path)
-        if os.path.isdir(path):
-            path = os.path.join(path, "config.json")
-        with open(path, encoding="utf-8") as f:
-            try:
-                values = json.load(f)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path} is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} must hold a JSON object")
-        try:
-            return cls.from_dict(values)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-    @property
-    def size(self) -> int:
-        """The number of parameters."""
-        h, d = self.hidden_size, self.head_dim
-        q, kv = self.num_attention_heads * d, self.num_key_value_heads * d
-        layer = h * (q + 2 * kv) + q * h + 3 * h * self.intermediate_size + 2 * h
-        layer += 2 * d if self.qk_norm else 0
-        layer += q + 2 * kv if self.attention_bias else 0
-        tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + tables + h
-
 
 PRESETS = {
     "qwen3-0.6b": QwenConfig(),
@@ -133,19 +51,19 @@ def init(key: Any, config: QwenConfig, dtype: Any = jnp.float32) -> dict[str, An
     def weight(k: Any, rows: int, columns: int) -> dict[str, Any]:
         return {"weight": random.normal(k, (rows, columns), dtype) * c.initializer_range}
 
-    def projection(k: Any, rows: int) -> dict[str, Any]:
-        p = weight(k, rows, c.hidden_size)
-        return {**p, "bias": jnp.zeros((rows,), dtype)} if c.attention_bias else p
+    def projection(k: Any, rows: int, columns: int, biased: bool) -> dict[str, Any]:
+        p = weight(k, rows, columns)
+        return {**p, "bias": jnp.zeros((rows,), dtype)} if biased else p
 
     def norm(n: int) -> dict[str, Any]:
         return {"weight": jnp.ones((n,), dtype)}
 
     def layer(k: Any) -> dict[str, Any]:
         attention = {
-            "q_proj": projection(k["q_proj"], q),
-            "k_proj": projection(k["k_proj"], kv),
-            "v_proj": projection(k["v_proj"], kv),
-            "o_proj": weight(k["o_proj"], c.hidden_size, q),
+            "q_proj": projection(k["q_proj"], q, c.hidden_size, c.attention_bias),
+            "k_proj": projection(k["k_proj"], kv, c.hidden_size, c.attention_bias),
+            "v_proj": projection(k["v_proj"], kv, c.hidden_size, c.attention_bias),
+            "o_proj": projection(k["o_proj"], c.hidden_size, q, c.output_bias),
         }
         if c.qk_norm:
             attention |= {"q_norm": norm(d), "k_norm": norm(d)}
@@ -183,7 +101,10 @@ def rotary(positions: Any, config: QwenConfig) -> tuple[Any, Any]:
     """(cos, sin), float32 [..., T, 1, head_dim], of int positions [..., T]."""
     half = config.head_dim // 2
     exponent = jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rope_theta) / half)
-    angle = jnp.astype(positions, jnp.float32)[..., None] * jnp.exp(exponent)
+    frequency = jnp.exp(exponent)
+    if config.rope_factor != 1.0:
+        frequency = frequency / config.rope_factor
+    angle = jnp.astype(positions, jnp.float32)[..., None] * frequency
     angle = jnp.concatenate([angle, angle], -1)[..., None, :]
     return jnp.cos(angle), jnp.sin(angle)
 
@@ -219,7 +140,7 @@ def _attention(
         cache = {"k": _written(cache["k"], k, lengths), "v": _written(cache["v"], v, lengths)}
         keys, values = jnp.astype(cache["k"], q.dtype), jnp.astype(cache["v"], q.dtype)
         out = dot_product_attention(q, keys, values, **seen)
-    return linear(jnp.reshape(out, (*lead, -1)), p["o_proj"]["weight"]), cache
+    return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
 
 
 def _written(buffer: Any, new: Any, lengths: Any) -> Any:
@@ -232,8 +153,15 @@ def _written(buffer: Any, new: Any, lengths: Any) -> Any:
     )
 
 
-def _feed_forward(p: dict[str, Any], x: Any) -> Any:
-    gated = silu(linear(x, p["gate_proj"]["weight"])) * linear(x, p["up_proj"]["weight"])
+_ACTIVATIONS = {
+    "silu": silu, "swish": silu, "relu": relu, "gelu": functools.partial(gelu, approximate=False),
+    "gelu_new": gelu, "gelu_pytorch_tanh": gelu,
+}  # fmt: skip
+
+
+def _feed_forward(p: dict[str, Any], x: Any, config: QwenConfig) -> Any:
+    activation = _ACTIVATIONS[config.hidden_act]
+    gated = activation(linear(x, p["gate_proj"]["weight"])) * linear(x, p["up_proj"]["weight"])
     return linear(gated, p["down_proj"]["weight"])
 
 
@@ -247,7 +175,7 @@ def _layer(
     a, cache = _attention(p["self_attn"], h, angles, config, cache, lengths, seen)
     x = x + a
     h = rms_norm(x, p["post_attention_layernorm"]["weight"], eps=eps)
-    return x + _feed_forward(p["mlp"], h), cache
+    return x + _feed_forward(p["mlp"], h, config), cache
 
 
 def hidden(
