@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import Tracer, typeof
@@ -143,13 +144,26 @@ def _torch_forward(
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
     def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-        out, lse = flash(
-            _heads_first(q), _heads_first(k, repeat), _heads_first(v, repeat), 0.0, causal,
-            scale=scale,
-        )  # fmt: skip
+        heads, keys = _heads_first(q), _heads_first(k, repeat)
+        out, lse = flash(heads, keys, _heads_first(v, repeat), 0.0, causal, scale=scale)
+        if get_proxy_mode() is not None or not lse.all():  # a graph has no branch
+            out, lse = _without_lost_rows(heads, keys, out, lse)
         return [out.transpose(1, 2), q, k, v, out.transpose(1, 2), lse]
 
     return run
+
+
+def _without_lost_rows(
+    q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's results with NaN where every score of a row is NaN or -inf.
+
+    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly zero. Other
+    rows can have that sum: the first key, which every row sees, tells them apart.
+    """
+    first = (q * k[:, :, :1]).sum(-1)
+    lost = (lse == 0) & ~(first > -math.inf) & (first != math.inf)
+    return out.masked_fill(lost[..., None], math.nan), lse.masked_fill(lost, math.nan)
 
 
 def _torch_attention(avals: Sequence[Any], **static: Any) -> Callable | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.core import errors
 from genesis_fn.lax.attention import dot_product_attention
 from genesis_fn.lax.cross_entropy import linear_cross_entropy
 from genesis_fn.lax.norms import rms_norm
@@ -23,6 +24,7 @@ from genesis_fn.nn.functions import gelu, relu, silu
 from genesis_fn.nn.layers import Module, linear
 from genesis_fn.primitives.gather import take_rows
 from genesis_fn.random.keys import as_key
+from genesis_fn.transforms.assertions import assert_
 from genesis_fn.transforms.checkpoint import checkpoint
 from genesis_fn.transforms.vmap import vmap
 
@@ -242,7 +244,12 @@ class Qwen(Module):
 def init_cache(
     config: QwenConfig, batch: int, capacity: int, dtype: Any = jnp.float32
 ) -> dict[str, Any]:
-    """An empty cache of keys and values for `capacity` positions, `lengths` [B] of them filled."""
+    """An empty cache of keys and values for `capacity` positions, `lengths` [B] of them filled.
+
+    Raises DTypeError for a `dtype` that is no float's.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise errors.DTypeError(f"init_cache: keys and values are floats, not {dtype}")
     shape = (batch, capacity, config.num_key_value_heads, config.head_dim)
     return {
         "layers": [
@@ -260,8 +267,23 @@ def extend(
     """(logits [B, T, vocabulary], cache) after tokens [B, T] that follow what the cache holds.
 
     `counts` [B] says how many of the T tokens are real in each row (the rest is padding behind);
-    T is 1 for a decoding step, the prompt's length for a prefill.
+    T is 1 for a decoding step, the prompt's length for a prefill. Raises where a row has no room
+    for T more positions: ShapeError where the cache has not that many at all, AssertionFailed when
+    the program runs.
     """
+    capacity, t = cache["layers"][0]["k"].shape[1], tokens.shape[-1]
+    short = f"extend: of the cache's {capacity} positions fewer than the {t} that follow are left"
+    if t > capacity:
+        raise errors.ShapeError(short)
+    assert_(cache["lengths"] <= capacity - t, short)
+    return extend_within(params, tokens, cache, config, counts)
+
+
+def extend_within(
+    params: dict[str, Any], tokens: Any, cache: dict[str, Any], config: QwenConfig,
+    counts: Any = None,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """`extend` for a caller who knows that the cache is long enough: nothing is checked."""
     b, t = tokens.shape
     lengths = cache["lengths"]
     capacity = cache["layers"][0]["k"].shape[1]
