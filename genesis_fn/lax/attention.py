@@ -158,7 +158,7 @@ def _without_lost_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's results with NaN where every score of a row is NaN or -inf.
 
-    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly zero. Other
+    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly 0. Other
     rows can have that sum: the first key, which every row sees, tells them apart.
     """
     first = (q * k[:, :, :1]).sum(-1)

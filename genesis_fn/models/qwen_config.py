@@ -7,9 +7,9 @@ what it means to transformers. So a folder gives the numbers that transformers g
 from __future__ import annotations
 
 import dataclasses
-import math
 import numbers
 import os
+import sys
 from typing import Any
 
 from genesis_fn.core.errors import FileError
@@ -143,8 +143,8 @@ def _size(name: str, value: Any) -> None:
 
 
 def _number(name: str, value: Any) -> None:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not abs(value) <= 1e300 or not math.isfinite(value) or value < 0:
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    if not real or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{name} is {brief(value)}, expected a finite number, not negative")
 
 

@@ -121,8 +121,8 @@ def generate(
     max_new_tokens = operator.index(max_new_tokens)
     if max_new_tokens < 0:
         raise ValueError(f"generate: max_new_tokens {max_new_tokens} must not be negative")
-    ends = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
-    ends = tuple(sorted({operator.index(end) for end in ends}))
+    several: Any = () if eos is None else eos if isinstance(eos, list | tuple) else (eos,)
+    ends = tuple(sorted({operator.index(end) for end in several}))
     for end in ends:
         if not 0 <= end < config.vocab_size:
             raise ValueError(

@@ -102,7 +102,7 @@ REFUSED = {
         "original_max_position_embeddings": 8,
     }), "rope_scaling is of type 'llama3'"),
     "two kinds": (
-        dict(rope_scaling={"type": "yarn", "rope_type": "default"}), "rope_scaling is of type 'yarn'"
+        dict(rope_scaling={"type": "yarn", "rope_type": "default"}), "rope_scaling is of type 'y"
     ),
     "two thetas": (dict(rope_theta=5e5), "rope_theta and rope_parameters.rope_theta.* disagree"),
     "two scalings": (
@@ -233,3 +233,209 @@ def test_r03_quantized_weights_are_refused(folder):
         io.save_file({**arrays, name: jnp.zeros(arrays[name].shape, kind)}, file)
         with pytest.raises(io.FileError, match=f"up_proj.weight is of dtype {kind}"):
             io.load_qwen(folder)
+
+
+# ---- a cache that is too short ----
+
+CONFIG = models.QwenConfig(**SIZES, head_dim=8)
+SHORT = "of the cache's 8 positions fewer than the {} that follow are left"
+
+
+@pytest.fixture(scope="module")
+def params():
+    return qwen.init(random.key(1), CONFIG)
+
+
+@pytest.mark.parametrize("run", ["eager", "jit"])
+def test_r04_a_cache_that_is_too_short_raises(params, run):
+    tokens = jnp.asarray(TOKENS)
+    wrap = (lambda f: f) if run == "eager" else lambda f: jit(f, static_argnames="config")
+    extend, step = wrap(qwen.extend), wrap(qwen.decode_step)
+    _, cache = extend(params, tokens[:, :6], qwen.init_cache(CONFIG, 2, 8), config=CONFIG)
+    with pytest.raises(AssertionError, match=SHORT.format(4)):
+        np.asarray(extend(params, tokens[:, :4], cache, config=CONFIG)[0])
+    logits, full = extend(params, tokens[:, 6:8], cache, config=CONFIG)
+    whole = np.asarray(qwen.forward(params, tokens[:, :8], CONFIG))
+    np.testing.assert_allclose(logits, whole[:, 6:], atol=1e-4)
+    with pytest.raises(AssertionError, match=SHORT.format(1)):
+        np.asarray(step(params, tokens[:, 8], full, config=CONFIG)[0])
+    with pytest.raises(ValueError, match=SHORT.format(9)):
+        extend(params, tokens, qwen.init_cache(CONFIG, 2, 8), config=CONFIG)
+    # One row without room is enough, and the others are named innocent.
+    ragged = {**cache, "lengths": jnp.array([3, 7])}
+    with pytest.raises(AssertionError, match=r"first at element \(1,\)"):
+        np.asarray(extend(params, tokens[:, :2], ragged, config=CONFIG)[0])
+
+
+def test_r04_generation_fills_its_cache_to_the_last_position(params):
+    for lengths in (None, [9, 2]):
+        out, ends = generate(
+            params, TOKENS, CONFIG, max_new_tokens=5, lengths=lengths and np.array(lengths)
+        )
+        for row, n in enumerate(lengths or [9, 9]):
+            tokens = TOKENS[row, :n].tolist()
+            for _ in range(5):  # greedily, without a cache
+                logits = qwen.forward(params, jnp.asarray(tokens), CONFIG)
+                tokens.append(int(np.asarray(logits)[-1].argmax()))
+            assert np.asarray(out)[row, : n + 5].tolist() == tokens and int(ends[row]) == n + 5
+
+
+# ---- scores that are NaN ----
+
+
+@pytest.mark.parametrize(("dtype", "size", "causal"), [
+    ("float32", 1, True), ("float32", 4, False), ("float32", 15, True), ("float32", 33, True),
+    ("float64", 3, True), ("float64", 8, False),
+])  # fmt: skip
+def test_r05_attention_keeps_nan(dtype, size, causal):
+    import jax
+
+    rng = np.random.default_rng(size)
+    q, k, v = (rng.normal(size=(1, size, n, 8)).astype(dtype) for n in (4, 2, 2))
+    last, first = q.copy(), k.copy()
+    last[0, -1, 1, 3], first[0, 0, :, 2] = np.nan, np.nan
+    ct = rng.normal(size=q.shape).astype(dtype)
+    cases = [(q * np.nan, k, v), (q, k * np.nan, v), (last, k, v), (q, first, v), (0 * q, 0 * k, v)]
+
+    def ours(*xs):
+        return dot_product_attention(*xs, is_causal=causal)
+
+    @jit
+    def ours_with_gradients(ct, *xs):
+        out, back = vjp(ours, *xs)
+        return out, *back(ct)
+
+    @jax.jit
+    def theirs_with_gradients(ct, *xs):
+        out, back = jax.vjp(lambda *xs: jax.nn.dot_product_attention(*xs, is_causal=causal), *xs)
+        return out, *back(ct)
+
+    for case in cases:
+        arrays = [jnp.asarray(x, dtype=dtype) for x in case]
+        with jax.enable_x64(True):
+            expected = [np.asarray(x) for x in theirs_with_gradients(ct, *case)]
+        found = ours_with_gradients(jnp.asarray(ct, dtype=dtype), *arrays)
+        for x, e in zip((ours(*arrays), *found), (expected[0], *expected)):
+            np.testing.assert_allclose(x, e, atol=2e-5)
+
+
+def test_r05_a_row_that_sees_nothing_is_as_before():
+    q, k, v = (random.normal(random.key(i), (2, 5, 1, 8)) for i in range(3))
+    out = dot_product_attention(q, k, v, mask=jnp.zeros((2, 1, 5, 5), bool))
+    expected = np.broadcast_to(np.asarray(v).mean(1, keepdims=True), v.shape)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj"])
+def test_r05_nan_weights_make_a_nan_loss(params, name):
+    weights = params["layers"][0]["self_attn"]
+    bad = {**weights, name: {"weight": weights[name]["weight"] * jnp.nan}}
+    bad = {**params, "layers": [{**params["layers"][0], "self_attn": bad}, params["layers"][1]]}
+    tokens = jnp.asarray(TOKENS)
+
+    def loss(p):
+        return qwen.loss(p, tokens[:, :-1], tokens[:, 1:], CONFIG)
+
+    assert math.isnan(float(loss(bad))) and math.isnan(float(jit(loss)(bad)))
+    assert np.isnan(np.asarray(grad(loss)(bad)["layers"][0]["self_attn"][name]["weight"])).any()
+
+
+def test_r05_nan_trace_sees_attention():
+    q = jnp.ones((1, 4, 1, 8))
+
+    @jit
+    def f(x):
+        return dot_product_attention(q * jnp.log(x), q, q, is_causal=True)
+
+    with debug.nan_trace(), pytest.raises(FloatingPointError, match="log"):
+        f(jnp.asarray(-1.0))
+
+
+# ---- what `generate` and `sample` are asked for ----
+
+
+def test_r21_several_ends(params):
+    free = np.asarray(generate(params, TOKENS, CONFIG, max_new_tokens=10)[0])
+    ends = [int(free[0, 12]), int(free[1, 15])]
+    for eos in (ends, tuple(ends), [*ends, ends[0]], [np.int64(e) for e in ends]):
+        out, lengths = generate(params, TOKENS, CONFIG, max_new_tokens=10, eos=eos)
+        for row, end in enumerate(np.asarray(lengths)):
+            new = free[row, 9:].tolist()
+            stop = min(new.index(e) for e in ends if e in new) + 1
+            assert (
+                end == 9 + stop and np.asarray(out)[row, :end].tolist() == free[row, :end].tolist()
+            )
+            assert not np.asarray(out)[row, end:].any()
+    assert np.array_equal(generate(params, TOKENS, CONFIG, max_new_tokens=10, eos=[])[0], free)
+
+
+WRONG = {
+    "eos": (dict(eos=99), ValueError, "eos 99 is no token of a vocabulary of 37"),
+    "an eos": (dict(eos=[1, -1]), ValueError, "eos -1 is no token"),
+    "no token": (dict(eos="</s>"), TypeError, "str"),
+    "nan": (dict(temperature=math.nan), ValueError, "temperature nan must be finite"),
+    "infinite": (dict(temperature=math.inf), ValueError, "temperature inf must be finite"),
+    "negative": (dict(temperature=-0.5), ValueError, "temperature -0.5 must be finite and not neg"),
+    "top_k": (dict(top_k=0), ValueError, "top_k 0 must not be below 1"),
+    "half a token": (dict(top_k=1.5), TypeError, "float"),
+    "top_p": (dict(top_p=0.0), ValueError, r"top_p must lie in \(0, 1\]"),
+    "above one": (dict(top_p=1.01), ValueError, r"top_p must lie in \(0, 1\]"),
+    "top_p nan": (dict(top_p=math.nan), ValueError, r"top_p must lie in \(0, 1\]"),
+    "fewer": (dict(max_new_tokens=-1), ValueError, "max_new_tokens -1 must not be negative"),
+    "no prompt": (dict(lengths=[0, 9]), AssertionError, "lengths must lie in 1 to 9.*element .0,."),
+    "too long": (dict(lengths=[9, 10]), AssertionError, "lengths must lie in 1 to 9.*element .1,."),
+    "float lengths": (dict(lengths=[1.0, 2.0]), ValueError, "must be .2. integers"),
+    "one length": (dict(lengths=3), ValueError, "must be .2. integers"),
+    "one row": (dict(tokens=TOKENS[0]), ValueError, r"must be \[batch, length\]"),
+    "no tokens": (dict(tokens=TOKENS[:, :0]), ValueError, "at least one token a row"),
+    "float tokens": (dict(tokens=TOKENS / 2), TypeError, "must be integers"),
+    "an integer cache": (dict(cache_dtype="int32"), TypeError, "keys and values are floats"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_r21_settings_out_of_range_are_named(params, name):
+    options, kind, message = WRONG[name]
+    tokens = options.get("tokens", TOKENS)
+    rest = {"max_new_tokens": 2, **{k: v for k, v in options.items() if k != "tokens"}}
+    with pytest.raises(kind, match=message):
+        np.asarray(generate(params, tokens, CONFIG, **rest)[0])
+
+
+DRAWS = [
+    dict(temperature=0.0), dict(temperature=1.0), dict(temperature=1.0, top_k=3),
+    dict(temperature=1.0, top_p=0.5), dict(temperature=1.0, top_k=3, top_p=0.5),
+    dict(temperature=1e-9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", DRAWS, ids=str)
+def test_r21_logits_without_a_number_raise(options):
+    rows = np.random.default_rng(0).normal(size=(3, 11)).astype(np.float32)
+    some, none = rows.copy(), rows.copy()
+    some[1, 4], none[2] = np.nan, -np.inf
+    draw = jit(lambda x: sample(random.key(0), x, **options))
+    for bad in (some, rows * np.nan, none):
+        with pytest.raises(AssertionError, match="the logits are NaN, or all of a row are -inf"):
+            np.asarray(draw(bad))
+        with pytest.raises(AssertionError, match="sample: the logits are NaN"):
+            sample(random.key(0), jnp.asarray(bad), **options)
+    rows[:, :10] = -np.inf
+    assert np.asarray(draw(rows)).tolist() == [10, 10, 10]
+
+
+def test_r21_nan_weights_raise_in_generate(params):
+    bad = {**params, "norm": {"weight": params["norm"]["weight"] * jnp.nan}}
+    with pytest.raises(AssertionError, match="the logits are NaN"):
+        np.asarray(generate(bad, TOKENS, CONFIG, max_new_tokens=2)[0])
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 5e-324])
+@pytest.mark.parametrize("more", [{}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
+def test_r21_a_temperature_near_zero_takes_the_most_likely(temperature, more):
+    rows = np.random.default_rng(0).normal(size=(50, 11)).astype(np.float32) * 30
+    drawn = sample(random.key(0), jnp.asarray(rows), temperature=temperature, **more)
+    np.testing.assert_array_equal(drawn, rows.argmax(-1))
+    tie = jnp.asarray(np.float32([[3.0, 7.0, 7.0]] * 400))
+    counts = np.bincount(np.asarray(sample(random.key(1), tie, temperature=temperature)))
+    assert counts[0] == 0 and min(counts[1:]) > 150
