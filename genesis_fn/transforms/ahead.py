@@ -15,6 +15,7 @@ from genesis_fn.transforms.arguments import Static
 from genesis_fn.transforms.cost import cost, memory
 from genesis_fn.transforms.flat import name_of
 from genesis_fn.transforms.guard import Donated
+from genesis_fn.transforms.key_uses import after_call, before_call
 from genesis_fn.transforms.programs import Program
 
 
@@ -102,7 +103,11 @@ class Compiled:
                     f"a compiled {name_of(fun)} takes {a} for {label}, got {x.aval}\n"
                     f"  at {where().describe()}"
                 )
+        if program.key_uses is not None:
+            before_call(program.key_uses, arrays)
         outs = self.executable(*program.captured, *arrays)
+        if program.key_uses is not None:
+            after_call(program.key_uses, arrays, outs)
         paths = program.jaxpr.labels[len(program.captured) :]
         for x, path, donated in zip(arrays, paths, self.traced.donated):
             if donated:

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.array import Array, from_numpy, keys_over
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array, is_value, narrowed
+from genesis_fn.core.device import cpu
+from genesis_fn.core.extended import is_key
 from genesis_fn.core.primitive import SCALARS, Primitive, bind
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import move_batch
+from genesis_fn.primitives.random_bits import unwrap
 from genesis_fn.primitives.shape import expand_dims
 from genesis_fn.transforms.flat import name_of
 from genesis_fn.transforms.scan import scan
@@ -57,7 +61,9 @@ class HostFunction:
         """The outputs as NumPy arrays of `out_avals`. Raises TreeError, ShapeError or DTypeError
         where the function returns something else."""
         leaves, given = dict(self.fixed), iter(values)
-        count = len(values) + len(leaves)
+        keys = {i: x for i, x in leaves.items() if type(x) is _KeysOf}
+        count = len(values) + len(leaves) - len(keys)
+        leaves |= {i: _keys(next(given), kind) for i, kind in keys.items()}
         args, kwargs = tree.unflatten(
             self.in_tree, [leaves[i] if i in leaves else next(given) for i in range(count)]
         )
@@ -91,16 +97,31 @@ class HostFunction:
         return x
 
 
+class _KeysOf(NamedTuple):
+    """Stands for random keys of a dtype, whose words are operands."""
+
+    dtype: Any
+
+
+def _keys(words: np.ndarray, kind: _KeysOf) -> Array:
+    """The random keys that the host's function gets, on the host."""
+    return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], kind.dtype))
+
+
 def _split(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], tuple, Any]:
-    """(arrays, leaves that are not arrays with their positions, structure) of a call."""
+    """(arrays, leaves that are not arrays with their positions, structure) of a call. Of random
+    keys the words are arrays, the first ones, and the dtype is such a leaf."""
     leaves, treedef = tree.flatten((args, kwargs))
-    arrays, fixed = [], []
+    arrays, words, fixed = [], [], []
     for i, x in enumerate(leaves):
         if type(x) in SCALARS or not is_value(x):
             fixed.append((i, x))
+        elif is_key((x := as_array(x)).aval.dtype):
+            fixed.append((i, _KeysOf(x.dtype)))
+            words.append(unwrap(x))
         else:
-            arrays.append(as_array(x))
-    return arrays, tuple(fixed), treedef
+            arrays.append(x)
+    return [*words, *arrays], tuple(fixed), treedef
 
 
 # ---- rules ----

@@ -23,6 +23,7 @@ from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.call import jit_p, jvp_call, linear_call
 from genesis_fn.transforms.custom import custom_vjp_p
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
 from genesis_fn.transforms.stage import StageTrace, inlined, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_flat
@@ -226,7 +227,7 @@ def checkpoint(
             flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak,
             labels=labels_of(fun, rest, kwargs),
         )  # fmt: skip
-        outs = bind(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
+        outs = user_call(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
         return flat.called(outs)
 
     return checkpointed

@@ -16,6 +16,7 @@ from genesis_fn.primitives.define import move_batch, zeros
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_jaxpr
@@ -246,7 +247,7 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
             staged.append((flat, jaxpr, captured))
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)
-    outs = bind(cond_p, index, *consts, *leaves, branches=tuple(branches))
+    outs = user_call(cond_p, index, *consts, *leaves, branches=tuple(branches))
     weak = [all(w) for w in zip(*[flat.weak for flat, _, _ in staged])]
     return staged[0][0].output(marked(outs, weak))
 

@@ -25,6 +25,7 @@ from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p, linear_call
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.inline import custom_jvp_call_p, custom_vjp_call_p, forward_rule
+from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import keeping_apart
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
 
@@ -400,7 +401,9 @@ class _Custom:
         else:
             found, consts = self._stage(key, call, xs)
         jaxpr, rules, weak, call.learned = found
-        outs = bind(_PROGRAMS[prim], *consts, *xs, jaxpr=jaxpr, rules=rules, consts=len(consts))
+        outs = user_call(
+            _PROGRAMS[prim], *consts, *xs, jaxpr=jaxpr, rules=rules, consts=len(consts)
+        )
         return marked(outs, weak)
 
     def _stage(self, key: tuple, call: Any, xs: Sequence[Any]) -> tuple:

@@ -9,10 +9,11 @@ from typing import Any
 from genesis_fn.core import errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Primitive, bind
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.transforms.batch import at_front
 from genesis_fn.transforms.call import jit_p, jvp_call, linearize_call
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.stage import stage
 
 
@@ -87,7 +88,7 @@ class custom_vmap:
         flat = FlatFunction(self.fun, in_tree)
         jaxpr, captured = stage(flat, [x.aval for x in leaves], name=name_of(self.fun), weak=weak)
         rule = _Rule(self.rule, in_tree, flat.out_tree, len(captured))
-        return flat.called(bind(custom_vmap_p, *captured, *leaves, jaxpr=jaxpr, rule=rule))
+        return flat.called(user_call(custom_vmap_p, *captured, *leaves, jaxpr=jaxpr, rule=rule))
 
 
 def sequential_vmap(fun: Callable) -> custom_vmap:

@@ -22,6 +22,7 @@ from genesis_fn.core.convert import as_argument, is_value
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
+from genesis_fn.transforms.key_uses import Uses, after_call, before_call
 
 # What a `caller` function returns for arguments that it is not for.
 MISS = object()
@@ -206,6 +207,7 @@ def caller(
     static: dict[Any, Any], captured: Sequence[Array], executable: Any, sigs: Sequence[Any],
     out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str], name: str,
     number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception], place: Any,
+    key_uses: Uses | None = None,
 ) -> Callable | None:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
@@ -215,12 +217,16 @@ def caller(
     `run_list`, from the list of storages to that of the results, or `run`, which takes the storages
     one by one, with `overwritten` (inputs whose memory it takes) and `own` (an array's storage,
     copied if it is not its only holder); `sigs` are those of its results. Numbers and ndarrays go
-    to `place`. None where the structure has no known form, or a leaf is a tracer.
+    to `place`; `key_uses` is what the program does with keys. None where the structure has no known
+    form, or a leaf is a tracer.
 
     A donated `TrainState` that comes back is one leaf where the executable can `carry` it.
     """
     out = _Writer("MISS")
     carried = _carried(args, kwargs, static, len(captured), executable, sigs, out_tree, donated)
+    if carried is not None and key_uses is not None:
+        outside = _beside(key_uses, carried)
+        carried, key_uses = (None, key_uses) if outside is None else (carried, outside)
     if carried is not None:
         args, kwargs, out_tree = carried.args, carried.kwargs, carried.out_tree
     out.space.update(
@@ -293,6 +299,10 @@ def caller(
         out.lines.append(f"{', '.join(results[i] for i in again)}, = {shells}.take()")
     if results and not left:
         left = f"{places}, = "
+    if key_uses is not None:
+        inputs = ", ".join(at for at, _ in dynamic)
+        out.space.update(before_call=before_call, after_call=after_call)
+        out.lines.append(f"before_call({out.name(key_uses)}, [{inputs}])")
     out.lines += [
         "try:", f"    {left}run({given})", "except Exception as error:",
         f"    raise failed(error, [{', '.join(a for a, _ in dynamic)}]) from None",
@@ -325,6 +335,9 @@ def caller(
         out.lines += ["collects = gc.isenabled()", "gc.disable()"]
     for i in made:
         out.lines.append(f"a = new(Array); a.data = y{i}; a.sig = {out.name(sigs[i])}; y{i} = a")
+    if key_uses is not None and key_uses.same:
+        outs = ", ".join(results)
+        out.lines.append(f"after_call({out.name(key_uses)}, [{inputs}], [{outs}])")
     text = _build(out, tree.unflatten(out_tree, [_Leaf(y) for y in results]))
     if text is None:
         rebuild = out.name(lambda found: tree.unflatten(out_tree, found))
@@ -384,6 +397,7 @@ class _Carried:
     avals: list[Any]
     place: int  # of the state among the leaves of the result
     results: range  # its leaves' numbers among the program's results
+    inputs: range  # and among its arguments
 
 
 def _carried(
@@ -429,7 +443,17 @@ def _carried(
         },
         tree.structure(whole, is_leaf=is_state),
         layout, carry, [x.aval for x in leaves], outs[0], results,
+        range(first, first + len(leaves)),
     )  # fmt: skip
+
+
+def _beside(found: Uses, carried: _Carried) -> Uses | None:
+    """What the program does with the keys that are not in the state it carries: those are given up.
+    None where it returns keys as they came: their marks go by arrays, which a carried state lacks.
+    """
+    if found.same:
+        return None
+    return Uses(tuple([u for i, u in enumerate(found.used) if i not in carried.inputs]))
 
 
 def _marks(

@@ -22,7 +22,7 @@ from genesis_fn.core.collector import no_collection
 from genesis_fn.core.convert import as_argument, fitted, is_value
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import SCALARS, Tracer, beside, bind, ctx, marked, surroundings
+from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, marked, surroundings
 from genesis_fn.core.source import warn, where
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.abstract import abstract_of
@@ -32,6 +32,7 @@ from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.captured import Captured, captures_of
 from genesis_fn.transforms.flat import FlatFunction, name_of
 from genesis_fn.transforms.guard import MISS, Donated, caller, puller
+from genesis_fn.transforms.key_uses import after_call, before_call, user_call
 from genesis_fn.transforms.programs import LARGE, SHARED, Entry, Program, before_trace, cache_for
 from genesis_fn.transforms.retrace import RecompilationWarning, difference, program_key, show_key
 from genesis_fn.transforms.stage import stage
@@ -111,10 +112,14 @@ class JitFunction:
         held = [*program.captured, *leaves] if replay else None
         if held and entry.donated:  # the inputs are needed again
             held = [_copy(x) for x in held]
+        if program.key_uses is not None:
+            before_call(program.key_uses, leaves)
         try:
             outs = entry.executable(*program.captured, *leaves)
         except Exception as error:
             raise _explained(error, program, leaves) from None
+        if program.key_uses is not None:
+            after_call(program.key_uses, leaves, outs)
         if entry.donated:
             line = where(depth=4)
             for i in entry.donated:
@@ -153,7 +158,7 @@ class JitFunction:
         if ctx.trace is not None:
             program = self._program(leaves, treedef, values, statics, keys, settings)
             dynamic = [as_argument(x) for x in leaves if is_value(x)]
-            outs = bind(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr)
+            outs = user_call(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr)
             return program.build(marked(outs, program.flat.weak))
         entry = self._entry(leaves, treedef, values, statics, keys, settings, call)
         return self._run(entry, leaves)
@@ -293,7 +298,7 @@ class JitFunction:
             out_tree=program.flat.out_tree, donated=entry.donated,
             paths=[program.paths[i] for i in entry.dynamic], name=name_of(self.fun),
             number=lambda x: _runtime(x, entry.device), failed=failed,
-            place=entry.device,
+            place=entry.device, key_uses=program.key_uses,
         )  # fmt: skip
         if call is not None:
             self.cache.fast.insert(0, (settings, call))

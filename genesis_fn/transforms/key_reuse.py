@@ -143,6 +143,12 @@ def on_purpose(copy: Any) -> Any:
     return copy
 
 
+def drawn_on_purpose(x: Any) -> bool:
+    """Whether keys are a copy that was made to draw the same again."""
+    marks = _marks_of(x, make=False)
+    return marks is not None and marks.purpose
+
+
 def unmarked(x: Any) -> Any:
     """The same keys without their marks, for what is one use to the user."""
     same = Array(x.data, x.sig) if type(x) is Array else x.marked(x.weak)
@@ -173,4 +179,13 @@ def same_keys(given: Any, returned: Any) -> None:
         _table[id(returned)] = _Marks(returned, marks.own, marks.purpose)
 
 
-__all__ = ["KeyReuseWarning", "on_purpose", "part_of", "reused", "same_keys", "unmarked", "use"]
+__all__ = [
+    "KeyReuseWarning",
+    "drawn_on_purpose",
+    "on_purpose",
+    "part_of",
+    "reused",
+    "same_keys",
+    "unmarked",
+    "use",
+]

@@ -19,6 +19,7 @@ from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.flat import flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr
 from genesis_fn.transforms.scan import _fixed_point, grown, mismatch, named_scan, scan
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
@@ -209,7 +210,7 @@ def _while(
             f"while_loop: {name_of(cond_fun)} must return a boolean scalar, got {kind}\n"
             f"  at {where().describe()}"
         )
-    outs = bind(
+    outs = user_call(
         while_p, *cond_captured, *body_captured, *leaves, cond=cond_jaxpr, body=body_jaxpr,
         cond_consts=len(cond_captured), body_consts=len(body_captured),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.guard import builder
+from genesis_fn.transforms.key_uses import of_arguments
 from genesis_fn.transforms.meaning import meaning
 
 _FUNCTIONS = 512  # whose caches are kept for new function objects of the same meaning
@@ -24,7 +25,10 @@ class Program:
     """One trace of a function: its jaxpr, captured values, output structure, and what it was
     for."""
 
-    __slots__ = ("jaxpr", "captured", "flat", "weak", "build", "keys", "paths", "cacheable")
+    __slots__ = (
+        "jaxpr", "captured", "flat", "weak", "build", "keys", "paths", "cacheable",
+        "key_uses",
+    )  # fmt: skip
 
     def __init__(
         self, jaxpr: Jaxpr, captured: list, flat: FlatFunction, keys: tuple, paths: list[str]
@@ -33,6 +37,7 @@ class Program:
         self.keys, self.paths = keys, paths
         self.weak = any(flat.weak)
         self.build = builder(flat.out_tree)
+        self.key_uses = of_arguments(jaxpr, len(captured))  # None: it uses and returns no keys
         # A program that captured a tracer is good for the trace it was made under only.
         self.cacheable = not any(isinstance(x, Tracer) for x in captured)
 

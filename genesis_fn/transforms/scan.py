@@ -32,6 +32,7 @@ from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.flat import flatten_arrays, name_of
+from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_flat
@@ -329,7 +330,7 @@ def named_scan(
     if unroll is True or (type(unroll) is int and unroll >= max(length, 2)):
         outs = _unrolled(jaxpr, captured, inits, leaves, length, reverse)
     else:
-        outs = bind(
+        outs = user_call(
             scan_p, *captured, *inits, *leaves, jaxpr=jaxpr, consts=len(captured), carry=count,
             length=length, reverse=reverse, unroll=int(unroll), residuals=(0, 0),
         )  # fmt: skip

@@ -35,9 +35,10 @@ def _moved(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dic
     """An operation that moves elements, over the axis of words."""
     dims = [a.ndim if type(a) is Aval and dtypes.is_key(a.dtype) else None for a in avals]
     out, d = prim.batch(WORDS, xs, dims, **params)  # pyright: ignore[reportOptionalCall]
-    if prim.multi:
-        return [_at_end(x, i) for x, i in zip(out, d)]
-    return _at_end(out, d)
+    if not prim.multi:
+        return _at_end(out, d)
+    kinds = prim.abstract(tuple(avals), params)  # a barrier has other values beside keys
+    return [_at_end(x, i) if dtypes.is_key(k.dtype) else x for x, i, k in zip(out, d, kinds)]
 
 
 def _at_end(x: Any, d: int | None) -> Any:
