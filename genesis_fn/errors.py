@@ -1,6 +1,7 @@
 """The library's exceptions."""
 
 from genesis_fn.core.errors import (
+    ArgumentError,
     AssertionFailed,
     BackendError,
     ConcretizationTypeError,
@@ -25,7 +26,8 @@ from genesis_fn.core.errors import (
 from genesis_fn.transforms.retrace import RecompilationWarning
 
 __all__ = [
-    "AssertionFailed", "BackendError", "ConcretizationTypeError", "DTypeError", "DeviceError",
+    "ArgumentError", "AssertionFailed", "BackendError", "ConcretizationTypeError", "DTypeError",
+    "DeviceError",
     "DonatedError", "GenesisError", "IndexOutOfRange", "KeyReuseError", "NanError",
     "NonConcreteBooleanIndexError", "NotDifferentiableError", "OutOfMemoryError",
     "RecompilationWarning", "ShapeError", "TracerArrayConversionError",

@@ -103,7 +103,7 @@ CASES: list[tuple[Callable[[], Any], type[Exception], str]] = [
      TypeError, "takes integer labels"),
     (lambda: losses.softmax_cross_entropy_with_integer_labels(O((2, 3)), I(2), axis=None),
      TypeError, "axis is an int or a tuple of ints"),
-    (lambda: losses.ntxent(O((2, 3)), I(3)), ValueError, "2 embeddings have 3 labels"),
+    (lambda: losses.ntxent(O((2, 3)), I(3)), ValueError, r"labels \[batch\], got embeddings"),
     (lambda: losses.ctc_loss(O((2, 3)), O((2, 3)), I(2), O(2)), ValueError, r"logits \[B, T, K\]"),
     (lambda: tree_math.dtype((O(2), I(2))), TypeError, "expected all leaves to be float32"),
     (lambda: tree_math.dtype((O(2), I(2)), "most"), ValueError, "mixed_dtype_handler is None"),

@@ -38,6 +38,10 @@ class DTypeError(WithLine, TypeError, ValueError):
     """Operand dtypes do not fit an operation, or have no common type."""
 
 
+class ArgumentError(WithLine, ValueError, TypeError):
+    """An argument is missing, or has a value that the function does not take."""
+
+
 class DeviceError(GenesisError, ValueError, RuntimeError):
     """Operands live on two devices, or a device is not there."""
 

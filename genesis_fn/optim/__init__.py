@@ -274,6 +274,7 @@ from genesis_fn.optim.wrappers import (
     skip_large_updates,
     skip_not_finite,
     with_master,
+    with_update_dtype,
 )
 
 __all__ = [
@@ -523,6 +524,7 @@ __all__ = [
     "warn_of_lost_steps",
     "with_extra_args_support",
     "with_master",
+    "with_update_dtype",
     "yogi",
     "zero_nans",
 ]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.leaves import init_leaves, init_moments, map_updates, wide_dtype, zero_count
 from genesis_fn.optim.numerics import abs_sq, one_minus_power, safe_increment
@@ -43,7 +44,7 @@ def scale_by_rss(
         updates, total = map_updates(leaf, updates, state.sum_of_squares)
         return updates, ScaleByRssState(total)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByRssState)
 
 
 class ScaleByRmsState(NamedTuple):
@@ -107,7 +108,8 @@ def scale_by_rms(
             ScaleByRmsWithCountState(count, nu) if bias_correction else ScaleByRmsState(nu)
         )
 
-    return base.GradientTransformation(init, update)
+    kind = ScaleByRmsWithCountState if bias_correction else ScaleByRmsState
+    return base.GradientTransformation(init, update, state=kind)
 
 
 def scale_by_stddev(
@@ -139,7 +141,8 @@ def scale_by_stddev(
             return updates, ScaleByRStdDevWithCountState(count, mu, nu)
         return updates, ScaleByRStdDevState(mu, nu)
 
-    return base.GradientTransformation(init, update)
+    kind = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState
+    return base.GradientTransformation(init, update, state=kind)
 
 
 class ScaleByAdamState(NamedTuple):
@@ -190,7 +193,7 @@ def scale_by_adam(
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
         return updates, ScaleByAdamState(count, mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
 
 
 class ScaleByAmsgradState(NamedTuple):
@@ -230,7 +233,7 @@ def scale_by_amsgrad(
         updates, *moments = map_updates(leaf, updates, state.mu, state.nu, state.nu_max)
         return updates, ScaleByAmsgradState(count, *moments)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAmsgradState)
 
 
 def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> base.GradientTransformation:
@@ -250,7 +253,7 @@ def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> base.Gra
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
         return updates, ScaleByAdamState(count, mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
 
 
 class ScaleByBeliefState(NamedTuple):
@@ -286,7 +289,7 @@ def scale_by_belief(
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
         return updates, ScaleByBeliefState(count, mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByBeliefState)
 
 
 def scale_by_yogi(
@@ -315,7 +318,7 @@ def scale_by_yogi(
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
         return updates, ScaleByAdamState(count, mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
 
 
 def scale_by_radam(
@@ -353,7 +356,7 @@ def scale_by_radam(
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
         return updates, ScaleByAdamState(count, mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
 
 
 class ScaleByNovogradState(NamedTuple):
@@ -392,7 +395,7 @@ def scale_by_novograd(
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu, extras=(params,))
         return updates, ScaleByNovogradState(count, mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByNovogradState)
 
 
 class ScaleByAdanState(NamedTuple):
@@ -428,7 +431,7 @@ def scale_by_adan(
         updates, m, v, n, g = map_updates(leaf, updates, state.m, state.v, state.n, state.g)
         return updates, ScaleByAdanState(m, v, n, g, t)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAdanState)
 
 
 class ScaleByLionState(NamedTuple):
@@ -456,7 +459,7 @@ def scale_by_lion(
 ) -> base.GradientTransformation:
     """sign((1 - b1) * g + b1 * mu) (Chen et al. 2023); `mode` "smooth" or "refined" for its kin."""
     if mode not in _LION_MODES:
-        raise ValueError(f"scale_by_lion: mode is one of {list(_LION_MODES)}, got {mode!r}")
+        raise ArgumentError(f"scale_by_lion: mode is one of {list(_LION_MODES)}, got {mode!r}")
     shape = _LION_MODES[mode]
 
     def init(params: Any) -> ScaleByLionState:
@@ -469,7 +472,7 @@ def scale_by_lion(
         updates, mu = map_updates(leaf, updates, state.mu)
         return updates, ScaleByLionState(safe_increment(state.count), mu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByLionState)
 
 
 class ScaleByAdaDeltaState(NamedTuple):
@@ -494,7 +497,7 @@ def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> base.GradientTransform
         updates, e_g, e_x = map_updates(leaf, updates, state.e_g, state.e_x)
         return updates, ScaleByAdaDeltaState(e_g, e_x)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByAdaDeltaState)
 
 
 class ScaleByRpropState(NamedTuple):
@@ -528,7 +531,7 @@ def scale_by_rprop(
         updates, steps, taken = map_updates(leaf, updates, state.step_sizes, state.prev_updates)
         return updates, ScaleByRpropState(steps, taken)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByRpropState)
 
 
 class ScaleByOptimisticGradientState(NamedTuple):
@@ -552,7 +555,7 @@ def scale_by_optimistic_gradient(alpha: Any = 1.0, beta: Any = 1.0) -> base.Grad
         updates, last = map_updates(leaf, updates, state.previous_gradient)
         return updates, ScaleByOptimisticGradientState(jnp.zeros((), dtypes.BOOL), last)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByOptimisticGradientState)
 
 
 class ScaleByDistanceOverGradientsState(NamedTuple):
@@ -595,4 +598,4 @@ def scale_by_distance_over_gradients(
         updates, *kept = map_updates(leaf, updates, *state, extras=(params,))
         return updates, ScaleByDistanceOverGradientsState(*kept)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleByDistanceOverGradientsState)

@@ -17,6 +17,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base, rounding, transform
 from genesis_fn.optim.adaptive import (
     scale_by_adadelta,
@@ -37,7 +38,7 @@ from genesis_fn.optim.adaptive import (
 )  # fmt: skip
 from genesis_fn.optim.base import GradientTransformationExtraArgs, ScalarOrSchedule
 from genesis_fn.optim.clipping import clip_by_block_rms
-from genesis_fn.optim.combine import chain
+from genesis_fn.optim.combine import optimizer
 from genesis_fn.optim.factored import scale_by_factored_rms, scale_by_sm3
 from genesis_fn.optim.masking import masked
 from genesis_fn.optim.noise import add_noise
@@ -55,9 +56,9 @@ def sgd(
     """Stochastic gradient descent, with (Nesterov) momentum if it is given."""
     step, last = scale_by_learning_rate(learning_rate), _rounding(stochastic_round)
     if momentum is None:
-        return chain(momentum=base.identity(), schedule=step, **last)
+        return optimizer("sgd", momentum=base.identity(), schedule=step, **last)
     kept = transform.trace(momentum, nesterov, accumulator_dtype)
-    return chain(momentum=kept, schedule=step, **last)
+    return optimizer("sgd", momentum=kept, schedule=step, **last)
 
 
 def _rounding(chosen: Any) -> dict[str, base.GradientTransformation]:
@@ -79,7 +80,8 @@ def adam(
     stochastic_round: Any = False,
 ) -> GradientTransformationExtraArgs:
     """Adam (Kingma & Ba 2014)."""
-    return chain(
+    return optimizer(
+        "adam",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         schedule=scale_by_learning_rate(learning_rate),
         **_rounding(stochastic_round),
@@ -100,7 +102,8 @@ def adamw(
     stochastic_round: Any = False,
 ) -> GradientTransformationExtraArgs:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2017)."""
-    return chain(
+    return optimizer(
+        "adamw",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         decay=add_decayed_weights(weight_decay, mask),
         schedule=scale_by_learning_rate(learning_rate),
@@ -125,7 +128,8 @@ def amsgrad(
     bias_correction_nu: bool = True,
 ) -> GradientTransformationExtraArgs:
     """Adam dividing by the largest second moment so far (Reddi et al. 2018)."""
-    return chain(
+    return optimizer(
+        "amsgrad",
         amsgrad=scale_by_amsgrad(
             b1, b2, eps, eps_root, mu_dtype, bias_correction_mu, bias_correction_nu
         ),
@@ -137,8 +141,10 @@ def adamax(
     learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8
 ) -> GradientTransformationExtraArgs:
     """Adam with the infinity norm (Kingma & Ba 2014)."""
-    return chain(
-        adamax=scale_by_adamax(b1, b2, eps), schedule=scale_by_learning_rate(learning_rate)
+    return optimizer(
+        "adamax",
+        adamax=scale_by_adamax(b1, b2, eps),
+        schedule=scale_by_learning_rate(learning_rate),
     )
 
 
@@ -151,7 +157,8 @@ def adamaxw(
     mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Adamax with decoupled weight decay."""
-    return chain(
+    return optimizer(
+        "adamaxw",
         adamax=scale_by_adamax(b1, b2, eps),
         decay=add_decayed_weights(weight_decay, mask),
         schedule=scale_by_learning_rate(learning_rate),
@@ -168,7 +175,8 @@ def adabelief(
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Adam dividing by the surprise |g - mu| (Zhuang et al. 2020)."""
-    return chain(
+    return optimizer(
+        "adabelief",
         belief=scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov),
         schedule=scale_by_learning_rate(learning_rate),
     )
@@ -182,7 +190,8 @@ def adadelta(
     weight_decay_mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Adadelta (Zeiler 2012)."""
-    return chain(
+    return optimizer(
+        "adadelta",
         decay=add_decayed_weights(weight_decay, weight_decay_mask),
         adadelta=scale_by_adadelta(rho, eps),
         schedule=scale_by_learning_rate(learning_rate),
@@ -219,14 +228,15 @@ def adafactor(
         parts["momentum"] = transform.ema(momentum, debias=False, accumulator_dtype=dtype_momentum)
     if weight_decay_rate is not None:
         parts["decay"] = add_decayed_weights(weight_decay_rate, weight_decay_mask)
-    return chain(**parts, sign=transform.scale(-1))
+    return optimizer("adafactor", **parts, sign=transform.scale(-1))
 
 
 def adagrad(
     learning_rate: ScalarOrSchedule, initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
 ) -> GradientTransformationExtraArgs:
     """Adagrad (Duchi et al. 2011)."""
-    return chain(
+    return optimizer(
+        "adagrad",
         adagrad=scale_by_rss(initial_accumulator_value, eps),
         schedule=scale_by_learning_rate(learning_rate),
     )
@@ -243,7 +253,8 @@ def adan(
     mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Adaptive Nesterov momentum (Xie et al. 2022)."""
-    return chain(
+    return optimizer(
+        "adan",
         adan=scale_by_adan(b1, b2, b3, eps, eps_root),
         decay=add_decayed_weights(weight_decay, mask),
         schedule=scale_by_learning_rate(learning_rate),
@@ -259,7 +270,8 @@ def lion(
     mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Lion: the sign of an interpolated momentum (Chen et al. 2023)."""
-    return chain(
+    return optimizer(
+        "lion",
         lion=scale_by_lion(b1, b2, mu_dtype),
         decay=add_decayed_weights(weight_decay, mask),
         schedule=scale_by_learning_rate(learning_rate),
@@ -279,7 +291,8 @@ def fromage(
         decay: Any = lambda count: shrink(learning_rate(count)) - 1  # noqa: E731
     else:
         step, decay = learning_rate * shrink(learning_rate), shrink(learning_rate) - 1
-    return chain(
+    return optimizer(
+        "fromage",
         trust=transform.scale_by_trust_ratio(min_norm),
         schedule=scale_by_learning_rate(step),
         decay=add_decayed_weights(decay),
@@ -298,7 +311,8 @@ def lars(
 ) -> GradientTransformationExtraArgs:
     """Layer-wise adaptive rate scaling for large batches (You et al. 2017)."""
     trust = transform.scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps)
-    return chain(
+    return optimizer(
+        "lars",
         decay=add_decayed_weights(weight_decay, weight_decay_mask),
         trust=masked(trust, trust_ratio_mask),
         schedule=scale_by_learning_rate(learning_rate),
@@ -316,7 +330,8 @@ def lamb(
     mask: Any = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with layer-wise trust ratios for large batches (You et al. 2019)."""
-    return chain(
+    return optimizer(
+        "lamb",
         adam=scale_by_adam(b1, b2, eps, eps_root),
         decay=add_decayed_weights(weight_decay, mask),
         trust=transform.scale_by_trust_ratio(),
@@ -325,22 +340,37 @@ def lamb(
 
 
 def noisy_sgd(
-    learning_rate: ScalarOrSchedule, eta: Any = 0.01, gamma: Any = 0.55, key: Any = None
+    learning_rate: ScalarOrSchedule,
+    eta: Any = 0.01,
+    gamma: Any = 0.55,
+    key: Any = None,
+    *,
+    seed: Any = None,
 ) -> GradientTransformationExtraArgs:
-    """SGD with Gaussian noise of variance eta / step**gamma (Neelakantan et al. 2014)."""
-    return chain(noise=add_noise(eta, gamma, key), schedule=scale_by_learning_rate(learning_rate))
+    """SGD with Gaussian noise of variance eta / step**gamma (Neelakantan et al. 2014).
+
+    `key` (or `seed`) is a random key or a seed, 0 without one.
+    """
+    return optimizer(
+        "noisy_sgd",
+        noise=add_noise(eta, gamma, key, seed=seed),
+        schedule=scale_by_learning_rate(learning_rate),
+    )
 
 
 def sign_sgd(learning_rate: ScalarOrSchedule) -> GradientTransformationExtraArgs:
     """The gradient's sign (Bernstein et al. 2018)."""
-    return chain(sign=transform.scale_by_sign(), schedule=scale_by_learning_rate(learning_rate))
+    return optimizer(
+        "sign_sgd", sign=transform.scale_by_sign(), schedule=scale_by_learning_rate(learning_rate)
+    )
 
 
 def signum(
     learning_rate: ScalarOrSchedule, beta: Any = 0.9, accumulator_dtype: DTypeLike | None = None
 ) -> GradientTransformationExtraArgs:
     """The momentum's sign (Bernstein et al. 2018)."""
-    return chain(
+    return optimizer(
+        "signum",
         momentum=transform.ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
         sign=transform.scale_by_sign(),
         schedule=scale_by_learning_rate(learning_rate),
@@ -356,7 +386,8 @@ def novograd(
     weight_decay: Any = 0.0,
 ) -> GradientTransformationExtraArgs:
     """Adam with one second moment per layer (Ginsburg et al. 2019)."""
-    return chain(
+    return optimizer(
+        "novograd",
         novograd=scale_by_novograd(b1, b2, eps, eps_root, weight_decay),
         schedule=scale_by_learning_rate(learning_rate),
     )
@@ -366,7 +397,8 @@ def optimistic_gradient_descent(
     learning_rate: ScalarOrSchedule, alpha: Any = 1.0, beta: Any = 1.0
 ) -> GradientTransformationExtraArgs:
     """Gradient descent that extrapolates from the last gradient (Mokhtari et al. 2020)."""
-    return chain(
+    return optimizer(
+        "optimistic_gradient_descent",
         optimistic=scale_by_optimistic_gradient(alpha, beta),
         schedule=scale_by_learning_rate(learning_rate),
     )
@@ -388,8 +420,9 @@ def optimistic_adam(
     For learning-rate schedules there is `optimistic_adam_v2`.
     """
     if callable(learning_rate):
-        raise ValueError("optimistic_adam takes a number; for schedules use optimistic_adam_v2")
-    return chain(
+        raise ArgumentError("optimistic_adam takes a number; for schedules use optimistic_adam_v2")
+    return optimizer(
+        "optimistic_adam",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         optimistic=scale_by_optimistic_gradient(
             learning_rate, learning_rate if optimism is None else optimism
@@ -411,7 +444,8 @@ def optimistic_adam_v2(
     nesterov: bool = True,
 ) -> GradientTransformationExtraArgs:
     """Adam that extrapolates its updates (Daskalakis et al. 2017)."""
-    return chain(
+    return optimizer(
+        "optimistic_adam_v2",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         optimistic=scale_by_optimistic_gradient(alpha, beta),
         schedule=scale_by_learning_rate(learning_rate),
@@ -429,7 +463,8 @@ def radam(
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Adam with rectified variance (Liu et al. 2019)."""
-    return chain(
+    return optimizer(
+        "radam",
         radam=scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov=nesterov),
         schedule=scale_by_learning_rate(learning_rate),
     )
@@ -448,7 +483,8 @@ def rmsprop(
 ) -> GradientTransformationExtraArgs:
     """RMSProp (Hinton 2012); `centered` divides by the standard deviation (Graves 2013)."""
     rescale = scale_by_stddev if centered else scale_by_rms
-    return chain(
+    return optimizer(
+        "rmsprop",
         rms=rescale(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
         schedule=scale_by_learning_rate(learning_rate),
         momentum=base.identity() if momentum is None else transform.trace(momentum, nesterov),
@@ -457,14 +493,18 @@ def rmsprop(
 
 def sm3(learning_rate: Any, momentum: Any = 0.9) -> GradientTransformationExtraArgs:
     """SM3: Adagrad with one accumulator per row and column (Anil et al. 2019)."""
-    return chain(sm3=scale_by_sm3(momentum), schedule=scale_by_learning_rate(learning_rate))
+    return optimizer(
+        "sm3", sm3=scale_by_sm3(momentum), schedule=scale_by_learning_rate(learning_rate)
+    )
 
 
 def yogi(
     learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-3
 ) -> GradientTransformationExtraArgs:
     """Adam whose second moment changes slowly (Zaheer et al. 2018)."""
-    return chain(yogi=scale_by_yogi(b1, b2, eps), schedule=scale_by_learning_rate(learning_rate))
+    return optimizer(
+        "yogi", yogi=scale_by_yogi(b1, b2, eps), schedule=scale_by_learning_rate(learning_rate)
+    )
 
 
 def rprop(
@@ -475,7 +515,8 @@ def rprop(
     max_step_size: Any = 50.0,
 ) -> GradientTransformationExtraArgs:
     """Resilient propagation, for full batches (Riedmiller & Braun 1993)."""
-    return chain(
+    return optimizer(
+        "rprop",
         rprop=scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),
         sign=transform.scale(-1.0),
     )
@@ -489,7 +530,8 @@ def polyak_sgd(
     variant: str = "sps",
 ) -> GradientTransformationExtraArgs:
     """SGD with Polyak's step; `update` takes the loss as `value=` (Loizou et al. 2021)."""
-    return chain(
+    return optimizer(
+        "polyak_sgd",
         sgd=sgd(scaling),
         polyak=transform.scale_by_polyak(f_min, max_learning_rate, eps, variant),
     )

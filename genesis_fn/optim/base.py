@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ArgumentError, ShapeError, TreeError
 from genesis_fn.core.primitive import beside
 from genesis_fn.optim.describe import describe
-from genesis_fn.optim.leaves import is_inexact, is_none, map_updates, widen
+from genesis_fn.optim.leaves import difference, is_inexact, is_none, map_updates, widen
 
 PyTree: TypeAlias = Any
 OptState: TypeAlias = Any
@@ -37,12 +38,23 @@ class _Pair(NamedTuple):
 
 class GradientTransformation(_Pair):
     """`init(params)` makes a state; `update(updates, state, params)` uses and renews it. What they
-    make is on the device of their first argument's leaves."""
+    make is on the device of their first argument's leaves.
+
+    `state` is the named tuple class of its states: another transformation's is refused by name,
+    unless nothing in it is read.
+    """
 
     __slots__ = ()
 
-    def __new__(cls, init: TransformInitFn, update: TransformUpdateFn) -> Self:
-        return super().__new__(cls, _on_first_device(init), _on_first_device(update))
+    def __new__(
+        cls,
+        init: TransformInitFn,
+        update: TransformUpdateFn,
+        *,
+        state: type | None = None,
+        reads_state: bool = True,
+    ) -> Self:
+        return super().__new__(cls, _entered(init), _entered(update, state, reads_state))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
         """What can be read from a state: step, learning rate, norms. See `optim.describe`."""
@@ -53,18 +65,58 @@ class GradientTransformationExtraArgs(GradientTransformation):
     """A transformation whose `update` also takes keyword arguments, and ignores those unknown."""
 
 
-def _on_first_device(f: Callable) -> Callable:
-    """`f`, making arrays where those of its first argument are."""
-    if getattr(f, "on_first_device", False):
+def _entered(f: Callable, state_type: type | None = None, reads_state: bool = True) -> Callable:
+    """`f`, making arrays where those of its first argument are, after a look at the state."""
+    if hasattr(f, "state_type"):
         return f
 
     @functools.wraps(f)
-    def call(tree_: PyTree, *args: Any, **kwargs: Any) -> Any:
-        with beside(tree.leaves(tree_)):
-            return f(tree_, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first = args[0] if args else next(iter(kwargs.values()), None)
+        if state_type is not None and reads_state and (len(args) > 1 or "state" in kwargs):
+            check_state(args[1] if len(args) > 1 else kwargs["state"], state_type, name_of(call))
+        with beside(tree.leaves(first)):
+            return f(*args, **kwargs)
 
-    call.on_first_device = True  # type: ignore[attr-defined]
+    call.state_type = state_type  # type: ignore[attr-defined]
     return call
+
+
+def name_of(update: Callable) -> str:
+    """The name of the function that made a transformation with this `update`."""
+    return getattr(update, "__qualname__", "transformation").partition(".")[0]
+
+
+def check_state(state: Any, state_type: type, name: str) -> None:
+    """Raises ArgumentError where `state` lacks the fields of the named tuple `state_type`."""
+    if isinstance(state, state_type):
+        return
+    needed = state_type._fields  # type: ignore[attr-defined]
+    # A state of a class of the same fields is read as well: what is saved may be made anew.
+    if not {*needed} <= {*getattr(type(state), "_fields", ())} or not needed:
+        raise ArgumentError(
+            f"{describe_state(state)}; this {name} needs {state_type.__name__}\n"
+            f"  make it by init of this {name}, and keep the one that update returns"
+        )
+
+
+def is_empty(state: Any) -> bool:
+    """Whether a state is None or holds nothing: enough where only a record is kept in it."""
+    return state is None or state == ()
+
+
+def describe_state(state: Any) -> str:
+    """Whose a state is, in words."""
+    kind = type(state)
+    parts = getattr(kind, "_fields", None) if isinstance(state, tuple) else None
+    if type(state) is tuple:
+        return f"the state is a tuple of {len(state)}"
+    if parts is None:
+        return f"the state is {'None' if state is None else f'of type {kind.__name__}'}"
+    owner = getattr(kind, "optimizer", "")
+    if not owner:
+        return f"the state is {kind.__name__}"
+    return f"the state is of {owner} ({', '.join(type(x).__name__ for x in state)})"
 
 
 class EmptyState(NamedTuple):
@@ -79,7 +131,7 @@ def init_empty_state(params: Params) -> EmptyState:
 def require_params(params: Params | None, name: str) -> Params:
     """`params`; raises ValueError where `update` of transformation `name` was not given them."""
     if params is None:
-        raise ValueError(
+        raise ArgumentError(
             f"{name} needs the current parameters: call update(grads, state, params) with them"
         )
     return params
@@ -143,22 +195,60 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
     def update(updates: Updates, state: Any, params: Params | None = None, **extra: Any) -> tuple:
         return tx.update(updates, state, params)
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    update.__qualname__ = tx.update.__qualname__
+    made = GradientTransformationExtraArgs(tx.init, update)
+    made.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
+    return made
 
 
 def apply_updates(params: Params, updates: Updates) -> Params:
     """params + updates, in the parameters' dtypes; where an update is None the parameter is kept.
 
-    The sum is made in float32 or wider and rounded once.
+    The sum is made in float32 or wider and rounded once. Raises TreeError where the trees differ,
+    and ShapeError where an update does not fit its parameter, naming the leaf.
     """
+    us, treedef = tree.flatten(updates, is_none)
+    if updates is None and tree.leaves(params):
+        raise TreeError(_misfit(params, updates))
+    try:
+        ps = treedef.flatten_up_to(params)
+    except (ValueError, TypeError):
+        raise TreeError(_misfit(params, updates)) from None
+    return tree.unflatten(
+        treedef, [_added(p, u, updates, i) for i, (u, p) in enumerate(zip(us, ps, strict=True))]
+    )
 
-    def add(u: Any, p: Any) -> Any:
-        if u is None or p is None:
-            return p
-        p = as_array(p)
-        return (widen(p) + u).astype(p.dtype)
 
-    return tree.map(add, updates, params, is_leaf=is_none)
+def _added(p: Any, u: Any, updates: Updates, i: int) -> Any:
+    if u is None or p is None:
+        return p
+    p, u = as_array(p), as_array(u)
+    if u.shape != p.shape and not _fits(u.shape, p.shape):
+        path = tree.paths(updates, is_none)[i]
+        raise ShapeError(
+            f"apply_updates: params{path} is {p.aval}, but updates{path} is {u.aval}\n"
+            "  an update has its parameter's shape: give update the gradients of these parameters"
+        )
+    return (widen(p) + u).astype(p.dtype)
+
+
+def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `into`."""
+    pairs = zip(reversed(shape), reversed(into), strict=False)
+    return len(shape) <= len(into) and all(a in (1, b) for a, b in pairs)
+
+
+def _misfit(params: Params, updates: Updates) -> str:
+    if updates is None:
+        return "apply_updates(params, updates): updates is None, where the parameters are a tree"
+    if type(updates) is tuple and len(updates) == 2:
+        first = difference("updates", updates[0], "the parameters", params)
+        if not first:
+            return (
+                "apply_updates(params, updates): updates is the pair (updates, state) that "
+                "update(...) returns\n  unpack it: updates, state = tx.update(grads, state, params)"
+            )
+    return f"apply_updates: {difference('the updates', updates, 'the parameters', params)}"
 
 
 def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:

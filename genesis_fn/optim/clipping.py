@@ -36,23 +36,23 @@ class ClipByGlobalNormState(NamedTuple):
 def clip_by_global_norm(max_norm: Any, ord: Any = 2) -> base.GradientTransformation:
     """Updates times min(1, max_norm / norm of all leaves together).
 
-    The norm before clipping is kept in the state. `ord` is 1, 2 or inf.
+    The norm before clipping is kept in the state, which is not read: None will do for one. `ord` is
+    1, 2 or inf.
     """
 
     def init(params: Any) -> ClipByGlobalNormState:
         return ClipByGlobalNormState(jnp.zeros((), dtypes.F32))
 
-    def update(updates: Any, state: ClipByGlobalNormState, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple:
         norm = tree_math.norm(updates, ord)
         small = norm < max_norm
 
         def leaf(u: Any) -> Any:
             return jnp.where(small, u, u / norm.astype(dtypes.real_of(u.dtype)) * max_norm)
 
-        kept = ClipByGlobalNormState(norm.astype(state.global_norm.dtype))
-        return map_updates(leaf, updates), kept
+        return map_updates(leaf, updates), ClipByGlobalNormState(norm.astype(dtypes.F32))
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ClipByGlobalNormState, reads_state=False)
 
 
 def unitwise_norm(x: Any, axis: Any = None) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import functools
+from collections.abc import Mapping
 from typing import Any
 
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 
 
@@ -33,13 +35,14 @@ def _fields(state: Any, name: str, prefix: str = "") -> Any:
         yield from _fields(value, name, f"{prefix}{key}.")
 
 
-def _rebuild(names: tuple[str, ...], values: tuple) -> Any:
-    return chain_state(names)(*values)
+def _rebuild(names: tuple[str, ...], optimizer: str, values: tuple) -> Any:
+    return chain_state(names, optimizer)(*values)
 
 
 @functools.cache
-def chain_state(names: tuple[str, ...]) -> type:
-    """The named tuple class of the states of `chain(name=..., ...)`.
+def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
+    """The named tuple class of the states of `chain(name=..., ...)`, or of the `optimizer` so
+    called.
 
     A field of an inner state can be read from the whole, as in `state.mu` or `state.learning_rate`,
     where only one inner state has it.
@@ -53,7 +56,8 @@ def chain_state(names: tuple[str, ...]) -> type:
             "__doc__": "The states of a named chain, one field each.",
             "__module__": __name__,
             "__getattr__": _inner_field,
-            "__reduce__": lambda self: (_rebuild, (names, tuple(self))),
+            "__reduce__": lambda self: (_rebuild, (names, optimizer, tuple(self))),
+            "optimizer": optimizer,
         },
     )
 
@@ -67,22 +71,40 @@ def chain(
     tuple that is read as `state.adam.mu`.
     """
     if args and named:
-        raise TypeError("chain: name all of the transformations or none")
+        raise ArgumentError("chain: name all of the transformations or none")
+    return _in_turn("chain", args, named)
+
+
+def optimizer(
+    name: str, **parts: base.GradientTransformation
+) -> base.GradientTransformationExtraArgs:
+    """`chain(**parts)` for the optimizer called `name`, whose states say that they are its."""
+    return _in_turn(name, (), parts)
+
+
+def _in_turn(name: str, args: tuple, named: dict) -> base.GradientTransformationExtraArgs:
     for key, tx in [*enumerate(args), *named.items()]:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
-            raise TypeError(f"chain: {key!r} is a {type(tx).__name__}, not a transformation")
+            raise ArgumentError(
+                f"{name}: {key!r} is a {type(tx).__name__}, not a transformation\n"
+                "  pass what a function of optim returns: chain(clip(1.0), sgd(0.1))"
+            )
     txs = [base.with_extra_args_support(_as_transformation(t)) for t in args or named.values()]
-    make = chain_state(tuple(named))._make if named else tuple
+    fields = tuple(named)
+    make = chain_state(fields, "" if name == "chain" else name)._make if named else tuple
+    needed = [getattr(tx.update, "state_type", None) or base.EmptyState for tx in txs]
 
     def init(params: Any) -> Any:
         return make([tx.init(params) for tx in txs])
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
-        if not isinstance(state, tuple) or len(state) != len(txs):
-            raise ValueError(
-                f"a chain of {len(txs)} transformations got a state of "
-                f"{len(state) if isinstance(state, tuple) else type(state).__name__}: "
-                "make it by init of this chain"
+        whole = isinstance(state, tuple) and len(state) == len(txs)
+        if not whole or getattr(type(state), "_fields", fields) != fields:
+            parts = ", ".join(kind.__name__ for kind in needed)
+            raise ArgumentError(
+                f"{base.describe_state(state)}; this {name} needs "
+                f"{parts if len(txs) == 1 else f'({parts})'}\n"
+                f"  make it by init of this {name}, and keep the one that update returns"
             )
         new = []
         for tx, s in zip(txs, state, strict=True):
@@ -90,7 +112,11 @@ def chain(
             new.append(s)
         return updates, make(new)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    update.__qualname__ = name
+    made = base.GradientTransformationExtraArgs(init, update)
+    if named:
+        made.update.state_type = chain_state(fields)  # type: ignore[attr-defined]
+    return made
 
 
 def _as_transformation(tx: Any) -> base.GradientTransformation:
@@ -106,13 +132,18 @@ def named_chain(
     """`chain` of (name, transformation) pairs whose state is a dict by name."""
     names = [name for name, _ in args]
     if len(names) != len({*names}):
-        raise ValueError(f"named_chain: the names must differ, got {names}")
+        raise ArgumentError(f"named_chain: the names must differ, got {names}")
     txs = {name: base.with_extra_args_support(_as_transformation(tx)) for name, tx in args}
 
     def init(params: Any) -> Any:
         return collections.OrderedDict((n, tx.init(params)) for n, tx in txs.items())
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        if not isinstance(state, Mapping) or {*state} != {*txs}:
+            raise ArgumentError(
+                f"{base.describe_state(state)}; this named_chain needs a dict of {list(txs)}\n"
+                "  make it by init of this named_chain, and keep the one that update returns"
+            )
         new = collections.OrderedDict()
         for name, tx in txs.items():
             updates, new[name] = tx.update(updates, state[name], params, **extra)

@@ -90,7 +90,7 @@ def scale_by_factored_rms(
         updates, *kept = map_updates(leaf, updates, state.v_row, state.v_col, state.v)
         return updates, FactoredState(safe_increment(state.count), *kept)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=FactoredState)
 
 
 class ScaleBySM3State(NamedTuple):
@@ -124,7 +124,7 @@ def scale_by_sm3(b1: Any = 0.9, b2: Any = 1.0, eps: Any = 1e-8) -> base.Gradient
             total = fresh * g * g + b2 * functools.reduce(jnp.minimum, shaped)
             step = g * jnp.where(total > 0, 1.0 / jnp.sqrt(total + eps), 0.0)
             bounds = [total] if g.ndim < 2 else [
-                jnp.max(total, axis=tuple(j for j in axes if j != i)) for i in axes
+                jnp.max(total, axis=tuple(j for j in axes if j != i), initial=0.0) for i in axes
             ]  # fmt: skip
             m = moment(step, m, b1)
             return m, bounds, m
@@ -132,4 +132,4 @@ def scale_by_sm3(b1: Any = 0.9, b2: Any = 1.0, eps: Any = 1e-8) -> base.Gradient
         updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
         return updates, ScaleBySM3State(mu, nu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ScaleBySM3State)

@@ -6,8 +6,9 @@ live in this file:
 * Arithmetic is in float32 or wider: gradients, states and parameters of 16-bit and 8-bit floats are
   converted first, and updates stay wide until `apply_updates` rounds them once.
 * A state leaf keeps its dtype from step to step.
-* A gradient leaf that is None, or not floating, is frozen: its update is None and its state is
-  passed through.
+* A gradient leaf that is None is frozen: its update is None and its state is passed through.
+* A parameter that is not floating has no state, and is frozen too where its gradient is integers,
+  as `grad(..., allow_int=True)` gives them. Integers as gradients of floats are numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType, DTypeLike
-from genesis_fn.core.errors import TreeError
+from genesis_fn.core.errors import ArgumentError, ShapeError, TreeError
+from genesis_fn.core.primitive import typeof
 
 
 def is_none(x: Any) -> bool:
@@ -45,7 +47,8 @@ def is_inexact(x: Any) -> bool:
 
 
 def widen(x: Any) -> Any:
-    """An array in its `wide_dtype`; other arrays, and what is not an array, as they are."""
+    """An array or float in its `wide_dtype`; other arrays, and what is no number, as they are."""
+    x = as_array(x) if isinstance(x, (float, complex)) else x
     kind = getattr(x, "dtype", None)
     if kind is None:
         return x
@@ -58,40 +61,63 @@ def as_gradient(g: Any) -> Any:
     if g is None:
         return None
     g = as_array(g)
-    return widen(g) if is_inexact(g) else None
+    return widen(g) if is_inexact(g) else g.astype(dtypes.F32)
 
 
 def map_updates(
-    f: Callable[..., Any], updates: Any, *states: Any, extras: Sequence[Any] = ()
+    f: Callable[..., Any],
+    updates: Any,
+    *states: Any,
+    extras: Sequence[Any] = (),
+    stateless_leaves: bool = False,
 ) -> Any:
     """`f(gradient, *states, *extras)` at every leaf that is not frozen.
 
     Without states `f` returns the update, and so does this. With states it returns
     (update, *new states), and the result is (updates, *new state trees); each new state leaf has
-    the dtype of the old one. Raises TreeError naming the path where trees differ.
+    the shape and the dtype of the old one. Raises TreeError and ShapeError naming the path where
+    trees differ, ArgumentError where a leaf without a state gets a gradient, which `f` takes with
+    `stateless_leaves`.
     """
     gradients, treedef = tree.flatten(updates, is_none)
-    names = ["the optimizer state"] * len(states) + ["the parameters"] * len(extras)
+    names = ["the state"] * len(states) + ["the parameters"] * len(extras)
     others = [
         _aligned(treedef, updates, other, name)
         for other, name in zip((*states, *extras), names, strict=True)
     ]
     count = len(states)
     columns: list[list[Any]] = [[] for _ in range(count + 1)]
-    for g, *rest in zip(gradients, *others, strict=True):
-        g = as_gradient(g)
+    for i, (g, *rest) in enumerate(zip(gradients, *others, strict=True)):
         old = rest[:count]
+        g = None if _is_frozen(g, old, rest[count:]) else as_gradient(g)
         if g is None:
             new: Sequence[Any] = (None, *old)
-        elif count:
-            u, *kept = f(g, *[_widened(x) for x in rest])
-            new = (u, *[_kept(k, o) for k, o in zip(kept, old, strict=True)])
+        elif count and not stateless_leaves and all(x is None for x in old):
+            raise ArgumentError(
+                f"the gradient of params{tree.paths(updates, is_none)[i]} is {g.aval}, but the "
+                "state has nothing for it: at init that parameter was None or not floating\n"
+                "  give None for its gradient, or call init with the floating parameter"
+            )
         else:
-            new = (f(g, *[_widened(x) for x in rest]),)
+            try:
+                results = f(g, *[_widened(x) for x in rest])
+                u, *kept = results if count else (results,)
+                new = (u, *[_kept(k, o) for k, o in zip(kept, old, strict=True)])
+            except ShapeError as error:
+                text = _shapes(tree.paths(updates, is_none)[i], g, old, rest[count:])
+                raise (error if text is None else ShapeError(text)) from None
         for column, x in zip(columns, new, strict=True):
             column.append(x)
     trees = tuple([tree.unflatten(treedef, column) for column in columns])
     return trees if states else trees[0]
+
+
+def _is_frozen(g: Any, states: Sequence[Any], params: Sequence[Any]) -> bool:
+    """Whether a leaf has no gradient, or integers for one because its parameter is not floating."""
+    if g is None or is_inexact(as_array(g)):
+        return g is None
+    of_integers = any(hasattr(p, "dtype") and not is_inexact(p) for p in params)
+    return of_integers or (len(states) > 0 and all(x is None for x in states))
 
 
 def _widened(x: Any) -> Any:
@@ -101,19 +127,62 @@ def _widened(x: Any) -> Any:
 def _kept(new: Any, old: Any) -> Any:
     """The new state leaf (or small tree of arrays) in the old one's dtype."""
     if hasattr(old, "dtype"):
+        if new.shape != old.shape:
+            raise ShapeError(f"a state leaf of shape {old.shape} became one of {new.shape}")
         return new if new.dtype == old.dtype else new.astype(old.dtype)
     return tree.map(_kept, new, old)
+
+
+def _shapes(path: str, g: Any, states: Sequence[Any], extras: Sequence[Any]) -> str | None:
+    """What is wrong with the shapes at one leaf; None if gradient and parameter have one shape."""
+    params = [p for p in extras if hasattr(p, "aval")]
+    others = [("the parameter", p) for p in params] or [("the state", s) for s in states]
+    unlike = [(name, x) for name, x in others if getattr(x, "shape", g.shape) != g.shape]
+    if not unlike:
+        return None
+    name, x = max(unlike, key=lambda pair: jnp.size(pair[1]))
+    return (
+        f"the gradient at {path or 'the top'} is {g.aval}, but {name} is {typeof(x)} there\n"
+        "  a gradient has its parameter's shape: call init and update with one set of parameters"
+    )
 
 
 def _aligned(treedef: tree.PyTreeDef, updates: Any, other: Any, name: str) -> list[Any]:
     try:
         return treedef.flatten_up_to(other)
     except (ValueError, TypeError) as error:
-        difference = tree.first_difference(updates, other) or str(error)
+        text = difference("the gradients", updates, name, other) or str(error)
         raise TreeError(
-            f"{name} and the gradients differ in structure: {difference}\n"
-            "  call init with the parameters whose gradients are given to update"
+            f"{text}\n  call init with the parameters whose gradients are given to update"
         ) from None
+
+
+def difference(name: str, t: Any, other_name: str, other: Any) -> str | None:
+    """How tree `t` differs from tree `other` in structure, in words; None if it does not."""
+    found = tree.first_difference(other, t)
+    if found is None:
+        return None
+    have, want = tree.paths(t, is_none), tree.paths(other, is_none)
+    # A state may hold several arrays where the gradients have a leaf.
+    extra = [p for p in have if not any(w.startswith(p) for w in want)]
+    lacking = [w for w in want if not any(w.startswith(p) for p in have)]
+    # Paths that begin alike are of one place with unlike nodes, which `found` tells.
+    unlike = any(a.startswith(b) or b.startswith(a) for a in extra for b in lacking)
+    if unlike or ": expected" in found:
+        return f"{name} and {other_name} differ in structure: {found}"
+    words = [
+        f"{text} {_several(paths)} that {other_name} {verb}"
+        for text, paths, verb in (
+            (f"{name} lack", lacking, "have" if other_name.endswith("s") else "has"),
+            (f"{name} have", extra, "lack" if other_name.endswith("s") else "lacks"),
+        )
+        if paths
+    ]
+    return "; ".join(words) or f"{name} and {other_name} differ in structure: {found}"
+
+
+def _several(paths: list[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 def init_leaves(f: Callable[[Any], Any], params: Any) -> Any:

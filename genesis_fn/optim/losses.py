@@ -11,10 +11,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import DTypeError, ShapeError
+from genesis_fn.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
+from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.cross_entropy import cross_entropy_last
 from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last
 from genesis_fn.primitives.elementwise import stop_gradient
@@ -34,16 +37,37 @@ def _floats(name: str, *arrays: Any) -> list[Any]:
     return found
 
 
+def _together(name: str, **arguments: Any) -> None:
+    """Raises ShapeError naming the arguments where their shapes do not broadcast."""
+    shapes = {k: jnp.shape(x) for k, x in arguments.items() if x is not None}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        given = ", ".join(f"{k} {typeof(as_array(arguments[k]))}" for k in shapes)
+        first, *others = shapes
+        raise ShapeError(
+            f"{name}: the shapes of {given} do not fit together\n"
+            f"  give {' and '.join(others)} the shape of {first}, or one that broadcasts to it"
+        ) from None
+
+
 def _errors(name: str, predictions: Any, targets: Any) -> Any:
     (predictions,) = _floats(name, predictions)
     if targets is None:
         return predictions
     targets = as_array(targets)
-    if predictions.shape != targets.shape:
-        raise ShapeError(
-            f"{name}: predictions {predictions.aval} and targets {targets.aval} differ in shape"
-        )
+    _same_shape(name, predictions=predictions, targets=targets)
     return predictions - targets
+
+
+def _same_shape(name: str, **arguments: Any) -> None:
+    """Raises ShapeError naming two arguments where their shapes differ."""
+    (a, x), (b, y) = arguments.items()
+    if x.shape != y.shape:
+        raise ShapeError(
+            f"{name}: {a} {typeof(x)} and {b} {typeof(y)} differ in shape\n"
+            f"  reshape or index one of them: {b} of another shape would be broadcast to pairs"
+        )
 
 
 # ---- regression ----
@@ -83,6 +107,7 @@ def cosine_similarity(
 ) -> Any:
     """The cosine between vectors along `axis`; squared norms are taken as at least `epsilon`."""
     a, b = _floats("cosine_similarity", predictions, targets)
+    _together("cosine_similarity", predictions=a, targets=b, where=where)
 
     def unit(x: Any) -> Any:
         square = jnp.sum(x * x, axis=axis, where=where, keepdims=True)
@@ -119,7 +144,7 @@ def _rows(x: Any, axis: Axis) -> Any:
 
 def _axis(axis: int, ndim: int) -> int:
     if not -ndim <= axis < ndim:
-        raise ValueError(f"axis {axis} is out of bounds for an array of {ndim} dimensions")
+        raise AxisError(f"axis {axis} is out of bounds for an array of {ndim} dimensions")
     return axis % ndim
 
 
@@ -128,6 +153,7 @@ def _row_mask(where: Any, logits: Any, axis: Axis) -> Any:
     where = as_array(where)
     if where.ndim != logits.ndim:
         where = jnp.expand_dims(where, axis)
+    _together("cross-entropy", logits=logits, where=where)
     return _rows(jnp.broadcast_to(where, logits.shape), axis)
 
 
@@ -140,7 +166,9 @@ def _masked(logits: Any, where: Any) -> Any:
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
     """-sum(labels * log_softmax(logits)) along `axis`, for labels that are probabilities."""
     (logits,) = _floats("softmax_cross_entropy", logits)
-    labels = jnp.broadcast_to(labels, logits.shape)
+    labels = as_array(labels)
+    _together("softmax_cross_entropy", logits=logits, labels=labels)
+    logits, labels = jnp.broadcast_arrays(logits, labels)
     mask = None if where is None else _row_mask(where, logits, axis)
     log_p = log_softmax_last(_masked(_rows(logits, axis), mask))
     if mask is not None:
@@ -163,7 +191,7 @@ def softmax_cross_entropy_with_integer_labels(
     if not dtypes.is_integer(labels.dtype):
         raise DTypeError(f"{name} takes integer labels, got {labels.aval}")
     if not isinstance(axis, (int, tuple)):
-        raise TypeError(f"{name}: axis is an int or a tuple of ints, got {axis!r}")
+        raise ArgumentError(f"{name}: axis is an int or a tuple of ints, got {axis!r}")
     rows = _rows(logits, axis)
     if labels.shape != rows.shape[:-1]:
         raise ShapeError(
@@ -182,11 +210,18 @@ def softmax_cross_entropy_with_integer_labels(
 
 @wide
 def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
-    """`softmax_cross_entropy` in which label 0 with logit -inf counts as 0."""
+    """`softmax_cross_entropy` in which label 0 with logit -inf counts as 0.
+
+    The derivative by a label is -log(p), the largest float where the logit is -inf.
+    """
     (logits,) = _floats("safe_softmax_cross_entropy", logits)
     labels = as_array(labels)
+    _together("safe_softmax_cross_entropy", logits=logits, labels=labels)
     log_p = log_softmax_last(logits)
-    return -jnp.sum(labels * jnp.where(labels != 0.0, log_p, 0.0), axis=-1)
+    # Zero times a finite number is zero, and its derivative by the label is that number.
+    lowest = float(dtypes.finfo(log_p.dtype).min)
+    log_p = jnp.where(labels == 0.0, jnp.maximum(log_p, lowest), log_p)
+    return -jnp.sum(labels * log_p, axis=-1)
 
 
 @wide
@@ -194,6 +229,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """-labels * log(sigmoid(logits)) - (1 - labels) * log(1 - sigmoid(logits)), elementwise."""
     (logits,) = _floats("sigmoid_binary_cross_entropy", logits)
     labels = as_array(labels).astype(logits.dtype)
+    _together("sigmoid_binary_cross_entropy", logits=logits, labels=labels)
     return -labels * _log_sigmoid(logits) - (1.0 - labels) * _log_sigmoid(-logits)
 
 
@@ -205,16 +241,15 @@ def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: An
     """
     (logits,) = _floats("sigmoid_focal_loss", logits)
     labels = as_array(labels).astype(logits.dtype)
+    _together("sigmoid_focal_loss", logits=logits, labels=labels)
     log_p, log_q = _log_sigmoid(logits), _log_sigmoid(-logits)
     entropy = -labels * log_p - (1.0 - labels) * log_q
-    # log((1 - y) p + y (1 - p)) from logarithms, exact where one weight is 0.
-    top = jnp.maximum(log_p, log_q)
-    mix = (1 - labels) * jnp.exp(log_p - top) + labels * jnp.exp(log_q - top)
-    log_miss = jnp.where(
-        labels == 1,
-        log_q,
-        jnp.where(labels == 0, log_p, jnp.log(jnp.where(mix > 0, mix, 1.0)) + top),
-    )
+    # log((1 - y) p + y (1 - p)) from logarithms, exact where one weight is 0. A term that is above
+    # the top has that weight: it is kept finite, for the derivative by the label.
+    top = jnp.where(labels == 1, log_q, jnp.where(labels == 0, log_p, jnp.maximum(log_p, log_q)))
+    high = math.log(float(dtypes.finfo(logits.dtype).max)) / 2
+    miss, hit = (jnp.exp(jnp.minimum(x - top, high)) for x in (log_p, log_q))
+    log_miss = jnp.log((1 - labels) * miss + labels * hit) + top
     loss = entropy * jnp.exp(gamma * log_miss)
     if alpha is None:
         return loss
@@ -224,20 +259,26 @@ def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: An
 @wide
 def hinge_loss(predictor_outputs: Any, targets: Any) -> Any:
     """max(0, 1 - outputs * targets) for targets -1 and 1."""
-    return jnp.maximum(0, 1 - as_array(predictor_outputs) * targets)
+    outputs, targets = as_array(predictor_outputs), as_array(targets)
+    _together("hinge_loss", predictor_outputs=outputs, targets=targets)
+    return jnp.maximum(0, 1 - outputs * targets)
 
 
 @wide
 def perceptron_loss(predictor_outputs: Any, targets: Any) -> Any:
     """max(0, -outputs * targets) for targets -1 and 1."""
     outputs, targets = as_array(predictor_outputs), as_array(targets)
-    if outputs.shape != targets.shape:
-        raise ShapeError(f"perceptron_loss: {outputs.aval} and {targets.aval} differ in shape")
+    _same_shape("perceptron_loss", predictor_outputs=outputs, targets=targets)
     return jnp.maximum(0, -outputs * targets)
 
 
-def _one_hot(labels: Any, scores: Any) -> Any:
+def _one_hot(labels: Any, scores: Any, name: str = "") -> Any:
     """Ones at the labels along the last axis of `scores`; a row of zeros for one out of range."""
+    if name and jnp.shape(labels) != scores.shape[:-1]:
+        raise ShapeError(
+            f"{name}: scores {typeof(scores)} need labels of shape {scores.shape[:-1]}, one class "
+            f"number per row, got {typeof(as_array(labels))}"
+        )
     return (as_array(labels)[..., None] == jnp.arange(scores.shape[-1])).astype(scores.dtype)
 
 
@@ -245,7 +286,7 @@ def _one_hot(labels: Any, scores: Any) -> Any:
 def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
     """max over classes of (score + 1 unless it is the label's) minus the label's score."""
     scores = as_array(scores)
-    hot = _one_hot(labels, scores)
+    hot = _one_hot(labels, scores, "multiclass_hinge_loss")
     return jnp.max(scores + 1.0 - hot, axis=-1) - jnp.sum(scores * hot, axis=-1)
 
 
@@ -253,13 +294,16 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> Any:
     """The largest score minus the label's score."""
     scores = as_array(scores)
-    return jnp.max(scores, axis=-1) - jnp.sum(scores * _one_hot(labels, scores), axis=-1)
+    hot = _one_hot(labels, scores, "multiclass_perceptron_loss")
+    return jnp.max(scores, axis=-1) - jnp.sum(scores * hot, axis=-1)
 
 
 @wide
 def sparsemax_loss(logits: Any, labels: Any) -> Any:
     """The binary sparsemax loss: 0 below -1, the margin above 1, a parabola between."""
-    x = jnp.where(as_array(labels) != 0, -as_array(logits), logits)
+    logits, labels = as_array(logits), as_array(labels)
+    _together("sparsemax_loss", logits=logits, labels=labels)
+    x = jnp.where(labels != 0, -logits, logits)
     return jnp.where(x <= -1.0, 0.0, jnp.where(x >= 1.0, x, (x + 1.0) ** 2 / 4))
 
 
@@ -277,7 +321,7 @@ def _simplex(x: Any) -> Any:
 def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Any:
     """The sparsemax loss of class scores (Martins & Astudillo 2016)."""
     (scores,) = _floats("multiclass_sparsemax_loss", scores)
-    hot = _one_hot(labels, scores)
+    hot = _one_hot(labels, scores, "multiclass_sparsemax_loss")
     p = _simplex(scores)
     margin = (scores - jnp.sum(scores * hot, axis=-1, keepdims=True)) * (1 - hot)
     gain = jnp.sum(p * jnp.where(p != 0, margin, 0.0), axis=-1)
@@ -290,18 +334,26 @@ def poly_loss_cross_entropy(
 ) -> Any:
     """Cross-entropy plus epsilon * (1 - probability of the labels) (Leng et al. 2022)."""
     logits, labels = _floats("poly_loss_cross_entropy", logits, labels)
+    _together("poly_loss_cross_entropy", logits=logits, labels=labels)
+    logits, labels = jnp.broadcast_arrays(logits, labels)
     mask = None if where is None else _row_mask(where, logits, axis)
     log_p = log_softmax_last(_masked(_rows(logits, axis), mask))
-    miss = _rows(jnp.broadcast_to(labels, logits.shape), axis) * (1 - jnp.exp(log_p))
+    miss = _rows(labels, axis) * (1 - jnp.exp(log_p))
     miss = jnp.sum(miss, axis=-1, where=mask)
     return softmax_cross_entropy(logits, labels, axis, where) + epsilon * miss
 
 
 @wide
 def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """sum(targets * (log(targets) - log_predictions)) along `axis`; 0 where a target is 0."""
+    """sum(targets * (log(targets) - log_predictions)) along `axis`; 0 where a target is 0.
+
+    The derivative by a target that is 0 is the least float, for -inf.
+    """
     log_q, p = _floats("kl_divergence", log_predictions, targets)
-    log_p = jnp.where(p == 0, 0.0, jnp.log(jnp.where(p == 0, 1.0, p)))
+    _together("kl_divergence", log_predictions=log_q, targets=p, where=where)
+    # 0 log(0) is 0, and the slope there the least float, as in `safe_softmax_cross_entropy`.
+    lowest = float(dtypes.finfo(p.dtype).min)
+    log_p = jnp.where(p == 0, lowest, jnp.log(jnp.where(p == 0, 1.0, p)))
     return jnp.sum(p * (log_p - log_q), axis=axis, where=where)
 
 
@@ -311,6 +363,9 @@ def kl_divergence_with_log_targets(
 ) -> Any:
     """sum(exp(log_targets) * (log_targets - log_predictions)) along `axis`."""
     log_q, log_p = _floats("kl_divergence_with_log_targets", log_predictions, log_targets)
+    _together(
+        "kl_divergence_with_log_targets", log_predictions=log_q, log_targets=log_p, where=where
+    )
     return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=axis, where=where)
 
 
@@ -320,6 +375,7 @@ def generalized_kl_divergence(
 ) -> Any:
     """kl_divergence + sum(predictions - targets): for measures that are not normalized."""
     log_q, p = _floats("generalized_kl_divergence", log_predictions, targets)
+    _together("generalized_kl_divergence", log_predictions=log_q, targets=p, where=where)
     excess = jnp.sum(jnp.exp(log_q) - p, axis=axis, where=where)
     return kl_divergence(log_q, p, axis, where) + excess
 
@@ -343,9 +399,12 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
     (Chen et al. 2020). A scalar."""
     (embeddings,) = _floats("ntxent", embeddings)
     labels = as_array(labels)
+    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
+        raise ShapeError(
+            f"ntxent: embeddings [batch, features] and labels [batch], got embeddings "
+            f"{embeddings.aval} and labels {labels.aval}"
+        )
     n = embeddings.shape[0]
-    if labels.shape[0] != n:
-        raise ShapeError(f"ntxent: {n} embeddings have {labels.shape[0]} labels")
     eps = float(dtypes.finfo(embeddings.dtype).eps)
     similar = cosine_similarity(embeddings[None, :, :], embeddings[:, None, :], epsilon=eps)
     logits = similar / temperature
@@ -371,6 +430,7 @@ def triplet_margin_loss(
 ) -> Any:
     """max(0, distance to positives - distance to negatives + margin)."""
     a, p, n = _floats("triplet_margin_loss", anchors, positives, negatives)
+    _together("triplet_margin_loss", anchors=a, positives=p, negatives=n)
 
     def distance(x: Any) -> Any:
         return (jnp.sum((a - x) ** norm_degree, axis=axis) + eps) ** (1 / norm_degree)
@@ -393,6 +453,7 @@ def ranking_softmax_loss(
     """
     (logits,) = _floats("ranking_softmax_loss", logits)
     labels = as_array(labels).astype(logits.dtype)
+    _together("ranking_softmax_loss", logits=logits, labels=labels, where=where, weights=weights)
     if weights is not None:
         labels = labels * weights
     some = None
@@ -420,13 +481,14 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
-        scores = as_array(scores)
+        scores, targets = as_array(scores), as_array(targets)
+        _together("fenchel_young_loss", scores=scores, targets=targets)
 
         def one(s: Any) -> Any:
             return max_fun(s, *args, **kwargs)
 
         batched = functools.reduce(lambda f, _: vmap(f), range(scores.ndim - 1), one)
-        return batched(scores) - jnp.sum(as_array(targets) * scores, axis=-1)
+        return batched(scores) - jnp.sum(targets * scores, axis=-1)
 
     return fenchel_young_loss
 

@@ -4,7 +4,8 @@ A mask says of every parameter whether a transformation applies to it. It is giv
 
 * a predicate `lambda path, leaf: "bias" in path`; the path is dotted, as in "layers.0.bias",
 * a function of the parameters that returns a tree of bools, or
-* a tree of bools, the parameters' structure or a prefix of it.
+* a tree of bools, the parameters' structure or a prefix of it. A boolean scalar array whose value
+  is known will do for a bool.
 
 Labels (`partition`) are given in the same three ways.
 """
@@ -17,8 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis_fn.core import tree
-from genesis_fn.core.errors import TreeError
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.errors import ArgumentError, TreeError
+from genesis_fn.core.primitive import Tracer
 from genesis_fn.optim import base
 from genesis_fn.optim.leaves import is_none
 from genesis_fn.optim.state_access import ParamsPlaceholder
@@ -76,14 +79,20 @@ def _takes_path(spec: Callable) -> bool:
 
 
 def _mask_of(spec: Any, params: Any) -> Any:
-    mask = per_parameter(spec, params)
-    for path, m in tree.leaves_with_path(mask):
-        if not isinstance(m, (bool, np.bool_)):
-            raise TypeError(
-                f"a mask holds Python bools, got {m!r:.60} of type {type(m).__name__} at "
-                f"{tree.keystr(path) or 'the top'}"
-            )
-    return mask
+    return tree.map_with_path(_as_bool, per_parameter(spec, params))
+
+
+def _as_bool(path: tuple, m: Any) -> bool:
+    if isinstance(m, (np.bool_, np.ndarray, Array)) and m.shape == () and m.dtype == dtypes.BOOL:
+        return bool(m)
+    if not isinstance(m, bool):
+        known = " whose value is known" if isinstance(m, Tracer) else ""
+        raise ArgumentError(
+            f"a mask holds bools{known}, got {m!r:.60} of type {type(m).__name__} at "
+            f"{tree.keystr(path) or 'the top'}\n"
+            "  a mask says where, before the program runs: decide by path, shape or dtype"
+        )
+    return m
 
 
 def _apply_mask(mask: Any, values: Any) -> Any:
@@ -123,7 +132,7 @@ def masked(
         merged = tree.map(lambda m, n, old: n if m else old, chosen, new, updates, is_leaf=is_none)
         return merged, MaskedState(inner_state)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=MaskedState)
 
 
 def partition(
@@ -142,7 +151,7 @@ def partition(
         labels = per_parameter(param_labels, params)
         for path, label in tree.leaves_with_path(labels):
             if label not in txs:
-                raise ValueError(
+                raise ArgumentError(
                     f"the parameter {tree.keystr(path) or 'tree'} is labelled {label!r}, for which "
                     f"there is no transformation; there are {list(txs)}"
                 )
@@ -166,7 +175,7 @@ def partition(
             updates, new[name] = tx.update(updates, state.inner_states[name], params, **extra)
         return updates, PartitionState(new)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=PartitionState)
 
 
 multi_transform = partition

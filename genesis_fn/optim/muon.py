@@ -11,14 +11,14 @@ import numpy as np
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ShapeError
+from genesis_fn.core.errors import ArgumentError, ShapeError
 from genesis_fn.optim import base
 from genesis_fn.optim.adaptive import first_moment
 from genesis_fn.optim.alias import adamw
 from genesis_fn.optim.combine import chain
 from genesis_fn.optim.leaves import init_moments, is_none, map_updates, zero_count
 from genesis_fn.optim.masking import MaskedNode, partition, per_parameter
-from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.numerics import abs_sq, safe_increment
 from genesis_fn.optim.transform import add_decayed_weights, moment, scale_by_learning_rate
 
 _STANDARD = (3.4445, -4.7750, 2.0315)
@@ -72,19 +72,25 @@ def _transposed(x: Any) -> Any:
     return jnp.swapaxes(x, -1, -2)
 
 
+def _gram(x: Any) -> Any:
+    return x @ jnp.conj(_transposed(x)) if jnp.iscomplexobj(x) else x @ _transposed(x)
+
+
 def _coefficients(ns_coeffs: Any, ns_steps: int) -> list[tuple[float, float, float]]:
     """One triple per iteration."""
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in NS_COEFFS:
-            raise ValueError(f"ns_coeffs is one of {list(NS_COEFFS)} or numbers, got {ns_coeffs!r}")
+            raise ArgumentError(
+                f"ns_coeffs is one of {list(NS_COEFFS)} or numbers, got {ns_coeffs!r}"
+            )
         ns_coeffs = NS_COEFFS[ns_coeffs]
     table = np.asarray(ns_coeffs, np.float64)
     if table.ndim not in (1, 2) or table.shape[-1] != 3:
-        raise ValueError(f"ns_coeffs must have shape (3,) or (n, 3), got {table.shape}")
+        raise ArgumentError(f"ns_coeffs must have shape (3,) or (n, 3), got {table.shape}")
     if table.ndim == 1:
         return [tuple(table.tolist())] * ns_steps
     if len(table) > ns_steps:
-        raise ValueError(f"ns_coeffs has {len(table)} rows for ns_steps={ns_steps} iterations")
+        raise ArgumentError(f"ns_coeffs has {len(table)} rows for ns_steps={ns_steps} iterations")
     return [tuple(row) for row in table.tolist()]
 
 
@@ -96,16 +102,16 @@ def _iterate(x: Any, gram: Any, coeffs: tuple[float, float, float]) -> Any:
 def _balanced(x: Any, kind: str, eps: Any) -> tuple[Any, Any]:
     """(x scaled to singular values of at most about 1, its Gram matrix)."""
     if kind == "frobenius":
-        x = x / (jnp.sqrt(jnp.sum(x * x, axis=(-2, -1), keepdims=True)) + eps)
-        return x, x @ _transposed(x)
+        x = x / (jnp.sqrt(jnp.sum(abs_sq(x), axis=(-2, -1), keepdims=True)) + eps)
+        return x, _gram(x)
     if kind == "spectral":
         x = x / (jnp.linalg.norm(x, ord=2, axis=(-2, -1), keepdims=True) + eps)
-        return x, x @ _transposed(x)
-    gram = x @ _transposed(x)
+        return x, _gram(x)
+    gram = _gram(x)
     if kind == "aol":
         s = 1.0 / jnp.sqrt(jnp.maximum(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True), eps))
         return x * s, gram * s * _transposed(s)
-    size = jnp.sqrt(jnp.sum(gram * gram, axis=(-2, -1), keepdims=True))
+    size = jnp.sqrt(jnp.sum(abs_sq(gram), axis=(-2, -1), keepdims=True))
     s = 1.0 / jnp.sqrt(jnp.maximum(size, eps))
     return x * s, gram * s**2
 
@@ -118,13 +124,16 @@ def orthogonalize_via_newton_schulz(
     eps: Any = 1e-8,
     dimension_numbers: MuonDimensionNumbers | None = None,
 ) -> Any:
-    """A matrix near the orthogonal factor of `x`, by x <- a x + (b A + c A A) x with A = x x^T.
+    """A matrix near the orthogonal factor of `x`, by x <- a x + (b A + c A A) x with A = x x^T
+    (x x^H where x is complex, whose factor is unitary).
 
     Batched over the axes that `dimension_numbers` leaves. Jordan et al. 2024; "aol" and "schatten"
     preconditioning: Boissin et al. 2025.
     """
     if preconditioning not in _PRECONDITIONINGS:
-        raise ValueError(f"preconditioning is one of {_PRECONDITIONINGS}, got {preconditioning!r}")
+        raise ArgumentError(
+            f"preconditioning is one of {_PRECONDITIONINGS}, got {preconditioning!r}"
+        )
     if dimension_numbers is None:
         if x.ndim != 2:
             raise ShapeError(f"a parameter of shape {x.shape} needs MuonDimensionNumbers")
@@ -138,7 +147,7 @@ def orthogonalize_via_newton_schulz(
     x = _transposed(x) if tall else x
     x, gram = _balanced(x, preconditioning, eps)
     for i, coeffs in enumerate(_coefficients(ns_coeffs, ns_steps)):
-        x = _iterate(x, gram if i == 0 else x @ _transposed(x), coeffs)
+        x = _iterate(x, gram if i == 0 else _gram(x), coeffs)
     x = _transposed(x) if tall else x
     back = tuple(int(a) for a in np.argsort(order))
     return jnp.transpose(x.reshape(_sizes(shape, order)), back)
@@ -166,7 +175,7 @@ def scale_by_shape(
         _, rows, columns = _axes(u.shape, dims or MuonDimensionNumbers())
         fan_in, fan_out = (math.prod(_sizes(u.shape, axes)) for axes in (rows, columns))
         if consistent_rms is None:
-            return math.sqrt(max(1, fan_out / fan_in)) * u
+            return math.sqrt(max(1, fan_out / max(fan_in, 1))) * u
         return math.sqrt(max(fan_in, fan_out)) * consistent_rms * u
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple:
@@ -206,13 +215,13 @@ def scale_by_muon(
             mu = moment(g, mu, beta)
             m = first(g, mu)
             o = orthogonalize_via_newton_schulz(m, coeffs, len(coeffs), preconditioning, eps, dims)
-            return (jnp.sum(m * o) * o if adaptive else o), mu
+            return (jnp.sum(jnp.conj(m) * o) * o if adaptive else o), mu
 
         dims = _dims_of(weight_dimension_numbers, updates)
         updates, mu = map_updates(leaf, updates, state.mu, extras=(dims,))
         return updates, MuonState(count, mu)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=MuonState)
 
 
 def muon(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import genesis_fn.numpy as jnp
 from genesis_fn import random
 from genesis_fn.core import dtypes, tree
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.leaves import as_gradient, is_none, map_updates, zero_count
 from genesis_fn.optim.numerics import safe_increment
@@ -19,17 +20,25 @@ class AddNoiseState(NamedTuple):
     rng_key: Any
 
 
-def add_noise(eta: Any, gamma: Any, key: Any = None) -> base.GradientTransformation:
+def as_key(seed: Any) -> Any:
+    """The random key of an integer seed; a key as it is."""
+    whole = getattr(seed, "shape", None) == () and dtypes.is_integer(seed.dtype)
+    return random.key(seed) if whole or isinstance(seed, int) else seed
+
+
+def add_noise(
+    eta: Any, gamma: Any, key: Any = None, *, seed: Any = None
+) -> base.GradientTransformation:
     """Updates plus normal noise of variance eta / step**gamma (Neelakantan et al. 2014).
 
-    `key` is a random key or a seed.
+    `key` is a random key or a seed, 0 without one; `seed` is another name for it.
     """
-    if key is None:
-        raise ValueError("add_noise: pass key=, a random key or a seed")
+    if key is not None and seed is not None:
+        raise ArgumentError("add_noise takes key or seed, not both")
+    start = (0 if seed is None else seed) if key is None else key
 
     def init(params: Any) -> AddNoiseState:
-        start = random.key(key) if isinstance(key, int) else key
-        return AddNoiseState(zero_count(), start)
+        return AddNoiseState(zero_count(), as_key(start))
 
     def update(updates: Any, state: AddNoiseState, params: Any = None) -> tuple:
         count = safe_increment(state.count)
@@ -49,4 +58,4 @@ def add_noise(eta: Any, gamma: Any, key: Any = None) -> base.GradientTransformat
         )
         return new, AddNoiseState(count, next_key)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=AddNoiseState)

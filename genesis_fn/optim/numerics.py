@@ -10,6 +10,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim.leaves import widen
 
 
@@ -30,7 +31,9 @@ def safe_increment(count: Any) -> Any:
     elif dtypes.is_float(count.dtype):
         top = float(dtypes.finfo(count.dtype).max)
     else:
-        raise TypeError(f"safe_increment takes an integer or float count, got {count.dtype.name}")
+        raise ArgumentError(
+            f"safe_increment takes an integer or float count, got {count.dtype.name}"
+        )
     return jnp.where(count < top, count + 1, top).astype(count.dtype)
 
 
@@ -57,7 +60,7 @@ def one_minus_power(decay: Any, count: Any) -> Callable[[DType], Any]:
 def _one_minus_power(decay: Any, count: Any) -> Any:
     if isinstance(decay, (int, float)):
         if decay < 0:
-            raise ValueError(f"a decay rate lies in [0, 1], got {decay}")
+            raise ArgumentError(f"a decay rate lies in [0, 1], got {decay}")
         return 1.0 if decay == 0 else -jnp.expm1(count * math.log(decay))
     return -jnp.expm1(count * jnp.log(as_array(decay).astype(count.dtype)))
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.leaves import map_updates, wide_dtype, widest_float, zero_count
 from genesis_fn.optim.numerics import safe_increment
@@ -39,9 +40,9 @@ def reduce_on_plateau(
     fall below (1 - rtol) * best - atol; after a reduction, `cooldown` means are not judged.
     """
     if not 0.0 < factor < 1.0:
-        raise ValueError(f"reduce_on_plateau: factor must be in (0, 1), got {factor}")
+        raise ArgumentError(f"reduce_on_plateau: factor must be in (0, 1), got {factor}")
     if not 0.0 <= rtol <= 1.0 or atol < 0.0 or rtol == atol == 0.0:
-        raise ValueError(
+        raise ArgumentError(
             "reduce_on_plateau: rtol must be in [0, 1], atol not negative, one of them positive; "
             f"got rtol={rtol}, atol={atol}"
         )
@@ -78,4 +79,4 @@ def reduce_on_plateau(
         )
         return map_updates(lambda u: times(new.scale, u), updates), new
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=ReduceLROnPlateauState)

@@ -80,7 +80,7 @@ def prodigy(
         estimate = jnp.maximum(d, estim_lr_coef * numerator / length)
         return new, ProdigyState(m, v, s, start, estimate, numerator, count)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=ProdigyState)
 
 
 def _total(scalars: Any, kind: Any) -> Any:

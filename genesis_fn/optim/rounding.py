@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-import numpy as np
-
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, random
 from genesis_fn.core import dtypes, tree
@@ -14,6 +12,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.source import Where, where
 from genesis_fn.optim import base
 from genesis_fn.optim.leaves import as_gradient, is_none, wide_dtype, widen, zero_count
+from genesis_fn.optim.noise import as_key
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.transforms.callback import debug_callback
 
@@ -35,8 +34,7 @@ def stochastic_round(key: Any = 0) -> base.GradientTransformation:
     """
 
     def init(params: Any) -> StochasticRoundState:
-        start = random.key(key) if isinstance(key, (int, np.integer)) else key
-        return StochasticRoundState(zero_count(), start)
+        return StochasticRoundState(zero_count(), as_key(key))
 
     def update(updates: Any, state: StochasticRoundState, params: Any = None) -> tuple:
         base.require_params(params, "stochastic_round")
@@ -51,7 +49,7 @@ def stochastic_round(key: Any = 0) -> base.GradientTransformation:
         new = _with_params(leaf, updates, params)
         return new, StochasticRoundState(safe_increment(state.count), state.rng_key)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=StochasticRoundState)
 
 
 def _with_params(f: Any, updates: Any, params: Any) -> Any:
@@ -120,7 +118,7 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
         )  # fmt: skip
         return updates, LostStepsState(safe_increment(state.count), share)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=LostStepsState)
 
 
 def _warn(share: Any, line: Where) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.leaves import is_none, map_updates, select, zero_count
 
@@ -34,7 +35,7 @@ def sam(
     call is, and `update` takes `grad_fn=`, a function (params, i) of the ascent's i-th step.
     """
     if sync_period < 1:
-        raise ValueError(f"sam: sync_period must be positive, got {sync_period}")
+        raise ArgumentError(f"sam: sync_period must be positive, got {sync_period}")
 
     def init(params: Any) -> SAMState:
         copy = tree.map(lambda p: jnp.array(as_array(p), copy=True), params)
@@ -69,7 +70,7 @@ def sam(
     ) -> tuple:
         base.require_params(params, "sam")
         if grad_fn is None:
-            raise ValueError("sam with opaque_mode=True: pass update(..., grad_fn=)")
+            raise ArgumentError("sam with opaque_mode=True: pass update(..., grad_fn=)")
         there, adv_state = params, state.adv_state
         for i in range(sync_period - 1):
             climb, adv_state = adv_optimizer.update(updates, adv_state, there)
@@ -80,4 +81,5 @@ def sam(
         new, opt_state = optimizer.update(updates, state.opt_state, params)
         return new, SAMState(zero_count(), opt_state, adv_state, None)
 
-    return base.GradientTransformationExtraArgs(init, opaque if opaque_mode else transparent)
+    update = opaque if opaque_mode else transparent
+    return base.GradientTransformationExtraArgs(init, update, state=SAMState)

@@ -8,6 +8,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.adaptive import scale_by_rms
 from genesis_fn.optim.alias import sgd
@@ -44,7 +45,7 @@ def _average(y: Any, z: Any, b1: Any) -> Any:
 def schedule_free_eval_params(state: ScheduleFreeState, params: Any) -> Any:
     """The averaged parameters, for evaluation."""
     if not (hasattr(state, "b1") and hasattr(state, "z")):
-        raise TypeError("schedule_free_eval_params takes the state of schedule_free")
+        raise ArgumentError("schedule_free_eval_params takes the state of schedule_free")
 
     def leaf(y: Any, z: Any) -> Any:
         if y is None or z is None:
@@ -78,8 +79,10 @@ def schedule_free(
             jnp.zeros((), kind), inner.init(params), z,
         )  # fmt: skip
 
-    def update(grads: Any, state: ScheduleFreeState, params: Any = None, **extra: Any) -> tuple:
+    def update(updates: Any, state: ScheduleFreeState, params: Any = None, **extra: Any) -> tuple:
         base.require_params(params, "schedule_free")
+        # What z leaves out has no gradient for the inner transformation either.
+        updates = map_updates(lambda g, _: g, updates, extras=(params,))
         lr = learning_rate(state.step_count) if callable(learning_rate) else learning_rate
         kind = state.max_lr.dtype
         max_lr = jnp.maximum(
@@ -88,7 +91,7 @@ def schedule_free(
         weight = max_lr**weight_lr_power
         total = state.weight_sum + weight
         share = jnp.where(total == 0, 0.0, weight / jnp.where(total == 0, 1.0, total))
-        steps, base_state = inner.update(grads, state.base_optimizer_state, params, **extra)
+        steps, base_state = inner.update(updates, state.base_optimizer_state, params, **extra)
 
         def leaf(u: Any, z: Any, y: Any) -> tuple:
             c = share.astype(dtypes.real_of(u.dtype))
@@ -101,7 +104,7 @@ def schedule_free(
         count = safe_increment(state.step_count)
         return updates, ScheduleFreeState(state.b1, total, count, max_lr, base_state, z)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=ScheduleFreeState)
 
 
 def _warmed_up(learning_rate: Any, warmup_steps: int | None) -> Any:

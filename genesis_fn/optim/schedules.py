@@ -15,6 +15,7 @@ from typing import Any
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim.base import Schedule
 
 
@@ -72,13 +73,13 @@ def piecewise_constant_schedule(
 def _check_scales(name: str, steps: Sequence[tuple[int, float]]) -> None:
     for boundary, factor in steps:
         if factor < 0:
-            raise ValueError(f"{name}: the scale at step {boundary} is negative: {factor}")
+            raise ArgumentError(f"{name}: the scale at step {boundary} is negative: {factor}")
 
 
 def step_schedule(init_value: Any, step_size: int, gamma: float = 0.1) -> Schedule:
     """init_value * gamma**(count // step_size)."""
     if step_size <= 0:
-        raise ValueError(f"step_schedule: step_size must be positive, got {step_size}")
+        raise ArgumentError(f"step_schedule: step_size must be positive, got {step_size}")
     return lambda count: init_value * gamma ** jnp.floor(_float(count) / step_size)
 
 
@@ -121,7 +122,7 @@ def cosine_decay_schedule(
     """From `init_value` to `alpha * init_value` in `decay_steps` steps along a half cosine
     (Loshchilov & Hutter 2016), raised to `exponent`."""
     if not decay_steps > 0:
-        raise ValueError(
+        raise ArgumentError(
             f"cosine_decay_schedule: decay_steps must be positive, got {decay_steps!r}"
         )
 
@@ -137,7 +138,7 @@ def cosine_decay_schedule(
 def cosine_annealing_schedule(init_value: Any, period: int, end_value: Any = 0.0) -> Schedule:
     """A cosine between `init_value` and `end_value`, half a wave per `period`, going on forever."""
     if period <= 0:
-        raise ValueError(f"cosine_annealing_schedule: period must be positive, got {period}")
+        raise ArgumentError(f"cosine_annealing_schedule: period must be positive, got {period}")
     return lambda count: (
         end_value + (init_value - end_value) * 0.5 * (1 + jnp.cos(math.pi * _float(count) / period))
     )
@@ -157,7 +158,7 @@ def piecewise_interpolate_schedule(
     """`init_value` times the product of scales, going "linear" or "cosine" between boundaries."""
     curves = {"linear": _linear, "cosine": _cosine}
     if interpolate_type not in curves:
-        raise ValueError(f'interpolate_type is "linear" or "cosine", got {interpolate_type!r}')
+        raise ArgumentError(f'interpolate_type is "linear" or "cosine", got {interpolate_type!r}')
     curve = curves[interpolate_type]
     steps = sorted((boundaries_and_scales or {}).items())
     _check_scales("piecewise_interpolate_schedule", steps)
@@ -186,7 +187,7 @@ def linear_onecycle_schedule(
 ) -> Schedule:
     """Up to `peak_value`, down, and further down, in straight lines (Smith & Topin 2017)."""
     if transition_steps <= 0:
-        raise ValueError(f"linear_onecycle_schedule: transition_steps is {transition_steps}")
+        raise ArgumentError(f"linear_onecycle_schedule: transition_steps is {transition_steps}")
     return piecewise_interpolate_schedule(
         "linear",
         peak_value / div_factor,
@@ -207,7 +208,7 @@ def cosine_onecycle_schedule(
 ) -> Schedule:
     """Up to `peak_value` and down along cosines (Smith & Topin 2017)."""
     if transition_steps <= 0:
-        raise ValueError(f"cosine_onecycle_schedule: transition_steps is {transition_steps}")
+        raise ArgumentError(f"cosine_onecycle_schedule: transition_steps is {transition_steps}")
     return piecewise_interpolate_schedule(
         "cosine",
         peak_value / div_factor,
@@ -221,7 +222,7 @@ def cosine_onecycle_schedule(
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """The first schedule until the first boundary, then the next, each counting from its start."""
     if len(schedules) != len(boundaries) + 1:
-        raise ValueError(
+        raise ArgumentError(
             f"join_schedules: {len(schedules)} schedules need {len(schedules) - 1} boundaries, "
             f"got {len(boundaries)}"
         )

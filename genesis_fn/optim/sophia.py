@@ -9,10 +9,12 @@ from genesis_fn import random
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base
 from genesis_fn.optim.adaptive import first_moment
 from genesis_fn.optim.combine import chain
 from genesis_fn.optim.leaves import init_moments, is_inexact, is_none, map_updates, zero_count
+from genesis_fn.optim.noise import as_key
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.transform import add_decayed_weights, moment, scale_by_learning_rate
 from genesis_fn.transforms.cond import cond
@@ -35,16 +37,16 @@ def hutchinson_estimator_diag_hessian(
     """
 
     def init(params: Any) -> HutchinsonState:
-        if random_seed is None or isinstance(random_seed, int):
-            return HutchinsonState(random.key(random_seed or 0))
-        return HutchinsonState(random_seed)
+        return HutchinsonState(as_key(0 if random_seed is None else random_seed))
 
     def update(
         updates: Any, state: HutchinsonState, params: Any = None, obj_fn: Any = None, **extra: Any
     ) -> tuple:
         base.require_params(params, "hutchinson_estimator_diag_hessian")
         if obj_fn is None:
-            raise ValueError("hutchinson_estimator_diag_hessian: pass update(..., obj_fn=the loss)")
+            raise ArgumentError(
+                "hutchinson_estimator_diag_hessian: pass update(..., obj_fn=the loss)"
+            )
         next_key, now = random.split(state.key)
         leaves, treedef = tree.flatten(params, is_none)
         used = [p is not None and is_inexact(as_array(p)) for p in leaves]
@@ -65,7 +67,7 @@ def hutchinson_estimator_diag_hessian(
         diagonal = tree.unflatten(treedef, [next(it) if u else None for u in used])
         return diagonal, HutchinsonState(next_key)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=HutchinsonState)
 
 
 class SophiaState(NamedTuple):
@@ -124,7 +126,7 @@ def scale_by_sophia(
         new, mu = map_updates(leaf, updates, state.mu, extras=(state.nu,))
         return new, SophiaState(count, mu, nu, hessian_state)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=SophiaState)
 
 
 def sophia(

@@ -63,19 +63,42 @@ def walk(node: Any, path: tuple = ()) -> Iterator[Found]:
 
 
 def get_all_with_path(
-    state: Any, key: Any, filtering: Callable[[tuple, Any], bool] | None = None
+    tree: Any, key: Any, filtering: Callable[[tuple, Any], bool] | None = None
 ) -> list[tuple[tuple, Any]]:
     """[(path, value)] of every field or dict key called `key`, and every named tuple of that class.
 
-    `filtering(path, value)` keeps those for which it is true.
+    `filtering(path, value)` keeps those for which it is true. What a transformation records of an
+    injected hyperparameter (see `inject_hyperparams`) is that hyperparameter, and not found again.
     """
-    places = [Found((), None, state), *walk(state)]
+    places = [Found((), None, tree), *walk(tree)]
     found = [
         (p.path, p.value)
         for p in places
         if (p.path and _is(p.key, key)) or _class_name(p.value) == key
     ]
+    holders = [
+        p[:-2] for p, _ in found if [str(e.name) for e in p[-2:-1] if _named(e)] == [_INJECTED]
+    ]
+    found = [(p, v) for p, v in found if not any(_is_record(p, h) for h in holders)]
     return [(p, v) for p, v in found if filtering is None or filtering(p, v)]
+
+
+# The field of a state in which `inject_hyperparams` keeps hyperparameters by name.
+_INJECTED = "hyperparams"
+
+
+def _named(entry: Any) -> bool:
+    return isinstance(entry, NamedTupleKey)
+
+
+def _is_record(path: tuple, holder: tuple) -> bool:
+    """Whether a path leads to a field of the inner state of the injecting state at `holder`."""
+    inner = path[len(holder) : len(holder) + 1]
+    return (
+        path[: len(holder)] == holder
+        and any(_named(e) and e.name == "inner_state" for e in inner)
+        and _named(path[-1])
+    )
 
 
 def _is(a: Any, key: Any) -> bool:
@@ -87,7 +110,7 @@ def _class_name(x: Any) -> str | None:
 
 
 def get(
-    state: Any,
+    tree: Any,
     key: Any,
     default: Any = None,
     filtering: Callable[[tuple, Any], bool] | None = None,
@@ -96,7 +119,7 @@ def get(
 
     Raises KeyError listing the places where there are several.
     """
-    found = get_all_with_path(state, key, filtering)
+    found = get_all_with_path(tree, key, filtering)
     if len(found) > 1:
         places = ", ".join(dotted(p) or "the top" for p, _ in found)
         raise KeyError(f"{key!r} is found {len(found)} times, at {places}; pass filtering=")
@@ -104,17 +127,17 @@ def get(
 
 
 def set(  # noqa: A001
-    state: Any, filtering: Callable[[tuple, Any], bool] | None = None, /, **values: Any
+    tree: Any, filtering: Callable[[tuple, Any], bool] | None = None, /, **kwargs: Any
 ) -> Any:
-    """The state with every value called by one of the keywords replaced.
+    """The state `tree` with every value called by one of the keywords replaced.
 
     Raises KeyError where a keyword names nothing in it.
     """
-    for key in values:
-        if not get_all_with_path(state, key, filtering):
-            names = sorted({str(p.key) for p in walk(state) if isinstance(p.key, str)})
+    for key in kwargs:
+        if not get_all_with_path(tree, key, filtering):
+            names = sorted({str(p.key) for p in walk(tree) if isinstance(p.key, str)})
             raise KeyError(f"nothing called {key!r} in the state; the names are {', '.join(names)}")
-    return _replaced(state, (), None, values, filtering)
+    return _replaced(tree, (), None, kwargs, filtering)
 
 
 def _replaced(node: Any, path: tuple, key: Any, values: dict, filtering: Callable | None) -> Any:

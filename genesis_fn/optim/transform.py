@@ -9,8 +9,9 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.optim import base, tree_math
-from genesis_fn.optim.leaves import init_leaves, init_moments, map_updates, zero_count
+from genesis_fn.optim.leaves import init_leaves, init_moments, map_updates, widen, zero_count
 from genesis_fn.optim.masking import masked
 from genesis_fn.optim.numerics import (
     one_minus_power,
@@ -60,20 +61,22 @@ class ScaleByLearningRateState(NamedTuple):
 
 
 def _scaled_by(
-    value_at: Callable[[Any], Any], make: Callable, sign: int
+    value_at: Callable[[Any], Any], make: type, sign: int, *, constant: bool = False
 ) -> base.GradientTransformation:
     def init(params: Any) -> Any:
         count = zero_count()
         return make(count, recorded(value_at(count)))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple:
+        if constant and base.is_empty(state):
+            state = init(None)
         value = value_at(state.count)
         # The factor is one scalar, so that leaves see a single multiplication.
         factor = value if sign == 1 else -value
         new = map_updates(lambda u: times(factor, u), updates)
         return new, make(safe_increment(state.count), recorded(value))
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=make, reads_state=not constant)
 
 
 def scale_by_schedule(step_size_fn: base.Schedule) -> base.GradientTransformation:
@@ -90,8 +93,10 @@ def scale_by_learning_rate(
     """
     if learning_rate is None:
         return base.identity()
-    value_at = learning_rate if callable(learning_rate) else lambda count: learning_rate
-    return _scaled_by(value_at, ScaleByLearningRateState, -1 if flip_sign else 1)
+    sign = -1 if flip_sign else 1
+    if callable(learning_rate):
+        return _scaled_by(learning_rate, ScaleByLearningRateState, sign)
+    return _scaled_by(lambda count: learning_rate, ScaleByLearningRateState, sign, constant=True)
 
 
 class WeightDecaySchedule(NamedTuple):
@@ -120,7 +125,9 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> base.Gradi
             state = WeightDecaySchedule(safe_increment(state.count), recorded(decay))
         return map_updates(lambda u, p: u + times(decay, p), updates, extras=(params,)), state
 
-    tx = base.GradientTransformation(init, update)
+    tx = base.GradientTransformation(
+        init, update, state=None if decay_at is None else WeightDecaySchedule
+    )
     return tx if mask is None else masked(tx, mask)
 
 
@@ -185,7 +192,7 @@ def scale_by_polyak(
     2023).
     """
     if variant not in ("sps", "sps+"):
-        raise ValueError(f'scale_by_polyak: variant is "sps" or "sps+", got {variant!r}')
+        raise ArgumentError(f'scale_by_polyak: variant is "sps" or "sps+", got {variant!r}')
 
     def update(updates: Any, state: Any, params: Any = None, *, value: Any, **extra: Any) -> tuple:
         square = tree_math.norm(updates, squared=True)
@@ -241,10 +248,11 @@ def zero_nans() -> base.GradientTransformation:
             nan = jnp.isnan(u)
             return jnp.where(nan, 0.0, u), jnp.any(nan)
 
-        updates, found = map_updates(leaf, updates, state.found_nan)
+        # The state is a record of the latest updates, and what it was does not matter.
+        updates, found = map_updates(leaf, updates, init(map_updates(widen, updates)).found_nan)
         return updates, ZeroNansState(found)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ZeroNansState, reads_state=False)
 
 
 # ---- accumulators ----
@@ -272,7 +280,7 @@ def trace(
         updates, new = map_updates(leaf, updates, state.trace)
         return updates, TraceState(new)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=TraceState)
 
 
 class EmaState(NamedTuple):
@@ -301,7 +309,7 @@ def ema(
         updates, new = map_updates(leaf, updates, state.ema)
         return updates, EmaState(count, new)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=EmaState)
 
 
 class ApplyEvery(NamedTuple):
@@ -327,7 +335,7 @@ def apply_every(k: int = 1) -> base.GradientTransformation:
         updates, total = map_updates(leaf, updates, state.grad_acc)
         return updates, ApplyEvery(safe_increment(state.count) % k, total)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=ApplyEvery)
 
 
 # ---- recording ----
@@ -349,7 +357,7 @@ def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> base.GradientT
     def update(updates: Any, state: SnapshotState, params: Any = None) -> tuple:
         return updates, SnapshotState({measure_name: measure(updates)})
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=SnapshotState, reads_state=False)
 
 
 class MonitorState(NamedTuple):
@@ -384,7 +392,7 @@ def monitor(measures: dict[str, Any]) -> base.GradientTransformationExtraArgs:
             states.append(s)
         return updates, MonitorState(measured, tuple(states))
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=MonitorState)
 
 
 def measure_with_ema(
@@ -399,4 +407,6 @@ def measure_with_ema(
     def update(updates: Any, state: Any, params: Any = None) -> tuple:
         return average.update(measure(updates), state)
 
-    return base.GradientTransformation(lambda params: average.init(measure(params)), update)
+    return base.GradientTransformation(
+        lambda params: average.init(measure(params)), update, state=EmaState
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType, DTypeLike
-from genesis_fn.core.errors import DTypeError
+from genesis_fn.core.errors import ArgumentError, DTypeError
+from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.tree import paths
 from genesis_fn.optim.leaves import is_none, widen
 from genesis_fn.optim.numerics import abs_sq, one_minus_power
 
@@ -106,6 +109,8 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> Any:
     Sums are in float32 or wider.
     """
     xs = [widen(x) for x in _arrays(tree)]
+    if isinstance(ord, Tracer):
+        return _norm_of_traced_order(xs, ord, squared)
     if ord is None or ord == 2:
         total = _fold(operator.add, [jnp.sum(abs_sq(x)) for x in xs], 0.0)
         return total if squared else jnp.sqrt(total)
@@ -114,8 +119,16 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> Any:
     elif ord in (jnp.inf, "inf", "infinity"):
         value = _fold(jnp.maximum, [jnp.max(jnp.abs(x)) for x in xs if x.size], 0.0)
     else:
-        raise ValueError(f"norm of a tree: ord is None, 1, 2 or inf, got {ord!r}")
+        raise ArgumentError(f"norm of a tree: ord is None, 1, 2 or inf, got {ord!r}")
     return value * value if squared else value
+
+
+def _norm_of_traced_order(xs: list[Any], ord: Any, squared: bool) -> Any:
+    """The norm where `ord` is known when the program runs, as an injected hyperparameter is; NaN
+    for an order that is not 1, 2 or inf."""
+    one, two, largest = (norm(xs, k, squared) for k in (1, 2, math.inf))
+    value = jnp.where(ord == 1, one, jnp.where(ord == 2, two, math.nan))
+    return jnp.where(jnp.isposinf(ord.astype(dtypes.F32)), largest, value)
 
 
 def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
@@ -204,17 +217,17 @@ def cast_like(tree: Any, other_tree: Any) -> Any:
     return _map(lambda x, y: x.astype(y.dtype) if hasattr(y, "dtype") else x, tree, other_tree)
 
 
-def dtype(tree_: Any, mixed_dtype_handler: str | None = None) -> DType:
+def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> DType:
     """The dtype of all leaves; float32 of an empty tree.
 
     Leaves of several dtypes need `mixed_dtype_handler`: "promote", "highest" or "lowest"; without
     it DTypeError names the leaf that differs.
     """
-    kinds = [x.dtype for x in _arrays(tree_)]
+    kinds = [x.dtype for x in _arrays(tree)]
     if not kinds:
         return dtypes.F32
     if mixed_dtype_handler is None:
-        for path, kind in zip(tree.paths(tree_), kinds, strict=True):
+        for path, kind in zip(paths(tree), kinds, strict=True):
             if kind != kinds[0]:
                 raise DTypeError(
                     f"expected all leaves to be {kinds[0].name}, but {path} is {kind.name}"
@@ -225,7 +238,7 @@ def dtype(tree_: Any, mixed_dtype_handler: str | None = None) -> DType:
     if mixed_dtype_handler in ("highest", "lowest"):
         highest = mixed_dtype_handler == "highest"
         return functools.reduce(lambda a, b: _pick(a, b, highest), kinds)
-    raise ValueError(
+    raise ArgumentError(
         f'mixed_dtype_handler is None, "promote", "highest", "lowest"; got {mixed_dtype_handler!r}'
     )
 

@@ -14,7 +14,7 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import Operators
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ShapeError
+from genesis_fn.core.errors import ArgumentError, ShapeError
 from genesis_fn.optim import base, tree_math
 from genesis_fn.optim.leaves import (
     as_gradient,
@@ -88,7 +88,7 @@ class MultiSteps:
         accumulator_dtype: DTypeLike | None = None,
     ) -> None:
         if isinstance(every_k_schedule, int) and every_k_schedule < 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"MultiSteps: every_k_schedule must be positive, got {every_k_schedule}"
             )
         self._opt = base.with_extra_args_support(opt)
@@ -117,6 +117,7 @@ class MultiSteps:
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any
     ) -> tuple[Any, MultiStepsState]:
         """(updates, state): those of the inner transformation at every k-th call, else zeros."""
+        base.check_state(state, MultiStepsState, "MultiSteps")
         k = self._every_k(state.gradient_step)
         before = state.mini_step
 
@@ -159,7 +160,7 @@ class MultiSteps:
 
     def gradient_transformation(self) -> base.GradientTransformationExtraArgs:
         """This as a transformation."""
-        return base.GradientTransformationExtraArgs(self.init, self.update)
+        return base.GradientTransformationExtraArgs(self.init, self.update, state=MultiStepsState)
 
 
 # ---- guards ----
@@ -203,7 +204,7 @@ def apply_if_finite(
         )
         return map_updates(lambda u: jnp.where(take, u, 0.0), new), kept
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=ApplyIfFiniteState)
 
 
 class ConditionallyTransformState(NamedTuple):
@@ -255,12 +256,12 @@ def _conditional(
         new, inner_state = tx.update(updates, state.inner_state, params, **extra)
         other = _zeros(updates) if zero else updates
         chosen = map_updates(
-            lambda u, v: jnp.where(take, u, v.astype(u.dtype)), new, extras=(other,)
+            lambda u, v: jnp.where(take, u, as_array(v).astype(u.dtype)), new, extras=(other,)
         )
         kept = select(take, inner_state, state.inner_state)
         return chosen, kind(step=safe_increment(state.step), inner_state=kept)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=kind)
 
 
 # ---- masters of low-precision parameters ----
@@ -304,10 +305,44 @@ def with_master(inner: base.GradientTransformation) -> base.GradientTransformati
             moved = m + u
             return moved - p, moved
 
-        new, master = map_updates(leaf, steps, state.master, extras=(params,))
+        new, master = map_updates(
+            leaf, steps, state.master, extras=(params,), stateless_leaves=True
+        )
         return new, WithMasterState(master, inner_state)
 
-    return base.GradientTransformationExtraArgs(init, update)
+    return base.GradientTransformationExtraArgs(init, update, state=WithMasterState)
+
+
+# ---- dtypes of updates ----
+
+
+def with_update_dtype(
+    inner: base.GradientTransformation, update_dtype: DTypeLike | str = "param"
+) -> base.GradientTransformationExtraArgs:
+    """`inner` with updates in `update_dtype`: a dtype, or "param" for each parameter's own.
+
+    Updates are float32 or wider without it, and `apply_updates` rounds their sum with the parameter
+    once. With "param" they are as optax has them: in the dtype of the parameter, or of the gradient
+    where `update` is given no parameters. States stay as wide as they are. Integer parameters'
+    updates stay floating.
+
+        tx = optim.with_update_dtype(optim.adamw(1e-3), update_dtype="param")
+    """
+    tx = base.with_extra_args_support(inner)
+    fixed = None if update_dtype == "param" else dtypes.dtype(update_dtype)
+
+    def cast(u: Any, like: Any) -> Any:
+        if u is None:
+            return None
+        kind = fixed or as_array(u if like is None else like).dtype
+        return u.astype(kind) if dtypes.is_inexact(kind) else u
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        new, state = tx.update(updates, state, params, **extra)
+        like = updates if params is None else params
+        return tree.map(cast, new, like, is_leaf=is_none), state
+
+    return base.GradientTransformationExtraArgs(tx.init, update)
 
 
 # ---- lookahead ----
@@ -344,14 +379,14 @@ def lookahead(
     (Zhang et al. 2019).
     """
     if sync_period < 1:
-        raise ValueError(f"lookahead: sync_period must be positive, got {sync_period}")
+        raise ArgumentError(f"lookahead: sync_period must be positive, got {sync_period}")
 
     def init(params: Any) -> LookaheadState:
         return LookaheadState(fast_optimizer.init(getattr(params, "fast", params)), zero_count())
 
     def update(updates: Any, state: LookaheadState, params: Any = None) -> tuple:
         if not isinstance(params, LookaheadParams):
-            raise TypeError("lookahead: parameters must be LookaheadParams(fast, slow)")
+            raise ArgumentError("lookahead: parameters must be LookaheadParams(fast, slow)")
         steps, fast_state = fast_optimizer.update(updates, state.fast_state, params.fast)
         sync = state.steps_since_sync == sync_period - 1
 
@@ -368,7 +403,7 @@ def lookahead(
         since = (state.steps_since_sync + 1) % sync_period
         return LookaheadParams(fast, slow), LookaheadState(fast_state, since)
 
-    return base.GradientTransformation(init, update)
+    return base.GradientTransformation(init, update, state=LookaheadState)
 
 
 # ---- one long vector ----
@@ -380,6 +415,8 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
 
     def joined(values: Any, like: list[Any]) -> Any:
         parts = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
+        if not parts:
+            return jnp.zeros((0,))
         kind = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in parts])
         return jnp.concatenate([x.astype(kind).reshape(-1) for x in parts])
 
@@ -391,8 +428,11 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
         leaves, treedef = tree.flatten(updates, is_none)
-        gradients = [as_gradient(u) for u in leaves]
-        if params is not None:
+        if params is None:
+            gradients = [as_gradient(u) for u in leaves]
+        else:
+            used = map_updates(lambda g, _: g, updates, extras=(params,))
+            gradients = treedef.flatten_up_to(used)
             params = joined(treedef.flatten_up_to(params), gradients)
         new, state = inner.update(joined(gradients, gradients), state, params, **extra)
         result, offset = [], 0
@@ -462,7 +502,7 @@ def inject_hyperparams(
     signature = inspect.signature(inner_factory)
     unknown = constant - {*signature.parameters}
     if unknown:
-        raise ValueError(
+        raise ArgumentError(
             f"inject_hyperparams: static_args {sorted(unknown)} are no parameters of "
             f"{getattr(inner_factory, '__name__', inner_factory)}, which has "
             f"{list(signature.parameters)}"
@@ -516,6 +556,6 @@ def inject_hyperparams(
             count = safe_increment(state.count)
             return updates, InjectHyperparamsState(count, values, states, inner_state)
 
-        return base.GradientTransformationExtraArgs(init, update)
+        return base.GradientTransformationExtraArgs(init, update, state=InjectHyperparamsState)
 
     return wrapped

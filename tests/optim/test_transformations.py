@@ -215,7 +215,7 @@ def test_chain_errors() -> None:
     with pytest.raises(ValueError, match="names must differ"):
         optim.named_chain(("a", optim.identity()), ("a", optim.identity()))
     tx = optim.chain(optim.identity(), optim.scale(1.0))
-    with pytest.raises(ValueError, match="a chain of 2 transformations got a state of 1"):
+    with pytest.raises(ValueError, match="a tuple of 1; this chain needs .EmptyState, EmptyState"):
         tx.update(_params(), (optim.EmptyState(),))
 
 
@@ -223,14 +223,14 @@ def test_structure_errors_name_the_path() -> None:
     params = _params()
     tx = optim.adam(0.1)
     state = tx.init(params)
-    with pytest.raises(TreeError, match=r"optimizer state and the gradients differ.*'b'"):
+    with pytest.raises(TreeError, match=r"the gradients lack \['b'\] that the state has"):
         tx.update({"w": params["w"]}, state, params)
     with pytest.raises(TreeError, match="'extra'"):
         tx.update({**params, "extra": params["w"]}, state, params)
     decay = optim.add_decayed_weights(0.1)
     with pytest.raises(ValueError, match="add_decayed_weights needs the current parameters"):
         decay.update(params, decay.init(params))
-    with pytest.raises(TreeError, match="parameters and the gradients differ"):
+    with pytest.raises(TreeError, match=r"the gradients have \['b'\] that the parameters lack"):
         decay.update(params, decay.init(params), {"w": params["w"]})
 
 
@@ -300,8 +300,8 @@ def test_partition() -> None:
 
 def test_mask_errors() -> None:
     params = _model()
-    with pytest.raises(TypeError, match=r"a mask holds Python bools.*\['head'\]"):
-        optim.masked(optim.identity(), {"layers": True, "head": jnp.asarray(True)}).init(params)
+    with pytest.raises(TypeError, match=r"a mask holds bools.*\['head'\]"):
+        optim.masked(optim.identity(), {"layers": True, "head": jnp.ones(2)}).init(params)
     with pytest.raises(TreeError, match="not a prefix"):
         optim.masked(optim.identity(), {"layers": True}).init(params)
     with pytest.raises(ValueError, match=r"\['head'\] is labelled 'x'.*\['a'\]"):
@@ -433,8 +433,8 @@ def test_noise() -> None:
     second, _ = tx.update(params, state, params)
     assert np.std(np.asarray(first["w"])) == pytest.approx(0.2, rel=0.05)
     assert abs(np.corrcoef(np.ravel(first["w"]), np.ravel(second["w"]))[0, 1]) < 0.05
-    with pytest.raises(ValueError, match="pass key="):
-        optim.add_noise(0.1, 0.5)
+    with pytest.raises(ValueError, match="key or seed, not both"):
+        optim.add_noise(0.1, 0.5, key=1, seed=1)
 
 
 # ---- reading states ----
