@@ -273,9 +273,16 @@ def _finfo(d: DType) -> FInfo:
 
 def finfo(d: DTypeLike) -> FInfo:
     """Machine limits of a floating or complex dtype, bfloat16 and 8-bit floats included."""
-    return _finfo(dtype(d))
+    return _finfo(_of_numbers(d))
 
 
 def iinfo(d: DTypeLike) -> ml_dtypes.iinfo:
     """Machine limits of an integer dtype."""
-    return ml_dtypes.iinfo(dtype(d))
+    return ml_dtypes.iinfo(_of_numbers(d))
+
+
+def _of_numbers(d: DTypeLike) -> DType:
+    found = dtype(d)
+    if is_key(found):
+        raise DTypeError(f"random keys ({found}) have no limits; {KEY_REMEDY}")
+    return found

@@ -38,8 +38,8 @@ from genesis_fn.primitives.windows import (
 )
 
 __all__ = [
-    "Plan", "bad_index", "box_of", "checked_mode", "explained", "gathered", "getitem",
-    "numbers_for", "plan_for", "take_indexed", "vectors_of",
+    "Plan", "bad_index", "box_of", "checked_mode", "element_or_part", "explained", "gathered",
+    "getitem", "numbers_for", "plan_for", "take_indexed", "vectors_of",
 ]  # fmt: skip
 
 
@@ -68,6 +68,11 @@ def getitem(x: Any, index: Any) -> Any:
     """x[index]."""
     if is_key(x.aval.dtype) and KeyType.index is not None:
         return KeyType.index(x, index)
+    return element_or_part(x, index)
+
+
+def element_or_part(x: Any, index: Any) -> Any:
+    """x[index] by NumPy's rules, for random keys too."""
     if type(index) is int:
         shape = x.aval.shape
         if shape:

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import config, dtypes
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import Array, from_numpy, keys_over, words_of
+from genesis_fn.core.aval import aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
-from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.source import where
-from genesis_fn.numpy.indexing import take_indexed
+from genesis_fn.numpy.indexing import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
 from genesis_fn.transforms.key_reuse import (
@@ -62,8 +63,12 @@ def _indexed(keys: Any, index: Any) -> Any:
     """keys[index]: of a single key the one derived by a name, an integer, or several of them in a
     tuple; of an array of keys the part that NumPy's rules say."""
     parts = index if isinstance(index, tuple) else (index,)
+    if keys.shape and type(index) is int and type(keys) is Array and ctx.trace is None:
+        if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
+            words = element_or_part(words_of(keys), index)
+            return part_of(keys, index, keys_over(words, aval(keys.shape[1:], keys.dtype)))
     if keys.shape or all([p is None or p is Ellipsis for p in parts]):
-        return part_of(keys, index, take_indexed(keys, index, "check", None, False, False))
+        return part_of(keys, index, element_or_part(keys, index))
     for part in parts:
         keys = fold_in(keys, part)
     return keys
