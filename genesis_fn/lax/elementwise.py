@@ -233,7 +233,12 @@ def empty(shape: Sequence[int], dtype: Any) -> Any:
 
 
 def stop_gradient(x: Any) -> Any:
-    """A pytree of arrays with zero derivative; what is no float passes through."""
+    """A pytree of arrays with zero derivative; what is no float passes through.
+
+    In a derivative that is taken eagerly Python may read the result, where reading `x` raises:
+
+        grad(lambda x: x * float(stop_gradient(x)))(3.0)  # 3.0
+    """
     from genesis_fn.core import tree
 
     def leaf(v: Any) -> Any:

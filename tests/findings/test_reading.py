@@ -125,6 +125,8 @@ def test_a01_what_carries_no_derivative_is_read(place):
     for name, door in DOORS.items():
         if place == "outer value":
             break
+        if name == "torch.as_tensor" and gf.default_backend() != "cpu":
+            continue  # torch takes no read-only memory of a GPU this way
         seen = []
 
         def f(x, door=door, seen=seen):
