@@ -118,6 +118,8 @@ def _device(self: Tracer) -> Any:
 
 
 def _getattr(self: Any, name: str) -> Any:
+    if name == "__cuda_array_interface__":
+        raise AttributeError(f"{self.aval} has no {name}: no memory of a GPU is known")
     if name[:2] == "__":  # a protocol that somebody looks for
         raise AttributeError(name)
     if name == "device" and isinstance(self, Tracer):

@@ -204,8 +204,8 @@ atan2 = elementwise(
     torch=lambda y, x: torch.atan2(*_tensors(y, x)), triton="libdevice.atan2({0}, {1})",
 )  # fmt: skip
 nextafter = elementwise(
-    "nextafter", kinds="float", torch=lambda x, y: torch.nextafter(*_tensors(x, y)),
-    triton="libdevice.nextafter({0}, {1})",
+    "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float",
+    torch=lambda x, y: torch.nextafter(*_tensors(x, y)), triton="libdevice.nextafter({0}, {1})",
 )  # fmt: skip
 abs = elementwise(  # noqa: A001
     "abs", tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x), result=dtypes.real_of,

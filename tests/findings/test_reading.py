@@ -526,3 +526,52 @@ def test_m13_each_answer_names_something_that_exists():
             assert not hasattr(package, name), (module, name)
     for name in habits.ARRAYS:
         assert name not in public(gf.numpy.ones(1)) - {"data"}, name
+
+
+# ---- every public function ----
+
+S, W = np.float32(1.3), np.array([0.3, 1.2, 2.2], np.float32)
+CALLS = [(S,), (W, S), (S, W), (S, S + 1.1), (W, S, S + 1.1), (S, S + 0.6, S + 2), (W, W, S)]
+# Steps of a rounding are no slope.
+STEPS = {"around", "round", "stop_gradient", "frexp"}
+MODULES = [jnp, jnp.linalg, jnp.fft, lax, nn, gf.scipy.special, optim]
+
+
+def total(out):
+    """A number that every float of an output changes."""
+    floats = [x for x in gf.tree.leaves(out) if hasattr(x, "aval") and x.dtype.kind == "f"]
+    return sum([jnp.sum(x * jnp.cos(1.0 + jnp.arange(x.size)).reshape(x.shape)) for x in floats],
+               jnp.zeros(()))  # fmt: skip
+
+
+def slopes(f, given, place):
+    """(derivative, finite difference) of f(*given) by the scalar at `place`; None: not callable."""
+
+    def g(x):
+        return total(f(*[x if i == place else jnp.asarray(v) for i, v in enumerate(given)]))
+
+    try:
+        step = 1e-2
+        change = float(g(jnp.asarray(given[place] + step)) - g(jnp.asarray(given[place] - step)))
+    except Exception:  # not what the function takes
+        return None
+    try:
+        return float(gf.grad(g)(jnp.asarray(given[place]))), change / (2 * step)
+    except (errors.ConcretizationTypeError, errors.NotDifferentiableError, TypeError):
+        return None
+
+
+def test_a01_no_public_function_loses_a_derivative_of_a_number():
+    tried, lost = 0, []
+    for module in MODULES:
+        for name in sorted(public(module) - STEPS):
+            f = getattr(module, name)
+            if not callable(f) or inspect.isclass(f) or name.startswith("save"):
+                continue
+            for given in CALLS:
+                for place in range(len(given)):
+                    found = slopes(f, given, place) if given[place].ndim == 0 else None
+                    tried += found is not None
+                    if found is not None and found[0] == 0 and abs(found[1]) > 0.05:
+                        lost.append((module.__name__, name, given, place, found))
+    assert tried > 500 and not lost, (tried, lost)
