@@ -13,6 +13,7 @@ import genesis_fn.random as random
 from genesis_fn import data
 from genesis_fn.cli.training import Recipe, train
 from genesis_fn.core.convert import as_array
+from genesis_fn.io.lock import alone
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate
 from genesis_fn.primitives.contract import native_bfloat16
@@ -29,15 +30,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("--data", help="a folder of text (default: the Python standard library)")
     parser.add_argument("--out", default="runs/demo", help="where the run is kept")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch", type=int, default=12)
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--steps", type=_count, default=500)
+    parser.add_argument("--batch", type=_count, default=12)
+    parser.add_argument("--length", type=_count, default=128)
     parser.add_argument(
-        "--seconds", type=float, default=420, help="stop training after so many seconds"
+        "--seconds", type=_duration, default=420, help="stop training after so many seconds"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=_seed, default=0)
     parser.add_argument("--prompt", default="def read(self, size):\n", help="what to continue")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _count(text: str) -> int:
+    return _integer(text, 1, 10**9)
+
+
+def _seed(text: str) -> int:
+    return _integer(text, 0, 2**63 - 1)
+
+
+def _integer(text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer") from None
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} does not lie in {least} to {most}")
+    return value
+
+
+def _duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return value
 
 
 def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple:
@@ -66,9 +95,17 @@ def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, report, and print a sampled continuation. Returns the exit status."""
-    began = time.perf_counter()
+    """Train, report, and print a sampled continuation. Returns the exit status.
+
+    Raises BlockingIOError where another run uses the same folder.
+    """
     os.makedirs(arguments.out, exist_ok=True)
+    with alone(arguments.out):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    began = time.perf_counter()
     source = arguments.data or data.standard_library()
     tokenizer, train_tokens, valid_tokens = prepare(arguments.out, source)
     print(
@@ -93,11 +130,12 @@ def run(arguments: argparse.Namespace) -> int:
         f"{summary['tokens_per_s']:,.0f} tokens/s; {time.perf_counter() - began:.0f} s"
     )
     print(f"written: {arguments.out}/loss.png, log.jsonl, checkpoints, tokenizer.json")
-    prompt = np.asarray([tokenizer.encode(arguments.prompt).ids], np.int32)
+    end = tokenizer.token_to_id(data.END)
+    prompt = np.asarray([tokenizer.encode(arguments.prompt).ids or [end]], np.int32)
     out, lengths = generate(
         summary["params"], as_array(prompt), CONFIG, max_new_tokens=96,
         key=random.key(arguments.seed), temperature=0.8, top_k=50, top_p=0.95,
-        eos=tokenizer.token_to_id(data.END), cache_dtype=jnp.float32,
+        eos=end, cache_dtype=jnp.float32,
     )  # fmt: skip
     text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())
     print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))

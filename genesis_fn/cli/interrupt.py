@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a step."""
+"""Signals that wait for the end of a step."""
 
 from __future__ import annotations
 
@@ -7,25 +7,43 @@ import threading
 from types import FrameType
 from typing import Any
 
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that a signal ended; what it had computed is saved. `status` is the exit status."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
 
 class Interrupt:
-    """`with Interrupt() as interrupt:` the first Ctrl-C sets `interrupt.asked`, for the loop to end
-    where its state is whole; the second one ends it at once, by KeyboardInterrupt."""
+    """`with Interrupt() as interrupt:` Ctrl-C, SIGTERM and SIGHUP set `interrupt.asked`, the
+    signal's number, for the loop to end where its state is whole.
+
+    A second Ctrl-C ends it at once, by KeyboardInterrupt. SIGTERM and SIGHUP may follow each other,
+    as when a machine shuts down. Those that are ignored, as under `nohup`, stay ignored.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            for number in _NUMBERS:
+                if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if number == signal.SIGINT and self.asked is not None:
             raise KeyboardInterrupt
-        self.asked = True
+        if self.asked is None:
+            self.asked = number
 
     def __exit__(self, *exc: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            if before is not None:  # a handler that is not Python's cannot be put back
+                signal.signal(number, before)

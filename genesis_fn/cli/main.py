@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
+from genesis_fn.cli.interrupt import Interrupted
 from genesis_fn.core.errors import GenesisError
-from genesis_fn.io.safetensors import FileError
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -42,13 +43,21 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status; errors of files and settings are one line."""
+    """Run a command. Returns the exit status; errors of files and settings are one line.
+
+    It is 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, which end a run when it is saved.
+    """
     arguments = parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files can be any bytes
     try:
         return arguments.run(arguments)
+    except Interrupted as interrupted:
+        return interrupted.status
     except KeyboardInterrupt:
         return 130
-    except (OSError, FileError, ValueError, GenesisError) as error:
+    except (OSError, ValueError, GenesisError) as error:
         print(f"genesis-fn: {error}", file=sys.stderr)
         return 1
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,13 @@ import numpy as np
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn import io, optim
-from genesis_fn.cli.interrupt import Interrupt
+from genesis_fn.cli.interrupt import Interrupt, Interrupted
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import open_plain, parse_json
 from genesis_fn.data.tokens import TokenWindows
-from genesis_fn.io.safetensors import FileError, atomic_write
+from genesis_fn.io.safetensors import atomic_write, naming
 from genesis_fn.models import qwen
 from genesis_fn.transforms.autocast import amp
 from genesis_fn.transforms.grad import value_and_grad
@@ -46,7 +50,11 @@ class Recipe:
     def optimizer(self) -> Any:
         """AdamW after clipping by the global norm, warm-up and cosine; no decay of vectors."""
         schedule = optim.warmup_cosine_decay_schedule(
-            0.0, self.learning_rate, self.warmup, self.steps, 0.1 * self.learning_rate
+            0.0,
+            self.learning_rate,
+            min(self.warmup, self.steps - 1),
+            self.steps,
+            0.1 * self.learning_rate,
         )
         decay = lambda params: tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
         return optim.chain(
@@ -98,34 +106,81 @@ def make_evaluate(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
     return evaluate
 
 
+class Terminal:
+    """A stream for what is shown only. A terminal that is gone, as after SIGHUP, ends no run."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> None:
+        """Show `text`, if there is somebody to show it to."""
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self) -> None:
+        """Show what is held back."""
+        with contextlib.suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def say(text: str) -> None:
+    """Print a line, if there is somebody to read it."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        # What it holds back would be written again, and fail again, when the process ends.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
 class Log:
     """One JSON object a line. Opened at a step, it forgets what was logged at or after it."""
 
     def __init__(self, path: str, start: int = 0) -> None:
         self.path, self.rows = path, []
-        if start and os.path.isfile(path):
-            with open(path, encoding="utf-8", errors="replace") as f:
-                self.rows = [r for r in map(_parse, f) if r and r.get("step", -1) <= start]
+        if start and os.path.exists(path):
+            self.rows = [r for r in _rows(path) if r["step"] <= start]
         with atomic_write(path) as f:
             f.write("".join(json.dumps(r) + "\n" for r in self.rows).encode())
         self.file = open(path, "a", encoding="utf-8")
 
     def write(self, **row: Any) -> None:
-        """Append a row, at once."""
+        """Append a row, at once. Raises OSError naming the file."""
         self.rows.append(row)
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(row) + "\n")
+            self.file.flush()
+        except OSError as error:
+            naming(error, self.path)
+            raise
 
     def close(self) -> None:
         """Close the file."""
-        self.file.close()
+        with contextlib.suppress(OSError):  # what did not fit was reported when it was written
+            self.file.close()
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None  # a line that an interruption cut short
+_LONGEST_ROW = 1 << 16  # bytes
+_NUMBERS = ("loss", "grad_norm", "tokens_per_s", "validation_loss")
+
+
+def _rows(path: str) -> Iterator[dict[str, Any]]:
+    """The rows of a log; lines that are none, as where a run was killed, are passed over."""
+    with open_plain(path) as f:
+        while line := f.readline(_LONGEST_ROW):
+            try:
+                row = parse_json(line, path)
+            except FileError:
+                continue
+            numbers = [row.get("step"), *[row[n] for n in _NUMBERS if n in row]]
+            if type(numbers[0]) is int and all(map(_plottable, numbers)):
+                yield row
+
+
+def _plottable(x: Any) -> bool:
+    return type(x) is float or type(x) is int and abs(x) < 2**53
 
 
 def train(
@@ -156,15 +211,15 @@ def train(
                 "by --out"
             )
         if not quiet:
-            print(f"going on from step {start}")
+            say(f"going on from step {start}")
     step, evaluate = make_step(config, recipe), make_evaluate(config, recipe)
     done = int(state["step"])
     log = Log(os.path.join(folder, "log.jsonl"), done)
     bar = tqdm(
         total=recipe.steps, initial=done, disable=quiet, unit="step", dynamic_ncols=True,
-        desc="training",
+        desc="training", file=Terminal(sys.stderr),
     )  # fmt: skip
-    began, seen, metrics = time.perf_counter(), 0, {}
+    began, seen, metrics, kept = time.perf_counter(), 0, {}, done
     tokens_per_step = recipe.batch * recipe.length
 
     def keep() -> None:
@@ -173,32 +228,36 @@ def train(
     whole = True
     try:
         with Interrupt() as interrupt:
-            while done < recipe.steps:
-                whole = False
-                state, metrics = step(state, as_array(windows[done]))
-                done += 1
-                whole = True
-                loss = float(metrics["loss"])
-                seen += tokens_per_step
-                rate = seen / (time.perf_counter() - began)
-                bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:,.0f}", refresh=False)
-                bar.update()
-                norm = float(metrics["grad_norm"])
-                log.write(step=done, loss=loss, grad_norm=norm, tokens_per_s=rate)
-                late = recipe.seconds is not None and time.perf_counter() - began > recipe.seconds
-                if done % recipe.evaluate_every == 0 or done == recipe.steps or late:
-                    log.write(step=done, validation_loss=evaluate(state["params"], valid))
+            try:
+                while done < recipe.steps:
+                    whole = False
+                    state, metrics = step(state, as_array(windows[done]))
+                    done += 1
+                    whole = True
+                    loss = float(metrics["loss"])
+                    seen += tokens_per_step
+                    rate = seen / (time.perf_counter() - began)
+                    bar.set_postfix(loss=f"{loss:.3f}", tok_s=f"{rate:,.0f}", refresh=False)
+                    bar.update()
+                    norm = float(metrics["grad_norm"])
+                    log.write(step=done, loss=loss, grad_norm=norm, tokens_per_s=rate)
+                    spent = time.perf_counter() - began
+                    late = recipe.seconds is not None and spent > recipe.seconds
+                    if done % recipe.evaluate_every == 0 or done == recipe.steps or late:
+                        log.write(step=done, validation_loss=evaluate(state["params"], valid))
+                        keep()
+                        kept = done
+                    if interrupt.asked is not None:
+                        raise Interrupted(interrupt.asked)
+                    if late:
+                        break
+            except KeyboardInterrupt:
+                # A step that was cut short has lent its state's memory: the last checkpoint is what
+                # holds.
+                if whole and kept != done:
                     keep()
-                if late:
-                    break
-                if interrupt.asked:
-                    raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        # A step that was cut short has lent its state's memory: the last checkpoint is what holds.
-        if whole:
-            keep()
-        print(f"\ninterrupted at step {done}; run the same command to go on")
-        raise
+                say(f"\ninterrupted at step {done}; run the same command to go on")
+                raise
     finally:
         bar.close()
         log.close()
@@ -223,7 +282,7 @@ def _newest(root: str, template: Any) -> tuple[Any, int, dict[str, Any]]:
         try:
             return io.restore(root, template, step)
         except FileError as error:
-            print(f"passed over a checkpoint: {error}")
+            say(f"passed over a checkpoint: {error}")
             damaged = error
     raise FileError(f"{damaged}; no whole checkpoint is left, remove {root} to start again")
 

@@ -1,7 +1,7 @@
 """Files: safetensors, checkpoints, Hugging Face folders."""
 
+from genesis_fn.io.async_saver import AsyncSaver as AsyncSaver
 from genesis_fn.io.checkpoint import (
-    AsyncSaver as AsyncSaver,
     restore as restore,
     save as save,
     steps as steps,

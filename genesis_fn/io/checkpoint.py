@@ -7,21 +7,26 @@ save that is interrupted, or whose process is killed, leaves the earlier steps a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import operator
 import os
 import re
 import shutil
 import tempfile
-import threading
 from typing import Any
 
 import numpy as np
 
 from genesis_fn.core import tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.errors import FileError
 from genesis_fn.core.extended import is_key
+from genesis_fn.core.files import brief, open_plain, read_json
+from genesis_fn.io.lock import locked
 from genesis_fn.io.safetensors import (
-    FileError,
+    atomic_write,
     flat_names,
     load_numpy,
     restore_like,
@@ -31,7 +36,9 @@ from genesis_fn.io.safetensors import (
 from genesis_fn.random import Key, key_data, wrap_key_data
 from genesis_fn.transforms.abstract import Abstract
 
-_STEP = re.compile(r"step-(\d{8,})$")
+_STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
+_LEFT = re.compile(r"\.(saving|replaced|removed)-")
+_LARGEST_MANIFEST = 100_000_000  # bytes
 
 
 def _folder(root: str, step: int) -> str:
@@ -42,48 +49,122 @@ def save(
     root: str | os.PathLike, step: int, state: Any, values: dict[str, Any] | None = None,
     keep: int | None = None,
 ) -> str:  # fmt: skip
-    """Write `state` (a pytree of arrays) and `values` (JSON) as the checkpoint of `step`.
+    """Write `state` (a pytree of arrays and Python numbers) and `values` (JSON) as the checkpoint
+    of `step`.
 
-    Returns the folder. `keep` removes all but that many newest checkpoints afterwards.
+    Returns the folder. `keep` removes all but that many newest checkpoints afterwards. Saves in one
+    folder wait for each other, those of other processes too. Raises TypeError or ValueError, before
+    anything is written, for what `restore` could not give back: a leaf that is no array, two leaves
+    with one name, a value that JSON has no place for; and OSError naming the file.
     """
+    return write(root, snapshot(step, state, values), keep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will hold."""
+
+    step: int
+    arrays: dict[str, np.ndarray]
+    structure: str
+    keys: dict[str, str]
+    values: dict[str, Any]
+
+
+def snapshot(
+    step: int, state: Any, values: dict[str, Any] | None = None, copy: bool = False
+) -> Snapshot:
+    """The arguments of `save`, checked; with `copy` no memory is shared with them."""
+    step = operator.index(step)
+    if not 0 <= step < 10**18:
+        raise ValueError(f"a checkpoint's step must lie in 0 to 10**18 - 1, got {step}")
+    _check_values(values, "values")
+    arrays = {}
+    for path, leaf in tree.leaves_with_path(state):
+        if not isinstance(leaf, Array | np.ndarray | np.generic) and type(leaf) not in _NUMBERS:
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise TypeError(
+                f"state{tree.keystr(path)} is a {kind}, which restore could not give back: a "
+                "checkpoint holds arrays and Python numbers; convert it by jnp.asarray"
+            )
+    for name, leaf in flat_names(tree.map(_as_numbers, state)).items():
+        arrays[name] = np.array(leaf) if copy else np.asarray(leaf)
+    return Snapshot(
+        step, arrays, str(tree.structure(state)), _implementations(state), dict(values or {})
+    )
+
+
+_NUMBERS = (bool, int, float)
+
+
+def _check_values(value: Any, where: str) -> None:
+    """Raise TypeError for what comes back from JSON as something else, or not at all."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if type(name) is not str:
+                raise TypeError(f"{where} has the name {brief(name)}, JSON has strings for names")
+            _check_values(inner, f"{where}[{brief(name)}]")
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _check_values(inner, f"{where}[{i}]")
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"{where} is {brief(value)}, which JSON has no place for")
+
+
+def write(root: str | os.PathLike, held: Snapshot, keep: int | None = None) -> str:
+    """Write a snapshot as the checkpoint of its step, as `save` does. Returns the folder."""
+    if keep is not None and keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
     root = os.path.abspath(os.fspath(root))
     os.makedirs(root, exist_ok=True)
-    _tidy(root)
-    target = _folder(root, step)
-    temporary = tempfile.mkdtemp(prefix=f".saving-{os.getpid()}-", dir=root)
-    try:
-        file = os.path.join(temporary, "state.safetensors")
-        save_file(
-            {n: np.asarray(x) for n, x in flat_names(tree.map(_as_numbers, state)).items()}, file
-        )
-        manifest = {
-            "format": 1, "step": step, "values": values or {},
-            "bytes": os.path.getsize(file), "sha256": _digest(file),
-            "structure": str(tree.structure(state)), "keys": _implementations(state),
-        }  # fmt: skip
-        with open(os.path.join(temporary, "manifest.json"), "w", encoding="utf-8") as f:
-            json.dump(manifest, f, indent=1)
-            f.flush()
-            os.fsync(f.fileno())
-        sync_folder(temporary)
-        os.chmod(temporary, 0o755)
-        if os.path.isdir(target):
-            # A folder cannot replace a full one: move the old one aside first.
-            aside = tempfile.mkdtemp(prefix=f".replaced-{os.getpid()}-", dir=root)
-            os.replace(target, os.path.join(aside, os.path.basename(target)))
-        else:
-            aside = None
-        os.replace(temporary, target)
-        sync_folder(root)
-        if aside:
-            shutil.rmtree(aside, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if keep is not None:
-        for old in steps(root)[:-keep]:
-            shutil.rmtree(_folder(root, old), ignore_errors=True)
+    with locked(root) as alone:
+        if alone:
+            _tidy(root)
+        target = _folder(root, held.step)
+        temporary = tempfile.mkdtemp(prefix=".saving-", dir=root)
+        try:
+            _write_files(temporary, held)
+            _put(temporary, target, root)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        if keep is not None:
+            for old in steps(root)[:-keep]:
+                _remove(_folder(root, old), root)
     return target
+
+
+def _write_files(folder: str, held: Snapshot) -> None:
+    file = os.path.join(folder, "state.safetensors")
+    save_file(held.arrays, file)
+    manifest = {
+        "format": 1, "step": held.step, "values": held.values,
+        "bytes": os.path.getsize(file), "sha256": _digest(file),
+        "structure": held.structure, "keys": held.keys,
+    }  # fmt: skip
+    with atomic_write(os.path.join(folder, "manifest.json")) as f:
+        f.write(json.dumps(manifest, indent=1).encode())
+    os.chmod(folder, 0o755)
+
+
+def _put(temporary: str, target: str, root: str) -> None:
+    """Have `target` be the whole folder at `temporary`."""
+    aside = None
+    if os.path.isdir(target):
+        # A folder cannot replace a full one: move the old one aside first.
+        aside = tempfile.mkdtemp(prefix=".replaced-", dir=root)
+        os.replace(target, os.path.join(aside, os.path.basename(target)))
+    os.replace(temporary, target)
+    sync_folder(root)
+    if aside:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove(folder: str, root: str) -> None:
+    """Remove a checkpoint at once: one of which a part is gone is never seen under its name."""
+    aside = tempfile.mkdtemp(prefix=".removed-", dir=root)
+    os.replace(folder, os.path.join(aside, os.path.basename(folder)))
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _as_numbers(x: Any) -> Any:
@@ -118,31 +199,24 @@ def _check_keys(template: Any, found: dict[str, str], file: str) -> None:
 
 
 def _tidy(root: str) -> None:
-    """Remove what killed saves left; a step that one had moved aside goes back to its place."""
+    """Remove what killed saves left; a step that one had moved aside goes back to its place.
+
+    For who holds the folder's lock: what is there then is of saves that are over.
+    """
     for name in os.listdir(root):
-        match = re.match(r"\.(saving|replaced)-(\d+)-", name)
-        if not match or _alive(int(match.group(2))):
+        match = _LEFT.match(name)
+        if not match:
             continue
         folder = os.path.join(root, name)
         if match.group(1) == "replaced":
             for old in os.listdir(folder):
-                if not os.path.exists(os.path.join(root, old)):
+                if _STEP.fullmatch(old) and not os.path.exists(os.path.join(root, old)):
                     os.replace(os.path.join(folder, old), os.path.join(root, old))
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _digest(path: str) -> str:
-    with open(path, "rb") as f:
+    with open_plain(path) as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
@@ -151,8 +225,8 @@ def steps(root: str | os.PathLike) -> list[int]:
     root = os.fspath(root)
     if not os.path.isdir(root):
         return []
-    found = [m for m in map(_STEP.match, os.listdir(root)) if m]
-    return sorted(int(m.group(1)) for m in found)
+    found = {int(m.group(1)) for m in map(_STEP.fullmatch, os.listdir(root)) if m}
+    return sorted(n for n in found if os.path.isdir(_folder(root, n)))
 
 
 def restore(
@@ -165,8 +239,10 @@ def restore(
     FileError for a damaged or foreign one.
     """
     root = os.fspath(root)
-    if os.path.isdir(root):
-        _tidy(root)
+    if os.path.isdir(root) and any(map(_LEFT.match, os.listdir(root))):
+        with locked(root, wait=False) as held:
+            if held:
+                _tidy(root)
     if step is None:
         available = steps(root)
         if not available:
@@ -182,7 +258,7 @@ def restore(
     if _digest(file) != manifest["sha256"]:
         raise FileError(f"{file}: damaged, its checksum differs from the manifest's")
     numbers = tree.map(_as_numbers, template)
-    _check_keys(template, manifest.get("keys", {}), file)
+    _check_keys(template, manifest["keys"], file)
     state = restore_like(numbers, load_numpy(file), file)
     return tree.map(_as_before, state, template), step, manifest["values"]
 
@@ -191,48 +267,20 @@ def read_manifest(folder: str) -> dict[str, Any]:
     """The manifest of a checkpoint. Raises FileError naming a bad field."""
     path = os.path.join(folder, "manifest.json")
     try:
-        with open(path, encoding="utf-8") as f:
-            manifest = json.load(f)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: {error}") from None
-    expected = {"format": int, "step": int, "values": dict, "bytes": int, "sha256": str}
+        manifest = read_json(path, _LARGEST_MANIFEST)
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror or error}") from None
+    manifest.setdefault("keys", {})
+    expected = {
+        "format": int, "step": int, "values": dict, "bytes": int, "sha256": str, "keys": dict,
+    }  # fmt: skip
     for name, kind in expected.items():
-        if not isinstance(manifest, dict) or not isinstance(manifest.get(name), kind):
-            found = manifest.get(name) if isinstance(manifest, dict) else manifest
-            raise FileError(f"{path}: field {name!r} is {found!r}, expected {kind.__name__}")
+        if type(manifest.get(name)) is not kind:
+            raise FileError(
+                f"{path}: field {name!r} is {brief(manifest.get(name))}, expected {kind.__name__}"
+            )
     if manifest["format"] != 1:
-        raise FileError(f"{path}: format {manifest['format']} is newer than this library reads")
+        raise FileError(
+            f"{path}: format {brief(manifest['format'])} is newer than this library reads"
+        )
     return manifest
-
-
-class AsyncSaver:
-    """Saves in a thread, one at a time: `save` copies the values to the host and returns."""
-
-    def __init__(self, root: str | os.PathLike, keep: int | None = None) -> None:
-        self.root, self.keep = os.fspath(root), keep
-        self.thread: threading.Thread | None = None
-        self.error: BaseException | None = None
-
-    def save(self, step: int, state: Any, values: dict[str, Any] | None = None) -> None:
-        """Start saving; waits for the save before, and raises what it raised."""
-        self.wait()
-        # Keys stay arrays, which are immutable; what was donated is copied now.
-        host = tree.map(lambda x: x.copy() if isinstance(x, Key) else np.array(x), state)
-
-        def run() -> None:
-            try:
-                save(self.root, step, host, values, self.keep)
-            except BaseException as error:  # noqa: BLE001  handed to the next call
-                self.error = error
-
-        self.thread = threading.Thread(target=run, name="checkpoint")
-        self.thread.start()
-
-    def wait(self) -> None:
-        """Return when nothing is being saved; raise what the last save raised."""
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error

@@ -21,6 +21,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import io, random
 from genesis_fn.core import tree
 from genesis_fn.io import FileError
+from genesis_fn.io.lock import locked
 from genesis_fn.io.safetensors import flat_names, load_metadata, load_numpy, restore_like
 
 DTYPES = [
@@ -226,7 +227,7 @@ def test_save_and_restore(tmp_path):
     assert step == 5 and same(state, state_of(5))
     io.save(tmp_path, 30, state_of(31))  # again, under the same name
     assert same(io.restore(tmp_path, state_of(0))[0], state_of(31))
-    assert not [n for n in os.listdir(tmp_path) if n.startswith(".")]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000005", "step-00000030"]
     with pytest.raises(FileNotFoundError, match="step 6"):
         io.restore(tmp_path, state_of(0), step=6)
 
@@ -280,14 +281,14 @@ def test_async_saver(tmp_path):
 
 def test_a_kill_between_the_two_renames(tmp_path):
     folder = io.save(tmp_path, 4, state_of(4))
-    finished = subprocess.Popen([sys.executable, "-c", ""])
-    finished.wait()
-    aside = tmp_path / f".replaced-{finished.pid}-abc"
+    aside = tmp_path / ".replaced-abc"
     aside.mkdir()
     os.rename(folder, aside / "step-00000004")
-    (tmp_path / f".saving-{os.getpid()}-xyz").mkdir()  # of a process that lives
+    (tmp_path / ".saving-xyz").mkdir()
+    with locked(str(tmp_path)), pytest.raises(FileNotFoundError):
+        io.restore(tmp_path, state_of(0))  # another is in the middle of a save
     assert io.restore(tmp_path, state_of(0))[1] == 4
-    assert sorted(os.listdir(tmp_path)) == [f".saving-{os.getpid()}-xyz", "step-00000004"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "step-00000004"]
 
 
 WRITER = """

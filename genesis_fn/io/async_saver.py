@@ -1,0 +1,96 @@
+"""Checkpoints written by a thread, of which no error is lost."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import traceback
+from typing import Any
+
+from genesis_fn.io.checkpoint import Snapshot, snapshot, write
+
+
+class AsyncSaver:
+    """Saves in a thread, one at a time: `save` copies the values to the host and returns.
+
+    What a save raises is raised by the next `save`, `wait` or `close`. `with AsyncSaver(root) as
+    saver:` closes it. Where none of these follows, the error is printed when the program ends, and
+    its exit status is 1.
+
+        with io.AsyncSaver("runs/a", keep=2) as saver:
+            for step in range(1000):
+                state = train_step(state)
+                if step % 100 == 0:
+                    saver.save(step, state)
+    """
+
+    def __init__(self, root: str | os.PathLike, keep: int | None = None) -> None:
+        self.root, self.keep = os.fspath(root), keep
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+        self.closed = False
+
+    def save(self, step: int, state: Any, values: dict[str, Any] | None = None) -> None:
+        """Start saving; waits for the save before, and raises what it raised."""
+        if self.closed:
+            raise ValueError(f"the AsyncSaver of {self.root} is closed")
+        self.wait()
+        held = snapshot(step, state, values, copy=True)
+        self.thread = threading.Thread(target=self._run, args=(held,), name="checkpoint")
+        self.thread.start()
+
+    def _run(self, held: Snapshot) -> None:
+        try:
+            write(self.root, held, self.keep)
+        except BaseException as error:  # noqa: BLE001  handed to the next call
+            self.error = error
+            _unreported.append(self)
+
+    def wait(self) -> None:
+        """Return when nothing is being saved; raise what the last save raised."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            _unreported.remove(self)
+            raise error
+
+    def close(self) -> None:
+        """`wait`, and refuse further saves."""
+        self.closed = True
+        self.wait()
+
+    def __enter__(self) -> AsyncSaver:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        try:
+            self.close()
+        except Exception as lost:
+            if error is None:
+                raise
+            error.add_note(f"and a checkpoint in {self.root} was not written: {lost}")
+
+
+_unreported: list[AsyncSaver] = []  # those whose last save failed, which nobody has been told
+
+
+def _report() -> None:
+    """Print the errors that nobody has seen; the program has then failed."""
+    if not _unreported:
+        return
+    for saver in _unreported:
+        print(f"a checkpoint in {saver.root} was not written:", file=sys.stderr)
+        traceback.print_exception(saver.error)
+    # The status is settled by now: what is left to do is done here, and the process ended.
+    atexit.unregister(_report)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
+
+
+atexit.register(_report)

@@ -1,0 +1,92 @@
+"""Folders that one process at a time writes to.
+
+A lock belongs to the open file that holds it: the system gives it back when its process ends, in
+whatever way, so that none outlives a crash, and no process id has to be trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+
+_NAME = ".lock"
+_NOT_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_held: set[int] = set()
+
+
+def _forget() -> None:
+    """In the child of a fork: its copies of the files would hold the locks beyond their process."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextlib.contextmanager
+def locked(folder: str, wait: bool = True) -> Iterator[bool | None]:
+    """`with locked(folder) as held:` the folder is this thread's alone until the end of the block.
+
+    `held` is False where another holds it and `wait` is false, None where the folder cannot be
+    written or its file system has no locks.
+    """
+    try:
+        path = os.path.join(folder, _NAME)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError:
+        yield None
+        return
+    _held.add(handle)
+    try:
+        yield _acquired(handle, wait)
+    finally:
+        if handle in _held:  # not in the child of a fork
+            _held.remove(handle)
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # also of a child's copies
+            os.close(handle)
+
+
+def _acquired(handle: int, wait: bool) -> bool | None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise
+        return None
+    return True
+
+
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """`with alone(folder):` no other process may enter the same block for the folder.
+
+    Raises BlockingIOError, which says who is inside, where one is. A file system without locks lets
+    everyone in.
+    """
+    path = os.path.join(folder, _NAME)
+    with locked(folder, wait=False) as held:
+        if held is False:
+            raise BlockingIOError(
+                f"{folder} is in use by another run ({_holder(path)}): wait for its end, or choose "
+                "another folder"
+            )
+        if held:
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+
+
+def _holder(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return f.read(200).replace("\n", " ") or "its process is starting"
+    except OSError:
+        return "its process is not known"
