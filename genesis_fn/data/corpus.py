@@ -7,6 +7,9 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import open_plain
+
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".toml", ".cfg", ".json", ".html", ".c", ".h")
 
 
@@ -48,9 +51,9 @@ def read_texts(files: Sequence[str], limit: int | None = None) -> Iterator[str]:
         if room == 0:
             return
         try:
-            with open(path, "rb") as f:
+            with open_plain(path) as f:
                 raw = f.read() if room is None else f.read(room + 1)
-        except OSError:
+        except (OSError, FileError):
             continue
         cut = room is not None and len(raw) > room
         try:
@@ -72,7 +75,8 @@ def split_files(files: Sequence[str], every: int = 20) -> tuple[list[str], list[
 
     train, valid = [], []
     for path in files:
-        chosen = zlib.crc32(os.path.basename(path).encode()) % every == 0
+        # fsencode, since a name can be any bytes.
+        chosen = zlib.crc32(os.fsencode(os.path.basename(path))) % every == 0
         (valid if chosen else train).append(path)
     if not valid and len(train) > 1:
         valid.append(train.pop())

@@ -3,19 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from genesis_fn.io.safetensors import FileError, atomic_write
+from genesis_fn.core.errors import FileError
+from genesis_fn.core.files import read_plain
+from genesis_fn.io.safetensors import atomic_write
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END = "<|endoftext|>"
+_LARGEST_FILE = 100_000_000  # bytes; those of vocabularies of 250,000 entries have 20 million
+
+
+_LONGEST_RUN = 128
+_RUN = re.compile(rf"\S{{{_LONGEST_RUN}}}|\s{{{_LONGEST_RUN}}}")
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The parts that a text is trained on and encoded in: the whole, but for cuts in runs of more
+    than 128 characters without a blank, or of blanks only.
+
+    A run is one word to a byte-pair tokenizer, and training takes the square of its length.
+    """
+    start = 0
+    for run in _RUN.finditer(text):
+        yield text[start : run.end()]
+        start = run.end()
+    if start < len(text):
+        yield text[start:]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of `vocab_size` entries, `<|endoftext|>` among them."""
+    """A byte-level BPE tokenizer of `vocab_size` entries, `<|endoftext|>` among them.
+
+    Ctrl-C ends it at once.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -27,8 +53,27 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    parts = (part for text in texts for part in pieces(text))
+    _interruptible(lambda: tokenizer.train_from_iterator(parts, trainer))
     return tokenizer
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """`work()`, in a thread: native code holds back the signals of the one that it runs in."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tokenizer", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if errors:
+        raise errors[0]
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | os.PathLike) -> None:
@@ -45,9 +90,10 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
     path = os.fspath(path)
     if os.path.isdir(path):
         path = os.path.join(path, "tokenizer.json")
-    with open(path, encoding="utf-8") as f:
-        text = f.read()
+    content = read_plain(path, _LARGEST_FILE)
     try:
-        return Tokenizer.from_str(text)
-    except Exception as error:
-        raise FileError(f"{path} is not a tokenizer: {error}") from None
+        return Tokenizer.from_str(content.decode("utf-8"))
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001  a panic of Rust is no Exception
+        raise FileError(f"{path} is not a tokenizer: {str(error)[:200]}") from None

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from genesis_fn.data.tokenizer import pieces
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str], end: str) -> np.ndarray:
-    """int32 tokens of all texts, each followed by the `end` token."""
+    """int32 tokens of all texts, each followed by the `end` token. Raises ValueError where the
+    tokenizer has no such token."""
     stop = tokenizer.token_to_id(end)
+    if stop is None:
+        raise ValueError(f"the tokenizer has no token {end!r}")
     rows = []
     for text in texts:
-        rows.append(np.asarray(tokenizer.encode(text).ids, np.int32))
+        rows += [np.asarray(tokenizer.encode(part).ids, np.int32) for part in pieces(text)]
         rows.append(np.asarray([stop], np.int32))
     return np.concatenate(rows) if rows else np.zeros(0, np.int32)
 
