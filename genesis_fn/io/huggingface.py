@@ -61,7 +61,8 @@ def _weight_map(index: str) -> dict[str, str]:
     if not isinstance(table, dict) or not table:
         raise FileError(f"{index}: weight_map is {brief(table)}, expected names of files by array")
     for name, file in table.items():
-        if not isinstance(file, str) or os.path.basename(file) != file or file in ("", ".", ".."):
+        named = isinstance(file, str) and os.path.basename(file) == file and len(file) < 256
+        if not named or file in ("", ".", ".."):
             raise FileError(
                 f"{index}: weight_map has {brief(file)} for {brief(name)}, which is not a plain "
                 "file name"

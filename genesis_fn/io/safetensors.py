@@ -279,7 +279,7 @@ def restore_like(
     restored = []
     for name, leaf in zip(names, leaves):
         x = arrays[name]
-        number = isinstance(leaf, bool | int | float)
+        number = type(leaf) in (bool, int, float)  # NumPy's scalars are arrays
         like = np.asarray(leaf) if number else leaf
         if tuple(x.shape) != tuple(like.shape) or x.dtype != like.dtype:
             raise FileError(

@@ -2,7 +2,8 @@
 
 Every entry is one file, written under a temporary name and renamed, so that concurrent processes
 see whole entries or none. An entry carries a checksum; one that does not match is removed and
-counts as absent.
+counts as absent. What an entry holds runs on the GPU, so folders and files are for their owner
+only, and an entry that another user wrote, or could write, counts as absent too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -48,9 +50,8 @@ class BinaryCache:
     def get(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """(metadata, binary) of an entry, or None if it is absent or damaged."""
         path = self._path(key)
-        try:
-            content = path.read_bytes()
-        except OSError:
+        content = _own(path)
+        if content is None:
             return None
         entry = _decode(content, key)
         if entry is None:
@@ -116,14 +117,15 @@ class TunedChoices:
         if key in self._known:
             return self._known[key]
         path = self._folder / f"{key}.json"
-        try:
-            entry = json.loads(path.read_text())
-            choice = entry["choice"]
-            if entry["sha256"] != _digest([entry["problem"], choice]):
-                raise ValueError("checksum")
-        except OSError:
+        content = _own(path)
+        if content is None:
             return None
-        except (ValueError, KeyError, TypeError):
+        try:
+            entry = json.loads(content)
+            choice = entry["choice"]
+            if _digest(entry["problem"]) != key or entry["sha256"] != _digest([problem, choice]):
+                raise ValueError("checksum")
+        except (ValueError, KeyError, TypeError, RecursionError):
             with suppress(OSError):
                 path.unlink()
             return None
@@ -149,12 +151,41 @@ def _decode(content: bytes, key: str) -> tuple[dict[str, Any], bytes] | None:
     text, _, binary = rest.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         return None
-    header = json.loads(text)
-    if header["key"] != key or len(binary) != header["size"]:
+    try:
+        header = json.loads(text)
+        metadata = header["metadata"]
+        whole = header["key"] == key and header["size"] == len(binary)
+        if not whole or header["sha256"] != hashlib.sha256(binary).hexdigest():
+            return None
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if hashlib.sha256(binary).hexdigest() != header["sha256"]:
+    return (metadata, binary) if isinstance(metadata, dict) else None
+
+
+def _own(path: Path) -> bytes | None:
+    """The bytes of a file that this user, and nobody else, can write; None where there is none."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(handle)
+            others = stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or others:
+                return None
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(handle)
+    except OSError:
         return None
-    return header["metadata"], binary
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are not there, for their owner only."""
+    if folder.is_dir():
+        return
+    _make_private(folder.parent)
+    with suppress(FileExistsError):  # another process was faster
+        folder.mkdir(mode=0o700)
 
 
 def _digest(value: Any) -> str:
@@ -164,7 +195,7 @@ def _digest(value: Any) -> str:
 def _write(path: Path, content: bytes) -> None:
     # A cache that cannot be written (read-only home, full disk) costs time, never correctness.
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(path.parent)
         number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     except OSError:
         return
