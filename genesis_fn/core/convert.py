@@ -69,6 +69,7 @@ def as_argument(x: Any, device: Device | None = None) -> Any:
 
 def fitted(x: Any, kind: DType) -> np.ndarray:
     """A Python scalar as a 0-d ndarray. Raises OverflowError where an integer does not fit."""
+    _of_numbers(kind)
     if type(x) is int and dtypes.is_integer(kind):
         info = np.iinfo(kind)
         if not info.min <= x <= info.max:
@@ -79,8 +80,17 @@ def fitted(x: Any, kind: DType) -> np.ndarray:
     return np.asarray(x, dtype=kind)
 
 
+def _of_numbers(kind: DType) -> None:
+    if dtypes.is_key(kind):
+        raise errors.DTypeError(
+            f"numbers do not become random keys ({kind}); random.wrap_key_data(words) makes keys "
+            "of uint32[..., 2]"
+        )
+
+
 def narrowed(x: np.ndarray, kind: DType) -> np.ndarray:
     """`x` in dtype `kind`. Raises OverflowError where a 64-bit integer does not fit 32 bits."""
+    _of_numbers(kind)
     if x.dtype == kind:
         return x
     if dtypes.is_integer(kind) and dtypes.is_integer(x.dtype) and x.size:

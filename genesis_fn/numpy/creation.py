@@ -109,7 +109,7 @@ def array(
 
 def full_like_scalar(x: Any, d: DType, place: Any = None) -> Any:
     """A Python scalar as a 0-d array of dtype `d`, with NumPy's casts between kinds."""
-    if type(x) is int and dtypes.is_integer(d):
+    if dtypes.is_key(d) or (type(x) is int and dtypes.is_integer(d)):
         return as_array(x, d, place)
     return from_numpy(np.asarray(x).astype(d), place)
 

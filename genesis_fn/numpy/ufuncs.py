@@ -104,7 +104,8 @@ def unary(
 
     def function(x: Any, /) -> Any:
         x = inexact_value(x, name) if inexact else value(x, name)
-        if identity is not None and identity(x.aval.dtype):
+        d = x.aval.dtype
+        if identity is not None and identity(d) and not dtypes.is_key(d):
             return x
         return call(x)
 
@@ -190,7 +191,8 @@ conjugate = conj
 def imag(x: Any, /) -> Any:
     """The imaginary part: zeros for real x."""
     x = value(x, "imag")
-    return p.imag(x) if dtypes.is_complex(x.aval.dtype) else zeros_of(x.aval)
+    real = not dtypes.is_complex(x.aval.dtype) and not dtypes.is_key(x.aval.dtype)
+    return zeros_of(x.aval) if real else p.imag(x)
 
 
 # ---- comparison ----

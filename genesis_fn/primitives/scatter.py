@@ -54,6 +54,10 @@ def _scatter_shape(
         )
     if operand.dtype != updates.dtype:
         raise errors.DTypeError(f"{name}: dtypes differ: {show((operand, updates))}")
+    if kind != "set" and dtypes.is_key(operand.dtype):
+        raise errors.DTypeError(
+            f"{name} is not for random keys, got {show((operand, updates))}; {dtypes.KEY_REMEDY}"
+        )
     if kind in ("min", "max") and dtypes.is_complex(operand.dtype):
         raise errors.DTypeError(f"{name} takes real numbers, got {operand}")
     found = operand.ndim - sum([len(dimension_numbers[i]) for i in (1, 3)])

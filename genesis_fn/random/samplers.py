@@ -209,7 +209,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     x = as_array(x) if n is None else jnp.arange(n)
     axis = canonical_axis(axis, x.ndim, "random.permutation")
     n = x.shape[axis]
-    if independent or x.ndim == 1:
+    if independent or (x.ndim == 1 and not dtypes.is_key(x.dtype)):
         return _shuffle(key, x, axis)
     index = _shuffle(key, jnp.arange(n), 0)
     return jnp.take(x, index, axis)

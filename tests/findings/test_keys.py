@@ -266,6 +266,46 @@ def test_b33_what_computes_with_keys_is_refused(name):
         assert "random.key_data" in text or "key<threefry2x32>" in text
 
 
+# What JAX refuses for reasons of its own (texts, stacks of one array) or answers by its own dtype.
+ALSO_HERE = {
+    "array_repr", "array_str", "ascontiguousarray", "column_stack", "dstack", "dtype",
+    "from_dlpack", "permute_dims", "result_type", "row_stack",
+}  # fmt: skip
+
+
+def test_b33_every_function_of_one_array_takes_keys_as_jax_does_or_refuses_them():
+    keys, theirs_ = ours(0, 3), theirs(0, 3)
+    taken = []
+    for name in sorted(set(dir(jnp)) - {"load", "save", "savez", "fromfile", "frompyfunc"}):
+        f = getattr(jnp, name)
+        if name.startswith("_") or not callable(f) or isinstance(f, type):
+            continue
+        try:
+            found = f(keys)
+        except (TypeError, ValueError, IndexError):
+            continue
+        if name in ALSO_HERE:
+            continue
+        expected = getattr(jax.numpy, name)(theirs_)
+        for x, y in zip(gf.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            same = words(x) == words(y) if isinstance(x, gf.Array) else x == y
+            assert np.all(same), name
+        taken.append(name)
+    assert {"ravel", "flip", "zeros_like", "stack", "unstack", "copy"} <= set(taken)
+    assert not {"sum", "sin", "floor", "real", "sort", "square", "diff"} & set(taken)
+
+
+def test_b33_keys_are_only_set_never_combined_at_places():
+    keys, place = random.split(random.key(0), 3), jnp.array([0, 0, 2])
+    for how in ("add", "mul", "min", "max", "subtract", "divide"):
+        with pytest.raises(TypeError, match="random keys"):
+            getattr(keys.at[place], how)(keys)
+    with pytest.raises(TypeError, match="scatter_add is not for random keys"):
+        gf.ops.segment_sum(keys, jnp.array([0, 0, 1]), 2)
+    shuffled = random.permutation(random.key(1), keys)
+    assert sorted(words(shuffled).tolist()) == sorted(words(keys).tolist())
+
+
 def test_b33_refusals_name_operation_line_and_remedy():
     for f in (lambda k: jnp.exp(k), lambda k: gf.jit(jnp.exp)(k), lambda k: gf.vmap(jnp.exp)(k)):
         with pytest.raises(errors.DTypeError) as error:
