@@ -284,7 +284,7 @@ def test_b33_every_function_of_one_array_takes_keys_as_jax_does_or_refuses_them(
             found = f(keys)
         except (TypeError, ValueError, IndexError):
             continue
-        if name in ALSO_HERE:
+        if name in ALSO_HERE or callable(found):
             continue
         expected = getattr(jax.numpy, name)(theirs_)
         for x, y in zip(gf.tree.leaves(found), jax.tree.leaves(expected), strict=True):
