@@ -40,8 +40,7 @@ from genesis_fn.core.dtypes import (
     uint64,
 )
 
-# The dtype of "no tangent": what derivatives of integers are in JAX.
-float0 = np.dtype([("float0", np.void, 0)])
+float0 = _dtypes.FLOAT0
 
 
 def canonicalize_dtype(spec: Any, allow_extended_dtype: bool = False) -> DType:

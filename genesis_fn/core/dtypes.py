@@ -39,6 +39,8 @@ F8E4, F8E5, BF16, F16, F32, F64 = map(
     np.dtype, (float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, float64)
 )
 C64, C128 = np.dtype(complex64), np.dtype(complex128)
+# The dtype of "no tangent": what derivatives of integers are in JAX. No array has it.
+FLOAT0 = np.dtype([("float0", np.void, 0)])
 
 SIGNED = (I8, I16, I32, I64)
 UNSIGNED = (U8, U16, U32, U64)

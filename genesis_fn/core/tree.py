@@ -296,6 +296,31 @@ def broadcast_prefix(
     return result
 
 
+def leaves_or_none(tree: Any, treedef: PyTreeDef) -> list[Any]:
+    """The leaves of `tree`, which has the structure `treedef`, or None for each leaf of a subtree
+    that it has None in place of.
+
+    Raises TreeError where it has another structure.
+    """
+    found, structure = flatten(tree)
+    if structure == treedef:
+        return found
+    whole, result = unflatten(treedef, range(treedef.num_leaves)), []
+
+    def take(x: Any, part: Any) -> None:
+        if x is not None and type(part) is not int:
+            raise TreeError(f"a leaf of type {type(x).__name__} stands for a subtree")
+        result.extend([x] * len(leaves(part)))
+
+    try:
+        optree.tree_map_(
+            take, tree, whole, is_leaf=lambda x: x is None, none_is_leaf=True, namespace=NAMESPACE
+        )
+    except (ValueError, TypeError) as error:
+        raise TreeError(first_difference(whole, tree) or str(error)) from None
+    return result
+
+
 def register_node(
     kind: type[T],
     flatten_node: Callable[[T], tuple[Iterable[Any], Hashable]],

@@ -23,7 +23,7 @@ from genesis_fn.numpy.promotion import (
 )
 from genesis_fn.numpy.selection import nonzero
 from genesis_fn.numpy.shape import atleast_1d, concatenate, stack
-from genesis_fn.numpy.ufuncs import add, divide, multiply, subtract
+from genesis_fn.numpy.ufuncs import add, divide, maximum, minimum, multiply, subtract
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.define import full, zeros as zeros_of
 from genesis_fn.primitives.shape import (
@@ -157,12 +157,16 @@ def eye(
     shape = shape_of((N, N if M is None else M))
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     row, column = broadcasted_iota(dtypes.I32, shape, 0), broadcasted_iota(dtypes.I32, shape, 1)
-    return _placed(p.convert(p.eq(p.add(row, _diagonal(k, shape)), column), d), device)
+    return _placed(p.convert(p.eq(add(row, _diagonal(k, shape)), column), d), device)
 
 
-def _diagonal(k: Any, shape: tuple[int, ...]) -> int:
+def _diagonal(k: Any, shape: tuple[int, ...]) -> Any:
     """The diagonal `k`, or the first one outside of a matrix of that shape: int32 holds it."""
-    return min(max(int(k), -shape[-2]), shape[-1])
+    if not isinstance(k, Tracer) or k.concrete() is not None:
+        return min(max(int(k), -shape[-2]), shape[-1])
+    if k.ndim or not dtypes.is_integer(k.dtype):
+        raise TypeError(f"the diagonal k must be an integer, got {k.aval}")
+    return p.convert(minimum(maximum(k, -shape[-2]), shape[-1]), dtypes.I32)
 
 
 def identity(n: Any, dtype: Any = None) -> Any:
@@ -176,10 +180,10 @@ def tri(N: Any, M: Any = None, k: int = 0, dtype: Any = None) -> Any:  # noqa: N
                      dtypes.F32 if dtype is None else dtypes.dtype(dtype))  # fmt: skip
 
 
-def _lower(shape: tuple[int, ...], k: int) -> Any:
+def _lower(shape: tuple[int, ...], k: Any) -> Any:
     n = len(shape)
     row, column = [broadcasted_iota(dtypes.I32, shape, i) for i in (n - 2, n - 1)]
-    return p.ge(p.add(row, _diagonal(k, shape)), column)
+    return p.ge(add(row, _diagonal(k, shape)), column)
 
 
 def tril(m: Any, k: int = 0) -> Any:

@@ -70,16 +70,29 @@ def mask_indices(n: int, mask_func: Callable, k: int = 0, *, size: int | None = 
 def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
     """Flat positions as one index array per axis of `shape`; those outside are clamped."""
     indices = asarray(indices)
-    lengths = shape_of(shape)
+    lengths = _lengths(shape)
     size = math.prod(lengths)
     # Negative positions count from the end.
     flat = where(indices < 0, add(indices, size), indices)
-    flat = minimum(maximum(flat, 0), max(size - 1, 0))
+    flat = minimum(maximum(flat, 0), _at_least(size - 1, 0))
     result = []
     for n in reversed(lengths):
-        result.append(remainder(flat, max(n, 1)))
-        flat = flat // max(n, 1)
+        result.append(remainder(flat, _at_least(n, 1)))
+        flat = flat // _at_least(n, 1)
     return tuple(result[::-1])
+
+
+def _lengths(shape: Any) -> Sequence[Any]:
+    """The lengths of axes: Python integers where they are known."""
+    if isinstance(shape, Tracer) and shape.concrete() is None:
+        return [shape[i] for i in range(shape.shape[0])] if shape.ndim else [shape]
+    if isinstance(shape, (tuple, list)) and any(isinstance(n, Tracer) for n in shape):
+        return shape
+    return shape_of(shape)
+
+
+def _at_least(x: Any, low: int) -> Any:
+    return max(x, low) if type(x) is int else maximum(x, low)
 
 
 def ravel_multi_index(

@@ -16,8 +16,8 @@ from genesis_fn.numpy.mathematics import remainder, where
 from genesis_fn.numpy.promotion import broadcast, value
 from genesis_fn.numpy.selection import take
 from genesis_fn.numpy.shape import broadcast_to, concatenate, front_axes, moveaxis, ndim, ravel
-from genesis_fn.numpy.sorting import searchsorted
-from genesis_fn.numpy.ufuncs import minimum
+from genesis_fn.numpy.sorting import argsort, searchsorted, sort
+from genesis_fn.numpy.ufuncs import maximum, minimum
 from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.cumulative import cumsum
 from genesis_fn.primitives.elementwise import convert
@@ -117,17 +117,23 @@ def delete(
 ) -> Any:
     """`arr` without the slices at index, slice or indices `obj` along `axis`; None flattens.
 
-    The indices must be known while tracing, unless `obj` is a traced scalar.
+    The indices must be known while tracing, unless `obj` is a traced scalar, or
+    `assume_unique_indices` says that no two are the same.
     """
     x = value(arr, "delete")
     if axis is None:
         x, axis = ravel(x), 0
     axis = canonical_axis(axis, x.ndim, "delete")
     n = x.aval.shape[axis]
-    if isinstance(obj, Tracer) and obj.concrete() is None and obj.ndim == 0:
+    if _is_traced(obj) and obj.ndim == 0:
         places = p.iota(dtypes.I32, n - 1)
         i = where(obj < 0, obj + n, obj)
         return take(x, places + (places >= i), axis, mode="clip")
+    if assume_unique_indices and _is_traced(obj) and dtypes.is_integer(obj.dtype):
+        count = obj.size
+        gone = sort(ravel(where(obj < 0, obj + n, obj))) - p.iota(obj.dtype, count)
+        places = p.iota(dtypes.I32, n - count)
+        return take(x, places + searchsorted(gone, places, "right"), axis, mode="clip")
     if not isinstance(obj, slice):
         obj = host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
         if obj.size == 0:
@@ -135,8 +141,15 @@ def delete(
     return kept(x, np.delete(np.arange(n), obj), axis)
 
 
+def _is_traced(x: Any) -> bool:
+    return isinstance(x, Tracer) and x.concrete() is None
+
+
 def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
-    """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens."""
+    """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens.
+
+    Indices outside are an error where they are known, and clamped where they are traced.
+    """
     x = value(arr, "insert")
     if axis is None:
         x, axis = ravel(x), 0
@@ -144,6 +157,10 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
     n = x.aval.shape[axis]
     if isinstance(obj, slice):
         places = np.arange(*obj.indices(n))
+    elif _is_traced(obj):
+        if not dtypes.is_integer(obj.dtype):
+            raise TypeError(f"insert: the indices must be integers, got {obj.aval}")
+        places = obj
     else:
         places = (
             host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
@@ -158,6 +175,11 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
     shape = list(x.aval.shape)
     shape[axis] = count
     new = broadcast_to(new, shape)
+    if places is obj and _is_traced(obj):
+        at = ravel(minimum(maximum(where(places < 0, places + n, places), 0), n))
+        # A new slice belongs before the one at its index, after what was inserted there earlier.
+        order = concatenate([2 * p.iota(at.dtype, n) + 1, broadcast_to(2 * at, (count,))])
+        return take(concatenate([x, new], axis), argsort(order), axis, mode="clip")
     origin = np.insert(np.arange(n), np.repeat(places.reshape(-1), count) if scalar else places,
                        n + np.arange(count))  # fmt: skip
     return kept(concatenate([x, new], axis), origin, axis)

@@ -6,6 +6,7 @@ stand for an operand. Derivatives follow JAX's conventions at ties and kinks.
 
 from __future__ import annotations
 
+import cmath
 import functools
 import math
 import operator
@@ -18,7 +19,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, DType
-from genesis_fn.core.primitive import Primitive, bind, ctx, is_linear, typeof
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, typeof
 from genesis_fn.primitives.define import (
     NARROW_FLOATS,
     NEG,
@@ -147,19 +148,30 @@ def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
+# At 0**0 the partials are 0, though their derivatives by the other operand are infinite: there they
+# are written as the square root of that operand, of which both is true.
+
+
 def _pow_dx(o: Any, x: Any, y: Any) -> Any:
-    # y * x**(y-1), and 0 where y == 0 so that 0**(-1) does not enter.
-    if type(y) in (int, float):
+    if type(y) in SCALARS:
         return zeros(typeof(x)) if y == 0 else mul(pow(x, y - 1), y)
-    zero = eq(y, 0)
-    return select(zero, 0, mul(y, pow(x, select(zero, 1, sub(y, 1)))))
+    corner = bitwise_and(eq(x, 0), eq(y, 0))
+    inner = mul(y, pow(x, sub(select(corner, 2, y), 1)))
+    return select(corner, sqrt(select(corner, y, 1)), inner)
 
 
 def _pow_dy(o: Any, x: Any, y: Any) -> Any:
     # log(x) * x**y, and 0 at x == 0 with y > 0.
-    if type(x) in (int, float):
-        return mul(o, math.log(x)) if x > 0 else zeros(typeof(y)) if x == 0 else mul(o, math.nan)
-    return mul(log(select(eq(x, 0), 1, x)), o)
+    if type(x) not in SCALARS:
+        zero = eq(x, 0)
+        inner = mul(log(select(zero, 1, x)), o)
+        corner = bitwise_and(zero, eq(y, 0))
+        return select(corner, sqrt(select(corner, x, 1)), inner)
+    if x == 0:
+        return mul(o, 0)
+    if dtypes.is_complex(typeof(y).dtype):
+        return mul(o, cmath.log(x))
+    return mul(o, math.log(x) if x.real > 0 else math.nan)
 
 
 pow = elementwise(  # noqa: A001

@@ -8,7 +8,8 @@ so the checks themselves, their messages and their lines stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes
@@ -80,6 +81,34 @@ def _is_index(x: Any) -> bool:
     return type(x) is Var and dtypes.is_integer(x.aval.dtype)
 
 
+# Operations whose derivatives are bounded whatever the operands are. (A product's are not: one
+# factor may be infinite where the other has a tangent.)
+_BOUNDED = frozenset({
+    "abs", "add", "add_n", "and", "argmax", "argmin", "broadcast_in_dim", "ceil", "concatenate",
+    "conj", "convert_element_type", "copy", "cos", "cumsum", "dynamic_slice",
+    "dynamic_update_slice", "eq", "erf", "floor", "full", "gather", "ge", "gt", "imag", "iota",
+    "is_finite", "le", "logistic", "lt", "max", "min", "name", "ne", "neg", "not", "or", "pad",
+    "real", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "reshape", "rev",
+    "round_even", "select", "sign", "sin", "slice", "split", "stop_gradient", "sub", "take_rows",
+    "tanh", "transpose", "trunc", "xor",
+})  # fmt: skip
+
+
+@memoized
+def may_be_infinite(jaxpr: Jaxpr) -> bool:
+    """Whether a derivative of the program may be infinite or NaN for some operands."""
+    return any(not _is_bounded(e) for e in jaxpr.eqns)
+
+
+def _is_bounded(e: Eqn) -> bool:
+    if e.prim.name in ("mul", "div"):  # by a number
+        factor = e.ins[1] if e.prim.name == "div" or type(e.ins[0]) is Var else e.ins[0]
+        return type(factor) is not Var and 0 < abs(factor) < math.inf
+    if e.prim.name in ("jit", "cond"):
+        return not any(may_be_infinite(j) for j in e_jaxprs(e))
+    return e.prim.name in _BOUNDED or not any(dtypes.is_inexact(o.aval.dtype) for o in e.outs)
+
+
 @memoized
 def guarded(jaxpr: Jaxpr) -> Jaxpr:
     """[whether active, operands] -> outputs: the program with checks only where it is active."""
@@ -145,24 +174,26 @@ def _without_checks(e: Eqn) -> dict[str, Any]:
     from genesis_fn.core.convert import as_array
     from genesis_fn.transforms.stage import evaluate, stage
 
-    jaxpr, given = e.params["jaxpr"], e.params["rule"]
+    jaxpr = e.params["jaxpr"]
 
-    def f(size: int, in_batched: list, *args: Any) -> Any:
-        leaves, treedef = tree.flatten(args)
-        found: list[Any] = []
+    def without(given: Callable) -> Callable:
+        def f(size: int, in_batched: list, *args: Any) -> Any:
+            leaves, treedef = tree.flatten(args)
+            found: list[Any] = []
 
-        def flat(*xs: Any) -> list[Any]:
-            outs, flags = given.f(size, in_batched, *tree.unflatten(treedef, xs))
-            leaves, out_tree = tree.flatten(outs)
-            found[:] = [out_tree, flags]
-            return [as_array(x) for x in leaves]
+            def flat(*xs: Any) -> list[Any]:
+                outs, flags = given(size, in_batched, *tree.unflatten(treedef, xs))
+                leaves, out_tree = tree.flatten(outs)
+                found[:] = [out_tree, flags]
+                return [as_array(x) for x in leaves]
 
-        program, captured = stage(flat, [typeof(x) for x in leaves], name=jaxpr.name)
-        outs = evaluate(unchecked(program), *captured, *leaves)
-        return tree.unflatten(found[0], outs), found[1]
+            program, captured = stage(flat, [typeof(x) for x in leaves], name=jaxpr.name)
+            outs = evaluate(unchecked(program), *captured, *leaves)
+            return tree.unflatten(found[0], outs), found[1]
 
-    rule = type(given)(f, given.in_tree, given.out_tree, given.consts)
-    return {"jaxpr": unchecked(jaxpr), "rule": rule}
+        return f
+
+    return {"jaxpr": unchecked(jaxpr), "rule": e.params["rule"].changed(without)}
 
 
 @memoized
@@ -184,4 +215,4 @@ def unchecked(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
 
 
-__all__ = ["guarded", "has_checks", "unchecked"]
+__all__ = ["guarded", "has_checks", "may_be_infinite", "unchecked"]

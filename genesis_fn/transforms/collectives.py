@@ -235,16 +235,17 @@ def _merged(x: Any, axis: int) -> Any:
     return reshape(x, (*s[:axis], s[axis] * s[axis + 1], *s[axis + 2 :]))
 
 
-def _parted(x: Any, axis: int, size: int, tiled: bool, what: str) -> Any:
-    """`x` with the axis size at dimension `axis`, which is split as (size, rest) if `tiled`."""
-    s = typeof(x).shape
+def _parted(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
+    """`x` with one dimension per named axis from `axis` on, and the rest of a block if `tiled`."""
+    s, size = typeof(x).shape, math.prod(sizes)
     if s[axis] % size if tiled else s[axis] != size:
         wanted = "be a multiple of" if tiled else "equal"
         raise errors.ShapeError(
             f"{what}: dimension {axis} of {typeof(x)} must {wanted} the axis size {size}\n"
             f"  at {where(depth=5).describe()}"
         )
-    return reshape(x, (*s[:axis], size, s[axis] // size, *s[axis + 1 :])) if tiled else x
+    block = (s[axis] // size,) if tiled else ()
+    return reshape(x, (*s[:axis], *sizes, *block, *s[axis + 1 :]))
 
 
 def all_gather(
@@ -272,14 +273,16 @@ def psum_scatter(
 ) -> Any:  # fmt: skip
     """Each example's slice (or block if `tiled`) along `scatter_dimension` of the sum of `x`."""
     _no_groups(axis_index_groups)
-    (name,) = _names(axis_name)
-    size = _size_of(name)
+    names = _names(axis_name)
+    sizes = [_size_of(n) for n in names]
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         at = _axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
-        leaf = _parted(leaf, at, size, tiled, "psum_scatter")
-        return bind(psum_scatter_p, leaf, axis_name=name, axis=at, size=size)
+        leaf = _parted(leaf, at, sizes, tiled, "psum_scatter")
+        for name, size in zip(names, sizes):
+            leaf = bind(psum_scatter_p, leaf, axis_name=name, axis=at, size=size)
+        return leaf
 
     return _on_tree(one, x)
 
@@ -327,17 +330,24 @@ def all_to_all(
     `split_axis` must be that of the axis.
     """
     _no_groups(axis_index_groups)
-    (name,) = _names(axis_name)
-    size = _size_of(name)
+    names = _names(axis_name)
+    sizes = [_size_of(n) for n in names]
 
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         ndim = typeof(leaf).ndim
         split = _axis_in(split_axis, ndim, "all_to_all", leaf)
         concat = _axis_in(concat_axis, ndim, "all_to_all", leaf)
-        leaf = _parted(leaf, split, size, tiled, "all_to_all")
-        out = bind(all_to_all_p, leaf, axis_name=name, split=split, concat=concat, size=size)
-        return _merged(out, concat) if tiled else out
+        leaf = _parted(leaf, split, sizes, tiled, "all_to_all")
+        to = concat if len(names) == 1 else 0
+        for k in reversed(range(len(names))):  # several axes come to the front, the last one first
+            at = split + len(names) - 1
+            leaf = bind(all_to_all_p, leaf, axis_name=names[k], split=at, concat=to, size=sizes[k])
+        if len(names) > 1:
+            shape = typeof(leaf).shape[len(names) :]
+            order = [*range(1, concat + 1), 0, *range(concat + 1, len(shape) + 1)]
+            leaf = transpose(reshape(leaf, (math.prod(sizes), *shape)), order)
+        return _merged(leaf, concat) if tiled else leaf
 
     return _on_tree(one, x)
 
@@ -376,7 +386,13 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
 
     Raises ValueError for an index outside the axis, or a source or destination that is named twice.
     """
-    (name,) = _names(axis_name)
+    names = _names(axis_name)
+    if len(names) != 1:
+        raise ValueError(
+            f"ppermute takes one axis name, got {axis_name!r}\n  at {where().describe()}\n"
+            "  permute along one axis after the other"
+        )
+    (name,) = names
     size = _size_of(name)
     pairs = tuple([(int(s), int(d)) for s, d in perm])
     for side in zip(*pairs):

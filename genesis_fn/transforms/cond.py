@@ -9,13 +9,21 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, beside, bind, is_linear, marked, typeof
+from genesis_fn.core.primitive import (
+    Primitive,
+    Tracer,
+    beside,
+    bind,
+    is_linear,
+    marked,
+    typeof,
+)
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import move_batch, zeros
-from genesis_fn.transforms.active import guarded, has_checks
+from genesis_fn.transforms.active import guarded, has_checks, may_be_infinite
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, missing, name_of
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
@@ -144,18 +152,54 @@ def _batch(
     chosen = [_chosen(index, i, last) for i in range(len(branches))]
     results = []
     for b, active in zip(branches, chosen):
+        given, each = operands, mask
+        if may_be_infinite(b):
+            given, each = _only_where(active, size, operands, mask)
         if has_checks(b):
-            program, _ = batch_jaxpr(guarded(b), size, (True, *mask), every, axis_name)
-            results.append(evaluate(program, active, *operands))
+            program, _ = batch_jaxpr(guarded(b), size, (True, *each), every, axis_name)
+            results.append(evaluate(program, active, *given))
         else:
-            results.append(evaluate(batch_jaxpr(b, size, mask, every, axis_name)[0], *operands))
-    outs = []
-    for cases in zip(*results):
+            results.append(evaluate(batch_jaxpr(b, size, each, every, axis_name)[0], *given))
+    outs: list[Any] = []
+    places = _handed_through(branches)
+    for cases, place in zip(zip(*results), places):
+        if place is not None and not mask[place]:
+            outs.append(operands[place])
+            continue
         out = cases[-1]
         for i in range(last - 1, -1, -1):
             out = ops.select(_along(chosen[i], typeof(out)), cases[i], out)
         outs.append(out)
-    return outs, [0] * len(outs)
+    return outs, [None if p is not None and not mask[p] else 0 for p in places]
+
+
+def _handed_through(branches: Sequence[Jaxpr]) -> list[int | None]:
+    """For each output the operand that it is in every branch, None where there is no such one."""
+    found = []
+    for outs in zip(*[b.outs for b in branches]):
+        places = {b.invars.index(o) if o in b.invars else None for b, o in zip(branches, outs)}
+        found.append(places.pop() if len(places) == 1 else None)
+    return found
+
+
+def _only_where(
+    active: Any, size: int, xs: Sequence[Any], batched: Sequence[bool]
+) -> tuple[list[Any], tuple[bool, ...]]:
+    """(operands that have derivatives only in the examples that are active, which are batched).
+
+    The selection of a branch's results gives examples that do not take it the cotangent 0, which
+    the branch may still turn to NaN (0 * inf). A shared operand is repeated: its cotangent is a sum
+    over the examples, out of which a NaN cannot be selected.
+    """
+    given, each = [], []
+    for x, b in zip(xs, batched):
+        differentiable = isinstance(x, Tracer) and dtypes.is_inexact(typeof(x).dtype)
+        if differentiable:
+            whole = x if b else move_batch(x, None, 0, size)
+            x = ops.select(_along(active, typeof(whole)), whole, ops.stop_gradient(whole))
+        given.append(x)
+        each.append(b or differentiable)
+    return given, tuple(each)
 
 
 def _chosen(index: Any, i: int, last: int) -> Any:
@@ -265,7 +309,7 @@ def _same_outputs(
                 f"{what}: the branches return different structures: "
                 f"{tree.first_difference(expected, got, 'output') or 'other containers'} from "
                 f"{name_of(f)}\n  expected is what {name_of(functions[0])} returns\n"
-                f"  at {where().describe()}"
+                f"  at {where().describe()}{missing(got)}{missing(expected)}"
             )
     kinds = branches[0].out_avals
     for b, f in zip(branches[1:], functions[1:]):

@@ -23,7 +23,7 @@ from genesis_fn.core.source import Where, is_internal, where
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p, linear_call
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, name_of
+from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, missing, name_of
 from genesis_fn.transforms.inline import custom_jvp_call_p, custom_vjp_call_p, forward_rule
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import keeping_apart
@@ -114,7 +114,17 @@ def _all_batched(
     return moved, batched
 
 
-custom_jvp_p = Primitive("custom_jvp", _shape, multi=True, jvp=_jvp, batch=_jvp_batch)
+def _transpose(
+    cts: Sequence[Any], *operands: Any, jaxpr: Jaxpr, rules: Rules, consts: int
+) -> list[Any]:
+    """Of a call on tangents, which a rule may make of a function that is linear itself."""
+    assert jit_p.transpose is not None
+    return jit_p.transpose(cts, *operands, jaxpr=jaxpr)
+
+
+custom_jvp_p = Primitive(
+    "custom_jvp", _shape, multi=True, jvp=_jvp, transpose=_transpose, batch=_jvp_batch
+)
 
 
 # ---- custom_vjp ----
@@ -196,8 +206,9 @@ def _vjp_batch(
 
 
 custom_vjp_p = Primitive(
-    "custom_vjp", _shape, multi=True, linearize=_vjp_linearize, batch=_vjp_batch
-)
+    "custom_vjp", _shape, multi=True, linearize=_vjp_linearize, transpose=_transpose,
+    batch=_vjp_batch,
+)  # fmt: skip
 
 
 # ---- what users call ----
@@ -253,7 +264,7 @@ class Call:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the jvp rule of {self.name} must return (output, tangent), got {out!r:.80}"
-                f"\n  at {where().describe()}{_rule_at(self.owner.rule)}"
+                f"\n  at {where().describe()}{_rule_at(self.owner.rule)}{missing(out)}"
             )
         outs, self.learned = self._flat(out[0])
         ts, t_tree = self._flat(out[1])
@@ -273,7 +284,7 @@ class Call:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
-                f"\n  at {where().describe()}{_rule_at(self.owner.fwd)}"
+                f"\n  at {where().describe()}{_rule_at(self.owner.fwd)}{missing(out)}"
             )
         outs, out_tree = self._flat(out[0])
         saved, saved_tree = self._flat(out[1])
@@ -650,23 +661,20 @@ class custom_vjp(_Custom):
             raise errors.TreeError(
                 f"the bwd rule of {self.name} must return a tuple of {len(skeleton)} cotangents, "
                 f"got {back!r:.80}"
-                f"\n  at {where().describe()}{_rule_at(self.bwd)}"
+                f"\n  at {where().describe()}{_rule_at(self.bwd)}{missing(back)}"
             )
         positions = [i for i in range(len(static) + len(skeleton)) if i not in static]
         result = []
         for i, ct, argument in zip(positions, back, skeleton):
-            given = (
-                tree.broadcast_prefix(None, argument)
-                if ct is None
-                else tree.leaves(ct, is_leaf=lambda x: x is None)
-            )
-            expected = tree.leaves(argument)
-            if len(given) != len(expected):
+            try:
+                given = tree.leaves_or_none(ct, tree.structure(argument))
+            except errors.TreeError:
                 raise errors.TreeError(
                     f"the bwd rule of {self.name} returned a cotangent of another structure for "
                     f"argument {self.argument(i)}: {tree.first_difference(argument, ct)}"
                     f"\n  at {where().describe()}{_rule_at(self.bwd)}"
-                )
+                ) from None
+            expected = tree.leaves(argument)
             for g, kind, path in zip(given, expected, tree.paths(argument)):
                 if not dtypes.is_inexact(kind.dtype):
                     continue

@@ -55,6 +55,11 @@ def flatten_arrays(
     return leaves, treedef, [x.weak for x in leaves]
 
 
+def missing(out: Any) -> str:
+    """The line of a message about a function that returned None where more is needed."""
+    return "\n  it returned None: is a return missing?" if out is None else ""
+
+
 class FlatFunction:
     """`f` from flat leaves to flat leaves; `out_tree` is known after a call.
 
@@ -87,7 +92,7 @@ class FlatFunction:
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"{name_of(self.f)} must return (output, aux) when has_aux=True, got {out!r:.80}\n"
-                f"  at {where().describe()}"
+                f"  at {where().describe()}{missing(out)}"
             )
         flat, self.out_tree = tree.flatten(out[0])
         self.out_count = len(flat)

@@ -6,8 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Called, Linear, beside, ctx, typeof, with_weak
 from genesis_fn.core.source import where
@@ -60,26 +63,51 @@ def _labels(fun: Callable, args: tuple, chosen: Sequence[int]) -> list[str]:
 
 
 def _differentiated(
-    leaves: Sequence[Any], value: Any, label: Callable[[int], str], nonfloat: str,
-    holomorphic: bool, what: str = "grad",
+    leaves: Sequence[Any], label: Callable[[int], str], nonfloat: str, holomorphic: bool,
+    what: str = "grad",
 ) -> list[bool]:  # fmt: skip
+    """Which leaves have derivatives. Raises TypeError for what the transform does not take."""
     remedy = {
         "grad": 'pass nonfloat="none" to get None for it, allow_int=True for zeros, or keep it out',
         "jacrev": "pass allow_int=True to get zeros for it, or keep it out",
     }.get(what, "keep it out")
     mask = [differentiable(x) for x in leaves]
     for i, (x, m) in enumerate(zip(leaves, mask)):
+        kind = typeof(x)
         if not m and nonfloat == "raise":
             raise TypeError(
-                f"{what} needs floating-point inputs, but {label(i)} is {typeof(x)}\n"
+                f"{what} needs floating-point inputs, but {label(i)} is {kind}\n"
                 f"  at {where().describe()}\n  {remedy} of the differentiated arguments"
             )
-        if m and dtypes.is_complex(typeof(x).dtype) and not holomorphic:
+        if m and holomorphic and not dtypes.is_complex(kind.dtype):
             raise TypeError(
-                f"{what} of a complex input needs holomorphic=True; {label(i)} is {typeof(x)}\n"
-                f"  at {where().describe()}\n  or differentiate its real and imaginary parts"
+                f"{what} with holomorphic=True needs complex inputs, but {label(i)} is {kind}\n"
+                f"  at {where().describe()}\n  make it complex, as by .astype('complex64')"
+            )
+        if m and what == "jacfwd" and dtypes.is_complex(kind.dtype) and not holomorphic:
+            raise TypeError(
+                f"jacfwd of a complex input needs holomorphic=True; {label(i)} is {kind}\n"
+                f"  at {where().describe()}\n"
+                "  use jacrev, or differentiate its real and imaginary parts"
             )
     return mask
+
+
+def _check_outputs(outs: Sequence[Any], fun: Callable, holomorphic: bool, what: str) -> None:
+    """Raises TypeError for an output that a Jacobian has no meaning for."""
+    for i, kind in enumerate(map(typeof, outs)):
+        if holomorphic and not dtypes.is_complex(kind.dtype):
+            wanted, remedy = "complex outputs (holomorphic=True)", "leave holomorphic=True out"
+        elif what == "jacrev" and not holomorphic and not dtypes.is_float(kind.dtype):
+            wanted, remedy = "real floating outputs", "use vjp for others"
+            if dtypes.is_complex(kind.dtype):
+                remedy = "pass holomorphic=True for a holomorphic function, use vjp for others"
+        else:
+            continue
+        raise TypeError(
+            f"{what} needs {name_of(fun)} to return {wanted}, leaf {i} of its output is {kind}\n"
+            f"  at {where().describe()}\n  {remedy}"
+        )
 
 
 def value_and_grad(
@@ -117,7 +145,7 @@ def value_and_grad(
             flat = [f"argument {chosen[k]}{p}" for k, ps in enumerate(paths) for p in ps]
             return flat[i]
 
-        mask = _differentiated(leaves, picked, label, nonfloat, holomorphic)
+        mask = _differentiated(leaves, label, nonfloat, holomorphic)
 
         def partial(*values: Any) -> Any:
             full_args = list(args)
@@ -160,6 +188,11 @@ def _pull(jaxpr: Jaxpr, residuals: Sequence, cts: Sequence, nonzero: Sequence[bo
 
 
 def _scalar_loss(outs: Sequence[Any], flat: FlatFunction, fun: Callable, holomorphic: bool) -> Any:
+    if flat.out_tree == tree.structure(None):
+        raise TypeError(
+            f"{name_of(fun)} returned None: is a return missing?\n"
+            f"  at {where().describe()}\n  grad needs it to return one scalar, the loss"
+        )
     if flat.out_count != 1:
         raise TypeError(
             f"grad needs {name_of(fun)} to return one scalar, it returned a pytree of "
@@ -171,10 +204,12 @@ def _scalar_loss(outs: Sequence[Any], flat: FlatFunction, fun: Callable, holomor
     allowed = dtypes.is_complex(kind.dtype) if holomorphic else dtypes.is_float(kind.dtype)
     if kind.shape != () or not allowed:
         wanted = "complex scalar (holomorphic=True)" if holomorphic else "real floating scalar"
+        remedy = "reduce it, for example by .sum() or .mean(), or use jacrev or vjp"
+        if kind.shape == () and dtypes.is_complex(kind.dtype):
+            remedy = "take its .real or abs; pass holomorphic=True if it is holomorphic"
         raise TypeError(
             f"grad needs {name_of(fun)} to return a {wanted}, it returned {kind}\n"
-            f"  at {where().describe()}\n"
-            "  reduce it, for example by .sum() or .mean(), or use jacrev or vjp"
+            f"  at {where().describe()}\n  {remedy}"
         )
     return value
 
@@ -271,38 +306,48 @@ for _kind in (VJP, JVPMap):
 def _matching(
     value: Any, treedef: tree.PyTreeDef, avals: Sequence[Aval], what: str, other: str
 ) -> list[Any]:
-    """The leaves of `value`, which must have this structure and these avals (None is zero)."""
-    leaves = tree.leaves(value, is_leaf=lambda x: x is None)
-    found = tree.structure(value, is_leaf=lambda x: x is None)
-    if found.num_leaves != treedef.num_leaves or (
-        None not in leaves and tree.structure(value) != treedef
-    ):
+    """The leaves of `value`, which must have this structure and these avals. None stands for zero
+    in place of a leaf or a subtree, and is the empty subtree where the structure has one."""
+    try:
+        leaves = tree.leaves_or_none(value, treedef)
+    except errors.TreeError:
         raise errors.TreeError(
             f"{what} has structure {tree.structure(value)}, but {other} has {treedef}\n"
             f"  at {where().describe()}"
-        )
-    result = []
-    for i, (x, a) in enumerate(zip(leaves, avals)):
-        if x is None:
-            result.append(None)
-            continue
-        from genesis_fn.core.convert import as_array
+        ) from None
+    return [_fitting(x, a, f"{what}, leaf {i}") for i, (x, a) in enumerate(zip(leaves, avals))]
 
-        x = as_array(x)
-        if typeof(x).shape != a.shape:
-            raise errors.ShapeError(
-                f"{what}, leaf {i}: {typeof(x)} does not fit {a}\n  at {where().describe()}"
-            )
-        if not dtypes.is_inexact(a.dtype):
-            result.append(None)
-            continue
-        if typeof(x).dtype != a.dtype:
-            raise errors.DTypeError(
-                f"{what}, leaf {i}: {typeof(x)} must have the dtype of {a}\n"
-                f"  at {where().describe()}"
-            )
-        result.append(x)
-    return result
+
+def _fitting(x: Any, kind: Aval, what: str) -> Any:
+    """A tangent or cotangent as an array of this aval; None where it is zero, as it is for values
+    of integer dtypes (JAX writes it with dtype float0)."""
+    if x is None:
+        return None
+    nothing = getattr(x, "dtype", None) == dtypes.FLOAT0
+    if not nothing:
+        x = as_array(x, kind.dtype if _is_meant_as(x, kind.dtype) else None)
+    if x.shape != kind.shape:
+        raise errors.ShapeError(
+            f"{what}: {list(x.shape) if nothing else typeof(x)} does not fit {kind}\n"
+            f"  at {where().describe()}"
+        )
+    if not dtypes.is_inexact(kind.dtype):
+        return None
+    if nothing or typeof(x).dtype != kind.dtype:
+        raise errors.DTypeError(
+            f"{what}: {'float0' if nothing else typeof(x)} must have the dtype of {kind}\n"
+            f"  at {where().describe()}"
+        )
+    return x
+
+
+def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
+    """Whether a number or ndarray has this dtype, or has no dtype but is of its kind."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype == kind
+    return (type(x) is float and dtypes.is_float(kind)) or (
+        type(x) is complex and dtypes.is_complex(kind)
+    )
 
 
 def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
@@ -378,7 +423,7 @@ def linear_transpose(fun: Callable, *primals: Any) -> Callable:
     point. Raises TypeError where the derivative depends on the point.
     """
     leaves, in_tree = tree.flatten(primals)
-    avals = [aval(tuple(x.shape), dtypes.dtype(x.dtype)) for x in leaves]
+    avals = [_described(x) for x in leaves]
     flat = FlatFunction(fun, in_tree)
     out_avals = stage(flat, avals, name=name_of(fun))[0].out_avals
     mask = tuple([dtypes.is_inexact(a.dtype) for a in avals])
@@ -407,6 +452,13 @@ def linear_transpose(fun: Callable, *primals: Any) -> Callable:
             return tree.unflatten(in_tree, evaluate(program, *captured, *given))
 
     return transposed
+
+
+def _described(x: Any) -> Aval:
+    """The aval of an array, a number, or anything that has a shape and a dtype."""
+    if is_value(x):
+        return typeof(as_array(x))
+    return aval(tuple(x.shape), dtypes.dtype(x.dtype))
 
 
 # ---- Jacobians ----
@@ -469,7 +521,7 @@ def jacfwd(
             picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
         )
         label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
-        _differentiated(leaves, picked, label, "raise", holomorphic, "jacfwd")
+        _differentiated(leaves, label, "raise", holomorphic, "jacfwd")
         avals = [typeof(x) for x in leaves]
         flat = FlatFunction(f, in_tree, has_aux=has_aux)
         kept: list[Any] = []
@@ -478,6 +530,7 @@ def jacfwd(
         def column(*tangents: Any) -> list[Any]:
             outs, ts = jvp_flat(flat, leaves, tangents, called)
             kept.append(outs)
+            _check_outputs(outs[: flat.out_count], fun, holomorphic, "jacfwd")
             dense = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
             return dense[: flat.out_count], outs[flat.out_count :]  # type: ignore[return-value]
 
@@ -511,9 +564,10 @@ def jacrev(
         )
         label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
         nonfloat = "zeros" if allow_int else "raise"
-        _differentiated(leaves, picked, label, nonfloat, holomorphic, "jacrev")
+        _differentiated(leaves, label, nonfloat, holomorphic, "jacrev")
         out, pull, *aux = vjp(f, *picked, has_aux=has_aux)
         outs, out_tree = tree.flatten(out)
+        _check_outputs(outs, fun, holomorphic, "jacrev")
         avals = [typeof(o) for o in outs]
         with beside(outs):
             bases = _bases(avals)

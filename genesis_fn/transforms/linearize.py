@@ -68,7 +68,7 @@ class LinearizeTracer(Tracer):
 
 class keeping_apart:
     """`with keeping_apart():` forward mode makes operations that compute values or tangents, not
-    both, where that can be (not of a while loop)."""
+    both, where that can be."""
 
     __slots__ = ("before",)
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from genesis_fn.core import config, dtypes, errors, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.convert import as_array
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, marked, typeof
+from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, ctx, marked, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
-from genesis_fn.transforms.flat import flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.flat import flatten_arrays, labels_of, missing, name_of
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr
 from genesis_fn.transforms.scan import _fixed_point, grown, mismatch, named_scan, scan
@@ -29,10 +30,17 @@ def _shape(*avals: Aval, body: Jaxpr, **_: Any) -> list[Aval]:
     return body.out_avals
 
 
-def _linearize(nonzero: Sequence[bool], *xs: Any, body: Jaxpr, **_: Any) -> Any:
+def _linearize(nonzero: Sequence[bool], *xs: Any, **params: Any) -> Any:
+    """The tangent function runs the loop again, with tangents: their number of steps is the same.
+    So a linearized loop is evaluated forwards; its transpose is refused."""
+    return bind(while_p, *xs, **params), lambda *ts: _jvp(xs, ts, **params)[1]
+
+
+def _transpose(cts: Sequence[Any], *operands: Any, body: Jaxpr, **_: Any) -> list[Any]:
     raise errors.NotDifferentiableError(
         f"reverse-mode differentiation of a while loop ({body.name}): its number of steps is not "
-        f"known, so nothing can be saved for the way back\n  at {where().describe()}\n"
+        f"known, so nothing can be saved for the way back\n"
+        f"  at {(ctx.line or where()).describe()}\n"
         "  use scan, or fori_loop with static bounds; jvp works through while loops"
     )
 
@@ -86,28 +94,27 @@ def _batch(
 ) -> Any:  # fmt: skip
     a, b = cond_consts, body_consts
     batched = [d is not None for d in dims]
+    changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
 
     def step(mask: tuple) -> tuple[Any, tuple]:
         cond_mask = tuple(batched[:a]) + mask[b:]
         test, (each,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
-        if each:  # examples stop by themselves: the whole carry is batched
-            mask = mask[:b] + (True,) * len(body.outs)
+        if each:  # examples stop by themselves: what the body changes is batched
+            mask = mask[:b] + tuple([m or c for m, c in zip(mask[b:], changes)])
         program, found = batch_jaxpr(body, size, mask, mask[b:], axis_name)
-        return (test, each, program), (True,) * len(found) if each else found
+        return (test, each, program), found
 
     (test, each, program), mask = _fixed_point(step, batched[a:], slice(b, None))
     moved = [
         move_batch(x, d, 0, size) if m else x for x, d, m in zip(xs, dims, [*batched[:a], *mask])
     ]
     if each:
-        test, _ = batch_jaxpr(
-            cond, size, (*batched[:a], *(True,) * len(body.outs)), (True,), axis_name
-        )
+        each_carry = tuple(mask[b:])
+        test, _ = batch_jaxpr(cond, size, (*batched[:a], *each_carry), (True,), axis_name)
         checks = has_checks(body)
         if checks:
-            force = (True,) * len(body.outs)
-            program, _ = batch_jaxpr(guarded(body), size, (True, *mask), force, axis_name)
-        program = _while_active(test, program, a, b, checks)
+            program, _ = batch_jaxpr(guarded(body), size, (True, *mask), each_carry, axis_name)
+        program = _while_active(test, program, a, b, checks, each_carry)
         moved = [*moved[:a], *moved[:a], *moved[a:]]
         outs = bind(
             while_p, *moved, cond=_any(test), body=program, cond_consts=a, body_consts=a + b
@@ -128,10 +135,12 @@ def _any(test: Jaxpr) -> Jaxpr:
 
 
 @memoized
-def _while_active(test: Jaxpr, body: Jaxpr, a: int, b: int, checks: bool) -> Jaxpr:
+def _while_active(
+    test: Jaxpr, body: Jaxpr, a: int, b: int, checks: bool, batched: tuple[bool, ...]
+) -> Jaxpr:
     """[condition's constants, body's constants, carry] -> carry, updated where the example goes on.
 
-    With `checks`, `body` first takes which examples go on.
+    With `checks`, `body` first takes which examples go on. What is not `batched` never changes.
     """
     from genesis_fn.transforms.cond import _along
 
@@ -139,13 +148,18 @@ def _while_active(test: Jaxpr, body: Jaxpr, a: int, b: int, checks: bool) -> Jax
         carry = xs[a + b :]
         active = evaluate(test, *xs[:a], *carry)[0]
         new = evaluate(body, *([active] if checks else []), *xs[a:])
-        return [ops.select(_along(active, typeof(n)), n, c) for n, c in zip(new, carry)]
+        return [
+            ops.select(_along(active, typeof(n)), n, c) if m else c
+            for n, c, m in zip(new, carry, batched)
+        ]
 
     avals = body.in_avals[1:] if checks else body.in_avals
     return stage_closed(f, [*test.in_avals[:a], *avals], body.name)
 
 
-while_p = Primitive("while", _shape, multi=True, linearize=_linearize, jvp=_jvp, batch=_batch)
+while_p = Primitive(
+    "while", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
+)
 
 
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
@@ -179,11 +193,21 @@ def _while(
             found = out if shown is init_val else out[-1]
             raise errors.TreeError(
                 f"{what}: {name} returned another structure: "
-                f"{tree.first_difference(shown, found, 'the value')}\n  at {where().describe()}"
+                f"{tree.first_difference(shown, found, 'the value')}\n"
+                f"  at {where().describe()}{missing(found)}"
             )
         result = [as_array(x) for x in new]
         found_weak = [x.weak for x in result]
         return result
+
+    def test(*xs: Any) -> list[Any]:
+        out = cond_fun(tree.unflatten(treedef, xs))
+        if not is_value(out):
+            raise TypeError(
+                f"{what}: {name_of(cond_fun)} must return a boolean scalar, got {out!r:.60}\n"
+                f"  at {where().describe()}{missing(out)}"
+            )
+        return [as_array(out)]
 
     kinds = [typeof(x) for x in leaves]
     while True:
@@ -201,7 +225,7 @@ def _while(
     leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
     with beside(leaves):
         cond_jaxpr, cond_captured = stage(
-            lambda *xs: [as_array(cond_fun(tree.unflatten(treedef, xs)))], kinds,
+            test, kinds,
             name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,)),
         )  # fmt: skip
     kind = cond_jaxpr.out_avals[0]
@@ -221,15 +245,16 @@ def _concrete(x: Any) -> bool:
     return type(x) is Array or x.concrete() is not None
 
 
-def _static_int(x: Any) -> int | None:
-    if isinstance(x, Tracer):
-        return None
-    if type(x) is Array:
-        return None
+def _known_bound(x: Any) -> int:
+    """A bound whose value is known, as an integer."""
+    value = x.device.backend.to_numpy(x) if type(x) is Array else x
     try:
-        return operator.index(x)
-    except TypeError:
-        raise TypeError(f"fori_loop: bounds are integers, got {x!r}") from None
+        number = np.asarray(value).item()
+        if number == int(number):
+            return int(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"fori_loop: bounds are integers, got {x!r:.60}\n  at {where().describe()}")
 
 
 def fori_loop(
@@ -237,11 +262,11 @@ def fori_loop(
 ) -> Any:
     """The value after `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
-    With Python ints as bounds it is a scan and differentiable in both modes; with traced bounds it
-    is a while loop.
+    With known bounds it is a scan and differentiable in both modes; with traced bounds, which may
+    be floats, it is a while loop.
     """
-    start, stop = _static_int(lower), _static_int(upper)
-    if start is not None and stop is not None:
+    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
+        start, stop = _known_bound(lower), _known_bound(upper)
 
         def step(carry: Any, _: None) -> Any:
             i, value = carry
@@ -250,7 +275,7 @@ def fori_loop(
             if difference is not None:
                 raise errors.TreeError(
                     f"fori_loop: {name_of(body_fun)} returned another structure: {difference}\n"
-                    f"  at {where().describe()}"
+                    f"  at {where().describe()}{missing(new)}"
                 )
             return (ops.add(i, 1), new), None
 
@@ -262,9 +287,9 @@ def fori_loop(
         return value
     with beside(tree.leaves((lower, upper, init_val))):
         low, high = as_array(lower), as_array(upper)
-    if any(not dtypes.is_integer(typeof(x).dtype) or typeof(x).shape for x in (low, high)):
+    if any(not _counts(typeof(x)) for x in (low, high)):
         raise TypeError(
-            f"fori_loop: bounds are integers, got {typeof(low)} and {typeof(high)}\n"
+            f"fori_loop: bounds are real scalars, got {typeof(low)} and {typeof(high)}\n"
             f"  at {where().describe()}"
         )
     kind = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
@@ -275,6 +300,10 @@ def fori_loop(
         (low, init_val), init_val, "fori_loop", name_of(body_fun),
     )  # fmt: skip
     return value
+
+
+def _counts(kind: Aval) -> bool:
+    return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001
@@ -331,7 +360,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
             difference = tree.first_difference(elems, out, "the elements")
             raise errors.TreeError(
                 f"associative_scan: {name_of(fn)} must keep the structure: {difference}\n"
-                f"  at {where().describe()}"
+                f"  at {where().describe()}{missing(out)}"
             )
         for x, y, path in zip(b, found, tree.paths(out)):
             if typeof(y) is not typeof(x):

@@ -31,7 +31,7 @@ from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p
-from genesis_fn.transforms.flat import flatten_arrays, name_of
+from genesis_fn.transforms.flat import flatten_arrays, missing, name_of
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
@@ -379,9 +379,10 @@ def _body(
         nonlocal y_tree, found_weak
         c = tree.unflatten(carry_tree, args[:count])
         out = f(c, tree.unflatten(xs_tree, args[count:]))
-        if not (isinstance(out, tuple) and len(out) == 2):
+        if not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise errors.TreeError(
-                f"scan: {name} must return (carry, y), got {out!r:.80}\n  at {where().describe()}"
+                f"scan: {name} must return (carry, y), got {out!r:.80}\n"
+                f"  at {where().describe()}{missing(out)}"
             )
         new, found = tree.flatten(out[0])
         if found != carry_tree:

@@ -51,7 +51,7 @@ def vmap(
             except errors.TreeError as error:
                 raise errors.TreeError(f"vmap: in_axes for argument {i}: {error}") from None
         dims += [0] * (len(leaves) - len(dims))
-        dims = [_checked(x, d, i, values) for i, (x, d) in enumerate(zip(leaves, dims))]
+        dims = [_checked(x, i, dims, values, fun) for i, x in enumerate(leaves)]
         size = _size(leaves, dims, axis_size, values, fun)
         flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
         functools.update_wrapper(flat.f, fun)
@@ -77,18 +77,38 @@ def _paths(values: tuple) -> list[str]:
     return named + [f"keyword{p}" for p in tree.paths(kwargs)]
 
 
-def _checked(x: Any, d: Any, i: int, values: tuple) -> int | None:
+def _checked(x: Any, i: int, dims: list, values: tuple, fun: Callable) -> int | None:
+    """The mapped axis of the i-th leaf, counted from the front."""
+    d = dims[i]
     if d is None:
         return None
     shape = typeof(x).shape
     if not isinstance(d, int):
         raise TypeError(f"vmap: an entry of in_axes is {d!r}; axes are ints or None")
     if not -len(shape) <= d < len(shape):
+        remedy = "" if shape else _sharing(values, i, dims)
         raise ValueError(
-            f"vmap: axis {d} does not exist in {_paths(values)[i]}, {typeof(x)}\n"
-            f"  at {where().describe()}"
+            f"vmap: axis {d} does not exist in argument {labels_of(fun, *values)[i]} of "
+            f"{name_of(fun)}, {typeof(x)}\n  at {where().describe()}{remedy}"
         )
     return d % len(shape)
+
+
+def _sharing(values: tuple, i: int, dims: list) -> str:
+    """The line of a message that says how all examples share the i-th leaf."""
+    args, kwargs = values
+    if i >= len(tree.leaves(args)):
+        return "\n  give it by functools.partial to share it"
+    new = [None if k == i else d for k, d in enumerate(dims[: len(tree.leaves(args))])]
+    if all(d is None for d in new):
+        return "\n  it has no axis to map over"
+    entries, at = [], 0
+    for a in args:
+        part = new[at : at + len(tree.leaves(a))]
+        at += len(part)
+        entry = part[0] if len(set(part)) == 1 else tree.unflatten(tree.structure(a), part)
+        entries.append("..." if len(repr(entry)) > 60 else repr(entry))
+    return f"\n  pass in_axes=({', '.join(entries)}{',' * (len(entries) == 1)}) to share it"
 
 
 def _size(leaves: list, dims: list, axis_size: int | None, values: tuple, fun: Callable) -> int:
