@@ -27,6 +27,7 @@ from genesis_fn.core.source import where
 from genesis_fn.numpy.indexing import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
+from genesis_fn.transforms import words as _words  # registers how keys are stored  # noqa: F401
 from genesis_fn.transforms.key_reuse import (
     KeyReuseWarning as KeyReuseWarning,
     on_purpose,
