@@ -230,8 +230,9 @@ _ABSTRACT = {
 }
 
 
-def issubdtype(a: DTypeLike, b: DTypeLike) -> bool:
-    """Whether dtype `a` is `b` or lies below the abstract NumPy type `b` (bfloat16 is floating)."""
+def issubdtype(arg1: DTypeLike, arg2: DTypeLike) -> bool:
+    """Whether dtype `arg1` is `arg2` or below that abstract NumPy type (bfloat16 is floating)."""
+    a, b = arg1, arg2
     if isinstance(b, type) and issubclass(b, extended):
         return issubclass(a if isinstance(a, type) else getattr(a, "type", object), b)
     if isinstance(a, type) and (a in _ABSTRACT or issubclass(a, extended)):
@@ -273,14 +274,14 @@ def _finfo(d: DType) -> FInfo:
     return FInfo(d)
 
 
-def finfo(d: DTypeLike) -> FInfo:
+def finfo(dtype: DTypeLike) -> FInfo:
     """Machine limits of a floating or complex dtype, bfloat16 and 8-bit floats included."""
-    return _finfo(_of_numbers(d))
+    return _finfo(_of_numbers(dtype))
 
 
-def iinfo(d: DTypeLike) -> ml_dtypes.iinfo:
+def iinfo(int_type: DTypeLike) -> ml_dtypes.iinfo:
     """Machine limits of an integer dtype."""
-    return ml_dtypes.iinfo(_of_numbers(d))
+    return ml_dtypes.iinfo(_of_numbers(int_type))
 
 
 def _of_numbers(d: DTypeLike) -> DType:

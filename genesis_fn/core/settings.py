@@ -105,8 +105,8 @@ def _context(name: str, doc: str, default: Any = None) -> Any:
     setting = _ours(name)
 
     @contextlib.contextmanager
-    def context(value: Any = default) -> Iterator[None]:
-        with config.override(**{setting: _value(setting, value)}):
+    def context(new_val: Any = default) -> Iterator[None]:
+        with config.override(**{setting: _value(setting, new_val)}):
             yield
 
     context.__name__ = context.__qualname__ = name
@@ -116,7 +116,14 @@ def _context(name: str, doc: str, default: Any = None) -> Any:
 
 debug_nans = _context("debug_nans", "Within the block, a NaN result raises NanError.", True)
 debug_infs = _context("debug_infs", "Within the block, an infinite result raises NanError.", True)
-disable_jit = _context("disable_jit", "Within the block, jit, scan and cond run as Python.", True)
+_disable_jit = _context("disable_jit", "", True)
+
+
+def disable_jit(disable: bool = True) -> Any:
+    """Within the block, jit, scan and cond run as Python."""
+    return _disable_jit(disable)
+
+
 log_compiles = _context("log_compiles", "Within the block, every compilation is logged.", True)
 explain_cache_misses = _context(
     "explain_cache_misses", "Within the block, retracing warns with its reason (the default).", True

@@ -198,11 +198,11 @@ def _render(path: Iterable[Any]) -> str:
     return "".join(str(_key(e)) for e in path)
 
 
-def keystr(path: Sequence[Any], *, simple: bool = False, separator: str = "") -> str:
+def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") -> str:
     """A path as Python would index it: `['layers'][0]['weight']`; `simple` gives the bare keys."""
     if simple:
-        return separator.join(str(getattr(e, "entry", e)) for e in path)
-    return separator.join(str(e) if isinstance(e, _KEYS) else f"[{e!r}]" for e in path)
+        return separator.join(str(getattr(e, "entry", e)) for e in keys)
+    return separator.join(str(e) if isinstance(e, _KEYS) else f"[{e!r}]" for e in keys)
 
 
 def flatten_with_path(
@@ -255,18 +255,24 @@ def all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:  # 
     return builtins.all(bool(x) for x in leaves(tree, is_leaf))
 
 
-def transpose(outer: PyTreeDef, inner: PyTreeDef | None, tree: Any) -> Any:
-    """A tree of trees turned inside out: structure `outer` of `inner` becomes `inner` of
-    `outer`."""
-    columns = outer.flatten_up_to(tree)
+def transpose(
+    outer_treedef: PyTreeDef, inner_treedef: PyTreeDef | None, pytree_to_transpose: Any
+) -> Any:
+    """A tree of trees turned inside out: the outer structure of inner ones becomes the inner of
+    outer ones."""
+    outer, inner = outer_treedef, inner_treedef
+    columns = outer.flatten_up_to(pytree_to_transpose)
     inner = structure(columns[0]) if inner is None else inner
     rows = [inner.flatten_up_to(c) for c in columns]
     return unflatten(inner, [unflatten(outer, list(r)) for r in zip(*rows, strict=True)])
 
 
-def broadcast(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """`prefix` with each leaf repeated over the subtree of `tree` that it stands for."""
-    return unflatten(structure(tree, is_leaf), broadcast_prefix(prefix, tree, is_leaf))
+def broadcast(
+    prefix_tree: Any, full_tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """`prefix_tree` with each leaf repeated over the subtree of `full_tree` that it stands for."""
+    leaves_of = broadcast_prefix(prefix_tree, full_tree, is_leaf)
+    return unflatten(structure(full_tree, is_leaf), leaves_of)
 
 
 def broadcast_prefix(
@@ -339,7 +345,7 @@ def register_node(
 
 
 def register_dataclass(
-    kind: type[T],
+    nodetype: type[T],
     data_fields: Sequence[str] | None = None,
     meta_fields: Sequence[str] | None = None,
     drop_fields: Sequence[str] = (),
@@ -349,7 +355,7 @@ def register_dataclass(
     Derived from the field list (a field is static if made by `static_field` or named in
     `meta_fields`). Raises TreeError where the lists do not cover the fields.
     """
-    fields = [f for f in dataclasses.fields(kind) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
+    fields = [f for f in dataclasses.fields(nodetype) if f.init and f.name not in drop_fields]  # pyright: ignore[reportArgumentType]
     if meta_fields is None:
         meta_fields = [f.name for f in fields if f.metadata.get("static")]
         if data_fields is not None:
@@ -359,7 +365,7 @@ def register_dataclass(
     names, given = {f.name for f in fields}, {*data_fields, *meta_fields}
     if names != given:
         raise TreeError(
-            f"{kind.__name__}: data_fields and meta_fields must name each field once; "
+            f"{nodetype.__name__}: data_fields and meta_fields must name each field once; "
             f"left out {sorted(names - given)}, unknown {sorted(given - names)}"
         )
     data, meta = tuple(data_fields), tuple(meta_fields)
@@ -369,7 +375,7 @@ def register_dataclass(
         return kids, tuple([getattr(x, n) for n in meta]), data
 
     def rebuild(static: Any, kids: Iterable[Any]) -> T:
-        x = object.__new__(kind)
+        x = object.__new__(nodetype)
         for n, v in zip(data, kids, strict=True):
             object.__setattr__(x, n, v)
         for n, v in zip(meta, static, strict=True):
@@ -379,10 +385,10 @@ def register_dataclass(
         return x
 
     optree.register_pytree_node(
-        kind, flat, rebuild, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE  # pyright: ignore[reportArgumentType]
+        nodetype, flat, rebuild, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
-    NODE_TYPES[kind] = (flat, rebuild)
-    return kind
+    NODE_TYPES[nodetype] = (flat, rebuild)
+    return nodetype
 
 
 def dataclass(kind: type[T] | None = None, /, **options: Any) -> Any:

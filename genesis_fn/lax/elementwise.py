@@ -14,17 +14,19 @@ from genesis_fn.numpy.promotion import broadcast, strong
 from genesis_fn.primitives import elementwise as p
 
 neg = on_operands("neg", p.neg, "-x.")
-add = on_operands("add", p.add, "x + y.")
-sub = on_operands("sub", p.sub, "x - y.")
-mul = on_operands("mul", p.mul, "x * y.")
-div = on_operands("div", p.div, "x / y; integers are divided towards zero.")
-rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.")
-max = on_operands("max", p.max, "The larger of x and y; NaN propagates.")  # noqa: A001
-min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.")  # noqa: A001
+add = on_operands("add", p.add, "x + y.", names="x y")
+sub = on_operands("sub", p.sub, "x - y.", names="x y")
+mul = on_operands("mul", p.mul, "x * y.", names="x y")
+div = on_operands("div", p.div, "x / y; integers are divided towards zero.", names="x y")
+rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.", names="x y")
+max = on_operands("max", p.max, "The larger of x and y; NaN propagates.", names="x y")  # noqa: A001
+min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.", names="x y")  # noqa: A001
 abs = on_operands("abs", p.abs, "|x|.")  # noqa: A001
 sign = on_operands("sign", p.sign, "-1, 0 or 1 by the sign of x.")
-atan2 = on_operands("atan2", p.atan2, "The angle of the point (y, x).")
-nextafter = on_operands("nextafter", p.nextafter, "The next float after x towards y.")
+atan2 = on_operands("atan2", p.atan2, "The angle of the point (y, x).", names="x y")
+nextafter = on_operands(
+    "nextafter", p.nextafter, "The next float after x towards y.", names="x1 x2"
+)
 square = on_operands("square", p.square, "x * x.")
 reciprocal = on_operands("reciprocal", p.reciprocal, "1 / x.")
 exp = on_operands("exp", p.exp, "e to the power x.")
@@ -56,28 +58,33 @@ digamma = on_operands("digamma", p.digamma, "The derivative of lgamma.")
 floor = on_operands("floor", p.floor, "The largest integer <= x.")
 ceil = on_operands("ceil", p.ceil, "The smallest integer >= x.")
 is_finite = on_operands("is_finite", p.is_finite, "Whether x is neither infinite nor NaN.")
-eq = on_operands("eq", p.eq, "x == y.")
-ne = on_operands("ne", p.ne, "x != y.")
-lt = on_operands("lt", p.lt, "x < y.")
-le = on_operands("le", p.le, "x <= y.")
-gt = on_operands("gt", p.gt, "x > y.")
-ge = on_operands("ge", p.ge, "x >= y.")
-bitwise_and = on_operands("bitwise_and", p.bitwise_and, "x & y.")
-bitwise_or = on_operands("bitwise_or", p.bitwise_or, "x | y.")
-bitwise_xor = on_operands("bitwise_xor", p.bitwise_xor, "x ^ y.")
+eq = on_operands("eq", p.eq, "x == y.", names="x y")
+ne = on_operands("ne", p.ne, "x != y.", names="x y")
+lt = on_operands("lt", p.lt, "x < y.", names="x y")
+le = on_operands("le", p.le, "x <= y.", names="x y")
+gt = on_operands("gt", p.gt, "x > y.", names="x y")
+ge = on_operands("ge", p.ge, "x >= y.", names="x y")
+bitwise_and = on_operands("bitwise_and", p.bitwise_and, "x & y.", names="x y")
+bitwise_or = on_operands("bitwise_or", p.bitwise_or, "x | y.", names="x y")
+bitwise_xor = on_operands("bitwise_xor", p.bitwise_xor, "x ^ y.", names="x y")
 bitwise_not = on_operands("bitwise_not", p.bitwise_not, "~x.")
-shift_left = on_operands("shift_left", p.shift_left, "x << y; 0 for shifts by the width or more.")
+shift_left = on_operands(
+    "shift_left", p.shift_left, "x << y; 0 for shifts by the width or more.", names="x y"
+)
 shift_right_logical = on_operands(
-    "shift_right_logical", p.shift_right_logical, "x >> y with zeros shifted in."
+    "shift_right_logical", p.shift_right_logical, "x >> y with zeros shifted in.", names="x y"
 )
 shift_right_arithmetic = on_operands(
-    "shift_right_arithmetic", p.shift_right_arithmetic, "x >> y with copies of the sign shifted in."
+    "shift_right_arithmetic",
+    p.shift_right_arithmetic,
+    "x >> y with copies of the sign shifted in.",
+    names="x y",
 )
 population_count = on_operands("population_count", p.population_count, "The number of set bits.")
 clz = on_operands("clz", p.clz, "The number of leading zero bits.")
 real = on_operands("real", p.real, "The real part.")
 imag = on_operands("imag", p.imag, "The imaginary part.")
-complex = on_operands("complex", p.complex_, "x + i y.", scalars=False)  # noqa: A001
+complex = on_operands("complex", p.complex_, "x + i y.", names="x y", scalars=False)  # noqa: A001
 
 
 def conj(x: Any, input_dtype: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import numpy as np
@@ -69,14 +70,38 @@ def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
     return call
 
 
-def on_operands(name: str, f: Callable[..., Any], doc: str, scalars: bool = True) -> Callable:
-    """`f` of operands in one shape and dtype, named and documented."""
+def on_operands(
+    name: str, f: Callable[..., Any], doc: str, names: str = "x", scalars: bool = True
+) -> Callable:
+    """`f` of operands in one shape and dtype, named and documented; `names` are its parameters."""
 
+    @named(name, names, doc)
     def call(*operands: Any) -> Any:
         return f(*arrays(name, operands, scalars))
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = doc
     if hasattr(f, "prim"):
         call.prim = f.prim  # type: ignore[attr-defined]
     return call
+
+
+def named(name: str, names: str, doc: str) -> Callable[[Callable], Callable]:
+    """Decorator: a function of operands becomes one of the parameters `names`, which may be given
+    by name."""
+    parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names.split()]
+    signature, count = Signature(parameters), len(parameters)
+
+    def decorate(f: Callable) -> Callable:
+        def call(*operands: Any, **by_name: Any) -> Any:
+            if by_name or len(operands) != count:
+                try:
+                    operands = signature.bind(*operands, **by_name).args
+                except TypeError as error:
+                    raise errors.ArgumentError(f"{name}{signature}: {error}") from None
+            return f(*operands)
+
+        call.__name__ = call.__qualname__ = name
+        call.__doc__ = doc
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate

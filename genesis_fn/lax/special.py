@@ -15,7 +15,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import typeof
 from genesis_fn.core.source import where
-from genesis_fn.lax.operands import arrays
+from genesis_fn.lax.operands import arrays, named
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.reduce import reduce_or
@@ -28,9 +28,11 @@ from genesis_fn.transforms.loops import while_loop
 _STEPS = 20000  # where neither a series nor a fraction has converged it will not
 
 
-def _special(name: str, f: Callable, doc: str) -> Callable:
-    """`f` on floats of one shape and dtype; 16-bit floats are computed in float32."""
+def _special(name: str, f: Callable, doc: str, names: str) -> Callable:
+    """`f` on floats of one shape and dtype, called by `names`; 16-bit floats are computed in
+    float32."""
 
+    @named(name, names, doc)
     def call(*operands: Any) -> Any:
         xs = arrays(name, operands, scalars=False)
         d = xs[0].aval.dtype
@@ -42,8 +44,6 @@ def _special(name: str, f: Callable, doc: str) -> Callable:
             return f(*xs)
         return ops.convert(f(*[ops.convert(x, dtypes.F32) for x in xs]), d)
 
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = doc
     return call
 
 
@@ -210,16 +210,13 @@ def _differentiable(f: Callable, sign: Callable) -> Callable:
 
 igamma = _special(
     "igamma", _differentiable(lambda a, x: _igamma(a, x), lambda t: t),
-    "The regularized lower incomplete gamma function P(a, x).",
-)  # fmt: skip
+    "The regularized lower incomplete gamma function P(a, x).", "a x")  # fmt: skip
 igammac = _special(
     "igammac", _differentiable(lambda a, x: _igammac(a, x), ops.neg),
-    "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).",
-)  # fmt: skip
+    "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).", "a x")  # fmt: skip
 random_gamma_grad = _special(
     "random_gamma_grad", lambda a, x: _gamma_grad(a, x),
-    "The derivative by `a` of a gamma(a) variate of value x.",
-)  # fmt: skip
+    "The derivative by `a` of a gamma(a) variate of value x.", "a x")  # fmt: skip
 
 
 # ---- incomplete beta ----
@@ -303,8 +300,7 @@ def _betainc_rule(primals: tuple, tangents: tuple) -> tuple:
 
 betainc = _special(
     "betainc", lambda a, b, x: _betainc_smooth(a, b, x),
-    "The regularized incomplete beta function I_x(a, b).",
-)  # fmt: skip
+    "The regularized incomplete beta function I_x(a, b).", "a b x")  # fmt: skip
 
 
 # ---- Bessel ----
@@ -382,8 +378,8 @@ def _bessel_i1e_rule(primals: tuple, tangents: tuple) -> tuple:
     return y, ops.mul(tangents[0], ops.select(zero, 0.5, slope))
 
 
-bessel_i0e = _special("bessel_i0e", _bessel_i0e, "exp(-|x|) I_0(x).")
-bessel_i1e = _special("bessel_i1e", _bessel_i1e, "exp(-|x|) I_1(x).")
+bessel_i0e = _special("bessel_i0e", _bessel_i0e, "exp(-|x|) I_0(x).", "x")
+bessel_i1e = _special("bessel_i1e", _bessel_i1e, "exp(-|x|) I_1(x).", "x")
 
 
 # ---- zeta ----
@@ -425,8 +421,7 @@ def _zeta(x: Any, q: Any) -> Any:
 
 zeta = _special(
     "zeta", lambda x, q: _zeta(x, q),
-    "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.",
-)  # fmt: skip
+    "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.", "x q")  # fmt: skip
 
 __all__ = [
     "bessel_i0e", "bessel_i1e", "betainc", "igamma", "igammac", "random_gamma_grad", "zeta",

@@ -70,9 +70,9 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Any:
     return stack_arrays(operands, axis)
 
 
-def unstack(operand: Any, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     """The slices of an array along `axis`, without that axis."""
-    return unstack_array(array(operand), axis=axis)
+    return unstack_array(array(x), axis=axis)
 
 
 def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
@@ -188,7 +188,12 @@ def dot(
 
 # ---- reductions ----
 
-reduce_sum = on_arrays(reduce.reduce_sum)
+
+def reduce_sum(operand: Any, axes: Any) -> Any:
+    """The sum over `axes`."""
+    return reduce.reduce_sum(array(operand), axes)
+
+
 reduce_max = on_arrays(reduce.reduce_max)
 reduce_min = on_arrays(reduce.reduce_min)
 reduce_prod = on_arrays(fold.reduce_prod)

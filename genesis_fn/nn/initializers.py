@@ -18,56 +18,60 @@ Axes = int | Sequence[int]
 class Initializer(Protocol):
     """A function of (key, shape, dtype) that makes an array."""
 
-    def __call__(self, key: Any, shape: Shape, dtype: Any = jnp.float32) -> Any: ...
+    def __call__(self, key: Any, shape: Shape, dtype: Any = None) -> Any: ...
 
 
-def zeros(key: Any, shape: Shape, dtype: Any = jnp.float32) -> Any:
+def zeros(key: Any, shape: Shape, dtype: Any = None) -> Any:
     """Zeros."""
     return jnp.zeros(shape, dtype)
 
 
-def ones(key: Any, shape: Shape, dtype: Any = jnp.float32) -> Any:
+def ones(key: Any, shape: Shape, dtype: Any = None) -> Any:
     """Ones."""
     return jnp.ones(shape, dtype)
 
 
-def constant(value: Any, dtype: Any = jnp.float32) -> Initializer:
+def constant(value: Any, dtype: Any = None) -> Initializer:
     """One value everywhere."""
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         return jnp.full(shape, value, dtype)
 
     return init
 
 
-def uniform(scale: Any = 1e-2, dtype: Any = jnp.float32) -> Initializer:
+def uniform(scale: Any = 1e-2, dtype: Any = None) -> Initializer:
     """Uniform in [0, scale)."""
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         return random.uniform(key, shape, dtype) * jnp.asarray(scale, dtype)
 
     return init
 
 
-def normal(stddev: Any = 1e-2, dtype: Any = jnp.float32) -> Initializer:
+def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
     """Normal with mean 0."""
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
 
     return init
 
 
 def truncated_normal(
-    stddev: Any = 1e-2, dtype: Any = jnp.float32, lower: float = -2.0, upper: float = 2.0
+    stddev: Any = 1e-2, dtype: Any = None, lower: float = -2.0, upper: float = 2.0
 ) -> Initializer:
     """Normal with mean 0, cut off at `lower` and `upper` standard deviations."""
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         return random.truncated_normal(key, lower, upper, shape, dtype) * jnp.asarray(stddev, dtype)
 
     return init
@@ -87,7 +91,7 @@ def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tupl
 
 def variance_scaling(
     scale: Any, mode: str, distribution: str, in_axis: Axes = -2, out_axis: Axes = -1,
-    batch_axis: Axes = (), dtype: Any = jnp.float32,
+    batch_axis: Axes = (), dtype: Any = None,
 ) -> Initializer:  # fmt: skip
     """Variance scale / n, with n the "fan_in", "fan_out" or "fan_avg", from a "truncated_normal",
     "normal" or "uniform" distribution. For a weight [out, in]: in_axis=1, out_axis=0.
@@ -95,6 +99,7 @@ def variance_scaling(
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
         modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
         if mode not in modes:
@@ -116,14 +121,14 @@ def variance_scaling(
 
 
 def glorot_uniform(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
 ) -> Initializer:
     """Glorot and Bengio, 2010, uniform."""
     return variance_scaling(1.0, "fan_avg", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def glorot_normal(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
 ) -> Initializer:
     """Glorot and Bengio, 2010, truncated normal."""
     return variance_scaling(
@@ -132,28 +137,28 @@ def glorot_normal(
 
 
 def lecun_uniform(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
 ) -> Initializer:
     """LeCun, uniform."""
     return variance_scaling(1.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def lecun_normal(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
 ) -> Initializer:
     """LeCun, truncated normal."""
     return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
 
 
 def he_uniform(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
 ) -> Initializer:
     """He et al., 2015, uniform."""
     return variance_scaling(2.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def he_normal(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = jnp.float32
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
 ) -> Initializer:
     """He et al., 2015, truncated normal."""
     return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
@@ -163,11 +168,12 @@ xavier_uniform, xavier_normal = glorot_uniform, glorot_normal
 kaiming_uniform, kaiming_normal = he_uniform, he_normal
 
 
-def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = jnp.float32) -> Initializer:
+def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
     """A random orthogonal matrix along `column_axis`, times `scale` (Saxe et al., 2013)."""
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         if len(shape) < 2:
             raise ValueError(f"orthogonal needs at least two dimensions, got shape {tuple(shape)}")
         columns = shape[column_axis]
@@ -183,13 +189,12 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = jnp.float32
     return init
 
 
-def delta_orthogonal(
-    scale: Any = 1.0, column_axis: int = -1, dtype: Any = jnp.float32
-) -> Initializer:
+def delta_orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
     """Orthogonal at the centre of a 1-3 dimensional convolution kernel, zero elsewhere."""
     default = dtype
 
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+        dtype = jnp.float32 if dtype is None else dtype
         if len(shape) not in (3, 4, 5) or shape[-1] < shape[-2]:
             raise ValueError(f"delta_orthogonal does not fit shape {tuple(shape)}")
         centre = orthogonal(scale, column_axis, dtype)(key, (shape[-1], shape[-1]))[: shape[-2]]

@@ -277,9 +277,9 @@ def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = Non
     return full_like(a, 1, dtype, shape, device=device)
 
 
-def empty_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
-    """Zeros with the shape and dtype of `a`."""
-    return zeros_like(a, dtype, shape, device=device)
+def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+    """Zeros with the shape and dtype of `prototype`."""
+    return zeros_like(prototype, dtype, shape, device=device)
 
 
 def full_like(

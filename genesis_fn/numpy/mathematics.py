@@ -386,7 +386,7 @@ def spacing(x: Any, /) -> Any:
     return p.select(p.eq(p.abs(x), float(info.max)), p.sub(x, p.nextafter(x, _like(x, 0))), step)
 
 
-def gcd(x1: Any, x2: Any, /) -> Any:
+def gcd(x1: Any, x2: Any) -> Any:
     """The greatest common divisor of integers, elementwise."""
     x, y = _integers("gcd", x1, x2)
     x, y = absolute(x), absolute(y)
@@ -397,7 +397,7 @@ def gcd(x1: Any, x2: Any, /) -> Any:
     return x
 
 
-def lcm(x1: Any, x2: Any, /) -> Any:
+def lcm(x1: Any, x2: Any) -> Any:
     """The least common multiple of integers, elementwise."""
     x, y = _integers("lcm", x1, x2)
     x, y = absolute(x), absolute(y)
@@ -450,7 +450,7 @@ def sinc(x: Any, /) -> Any:
     return p.select(zero, at_zero, p.div(p.sin(scaled), scaled))
 
 
-def i0(x: Any, /) -> Any:
+def i0(x: Any) -> Any:
     """The modified Bessel function of the first kind, order 0 (Abramowitz and Stegun 9.8.1-2)."""
     x = inexact_value(x, "i0")
     size = p.abs(x)
@@ -506,12 +506,12 @@ def isneginf(x: Any, /) -> Any:
     return p.eq(x, -math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
 
 
-def isreal(x: Any, /) -> Any:
+def isreal(x: Any) -> Any:
     """Whether the imaginary part is 0, elementwise."""
     return equal(imag(x), 0)
 
 
-def iscomplex(x: Any, /) -> Any:
+def iscomplex(x: Any) -> Any:
     """Whether the imaginary part is not 0, elementwise."""
     return not_equal(imag(x), 0)
 
@@ -533,13 +533,13 @@ def nan_to_num(
     return where(isneginf(x), p.convert(value(-limit if neginf is None else neginf), d), x)
 
 
-def fmax(x1: Any, x2: Any, /) -> Any:
+def fmax(x1: Any, x2: Any) -> Any:
     """The larger of x1 and x2, elementwise, ignoring NaN."""
     x, y = operands("fmax", (x1, x2), scalars=False)
     return p.select(p.bitwise_or(p.gt(x, y), isnan(y)), x, y)
 
 
-def fmin(x1: Any, x2: Any, /) -> Any:
+def fmin(x1: Any, x2: Any) -> Any:
     """The smaller of x1 and x2, elementwise, ignoring NaN."""
     x, y = operands("fmin", (x1, x2), scalars=False)
     return p.select(p.bitwise_or(p.lt(x, y), isnan(y)), x, y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
@@ -21,7 +21,10 @@ _CORE = re.compile(r"\(([^()]*)\)")
 
 
 def vectorize(
-    pyfunc: Callable[..., Any], *, excluded: Sequence[Any] = (), signature: str | None = None
+    pyfunc: Callable[..., Any],
+    *,
+    excluded: Collection[Any] = frozenset(),
+    signature: str | None = None,
 ) -> Callable[..., Any]:
     """`pyfunc` mapped over the broadcast leading axes of its positional arguments.
 

@@ -246,7 +246,7 @@ from genesis_fn.optim.transform import (
 )
 from genesis_fn.optim.tree_math import (
     bias_correction,
-    norm as global_norm,
+    global_norm,
     update_infinity_moment,
     update_moment,
     update_moment_per_elem_norm,

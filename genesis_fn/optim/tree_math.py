@@ -123,6 +123,11 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> Any:
     return value * value if squared else value
 
 
+def global_norm(updates: Any, ord: Any = None, squared: bool = False) -> Any:
+    """`norm` under optax's other name for it."""
+    return norm(updates, ord, squared)
+
+
 def _norm_of_traced_order(xs: list[Any], ord: Any, squared: bool) -> Any:
     """The norm where `ord` is known when the program runs, as an injected hyperparameter is; NaN
     for an order that is not 1, 2 or inf."""

@@ -19,6 +19,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.gamma_variates import as_kind, log_standard_gamma
 from genesis_fn.random.keys import own, split, unmarked
 from genesis_fn.random.samplers import (
+    dtype_or,
     exponential,
     float_dtype,
     normal,
@@ -45,27 +46,27 @@ def _parameters(name: str, dtype: Any, shape: Any, *values: Any) -> tuple:
 # ---- by inversion and by transforming normals ----
 
 
-def cauchy(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def cauchy(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Cauchy with location 0 and scale 1: tan(pi (u - 1/2))."""
     kind = float_dtype(dtype, "cauchy")
     u = uniform(own(key, "cauchy"), shape, kind, float(dtypes.finfo(kind).eps), 1.0)
     return ops.tan(ops.mul(ops.sub(u, 0.5), math.pi))
 
 
-def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) -> Any:
     """exp(sigma * normal)."""
     kind, shape, (sigma,) = _parameters("lognormal", dtype, shape, sigma)
     return ops.convert(jnp.exp(normal(own(key, "lognormal"), shape, kind) * sigma), kind)
 
 
-def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Pareto with density b / x**(b + 1) for x >= 1."""
     kind, shape, (b,) = _parameters("pareto", dtype, shape, b)
     e = exponential(own(key, "pareto"), shape, _work(kind))
     return ops.convert(jnp.exp(e / b), kind)
 
 
-def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Rayleigh: scale * sqrt(-2 log(u))."""
     kind, shape, (scale,) = _parameters("rayleigh", dtype, shape, scale)
     u = uniform(own(key, "rayleigh"), shape, _work(kind))
@@ -75,7 +76,7 @@ def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = jnp.float32) 
 
 
 def weibull_min(
-    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = jnp.float32
+    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = None
 ) -> Any:
     """Weibull: scale * (-log(1 - u))**(1 / concentration)."""
     kind, shape, (scale, concentration) = _parameters(
@@ -86,7 +87,7 @@ def weibull_min(
 
 
 def triangular(
-    key: Any, left: Any, mode: Any, right: Any, shape: Any = None, dtype: Any = jnp.float32
+    key: Any, left: Any, mode: Any, right: Any, shape: Any = None, dtype: Any = None
 ) -> Any:
     """Triangular on [left, right] with its peak at `mode`."""
     kind, shape, (left, mode, right) = _parameters("triangular", dtype, shape, left, mode, right)
@@ -98,16 +99,14 @@ def triangular(
     return ops.convert(jnp.where(rising, left + jnp.sqrt(up), right - jnp.sqrt(down)), kind)
 
 
-def maxwell(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def maxwell(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Maxwell: the length of a vector of three normals."""
     kind = float_dtype(dtype, "maxwell")
     x = normal(own(key, "maxwell"), (*shape_of(shape), 3), kind)
     return jnp.sqrt(jnp.sum(x * x, -1))
 
 
-def double_sided_maxwell(
-    key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = jnp.float32
-) -> Any:
+def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = None) -> Any:
     """loc + scale * (a Maxwell sample with a random sign), of `shape` + the parameters' shape."""
     kind = float_dtype(dtype, "double_sided_maxwell")
     loc, scale = as_kind(loc, kind), as_kind(scale, kind)
@@ -117,7 +116,7 @@ def double_sided_maxwell(
     return rademacher(second, shape, kind) * maxwell(first, shape, kind) * scale + loc
 
 
-def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Inverse Gaussian with the given mean and scale 1 (Michael, Schucany and Haas, 1976)."""
     kind, shape, (mean,) = _parameters("wald", dtype, shape, mean)
     first, second = split(key)
@@ -129,7 +128,7 @@ def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = jnp.float32) -> An
     return ops.convert(jnp.where(u <= mean / (mean + x), x, large), kind)
 
 
-def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = jnp.int32) -> Any:
+def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
     """How many trials of success probability `p` until the first success: 1, 2, ..."""
     kind = _integer_dtype(dtype, "geometric")
     p = as_kind(p, dtypes.F32) if not dtypes.is_float(as_array(p).dtype) else as_array(p)
@@ -140,7 +139,7 @@ def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = jnp.int32) -> An
 
 
 def _integer_dtype(dtype: Any, name: str) -> DType:
-    kind = dtypes.dtype(dtype)
+    kind = dtype_or(dtype, dtypes.I32)
     if not dtypes.is_integer(kind):
         raise TypeError(f"random.{name}: dtype must be an integer type, got {kind.name}")
     return kind
@@ -149,25 +148,25 @@ def _integer_dtype(dtype: Any, name: str) -> DType:
 # ---- by gamma variates ----
 
 
-def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Any:
     """The logarithm of a Gamma(a, 1) sample, finite also where the sample underflows."""
     kind, shape, (a,) = _parameters("loggamma", dtype, shape, a)
     return ops.convert(log_standard_gamma(own(key, "loggamma"), a), kind)
 
 
-def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Gamma with shape parameter `a` and scale 1, differentiable in `a`."""
     kind, shape, (a,) = _parameters("gamma", dtype, shape, a)
     return ops.convert(jnp.exp(log_standard_gamma(own(key, "gamma"), a)), kind)
 
 
-def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Chi-square with `df` degrees of freedom: twice a Gamma(df / 2)."""
     kind, shape, (df,) = _parameters("chisquare", dtype, shape, df)
     return ops.convert(2 * gamma(own(key, "chisquare"), df / 2, shape, df.dtype), kind)
 
 
-def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = None) -> Any:
     """F: the ratio of two chi-squares, each over its degrees of freedom."""
     kind, shape, (dfnum, dfden) = _parameters("f", dtype, shape, dfnum, dfden)
     first, second = split(key)
@@ -176,7 +175,7 @@ def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = jnp.floa
     return ops.convert(jnp.exp(high - low), kind)
 
 
-def t(key: Any, df: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Student's t with `df` degrees of freedom."""
     kind, shape, (df,) = _parameters("t", dtype, shape, df)
     first, second = split(key)
@@ -185,7 +184,7 @@ def t(key: Any, df: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
     return ops.convert(n * jnp.exp(0.5 * (jnp.log(df / 2) - log_g)), kind)
 
 
-def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Beta(a, b) on (0, 1), differentiable in both."""
     kind, shape, (a, b) = _parameters("beta", dtype, shape, a, b)
     first, second = split(key)
@@ -193,7 +192,7 @@ def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = jnp.float32) 
     return ops.convert(ops.logistic(x - y), kind)
 
 
-def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Dirichlet over the last axis of `alpha`; `shape` is the batch shape."""
     alpha = as_array(alpha)
     if alpha.ndim < 1:
@@ -205,7 +204,7 @@ def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = jnp.float32)
     return ops.convert(softmax_last(log_g), kind)
 
 
-def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Density proportional to exp(-|x|**p)."""
     kind = float_dtype(dtype, "generalized_normal")
     shape = shape_of(shape, p)
@@ -215,7 +214,7 @@ def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = jnp.float
     return ops.convert(rademacher(second, shape, _work(kind)) * size, kind)
 
 
-def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None) -> Any:
     """Uniform in the unit ball of the p-norm in `d` dimensions (Barthe et al., 2005)."""
     kind = float_dtype(dtype, "ball")
     shape, work = shape_of(shape), _work(float_dtype(dtype, "ball"))
@@ -230,7 +229,7 @@ def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = jnp.float32
 
 
 def multivariate_normal(
-    key: Any, mean: Any, cov: Any, shape: Any = None, dtype: Any = jnp.float32,
+    key: Any, mean: Any, cov: Any, shape: Any = None, dtype: Any = None,
     method: str = "cholesky",
 ) -> Any:  # fmt: skip
     """Normal vectors of the given mean [..., n] and covariance [..., n, n]; `shape` is the batch.
@@ -260,12 +259,10 @@ def multivariate_normal(
     return ops.convert(mean + jnp.einsum("...ij,...j->...i", factor, x), kind)
 
 
-def orthogonal(
-    key: Any, n: int, shape: Any = (), dtype: Any = jnp.float32, m: int | None = None
-) -> Any:
+def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | None = None) -> Any:
     """Matrices [*shape, n, m] (m = n by default) with orthonormal rows or columns, uniform among
     them (Mezzadri, 2007)."""
-    kind = dtypes.dtype(dtype)
+    kind = dtype_or(dtype, dtypes.F32)
     m = n if m is None else m
     work = dtypes.promote_types(kind, dtypes.F32)
     z = normal(own(key, "orthogonal"), (*shape_of(shape), max(n, m), min(n, m)), work)
@@ -277,7 +274,7 @@ def orthogonal(
 # ---- counts ----
 
 
-def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = jnp.int32) -> Any:
+def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Poisson with mean `lam`.
 
     Products of uniforms below 10 (Knuth), transformed rejection above (PTRS: Hoermann, 1993).
@@ -343,7 +340,7 @@ def _until_accepted(key: Any, attempt: Any, like: Any) -> Any:
     return while_loop(going, step, state)[1]
 
 
-def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = jnp.float32) -> Any:
+def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
     """The number of successes in `n` trials of probability `p`, as floats; NaN for a bad n or p.
 
     Waiting times between successes where n * min(p, 1 - p) <= 10, else Hoermann's BTRS (1993).
@@ -425,7 +422,7 @@ def _stirling_tail(k: Any) -> Any:
 
 
 def multinomial(
-    key: Any, n: Any, p: Any, *, shape: Any = None, dtype: Any = jnp.float32, unroll: int = 1
+    key: Any, n: Any, p: Any, *, shape: Any = None, dtype: Any = None, unroll: int = 1
 ) -> Any:
     """Counts over the last axis of `p` of `n` draws: one binomial per class from what is left."""
     p = as_array(p)
@@ -443,7 +440,7 @@ def multinomial(
 
     start = jnp.broadcast_to(as_kind(n, p.dtype), shape[:-1])
     _, counts = scan(draw, start, (ratios, keys), unroll=unroll)
-    return ops.convert(jnp.moveaxis(counts, 0, -1), dtypes.dtype(dtype))
+    return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.F32))
 
 
 __all__ = [

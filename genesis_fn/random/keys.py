@@ -193,20 +193,21 @@ def key_data(keys: Any) -> Any:
     return as_array(keys) if is_raw(keys) else bits_of.unwrap(as_key(keys))
 
 
-def wrap_key_data(data: Any, *, impl: str | None = None) -> Any:
+def wrap_key_data(key_bits_array: Any, *, impl: str | None = None) -> Any:
     """Keys from raw words, uint32[..., 2]: `key_data`'s inverse.
 
     Raises TypeError for words of another dtype or last axis.
     """
-    if not isinstance(data, _ARRAYS) and not hasattr(data, "aval"):
-        data = as_array(np.asarray(data))
-    if not is_raw(data):
-        kind = getattr(data, "aval", None) or f"{data.dtype}{list(data.shape)}"
+    if not isinstance(key_bits_array, _ARRAYS) and not hasattr(key_bits_array, "aval"):
+        key_bits_array = as_array(np.asarray(key_bits_array))
+    if not is_raw(key_bits_array):
+        shape = list(key_bits_array.shape)
+        kind = getattr(key_bits_array, "aval", None) or f"{key_bits_array.dtype}{shape}"
         raise TypeError(
             f"wrap_key_data: raw words are uint32[..., {WORDS}], got {kind}\n"
             f"  at {where().describe()}"
         )
-    return bits_of.wrap(as_array(data), _implementation(impl))
+    return bits_of.wrap(as_array(key_bits_array), _implementation(impl))
 
 
 def key_impl(keys: Any) -> str:
@@ -214,14 +215,14 @@ def key_impl(keys: Any) -> str:
     return as_key(keys).dtype.impl
 
 
-def key_dtype(impl: str | None = None) -> Any:
+def key_dtype(impl_spec: str | None = None) -> Any:
     """The dtype of keys of an implementation, `key<philox>`."""
-    return key_type(_implementation(impl))
+    return key_type(_implementation(impl_spec))
 
 
-def clone(keys: Any) -> Any:
+def clone(key: Any) -> Any:
     """A copy of keys that may be used again: for drawing the same numbers on purpose."""
-    return copy(as_array(keys)) if is_raw(keys) else on_purpose(copy(as_key(keys)))
+    return copy(as_array(key)) if is_raw(key) else on_purpose(copy(as_key(key)))
 
 
 # ---- deriving keys ----

@@ -21,9 +21,14 @@ from genesis_fn.random.keys import own, single, split
 Shape = Sequence[int]
 
 
+def dtype_or(dtype: Any, default: DType) -> DType:
+    """`dtype`, or the default one where that is None."""
+    return default if dtype is None else dtypes.dtype(dtype)
+
+
 def float_dtype(dtype: Any, name: str) -> DType:
-    """`dtype` of the sampler `name`; raises TypeError if it is not floating."""
-    kind = dtypes.dtype(dtype)
+    """`dtype` of the sampler `name`, float32 for None; raises TypeError if it is not floating."""
+    kind = dtype_or(dtype, dtypes.F32)
     if not dtypes.is_float(kind):
         raise TypeError(f"random.{name}: dtype must be floating, got {kind.name}")
     return kind
@@ -42,9 +47,9 @@ def shape_of(shape: Any, *parameters: Any) -> tuple[int, ...]:
     return shape
 
 
-def bits(key: Any, shape: Shape = (), dtype: Any = jnp.uint32) -> Any:
+def bits(key: Any, shape: Shape = (), dtype: Any = None) -> Any:
     """Uniform unsigned integers of 8, 16, 32 or 64 bits."""
-    kind = dtypes.dtype(dtype)
+    kind = dtype_or(dtype, dtypes.U32)
     if not dtypes.is_unsigned(kind):
         raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
     k = single(key, "bits")
@@ -66,7 +71,7 @@ def unit(k: Any, shape: Shape, kind: DType) -> Any:
 
 
 def uniform(
-    key: Any, shape: Any = (), dtype: Any = jnp.float32, minval: Any = 0.0, maxval: Any = 1.0
+    key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0
 ) -> Any:
     """Uniform in [minval, maxval); without a shape, of the shape that the bounds have."""
     kind = float_dtype(dtype, "uniform")
@@ -82,9 +87,9 @@ def uniform(
     return ops.max(ops.add(ops.mul(u, ops.sub(high, low)), low), low)
 
 
-def normal(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Normal with mean 0 and variance 1; complex for complex dtypes."""
-    kind = dtypes.dtype(dtype)
+    kind = dtype_or(dtype, dtypes.F32)
     if dtypes.is_complex(kind):
         first, second = split(key)
         part = dtypes.real_of(kind)
@@ -98,9 +103,7 @@ def normal(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     return ops.convert(ops.mul(ops.erf_inv(u), math.sqrt(2)), kind)
 
 
-def truncated_normal(
-    key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = jnp.float32
-) -> Any:
+def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = None) -> Any:
     """Normal, conditioned on lower < x < upper."""
     kind = float_dtype(dtype, "truncated_normal")
     shape = shape_of(shape, lower, upper)
@@ -124,13 +127,13 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:
     return unit(single(key, "bernoulli"), shape, p.dtype) < p
 
 
-def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = jnp.int32) -> Any:
+def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -> Any:
     """Uniform integers in [minval, maxval).
 
     A word twice as wide as the type (of 64 bits for 8- and 16-bit types) modulo the span, in the
     type's own arithmetic: the bias is below 2**-32 for spans up to the root of the type's range.
     """
-    kind = dtypes.dtype(dtype)
+    kind = dtype_or(dtype, dtypes.I32)
     if not dtypes.is_integer(kind):
         raise TypeError(f"random.randint: dtype must be an integer type, got {kind.name}")
     shape = shape_of(shape, minval, maxval)
@@ -166,7 +169,7 @@ def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = jnp.int
     return ops.add(lo, ops.convert(offset, kind))
 
 
-def gumbel(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def gumbel(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Standard Gumbel: -log(-log(uniform))."""
     kind = float_dtype(dtype, "gumbel")
     tiny = float(dtypes.finfo(kind).tiny)
@@ -274,14 +277,14 @@ def choice(
     return index if arr is None else jnp.take(arr, index, axis)
 
 
-def exponential(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Exponential with rate 1: -log(1 - uniform)."""
     kind = float_dtype(dtype, "exponential")
     u = uniform(own(key, "exponential"), shape_of(shape), kind)
     return ops.neg(ops.log1p(ops.neg(u)))
 
 
-def laplace(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Laplace with location 0 and scale 1."""
     kind = float_dtype(dtype, "laplace")
     low = -1 + float(dtypes.finfo(kind).epsneg)
@@ -289,7 +292,7 @@ def laplace(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     return ops.mul(ops.sign(u), ops.log1p(ops.neg(ops.abs(u))))
 
 
-def logistic(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
+def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Logistic with location 0 and scale 1: log(u / (1 - u))."""
     kind = float_dtype(dtype, "logistic")
     tiny = float(dtypes.finfo(kind).tiny)
@@ -297,8 +300,8 @@ def logistic(key: Any, shape: Any = (), dtype: Any = jnp.float32) -> Any:
     return ops.sub(ops.log(u), ops.log1p(ops.neg(u)))
 
 
-def rademacher(key: Any, shape: Any = (), dtype: Any = jnp.int32) -> Any:
+def rademacher(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """-1 or 1 with equal probability."""
-    kind = dtypes.dtype(dtype)
+    kind = dtype_or(dtype, dtypes.I32)
     sign = bernoulli(key, 0.5, shape_of(shape))
     return ops.sub(ops.mul(ops.convert(sign, kind), 2), 1)

@@ -18,12 +18,12 @@ def _float(x: Any) -> Any:
     return x if dtypes.is_inexact(x.dtype) else x.astype("float32")
 
 
-def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+def softmax(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
     """exp(x) / sum(exp(x)) over `axis`, all axes by default."""
     return rows.softmax(x, axis)
 
 
-def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+def log_softmax(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
     """x - logsumexp(x) over `axis`, all axes by default."""
     return rows.log_softmax(x, axis)
 
@@ -90,10 +90,10 @@ def expit(x: Any) -> Any:
     return lax.logistic(_float(x))
 
 
-def logit(p: Any) -> Any:
-    """log(p / (1 - p))."""
-    p = _float(p)
-    return np.log(p) - np.log1p(-p)
+def logit(x: Any) -> Any:
+    """log(x / (1 - x))."""
+    x = _float(x)
+    return np.log(x) - np.log1p(-x)
 
 
 def xlogy(x: Any, y: Any) -> Any:
