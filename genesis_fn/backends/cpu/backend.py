@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
-from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.define import TORCH_DTYPE, host_tensor, host_view
@@ -48,25 +48,51 @@ def _keep_freed_memory() -> None:
 
 
 class _Numbers:
-    """Python numbers as 0-d tensors, which torch takes in half the time; a few are remembered."""
+    """Python numbers as 0-d tensors, which torch takes in half the time; some are remembered.
 
-    __slots__ = ("dtype", "known")
+    They lie in one piece of memory, made at once: a small block that is allocated between two large
+    arrays, and outlives them, would keep the memory of both from being used again as one.
+    """
 
-    def __init__(self, dtype: DType) -> None:
-        # In 16 bits a tensor would be rounded where a number is not.
-        stored = dtype in (dtypes.F32, dtypes.F64, dtypes.I32, dtypes.I64)
-        self.dtype = TORCH_DTYPE[dtype] if stored else None
+    __slots__ = ("dtype", "known", "free", "lock")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.known: dict[Any, torch.Tensor] = {}
+        self.free: list[torch.Tensor] = []
+        self.lock = threading.Lock()
 
     def __call__(self, x: Any) -> Any:
-        if self.dtype is None or not x:  # zeros of two signs are equal keys
+        if not x:  # zeros of two signs are equal keys
             return x
         found = self.known.get(x)
-        if found is None:
-            if len(self.known) >= 64:
-                self.known.clear()
-            found = self.known[x] = torch.tensor(x, dtype=self.dtype)
-        return found
+        return self._remembered(x) if found is None else found
+
+    def _remembered(self, x: Any) -> torch.Tensor:
+        with self.lock:
+            if not self.free:
+                # What others still use of the numbers before stays as it is.
+                self.known = {}
+                self.free = list(torch.empty(_REMEMBERED, dtype=self.dtype).unbind())
+            place = self.free.pop()
+            try:
+                place.fill_(x)
+            except RuntimeError:  # overflows; a tensor is made infinite
+                self.free.append(place)
+                return torch.tensor(x, dtype=self.dtype)
+            self.known[x] = place
+            return place
+
+
+_REMEMBERED = 256
+# Not 16 bits: a tensor would be rounded where a number is not.
+_NUMBERS = {
+    d: _Numbers(TORCH_DTYPE[d]) for d in (dtypes.F32, dtypes.F64, dtypes.I32, dtypes.I64)
+}  # fmt: skip
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 class CpuBackend:
@@ -99,9 +125,9 @@ class CpuBackend:
             return lambda x, y: Array(run(x.data, y.data), one)
         if prim.name in ("add", "sub", "mul", "div") and len(avals) == 2:
             if type(avals[0]) is Aval:
-                known = _Numbers(avals[0].dtype)
+                known = _NUMBERS.get(avals[0].dtype, _same)
                 return lambda x, y: Array(run(x.data, known(y)), one)
-            known = _Numbers(avals[1].dtype)
+            known = _NUMBERS.get(avals[1].dtype, _same)
             return lambda x, y: Array(run(known(x), y.data), one)
         return lambda *args: Array(run(*[a.data if type(a) is Array else a for a in args]), one)
 
