@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,20 @@ def live(array: Array) -> Array:
     if isinstance(array.data, Deleted):
         raise array.data.error()
     return array
+
+
+_offers: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def offers_array(kind: type) -> bool:
+    """Whether instances of a class of another library say that they are arrays: by `__array__`,
+    DLPack or `__jax_array__`."""
+    found = _offers.get(kind)
+    if found is None:
+        found = _offers[kind] = not issubclass(
+            kind, (type, Operators, np.ndarray, np.generic)
+        ) and (any(hasattr(kind, n) for n in ("__array__", "__jax_array__", "__dlpack__")))
+    return found
 
 
 def from_numpy(value: np.ndarray, place: devices.Device | None = None, weak: bool = False) -> Array:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import Array, from_numpy, offers_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
@@ -23,13 +24,15 @@ _NARROWED = {
 
 
 def is_value(x: Any) -> bool:
-    """Whether `x` is an array, a tracer, or something that becomes one: a number or an ndarray."""
+    """Whether `x` is an array, a tracer, or something that becomes one: a number, an ndarray, or an
+    array of another library."""
     kind = type(x)
     return (
         kind is Array
         or kind in SCALARS
         or isinstance(x, (Tracer, np.ndarray, np.generic))
         or hasattr(x, "__genesis_array__")
+        or offers_array(kind)
     )
 
 
@@ -37,8 +40,9 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
     """`x` as an Array or tracer: arrays pass through; numbers and ndarrays are converted.
 
     Python scalars become bool, int32, float32 or complex64, and weak, unless `dtype` is given;
-    ndarrays of 64-bit types become 32-bit unless `dtype` says otherwise. Raises OverflowError where
-    an integer does not fit, TypeError for anything that is not a number or an array.
+    ndarrays of 64-bit types become 32-bit unless `dtype` says otherwise. What offers `__array__`,
+    DLPack or `__jax_array__`, as a torch tensor does, is copied as it is now. Raises OverflowError
+    where an integer does not fit, TypeError for anything that is not a number or an array.
     """
     if type(x) is Array or isinstance(x, Tracer):
         return x
@@ -53,11 +57,46 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
                 f"an ndarray of dtype {x.dtype} cannot become an array\n  at {where().describe()}"
             )
         kind = dtype or _NARROWED.get(x.dtype, x.dtype)
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError(
+                f"a masked array cannot become an array: there are no masks here\n"
+                f"  at {where().describe()}\n  pass x.filled(value), or x.data and x.mask apart"
+            )
         return from_numpy(narrowed(np.asarray(x), dtypes.dtype(kind)), device)
+    if offers_array(type(x)):
+        return _from_others(x, dtype, device)
     raise TypeError(
         f"expected an array or a number, got {x!r} of type {type(x).__name__}\n"
         f"  at {where().describe()}"
     )
+
+
+def _from_others(x: Any, dtype: DType | None, device: Device | None) -> Any:
+    """A copy of an array of another library."""
+    kind, torch = type(x), sys.modules.get("torch")
+    if hasattr(kind, "__jax_array__"):
+        return as_array(x.__jax_array__(), dtype, device)
+    if torch is not None and isinstance(x, torch.Tensor):
+        return as_array(_from_torch(x, torch), dtype, device)
+    found = x if hasattr(kind, "__array__") else np.from_dlpack(x)
+    return as_array(np.asanyarray(found), dtype, device)
+
+
+def _from_torch(x: Any, torch: Any) -> np.ndarray:
+    """A torch tensor's values. Raises TypeError for one that requires grad."""
+    if x.requires_grad:
+        raise TypeError(
+            "a torch.Tensor that requires grad cannot become an array: torch would not see what "
+            f"is computed from it\n  at {where().describe()}\n"
+            "  pass x.detach(), or run torch functions in differentiated code by torch_call"
+        )
+    x = x.detach().to_dense().cpu().resolve_conj().resolve_neg()
+    kind = dtypes.NAMES.get(str(x.dtype).rpartition(".")[2])
+    if kind in dtypes.NARROW and kind is not dtypes.F16:
+        # torch hands NumPy no dtype that NumPy lacks, but its bits.
+        bits = torch.int16 if kind.itemsize == 2 else torch.int8
+        return x.contiguous().view(bits).numpy().view(kind)
+    return x.numpy()
 
 
 def as_argument(x: Any, device: Device | None = None) -> Any:

@@ -75,8 +75,8 @@ def dtype(spec: DTypeLike) -> DType:
     """
     if isinstance(spec, type) and spec in _SCALAR_DTYPE:
         return _SCALAR_DTYPE[spec]
-    if isinstance(spec, str) and spec in _BY_NAME:
-        return _BY_NAME[spec]
+    if isinstance(spec, str) and spec in NAMES:
+        return NAMES[spec]
     named: Any = spec if is_key(spec) else getattr(spec, "dtype", None)
     if is_key(named):
         return named
@@ -92,7 +92,7 @@ def dtype(spec: DTypeLike) -> DType:
     return found
 
 
-_BY_NAME: dict[str, Any] = {d.name: d for d in (*ALL, *KEY_TYPES.values())} | {
+NAMES: dict[str, Any] = {d.name: d for d in (*ALL, *KEY_TYPES.values())} | {
     s: d for d, s in SHORT.items()
 }
 

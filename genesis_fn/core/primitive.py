@@ -29,6 +29,9 @@ class Context(threading.local):
     watch: Any = None  # what `nan_trace` looks for
     line: Any = None  # the line of the equation that is being transformed, if one is
 
+    def __reduce__(self) -> str:
+        return "ctx"  # there is one in each process
+
 
 ctx = Context()
 
@@ -177,6 +180,8 @@ class Primitive:
             if not args:
                 key.append(devices.default_device())
                 key.append(repr(params.get("value")))  # zeros of two signs are equal
+            elif "fill_value" in params:
+                key.append(repr(params["fill_value"]))
             key = tuple(key)
         elif len(args) == 2:  # most operations; half the cost of what follows
             x, y = args

@@ -44,7 +44,10 @@ def boundary(fun: Callable) -> Callable[[Callable], Callable]:
     """Decorator: `functools.wraps(fun)` of a function that users call, with trimmed errors."""
 
     def decorate(call: Callable) -> Callable:
-        @functools.wraps(fun)
+        # What a transformed function keeps is not for its wrapper, nor for copies of that.
+        own = type(fun).__module__.startswith("genesis_fn.")
+
+        @functools.wraps(fun, updated=() if own else ("__dict__",))
         def guarded(*args: Any, **kwargs: Any) -> Any:
             try:
                 return call(*args, **kwargs)

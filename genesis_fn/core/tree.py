@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,6 +17,7 @@ import optree
 
 from genesis_fn.core.errors import TreeError
 from genesis_fn.core.source import where
+from genesis_fn.core.static import Aux
 
 NAMESPACE = "genesis_fn"
 # How registered node types come apart and together: type -> (flatten to (children, static, ...),
@@ -339,9 +341,25 @@ def register_node(
         children, static = flatten_node(x)
         return (children, static) if entries is None else (children, static, entries(x))
 
-    optree.register_pytree_node(kind, flat, unflatten_node, namespace=NAMESPACE)  # pyright: ignore[reportArgumentType]
-    NODE_TYPES[kind] = (flat, unflatten_node)
+    _register(kind, flat, unflatten_node)
     return kind
+
+
+def _register(kind: type, flat: Callable, rebuild: Callable, **options: Any) -> None:
+    """Tell optree of a node type, whose static data is compared by type and content."""
+
+    def taken_apart(x: Any) -> tuple:
+        children, static, *entries = flat(x)
+        return (children, Aux(static), *entries)
+
+    with warnings.catch_warnings():
+        # A named tuple would be a node without being registered: this one is to be another.
+        warnings.filterwarnings("ignore", message=".*is a subclass of .*namedtuple")
+        optree.register_pytree_node(
+            kind, taken_apart, lambda aux, kids: rebuild(aux.value, kids),
+            namespace=NAMESPACE, **options,
+        )  # fmt: skip
+    NODE_TYPES[kind] = (flat, rebuild)
 
 
 def register_dataclass(
@@ -384,10 +402,7 @@ def register_dataclass(
             object.__setattr__(x, n, None)
         return x
 
-    optree.register_pytree_node(
-        nodetype, flat, rebuild, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE  # pyright: ignore[reportArgumentType]
-    )  # fmt: skip
-    NODE_TYPES[nodetype] = (flat, rebuild)
+    _register(nodetype, flat, rebuild, path_entry_type=optree.GetAttrEntry)
     return nodetype
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from genesis_fn.core import device as devices, dtypes, errors
-from genesis_fn.core.array import Array, from_numpy, live
+from genesis_fn.core.array import Array, from_numpy, live, offers_array
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
@@ -90,13 +90,6 @@ def array(
         x = as_array(np.asarray(object), d, device)
     elif type(object) in SCALARS and d is not None:
         x = full_like_scalar(object, d, device)
-    elif (
-        not isinstance(object, (np.ndarray, np.generic))
-        and type(object) not in SCALARS
-        and not hasattr(object, "__genesis_array__")
-        and hasattr(object, "__array__")
-    ):
-        x = as_array(np.asarray(object), d, device)
     else:
         x = as_array(object, d, device)
         if d is not None:
@@ -117,7 +110,10 @@ def full_like_scalar(x: Any, d: DType, place: Any = None) -> Any:
 def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
     leaves: list[Any] = []
     shape = _measure(items, leaves)
-    if not any(isinstance(x, (Array, Tracer)) or hasattr(x, "__genesis_array__") for x in leaves):
+    if not any(
+        isinstance(x, (Array, Tracer)) or hasattr(x, "__genesis_array__") or offers_array(type(x))
+        for x in leaves
+    ):
         found = np.array(items)
         if found.dtype == object or found.dtype.kind in "USVmM":
             bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import config, dtypes, errors
-from genesis_fn.core.array import Array, from_numpy
-from genesis_fn.core.convert import as_array, fitted
+from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, bind, shown, with_weak
 from genesis_fn.core.source import warn, where as user_line
@@ -28,13 +28,8 @@ _CONFIG = config.current
 
 
 def is_operand(x: Any) -> bool:
-    """Whether operators accept `x`: an array, a tracer, a number or an ndarray (lists are not)."""
-    return (
-        type(x) is Array
-        or type(x) in SCALARS
-        or isinstance(x, (Tracer, np.ndarray, np.generic))
-        or hasattr(x, "__genesis_array__")
-    )
+    """Whether operators accept `x`: an array of any library, a tracer or a number (no lists)."""
+    return type(x) is Array or type(x) in SCALARS or is_value(x)
 
 
 def python_type(d: DType) -> type:
@@ -58,6 +53,7 @@ def _values(name: str, xs: Sequence[Any]) -> list[Any]:
         isinstance(x, np.ndarray)
         or (isinstance(x, (Array, Tracer)) and not x.weak)
         or hasattr(x, "__genesis_array__")
+        or offers_array(type(x))
         for x in xs
     )
     for i, x in enumerate(xs):
@@ -272,6 +268,8 @@ def result_type(*args: Any) -> DType:
         elif isinstance(a, np.generic) or isinstance(a, np.ndarray):
             d = dtypes.dtype(a.dtype)
             strong.add(NARROWED.get(d, d))
+        elif offers_array(type(a)):
+            strong.add(as_array(a).aval.dtype)
         else:
             strong.add(dtypes.dtype(a))
     return dtypes.promote(frozenset(strong), frozenset(weak))[0]

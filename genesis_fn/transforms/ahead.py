@@ -10,8 +10,9 @@ from genesis_fn.core.convert import as_argument
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.source import where
+from genesis_fn.core.static import Frozen
 from genesis_fn.transforms.abstract import Abstract
-from genesis_fn.transforms.arguments import Static
+from genesis_fn.transforms.arguments import Static, static_key
 from genesis_fn.transforms.cost import cost, memory
 from genesis_fn.transforms.flat import name_of
 from genesis_fn.transforms.guard import Donated
@@ -82,13 +83,14 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fun, static = self.traced.fun, self.traced.static
-        args, kwargs, _ = static.bind(args, kwargs)
+        args, kwargs, given = static.bind(args, kwargs)
         leaves, treedef = tree.flatten(static.without(args, kwargs))
         if treedef != self.traced.in_tree:
             raise errors.TreeError(
                 f"a compiled {name_of(fun)} was called with arguments of structure {treedef}, "
                 f"it was compiled for {self.traced.in_tree}\n  at {where().describe()}"
             )
+        self._check_static(leaves, given)
         if ctx.trace is not None:
             raise TypeError(
                 f"a compiled {name_of(fun)} was called within a transformed function, which cannot "
@@ -113,6 +115,24 @@ class Compiled:
             if donated:
                 x.data = Donated(path, name_of(fun), where(), x.aval)
         return program.build(outs)
+
+    def _check_static(self, leaves: list[Any], given: list[tuple[Any, Any]]) -> None:
+        """Raise TypeError for a static value other than the one that was compiled for."""
+        fun, static, program = self.traced.fun, self.traced.static, self.traced.program
+        known = dict(program.keys[0])
+        pairs = [(static.label(n), known.get(n), v) for n, v in given]
+        pairs += [
+            (path, key, x)
+            for path, key, x in zip(program.paths, program.keys[1], leaves)
+            if type(key) is Frozen
+        ]
+        for name, key, x in pairs:
+            if key != static_key(x, name, fun):
+                raise TypeError(
+                    f"a compiled {name_of(fun)} was called with {name}={x!r:.60}, it was compiled "
+                    f"for {key!r:.60}\n  at {where().describe()}\n"
+                    "  compile it again for another static value, or call the jitted function"
+                )
 
     def as_text(self) -> str:
         """The program as text."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array
-from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.source import where
+from genesis_fn.core.static import Frozen, NotStatic, is_array
 from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.flat import name_of
 
@@ -183,59 +179,41 @@ class Donation:
         return found
 
 
-class ByValue:
-    """A static value that has no hash and is compared by what it holds: a slice, or an instance of
-    a dataclass that may change. A changed one is another value, so that it is traced again."""
-
-    __slots__ = ("value", "key")
-
-    def __init__(self, value: Any, key: tuple) -> None:
-        self.value, self.key = value, key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is ByValue and other.key == self.key
-
-    def __repr__(self) -> str:
-        return repr(self.value)
+def static_key(x: Any, what: str, fun: Callable) -> Frozen:
+    """What `x`, which is `what` among the arguments of `fun`, is as part of a program. Raises
+    TypeError for what cannot be."""
+    try:
+        return Frozen(x)
+    except NotStatic as error:
+        raise not_static(error, what, fun) from None
 
 
-def by_value(x: Any) -> Any:
-    """`x`, or a ByValue of it where it has no hash but is a slice or a dataclass of hashables."""
-    if type(x) is slice:
-        parts = (slice, x.start, x.stop, x.step)
-    elif dataclasses.is_dataclass(x) and not isinstance(x, type) and type(x).__hash__ is None:
-        parts = (type(x), *[by_value(getattr(x, f.name)) for f in dataclasses.fields(x)])
+def not_static(error: NotStatic, what: str, fun: Callable) -> TypeError:
+    """The error for a value in `what` that cannot be part of a program."""
+    kind, path = type(error.value).__name__, error.path
+    if is_array(error.value):
+        shown = f"an array ({kind})" if path else "an array"
+        remedy = (
+            "make what holds it a pytree (tree.dataclass, tree_util.register_pytree_node), or pass "
+            "the array as an argument of its own"
+            if path
+            else "leave it out of static_argnums and static_argnames: arrays are traced"
+        )
+        why = f"is {shown}; static values are part of the program"
     else:
-        return x
-    try:
-        hash(parts)
-    except TypeError:
-        return x
-    return ByValue(x if type(x) is slice else copy.copy(x), parts)
+        reason = f", {error.why}" if path or error.why.startswith("of a type") else ""
+        why = f"is {error.value!r:.60} of type {kind}"
+        why += reason or ", which is neither an array nor hashable"
+        remedy = (
+            "pass arrays, numbers, or static values such as tuples and frozen dataclasses (ints by "
+            "static_argnames), or make its class a pytree"
+        )
+    inside = f"{path} in it " if path else ""
+    return TypeError(
+        f"{what} of {name_of(fun)}: {inside}{why}\n  at {where(depth=5).describe()}\n  {remedy}"
+        if path
+        else f"{what} of {name_of(fun)} {why}\n  at {where(depth=5).describe()}\n  {remedy}"
+    )
 
 
-def hashable(x: Any, what: str, fun: Callable) -> Any:
-    """`x` (or its `by_value`), which is `what` among the arguments of `fun`. Raises TypeError if it
-    has no hash."""
-    x = by_value(x)
-    try:
-        hash(x)
-    except TypeError:
-        if isinstance(x, (Array, Tracer, np.ndarray)):
-            raise TypeError(
-                f"{what} of {name_of(fun)} is an array; static values are part of the program\n"
-                f"  at {where(depth=4).describe()}\n"
-                "  leave it out of static_argnums and static_argnames: arrays are traced"
-            ) from None
-        raise TypeError(
-            f"{what} of {name_of(fun)} is {x!r:.60} of type {type(x).__name__}, which is neither "
-            f"an array nor hashable\n  at {where(depth=4).describe()}\n"
-            "  pass arrays, numbers, or hashable values such as tuples and frozen dataclasses"
-        ) from None
-    return x
-
-
-__all__ = ["ByValue", "Donation", "Static", "by_value", "hashable"]
+__all__ = ["Donation", "Static", "not_static", "static_key"]

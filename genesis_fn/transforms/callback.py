@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from genesis_fn.core.device import cpu
 from genesis_fn.core.extended import is_key
 from genesis_fn.core.primitive import SCALARS, Primitive, bind
 from genesis_fn.core.source import where
+from genesis_fn.core.static import Same, aux_key
 from genesis_fn.primitives.define import move_batch
 from genesis_fn.primitives.random_bits import unwrap
 from genesis_fn.primitives.shape import expand_dims
@@ -40,12 +42,13 @@ class HostFunction:
 
     def __init__(self, f: Callable, in_tree: Any, fixed: tuple, out_tree: Any) -> None:
         self.f, self.in_tree, self.fixed, self.out_tree = f, in_tree, fixed, out_tree
-        key = (f, in_tree, tuple([(i, type(x), x) for i, x in fixed]), out_tree)
+        # The function itself is the same object: its programs call it as it is then.
+        owner = (f.__func__, Same(f.__self__)) if isinstance(f, MethodType) else Same(f)
         try:
-            hash(key)
+            self.key = (owner, in_tree, aux_key(fixed)[0], out_tree)
+            hash(self.key)
         except TypeError:
-            key = (id(self),)
-        self.key = key
+            self.key = (id(self),)
 
     @property
     def __name__(self) -> str:

@@ -12,8 +12,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core import dtypes, errors
+from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.convert import is_value
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
 from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
 from genesis_fn.core.traceback import boundary
@@ -22,7 +23,7 @@ from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.call import jit_p, jvp_call, linear_call
 from genesis_fn.transforms.custom import custom_vjp_p
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.flat import FlatFunction, as_taken, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
 from genesis_fn.transforms.stage import StageTrace, inlined, stage, stage_closed
@@ -212,9 +213,13 @@ def checkpoint(
     @boundary(fun)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if ctx.trace is None:
-            return fun(*args, **kwargs)
-        rest = tuple([None if i in static else a for i, a in enumerate(args)])
-        fixed = {i: args[i] for i in static if i < len(args)}
+            return fun(*as_taken(args), **as_taken(kwargs))
+        # What is no array stays as it is: nothing of this call is kept for another.
+        fixed = {
+            i: a for i, a in enumerate(args)
+            if i in static or (not is_value(a) and tree.structure(a).is_leaf())
+        }  # fmt: skip
+        rest = tuple([None if i in fixed else a for i, a in enumerate(args)])
         leaves, in_tree, weak = flatten_arrays(
             (rest, kwargs), f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, rest, kwargs)
         )

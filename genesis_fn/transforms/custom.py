@@ -20,10 +20,12 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
 from genesis_fn.core.primitive import Primitive, Tracer, bind, ctx, marked, surroundings, typeof
 from genesis_fn.core.source import Where, is_internal, where
+from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p, linear_call
-from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, missing, name_of
+from genesis_fn.transforms.copies import Copied
+from genesis_fn.transforms.flat import FlatFunction, as_taken, flatten_arrays, missing, name_of
 from genesis_fn.transforms.inline import custom_jvp_call_p, custom_vjp_call_p, forward_rule
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import keeping_apart
@@ -239,7 +241,7 @@ class Call:
 
     def key(self) -> tuple:
         """What tells staged programs of the call apart."""
-        return self.kinds, self.weak, self.in_tree, tuple(self.static), self.values
+        return self.kinds, self.weak, self.in_tree, tuple(self.static), aux_key(self.values)[0]
 
     def staged(self, prim: Primitive, xs: Sequence[Any]) -> list[Any]:
         return self.owner.staged_call(prim, self, xs)
@@ -328,7 +330,7 @@ class _Active(threading.local):
         self.calls: dict[Any, dict[str, Any]] = {}
 
 
-class _Custom:
+class _Custom(Copied):
     """What the two decorators share: which arguments are static, and staging with a memory."""
 
     rule: Callable | None  # of forward mode
@@ -375,7 +377,9 @@ class _Custom:
         ]  # fmt: skip
         for i in static:
             try:
-                hash(args[i])
+                if is_array(args[i]) or isinstance(args[i], (list, dict, set, bytearray)):
+                    raise NotStatic(args[i], "neither arrays nor hashable")
+                hash(aux_key(args[i])[0])
             except TypeError:
                 raise TypeError(
                     f"argument {i} of {self.name} is {args[i]!r:.60}, neither arrays nor hashable\n"
@@ -407,8 +411,8 @@ class _Custom:
             if "consts" not in state:  # the first pass only finds out what is captured
                 return call.fun(*xs)
             found, consts = state["found"], state["consts"]
-        elif key in self.staged:
-            found, consts = self.staged[key]
+        elif (kept := self.staged.get((key, self._does()))) is not None:
+            found, consts = kept
         else:
             found, consts = self._stage(key, call, xs)
         jaxpr, rules, weak, call.learned = found
@@ -443,10 +447,11 @@ class _Custom:
             del self.active.calls[key]
         rules.made = (*programs[1:], None) if len(programs) == 3 else tuple(programs[1:])
         found = (programs[0], rules, out_weak, learned)
-        if not any(isinstance(x, Tracer) for x in consts):
+        does = self._does()  # what the rules wrote while they were traced counts as it is now
+        if does is not None and not any(isinstance(x, Tracer) for x in consts):
             if len(self.staged) >= 64:
                 self.staged.clear()
-            self.staged[key] = found, consts
+            self.staged[key, does] = found, consts
         return found, consts
 
     def _staged_jvp(
@@ -470,10 +475,28 @@ class _Custom:
 
         return stage(body, kinds * 2, name=self.name, weak=weak * 2)
 
+    def _does(self) -> tuple | None:
+        """What the function and its rules do now, with all that they read; None where that cannot
+        be told, so that no program may be kept."""
+        rules = (self.fun, self.rule, getattr(self, "fwd", None), getattr(self, "bwd", None))
+        known = [meaning(f) for f in rules]
+        return None if None in known else tuple([k for k, _ in known])  # type: ignore[misc]
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        made = {k: v for k, v in vars(self).items() if k in ("static", "rule", "fwd", "bwd")}
+        return _remade, (type(self), self.fun, made)
+
     def argument(self, i: int) -> str:
         """The name of an argument, for messages."""
         names = list(self.signature.parameters) if self.signature else []
         return repr(names[i]) if i < len(names) else str(i)
+
+
+def _remade(kind: type, fun: Callable, parts: dict[str, Any]) -> Any:
+    """A function with rules, of its parts."""
+    made = kind(fun)
+    vars(made).update(parts)
+    return made
 
 
 def _laid_out(
@@ -554,7 +577,7 @@ class custom_jvp(_Custom):
             )
         args = self.positional(args, kwargs)
         if ctx.trace is None:
-            return self.fun(*args)
+            return self.fun(*as_taken(args))
         return self.call(custom_jvp_call_p, args)
 
     def stage_rules(
@@ -619,7 +642,7 @@ class custom_vjp(_Custom):
             )
         args = self.positional(args, kwargs)
         if ctx.trace is None:
-            return self.fun(*args)
+            return self.fun(*as_taken(args))
         return self.call(custom_vjp_call_p, args)
 
     def stage_rules(

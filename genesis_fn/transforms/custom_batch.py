@@ -14,6 +14,7 @@ from genesis_fn.core.primitive import Primitive, bind, typeof
 from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.batch import at_front
 from genesis_fn.transforms.call import jit_p, jvp_call, linearize_call
+from genesis_fn.transforms.copies import Copied
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, missing, name_of
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_flat, jvp_jaxpr
@@ -124,7 +125,7 @@ custom_vmap_p = Primitive(
 )  # fmt: skip
 
 
-class custom_vmap:
+class custom_vmap(Copied):
     """A function whose batching is given by `def_vmap(rule)`.
 
     `rule(axis_size, in_batched, *args)` gets the arguments with their batch in front (where
@@ -136,6 +137,9 @@ class custom_vmap:
     def __init__(self, fun: Callable) -> None:
         functools.update_wrapper(self, fun)
         self.fun, self.rule = fun, None
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        return _remade, (self.fun, self.rule)
 
     def def_vmap(self, rule: Callable) -> Callable:
         """Set the batching rule; usable as a decorator."""
@@ -150,6 +154,12 @@ class custom_vmap:
         jaxpr, captured = stage(flat, [x.aval for x in leaves], name=name_of(self.fun), weak=weak)
         rule = _Rule(self.rule, in_tree, flat.out_tree, len(captured), jaxpr.name)
         return flat.called(user_call(custom_vmap_p, *captured, *leaves, jaxpr=jaxpr, rule=rule))
+
+
+def _remade(fun: Callable, rule: Callable | None) -> custom_vmap:
+    made = custom_vmap(fun)
+    made.rule = rule
+    return made
 
 
 def sequential_vmap(fun: Callable) -> custom_vmap:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import Array, offers_array
 from genesis_fn.core.convert import as_argument, as_array, is_value
 from genesis_fn.core.primitive import Tracer, beside, marked
 from genesis_fn.core.source import where
@@ -48,7 +48,8 @@ def flatten_arrays(
                 raise TypeError(
                     f"{what}{name} is {x!r:.60} of type {type(x).__name__}, not an array or a "
                     f"number\n  at {where().describe()}\n"
-                    "  leave it out, for example by functools.partial; only jit takes others"
+                    "  leave it out, for example by functools.partial; jit takes others, and vmap "
+                    "does with in_axes=None"
                 )
         with beside(leaves):
             leaves = [as_argument(x) for x in leaves]
@@ -58,6 +59,15 @@ def flatten_arrays(
 def missing(out: Any) -> str:
     """The line of a message about a function that returned None where more is needed."""
     return "\n  it returned None: is a return missing?" if out is None else ""
+
+
+def as_taken(value: Any) -> Any:
+    """A pytree whose arrays of other libraries (torch tensors, say) are arrays of this one, for a
+    function that is called as it stands."""
+    leaves, treedef = tree.flatten(value)
+    if not any(offers_array(type(x)) for x in leaves):
+        return value
+    return tree.unflatten(treedef, [as_array(x) if offers_array(type(x)) else x for x in leaves])
 
 
 class FlatFunction:

@@ -17,6 +17,7 @@ from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.core.source import where
+from genesis_fn.core.static import aux_key
 from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, move_batch, zeros
 from genesis_fn.transforms.call import linear_call
 from genesis_fn.transforms.callback import _declared, _one_by_one
@@ -299,7 +300,7 @@ def _outputs(f: _User, avals: tuple[Aval, ...]) -> tuple[tuple[Aval, ...], Any]:
 
 def _launch(
     avals: Sequence[Any], *, kernel: Any, grid: Any, out_avals: tuple[Aval, ...], constants: tuple,
-    scalars: tuple,
+    scalars: tuple, kinds: tuple,
 ) -> Callable:  # fmt: skip
     if type(kernel).__name__ != "InterpretedFunction":
         raise errors.BackendError(
@@ -365,6 +366,7 @@ def triton_call(
     settings = (
         ("kernel", kernel), ("grid", grid), ("out_avals", out_avals),
         ("constants", tuple(sorted(constants.items()))), ("scalars", scalars),
+        ("kinds", aux_key((constants, scalars))[0]),  # 1 and True are two constants
     )  # fmt: skip
     if vjp is None:
         return tree.unflatten(out_tree, bind(triton_call_p, *arrays, **dict(settings)))

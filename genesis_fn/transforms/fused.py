@@ -19,6 +19,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
+from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.call import jit_p, jvp_call, linear_call, linearize_call
@@ -70,7 +71,7 @@ class Fused:
 
     def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> tuple[Jaxpr, Any]:
         """(the staged reference, output structure) for operands of these avals."""
-        key = (avals, in_tree, static, surroundings())
+        key = (avals, in_tree, Reader().read(static), surroundings())
         found = self.programs.get(key)
         if found is None:
             flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
@@ -116,7 +117,8 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
     kinds = tuple([typeof(o) for o in primals])
     out_tree = op.program(tuple([typeof(x) for x in xs]), in_tree, static)[1]
     back = _backward_program(
-        backward, tuple([typeof(s) for s in saved]), saved_tree, kinds, out_tree, static, mask,
+        backward, tuple([typeof(s) for s in saved]), saved_tree, kinds, out_tree,
+        Frozen(static), mask,
         tuple([typeof(x) for x in xs]), diff, surroundings(),
     )  # fmt: skip
     push = _forward_program(jaxpr, tuple([typeof(s) for s in saved]), tuple(nonzero))
@@ -133,7 +135,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
 
 @functools.lru_cache(maxsize=1024)
 def _backward_program(
-    backward: Fused, saved: tuple, saved_tree: Any, kinds: tuple, out_tree: Any, static: tuple,
+    backward: Fused, saved: tuple, saved_tree: Any, kinds: tuple, out_tree: Any, static: Frozen,
     needs: tuple[bool, ...], args: tuple, diff: tuple[bool, ...], around: tuple,
 ) -> Jaxpr:  # fmt: skip
     """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
@@ -144,7 +146,7 @@ def _backward_program(
         res = tree.unflatten(saved_tree, xs[count : count + len(saved)])
         cts = tree.unflatten(out_tree, xs[count + len(saved) :])
         got = tree.leaves(
-            backward(res, cts, needs=needs, **dict(static)), is_leaf=lambda x: x is None
+            backward(res, cts, needs=needs, **dict(static.value)), is_leaf=lambda x: x is None
         )
         return [instantiate(g, a) for g, a, n in zip(got, wanted, needs, strict=True) if n]
 

@@ -17,10 +17,11 @@ from weakref import getweakrefcount
 import numpy as np
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, Deleted
+from genesis_fn.core.array import Array, Deleted, offers_array
 from genesis_fn.core.convert import as_argument, is_value
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
+from genesis_fn.core.static import Frozen, Same, aux_key
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
 from genesis_fn.transforms.key_uses import Uses, after_call, before_call
 
@@ -29,7 +30,14 @@ MISS = object()
 # With so many results the collector waits: until the caller lets go of the arrays before them, they
 # would look like garbage in the making, and be traversed at every call.
 _MANY = 64
+_SHORT = 8  # tuples of so many static values are compared in line
 _LINES = 16  # lines that a jitted function is called from and that are remembered
+
+
+def _static_key(x: Any) -> tuple[Any, bool]:
+    """(key, whether the same object has it for ever) of a static argument."""
+    found = Frozen(x)
+    return found.key, found.fixed
 
 
 class _Writer:
@@ -86,7 +94,7 @@ def _pull(out: _Writer, at: str, x: Any, leaves: list[str]) -> bool:
     if x is None:
         out.lines.append(f"if {at} is not None: return {out.miss}")
         return True
-    if kind in (tuple, list) or _is_namedtuple(x):
+    if kind in (tuple, list) or (_is_namedtuple(x) and kind not in tree.NODE_TYPES):
         out.lines.append(
             f"if type({at}) is not {out.name(kind)} or len({at}) != {len(x)}: return {out.miss}"
         )
@@ -98,6 +106,8 @@ def _pull(out: _Writer, at: str, x: Any, leaves: list[str]) -> bool:
         out.lines.append(
             f"if type({at}) is not {out.name(kind)} or len({at}) != {len(x)}: return {out.miss}"
         )
+        if any(type(k) is not str for k in x):
+            _refuse_others(out, f"tuple({at})", tuple(x))
         if kind is OrderedDict:
             out.lines.append(f"if list({at}) != {out.name(list(x))}: return {out.miss}")
         keys = tree.structure(x, is_leaf=lambda v: v is not x).entries()
@@ -118,9 +128,8 @@ def _pull(out: _Writer, at: str, x: Any, leaves: list[str]) -> bool:
         out.lines.append(f"if type({at}) is not {out.name(kind)}: return {out.miss}")
         out.lines.append(f"{whole}, {meta}, *_ = {out.name(flat)}({at})")
         out.lines.append(f"{whole} = tuple({whole})")
-        out.lines.append(
-            f"if {meta} != {out.name(static)} or len({whole}) != {len(children)}: return {out.miss}"
-        )
+        out.lines.append(f"if len({whole}) != {len(children)}: return {out.miss}")
+        _refuse_others(out, meta, static, aux_key)
         names = [out.fresh() for _ in children]
         if names:
             out.lines.append(f"{', '.join(names)}, = {whole}")
@@ -158,7 +167,7 @@ def _build(out: _Writer, x: Any) -> str | None:
         return "None"
     if kind is _Leaf:
         return x.name
-    if kind in (tuple, list) or _is_namedtuple(x):
+    if kind in (tuple, list) or (_is_namedtuple(x) and kind not in tree.NODE_TYPES):
         parts = [_build(out, v) for v in x]
         if None in parts:
             return None
@@ -208,6 +217,7 @@ def caller(
     out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str], name: str,
     number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception], place: Any,
     key_uses: Uses | None = None,
+    current: Callable[[], bool] | None = None,
 ) -> Callable | None:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
@@ -217,8 +227,8 @@ def caller(
     `run_list`, from the list of storages to that of the results, or `run`, which takes the storages
     one by one, with `overwritten` (inputs whose memory it takes) and `own` (an array's storage,
     copied if it is not its only holder); `sigs` are those of its results. Numbers and ndarrays go
-    to `place`; `key_uses` is what the program does with keys. None where the structure has no known
-    form, or a leaf is a tracer.
+    to `place`; `key_uses` is what the program does with keys. Where `current()` is false, the call
+    is another one. None where the structure has no known form, or a leaf is a tracer.
 
     A donated `TrainState` that comes back is one leaf where the executable can `carry` it.
     """
@@ -249,19 +259,22 @@ def caller(
             continue
         if kind is Array:
             checks.append(f"{at}.sig is not {out.name(x.sig)}")
-        elif isinstance(x, (np.ndarray, np.generic)):
+        elif isinstance(x, (np.ndarray, np.generic)) or offers_array(kind):
             out.lines += [f"if type({at}) is not {out.name(kind)}: return MISS"]
             out.lines += [f"{at} = as_argument({at}, place)"]
             checks.append(f"{at}.sig is not {out.name(as_argument(x, place).sig)}")
         elif kind in SCALARS:
             out.lines.append(f"if type({at}) is not {kind.__name__}: return MISS")
             out.lines.append(f"{at} = number({at})")
-        elif kind.__hash__ is None or hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
+        elif hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
             return None
         else:
-            out.lines.append(_differs(out, at, x))
+            _refuse_others(out, at, x)
             continue
         dynamic.append((at, x))
+    if current is not None:
+        out.space["current"] = current
+        out.lines.append("if not current(): return MISS")
     if checks:
         # Anything but an array has no signature.
         out.lines += [
@@ -475,13 +488,45 @@ def _marks(
     return marks
 
 
-def _differs(out: _Writer, at: str, x: Any) -> str:
-    """The line that refuses a value other than the static `x`."""
-    known = out.name(x)
-    return (
-        f"if {at} is not {known} and (type({at}) is not type({known}) or {at} != {known}): "
-        "return MISS"
-    )
+def _refuse_others(out: _Writer, at: str, x: Any, read: Callable = _static_key) -> None:
+    """Write the line that refuses a value other than the static `x`, by type and content: as
+    `read` gives (key, whether the same object has it for ever)."""
+    out.lines.append(f"if not ({_is_like(out, at, x, read)}): return {out.miss}")
+
+
+def _is_like(out: _Writer, at: str, x: Any, read: Callable) -> str:
+    kind, known = type(x), out.name(x)
+    if x is None or kind is bool:
+        return f"{at} is {x}"
+    if kind in (str, int, bytes) or (kind is float and x == x and x):
+        return f"type({at}) is {kind.__name__} and {at} == {x!r}"
+    if kind is tuple and len(x) <= _SHORT:
+        parts = [f"type({at}) is tuple and len({at}) == {len(x)}"]
+        for i, v in enumerate(x):
+            parts.append(_is_like(out, f"{at}[{i}]", v, read))
+        return f"{at} is {known} or {' and '.join(f'({p})' for p in parts)}" if (
+            read(x)[1]
+        ) else " and ".join(f"({p})" for p in parts)  # fmt: skip
+    key, fixed = read(x)
+    if key == (kind, Same(x)):
+        return f"{at} is {known}"
+    same = f"{out.name(_Matches(key, read))}({at})"
+    return f"{at} is {known} or {same}" if fixed else same
+
+
+class _Matches:
+    """Whether a value has a key."""
+
+    __slots__ = ("key", "read")
+
+    def __init__(self, key: Any, read: Callable) -> None:
+        self.key, self.read = key, read
+
+    def __call__(self, x: Any) -> bool:
+        try:
+            return self.read(x)[0] == self.key
+        except TypeError:  # an array, say: the slow path tells of it
+            return False
 
 
 def _pull_call(
@@ -501,14 +546,14 @@ def _pull_call(
     )
     for i, (at, x) in enumerate(zip(names, args)):
         if i in static:
-            out.lines.append(_differs(out, at, x))
+            _refuse_others(out, at, x)
         elif not _pull(out, at, x, found):
             return False
     for k in sorted(kwargs):
         at = out.fresh()
         out.lines += [f"try: {at} = kwargs[{k!r}]", "except KeyError: return MISS"]
         if k in static:
-            out.lines.append(_differs(out, at, kwargs[k]))
+            _refuse_others(out, at, kwargs[k])
         elif not _pull(out, at, kwargs[k], found):
             return False
     if len(found) != len(examples):

@@ -2,18 +2,21 @@
 
 A call takes its leaves out by generated code, looks the executable up by the interned signatures of
 the leaves, runs it, and puts the outputs together by generated code. Arrays and numbers are traced;
-hashable leaves of other types are static by themselves.
+leaves of other types are static by themselves, by type and content.
+
+What a function reads beside its arguments (globals, closures) is as it was when it was traced;
+what a bound method or a partial brings along, and attributes of objects among the arguments, are
+looked at in every call (see `reads.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from genesis_fn.core import config, device as devices, errors, tree
 from genesis_fn.core.array import Array, Deleted, from_numpy, like, live, stored
@@ -24,24 +27,37 @@ from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, marked, surroundings
 from genesis_fn.core.source import warn, where
+from genesis_fn.core.static import Frozen, NotStatic
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.abstract import abstract_of
 from genesis_fn.transforms.ahead import Traced
-from genesis_fn.transforms.arguments import ByValue, Donation, Static, by_value, hashable
+from genesis_fn.transforms.arguments import Donation, Static, not_static, static_key
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.captured import Captured, captures_of
+from genesis_fn.transforms.copies import Copied
 from genesis_fn.transforms.flat import FlatFunction, name_of
 from genesis_fn.transforms.guard import MISS, Donated, caller, puller
 from genesis_fn.transforms.key_uses import after_call, before_call, user_call
-from genesis_fn.transforms.programs import LARGE, SHARED, Entry, Program, before_trace, cache_for
+from genesis_fn.transforms.programs import (
+    CAPACITY,
+    LARGE,
+    Cache,
+    Entry,
+    Program,
+    Shelf,
+    forget,
+    forget_all,
+    shelf_of,
+)
+from genesis_fn.transforms.reads import owners, reads_of
 from genesis_fn.transforms.retrace import RecompilationWarning, difference, program_key, show_key
 from genesis_fn.transforms.stage import stage
 
 log = logging.getLogger("genesis_fn")
 
 
-_CAPACITY = 256  # signatures per function
-_FAST = 8  # of them that are tried in turn before the table of all is asked
+_VARIANTS = 4  # programs of one signature whose surroundings differed
+_FAST = 8  # signatures that are tried in turn before the table of all is asked
 _live: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 
 
@@ -53,10 +69,10 @@ def _leaf_key(x: Any) -> Any:
         return kind
     if isinstance(x, Tracer):
         return (x.aval, x.weak)
-    return (kind, x)
+    return x if kind is Frozen else Frozen(x)
 
 
-class JitFunction:
+class JitFunction(Copied):
     """The callable that `jit` returns."""
 
     def __init__(self, fun: Callable, options: dict[str, Any]) -> None:
@@ -64,8 +80,13 @@ class JitFunction:
         self.fun, self.options = fun, options
         self.static = Static(fun, options["static_argnums"], options["static_argnames"])
         self.donate = Donation(fun, options["donate_argnums"], options["donate_argnames"])
-        self.cache = cache_for(fun, options)
+        self.cache = Cache()
+        # Whether it brings along what may change: a method's object, a partial's arguments.
+        self.owned = any(True for _ in owners(fun))
         _live.add(self)
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        return JitFunction, (self.fun, self.options)
 
     def __repr__(self) -> str:
         return f"<jit of {name_of(self.fun)}: {len(self.cache.programs)} programs>"
@@ -129,7 +150,7 @@ class JitFunction:
             from genesis_fn.transforms.nan_trace import check_outputs
 
             check_outputs(program.jaxpr, held, outs)  # pyright: ignore[reportArgumentType]
-        return program.build(marked(outs, program.flat.weak) if program.weak else outs)
+        return program.build(marked(outs, program.outs_weak) if program.weak else outs)
 
     def _slow(self, args: tuple, kwargs: dict[str, Any], settings: config.Config) -> Any:
         if settings.disable_jit:
@@ -140,26 +161,20 @@ class JitFunction:
         leaves, treedef = tree.flatten(values)
         place = next((x.device for x in leaves if type(x) is Array), None)
         leaves = [
-            as_argument(x, place)
-            if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__genesis_array__")
-            else x
+            x
+            if type(x) is Array or type(x) in SCALARS or isinstance(x, Tracer)
+            else as_argument(x, place)
             if is_value(x)
-            else by_value(x)
-            for x in leaves
+            else self._static(x, i, values)
+            for i, x in enumerate(leaves)
         ]
         statics = self._statics(given)
-        keys = tuple([_leaf_key(x) for x in leaves])
-        try:
-            hash(keys)
-        except TypeError:
-            for x, path in zip(leaves, self._paths(values)):
-                if not is_value(x):
-                    hashable(x, path, self.fun)
+        keys = (*[_leaf_key(x) for x in leaves], *_odd_keys(treedef))
         if ctx.trace is not None:
             program = self._program(leaves, treedef, values, statics, keys, settings)
             dynamic = [as_argument(x) for x in leaves if is_value(x)]
             outs = user_call(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr)
-            return program.build(marked(outs, program.flat.weak))
+            return program.build(marked(outs, program.outs_weak))
         entry = self._entry(leaves, treedef, values, statics, keys, settings, call)
         return self._run(entry, leaves)
 
@@ -167,9 +182,18 @@ class JitFunction:
 
     def _statics(self, given: list[tuple[Any, Any]]) -> tuple:
         label = self.static.label
+        for n, v in given:
+            if isinstance(v, (list, dict, set, bytearray)):
+                raise not_static(NotStatic(v, ""), f"static argument {label(n)!r}", self.fun)
         return tuple(
-            [(n, hashable(v, f"static argument {label(n)!r}", self.fun)) for n, v in given]
+            [(n, static_key(v, f"static argument {label(n)!r}", self.fun)) for n, v in given]
         )
+
+    def _static(self, x: Any, i: int, values: tuple) -> Frozen:
+        try:
+            return Frozen(x)
+        except NotStatic as error:
+            raise not_static(error, self._paths(values)[i], self.fun) from None
 
     def _paths(self, values: tuple) -> list[str]:
         return self.static.paths(values)
@@ -182,23 +206,44 @@ class JitFunction:
         shapes = tuple([program_key(x) for x in leaves])
         # What is captured while tracing is made beside the arguments.
         near = beside(leaves)
-        key = (treedef, statics, shapes, surroundings(), near.place)
+        key = (treedef, _odd_keys(treedef), statics, shapes, surroundings(), near.place)
         cache = self.cache
         with cache.lock:
-            found = cache.programs.get(key)
-            if found is not None:
-                cache.programs.move_to_end(key)
-                return found
-            before_trace(self.fun, cache)
+            # Of what was traced while an object was another, some is kept, newest first.
+            for variant in range(_VARIANTS):
+                found = cache.programs.get((key, variant))
+                if found is None:
+                    break
+                if found.current():
+                    cache.programs.move_to_end((key, variant))
+                    return found
+            shelf = self._shelf(statics, shapes)
+            program = shelf.get(key) if shelf is not None else None
+            if program is not None:
+                cache.programs[key, 0] = program
+                return program
             paths = self._paths(values)
             with near, no_collection():
                 program = self._trace(leaves, treedef, statics, shapes, paths)
             if program.cacheable:
-                cache.programs[key] = program
-                if len(cache.programs) > _CAPACITY:
+                for k in range(_VARIANTS - 1, 0, -1):
+                    if (key, k - 1) in cache.programs:
+                        cache.programs[key, k] = cache.programs[key, k - 1]
+                cache.programs[key, 0] = program
+                cache.programs.move_to_end((key, 0))
+                if len(cache.programs) > CAPACITY:
                     cache.programs.popitem(last=False)
                 self._explain_retrace(program, settings)
+                if shelf is not None:
+                    shelf.put(program, key)
             return program
+
+    def _shelf(self, statics: tuple, shapes: tuple) -> Shelf | None:
+        """Where programs for these static values are shared with functions of the same meaning."""
+        given = [v for _, v in statics] + [k for k in shapes if type(k) is Frozen]
+        if self.owned or not all(v.fixed and not v.weak for v in given):
+            return None
+        return shelf_of(self.fun, self.options)
 
     def _trace(
         self, leaves: list, treedef: Any, statics: tuple, shapes: tuple, paths: list[str]
@@ -209,8 +254,12 @@ class JitFunction:
                 f"  called at {where(depth=4).describe()}"
             )
         dynamic = [i for i, x in enumerate(leaves) if is_value(x)]
-        names = {n: v.value if type(v) is ByValue else v for n, v in statics}
-        fixed = [x.value if type(x) is ByValue else x for x in leaves]
+        names = {n: v.value for n, v in statics}
+        fixed = [x.value if type(x) is Frozen else x for x in leaves]
+        frozen = [v for v in (*[v for _, v in statics], *shapes) if type(v) is Frozen]
+        reads = None
+        if self.owned or any(v.objects for v in frozen):
+            reads = reads_of(self.fun, [x for v in frozen for x in v.objects])
 
         def f(args: tuple, kwargs: dict) -> Any:
             return self.static.call(self.fun, args, kwargs, names)
@@ -225,12 +274,15 @@ class JitFunction:
             return flat(*filled)
 
         kinds = [as_argument(leaves[i]) for i in dynamic]
-        jaxpr, captured = stage(
-            body, [k.aval for k in kinds], name=name_of(self.fun),
-            labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
-        )  # fmt: skip
+        with contextlib.nullcontext() if reads is None else reads:
+            jaxpr, captured = stage(
+                body, [k.aval for k in kinds], name=name_of(self.fun),
+                labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
+            )  # fmt: skip
         _warn_captures(self.fun, jaxpr, captured)
-        return Program(jaxpr, captured, flat, (statics, shapes, surroundings()), paths)
+        for v in frozen:
+            v.settle()
+        return Program(jaxpr, captured, flat, (statics, shapes, surroundings()), paths, reads)
 
     def _entry(
         self, leaves: list, treedef: Any, values: tuple, statics: tuple, keys: tuple,
@@ -240,7 +292,7 @@ class JitFunction:
         with cache.lock:
             slow_key = (treedef, statics, surroundings(), keys)
             entry = cache.entries.get(slow_key)
-            if entry is not None:
+            if entry is not None and entry.program.current():
                 cache.entries.move_to_end(slow_key)
                 return entry
             for x in leaves:
@@ -249,6 +301,12 @@ class JitFunction:
                 elif isinstance(x, Tracer):
                     raise x._trace.leaked(x)
             program = self._program(leaves, treedef, values, statics, keys, settings)
+            shelf = self._shelf(statics, program.keys[1]) if program.cacheable else None
+            entry = shelf.get(slow_key) if shelf is not None else None
+            if entry is not None and entry.program is program:
+                cache.entries[slow_key] = entry
+                self._add_fast(entry, *call, settings)
+                return entry
             place = _common_device(leaves, program, self.fun)
             dynamic = [i for i, x in enumerate(leaves) if is_value(x)]
             donated = self.donate.leaves(values, self.static)
@@ -265,26 +323,38 @@ class JitFunction:
                 program, executable, dynamic, all(type(x) is Array for x in leaves),
                 [p for p, i in enumerate(dynamic) if i in donated], place,
             )  # fmt: skip
-            cache.entries[slow_key] = entry
+            self._keep(entry, slow_key, statics, keys, call, settings)
+            if shelf is not None:
+                shelf.put(entry, slow_key)
+            return entry
+
+    def _keep(
+        self, entry: Entry, slow_key: tuple, statics: tuple, keys: tuple,
+        call: tuple[tuple, dict], settings: config.Config,
+    ) -> None:  # fmt: skip
+        """Remember a compiled program, by the key and by the form of the call."""
+        cache = self.cache
+        cache.entries[slow_key] = entry
+        if not statics and entry.program.reads is None and not _odd_keys(slow_key[0]):
             order = self.static.order(*call)
-            pull = self._guard(*call, order) if not statics else None
+            pull = self._guard(*call, order)
             if pull is not None:
                 cache.entries[(pull, surroundings(), keys)] = entry
-            while len(cache.entries) > 2 * _CAPACITY:
-                cache.entries.popitem(last=False)
-            self._add_fast(entry, *call, settings)
-            return entry
+        while len(cache.entries) > 2 * CAPACITY:
+            cache.entries.popitem(last=False)
+        self._add_fast(entry, *call, settings)
 
     def _add_fast(self, entry: Entry, args: tuple, kwargs: dict, settings: config.Config) -> None:
         """Remember a function generated for calls like this one, if it can be had."""
         executable, program = entry.executable, entry.program
         debugging = settings.debug_nans or settings.debug_infs or ctx.watch is not None
         known = hasattr(executable, "run") or hasattr(executable, "run_list")
-        # What is compared by its contents may have changed though it is the same object.
-        changing = any(type(v) is ByValue for _, v in program.keys[0]) or any(
-            type(k) is tuple and type(k[1]) is ByValue for k in program.keys[1]
-        )
-        if debugging or ctx.axes or changing or not known:
+        if debugging or ctx.axes or not known:
+            return
+        form = tree.structure((args, kwargs))
+        if entry.call is not None and entry.call[0] is settings and entry.call[1] == form:
+            self.cache.fast.insert(0, (settings, entry.call[2]))
+            del self.cache.fast[_FAST:]
             return
 
         def failed(error: Exception, leaves: list) -> Exception:
@@ -294,13 +364,15 @@ class JitFunction:
             args, kwargs, self.static.order, static=self.static.given(args, kwargs),
             captured=program.captured, executable=executable,
             sigs=[sig(s.aval, s.device, s.dense, w)
-                  for s, w in zip(executable.sigs, program.flat.weak, strict=True)],
-            out_tree=program.flat.out_tree, donated=entry.donated,
+                  for s, w in zip(executable.sigs, program.outs_weak, strict=True)],
+            out_tree=program.out_tree, donated=entry.donated,
             paths=[program.paths[i] for i in entry.dynamic], name=name_of(self.fun),
             number=lambda x: _runtime(x, entry.device), failed=failed,
             place=entry.device, key_uses=program.key_uses,
+            current=program.reads and program.reads.same,
         )  # fmt: skip
         if call is not None:
+            entry.call = (settings, form, call)
             self.cache.fast.insert(0, (settings, call))
             del self.cache.fast[_FAST:]
 
@@ -388,6 +460,7 @@ class JitFunction:
 
     def clear_cache(self) -> None:
         """Forget all programs and executables of this function."""
+        forget(self.cache)
         self.cache.clear()
 
     # ---- ahead of time ----
@@ -414,7 +487,10 @@ class JitFunction:
         args, kwargs, given = self.static.bind(args, kwargs)
         values = self.static.without(args, kwargs)
         leaves, treedef = tree.flatten(values)
-        leaves = [by_value(abstract_of(x)) for x in leaves]
+        leaves = [
+            x if is_value(x) else self._static(x, i, values)
+            for i, x in enumerate(map(abstract_of, leaves))
+        ]
         statics = self._statics(given)
         shapes = tuple([program_key(x) for x in leaves])
         program = self._trace(leaves, treedef, statics, shapes, self._paths(values))
@@ -422,6 +498,19 @@ class JitFunction:
         mask = [is_value(x) for x in leaves]
         lent = [i in donated for i, m in enumerate(mask) if m]
         return Traced(self.fun, self.static, program, treedef, mask, lent)
+
+
+def _odd_keys(treedef: tree.PyTreeDef) -> tuple:
+    """What tells the keys of dicts apart that are equal but of several types, such as 1 and True:
+    structures are compared by equality."""
+    return tuple(
+        [
+            (i, j, Frozen(k))
+            for i, path in enumerate(treedef.paths())
+            for j, k in enumerate(path)
+            if type(k) is not str and type(k) is not int
+        ]
+    )
 
 
 def _copy(x: Array) -> Array:
@@ -485,10 +574,12 @@ def jit(
 ) -> Any:
     """`fun`, traced once per signature of its arguments and compiled.
 
-    Arrays and numbers are traced; leaves of other hashable types are static by themselves, ints by
-    `static_argnums` or `static_argnames`. Donated arguments lend their memory to the outputs and
-    cannot be used afterwards; `on_unusable_donation` is "warn", "error" or "ignore". `max_traces`
-    turns retracing beyond it into an error. `compiler="inductor"` compiles by TorchInductor on CPU.
+    Arrays, those of NumPy and torch too, and numbers are traced; leaves of other types are static
+    by themselves, by type and content as they are at each call (ints by `static_argnums` or
+    `static_argnames`). Globals and closures are read while tracing, and never again. Donated
+    arguments lend their memory to the outputs and cannot be used afterwards;
+    `on_unusable_donation` is "warn", "error" or "ignore". `max_traces` turns retracing beyond it
+    into an error. `compiler="inductor"` compiles by TorchInductor on CPU.
     """
     options = {
         "static_argnums": static_argnums, "static_argnames": static_argnames,
@@ -513,7 +604,7 @@ def jit(
 
 def clear_caches() -> None:
     """Forget every traced program and executable of the process."""
-    SHARED.clear()
+    forget_all()
     for f in list(_live):
         f.cache.clear()
 

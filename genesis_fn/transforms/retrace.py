@@ -10,6 +10,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import kind_rank, scalar_dtype
 from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.static import Frozen
 from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.arguments import Static
 from genesis_fn.transforms.programs import Program
@@ -28,7 +29,7 @@ def program_key(x: Any) -> Any:
         return (aval((), scalar_dtype(kind)), True)
     if isinstance(x, (Tracer, Abstract)):
         return (x.aval, True) if x.weak else x.aval
-    return (kind, x)
+    return x  # a Frozen
 
 
 def show_key(key: Any) -> str:
@@ -39,7 +40,7 @@ def show_key(key: Any) -> str:
         kind = key[0]
         name = ("bool", "int", "float", "complex")[kind_rank(kind.dtype)]
         return f"{kind} (weak)" if kind.shape else f"Python {name}"
-    return repr(key[1])
+    return repr(key)
 
 
 def _around_difference(before: tuple, now: tuple) -> list[str]:
@@ -57,7 +58,7 @@ def _structures(before: Program, now: Program, static: Static) -> list[str]:
     """How the containers of the arguments differ."""
     try:
         (args0, kwargs0), (args, kwargs) = [
-            tree.unflatten(p.flat.in_tree, p.paths) for p in (before, now)
+            tree.unflatten(p.in_tree, p.paths) for p in (before, now)
         ]
     except Exception:  # a node of the user's that refuses to hold texts
         return []
@@ -73,7 +74,7 @@ def _structures(before: Program, now: Program, static: Static) -> list[str]:
 
 def _advice(key: Any) -> str:
     """What to do where a static value differs because it is another object."""
-    if isinstance(key, tuple) and type(key[1]).__eq__ is object.__eq__ and key[1] is not None:
+    if isinstance(key, Frozen) and key.lonely:
         return "; such objects equal only themselves: make it once"
     return ""
 
@@ -91,16 +92,18 @@ def difference(program: Program, earlier: Sequence[Program], static: Static) -> 
             f"{p}: {show_key(before[p])} -> {show_key(now[p])}{_advice(now[p])}"
             for p in now if p in before and before[p] != now[p]
         ]  # fmt: skip
-        if not found and program.flat.in_tree != other.flat.in_tree:
+        if not found and program.in_tree != other.in_tree:
             found = _structures(other, program, static) or ["the argument structure changed"]
         given0, given = dict(statics0), dict(statics)
         found += [
             f"static {static.label(n)}: {shown(given0, n)} -> {shown(given, n)}"
-            + ("; pass it as an array to trace it once" if type(given.get(n)) is int else "")
+            + ("; pass it as an array to trace it once" if n in given and given[n].is_int else "")
             for n in {**given0, **given}
             if shown(given0, n) != shown(given, n)
         ]
         found += _around_difference(around0, around)
+        if other.reads is not None:
+            found += [f"{name} is another value now" for name in other.reads.changed()]
         if best is None or len(found) <= len(best):
             best = found
     if not best:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import errors, tree
+from genesis_fn.core.convert import is_value
 from genesis_fn.core.primitive import Called, beside, typeof
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
@@ -41,19 +42,34 @@ def vmap(
                 f"positional arguments\n  at {where().describe()}"
             )
         values = (args, kwargs)
-        leaves, in_tree, _ = flatten_arrays(
-            values, f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, args, kwargs)
-        )
         dims: list[int | None] = []
         for i, (axis, arg) in enumerate(zip(axes, args)):
             try:
                 dims += tree.broadcast_prefix(axis, arg)
             except errors.TreeError as error:
                 raise errors.TreeError(f"vmap: in_axes for argument {i}: {error}") from None
+        leaves, in_tree = tree.flatten(values)
         dims += [0] * (len(leaves) - len(dims))
+        # What all examples share may be anything.
+        aside = {
+            i: x for i, (x, d) in enumerate(zip(leaves, dims)) if d is None and not is_value(x)
+        }
+        blank = tree.unflatten(in_tree, [None if i in aside else x for i, x in enumerate(leaves)])
+        arrays, _, _ = flatten_arrays(
+            blank, f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, *blank)
+        )
+        rest = iter(arrays)
+        leaves = [aside[i] if i in aside else next(rest) for i in range(len(leaves))]
         dims = [_checked(x, i, dims, values, fun) for i, x in enumerate(leaves)]
         size = _size(leaves, dims, axis_size, values, fun)
-        flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
+
+        def call(*xs: Any) -> Any:
+            rest = iter(xs)
+            filled = [aside[i] if i in aside else next(rest) for i in range(len(leaves))]
+            a, k = tree.unflatten(in_tree, filled)
+            return fun(*a, **k)
+
+        flat = FlatFunction(call, tree.structure(tuple(arrays)))
         functools.update_wrapper(flat.f, fun)
 
         def out_dims(outs: list[Any]) -> list[int | None]:
@@ -63,9 +79,10 @@ def vmap(
             except errors.TreeError as error:
                 raise errors.TreeError(f"vmap: out_axes: {error}") from None
 
-        with beside(leaves):
-            called = Called("vmap", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
-            outs = vmap_flat(flat, size, leaves, dims, out_dims, axis_name, called)
+        with beside(arrays):
+            called = Called("vmap", name_of(fun), arrays, lambda: labels_of(fun, *blank))
+            dims = [d for i, d in enumerate(dims) if i not in aside]
+            outs = vmap_flat(flat, size, arrays, dims, out_dims, axis_name, called)
         return flat.output(outs)
 
     return mapped

@@ -133,20 +133,18 @@ def test_automatic_static_leaves():
 SCALE = 1.0
 
 
-def test_equal_lambdas_share_a_cache():
+def test_equal_lambdas_share_programs():
     settings = {"k": (2, 3)}
     made = [jit(lambda x: jnp.sin(x) * settings["k"][0]) for _ in range(3)]
     for f in made:
         assert float(f(0.0)) == 0.0
-    assert len({id(f.cache) for f in made}) == 1 and len(made[0].cache.programs) == 1
-    assert jit(lambda x: x * len(made)).cache is not jit(lambda x: x * len(made) + 1).cache
+    assert len({id(p) for f in made for p in f.cache.programs.values()}) == 1
 
 
 def test_large_captured_arrays_go_with_their_function():
     def use():
         rows = jnp.zeros((LARGE // 4096 + 1, 1024))
         f, again = [jit(lambda x: rows[0] + x) for _ in range(2)]
-        assert f.cache is not again.cache
         with pytest.warns(UserWarning, match="captured 64 MiB"):
             f(1.0)
         return weakref.ref(rows.data)

@@ -17,6 +17,7 @@ from genesis_fn.backends.cpu import (
     control as _control,  # registers the lowerings  # noqa: F401
 )
 from genesis_fn.backends.cpu.compile import CpuExecutable
+from genesis_fn.backends.cpu.forks import note_compiled
 from genesis_fn.backends.cpu.inductor import InductorExecutable
 from genesis_fn.backends.cpu.lower import lower
 from genesis_fn.core import dtypes, errors
@@ -132,6 +133,7 @@ class CpuBackend:
         return lambda *args: Array(run(*[a.data if type(a) is Array else a for a in args]), one)
 
     def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Any:
+        note_compiled()
         return compile_jaxpr(jaxpr, device, **options)
 
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:

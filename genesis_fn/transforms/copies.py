@@ -1,0 +1,47 @@
+"""Copies of transformed functions: by their name where they have one, else made again of what they
+transform. What they have traced stays behind."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def importable(f: Any) -> str | None:
+    """The name by which another process finds `f` in its module; None where there is none, or where
+    whole functions are sent, as cloudpickle does for those of the main program."""
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    if "cloudpickle" in caller or caller.partition(".")[0] == "dill":
+        return None
+    name = getattr(f, "__qualname__", None)
+    found: Any = sys.modules.get(getattr(f, "__module__", None) or "")
+    for part in (name or "").split("."):
+        found = getattr(found, part, None)
+    return name if found is f and found is not None else None
+
+
+class Copied(abc.ABC):
+    """What callables share that are made again of what they transform."""
+
+    @abc.abstractmethod
+    def _parts(self) -> tuple[Callable, tuple]:
+        """(function, its arguments) that makes another one."""
+
+    def __reduce__(self) -> Any:
+        name = importable(self)
+        return self._parts() if name is None else name
+
+    def __copy__(self) -> Any:
+        remake, parts = self._parts()
+        return remake(*parts)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        remake, parts = self._parts()
+        made = memo[id(self)] = remake(*[copy.deepcopy(p, memo) for p in parts])
+        return made
+
+
+__all__ = ["Copied", "importable"]
