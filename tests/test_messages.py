@@ -110,7 +110,7 @@ CASES = {
     "grad of a text": (
         lambda i, x: gf.grad(lambda p: jnp.sum(p["w"]))({"w": x, "mode": "t"}),
         ["an argument of <lambda>: p['mode'] is 't' of type str"]),
-    "vmap of a text": (lambda i, x: gf.vmap(lambda a, mode: a, (0, None))(x, {"m": "t"}),
+    "vmap of a text": (lambda i, x: gf.vmap(lambda a, mode: a, (0, 0))(x, {"m": "t"}),
         ["an argument of <lambda>: mode['m'] is 't' of type str"]),
     "nonfloat": (lambda i, x: gf.grad(lambda v: v, nonfloat="None")(1.0),
         ["nonfloat is", "got 'None'"]),

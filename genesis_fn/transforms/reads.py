@@ -91,6 +91,8 @@ class Reads:
 
 
 class _Noting(threading.local):
+    """The traces of this thread that note what they read, innermost last."""
+
     def __init__(self) -> None:
         self.stack: list[Reads] = []
 
