@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn.core.array import Operators
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.primitives.shape import canonical_axes
 
 Shape = Sequence[int]
@@ -80,7 +81,9 @@ def truncated_normal(
 def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
     """(inputs, outputs) of one unit; axes that are neither are a receptive field."""
     if len(shape) < 2:
-        raise ValueError(f"variance scaling needs two dimensions or more, got shape {tuple(shape)}")
+        raise ArgumentError(
+            f"variance scaling needs two dimensions or more, got shape {tuple(shape)}"
+        )
     ndim = len(shape)
     as_set = lambda a: set(canonical_axes(a, ndim, "variance_scaling"))  # noqa: E731
     inputs, outputs, batch = map(as_set, (in_axis, out_axis, batch_axis))
@@ -103,7 +106,7 @@ def variance_scaling(
         fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
         modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
         if mode not in modes:
-            raise ValueError(f"mode is one of {sorted(modes)}, got {mode!r}")
+            raise ArgumentError(f"mode is one of {sorted(modes)}, got {mode!r}")
         variance = scale / max(modes[mode], 1)
         stddev = jnp.sqrt(variance) if isinstance(variance, Operators) else math.sqrt(variance)
         if distribution == "normal":
@@ -115,7 +118,7 @@ def variance_scaling(
             # Cutting at two standard deviations leaves this fraction of them.
             stddev = stddev / 0.87962566103423978
             return random.truncated_normal(key, -2, 2, shape, dtype) * jnp.asarray(stddev, dtype)
-        raise ValueError(f"unknown distribution {distribution!r}")
+        raise ArgumentError(f"unknown distribution {distribution!r}")
 
     return init
 
@@ -175,7 +178,9 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> In
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
         dtype = jnp.float32 if dtype is None else dtype
         if len(shape) < 2:
-            raise ValueError(f"orthogonal needs at least two dimensions, got shape {tuple(shape)}")
+            raise ArgumentError(
+                f"orthogonal needs at least two dimensions, got shape {tuple(shape)}"
+            )
         columns = shape[column_axis]
         rows = math.prod(shape) // columns
         n, m = max(rows, columns), min(rows, columns)
@@ -196,7 +201,7 @@ def delta_orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None)
     def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
         dtype = jnp.float32 if dtype is None else dtype
         if len(shape) not in (3, 4, 5) or shape[-1] < shape[-2]:
-            raise ValueError(f"delta_orthogonal does not fit shape {tuple(shape)}")
+            raise ArgumentError(f"delta_orthogonal does not fit shape {tuple(shape)}")
         centre = orthogonal(scale, column_axis, dtype)(key, (shape[-1], shape[-1]))[: shape[-2]]
         middle = tuple([(k - 1) // 2 for k in shape[:-2]])
         return jnp.zeros(shape, dtype).at[middle].set(centre)

@@ -14,6 +14,7 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.core.errors import ArgumentError
 from genesis_fn.lax.norms import layer_norm, rms_norm
 from genesis_fn.primitives.conv import conv_general_dilated
 from genesis_fn.primitives.gather import take_rows
@@ -34,7 +35,7 @@ class Module:
         self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
     ) -> Any:
         """The layer's output; (output, state) for layers with state."""
-        raise TypeError(f"{type(self).__name__} defines no __call__")
+        raise ArgumentError(f"{type(self).__name__} defines no __call__")
 
 
 def _uniform(key: Any, shape: Sequence[int], fan_in: int, dtype: Any) -> Any:
@@ -168,7 +169,7 @@ class Dropout(Module):
         if not train or self.rate == 0:
             return x
         if key is None:
-            raise ValueError("Dropout in training needs key=")
+            raise ArgumentError("Dropout in training needs key=")
         keep = random.bernoulli(key, 1 - self.rate, x.shape)
         return jnp.where(keep, x / (1 - self.rate), 0.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn import optim
+from genesis_fn import nn, optim
 from genesis_fn.optim import losses
 
 P = {"w": jnp.ones(3), "b": jnp.ones(2)}
@@ -217,4 +217,24 @@ MISTAKES: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize("call, words", MISTAKES, ids=[w for _, w in MISTAKES])
 def test_m07_other_mistakes_name_the_users_line(call: Callable[[], Any], words: str) -> None:
+    assert words in _message(call)
+
+
+KEY = gf.random.key(0)
+LAYERS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: nn.Linear(3, 4)(nn.Linear(3, 4).init(KEY.copy()), jnp.ones((2, 5))), "f32[2,5]"),
+    (lambda: nn.Dropout(0.5)(None, X, train=True), "Dropout in training needs key="),
+    (lambda: nn.softmax(X, axis=5), "softmax: axis 5 does not exist"),
+    (lambda: nn.glu(X), "f32[2,3] does not divide into 2"),
+    (lambda: nn.dot_product_attention(X, X, X), "query f32[2,3]"),
+    (lambda: nn.initializers.variance_scaling(1.0, "fan", "normal")(KEY.copy(), (2, 3)),
+     "got 'fan'"),
+    (lambda: nn.initializers.variance_scaling(1.0, "fan_in", "cauchy")(KEY.copy(), (2, 3)),
+     "unknown distribution 'cauchy'"),
+    (lambda: nn.initializers.orthogonal()(KEY.copy(), (3,)), "at least two dimensions"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, words", LAYERS, ids=[w for _, w in LAYERS])
+def test_m07_mistakes_with_layers_name_the_users_line(call: Callable[[], Any], words: str) -> None:
     assert words in _message(call)

@@ -455,3 +455,18 @@ def test_b34_updates_in_the_dtypes_of_parameters(kind: str) -> None:
         assert fixed.update(_ours(g), fixed.init(_ours(p)))[0]["w"].dtype == np.float16
     frozen, _ = tx.update({"w": None}, tx.init(_ours(p)), _ours(p))
     assert frozen["w"] is None
+
+
+def test_b34_dtype_none_of_samplers_and_initializers_is_the_default() -> None:
+    key = gf.random.key(0)
+    for i, (name, args) in enumerate(
+        [("normal", ((2,),)), ("uniform", ((2,),)), ("gamma", (1.0,)), ("randint", ((2,), 0, 5)),
+         ("bits", ((2,),)), ("rademacher", ((2,),)), ("poisson", (1.0,)), ("ball", (2,))]
+    ):  # fmt: skip
+        got = getattr(gf.random, name)(gf.random.fold_in(key, i), *args, dtype=None)
+        want = getattr(jax.random, name)(jax.random.key(0), *args, dtype=None)
+        assert got.dtype == want.dtype, name
+    for i, name in enumerate(("normal", "uniform", "glorot_normal", "orthogonal", "constant")):
+        args = (1,) if name == "constant" else ()
+        init = getattr(gf.nn.initializers, name)(*args, dtype=None)
+        assert init(gf.random.fold_in(key, 100 + i), (2, 2), None).dtype == np.float32, name
