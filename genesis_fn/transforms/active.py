@@ -72,7 +72,7 @@ def _checks(e: Eqn, seen: set[int]) -> bool:
 def _rule_programs(e: Eqn) -> list[Jaxpr]:
     """The programs of a custom derivative that can be had already."""
     rules = e.params.get("rules")
-    if rules is None or (rules.made is None and rules.make is None):
+    if rules is None or (None not in rules.made and rules.make is None):
         return []
     return [j for j in rules.programs() if j is not None]
 
@@ -147,7 +147,7 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
         new["residuals"] = params["residuals"] + 1
     elif "rules" in params:
         rules = params["rules"]
-        new["rules"] = rules.batched("active", lambda: _guarded_param(rules.programs()))
+        new["rules"] = rules.batched("active", lambda p: _guarded_param(rules.programs(p)))
     return [e.replace(ins=ins, params=new)]
 
 

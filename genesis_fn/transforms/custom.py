@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import stored
 from genesis_fn.core.aval import Aval
@@ -45,27 +47,92 @@ def _refuse_captured(nonzero: Sequence[bool], consts: int, name: str) -> None:
         )
 
 
+# Which arguments have a tangent; None: all of them.
+Perturbed = tuple[bool, ...] | None
+
+
+class SymbolicZero:
+    """A tangent or cotangent that is zero, with the aval that it would have as an array: what rules
+    get that were given with `symbolic_zeros=True`, and may return."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value that has this derivative."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        """Its dtype."""
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return self.aval.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of its elements."""
+        return self.aval.size
+
+    def __repr__(self) -> str:
+        return f"SymbolicZero({self.aval})"
+
+
+class CustomVJPPrimal:
+    """An argument of a fwd rule that was given with `symbolic_zeros=True`: its `value`, and whether
+    it is `perturbed`, that is whether a derivative by it is asked for."""
+
+    __slots__ = ("value", "perturbed")
+
+    def __init__(self, value: Any, perturbed: bool) -> None:
+        self.value, self.perturbed = value, perturbed
+
+    def __repr__(self) -> str:
+        return f"CustomVJPPrimal({self.value!r}, perturbed={self.perturbed})"
+
+
+def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
+    """The zero tangent of a value, as an array or a SymbolicZero."""
+    kind = typeof(as_array(val))
+    return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
+
+
+def _symbolic(ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+    return [SymbolicZero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
+
+
 class Rules:
     """The programs of a custom derivative, made when they are first needed: a rule may call the
     very function that it belongs to, so its programs may refer to this object."""
 
-    __slots__ = ("make", "made", "batches")
+    __slots__ = ("make", "made", "batches", "symbolic")
 
-    def __init__(self, make: Callable[[], tuple] | None = None) -> None:
-        self.make, self.made = make, None
+    def __init__(
+        self, make: Callable[[Perturbed], tuple] | None = None, symbolic: bool = False
+    ) -> None:
+        self.make, self.symbolic = make, symbolic
+        self.made: dict[Perturbed, tuple] = {}
         self.batches: dict[Any, Rules] = {}
 
-    def programs(self) -> tuple:
-        """(rule,) of a custom_jvp, (fwd, bwd, rule or None) of a custom_vjp."""
-        if self.made is None:
+    def programs(self, perturbed: Perturbed = None) -> tuple:
+        """(rule,) of a custom_jvp, (fwd, bwd, rule or None) of a custom_vjp. Symbolic rules have
+        programs of their own for each choice of arguments that have tangents (None: all)."""
+        key = perturbed if self.symbolic else None
+        if key not in self.made:
             assert self.make is not None
-            self.made = self.make()
-        return self.made
+            self.made[key] = self.make(key)
+        return self.made[key]
 
-    def batched(self, key: Any, make: Callable[[], tuple]) -> Rules:
+    def batched(self, key: Any, make: Callable[[Perturbed], tuple]) -> Rules:
         """The rules over a batch, one object per key."""
         if key not in self.batches:
-            self.batches[key] = Rules(make)
+            self.batches[key] = Rules(make, self.symbolic)
         return self.batches[key]
 
 
@@ -76,7 +143,7 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, rules: Rules, consts: int
 ) -> Any:
     _refuse_captured([t is not None for t in tangents], consts, jaxpr.name)
-    (rule,) = rules.programs()
+    (rule,) = rules.programs(tuple([t is not None for t in tangents[consts:]]))
     count = len(jaxpr.outs)
 
     def apply(primals: Sequence[Any], given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -94,8 +161,8 @@ def _jvp_batch(
     every = (True,) * len(jaxpr.outs)
     primal, _ = batch_jaxpr(jaxpr, size, batched, every, axis_name)
 
-    def make() -> tuple:
-        (rule,) = rules.programs()
+    def make(perturbed: Perturbed) -> tuple:
+        (rule,) = rules.programs(perturbed)
         mask = batched + batched[consts:]
         return (batch_jaxpr(rule, size, mask, every * 2, axis_name)[0],)
 
@@ -136,7 +203,7 @@ def _vjp_linearize(
     nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, rules: Rules, consts: int
 ) -> Any:
     _refuse_captured(nonzero, consts, jaxpr.name)
-    fwd, bwd, rule = rules.programs()
+    fwd, bwd, rule = rules.programs(tuple(nonzero[consts:]))
     count = len(jaxpr.outs)
     outs = bind(jit_p, *xs, jaxpr=fwd)
     primals, saved = outs[:count], outs[count:]
@@ -192,8 +259,8 @@ def _vjp_batch(
     every = (True,) * count
     primal, _ = batch_jaxpr(jaxpr, size, batched, every, axis_name)
 
-    def make() -> tuple:
-        fwd, bwd, rule = rules.programs()
+    def make(perturbed: Perturbed) -> tuple:
+        fwd, bwd, rule = rules.programs(perturbed)
         saved = (True,) * (len(fwd.outs) - count)
         fwd, _ = batch_jaxpr(fwd, size, batched, every + saved, axis_name)
         mask = batched[:consts] + saved + every
@@ -220,7 +287,9 @@ class Call:
     """A call of a custom function on flat arrays (see `inline.py`). `learned` is the structure of
     its output, known after a run."""
 
-    __slots__ = ("owner", "static", "values", "in_tree", "kinds", "weak", "learned")
+    __slots__ = (
+        "owner", "static", "values", "in_tree", "kinds", "weak", "learned", "perturbed",
+    )  # fmt: skip
 
     def __init__(
         self, owner: Any, static: list[int], values: tuple, in_tree: Any, xs: Sequence[Any]
@@ -229,6 +298,12 @@ class Call:
         self.kinds = tuple([typeof(x) for x in xs])
         self.weak = tuple([x.weak for x in xs])
         self.learned: Any = None
+        self.perturbed: Perturbed = None
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether its rules tell zeros apart."""
+        return self.owner.symbolic
 
     @property
     def name(self) -> str:
@@ -261,6 +336,8 @@ class Call:
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         given = tuple(tree.unflatten(self.in_tree, primals))
+        if self.symbolic:
+            tangents = _symbolic(tangents, self.kinds)
         moved = tuple(tree.unflatten(self.in_tree, tangents))
         out = self.owner.rule(*self.values, given, moved)
         if not (isinstance(out, tuple) and len(out) == 2):
@@ -269,20 +346,31 @@ class Call:
                 f"\n  at {where().describe()}{_rule_at(self.owner.rule)}{missing(out)}"
             )
         outs, self.learned = self._flat(out[0])
-        ts, t_tree = self._flat(out[1])
+        ts, t_tree = self._flat(tree.map(_dense, out[1]))
         if t_tree != self.learned:
             raise errors.TreeError(
                 f"the jvp rule of {self.name} returned a tangent of another structure than its "
                 f"output: {tree.first_difference(*out, 'the output')}"
                 f"\n  at {where().describe()}{_rule_at(self.owner.rule)}"
             )
+        ts = [
+            t if dtypes.is_inexact(typeof(o).dtype) or t.shape != o.shape else zeros(typeof(o))
+            for t, o in zip(ts, outs)
+        ]
         for t, o in zip(ts, outs):
             if typeof(t) is not typeof(o):
                 raise _unexpected(self.name, t, typeof(o), self.owner.rule)
         return outs, ts
 
     def fwd(self, *xs: Any) -> tuple[list[Any], list[Any], Callable]:
-        out = self.owner.fwd(*self._arguments(xs))
+        given: Sequence[Any] = xs
+        if self.symbolic:
+            perturbed = self.perturbed or (True,) * len(xs)
+            given = [
+                CustomVJPPrimal(x, p and dtypes.is_inexact(k.dtype))
+                for x, p, k in zip(xs, perturbed, self.kinds, strict=True)
+            ]
+        out = self.owner.fwd(*self._arguments(given))
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"the fwd rule of {self.name} must return (output, residuals), got {out!r:.80}"
@@ -291,8 +379,11 @@ class Call:
         outs, out_tree = self._flat(out[0])
         saved, saved_tree = self._flat(out[1])
         self.learned = out_tree
+        out_kinds = [typeof(o) for o in outs]
 
         def backward(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            if self.symbolic:
+                cts = _symbolic(cts, out_kinds)
             res, ct = tree.unflatten(saved_tree, residuals), tree.unflatten(out_tree, cts)
             return self.owner.cotangents(
                 self.owner.bwd(*self.values, res, ct), self.static, self.in_tree, self.kinds
@@ -302,6 +393,13 @@ class Call:
 
 
 _NOTHING = tree.structure(())
+
+
+def _dense(t: Any) -> Any:
+    """A tangent that a rule returned, as an array."""
+    if type(t) is SymbolicZero:
+        return zeros(t.aval)
+    return np.zeros(t.shape, np.int32) if getattr(t, "dtype", None) == dtypes.FLOAT0 else t
 
 
 def _unexpected(name: str, x: Any, kind: Aval, rule: Any) -> Exception:
@@ -334,6 +432,7 @@ class _Custom(Copied):
     """What the two decorators share: which arguments are static, and staging with a memory."""
 
     rule: Callable | None  # of forward mode
+    symbolic = False  # whether the rules tell zeros apart
     # The rules' programs with what they captured, checked against the function's program.
     stage_rules: Callable[..., list[tuple[Jaxpr, list]]]
 
@@ -432,7 +531,8 @@ class _Custom(Copied):
 
         first = stage(primal, kinds, name=self.name, weak=weak)
         learned = call.learned
-        rules = Rules()
+        rules = Rules(symbolic=self.symbolic)
+        call.perturbed = None
         state: dict[str, Any] = {"called": False}
         self.active.calls[key] = state
         try:
@@ -445,14 +545,31 @@ class _Custom(Copied):
                 programs = _laid_out(staged, consts, self.name)
         finally:
             del self.active.calls[key]
-        rules.made = (*programs[1:], None) if len(programs) == 3 else tuple(programs[1:])
+        rules.made[None] = _padded(programs[1:])
         found = (programs[0], rules, out_weak, learned)
+        if self.symbolic:
+            rules.make = functools.partial(self._again, key, more, found, consts)
         does = self._does()  # what the rules wrote while they were traced counts as it is now
         if does is not None and not any(isinstance(x, Tracer) for x in consts):
             if len(self.staged) >= 64:
                 self.staged.clear()
             self.staged[key, does] = found, consts
         return found, consts
+
+    def _again(
+        self, key: tuple, more: tuple, found: tuple, consts: list[Any], perturbed: Perturbed
+    ) -> tuple:
+        """The rules' programs where only some arguments are perturbed."""
+        call, before = more[0], self.active.calls.get(key)
+        self.active.calls[key] = {"called": False, "found": found, "consts": consts}
+        call.perturbed = perturbed
+        try:
+            return _padded(_laid_out(self.stage_rules(*more), consts, self.name))
+        finally:
+            call.perturbed = None
+            del self.active.calls[key]
+            if before is not None:
+                self.active.calls[key] = before
 
     def _staged_jvp(
         self, call: Any, kinds: list[Aval], weak: list[bool], jaxpr: Jaxpr, learned: Any
@@ -461,7 +578,10 @@ class _Custom(Copied):
 
         def body(*xs: Any) -> list[Any]:
             with keeping_apart():
-                outs, ts = call.jvp(xs[:n], xs[n:])
+                ts = xs[n:]
+                if call.symbolic and call.perturbed is not None:
+                    ts = [t if p else None for t, p in zip(ts, call.perturbed)]
+                outs, ts = call.jvp(xs[:n], ts)
             if call.learned != learned:
                 raise errors.TreeError(
                     f"the jvp rule of {self.name} returned structures {call.learned}, the function "
@@ -497,6 +617,11 @@ def _remade(kind: type, fun: Callable, parts: dict[str, Any]) -> Any:
     made = kind(fun)
     vars(made).update(parts)
     return made
+
+
+def _padded(programs: Sequence[Jaxpr]) -> tuple:
+    """The programs of `Rules`: a custom_vjp without a rule for forward mode has None for it."""
+    return (*programs, None) if len(programs) == 2 else tuple(programs)
 
 
 def _laid_out(
@@ -550,8 +675,9 @@ class custom_jvp(_Custom):
         self.rule: Callable | None = None
 
     def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
-        """Set the rule; usable as a decorator."""
-        self.rule = rule
+        """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
+        tangent that is zero, and may return one."""
+        self.rule, self.symbolic = rule, symbolic_zeros
         self.staged.clear()
         return rule
 
@@ -612,9 +738,16 @@ class custom_vjp(_Custom):
         self.bwd: Callable | None = None
         self.rule: Callable | None = None
 
-    def defvjp(self, fwd: Callable, bwd: Callable, **_: Any) -> None:
-        """Set the forward and backward rules."""
-        self.fwd, self.bwd = fwd, bwd
+    def defvjp(
+        self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+    ) -> None:  # fmt: skip
+        """Set the forward and backward rules. With `symbolic_zeros`, `fwd` gets objects with
+        `.value` and `.perturbed` for its arguments' leaves, and `bwd` may get a SymbolicZero for a
+        cotangent and return one. (In recorded programs, as under `jit`, cotangents are arrays.)
+        `optimize_remat` changes nothing: what nothing needs is always left out.
+        """
+        self.fwd, self.bwd, self.symbolic = fwd, bwd, symbolic_zeros
         self.staged.clear()
 
     def def_fwd(self, fwd: Callable) -> Callable:
@@ -701,6 +834,8 @@ class custom_vjp(_Custom):
             for g, kind, path in zip(given, expected, tree.paths(argument)):
                 if not dtypes.is_inexact(kind.dtype):
                     continue
+                if type(g) is SymbolicZero:
+                    g = None
                 if g is not None and not is_value(g):
                     raise TypeError(
                         f"the bwd rule of {self.name} returned {g!r:.60} of type "

@@ -27,6 +27,12 @@ class Call(Protocol):
 
     owner: Any  # the user's function, which keeps staged programs
     learned: Any
+    perturbed: tuple[bool, ...] | None  # which arguments have tangents, where `fwd` is to know
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether its rules tell zeros apart: they get None for a zero tangent or cotangent."""
+        ...
 
     @property
     def name(self) -> str:
@@ -96,17 +102,23 @@ def _call_primitive(name: str, **rules: Any) -> Primitive:
 
 
 def forward_rule(
-    primals: Sequence[Any], tangents: Sequence[Any], jvp: Callable, consts: int = 0
-) -> tuple[list[Any], list[Any]]:
-    """(outputs, tangents or None) by a rule that takes a tangent for every argument."""
-    given = [instantiate(t, typeof(x)) for t, x in zip(tangents[consts:], primals[consts:])]
+    primals: Sequence[Any], tangents: Sequence[Any], jvp: Callable, consts: int = 0,
+    symbolic: bool = False,
+) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    """(outputs, tangents or None) by a rule that takes a tangent for every argument, or None for
+    zero if it is `symbolic`."""
+    given = list(tangents[consts:])
+    if not symbolic:
+        given = [instantiate(t, typeof(x)) for t, x in zip(given, primals[consts:])]
     outs, ts = jvp(primals, given)
     return outs, [t if dtypes.is_inexact(typeof(o).dtype) else None for t, o in zip(ts, outs)]
 
 
 custom_jvp_call_p = _call_primitive(
     "custom_jvp_call",
-    jvp=lambda primals, tangents, *, call: forward_rule(primals, tangents, call.jvp),
+    jvp=lambda primals, tangents, *, call: forward_rule(
+        primals, tangents, call.jvp, symbolic=call.symbolic
+    ),
 )
 
 
@@ -120,6 +132,7 @@ def _vjp_forward(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call)
 
 
 def _vjp_linearize(nonzero: Sequence[bool], *xs: Any, call: Call) -> Any:
+    call.perturbed = tuple(nonzero)
     outs, saved, backward = call.fwd(*xs)
     kinds = tuple([typeof(o) for o in outs])
     diff = [i for i, x in enumerate(xs) if dtypes.is_inexact(typeof(x).dtype)]
@@ -144,7 +157,7 @@ def _vjp_linearize(nonzero: Sequence[bool], *xs: Any, call: Call) -> Any:
             return push(residuals, moved)
         back = bind(
             pullback_p, *residuals, *moved, pull=pull, push=push, residuals=len(residuals),
-            out_avals=kinds, name=call.name,
+            out_avals=kinds, name=call.name, symbolic=call.symbolic,
         )  # fmt: skip
         return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(back, kinds)]
 
@@ -156,9 +169,10 @@ custom_vjp_call_p = _call_primitive("custom_vjp_call", linearize=_vjp_linearize,
 
 def _pull(
     cts: Sequence[Any], *operands: Any, pull: Callable, residuals: int, out_avals: tuple[Aval, ...],
-    **_: Any,
+    symbolic: bool, **_: Any,
 ) -> list[Any]:  # fmt: skip
-    cts = [instantiate(ct, a) for ct, a in zip(cts, out_avals, strict=True)]
+    if not symbolic:
+        cts = [instantiate(ct, a) for ct, a in zip(cts, out_avals, strict=True)]
     line, ctx.line = ctx.line, None  # the rule is the user's and has lines of its own
     try:
         back = pull(operands[:residuals], cts)
@@ -195,6 +209,19 @@ class Wrapped:
     @property
     def forward(self) -> bool:
         return self.call.forward
+
+    @property
+    def symbolic(self) -> bool:
+        return self.call.symbolic
+
+    @property
+    def perturbed(self) -> tuple[bool, ...] | None:
+        return self.call.perturbed
+
+    @perturbed.setter
+    def perturbed(self, value: tuple[bool, ...] | None) -> None:
+        """As of the call itself: its arguments are those of this one."""
+        self.call.perturbed = value
 
     @property
     def owner(self) -> Any:
@@ -239,7 +266,9 @@ class Batched(Wrapped):
         self.out_dims, self.call.learned = value
 
     def _mapped(self, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-        return [x if d is None else BatchTracer(self.trace, x, d) for x, d in zip(xs, dims)]
+        return [
+            x if d is None or x is None else BatchTracer(self.trace, x, d) for x, d in zip(xs, dims)
+        ]
 
     def _front(self, x: Any, d: int | None) -> Any:
         return move_batch(x, d, 0, self.trace.batch_size)

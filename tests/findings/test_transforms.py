@@ -751,3 +751,128 @@ def test_b28_traced_positions_as_numpy_has_them():
     assert np.allclose(grads(vector(0, 5)), 2 * vector(0, 5))
     with pytest.raises(TypeError, match="integer"):
         gf.jit(lambda k: gf.numpy.eye(3, k=k))(1.5)
+
+
+# ---- B26: symbolic zeros ----
+
+
+def with_symbolic_vjp(L: Any, n: Any, seen: list) -> Any:
+    zero = L.custom_derivatives.SymbolicZero
+    f = L.custom_vjp(lambda x, d, k: (x * d["a"], n.sin(d["b"]) * k))
+
+    def fwd(x: Any, d: Any, k: Any) -> Any:
+        seen.append((x.perturbed, d["a"].perturbed, d["b"].perturbed, k.perturbed))
+        values = x.value, d["a"].value, d["b"].value, k.value
+        return (values[0] * values[1], n.sin(values[2]) * values[3]), values
+
+    def bwd(values: Any, cts: Any) -> Any:
+        x, a, b, k = values
+        seen.append(tuple(type(c) is zero for c in cts))
+        assert [c.shape for c in cts] == [x.shape, b.shape]
+        first, second = (n.zeros(c.shape, c.dtype) if type(c) is zero else c for c in cts)
+        return first * a, {"a": first * x, "b": second * n.cos(b) * k}, None
+
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    return f
+
+
+SYMBOLIC_VJP: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "all": lambda L, n, f, x: L.grad(lambda v: f(v, {"a": v, "b": v}, 3)[0].sum())(x),
+    "one leaf": lambda L, n, f, x: L.grad(lambda v: f(x, {"a": x, "b": v}, 3)[1].sum())(x),
+    "jit": lambda L, n, f, x: L.jit(
+        L.grad(lambda v: f(x, {"a": x, "b": v}, 3)[1].sum())
+    )(x),
+    "vmap": lambda L, n, f, x: L.vmap(
+        L.grad(lambda v: f(v, {"a": x[0], "b": x[0]}, 3)[0])
+    )(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_VJP)
+def test_b26_symbolic_zeros_of_custom_vjp(name):
+    found = []
+
+    def program(L: Any, n: Any) -> Any:
+        found.append([])
+        return SYMBOLIC_VJP[name](L, n, with_symbolic_vjp(L, n, found[-1]), n.asarray(vector(0)))
+
+    same(program)
+    assert found[0] == found[1]
+
+
+def test_b26_in_recorded_programs():
+    """There the rules are traced for what is perturbed; cotangents are arrays."""
+    x = gf.numpy.asarray(vector(0))
+    for around in (
+        gf.jit,
+        gf.vmap,
+        lambda f: gf.jit(gf.vmap(f)),
+        lambda f: gf.checkpoint(gf.jit(f)),
+    ):
+        seen: list = []
+        f = with_symbolic_vjp(gf, gf.numpy, seen)
+        g = around(lambda b: f(x[0], {"a": x[0], "b": b}, 3)[1])  # noqa: B023
+        got = gf.grad(lambda v: g(v).sum())(x)  # noqa: B023
+        assert np.allclose(got, 3 * np.cos(vector(0)), rtol=1e-5)
+        assert (False, False, True, False) in seen
+
+
+def with_symbolic_jvp(L: Any, n: Any, seen: list) -> Any:
+    zero = L.custom_derivatives.SymbolicZero
+    f = L.custom_jvp(lambda x, y: (x * y, x))
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x, y), (s, t) = primals, tangents
+        seen.append((type(s) is zero, type(t) is zero))
+        total = 0.0 if type(s) is zero else s * y
+        total = total if type(t) is zero else total + x * t
+        return (x * y, x), (total, s)
+
+    f.defjvp(rule, symbolic_zeros=True)
+    return f
+
+
+SYMBOLIC_JVP: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "jvp": lambda L, n, f, x: L.jvp(lambda v: f(v, 2.0)[0], (3.0,), (1.0,)),
+    "grad": lambda L, n, f, x: L.grad(lambda v: f(3.0, v)[0])(2.0),
+    "both": lambda L, n, f, x: L.grad(lambda v: sum(f(v, v)))(2.0),
+    "jit of grad": lambda L, n, f, x: L.jit(L.grad(lambda v: f(3.0, v)[0]))(2.0),
+    "grad of jit": lambda L, n, f, x: L.grad(L.jit(lambda v: f(3.0, v)[0]))(2.0),
+    "vmap": lambda L, n, f, x: L.vmap(L.grad(lambda v: f(3.0, v)[0]))(x),
+    "of vmap": lambda L, n, f, x: L.grad(
+        lambda v: L.jit(L.vmap(lambda y: f(3.0, y)[0]))(v).sum()
+    )(x),
+    "scan": lambda L, n, f, x: L.grad(
+        lambda v: L.lax.scan(lambda c, _: (f(c, 2.0)[0], None), v, None, length=2)[0]
+    )(2.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_JVP)
+def test_b26_symbolic_zeros_of_custom_jvp(name):
+    found = []
+
+    def program(L: Any, n: Any) -> Any:
+        found.append([])
+        return SYMBOLIC_JVP[name](L, n, with_symbolic_jvp(L, n, found[-1]), n.asarray(vector(0)))
+
+    same(program)
+    # A recorded program is traced for all tangents too, to know what the rule captures.
+    assert set(found[1]) <= set(found[0]) <= {*found[1], (False, False)}
+
+
+def test_b26_rules_return_symbolic_zeros():
+    def program(L: Any, n: Any) -> Any:
+        names = L.custom_derivatives
+        f = L.custom_vjp(lambda x, y: x * y)
+        f.defvjp(
+            lambda x, y: (x.value * y.value, y.value),
+            lambda y, ct: (ct * y, names.zero_from_primal(y, symbolic_zeros=True)),
+            symbolic_zeros=True,
+        )
+        dense = names.zero_from_primal(n.asarray(vector(1)))
+        return L.grad(lambda x, y: f(x, y).sum(), (0, 1))(
+            n.asarray(vector(0)), n.asarray(vector(1))
+        ), dense
+
+    same(program)
