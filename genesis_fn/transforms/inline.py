@@ -216,6 +216,7 @@ class Wrapped:
 
     @property
     def perturbed(self) -> tuple[bool, ...] | None:
+        """Which arguments have tangents, where `fwd` is to know."""
         return self.call.perturbed
 
     @perturbed.setter
