@@ -11,16 +11,8 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, offers_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer
 from genesis_fn.core.source import where
-
-# What an ndarray of a 64-bit type becomes unless its dtype is asked for.
-_NARROWED = {
-    dtypes.F64: dtypes.F32,
-    dtypes.I64: dtypes.I32,
-    dtypes.U64: dtypes.U32,
-    dtypes.C128: dtypes.C64,
-}
 
 
 def is_value(x: Any) -> bool:
@@ -39,16 +31,17 @@ def is_value(x: Any) -> bool:
 def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Any:
     """`x` as an Array or tracer: arrays pass through; numbers and ndarrays are converted.
 
-    Python scalars become bool, int32, float32 or complex64, and weak, unless `dtype` is given;
-    ndarrays of 64-bit types become 32-bit unless `dtype` says otherwise. What offers `__array__`,
-    DLPack or `__jax_array__`, as a torch tensor does, is copied as it is now. Raises OverflowError
-    where an integer does not fit, TypeError for anything that is not a number or an array.
+    Python scalars become bool, int32, float32 or complex64, and weak (but bool), unless `dtype` is
+    given; ndarrays and NumPy scalars of 64-bit types become 32-bit unless `dtype` says otherwise.
+    What offers `__array__`, DLPack or `__jax_array__`, as a torch tensor does, is copied as it is
+    now. Raises OverflowError where an integer does not fit, TypeError for anything that is not a
+    number or an array.
     """
     if type(x) is Array or isinstance(x, Tracer):
         return x
     if type(x) in SCALARS:
         kind = dtypes.scalar_dtype(type(x)) if dtype is None else dtype
-        return from_numpy(fitted(x, kind), device, dtype is None)
+        return from_numpy(fitted(x, kind), device, dtype is None and kind is not dtypes.BOOL)
     if hasattr(x, "__genesis_array__"):
         return x.__genesis_array__()
     if isinstance(x, (np.ndarray, np.generic)):
@@ -56,7 +49,7 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
             raise errors.DTypeError(
                 f"an ndarray of dtype {x.dtype} cannot become an array\n  at {where().describe()}"
             )
-        kind = dtype or _NARROWED.get(x.dtype, x.dtype)
+        kind = dtype or dtypes.NARROWED.get(x.dtype, x.dtype)
         if isinstance(x, np.ma.MaskedArray):
             raise TypeError(
                 f"a masked array cannot become an array: there are no masks here\n"
@@ -97,13 +90,6 @@ def _from_torch(x: Any, torch: Any) -> np.ndarray:
         bits = torch.int16 if kind.itemsize == 2 else torch.int8
         return x.contiguous().view(bits).numpy().view(kind)
     return x.numpy()
-
-
-def as_argument(x: Any, device: Device | None = None) -> Any:
-    """`as_array(x, device=device)`, but a NumPy scalar is weak as a Python one is: it follows the
-    arrays that it meets inside the transformed function as it would outside."""
-    result = as_array(x, device=device)
-    return with_weak(result, True) if isinstance(x, np.generic) else result
 
 
 def fitted(x: Any, kind: DType) -> np.ndarray:

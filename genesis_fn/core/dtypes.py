@@ -20,25 +20,35 @@ from genesis_fn.core.extended import (
     is_key as is_key,
     prng_key as prng_key,
 )
+from genesis_fn.core.scalar_types import (
+    bfloat16,
+    bool_,
+    complex64,
+    complex128,
+    float8_e4m3fn,
+    float8_e5m2,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
 
 DType: TypeAlias = np.dtype
 DTypeLike: TypeAlias = Any
 Scalar: TypeAlias = bool | int | float | complex
 
-bool_ = np.bool_
-int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
-uint8, uint16, uint32, uint64 = np.uint8, np.uint16, np.uint32, np.uint64
-float16, float32, float64 = np.float16, np.float32, np.float64
-complex64, complex128 = np.complex64, np.complex128
-bfloat16 = ml_dtypes.bfloat16
-float8_e4m3fn, float8_e5m2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
-
-BOOL, I8, I16, I32, I64 = map(np.dtype, (bool_, int8, int16, int32, int64))
-U8, U16, U32, U64 = map(np.dtype, (uint8, uint16, uint32, uint64))
-F8E4, F8E5, BF16, F16, F32, F64 = map(
-    np.dtype, (float8_e4m3fn, float8_e5m2, bfloat16, float16, float32, float64)
-)
-C64, C128 = np.dtype(complex64), np.dtype(complex128)
+BOOL, I8, I16, I32, I64 = bool_.dtype, int8.dtype, int16.dtype, int32.dtype, int64.dtype
+U8, U16, U32, U64 = uint8.dtype, uint16.dtype, uint32.dtype, uint64.dtype
+F8E4, F8E5, BF16 = float8_e4m3fn.dtype, float8_e5m2.dtype, bfloat16.dtype
+F16, F32, F64 = float16.dtype, float32.dtype, float64.dtype
+C64, C128 = complex64.dtype, complex128.dtype
 # The dtype of "no tangent": what derivatives of integers are in JAX. No array has it.
 FLOAT0 = np.dtype([("float0", np.void, 0)])
 
@@ -62,9 +72,11 @@ SHORT = {
 
 # What a Python scalar becomes when nothing else decides.
 _SCALAR_DTYPE = {bool: BOOL, int: I32, float: F32, complex: C64}
-# The dtypes that a weak value may have: those of Python scalars.
-WEAK = frozenset(_SCALAR_DTYPE.values())
-_SCALAR_KIND = {bool: 0, int: 1, float: 2, complex: 3}
+# The dtypes that a weak value may have: those of Python scalars, and float64, where uint64 and
+# int64 meet.
+WEAK = frozenset((*_SCALAR_DTYPE.values(), F64, C128))
+# What a NumPy value of a 64-bit type counts as unless its dtype is asked for.
+NARROWED: dict[DType, DType] = {F64: F32, I64: I32, U64: U32, C128: C64}
 
 
 def dtype(spec: DTypeLike) -> DType:
@@ -186,31 +198,37 @@ def _name(node: Any) -> str:
     return node.name if isinstance(node, np.dtype) else f"Python {node}"
 
 
-_WEAK = {bool: BOOL, int: "i*", float: "f*", complex: "c*"}
+_WEAK_NODE = (BOOL, "i*", "f*", "c*")  # by kind_rank
 _WEAK_RESULT = {"i*": I32, "f*": F32, "c*": C64}
 
 
 @functools.cache
-def promote(strong: frozenset[DType], weak: frozenset[type] = frozenset()) -> tuple[DType, bool]:
-    """(result dtype, whether it is weak) of combining array dtypes with Python scalar types."""
+def promote(strong: frozenset[DType], weak: frozenset[DType] = frozenset()) -> tuple[DType, bool]:
+    """(result dtype, whether it is weak) of combining strong operands with weak ones, by their
+    dtypes. A Python scalar is weak and has its `scalar_dtype`; booleans are never weak."""
     if any(is_key(d) for d in strong):
         if len(strong) > 1 or weak:
             names = ", ".join(sorted(d.name for d in strong) + (["numbers"] if weak else []))
             raise DTypeError(f"random keys have no common type with others: {names}; {KEY_REMEDY}")
         return next(iter(strong)), False
-    nodes = [*strong, *(_WEAK[k] for k in weak)]
-    if strong and max(map(kind_rank, strong)) >= max((_SCALAR_KIND[k] for k in weak), default=0):
-        nodes = list(strong)  # scalars of the same or a lower kind follow the arrays
-    node = functools.reduce(_join, sorted(nodes, key=str))
-    if isinstance(node, str):
-        # Two strong types that meet only above all integers (uint64 with int64).
-        return (_WEAK_RESULT[node], True) if not strong else (_widest(node, strong), False)
-    return node, not strong
+    if not strong:
+        node = functools.reduce(_join, sorted(weak, key=str))
+        found = _of_node(node, weak)
+        return found, found != BOOL
+    node = functools.reduce(
+        _join, sorted((*strong, *(_WEAK_NODE[kind_rank(d)] for d in weak)), key=str)
+    )
+    return _of_node(node, strong | weak), isinstance(node, str)
 
 
-def _widest(node: str, strong: frozenset[DType]) -> DType:
-    both_64 = {U64} < strong or (U64 in strong and any(d in SIGNED for d in strong))
-    return F64 if node == "f*" and both_64 else _WEAK_RESULT[node]
+def _of_node(node: Any, given: frozenset[DType]) -> DType:
+    """The dtype of a node; a weak one is 32 bits wide, but float64 where uint64 and signed integers
+    meet, or where such a result meets others."""
+    if not isinstance(node, str):
+        return node
+    if node == "f*" and (F64 in given or (U64 in given and any(d in SIGNED for d in given))):
+        return F64
+    return C128 if node == "c*" and C128 in given else _WEAK_RESULT[node]
 
 
 def promote_types(a: DTypeLike, b: DTypeLike) -> DType:

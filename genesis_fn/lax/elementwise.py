@@ -9,7 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, arrays, on_operands
-from genesis_fn.numpy.creation import full as full_array
+from genesis_fn.numpy.creation import full as full_array, full_like as jnp_full_like
 from genesis_fn.numpy.promotion import broadcast, strong
 from genesis_fn.primitives import elementwise as p
 
@@ -229,9 +229,7 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Any:
 
 def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
     """An array like `x` of one value."""
-    x = array(x) if not hasattr(x, "shape") else x
-    d = dtypes.dtype(x.dtype if dtype is None else dtype)
-    return full_array(tuple(x.shape) if shape is None else shape, fill_value, d)
+    return jnp_full_like(x, fill_value, dtype, shape)
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
-import numpy as np
-
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
@@ -18,9 +16,12 @@ from genesis_fn.numpy.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
 
 
-def array(x: Any) -> Any:
-    """`x` as an Array or tracer."""
-    return x if type(x) is Array or isinstance(x, Tracer) else as_array(x)
+def array(x: Any, known: dtypes.DType | None = None) -> Any:
+    """`x` as an Array or tracer. A NumPy value that has dtype `known` keeps it, if it is a 64-bit
+    one too."""
+    if type(x) is Array or isinstance(x, Tracer):
+        return x
+    return as_array(x, known if known is not None and getattr(x, "dtype", None) == known else None)
 
 
 def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
@@ -29,20 +30,18 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     Python numbers take the dtype of the arrays and stay numbers if `scalars`; weak tracers take it
     too. Arrays without dimensions are repeated. Raises DTypeError for a number of a higher kind.
     """
-    xs = [x.item() if isinstance(x, np.generic) and _strong(xs) else x for x in xs]
-    xs = [x if type(x) in SCALARS else array(x) for x in xs]
+    known = [x for x in xs if isinstance(x, (Array, Tracer)) and not x.weak]
+    wide = known[0].aval.dtype if known else None
+    xs = [x if type(x) in SCALARS else array(x, wide) for x in xs]
     if all(type(x) in SCALARS for x in xs):
-        d = dtypes.promote(frozenset(), frozenset(map(type, xs)))[0]
-        xs[0] = with_weak(as_array(xs[0], d), True)
+        kinds = frozenset(dtypes.scalar_dtype(type(x)) for x in xs)
+        d, weak = dtypes.promote(frozenset(), kinds)
+        xs[0] = with_weak(as_array(xs[0], d), weak)
     given = [x for x in xs if type(x) not in SCALARS]
     firm = [x for x in given if not x.weak]
     d = (firm or given)[0].aval.dtype
     shape = next((x.aval.shape for x in given if x.aval.shape), ())
     return [_fitted(name, x, d, shape, scalars) for x in xs]
-
-
-def _strong(xs: Sequence[Any]) -> bool:
-    return any(isinstance(x, (Array, Tracer, np.ndarray)) for x in xs)
 
 
 def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars: bool) -> Any:

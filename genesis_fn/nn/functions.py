@@ -11,6 +11,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.lax.attention import dot_product_attention as dot_product_attention
 from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last, softmax_last
+from genesis_fn.numpy.promotion import beside_number, inexact_value, strong
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis
 from genesis_fn.transforms.custom import custom_jvp
@@ -20,8 +21,7 @@ Axis = int | Sequence[int] | None
 
 def _float(x: Any) -> Any:
     """`x` as an array, integers in the default float type."""
-    x = as_array(x)
-    return x if dtypes.is_inexact(x.dtype) else ops.convert(x, dtypes.F32)
+    return inexact_value(as_array(x))
 
 
 def identity(x: Any) -> Any:
@@ -43,7 +43,7 @@ def _relu_jvp(primals: tuple, tangents: tuple) -> tuple:
 
 def relu(x: Any) -> Any:
     """max(x, 0), with derivative 0 at 0."""
-    return _relu(as_array(x))
+    return _relu(beside_number(x, 0))
 
 
 @custom_jvp
@@ -60,7 +60,7 @@ def _relu6_jvp(primals: tuple, tangents: tuple) -> tuple:
 
 def relu6(x: Any) -> Any:
     """min(max(x, 0), 6), with derivative 0 at both ends."""
-    return _relu6(as_array(x))
+    return _relu6(beside_number(x, 6.0))
 
 
 def sigmoid(x: Any) -> Any:
@@ -84,14 +84,14 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     """
     x = _float(x)
     if not approximate:
-        return ops.mul(ops.mul(x, 0.5), ops.erfc(ops.mul(x, -math.sqrt(0.5))))
+        return strong(ops.mul(ops.mul(x, 0.5), ops.erfc(ops.mul(x, -math.sqrt(0.5)))))
     inner = ops.mul(ops.add(x, ops.mul(ops.integer_pow(x, 3), 0.044715)), math.sqrt(2 / math.pi))
-    return ops.mul(x, ops.mul(ops.add(ops.tanh(inner), 1.0), 0.5))
+    return strong(ops.mul(x, ops.mul(ops.add(ops.tanh(inner), 1.0), 0.5)))
 
 
 def softplus(x: Any) -> Any:
     """log(1 + exp(x))."""
-    x = _float(x)
+    x = beside_number(x, 0, inexact=True)
     positive = ops.gt(x, 0.0)
     tail = ops.log1p(ops.exp(ops.select(positive, ops.neg(x), x)))
     return ops.add(ops.select(positive, x, 0.0), tail)
@@ -99,7 +99,7 @@ def softplus(x: Any) -> Any:
 
 def soft_sign(x: Any) -> Any:
     """x / (1 + |x|)."""
-    x = _float(x)
+    x = _float(beside_number(x, 1))
     return ops.div(x, ops.add(ops.abs(x), 1.0))
 
 
@@ -110,18 +110,18 @@ def log_sigmoid(x: Any) -> Any:
 
 def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
     """x where x >= 0, else negative_slope * x."""
-    x = _float(x)
+    x = as_array(x)
     return jnp.where(x >= 0, x, negative_slope * x)
 
 
 def hard_sigmoid(x: Any) -> Any:
     """relu6(x + 3) / 6."""
-    return relu6(_float(x) + 3.0) / 6.0
+    return relu6(jnp.add(x, 3.0)) / 6.0
 
 
 def hard_silu(x: Any) -> Any:
     """x * hard_sigmoid(x)."""
-    x = _float(x)
+    x = as_array(x)
     return x * hard_sigmoid(x)
 
 
@@ -130,8 +130,9 @@ hard_swish = hard_silu
 
 def hard_tanh(x: Any) -> Any:
     """x clipped to [-1, 1]."""
-    x = _float(x)
-    return jnp.where(x > 1, 1.0, jnp.where(x < -1, -1.0, x))
+    x = as_array(x)
+    low = x if dtypes.is_unsigned(x.dtype) else jnp.where(x < -1, -1, x)
+    return jnp.where(x > 1, 1, low)
 
 
 def tanh(x: Any) -> Any:
@@ -141,14 +142,14 @@ def tanh(x: Any) -> Any:
 
 def elu(x: Any, alpha: Any = 1.0) -> Any:
     """x where x > 0, else alpha * (exp(x) - 1)."""
-    x = _float(x)
+    x = as_array(x)
     below = jnp.where(x > 0, 0.0, x)  # keeps exp from overflowing where it is not used
     return jnp.where(x > 0, x, alpha * jnp.expm1(below))
 
 
 def celu(x: Any, alpha: Any = 1.0) -> Any:
     """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)."""
-    x = _float(x)
+    x = as_array(x)
     below = jnp.where(x > 0, 0.0, x)
     return jnp.where(x > 0, x, alpha * jnp.expm1(below / alpha))
 
@@ -172,7 +173,7 @@ def squareplus(x: Any, b: Any = 4) -> Any:
 
 def mish(x: Any) -> Any:
     """x * tanh(softplus(x))."""
-    x = _float(x)
+    x = as_array(x)
     return x * tanh(softplus(x))
 
 
@@ -293,7 +294,7 @@ def standardize(
     if variance is None:
         # The mean square minus the squared mean, as JAX has it.
         variance = jnp.mean(jnp.square(x), axis, keepdims=True, where=where) - jnp.square(mean)
-    return (x - mean) * ops.rsqrt(variance + epsilon)
+    return strong((x - mean) * ops.rsqrt(variance + epsilon))
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:

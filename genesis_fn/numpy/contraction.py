@@ -8,8 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.primitive import shown
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, value
+from genesis_fn.core.primitive import shown, with_weak
+from genesis_fn.numpy.promotion import (
+    broadcast,
+    broadcast_shapes,
+    promote_arrays,
+    strong,
+    value,
+)
 from genesis_fn.numpy.reductions import sum as sum_over
 from genesis_fn.numpy.shape import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.ufuncs import conj, located, multiply, subtract
@@ -238,7 +244,7 @@ def cross(
         subtract(multiply(x[..., i], y[..., j]), multiply(x[..., j], y[..., i]))
         for i, j in ((1, 2), (2, 0), (0, 1))
     ]
-    return stack(parts, axisc)
+    return strong(stack(parts, axisc))
 
 
 # ---- diagonals ----
@@ -279,8 +285,9 @@ def diag(v: Any, k: int = 0) -> Any:
     row, column = [broadcasted_iota(dtypes.I32, (n, n), i) for i in (0, 1)]
     zero = (False, 0, 0.0, 0j)[dtypes.kind_rank(v.dtype)]
     wide = pad(v, zero, [(max(k, 0), max(-k, 0), 0)])
-    return p.select(p.eq(p.add(row, int(k)), column), broadcast(wide, (n, n)),
-                    full((n, n), zero, v.dtype))  # fmt: skip
+    found = p.select(p.eq(p.add(row, int(k)), column), broadcast(wide, (n, n)),
+                     full((n, n), zero, v.dtype))  # fmt: skip
+    return with_weak(found, v.weak)
 
 
 def diagflat(v: Any, k: int = 0) -> Any:

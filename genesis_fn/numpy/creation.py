@@ -15,10 +15,11 @@ from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, with_weak
+from genesis_fn.core.scalar_types import install_scalar_cast
 from genesis_fn.core.transfer import asked_for
 from genesis_fn.numpy.promotion import (
-    NARROWED,
     broadcast,
+    is_weak,
     promote_arrays,
     result_type,
     strong,
@@ -121,7 +122,7 @@ def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
         if d is None:
             kinds = {type(x) for x in leaves}
             if kinds & {int, float, complex, bool} or not leaves:
-                d = NARROWED.get(found.dtype, found.dtype)
+                d = dtypes.NARROWED.get(found.dtype, found.dtype)
             else:
                 d = result_type(*leaves)
         return from_numpy(narrowed(found, d), place)
@@ -135,7 +136,7 @@ def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
             raise ValueError(
                 f"array: elements {parts[0].aval} and {x.aval} of one sequence differ in shape"
             )
-    rows = [reshape(x, (1, *inner)) for x in parts]
+    rows = [strong(reshape(x, (1, *inner))) for x in parts]
     return reshape(concatenate(rows, 0), (*shape, *inner))
 
 
@@ -160,6 +161,9 @@ def asarray(
     if copy is False and not isinstance(a, (Array, Tracer)):
         raise ValueError("asarray: copy=False, but only arrays of this library need no copy")
     return array(a, dtype, bool(copy), order, device=device)
+
+
+install_scalar_cast(asarray)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
@@ -214,7 +218,8 @@ def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = 
     if type(fill_value) in SCALARS:
         d = _dtype(dtype, dtypes.scalar_dtype(type(fill_value)))
         filled = _constant(shape, fill_value, d)
-        return _placed(with_weak(filled, True) if dtype is None else filled, device)
+        weak = dtype is None and type(fill_value) is not bool
+        return _placed(with_weak(filled, weak), device)
     x = asarray(fill_value, dtype)
     return _placed(broadcast(x, shape), device)
 
@@ -259,7 +264,7 @@ def _like(a: Any, dtype: Any, shape: Any) -> tuple[tuple[int, ...], DType]:
         a = asarray(a)
     own = dtypes.dtype(a.dtype)
     if isinstance(a, (np.ndarray, np.generic)):
-        own = NARROWED.get(own, own)
+        own = dtypes.NARROWED.get(own, own)
     return tuple(a.shape) if shape is None else shape_of(shape), _dtype(dtype, own)
 
 
@@ -282,9 +287,10 @@ def full_like(
     a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
 ) -> Any:
     """An array with the shape, dtype and device of `a` filled with `fill_value`."""
+    weak = dtype is None and is_weak(a) and not np.ndim(fill_value)
     shape, d = _like(a, dtype, shape)
     with beside([a] if device is None else ()):
-        return full(shape, fill_value, d, device=device)
+        return with_weak(full(shape, fill_value, d, device=device), weak)
 
 
 def fromiter(iterable: Any, dtype: Any = None, count: int = -1) -> Any:

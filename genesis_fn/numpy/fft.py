@@ -11,7 +11,7 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
 from genesis_fn.numpy.creation import asarray
-from genesis_fn.numpy.promotion import inexact_value
+from genesis_fn.numpy.promotion import inexact_value, strong
 from genesis_fn.numpy.rearrange import roll
 from genesis_fn.numpy.shape import moveaxis
 from genesis_fn.numpy.ufuncs import conj, multiply
@@ -72,7 +72,7 @@ def _transform(kind: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
     last = list(range(a.ndim - len(axes), a.ndim))
     x = moveaxis(transforms.fft(moveaxis(a, axes, last), kind, sizes), last, axes)
     scale = _scale(kind in ("ifft", "irfft"), norm, math.prod(sizes))
-    return x if scale == 1 else multiply(x, scale)
+    return strong(x if scale == 1 else multiply(x, scale))
 
 
 def _scale(inverse: bool, norm: str | None, n: int) -> float:

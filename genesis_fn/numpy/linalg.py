@@ -15,7 +15,7 @@ from genesis_fn.numpy.contraction import einsum, matmul, tensordot, vecdot
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.grids import eye
 from genesis_fn.numpy.mathematics import power, where
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays
+from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, strong
 from genesis_fn.numpy.shape import matrix_transpose, moveaxis, ravel, swapaxes
 from genesis_fn.numpy.ufuncs import (
     absolute,
@@ -292,7 +292,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
     keep = greater(s, multiply(r.max(s, -1, keepdims=True), asarray(rtol, s.dtype)[..., None]))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
     scaled = multiply(conj(swapaxes(vh, -1, -2)), p.convert(inverse, a.dtype)[..., None, :])
-    return matmul(scaled, conj(swapaxes(u, -1, -2)), precision="highest")
+    return strong(matmul(scaled, conj(swapaxes(u, -1, -2)), precision="highest"))
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tuple:

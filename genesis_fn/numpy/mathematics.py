@@ -18,11 +18,16 @@ from genesis_fn.numpy.promotion import (
     broadcast,
     broadcast_shapes,
     cast,
-    common_dtype,
+    common_type,
     inexact_value,
+    is_weak,
     operands,
     promote_arrays,
+    promoted,
+    result_type,
     scalar_as,
+    strong,
+    strong_array,
     value,
 )
 from genesis_fn.numpy.ufuncs import (
@@ -63,7 +68,7 @@ def _dtype(x: Any) -> DType:
 
 
 def _like(x: Any, number: Any) -> Any:
-    return full(x.aval.shape, scalar_as(number, _dtype(x)), _dtype(x))
+    return with_weak(full(x.aval.shape, scalar_as(number, _dtype(x)), _dtype(x)), x.weak)
 
 
 # ---- division with remainder ----
@@ -94,7 +99,7 @@ def remainder(x1: Any, x2: Any, /) -> Any:
         return r if dtypes.is_unsigned(d) else p.select(p.lt(r, 0), p.add(r, x2), r)
     x, y = operands("remainder", (x1, x2), scalars=False)
     if _dtype(x) == BOOL:
-        x, y = p.convert(x, dtypes.I32), p.convert(y, dtypes.I32)
+        x, y = promoted(x, dtypes.I32), promoted(y, dtypes.I32)
     return _remainder(x, y)
 
 
@@ -137,7 +142,7 @@ def _divmod(name: str, x1: Any, x2: Any) -> tuple[Any, Any]:
     x, y = operands(name, (x1, x2), scalars=False)
     d = _dtype(x)
     if d == BOOL:
-        x, y, d = p.convert(x, dtypes.I32), p.convert(y, dtypes.I32), dtypes.I32
+        x, y, d = promoted(x, dtypes.I32), promoted(y, dtypes.I32), dtypes.I32
     if dtypes.is_complex(d):
         raise errors.DTypeError(f"{name} takes real numbers, got {x.aval}")
     if dtypes.is_unsigned(d):
@@ -162,7 +167,7 @@ def fmod(x1: Any, x2: Any, /) -> Any:
 def modf(x: Any, /) -> tuple[Any, Any]:
     """(fraction, integer part) of x, both with its sign."""
     x = inexact_value(x, "modf")
-    none = copysign(full(x.aval.shape, 0, _dtype(x)), x)
+    none = copysign(_like(x, 0), x)
     return p.select(isinf(x), none, p.rem(x, 1.0)), p.trunc(x)
 
 
@@ -174,7 +179,7 @@ def power(x1: Any, x2: Any, /) -> Any:
 
     Raises ValueError for an integer array to a negative Python integer.
     """
-    if isinstance(x2, np.integer):
+    if isinstance(x2, (np.integer, bool)):
         x2 = int(x2)
     if type(x2) is int and type(x1) not in SCALARS:
         x = value(x1, "power")
@@ -186,11 +191,16 @@ def power(x1: Any, x2: Any, /) -> Any:
     x, y = operands("power", (x1, x2))
     d = _dtype(y if type(x) in SCALARS else x)
     if dtypes.is_inexact(d):
-        return p.pow(x, y)
-    x, y = operands("power", (x1, x2), scalars=False)
-    if d == BOOL:
-        x, y = p.convert(x, dtypes.I32), p.convert(y, dtypes.I32)
-    return _integer_power(x, y)
+        result = p.pow(x, y)
+        if dtypes.is_inexact(result_type(x2)):
+            return result
+    else:
+        x, y = operands("power", (x1, x2), scalars=False)
+        if d == BOOL:
+            x, y = p.convert(x, dtypes.I32), p.convert(y, dtypes.I32)
+        result = _integer_power(x, y)
+    # As in JAX an integer exponent is a strong operand unless it is weak itself.
+    return with_weak(result, is_weak(x1) and is_weak(x2))
 
 
 pow = power  # noqa: A001
@@ -221,13 +231,13 @@ def float_power(x1: Any, x2: Any, /) -> Any:
 def log2(x: Any, /) -> Any:
     """The logarithm to base 2, elementwise."""
     x = log(x)
-    return p.div(x, cast(math.log(2), _dtype(x)))
+    return strong(p.div(x, cast(math.log(2), _dtype(x))))
 
 
 def log10(x: Any, /) -> Any:
     """The logarithm to base 10, elementwise."""
     x = log(x)
-    return p.div(x, cast(math.log(10), _dtype(x)))
+    return strong(p.div(x, cast(math.log(10), _dtype(x))))
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Any:
@@ -243,7 +253,8 @@ def logaddexp(x1: Any, x2: Any, /) -> Any:
 def logaddexp2(x1: Any, x2: Any, /) -> Any:
     """log2(2**x1 + 2**x2), elementwise, without overflow."""
     x, y = operands("logaddexp2", (x1, x2), inexact=True, scalars=False)
-    return _log_of_sum(x, y, lambda d: p.div(p.log1p(p.exp2(d)), math.log(2)))
+    result = _log_of_sum(x, y, lambda d: p.div(p.log1p(p.exp2(d)), math.log(2)))
+    return strong_array(result)
 
 
 def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Any:
@@ -292,7 +303,7 @@ def clip(arr: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002
     """`arr` limited to the interval [min, max]; None leaves a side open."""
     x = value(arr, "clip")
     if dtypes.is_complex(_dtype(x)) or any(
-        dtypes.is_complex(common_dtype("clip", promote_arrays("clip", (b,))))
+        dtypes.is_complex(common_type("clip", promote_arrays("clip", (b,)))[0])
         for b in (min, max)
         if b is not None
     ):
@@ -317,14 +328,14 @@ def signbit(x: Any, /) -> Any:
     if dtypes.is_float(d):
         bits = {1: dtypes.I8, 2: dtypes.I16, 4: dtypes.I32, 8: dtypes.I64}[d.itemsize]
         x = p.bitcast_convert_type(x, bits)
-    return p.lt(x, 0)
+    return strong(p.lt(x, 0))
 
 
 def heaviside(x1: Any, x2: Any, /) -> Any:
     """0 where x1 < 0, x2 where x1 == 0, 1 where x1 > 0."""
     x, y = operands("heaviside", (x1, x2), inexact=True, scalars=False)
     step = p.select(p.lt(x, 0.0), _like(x, 0), p.select(p.gt(x, 0.0), _like(x, 1), y))
-    return p.select(p.ne(x, x), x, step)
+    return strong_array(p.select(p.ne(x, x), x, step))
 
 
 def hypot(x1: Any, x2: Any, /) -> Any:
@@ -336,7 +347,7 @@ def hypot(x1: Any, x2: Any, /) -> Any:
     ratio = p.div(small, p.select(at_zero, 1.0, big))
     length = p.mul(big, p.sqrt(p.add(p.mul(ratio, ratio), 1.0)))
     infinite = p.bitwise_or(isposinf(x), isposinf(y))
-    return p.select(infinite, math.inf, p.select(at_zero, big, length))
+    return strong_array(p.select(infinite, math.inf, p.select(at_zero, big, length)))
 
 
 def ldexp(x1: Any, x2: Any, /) -> Any:
@@ -383,7 +394,8 @@ def spacing(x: Any, /) -> Any:
     info = dtypes.finfo(_dtype(x))
     outward = p.select(signbit(x), _like(x, -math.inf), _like(x, math.inf))
     step = p.sub(p.nextafter(x, outward), x)
-    return p.select(p.eq(p.abs(x), float(info.max)), p.sub(x, p.nextafter(x, _like(x, 0))), step)
+    inward = p.sub(x, p.nextafter(x, _like(x, 0)))
+    return strong(p.select(p.eq(p.abs(x), float(info.max)), inward, step))
 
 
 def gcd(x1: Any, x2: Any) -> Any:
@@ -394,7 +406,7 @@ def gcd(x1: Any, x2: Any) -> Any:
     for _ in range(math.ceil(1.45 * 8 * _dtype(x).itemsize)):
         done = p.eq(y, 0)
         x, y = p.select(done, x, y), p.select(done, y, p.rem(x, p.select(done, _like(y, 1), y)))
-    return x
+    return strong_array(x)
 
 
 def lcm(x1: Any, x2: Any) -> Any:
@@ -403,7 +415,8 @@ def lcm(x1: Any, x2: Any) -> Any:
     x, y = absolute(x), absolute(y)
     divisor = gcd(x, y)
     none = p.eq(divisor, 0)
-    return p.select(none, _like(x, 0), p.mul(x, p.div(y, p.select(none, _like(x, 1), divisor))))
+    multiple = p.mul(x, p.div(y, p.select(none, _like(x, 1), divisor)))
+    return strong_array(p.select(none, _like(x, 0), multiple))
 
 
 def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
@@ -419,13 +432,13 @@ def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
 def deg2rad(x: Any, /) -> Any:
     """Degrees as radians."""
     x = inexact_value(x, "deg2rad")
-    return p.mul(x, math.pi / 180)
+    return strong_array(p.mul(x, math.pi / 180))
 
 
 def rad2deg(x: Any, /) -> Any:
     """Radians as degrees."""
     x = inexact_value(x, "rad2deg")
-    return p.mul(x, 180 / math.pi)
+    return strong_array(p.mul(x, 180 / math.pi))
 
 
 radians, degrees = deg2rad, rad2deg
@@ -447,7 +460,7 @@ def sinc(x: Any, /) -> Any:
     at_zero = (
         p.sub(1.0, p.div(p.square(p.mul(x, math.pi)), 6.0)) if dtypes.is_float(_dtype(x)) else 1
     )
-    return p.select(zero, at_zero, p.div(p.sin(scaled), scaled))
+    return strong_array(p.select(zero, at_zero, p.div(p.sin(scaled), scaled)))
 
 
 def i0(x: Any) -> Any:
@@ -480,7 +493,9 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
 def isnan(x: Any, /) -> Any:
     """Whether x is NaN, elementwise."""
     x = value(x, "isnan")
-    return p.ne(x, x) if dtypes.is_inexact(_dtype(x)) else full(x.aval.shape, False, BOOL)
+    if dtypes.is_inexact(_dtype(x)):
+        return p.ne(x, x)
+    return with_weak(full(x.aval.shape, False, BOOL), x.weak)
 
 
 def isinf(x: Any, /) -> Any:
@@ -497,13 +512,15 @@ def isinf(x: Any, /) -> Any:
 def isposinf(x: Any, /) -> Any:
     """Whether x is +inf, elementwise."""
     x = value(x, "isposinf")
-    return p.eq(x, math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
+    found = p.eq(x, math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
+    return strong(found)
 
 
 def isneginf(x: Any, /) -> Any:
     """Whether x is -inf, elementwise."""
     x = value(x, "isneginf")
-    return p.eq(x, -math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
+    found = p.eq(x, -math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
+    return strong(found)
 
 
 def isreal(x: Any) -> Any:
@@ -530,7 +547,7 @@ def nan_to_num(
     limit = float(dtypes.finfo(d).max)
     x = where(isnan(x), p.convert(value(nan), d), x)
     x = where(isposinf(x), p.convert(value(limit if posinf is None else posinf), d), x)
-    return where(isneginf(x), p.convert(value(-limit if neginf is None else neginf), d), x)
+    return strong(where(isneginf(x), p.convert(value(-limit if neginf is None else neginf), d), x))
 
 
 def fmax(x1: Any, x2: Any) -> Any:
@@ -554,12 +571,13 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: boo
     d = _dtype(x)
     if not dtypes.is_inexact(d):
         if d == BOOL:
-            return p.eq(x, y)
+            return strong(p.eq(x, y))
         x, y = p.convert(x, dtypes.F64), p.convert(y, dtypes.F64)
     near = less_equal(absolute(p.sub(x, y)), add(multiply(absolute(y), rtol), atol))
     both = p.bitwise_and(isfinite(x), isfinite(y))
     result = p.bitwise_or(p.bitwise_and(near, both), p.eq(x, y))
-    return p.bitwise_or(result, p.bitwise_and(isnan(x), isnan(y))) if equal_nan else result
+    result = p.bitwise_or(result, p.bitwise_and(isnan(x), isnan(y))) if equal_nan else result
+    return strong(result)
 
 
 def allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
@@ -573,7 +591,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     x, y = asarray(a1), asarray(a2)
     if x.aval.shape != y.aval.shape:
         return full((), False, BOOL)
-    same = equal(x, y)
+    same = strong(equal(x, y))
     if equal_nan:
         same = logical_or(same, logical_and(isnan(x), isnan(y)))
     return reduce_and(same, tuple(range(len(same.aval.shape))))
@@ -582,7 +600,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
 def array_equiv(a1: Any, a2: Any) -> Any:
     """Whether the arrays broadcast to one shape and are equal there: a boolean scalar."""
     try:
-        same = equal(a1, a2)
+        same = strong(equal(a1, a2))
     except errors.ShapeError:
         return full((), False, BOOL)
     return reduce_and(same, tuple(range(len(same.aval.shape))))
@@ -653,4 +671,4 @@ def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: 
     result = broadcast(evaluate(default), x.aval.shape)
     for c, f in zip(conditions, functions):
         result = where(c, evaluate(f), result)
-    return result
+    return strong(result)

@@ -9,9 +9,9 @@ from typing import Any
 from genesis_fn.core import dtypes
 from genesis_fn.numpy import reductions as r
 from genesis_fn.numpy.mathematics import isnan, where
-from genesis_fn.numpy.promotion import inexact_dtype, promote_arrays, value
+from genesis_fn.numpy.promotion import inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.shape import broadcast_to
-from genesis_fn.numpy.ufuncs import divide, logical_and, logical_not, sqrt, subtract
+from genesis_fn.numpy.ufuncs import divide, logical_and, logical_not, real, sqrt, subtract
 from genesis_fn.primitives import elementwise as p
 
 __all__ = [
@@ -125,7 +125,8 @@ def nanvar(
     shape = squares.aval.shape
     count = r.sum(broadcast_to(mask, shape), axis, dtypes.I32, keepdims=keepdims)
     total = r.sum(squares, axis, keepdims=keepdims, where=mask)
-    return p.convert(_ratio(total, subtract(count, ddof)), dtypes.real_of(d))
+    variance = p.convert(_ratio(total, subtract(count, ddof)), dtypes.real_of(d))
+    return strong(variance if dtype is None else p.convert(variance, d))
 
 
 def _ratio(total: Any, n: Any) -> Any:
@@ -137,4 +138,5 @@ def nanstd(
     keepdims: bool = False, where: Any = None,
 ) -> Any:  # fmt: skip
     """The standard deviation over `axis` of what is not NaN."""
-    return sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where))
+    variance = nanvar(a, axis, dtype, out, ddof, keepdims, where)
+    return p.convert(sqrt(real(variance)), variance.dtype)

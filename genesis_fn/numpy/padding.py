@@ -10,7 +10,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
-from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.numpy import reductions, statistics
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.grids import linspace
@@ -32,6 +32,10 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     (end_values=), maximum, mean, median, minimum (stat_length=), empty.
     """
     x = value(array, "pad")
+    return with_weak(_padded(x, pad_width, mode, kwargs), x.weak)
+
+
+def _padded(x: Any, pad_width: Any, mode: Any, kwargs: dict[str, Any]) -> Any:
     widths = _pairs(pad_width, x.ndim, "pad_width")
     if any(w < 0 for pair in widths for w in pair):
         raise ValueError(f"pad: widths must not be negative, got {widths}")
@@ -102,6 +106,8 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], given: Any) -> Any:
 def _fill(v: Any, x: Any) -> Any:
     if isinstance(v, np.generic):
         v = v.item()
+    if type(v) is complex and not dtypes.is_complex(x.dtype):
+        v = v.real
     return convert(v, x.dtype) if hasattr(v, "aval") else scalar_as(v, x.dtype)
 
 

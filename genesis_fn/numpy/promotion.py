@@ -1,8 +1,11 @@
 """One dtype and one shape for the operands of an operation: NumPy's broadcasting, JAX's lattice.
 
-Python and NumPy scalars follow the arrays that they meet, and stay Python scalars, so that
-`x + 1.0` is one primitive. An array or tracer marked `weak` (a scalar argument of `jit`, a result
-of scalars only) counts as a Python scalar.
+Python scalars follow the arrays that they meet, as does an array or tracer marked `weak`: one whose
+dtype came of Python scalars (a scalar argument of `jit`, an integer array times 0.5). The result is
+weak if the lattice says so: the array operands are then marked, and every primitive's result is
+weak where its operands are. NumPy's scalars and arrays have their own dtype, a 64-bit one that of
+32 bits; where the common dtype is wider, their values are not rounded on the way. Scalars of either
+kind stay Python scalars, so that `x + 1.0` is one primitive.
 """
 
 from __future__ import annotations
@@ -46,59 +49,53 @@ def device_among(xs: Sequence[Any]) -> Any:
 
 
 def _values(name: str, xs: Sequence[Any]) -> list[Any]:
-    """`xs` as arrays, tracers and Python scalars."""
+    """`xs` as arrays, tracers, Python scalars and NumPy values."""
     found = list(xs)
-    place = device_among(xs)
-    strong = any(
-        isinstance(x, np.ndarray)
-        or (isinstance(x, (Array, Tracer)) and not x.weak)
-        or hasattr(x, "__genesis_array__")
-        or offers_array(type(x))
-        for x in xs
-    )
     for i, x in enumerate(xs):
         if type(x) is Array or type(x) in SCALARS or isinstance(x, Tracer):
             continue
-        if isinstance(x, np.generic) and strong and x.dtype.kind not in "USVmMO":
-            found[i] = x.item()
-        elif isinstance(x, (list, tuple)):
+        if isinstance(x, (np.ndarray, np.generic)) and x.dtype in dtypes.SHORT:
+            continue
+        if isinstance(x, (list, tuple)):
             raise TypeError(
                 f"{name or 'this function'} takes arrays and numbers, got a {type(x).__name__}\n"
                 f"  at {user_line(depth=4).describe()}\n  make an array of it with asarray(...)"
             )
-        else:
-            found[i] = as_array(x, device=place)
+        found[i] = as_array(x, device=device_among(xs))
     return found
 
 
-def _kinds(xs: Sequence[Any]) -> tuple[frozenset[DType], frozenset[type]]:
-    """(dtypes of strong operands, Python types of the weak ones)."""
+def _kinds(xs: Sequence[Any]) -> tuple[frozenset[DType], frozenset[DType]]:
+    """(dtypes of strong operands, dtypes of the weak ones)."""
     strong, weak = set(), set()
     for x in xs:
         if type(x) in SCALARS:
-            weak.add(type(x))
-        elif x.weak:
-            weak.add(python_type(x.aval.dtype))
+            weak.add(dtypes.scalar_dtype(type(x)))
+        elif isinstance(x, (np.ndarray, np.generic)):
+            strong.add(dtypes.NARROWED.get(x.dtype, x.dtype))
         else:
-            strong.add(x.aval.dtype)
+            (weak if x.weak else strong).add(x.aval.dtype)
     return frozenset(strong), frozenset(weak)
 
 
-def common_dtype(name: str, xs: Sequence[Any], inexact: bool = False) -> DType:
-    """The dtype that operands (arrays, tracers, Python scalars) meet in.
+def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DType, bool]:
+    """(the dtype that operands meet in, whether it is weak): arrays, tracers, Python scalars, NumPy
+    values.
 
     With `inexact`, integers and booleans go to float32. Raises DTypeError under strict promotion
     where an implicit conversion of an array would be needed.
     """
     strong, weak = _kinds(xs)
-    result = dtypes.promote(strong, weak)[0]
+    result, is_weak = dtypes.promote(strong, weak)
     if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != {result}:
-        shown = ", ".join(sorted(d.name for d in strong) + sorted(w.__name__ for w in weak))
+        shown = ", ".join(
+            sorted(d.name for d in strong) + sorted(python_type(d).__name__ for d in weak)
+        )
         raise errors.DTypeError(
             f"{name or 'an operation'} on {shown} needs an implicit conversion to {result.name}, "
             "which numpy_dtype_promotion='strict' forbids; convert with .astype(...)"
         )
-    return inexact_dtype(result) if inexact else result
+    return inexact_dtype(result) if inexact else result, is_weak
 
 
 def inexact_dtype(d: DType) -> DType:
@@ -124,11 +121,16 @@ def scalar_as(x: Any, d: DType) -> Any:
     return x if type(x) is kind else kind(x)
 
 
-def cast(x: Any, d: DType) -> Any:
-    """An array or tracer in dtype `d`; a Python scalar as a Python scalar of that kind."""
+def cast(x: Any, d: DType, weak: bool = False, place: Any = None) -> Any:
+    """An operand in dtype `d`: an array or tracer, `weak` or not, or a Python scalar for a scalar.
+    NumPy arrays go to device `place`."""
     if type(x) in SCALARS:
         return scalar_as(x, d)
-    return x if x.aval.dtype == d else promoted(x, d)
+    if isinstance(x, np.generic):
+        return scalar_as(python_type(x.dtype)(x), d)
+    if isinstance(x, np.ndarray):
+        return with_weak(as_array(x, d, place), weak)
+    return with_weak(convert(x, d), weak)
 
 
 def promoted(x: Any, d: DType) -> Any:
@@ -136,9 +138,22 @@ def promoted(x: Any, d: DType) -> Any:
     return with_weak(convert(x, d), x.weak)
 
 
+def is_weak(x: Any) -> bool:
+    """Whether an operand is weak: a Python number (but a bool), a weak array or tracer."""
+    if isinstance(x, (Array, Tracer)):
+        return x.weak
+    return type(x) in SCALARS and type(x) is not bool
+
+
 def strong(x: Any) -> Any:
     """`x` whose dtype no longer yields to others, as after an explicit conversion."""
     return with_weak(x, False)
+
+
+def strong_array(x: Any) -> Any:
+    """`x`, which a constant was combined with: JAX repeats a constant to an array's shape as a
+    strong array, so only a scalar stays weak."""
+    return with_weak(x, x.weak and not x.aval.shape)
 
 
 def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
@@ -193,11 +208,12 @@ def operands(
     Python scalars stay so where at least one operand is an array and `scalars` is true.
     """
     xs = _values(name, xs)
-    d = common_dtype(name, xs, inexact)
-    shapes = [x.aval.shape for x in xs if type(x) not in SCALARS]
+    d, weak = common_type(name, xs, inexact)
+    place = device_among(xs)
+    shapes = [_shape(x) for x in xs if not _is_scalar(x)]
     if not shapes:
         # Only scalars: they decide the dtype, and the first becomes an array for the primitive.
-        xs[0] = with_weak(as_array(xs[0], d), True)
+        xs[0] = as_array(xs[0], d, place)
         shapes = [()]
     shape = shapes[0]
     if any(s != shape for s in shapes):
@@ -211,14 +227,22 @@ def operands(
         _check_ranks(name, shapes)
     result = []
     for x in xs:
-        x = cast(x, d)
+        x = cast(x, d, weak, place)
         if type(x) not in SCALARS:
             result.append(broadcast(x, shape))
         elif scalars:
             result.append(x)
         else:
-            result.append(broadcast(as_array(x, d), shape))
+            result.append(broadcast(with_weak(as_array(x, d, place), weak), shape))
     return result
+
+
+def _is_scalar(x: Any) -> bool:
+    return type(x) in SCALARS or isinstance(x, np.generic)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.shape if isinstance(x, np.ndarray) else x.aval.shape
 
 
 def promote(*xs: Any) -> list[Any]:
@@ -229,9 +253,10 @@ def promote(*xs: Any) -> list[Any]:
 def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[Any]:
     """`xs` as arrays or tracers of one dtype, shapes unchanged."""
     xs = _values(name, xs)
-    d = common_dtype(name, xs, inexact)
+    d, weak = common_type(name, xs, inexact)
     place = device_among(xs)
-    return [as_array(x, d, place) if type(x) in SCALARS else cast(x, d) for x in xs]
+    cast_to = [cast(x, d, weak, place) for x in xs]
+    return [with_weak(as_array(x, d, place), weak) for x in cast_to]
 
 
 def value(x: Any, name: str = "") -> Any:
@@ -253,6 +278,12 @@ def inexact_value(x: Any, name: str = "") -> Any:
     return x if dtypes.is_inexact(d) else promoted(x, dtypes.F32)
 
 
+def beside_number(x: Any, number: Any, inexact: bool = False) -> Any:
+    """`x` as an array in the dtype in which it meets a Python number."""
+    x = value(x)
+    return cast(x, *common_type("", (x, number), inexact))
+
+
 def result_type(*args: Any) -> DType:
     """The dtype that operands, dtypes and Python scalars promote to, by the library's lattice."""
     if not args:
@@ -260,28 +291,25 @@ def result_type(*args: Any) -> DType:
     strong, weak = set(), set()
     for a in args:
         if type(a) in SCALARS:
-            weak.add(type(a))
-        elif isinstance(a, (Array, Tracer)) and a.weak:
-            weak.add(python_type(a.aval.dtype))
+            weak.add(dtypes.scalar_dtype(type(a)))
+        elif isinstance(a, (Array, Tracer)):
+            (weak if a.weak else strong).add(a.aval.dtype)
         elif isinstance(a, type) and a in SCALARS:
-            weak.add(a)
-        elif isinstance(a, np.generic) or isinstance(a, np.ndarray):
+            weak.add(dtypes.scalar_dtype(a))
+        elif isinstance(a, (np.generic, np.ndarray)):
             d = dtypes.dtype(a.dtype)
-            strong.add(NARROWED.get(d, d))
+            strong.add(dtypes.NARROWED.get(d, d))
         elif offers_array(type(a)):
             strong.add(as_array(a).aval.dtype)
+        elif getattr(a, "weak_type", False):  # a ShapeDtypeStruct
+            weak.add(dtypes.dtype(a))
         else:
             strong.add(dtypes.dtype(a))
     return dtypes.promote(frozenset(strong), frozenset(weak))[0]
 
 
-NARROWED: dict[DType, DType] = {
-    dtypes.F64: dtypes.F32, dtypes.I64: dtypes.I32, dtypes.U64: dtypes.U32, dtypes.C128: dtypes.C64,
-}  # fmt: skip
-
-
 __all__ = [
-    "bind", "broadcast", "broadcast_shapes", "cast", "common_dtype", "inexact_dtype",
-    "inexact_value", "is_operand", "operands", "promote", "promote_arrays", "result_type",
-    "scalar_as", "strong", "value",
+    "beside_number", "bind", "broadcast", "broadcast_shapes", "cast", "common_type",
+    "inexact_dtype", "inexact_value", "is_operand", "is_weak", "operands", "promote",
+    "promote_arrays", "result_type", "scalar_as", "strong", "strong_array", "value",
 ]  # fmt: skip

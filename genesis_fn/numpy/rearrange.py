@@ -9,7 +9,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
-from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.numpy.conversion import concrete, host
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.mathematics import remainder, where
@@ -182,7 +182,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
         return take(concatenate([x, new], axis), argsort(order), axis, mode="clip")
     origin = np.insert(np.arange(n), np.repeat(places.reshape(-1), count) if scalar else places,
                        n + np.arange(count))  # fmt: skip
-    return kept(concatenate([x, new], axis), origin, axis)
+    return with_weak(kept(concatenate([x, new], axis), origin, axis), x.weak)
 
 
 def trim_zeros(filt: Any, trim: str = "fb") -> Any:

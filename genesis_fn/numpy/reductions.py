@@ -9,6 +9,8 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.primitive import with_weak
+from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.mathematics import isnan, where as choose
 from genesis_fn.numpy.promotion import (
     broadcast_shapes,
@@ -26,6 +28,7 @@ from genesis_fn.numpy.ufuncs import (
     maximum,
     minimum,
     multiply,
+    real,
     sqrt,
     subtract,
     truth,
@@ -111,8 +114,8 @@ def _fold(
     axes = reduced_axes(axis, a.ndim, name)
     x = _kept(reduce(a, axes), a, axes, keepdims)
     if initial is not None:
-        x = combine(x, initial)
-    return strong(p.convert(x, d)) if dtype is not None else p.convert(x, d)
+        x = combine(x, asarray(initial, x.aval.dtype))
+    return strong(p.convert(x, d))
 
 
 def _number(x: int, d: DType) -> Any:
@@ -169,7 +172,7 @@ def mean(
     # reduce_sum accumulates 16-bit floats in float32 by itself; only its rounded result would lose.
     total = sum(p.convert(a, computed), axes, keepdims=keepdims, where=where)
     n = _count(a, axes, where, keepdims)
-    return p.convert(divide(total, float(n) if isinstance(n, int) else n), d)
+    return strong(p.convert(divide(total, float(n) if isinstance(n, int) else n), d))
 
 
 def average(
@@ -236,7 +239,11 @@ def var(
     if not isinstance(n, float):
         n = maximum(n, 0)
     result = divide(total, n)
-    return p.convert(result, dtypes.real_of(d))
+    if dtype is None:
+        return strong(p.convert(result, dtypes.real_of(d)))
+    if not dtypes.is_inexact(d):  # asked for in integers: a float that yields to others, as in JAX
+        return with_weak(result, True)
+    return strong(p.convert(result, d))
 
 
 def mean_of(a: Any, axes: Sequence[int], where: Any) -> Any:
@@ -253,10 +260,11 @@ def std(
     a = value(a, "std")
     d = inexact_dtype(a.aval.dtype) if dtype is None else dtypes.dtype(dtype)
     wide = _wide(d)
-    x = sqrt(
-        var(a, axis, wide, None, ddof, keepdims, where=where, correction=correction, mean=mean)
+    variance = var(
+        a, axis, wide, None, ddof, keepdims, where=where, correction=correction, mean=mean
     )
-    return p.convert(x, dtypes.real_of(d))
+    x = sqrt(real(variance))
+    return strong(p.convert(x, dtypes.real_of(d) if dtype is None else d))
 
 
 # ---- extremes ----
@@ -275,8 +283,8 @@ def _extreme(
     if initial is None and not math.prod(a.aval.shape[i] for i in axes):
         raise ValueError(f"{name} of nothing: {a.aval} over axes {list(axes)} needs initial=")
     a = _masked(a, where, _limits(a.aval.dtype)[worst])
-    x = _kept(reduce(a, axes), a, axes, keepdims)
-    return x if initial is None else combine(x, initial)
+    x = strong(_kept(reduce(a, axes), a, axes, keepdims))
+    return x if initial is None else combine(x, asarray(initial, x.aval.dtype))
 
 
 def _complex_extreme(name: str, a: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
@@ -289,7 +297,8 @@ def _complex_extreme(name: str, a: Any, axis: Any, keepdims: bool, initial: Any,
     least = _limits(dtypes.real_of(a.aval.dtype))[0 if better is p.gt else 1]
     there = p.eq(p.real(a), broadcast_to(best, a.aval.shape))
     imaginary = reduce(choose(there, p.imag(a), least), axes)
-    return _kept(p.complex_(reshape(best, imaginary.aval.shape), imaginary), a, axes, keepdims)
+    x = p.complex_(reshape(best, imaginary.aval.shape), imaginary)
+    return strong(_kept(x, a, axes, keepdims))
 
 
 def max(  # noqa: A001
@@ -328,7 +337,7 @@ def _logic(
 ) -> Any:  # fmt: skip
     a = _masked(truth(value(a, name)), where, neutral)
     axes = reduced_axes(axis, a.ndim, name)
-    return _kept(reduce(a, axes), a, axes, keepdims)
+    return strong(_kept(reduce(a, axes), a, axes, keepdims))
 
 
 def all(  # noqa: A001
@@ -400,7 +409,7 @@ def _cumulative(name: str, run: Callable, a: Any, axis: Any, dtype: Any) -> Any:
         d = dtypes.dtype(dtype)
     else:
         d = accumulated(a.aval.dtype, promote_integers=False)
-    return run(p.convert(a, d), canonical_axis(axis, a.ndim, name))
+    return strong(run(p.convert(a, d), canonical_axis(axis, a.ndim, name)))
 
 
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:

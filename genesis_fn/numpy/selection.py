@@ -9,7 +9,7 @@ import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
-from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.conversion import concrete, host
 from genesis_fn.numpy.creation import asarray
@@ -167,7 +167,7 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Any:
         return arr
     nth = remainder(p.sub(cumsum(p.convert(mask, dtypes.I32)), 1), vals.size)
     new = p.convert(take(vals, nth, mode="clip"), arr.dtype)
-    return reshape(choice(mask, new, ravel(arr)), arr.aval.shape)
+    return with_weak(reshape(choice(mask, new, ravel(arr)), arr.aval.shape), arr.weak)
 
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Any:

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.conversion import concrete, host
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.grids import linspace
 from genesis_fn.numpy.mathematics import isnan, where
-from genesis_fn.numpy.promotion import inexact_value, promote_arrays, value
+from genesis_fn.numpy.promotion import common_type, inexact_value, promote_arrays, strong, value
 from genesis_fn.numpy.reductions import any as any_of, cumsum, sum as sum_over
 from genesis_fn.numpy.selection import nonzero, take
 from genesis_fn.numpy.shape import concatenate, flip, moveaxis, ravel
@@ -125,7 +125,7 @@ def unique(
     values = reshape(values, (count,)) if kept is None else moveaxis(
         reshape(values, (count, *kept[1:])), 0, axis
     )  # fmt: skip
-    result = [values]
+    result = [strong(values) if dtypes.is_complex(values.dtype) else values]
     if return_index:
         result.append(where_first)
     if return_inverse:
@@ -197,7 +197,7 @@ def isin(
         tests = sort(tests)
         index = minimum(searchsorted(tests, x), tests.size - 1)
         found = equal(take(tests, index, mode="clip"), x)
-    return logical_not(found) if invert else found
+    return strong(logical_not(found) if invert else found)
 
 
 in1d = isin
@@ -220,11 +220,13 @@ def intersect1d(
         kept = isin(xs, ys)
         (at,) = nonzero(kept)
         values = take(xs, at)
+        values = strong(values)
         if not return_indices:
             return values
         return values, take(i, at), take(j, searchsorted(ys, values))
     both = logical_and(_firsts(x), isin(x, y))
     values, i = _packed(x, both, size, fill_value)
+    values = strong(values)
     if not return_indices:
         return values
     ordered = argsort(y)
@@ -268,7 +270,8 @@ def setdiff1d(
         x = _vector(x, assume_unique)
         return take(x, nonzero(isin(x, ar2, invert=True))[0])
     keep = logical_and(_firsts(x), isin(x, ar2, invert=True))
-    return _packed(x, keep, size, 0 if fill_value is None else fill_value)[0]
+    fill = asarray(0 if fill_value is None else fill_value, x.dtype)
+    return with_weak(_packed(x, keep, size, fill)[0], x.weak and not dtypes.is_complex(x.dtype))
 
 
 def setxor1d(
@@ -311,7 +314,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     if data.aval.shape != x.aval.shape:
         raise errors.ShapeError(f"bincount: weights {data.aval} do not fit {x.aval}")
     ids = p.convert(x, dtypes.I32) if x.dtype != dtypes.I32 else x
-    return segment_sum(data, maximum(ids, 0), length, mode="drop")
+    return strong(segment_sum(data, maximum(ids, 0), length, mode="drop"))
 
 
 def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = None) -> Any:
@@ -355,7 +358,11 @@ def histogram(
     a = asarray(a)
     edges = histogram_bin_edges(a, bins, range)
     flat, edges = promote_arrays("histogram", (ravel(a), edges), inexact=True)
-    w = full(flat.aval.shape, 1.0, flat.dtype) if weights is None else ravel(asarray(weights))
+    if weights is None:
+        w = full(flat.aval.shape, 1.0, flat.dtype)
+    else:
+        d, _ = common_type("histogram", (a, asarray(weights)), inexact=True)
+        w = strong(ravel(p.convert(asarray(weights), d)))
     n = edges.size - 1
     index = subtract(searchsorted(edges, flat, side="right"), 1)
     index = where(equal(flat, edges[-1]), n - 1, index)

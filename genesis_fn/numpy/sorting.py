@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from genesis_fn.core import dtypes
-from genesis_fn.numpy.promotion import promote_arrays, value
+from genesis_fn.core.primitive import with_weak
+from genesis_fn.numpy.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.shape import ravel
 from genesis_fn.numpy.ufuncs import real
 from genesis_fn.primitives import elementwise as p, sort as sorts
@@ -64,7 +65,7 @@ def _no_kind(name: str, kind: Any, order: Any) -> None:
 def sort_complex(a: Any) -> Any:
     """`a` sorted by real, then imaginary part, as complex numbers."""
     a = sort(a)
-    return p.convert(a, dtypes.complex_of(a.dtype))
+    return strong(p.convert(a, dtypes.complex_of(a.dtype)))
 
 
 def lexsort(keys: Any, axis: int = -1) -> Any:
@@ -92,7 +93,7 @@ def argpartition(a: Any, kth: int, axis: int = -1) -> Any:
     a = value(a, "argpartition")
     axis = canonical_axis(axis, a.ndim, "argpartition")
     canonical_axis(kth, a.aval.shape[axis], "argpartition")
-    return sorts.argsort(a, axis)
+    return with_weak(sorts.argsort(a, axis), a.weak)
 
 
 def searchsorted(

@@ -11,7 +11,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.numpy.contraction import diagonal, matmul
 from genesis_fn.numpy.creation import asarray, zeros_like
 from genesis_fn.numpy.mathematics import clip, isnan, remainder, where
-from genesis_fn.numpy.promotion import promote_arrays, value
+from genesis_fn.numpy.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.reductions import (  # noqa: A004
     average,
     count_nonzero,
@@ -25,6 +25,7 @@ from genesis_fn.numpy.shape import (
     concatenate,
     flip,
     moveaxis,
+    ndim,
     ravel,
 )
 from genesis_fn.numpy.sorting import argsort, searchsorted, sort
@@ -71,12 +72,13 @@ def quantile(
     """
     if method not in _METHODS:
         raise ValueError(f"quantile: method {method!r} is none of {', '.join(_METHODS)}")
-    a, q = promote_arrays("quantile", (asarray(a), asarray(q)), inexact=True)
+    (a,) = promote_arrays("quantile", (asarray(a),), inexact=True)
     if dtypes.is_complex(a.dtype):
         raise errors.DTypeError(f"quantile takes real numbers, got {a.aval}")
     d = a.dtype
     if d.itemsize < 4:
-        a, q = p.convert(a, dtypes.F32), p.convert(q, dtypes.F32)
+        a = p.convert(a, dtypes.F32)
+    q = asarray(q, a.dtype)
     axes = reduced_axes(axis, a.ndim, "quantile")
     kept = [i for i in range(a.ndim) if i not in axes]
     lengths = [a.aval.shape[i] for i in kept]
@@ -119,7 +121,7 @@ def quantile(
         x = reshape(
             x, (*q.aval.shape, *[1 if i in axes else n for i, n in enumerate(a.aval.shape)])
         )
-    return p.convert(x, d)
+    return strong(p.convert(x, d))
 
 
 def percentile(
@@ -127,8 +129,13 @@ def percentile(
     method: str = "linear", keepdims: bool = False,
 ) -> Any:  # fmt: skip
     """`quantile` with `q` in percent."""
-    (q,) = promote_arrays("percentile", (asarray(q),), inexact=True)
-    return quantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+    return quantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
+
+
+def _fraction(a: Any, q: Any) -> Any:
+    """Percents as a fraction, in double precision for an array of it."""
+    wide = asarray(a).dtype == dtypes.F64
+    return divide(asarray(q, dtypes.F64 if wide else dtypes.F32), 100)
 
 
 def nanquantile(
@@ -144,8 +151,7 @@ def nanpercentile(
     method: str = "linear", keepdims: bool = False,
 ) -> Any:  # fmt: skip
     """`percentile` of the elements that are not NaN."""
-    (q,) = promote_arrays("nanpercentile", (asarray(q),), inexact=True)
-    return nanquantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+    return nanquantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
 
 
 def median(
@@ -209,7 +215,7 @@ def cov(
             norm = subtract(total, divide(multiply(squares, ddof), total))
     x = subtract(x, center)
     scaled = x if weights is None else multiply(x, weights)
-    return _squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm))
+    return strong(_squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm)))
 
 
 def _squeezed(x: Any) -> Any:
@@ -337,7 +343,7 @@ def interp(
 def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
     """The polynomial with coefficients `p`, highest power first, at `x` (Horner)."""
     coefficients, x = promote_arrays("polyval", (asarray(p), x))
-    total = zeros_like(broadcast_to(x, x.aval.shape))
+    total = strong(zeros_like(broadcast_to(x, x.aval.shape)))
     for i in range(coefficients.aval.shape[0]):
         total = add(multiply(total, x), coefficients[i])
     return total
@@ -388,7 +394,8 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = None) ->
     """
     if edge_order not in (None, 1):
         raise ValueError("gradient: only edge_order=1 is supported")
-    (f,) = promote_arrays("gradient", (value(f),), inexact=True)
+    numbers = [h for h in varargs if not isinstance(h, (list, tuple)) and not ndim(h)]
+    f, *_ = promote_arrays("gradient", (value(f, "gradient"), *numbers), inexact=True)
     axes = reduced_axes(axis, f.ndim, "gradient")
     spacings = list(varargs) or [1.0]
     if len(spacings) == 1:
@@ -435,7 +442,7 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
         steps = diff(x if x.ndim == 1 else moveaxis(x, axis, -1))
     n = y.aval.shape[-1]
     means = add(slice_in_dim(y, 1, n, axis=-1), slice_in_dim(y, 0, n - 1, axis=-1))
-    return multiply(sum_over(multiply(steps, means), -1), 0.5)
+    return strong(multiply(sum_over(multiply(steps, means), -1), 0.5))
 
 
 def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 6.283185307179586) -> Any:
@@ -454,7 +461,7 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 6.28318530
     fix = where(abs(steps) < limit, 0, subtract(wrapped, steps))
     n = x.aval.shape[axis]
     rest = add(slice_in_dim(x, 1, n, axis=axis), cumsum(fix, axis))
-    return concatenate([slice_in_dim(x, 0, 1, axis=axis), rest], axis)
+    return strong(concatenate([slice_in_dim(x, 0, 1, axis=axis), rest], axis))
 
 
 # ---- applying functions ----

@@ -7,13 +7,18 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
-from genesis_fn.core.primitive import SCALARS, bind
+from genesis_fn.core.primitive import SCALARS, bind, with_weak
 from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.promotion import (
     inexact_value,
     is_operand,
+    is_weak,
     operands,
+    promote_arrays,
+    promoted,
     scalar_as,
+    strong,
+    strong_array,
     value,
 )
 from genesis_fn.primitives import elementwise as p
@@ -141,8 +146,13 @@ absolute = unary(
 abs = absolute  # noqa: A001
 fabs = unary("fabs", p.abs, "|x|, elementwise, in a floating dtype.", inexact=True)
 sign = unary("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x.")
-square = unary("square", p.square, "x * x, elementwise.", identity=lambda d: d == dtypes.BOOL)
 reciprocal = unary("reciprocal", p.reciprocal, "1 / x, elementwise.", inexact=True)
+
+
+def square(x: Any, /) -> Any:
+    """x * x, elementwise; of booleans, as int32."""
+    x = value(x, "square")
+    return p.square(promoted(x, dtypes.I32) if x.aval.dtype == dtypes.BOOL else x)
 
 
 def positive(x: Any, /) -> Any:
@@ -182,17 +192,24 @@ floor = unary(
 )
 ceil = unary("ceil", p.ceil, "The smallest integer >= x; integers are unchanged.", identity=_exact)
 trunc = unary("trunc", p.trunc, "x without its fraction; integers are unchanged.", identity=_exact)
-rint = unary("rint", p.round_even, "The nearest integer, ties to even.", inexact=True)
 real = unary("real", p.real, "The real part.", identity=_real)
 conj = unary("conj", p.conj, "The complex conjugate.", identity=_real)
 conjugate = conj
+
+
+def rint(x: Any, /) -> Any:
+    """The nearest integer, ties to even; of integers and booleans, as float32."""
+    x = value(x, "rint")
+    if dtypes.is_inexact(x.aval.dtype):
+        return p.round_even(x)
+    return strong(p.convert(x, dtypes.F32))
 
 
 def imag(x: Any, /) -> Any:
     """The imaginary part: zeros for real x."""
     x = value(x, "imag")
     real = not dtypes.is_complex(x.aval.dtype) and not dtypes.is_key(x.aval.dtype)
-    return zeros_of(x.aval) if real else p.imag(x)
+    return with_weak(zeros_of(x.aval), x.weak) if real else p.imag(x)
 
 
 # ---- comparison ----
@@ -219,11 +236,17 @@ def isfinite(x: Any, /) -> Any:
 def truth(x: Any) -> Any:
     """x != 0 as booleans; booleans pass through."""
     x = value(x)
-    return x if x.aval.dtype == dtypes.BOOL else p.ne(x, scalar_as(0, x.aval.dtype))
+    return x if x.aval.dtype == dtypes.BOOL else strong_array(p.ne(x, scalar_as(0, x.aval.dtype)))
 
 
 def _logical(name: str, function: Callable, doc: str) -> Callable[[Any, Any], Any]:
-    return _function(lambda x, y, /: function(truth(x), truth(y)), name, doc)
+    def call(x: Any, y: Any, /) -> Any:
+        result = function(truth(x), truth(y))
+        if not result.aval.shape and (is_weak(x) or is_weak(y)):
+            result = with_weak(result, promote_arrays(name, (x, y))[0].weak)
+        return result
+
+    return _function(call, name, doc)
 
 
 bitwise_and = binary("bitwise_and", p.bitwise_and, "x & y, bit by bit.")

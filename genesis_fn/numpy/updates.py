@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.core.source import where as user_line
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.indexing import (
@@ -156,16 +156,23 @@ def _cast(values: Any, x: Any) -> Any:
         if not dtypes.is_complex(d) and type(values) is complex:
             raise errors.DTypeError(f"complex values do not fit {x.aval}; use .astype(complex)")
         return scalar_as(values, d)
+    if getattr(values, "dtype", None) == x.dtype:  # a 64-bit NumPy value, as it is
+        return asarray(values, x.dtype)
     return p.convert(value(values) if not isinstance(values, (list, tuple)) else asarray(values),
                      x.dtype)  # fmt: skip
 
 
-def _updated(
+def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Any:
+    """`x` updated: weak if `x` is, whatever the values are."""
+    x = value(x)
+    return with_weak(_changed(x, index, values, kind, **options), x.weak)
+
+
+def _changed(
     x: Any, index: Any, values: Any, kind: str, *, mode: Any = None,
     indices_are_sorted: bool = False, unique_indices: bool = False, out_sharding: None = None,
     wrap_negative_indices: bool = True,
 ) -> Any:  # fmt: skip
-    x = value(x)
     values = _cast(values, x)
     masked = _by_mask(x, index, values, kind)
     if masked is not None:

@@ -16,7 +16,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import I32
-from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.contract import batch_matmul
 from genesis_fn.primitives.define import full, move_batch
@@ -456,7 +456,7 @@ qr_p.linearize = _qr_linearize
 def qr(x: Any, *, full_matrices: bool = True) -> tuple[Any, Any]:
     """(Q, R) with x = Q R, Q's columns orthonormal and R upper triangular."""
     q, r = bind(qr_p, x, full_matrices=bool(full_matrices))
-    return q, r
+    return with_weak(q, x.weak), with_weak(r, x.weak)
 
 
 # ---- Hermitian eigenvalues ----
@@ -514,7 +514,7 @@ def eigh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> tuple[
     elif not lower:
         x = _h(x)
     v, w = bind(eigh_p, x)
-    return v, w
+    return with_weak(v, x.weak), with_weak(w, x.weak)
 
 
 def eigvalsh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> Any:
@@ -604,6 +604,7 @@ svd_p.linearize = _svd_linearize
 def svd(x: Any, *, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     """(U, s, V^H) with x = U diag(s) V^H, s descending; s alone without `compute_uv`."""
     outs = bind(svd_p, x, full_matrices=bool(full_matrices), compute_uv=bool(compute_uv))
+    outs = [with_weak(o, x.weak) for o in outs]
     return (outs[1], outs[0], outs[2]) if compute_uv else outs[0]
 
 

@@ -17,7 +17,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import DType, DTypeLike
-from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
 from genesis_fn.primitives.define import (
     NARROW_FLOATS,
     PRIM,
@@ -553,7 +553,8 @@ split_p = Primitive(
 def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
     """`operand` cut along `axis` into parts of these lengths."""
     axis = canonical_axis(axis, len(typeof(operand).shape), "split")
-    return bind(split_p, operand, sizes=ints(sizes), axis=axis)
+    parts = bind(split_p, operand, sizes=ints(sizes), axis=axis)
+    return [with_weak(x, operand.weak) for x in parts]
 
 
 # ---- rev ----

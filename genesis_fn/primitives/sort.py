@@ -11,7 +11,7 @@ import genesis_fn.primitives.scatter  # noqa: F401 - gives gather its transpose
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, I32, DType
-from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.core.primitive import Primitive, bind, typeof, with_weak
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.define import (
     NARROW_FLOATS,
@@ -131,6 +131,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
         raise errors.ShapeError("sort: there is no operand")
     dimension = axis_in(dimension, typeof(xs[0]).ndim, "sort", xs[0])
     ys = bind(sort_p, *xs, dimension=dimension, is_stable=bool(is_stable), num_keys=num_keys)
+    ys = [with_weak(y, x.weak) for x, y in zip(xs, ys)]
     return tuple(ys) if several else ys[0]
 
 
@@ -226,4 +227,4 @@ def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
     """
     axis = axis_in(axis, typeof(operand).ndim, "top_k", operand)
     values, index = bind(top_k_p, operand, k=int(k), axis=axis)
-    return values, index
+    return with_weak(values, operand.weak), with_weak(index, operand.weak)

@@ -10,7 +10,7 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import aval
-from genesis_fn.core.convert import as_argument
+from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Tracer
 
 
@@ -19,8 +19,13 @@ class Abstract:
 
     __slots__ = ("aval", "weak")
 
-    def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), False
+    def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
+        self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), bool(weak_type)
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the dtype yields to that of arrays, as that of a Python number does."""
+        return self.weak
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,13 +53,14 @@ class Abstract:
         return self.aval.nbytes
 
     def __repr__(self) -> str:
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name})"
+        weak = ", weak_type=True" if self.weak else ""
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{weak})"
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Abstract) and other.aval is self.aval
+        return isinstance(other, Abstract) and other.aval is self.aval and other.weak == self.weak
 
     def __hash__(self) -> int:
-        return hash(self.aval)
+        return hash((self.aval, self.weak))
 
     def __genesis_array__(self) -> Any:
         return self
@@ -66,9 +72,9 @@ def abstract_of(x: Any) -> Any:
     if type(x) is Array or isinstance(x, (Tracer, Abstract)) or type(x) in SCALARS:
         return x
     if isinstance(x, (np.ndarray, np.generic)):
-        return as_argument(x)
+        return as_array(x)
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return Abstract(x.shape, x.dtype)
+        return Abstract(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
     return x
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import device as devices, errors, tree
-from genesis_fn.core.convert import as_argument
+from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.source import where
@@ -44,7 +44,13 @@ class Traced:
     @property
     def out_info(self) -> Any:
         """The output's pytree of shapes and dtypes."""
-        return self.program.build([Abstract(a.shape, a.dtype) for a in self.jaxpr.out_avals])
+        weak = self.program.flat.weak
+        return self.program.build(
+            [
+                Abstract(a.shape, a.dtype, weak_type=w)
+                for a, w in zip(self.jaxpr.out_avals, weak, strict=True)
+            ]
+        )
 
     def as_text(self) -> str:
         """The program as text."""
@@ -96,7 +102,7 @@ class Compiled:
                 f"a compiled {name_of(fun)} was called within a transformed function, which cannot "
                 f"look into it\n  at {where().describe()}\n  call the jitted function there"
             )
-        arrays = [as_argument(x) for x, m in zip(leaves, self.traced.mask) if m]
+        arrays = [as_array(x) for x, m in zip(leaves, self.traced.mask) if m]
         program = self.traced.program
         expected = program.jaxpr.in_avals[len(program.captured) :]
         for x, a, label in zip(arrays, expected, program.jaxpr.labels[len(program.captured) :]):

@@ -15,7 +15,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof, with_weak
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import move_batch, no_tangent, zeros
@@ -155,7 +155,7 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
     def one(leaf: Any) -> Any:
         leaf = as_array(leaf)
         if not dtypes.is_inexact(typeof(leaf).dtype):
-            leaf = ops.convert(leaf, dtypes.F32)
+            leaf = with_weak(ops.convert(leaf, dtypes.F32), leaf.weak)
         return ops.div(psum(leaf, axis_name), float(count))
 
     return _on_tree(one, x)

@@ -10,7 +10,7 @@ from typing import Any
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array, offers_array
-from genesis_fn.core.convert import as_argument, as_array, is_value
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.primitive import Tracer, beside, marked
 from genesis_fn.core.source import where
 
@@ -52,7 +52,7 @@ def flatten_arrays(
                     "does with in_axes=None"
                 )
         with beside(leaves):
-            leaves = [as_argument(x) for x in leaves]
+            leaves = [as_array(x) for x in leaves]
     return leaves, treedef, [x.weak for x in leaves]
 
 

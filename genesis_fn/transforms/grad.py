@@ -274,12 +274,11 @@ class VJP(LinearMap):
     __slots__ = ()
 
     def __call__(self, ct: Any) -> tuple:
-        in_tree, in_avals, out_tree, out_avals = self.static[3:]
+        in_tree, in_avals, out_tree, out_avals, weak = self.static[3:]
         cts = _matching(ct, out_tree, out_avals, "the cotangent", "the output")
         back = self.pull(cts)
-        return tree.unflatten(
-            in_tree, [instantiate(c, a) for c, a in zip(back, in_avals, strict=True)]
-        )
+        full = [instantiate(c, a) for c, a in zip(back, in_avals, strict=True)]
+        return tree.unflatten(in_tree, [with_weak(c, w) for c, w in zip(full, weak)])
 
 
 class JVPMap(LinearMap):
@@ -370,6 +369,7 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
         avals[0],
         flat.out_tree,
         avals[1],
+        tuple([x.weak for x in leaves]),
     )
     pull = VJP(residuals, static)
     out = flat.output(outs)
@@ -573,9 +573,9 @@ def jacrev(
             bases = _bases(avals)
         rows = tree.leaves(vmap(lambda *cts: pull(tree.unflatten(out_tree, cts)))(*bases))
         per_output: list[list[Any]] = [[] for _ in avals]
-        for row in rows:
+        for row, x in zip(rows, leaves):
             for blocks, block in zip(per_output, _rows(row, avals)):
-                blocks.append(block)
+                blocks.append(with_weak(block, x.weak))
         result = tree.unflatten(
             out_tree, [_one(tree.unflatten(in_tree, blocks), argnums) for blocks in per_output]
         )

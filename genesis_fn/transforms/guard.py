@@ -18,7 +18,7 @@ import numpy as np
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted, offers_array
-from genesis_fn.core.convert import as_argument, is_value
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen, Same, aux_key
@@ -240,7 +240,7 @@ def caller(
     if carried is not None:
         args, kwargs, out_tree = carried.args, carried.kwargs, carried.out_tree
     out.space.update(
-        MISS=MISS, Array=Array, new=Array.__new__, as_argument=as_argument, ndarray=np.ndarray,
+        MISS=MISS, Array=Array, new=Array.__new__, as_array=as_array, ndarray=np.ndarray,
         number=number, failed=failed, where=where, place=place,
     )  # fmt: skip
     leaves: list[tuple[str, Any]] = []
@@ -261,8 +261,8 @@ def caller(
             checks.append(f"{at}.sig is not {out.name(x.sig)}")
         elif isinstance(x, (np.ndarray, np.generic)) or offers_array(kind):
             out.lines += [f"if type({at}) is not {out.name(kind)}: return MISS"]
-            out.lines += [f"{at} = as_argument({at}, place)"]
-            checks.append(f"{at}.sig is not {out.name(as_argument(x, place).sig)}")
+            out.lines += [f"{at} = as_array({at}, None, place)"]
+            checks.append(f"{at}.sig is not {out.name(as_array(x, None, place).sig)}")
         elif kind in SCALARS:
             out.lines.append(f"if type({at}) is not {kind.__name__}: return MISS")
             out.lines.append(f"{at} = number({at})")

@@ -22,7 +22,7 @@ from genesis_fn.core import config, device as devices, errors, tree
 from genesis_fn.core.array import Array, Deleted, from_numpy, like, live, stored
 from genesis_fn.core.aval import sig
 from genesis_fn.core.collector import no_collection
-from genesis_fn.core.convert import as_argument, fitted, is_value
+from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, marked, surroundings
@@ -163,7 +163,7 @@ class JitFunction(Copied):
         leaves = [
             x
             if type(x) is Array or type(x) in SCALARS or isinstance(x, Tracer)
-            else as_argument(x, place)
+            else as_array(x, device=place)
             if is_value(x)
             else self._static(x, i, values)
             for i, x in enumerate(leaves)
@@ -172,7 +172,7 @@ class JitFunction(Copied):
         keys = (*[_leaf_key(x) for x in leaves], *_odd_keys(treedef))
         if ctx.trace is not None:
             program = self._program(leaves, treedef, values, statics, keys, settings)
-            dynamic = [as_argument(x) for x in leaves if is_value(x)]
+            dynamic = [as_array(x) for x in leaves if is_value(x)]
             outs = user_call(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr)
             return program.build(marked(outs, program.outs_weak))
         entry = self._entry(leaves, treedef, values, statics, keys, settings, call)
@@ -273,7 +273,7 @@ class JitFunction(Copied):
                 filled[i] = t
             return flat(*filled)
 
-        kinds = [as_argument(leaves[i]) for i in dynamic]
+        kinds = [as_array(leaves[i]) for i in dynamic]
         with contextlib.nullcontext() if reads is None else reads:
             jaxpr, captured = stage(
                 body, [k.aval for k in kinds], name=name_of(self.fun),
@@ -477,7 +477,7 @@ class JitFunction(Copied):
         """The inputs that a call gives to the program, after the captured ones."""
         args, kwargs, _ = self.static.bind(args, kwargs)
         leaves = tree.leaves(self.static.without(args, kwargs))
-        return [as_argument(x) for x in leaves if is_value(x)]
+        return [as_array(x) for x in leaves if is_value(x)]
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The output's shapes and dtypes, without computing it."""

@@ -511,7 +511,9 @@ def _python_loop(
 def _one_dtype(values: Sequence[Any]) -> list[Any]:
     """The values as arrays of one dtype, which Python numbers among them follow."""
     strong = frozenset(typeof(v).dtype for v in values if type(v) not in SCALARS)
-    kind, _ = dtypes.promote(strong, frozenset(type(v) for v in values if type(v) in SCALARS))
+    kind, _ = dtypes.promote(
+        strong, frozenset(dtypes.scalar_dtype(type(v)) for v in values if type(v) in SCALARS)
+    )
     return [as_array(v, kind) if type(v) in SCALARS else convert(v, kind) for v in values]
 
 

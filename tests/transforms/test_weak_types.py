@@ -203,13 +203,13 @@ def test_a_weak_array_and_a_strong_one_have_programs_of_their_own():
     for _ in range(2):
         assert f(2.0, x).dtype == "bfloat16"
         assert f(jnp.asarray(2.0), x).dtype == "bfloat16"
-        assert f(np.float32(2.0), x).dtype == "bfloat16"  # NumPy scalars follow arrays here
+        assert f(np.float32(2.0), x).dtype == "float32"  # a NumPy scalar has its own dtype
         assert f(jnp.asarray(2.0, "float32"), x).dtype == "float32"
     assert len(f.traces) == 2
 
 
-def test_an_integer_array_with_a_python_float_is_a_strong_float32():
-    # Unlike in JAX, where it yields to a bfloat16 array: here only scalars make weak results.
-    y = jnp.arange(3) + 1.0
-    assert y.dtype == "float32" and not y.weak_type
-    assert (y + jnp.ones(3, "bfloat16")).dtype == "float32"
+def test_what_a_python_float_made_of_integers_is_weak():
+    for y in (jnp.arange(3) + 1.0, jnp.arange(3) ** 0.5, (jnp.arange(3) > 1) * 0.5):
+        assert y.dtype == "float32" and y.weak_type
+        assert (y + jnp.ones(3, "bfloat16")).dtype == "bfloat16"
+    assert not (jnp.arange(3) / 2).weak_type
