@@ -30,7 +30,7 @@ class Operators:
 
     @property
     def dtype(self) -> np.dtype:
-        """The NumPy dtype."""
+        """The NumPy dtype; that of random keys is an extended one, `key<philox>`."""
         return self.aval.dtype
 
     @property

@@ -145,7 +145,9 @@ def test_split_and_fold_in_under_transforms():
     )
     keys = random.wrap_key_data(pairs)
     each = np.stack([random.key_data(random.split(keys[i], 3)) for i in range(4)])
-    np.testing.assert_array_equal(vmap(lambda k: random.key_data(random.split(k, 3)))(keys), each)
+    np.testing.assert_array_equal(
+        vmap(lambda k: random.key_data(random.split(k, 3)))(keys.copy()), each
+    )
     folded = np.stack([random.key_data(random.fold_in(keys[i], i)) for i in range(4)])
     fold = lambda k, i: random.key_data(random.fold_in(k, i))  # noqa: E731
     np.testing.assert_array_equal(vmap(fold)(keys, jnp.arange(4)), folded)

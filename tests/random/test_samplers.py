@@ -136,9 +136,9 @@ def test_samples_are_the_same_in_every_transform():
     np.testing.assert_array_equal(jit(draw)(key.copy()), plain)
     keys = random.split(key.copy(), 4)
     rows = np.stack([np.asarray(draw(keys[i])) for i in range(4)])
-    np.testing.assert_array_equal(vmap(draw)(keys), rows)
-    np.testing.assert_array_equal(jit(vmap(draw))(keys), rows)
-    _, scanned = scan(lambda c, k: (c, draw(k)), 0, keys)
+    np.testing.assert_array_equal(vmap(draw)(keys.copy()), rows)
+    np.testing.assert_array_equal(jit(vmap(draw))(keys.copy()), rows)
+    _, scanned = scan(lambda c, k: (c, draw(k)), 0, keys.copy())
     np.testing.assert_array_equal(scanned, rows)
 
     # A chain of keys through a scan's carry is the chain in Python.
