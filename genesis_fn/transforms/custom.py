@@ -428,6 +428,10 @@ class _Active(threading.local):
         self.calls: dict[Any, dict[str, Any]] = {}
 
 
+# What a copy keeps of a function with rules, beside the function.
+_KEPT = ("static", "rule", "fwd", "bwd", "symbolic")
+
+
 class _Custom(Copied):
     """What the two decorators share: which arguments are static, and staging with a memory."""
 
@@ -603,7 +607,7 @@ class _Custom(Copied):
         return None if None in known else tuple([k for k, _ in known])  # type: ignore[misc]
 
     def _parts(self) -> tuple[Callable, tuple]:
-        made = {k: v for k, v in vars(self).items() if k in ("static", "rule", "fwd", "bwd")}
+        made = {k: v for k, v in vars(self).items() if k in _KEPT}
         return _remade, (type(self), self.fun, made)
 
     def argument(self, i: int) -> str:

@@ -6,6 +6,7 @@ Every case runs in this library and in JAX, through the names that both have.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -876,3 +877,9 @@ def test_b26_rules_return_symbolic_zeros():
         ), dense
 
     same(program)
+
+
+def test_b26_copies_keep_symbolic_zeros():
+    seen: list = []
+    f = copy.deepcopy(with_symbolic_jvp(gf, gf.numpy, seen))
+    assert float(gf.grad(lambda v: f(3.0, v)[0])(2.0)) == 3.0
