@@ -44,7 +44,7 @@ class Traced:
     @property
     def out_info(self) -> Any:
         """The output's pytree of shapes and dtypes."""
-        weak = self.program.flat.weak
+        weak = self.program.outs_weak
         return self.program.build(
             [
                 Abstract(a.shape, a.dtype, weak_type=w)

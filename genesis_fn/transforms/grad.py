@@ -330,6 +330,11 @@ def _fitting(x: Any, kind: Aval, what: str) -> Any:
             f"{what}: {list(x.shape) if nothing else typeof(x)} does not fit {kind}\n"
             f"  at {where().describe()}"
         )
+    if dtypes.is_key(kind.dtype) and not nothing:
+        raise errors.DTypeError(
+            f"{what}: random keys, {kind}, have no derivative, got {typeof(x)}\n"
+            f"  at {where().describe()}\n  pass None, or zeros of dtype float0"
+        )
     if not dtypes.is_inexact(kind.dtype):
         return None
     if nothing or typeof(x).dtype != kind.dtype:

@@ -319,6 +319,14 @@ def test_b33_derivatives_by_keys():
     for f in (gf.grad, gf.jacrev, gf.jacfwd):
         with pytest.raises(TypeError, match="key<philox>"):
             f(lambda k: random.normal(k))(key.copy())
+    for tangent in (key, 1.0, jnp.zeros(2, "uint32")):
+        with pytest.raises(TypeError):
+            jax.jvp(jax.random.normal, (theirs(),), (tangent,))
+        with pytest.raises((errors.DTypeError, errors.ShapeError), match="key<philox>"):
+            gf.jvp(random.normal, (key.copy(),), (tangent,))
+    for nothing in (None, np.zeros((), gf.dtypes.float0)):
+        out, t = gf.jvp(lambda k, x: x * random.normal(k), (key.copy(), 2.0), (nothing, 1.0))
+        assert float(t) == float(out) / 2
     out, pull = gf.vjp(lambda k, x: x * random.normal(k), key.copy(), 2.0)
     assert float(pull(1.0)[1]) == float(out) / 2
 
