@@ -8,6 +8,7 @@ from genesis_fn.core.errors import (
     DeviceError,
     DonatedError,
     DTypeError,
+    FileError,
     GenesisError,
     IndexOutOfRange,
     KeyReuseError,
@@ -28,7 +29,7 @@ from genesis_fn.transforms.retrace import RecompilationWarning
 __all__ = [
     "ArgumentError", "AssertionFailed", "BackendError", "ConcretizationTypeError", "DTypeError",
     "DeviceError",
-    "DonatedError", "GenesisError", "IndexOutOfRange", "KeyReuseError", "NanError",
+    "DonatedError", "FileError", "GenesisError", "IndexOutOfRange", "KeyReuseError", "NanError",
     "NonConcreteBooleanIndexError", "NotDifferentiableError", "OutOfMemoryError",
     "RecompilationWarning", "ShapeError", "TracerArrayConversionError",
     "TracerBoolConversionError", "TracerIntegerConversionError", "TransferError", "TreeError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 
 import numpy as np
@@ -18,6 +19,8 @@ from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate
 from genesis_fn.primitives.contract import native_bfloat16
 
+# What `atomic_write` leaves of a file where its process is killed.
+_HALF_WRITTEN = re.compile(r"\.(log\.jsonl|loss\.png|tokenizer\.json)\.[a-z0-9_]{8}")
 VOCABULARY = 2048
 CONFIG = qwen.QwenConfig(
     vocab_size=VOCABULARY, hidden_size=192, intermediate_size=512, num_hidden_layers=4,
@@ -101,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     os.makedirs(arguments.out, exist_ok=True)
     with alone(arguments.out):
+        for name in filter(_HALF_WRITTEN.fullmatch, os.listdir(arguments.out)):
+            os.unlink(os.path.join(arguments.out, name))
         return _run(arguments)
 
 

@@ -522,6 +522,10 @@ def test_r19_the_cache_is_the_users_own(tmp_path, monkeypatch):
         assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
         assert all(stat.S_IMODE(os.stat(os.path.join(root, f)).st_mode) == 0o600 for f in files)
     assert BinaryCache(tmp_path / "new").get("ab" * 32) == ({"name": "k"}, b"binary")
+    # A folder of an earlier version is closed to others.
+    (tmp_path / "old" / "kernels").mkdir(parents=True, mode=0o755)
+    BinaryCache(tmp_path / "old").put("ab" * 32, {}, b"")
+    assert stat.S_IMODE((tmp_path / "old" / "kernels").stat().st_mode) == 0o700
     # The same entries, had another user written them.
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     assert BinaryCache(tmp_path / "new").get("ab" * 32) is None

@@ -339,7 +339,10 @@ def test_r10_two_processes_save_at_once(tmp_path):
 
 def test_r11_a_second_run_is_refused(corpus, tmp_path, capsys):
     out = tmp_path / "out"
+    out.mkdir()
+    (out / ".log.jsonl.ab_cd123").write_text("of a run that was killed")
     assert main(command(corpus, out)) == 0
+    assert [p.name for p in out.glob(".*")] == [".lock"]
     capsys.readouterr()
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and p.name != ".lock"}
     with alone(str(out)):

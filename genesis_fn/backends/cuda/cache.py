@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _MAGIC = b"genesis-kernel-1\n"
+_FOLDERS = ("kernels", "tuned")
 _LIMIT = 4 << 30  # bytes of binaries on disk
 _LOOKED_AT = 64  # entries stored between two looks at the sizes
 _USED_AGAIN = 3600.0  # seconds after which a use is written down
@@ -182,6 +183,9 @@ def _own(path: Path) -> bytes | None:
 def _make_private(folder: Path) -> None:
     """Make a folder, and those above it that are not there, for their owner only."""
     if folder.is_dir():
+        if folder.name in _FOLDERS:  # made when it was open to others
+            with suppress(OSError):  # another user's
+                folder.chmod(0o700)
         return
     _make_private(folder.parent)
     with suppress(FileExistsError):  # another process was faster
@@ -196,6 +200,7 @@ def _write(path: Path, content: bytes) -> None:
     # A cache that cannot be written (read-only home, full disk) costs time, never correctness.
     try:
         _make_private(path.parent)
+        _make_private(path.parent.parent)
         number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     except OSError:
         return
