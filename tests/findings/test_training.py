@@ -325,6 +325,7 @@ def test_r10_two_processes_save_at_once(tmp_path):
     while any(p.poll() is None for p in processes):
         with contextlib.suppress(FileNotFoundError, io.FileError):  # removed meanwhile
             io.restore(tmp_path, template)
+        time.sleep(0.02)
     for process in processes:
         assert process.returncode == 0, process.communicate()[1]
         process.communicate()
