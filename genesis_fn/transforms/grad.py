@@ -417,6 +417,10 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     called = Called("jvp", name_of(fun), leaves, lambda: labels_of(fun, primals))
     outs, out_ts = jvp_flat(flat, leaves, ts, called)
     dense = [instantiate(t, typeof(o)) for t, o in zip(out_ts, outs)]
+    dense = [
+        with_weak(t, o.weak) if dtypes.is_inexact(typeof(o).dtype) else t
+        for t, o in zip(dense, outs)
+    ]
     out, tangent = flat.output(outs), flat.output(dense)
     return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
 
