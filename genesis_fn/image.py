@@ -182,6 +182,10 @@ def resize(
         return x
     if not dtypes.is_inexact(x.dtype):
         x = x.astype("float32")
+    if 0 in shape:
+        return np.zeros(shape, x.dtype)
+    if 0 in x.shape:
+        raise ValueError(f"resize: {x.aval} has no pixels to make {list(shape)} of")
     for axis, (n, m) in enumerate(zip(x.shape, shape)):
         if n != m:
             weights = _weights(onp, n, m, m / n, 0.0, method, antialias, onp.float64)

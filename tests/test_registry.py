@@ -50,6 +50,7 @@ ELSEWHERE |= {
     "triton_call": "transforms/test_foreign.py", "custom_vmap": "transforms/test_surroundings.py",
     "pure_callback": "transforms/test_callback.py",
     "random_wrap": "random/test_keys.py", "random_unwrap": "random/test_keys.py",
+    "power_of_integers": "primitives/test_specials.py",
 }  # fmt: skip
 
 

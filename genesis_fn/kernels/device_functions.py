@@ -290,6 +290,20 @@ def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
 
 
 @triton.jit
+def power_of_integers(x, y):
+    """x**y of integers, by squaring; for y < 0 the reciprocal cut to an integer, 0 if x is 0."""
+    one = (x == x).to(x.dtype)
+    result, base = one, x
+    for i in tl.static_range(x.dtype.primitive_bitwidth):
+        result = tl.where(((y >> i) & one) == one, result * base, result)
+        base = base * base
+    if x.dtype.is_int_signed():
+        unit = (x == one) | (x + one == 0)
+        result = tl.where((y < 0) & ~unit, x - x, result)
+    return result.to(x.dtype)
+
+
+@triton.jit
 def digamma(x):
     """The derivative of log(gamma(x)): reflection, recurrence up to 10, asymptotic series."""
     pi: tl.constexpr = 3.141592653589793
@@ -384,7 +398,8 @@ __all__ = [
     "bit_and", "bit_or", "multiply", "recur",
     "bits_of", "clz", "count_bits", "digamma", "div", "div_fast", "divide_exactly",
     "integer_pow", "is_finite", "logical_not", "logistic", "logistic_fast", "maximum", "minimum",
-    "narrow", "negate", "nextafter_narrow", "not_", "reduce_precision", "rem", "safe_mul",
+    "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
+    "safe_mul",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
     "square_root", "to_integer",
 ]  # fmt: skip

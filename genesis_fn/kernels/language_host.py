@@ -104,6 +104,12 @@ def _function(f: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
     return elementwise
 
 
+def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    # torch's is NaN where the quotient overflows.
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.fmod(x.numpy(), y.numpy()))
+
+
 def _round_away(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.frac(x).abs() >= 0.5, torch.trunc(x) + torch.sign(x), torch.trunc(x))
 
@@ -146,7 +152,7 @@ hypot = _function(torch.hypot)
 bessel_i0 = _function(torch.special.i0)
 bessel_i1 = _function(torch.special.i1)
 pow = _function(torch.pow)
-fmod = _function(torch.fmod)
+fmod = _function(_fmod)
 copysign = _function(torch.copysign)
 nextafter = _function(torch.nextafter)
 floor = _function(torch.floor)

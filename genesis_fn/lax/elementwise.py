@@ -6,9 +6,13 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, arrays, on_operands
+from genesis_fn.lax.special import zeta
 from genesis_fn.numpy.creation import full as full_array, full_like as jnp_full_like
 from genesis_fn.numpy.promotion import broadcast, strong
 from genesis_fn.primitives import elementwise as p
@@ -110,10 +114,22 @@ def integer_pow(x: Any, y: int) -> Any:
     return p.integer_pow(x, y) if y else full_like(x, 1)
 
 
+def _polygamma_of_arrays(n: Any, x: Any) -> Any:
+    """(-1)**(n + 1) n! zeta(n + 1, x), and digamma(x) where n is 0."""
+    first = p.eq(n, 0.0)
+    order = p.add(p.select(first, 1.0, n), 1.0)
+    odd = p.ne(p.rem(order, full_array(order.aval.shape, 2.0, order.aval.dtype)), 0.0)
+    size = p.mul(p.exp(p.lgamma(order)), zeta(order, x))
+    return p.select(first, p.digamma(x), p.select(odd, p.neg(size), size))
+
+
 def polygamma(m: Any, x: Any) -> Any:
-    """The m-th derivative of digamma, for a known integer m."""
-    if type(m) not in (int, float) or int(m) != m:
-        raise TypeError(f"polygamma: the order must be a Python integer, got {m!r}")
+    """The m-th derivative of digamma, for an integer m or an array of them as floats."""
+    if type(m) not in (int, float):
+        n, x = arrays("polygamma", (m, x), scalars=False)
+        return _polygamma_of_arrays(n, x)
+    if int(m) != m:
+        raise TypeError(f"polygamma: the order must be an integer, got {m!r}")
     x = array(x)
     return p.digamma(x) if m == 0 else p.polygamma(int(m), x)
 
@@ -210,10 +226,13 @@ def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002
 # ---- casts and constants ----
 
 
+_WIDEST = (dtypes.BOOL, dtypes.I64, dtypes.F64, dtypes.C128)  # by dtypes.kind_rank
+
+
 def convert_element_type(operand: Any, new_dtype: Any) -> Any:
     """`operand` in another dtype; floats to integers saturate and NaN becomes 0."""
     if type(operand) in SCALARS:
-        return full_array((), operand, new_dtype)
+        operand = as_array(operand, _WIDEST[dtypes.kind_rank(np.dtype(type(operand)))])
     return strong(p.convert(array(operand), dtypes.dtype(new_dtype)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
@@ -28,7 +29,8 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     """`xs` in one shape, ready for an elementwise primitive.
 
     Python numbers take the dtype of the arrays and stay numbers if `scalars`; weak tracers take it
-    too. Arrays without dimensions are repeated. Raises DTypeError for a number of a higher kind.
+    too. Arrays without dimensions and axes of length 1 are repeated. Raises DTypeError for a number
+    of a higher kind.
     """
     known = [x for x in xs if isinstance(x, (Array, Tracer)) and not x.weak]
     wide = known[0].aval.dtype if known else None
@@ -40,8 +42,19 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     given = [x for x in xs if type(x) not in SCALARS]
     firm = [x for x in given if not x.weak]
     d = (firm or given)[0].aval.dtype
-    shape = next((x.aval.shape for x in given if x.aval.shape), ())
+    shapes = {x.aval.shape for x in given if x.aval.shape}
+    shape = shapes.pop() if len(shapes) == 1 else _joined(shapes)
     return [_fitted(name, x, d, shape, scalars) for x in xs]
+
+
+def _joined(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape in which axes of length 1 are repeated; () where shapes differ otherwise."""
+    if len(set(map(len, shapes))) != 1:
+        return ()
+    lengths = [set(axis) - {1} for axis in zip(*shapes)]
+    if any(len(n) > 1 for n in lengths):
+        return ()
+    return tuple([n.pop() if n else 1 for n in lengths])
 
 
 def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars: bool) -> Any:
@@ -56,14 +69,17 @@ def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars:
         if number and scalars:
             return scalar_as(x, d)
         x = as_array(scalar_as(x, d), d) if number else convert(x, d)
-    return broadcast(x, shape) if not x.aval.shape else x
+    return broadcast(x, shape) if shape and x.aval.shape != shape else x
 
 
 def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
-    """`f` with its first `count` arguments made arrays."""
+    """`f` with its first `count` arguments made arrays, by position or by name."""
+    names = list(inspect.signature(f).parameters)[:count]
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            kwargs.update({n: array(kwargs[n]) for n in names if n in kwargs})
         return f(*[array(a) for a in args[:count]], *args[count:], **kwargs)
 
     return call

@@ -115,7 +115,7 @@ def conv_general_shape_tuple(
     lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
     dimension_numbers: Any,
 ) -> tuple[int, ...]:  # fmt: skip
-    """The shape of a convolution's result."""
+    """The shape of a convolution's result; a batch of unknown length is -1."""
     from genesis_fn.core.aval import aval
 
     numbers = conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
@@ -124,13 +124,17 @@ def conv_general_shape_tuple(
         window = [rhs_shape[i] for i in numbers.rhs_spec[2:]]
         padding = padtype_to_pads(space, window, window_strides, padding)
     ones = (1,) * (len(lhs_shape) - 2)
+    batch = numbers.lhs_spec[0]
+    unknown = lhs_shape[batch] == -1
+    lhs_shape = [1 if unknown and i == batch else n for i, n in enumerate(lhs_shape)]
     out = conv_p.shape(
         aval(tuple(lhs_shape), dtypes.F32), aval(tuple(rhs_shape), dtypes.F32),
         window_strides=tuple(window_strides), padding=tuple([tuple(p) for p in padding]),
         lhs_dilation=ones, rhs_dilation=ones, dimension_numbers=numbers, feature_group_count=1,
         batch_group_count=1, precision="default", preferred_element_type=None,
     )  # fmt: skip
-    return out.shape
+    place = numbers.out_spec[0]
+    return tuple([-1 if unknown and i == place else n for i, n in enumerate(out.shape)])
 
 
 def conv_shape_tuple(

@@ -161,7 +161,8 @@ def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
 def _torch_gamma(f: Callable) -> Callable:
     def run(a: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         y = f(a, x)
-        return [torch.where((a < 0) | (x < 0) | ((a == 0) & (x == 0)), torch.nan, y)]
+        bad = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (a != a) | (x != x)
+        return [torch.where(bad, torch.nan, y)]
 
     # torch's float64 form is good to nine digits only; the reference to eleven.
     return lambda avals: run if avals[0].dtype == dtypes.F32 else None
@@ -257,25 +258,87 @@ def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
     return while_loop(more, step, start)[3]
 
 
-def _log_beta(a: Any, b: Any) -> Any:
-    return ops.sub(ops.add(ops.lgamma(a), ops.lgamma(b)), ops.lgamma(ops.add(a, b)))
+# B_2k / (2k (2k - 1)), the coefficients of Stirling's series.
+_STIRLING = (
+    1 / 12,
+    -1 / 360,
+    1 / 1260,
+    -1 / 1680,
+    1 / 1188,
+    -691 / 360360,
+    1 / 156,
+    -3617 / 122400,
+)
+
+
+def _stirling(x: Any) -> Any:
+    """log(gamma(x)) - ((x - 1/2) log(x) - x + log(2 pi) / 2), for x of 10 and more."""
+    r = ops.div(1.0, x)
+    square = ops.mul(r, r)
+    total = _constant(x, _STIRLING[-1])
+    for c in _STIRLING[-2::-1]:
+        total = ops.add(ops.mul(total, square), c)
+    return ops.mul(total, r)
+
+
+def log_beta(a: Any, b: Any) -> Any:
+    """log |B(a, b)|, also where a + b, or the logarithms of their gamma functions, round off.
+
+    For large operands log(gamma(b)) - log(gamma(a + b)) is rearranged, with Stirling's series for
+    what is left, as in Didonato and Morris, "Algorithm 708" (1992).
+    """
+    first = ops.le(a, b)
+    low, high = ops.select(first, a, b), ops.select(first, b, a)
+    # The sum of the two stays large beside a negative one.
+    large = ops.bitwise_and(ops.ge(high, 10.0), ops.gt(low, ops.mul(high, -0.5)))
+    large = ops.bitwise_and(large, ops.ge(ops.add(low, high), 10.0))
+    large = ops.bitwise_and(large, ops.lt(high, math.inf))
+    both = ops.bitwise_and(large, ops.ge(low, 10.0))
+    one = ops.bitwise_and(large, ops.lt(low, 10.0))
+
+    plain = [ops.select(large, 1.0, v) for v in (low, high)]
+    y = ops.sub(ops.add(*map(ops.lgamma, plain)), ops.lgamma(ops.add(*plain)))
+    # gamma(0) is infinite, and so is the quotient of two.
+    y = ops.select(ops.bitwise_and(ops.eq(plain[0], 0.0), ops.eq(plain[1], 0.0)), math.inf, y)
+
+    p, q = ops.select(one, low, 1.0), ops.select(large, high, 10.0)
+    less = ops.sub(_stirling(q), _stirling(ops.add(p, q)))
+    gap = ops.mul(ops.add(q, ops.sub(p, 0.5)), ops.log1p(ops.div(p, q)))
+    rest = ops.add(gap, ops.mul(p, ops.sub(ops.log(q), 1.0)))
+    y = ops.select(one, ops.sub(ops.add(ops.lgamma(p), less), rest), y)
+
+    p = ops.select(both, low, 10.0)
+    ratio = ops.div(p, q)
+    correction = ops.add(_stirling(p), ops.sub(_stirling(q), _stirling(ops.add(p, q))))
+    share = ops.log(ops.div(ratio, ops.add(ratio, 1.0)))
+    total = ops.sub(ops.mul(ops.sub(p, 0.5), share), ops.mul(q, ops.log1p(ratio)))
+    total = ops.add(total, ops.mul(ops.sub(math.log(2 * math.pi), ops.log(q)), 0.5))
+    y = ops.select(both, ops.add(total, correction), y)
+    endless = ops.bitwise_and(ops.eq(high, math.inf), ops.gt(low, 0.0))
+    endless = ops.bitwise_and(endless, ops.lt(low, math.inf))
+    return ops.select(endless, -math.inf, y)
 
 
 @fused("betainc", rows=(True, True, True), precision="high")
 def _betainc(a: Any, b: Any, x: Any) -> Any:
     inside = ops.bitwise_and(ops.gt(x, 0.0), ops.lt(x, 1.0))
-    bad = _either(ops.le(a, 0.0), ops.le(b, 0.0), ops.lt(x, 0.0), ops.gt(x, 1.0))
+    bad = _either(ops.lt(a, 0.0), ops.lt(b, 0.0), ops.lt(x, 0.0), ops.gt(x, 1.0))
     bad = _either(bad, ops.ne(a, a), ops.ne(b, b), ops.ne(x, x))
-    plain = ops.bitwise_or(bad, ops.bitwise_not(inside))
+    # All of the distribution is at 0, or at 1; of both at once there is no distribution.
+    low = ops.bitwise_or(ops.eq(a, 0.0), ops.eq(b, math.inf))
+    high = ops.bitwise_or(ops.eq(b, 0.0), ops.eq(a, math.inf))
+    bad = _either(bad, ops.bitwise_and(ops.eq(a, b), ops.bitwise_or(low, high)))
+    plain = _either(bad, ops.bitwise_not(inside), low, high)
     p, q, z = [ops.select(plain, v, u) for u, v in ((a, 1.0), (b, 1.0), (x, 0.5))]
     # The fraction converges fast up to about the mean; beyond it I_x(a, b) = 1 - I_(1-x)(b, a).
     other = ops.gt(z, ops.div(ops.add(p, 1.0), ops.add(ops.add(p, q), 2.0)))
     scale = ops.add(ops.mul(p, ops.log(z)), ops.mul(q, ops.log1p(ops.neg(z))))
-    scale = ops.exp(ops.sub(scale, _log_beta(p, q)))
+    scale = ops.exp(ops.sub(scale, log_beta(p, q)))
     first, second = ops.select(other, q, p), ops.select(other, p, q)
     z = ops.select(other, ops.sub(1.0, z), z)
     y = ops.div(ops.mul(scale, _fraction_of_beta(first, second, z)), first)
     y = ops.select(other, ops.sub(1.0, y), y)
+    y = ops.select(low, 1.0, ops.select(high, 0.0, y))
     y = ops.select(inside, y, ops.convert(ops.ge(x, 1.0), typeof(x).dtype))
     return ops.select(bad, math.nan, y)
 
@@ -290,7 +353,7 @@ def _betainc_rule(primals: tuple, tangents: tuple) -> tuple:
     a, b, x = primals
     log = ops.mul(ops.sub(b, 1.0), ops.log1p(ops.neg(x)))
     log = ops.add(log, ops.mul(ops.sub(a, 1.0), ops.log(x)))
-    change = ops.mul(tangents[2], ops.exp(ops.sub(log, _log_beta(a, b))))
+    change = ops.mul(tangents[2], ops.exp(ops.sub(log, log_beta(a, b))))
     one, none = _constant(x, 1.0), _constant(x, 0.0)
     for t, direction in zip(tangents, ((one, none), (none, one))):
         _, slope = jvp(lambda p, q: _betainc.reference(p, q, x), (a, b), direction)

@@ -80,7 +80,9 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]
     operand = array(operand)
     if type(padding_value) in SCALARS:
         padding_value = scalar_as(padding_value, operand.aval.dtype)
-    elif isinstance(padding_value, np.generic):
+    elif isinstance(padding_value, np.generic) or (
+        isinstance(padding_value, np.ndarray) and not padding_value.ndim
+    ):
         padding_value = scalar_as(padding_value.item(), operand.aval.dtype)
     return shapes.pad(operand, padding_value, padding_config)
 
@@ -324,7 +326,10 @@ def approx_min_k(
 
 
 def fft(x: Any, fft_type: Any, fft_lengths: Sequence[int]) -> Any:
-    """The discrete Fourier transform over the last axes, of one of the FftType kinds."""
+    """The discrete Fourier transform over the last axes, as many as there are lengths, of one of
+    the FftType kinds."""
+    if not len(fft_lengths):  # over no axes
+        return array(x)
     return transforms.fft(array(x), fft_type, fft_lengths)
 
 

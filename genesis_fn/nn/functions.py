@@ -242,15 +242,17 @@ def logsumexp(
     if where is not None:
         a = jnp.where(where, a, -jnp.inf)
     axes = tuple(range(a.ndim)) if axis is None else axis
-    if b is None:
+    if b is None and not dtypes.is_complex(a.dtype):
         y = _over_last(logsumexp_last, a, axes, False)
         sign = jnp.ones_like(y)
         if keepdims:
             y, sign = jnp.expand_dims(y, axes), jnp.expand_dims(sign, axes)
         return (y, sign) if return_sign else y
-    top = ops.stop_gradient(jnp.max(a, axes, keepdims=True))
+    # Of complex numbers the logarithm is the principal one: only real parts are shifted.
+    top = ops.stop_gradient(jnp.max(jnp.real(a), axes, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0.0)
-    s = jnp.sum(b * jnp.exp(a - top), axes, keepdims=True)
+    terms = jnp.exp(a - top)
+    s = jnp.sum(terms if b is None else b * terms, axes, keepdims=True)
     sign = jnp.sign(s)
     y = jnp.log(jnp.abs(s) if return_sign else s) + top
     if not keepdims:
@@ -299,7 +301,7 @@ def standardize(
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
     """1 at the class along a new `axis`, 0 elsewhere; a class out of range gives zeros."""
-    x = as_array(x)
+    x = jnp.asarray(x)
     kind = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     axis = canonical_axis(axis, x.ndim + 1, "one_hot")
     shape = [1] * (x.ndim + 1)

@@ -8,8 +8,10 @@ from typing import Any, Protocol
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.core import dtypes
 from genesis_fn.core.array import Operators
 from genesis_fn.core.errors import ArgumentError
+from genesis_fn.primitives.elementwise import complex_
 from genesis_fn.primitives.shape import canonical_axes
 
 Shape = Sequence[int]
@@ -92,6 +94,32 @@ def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tupl
     return size(inputs) * field, size(outputs) * field
 
 
+def _complex_disk(key: Any, shape: Shape, dtype: Any, modulus: Any) -> Any:
+    """Complex numbers of any angle, whose modulus is that function of uniform numbers."""
+    first, second = random.split(key)
+    part = dtypes.real_of(dtypes.dtype(dtype))
+    size = modulus(random.uniform(first, shape, part))
+    angle = random.uniform(second, shape, part) * (2 * math.pi)
+    return complex_(size * jnp.cos(angle), size * jnp.sin(angle))
+
+
+def _uniform_modulus(u: Any) -> Any:
+    """Of numbers spread evenly over a disk, with variance 1."""
+    return jnp.sqrt(2 * u)
+
+
+def _truncated_modulus(u: Any) -> Any:
+    """Of complex normal numbers of variance 1 whose modulus is below 2."""
+    return jnp.sqrt(-jnp.log1p(-(1 - math.exp(-4)) * u))
+
+
+# (modulus, standard deviation) by distribution; cutting the normal one at 2 leaves that much.
+_COMPLEX = {
+    "uniform": (_uniform_modulus, 1.0),
+    "truncated_normal": (_truncated_modulus, 0.95311164380491208),
+}
+
+
 def variance_scaling(
     scale: Any, mode: str, distribution: str, in_axis: Axes = -2, out_axis: Axes = -1,
     batch_axis: Axes = (), dtype: Any = None,
@@ -111,6 +139,10 @@ def variance_scaling(
         stddev = jnp.sqrt(variance) if isinstance(variance, Operators) else math.sqrt(variance)
         if distribution == "normal":
             return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
+        if dtypes.is_complex(dtypes.dtype(dtype)) and distribution in _COMPLEX:
+            modulus, spread = _COMPLEX[distribution]
+            scaled = jnp.asarray(math.sqrt(variance) / spread, dtype)
+            return _complex_disk(key, shape, dtype, modulus) * scaled
         if distribution == "uniform":
             limit = math.sqrt(3) * stddev
             return random.uniform(key, shape, dtype, -1) * jnp.asarray(limit, dtype)

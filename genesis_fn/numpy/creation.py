@@ -45,7 +45,8 @@ def shape_of(given: ShapeLike) -> tuple[int, ...]:
     if isinstance(given, (tuple, list)) or (
         hasattr(given, "__len__") and not isinstance(given, (Tracer, Array))
     ):
-        found = tuple([operator.index(n) for n in given])
+        ndim = getattr(given, "ndim", 1)
+        found = tuple([operator.index(n) for n in given]) if ndim else (operator.index(given),)  # type: ignore[arg-type]
     elif isinstance(given, (Array, Tracer)) and given.ndim:
         found = tuple([operator.index(n) for n in given])
     else:
@@ -178,9 +179,9 @@ def copy(a: Any, order: str | None = None) -> Any:
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Any:
     """`x` in another dtype. Floats to integers saturate, NaN becomes 0; complex to real drops the
-    imaginary part; anything to bool is `x != 0`."""
+    imaginary part; anything to bool is `x != 0`. None is float32, as in JAX."""
     x = value(x, "astype")
-    d = dtypes.dtype(x.aval.dtype if dtype is None else dtype)
+    d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     result = strong(convert(x, d))
     if copy and result is x and type(x) is Array and ctx.trace is None:
         result = copy_of(x)

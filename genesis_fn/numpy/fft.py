@@ -16,6 +16,7 @@ from genesis_fn.numpy.rearrange import roll
 from genesis_fn.numpy.shape import moveaxis
 from genesis_fn.numpy.ufuncs import conj, multiply
 from genesis_fn.primitives import elementwise as p, fft as transforms
+from genesis_fn.primitives.define import full
 from genesis_fn.primitives.shape import canonical_axes, pad, slice_in_dim
 
 __all__ = [
@@ -63,7 +64,16 @@ def _transform(kind: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
         raise ValueError(f"{kind}: {len(lengths)} lengths for {len(axes)} axes")
     sizes = [a.aval.shape[ax] if n is None else n for n, ax in zip(lengths, axes)]
     if kind == "irfft":
-        sizes[-1] = 2 * (a.aval.shape[axes[-1]] - 1) if lengths[-1] is None else lengths[-1]
+        default = max(2 * (a.aval.shape[axes[-1]] - 1), 0)
+        sizes[-1] = default if lengths[-1] is None else lengths[-1]
+    if 0 in sizes and kind != "rfft" and 0 not in lengths:
+        # Transforms of nothing are nothing.
+        shape = list(a.aval.shape)
+        for n, axis in zip(sizes, axes):
+            shape[axis] = n
+        d = dtypes.real_of(a.dtype) if kind == "irfft" else a.dtype
+        return full(shape, 0.0 if kind == "irfft" else 0j, d)
+    if kind == "irfft":
         a = _sized(a, [*sizes[:-1], sizes[-1] // 2 + 1], axes)
     else:
         a = _sized(a, sizes, axes)

@@ -16,6 +16,7 @@ from genesis_fn.numpy.creation import _placed, asarray, shape_of
 from genesis_fn.numpy.mathematics import float_power, where
 from genesis_fn.numpy.promotion import (
     broadcast,
+    broadcast_shapes,
     inexact_dtype,
     promote_arrays,
     result_type,
@@ -139,9 +140,17 @@ def geomspace(
 ) -> Any:
     """`num` numbers from `start` to `stop` with a constant ratio between neighbours."""
     low, high = promote_arrays("geomspace", (start, stop), inexact=True)
-    sign = p.sign(low)
-    logs = linspace(p.log(p.abs(low)), p.log(p.abs(high)), num, endpoint, axis=axis)
-    x = multiply(p.exp(logs), sign)
+    if dtypes.is_complex(low.dtype):
+        ratio = p.log(divide(high, low))
+        first, logs = low, linspace(zeros_of(ratio.aval), ratio, num, endpoint, axis=axis)
+    else:
+        first = p.sign(low)
+        logs = linspace(p.log(p.abs(low)), p.log(p.abs(high)), num, endpoint, axis=axis)
+    if logs.ndim > 1:
+        first = expand_dims(
+            broadcast(first, broadcast_shapes(low.aval.shape, high.aval.shape)), axis
+        )
+    x = multiply(p.exp(logs), first)
     return x if dtype is None else p.convert(x, dtypes.dtype(dtype))
 
 
@@ -313,6 +322,8 @@ class _Grid:
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             return _span(key)
+        if not key:
+            return [] if self.sparse else full((0,), 0, dtypes.I32)
         vectors = promote_arrays("mgrid", [_span(k) for k in key])
         grids = meshgrid(*vectors, sparse=self.sparse, indexing="ij")
         if self.sparse:

@@ -101,8 +101,8 @@ def take_indexed(
 ) -> Any:
     """x[index] with gather's options."""
     entries = index if isinstance(index, tuple) else (index,)
-    if any([_is_boolean_scalar(e) for e in entries]):
-        x, index = _with_axes(x, entries)
+    if any([is_boolean_scalar(e) for e in entries]):
+        x, index = with_axes(x, entries)
     plan = plan_for(x, index, mode)
     box = box_of(x, plan)
     if plan.arrays:
@@ -110,7 +110,7 @@ def take_indexed(
     return reshape(box, plan.shape)
 
 
-def _is_boolean_scalar(entry: Any) -> bool:
+def is_boolean_scalar(entry: Any) -> bool:
     if isinstance(entry, Tracer) and entry.concrete() is None:
         return False
     return isinstance(entry, bool) or (
@@ -118,14 +118,14 @@ def _is_boolean_scalar(entry: Any) -> bool:
     )
 
 
-def _with_axes(x: Any, entries: tuple) -> tuple[Any, tuple]:
+def with_axes(x: Any, entries: tuple) -> tuple[Any, tuple]:
     """`x` with a new axis for each boolean scalar of an index, of which an index array then takes
     the one element or none."""
     shape, result, axis = list(x.aval.shape), list(entries), 0
     for i, entry in enumerate(entries):
         if entry is Ellipsis:
             axis = len(shape) - sum([_axes_of(e) for e in entries[i + 1 :]])
-        elif _is_boolean_scalar(entry):
+        elif is_boolean_scalar(entry):
             shape.insert(axis, 1)
             result[i] = from_numpy(np.zeros(int(bool(entry)), np.int32))
             axis += 1

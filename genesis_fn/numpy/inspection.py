@@ -64,6 +64,8 @@ def isrealobj(x: Any) -> bool:
 
 def isscalar(element: Any) -> bool:
     """Whether `element` is a number or an array without dimensions."""
+    if isinstance(element, np.ndarray):
+        return not element.ndim
     return np.isscalar(element) or (hasattr(element, "aval") and not element.aval.shape)
 
 

@@ -15,10 +15,17 @@ from genesis_fn.numpy.contraction import einsum, matmul, tensordot, vecdot
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.grids import eye
 from genesis_fn.numpy.mathematics import power, where
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, strong
+from genesis_fn.numpy.promotion import (
+    broadcast,
+    broadcast_shapes,
+    promote_arrays,
+    scalar_as,
+    strong,
+)
 from genesis_fn.numpy.shape import matrix_transpose, moveaxis, ravel, swapaxes
 from genesis_fn.numpy.ufuncs import (
     absolute,
+    add,
     conj,
     divide,
     greater,
@@ -32,6 +39,7 @@ from genesis_fn.numpy.ufuncs import (
 from genesis_fn.primitives import elementwise as p, linalg
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
+from genesis_fn.transforms.custom import custom_jvp
 
 __all__ = [
     "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv",
@@ -121,7 +129,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
         return sqrt(r.sum(squares, axis, keepdims=keepdims))
     size = absolute(x)
     if ord == math.inf:
-        return r.max(size, axis, keepdims=keepdims)
+        return r.max(size, axis, keepdims=keepdims, initial=None if size.size else 0)
     if ord == -math.inf:
         return r.min(size, axis, keepdims=keepdims)
     if ord == 0:
@@ -139,10 +147,12 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any: 
     if ord in (1, -1, math.inf, -math.inf):
         along, across = (-2, -1) if abs(ord) == 1 else (-1, -2)
         sums = r.sum(absolute(x), along, keepdims=True)
-        y = (r.max if ord > 0 else r.min)(sums, across, keepdims=True)
+        least = None if x.size or ord < 0 else 0  # of nothing the norm is 0
+        y = (r.max if ord > 0 else r.min)(sums, across, keepdims=True, initial=least)
     elif ord in (2, -2, "nuc"):
         s = linalg.svdvals(x)
-        y = r.sum(s, -1) if ord == "nuc" else (r.max if ord == 2 else r.min)(s, -1)
+        least = None if s.aval.shape[-1] or ord == -2 else 0
+        y = r.sum(s, -1) if ord == "nuc" else (r.max if ord == 2 else r.min)(s, -1, initial=least)
         y = reshape(y, (*y.aval.shape, 1, 1))
     else:
         raise ValueError(f"matrix_norm: {ord!r} is none of 'fro', 'nuc', 1, -1, 2, -2, inf, -inf")
@@ -213,23 +223,69 @@ def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
     a = _matrix("slogdet", a, True)
     factors, pivots, _ = linalg.lu(a)
     diagonal_ = c.diagonal(factors, 0, -2, -1)
-    signs = r.prod(p.sign(diagonal_), -1)
+    signs = r.prod(_sign(diagonal_), -1)
     sign = multiply(signs, p.convert(_sign_of_permutation(pivots), a.dtype))
     return SlogdetResult(sign, r.sum(log(absolute(diagonal_)), -1))
+
+
+def _sign(x: Any) -> Any:
+    """`sign`, but with the derivative of x / |x| for complex x."""
+    if not dtypes.is_complex(x.dtype):
+        return p.sign(x)
+    zero = p.eq(x, 0)
+    return where(zero, 0, divide(x, where(zero, 1, absolute(x))))
 
 
 def det(a: Any) -> Any:
     """The determinant."""
     a = _matrix("det", a, True)
     n = a.aval.shape[-1]
+    if n == 1:
+        return a[..., 0, 0]
     # Up to 3 x 3 by minors: differentiable at singular matrices too.
     if n == 2:
         return a[..., 0, 0] * a[..., 1, 1] - a[..., 0, 1] * a[..., 1, 0]
     if n == 3:
         return r.sum(multiply(a[..., 0, :], c.cross(a[..., 1, :], a[..., 2, :])), -1)
+    return _large_det(a)
+
+
+@custom_jvp
+def _large_det(a: Any) -> Any:
     factors, pivots, _ = linalg.lu(a)
     sign = p.convert(_sign_of_permutation(pivots), a.dtype)
     return multiply(sign, r.prod(c.diagonal(factors, 0, -2, -1), -1))
+
+
+@_large_det.defjvp
+def _large_det_rule(primals: tuple, tangents: tuple) -> tuple:
+    # The derivative of a determinant is the trace of the adjugate times that of the matrix.
+    (a,), (t,) = primals, tangents
+    d = _large_det(a)
+    singular = p.eq(d, scalar_as(0, d.dtype))[..., None, None]
+    one = broadcast(eye(a.aval.shape[-1], dtype=a.dtype), a.aval.shape)
+    regular = multiply(d[..., None, None], linalg.solve(where(singular, one, a), one))
+    adjugate = where(singular, _adjugate_of_singular(a), regular)
+    return d, r.sum(multiply(swapaxes(adjugate, -1, -2), t), (-2, -1))
+
+
+@custom_jvp
+def _adjugate_of_singular(a: Any) -> Any:
+    u, s, vh = linalg.svd(a, full_matrices=False)
+    # Each singular value's place holds the product of the others.
+    n = a.aval.shape[-1]
+    same = eye(n, dtype=dtypes.BOOL)
+    others = r.prod(where(same, 1.0, s[..., None, :]), -1)
+    phase = multiply(_large_det(u), _large_det(vh))
+    inner = multiply(p.convert(others, a.dtype), phase[..., None])
+    scaled = multiply(conj(swapaxes(vh, -1, -2)), inner[..., None, :])
+    return matmul(scaled, conj(swapaxes(u, -1, -2)), precision="highest")
+
+
+@_adjugate_of_singular.defjvp
+def _adjugate_rule(primals: tuple, tangents: tuple) -> tuple:
+    # The singular vectors of a singular matrix have no derivative.
+    return _adjugate_of_singular(*primals), multiply(tangents[0], math.nan)
 
 
 def _tolerance(s: Any, shape: Sequence[int]) -> float:
@@ -285,14 +341,39 @@ def inv(a: Any) -> Any:
 def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Any:
     """The Moore-Penrose inverse, singular values below `rtol` times the greatest taken as zero."""
     a = _matrix("pinv", a)
-    u, s, vh = linalg.svd(a, full_matrices=False)
+    m, n = a.aval.shape[-2:]
+    if not m or not n:
+        return full((*a.aval.shape[:-2], n, m), scalar_as(0, a.dtype), a.dtype)
     rtol = rcond if rtol is None else rtol
     if rtol is None:
-        rtol = 10.0 * _tolerance(s, a.aval.shape)
-    keep = greater(s, multiply(r.max(s, -1, keepdims=True), asarray(rtol, s.dtype)[..., None]))
+        rtol = 10.0 * max(m, n) * float(dtypes.finfo(a.dtype).eps)
+    return _pinv(a, asarray(rtol, dtypes.real_of(a.dtype)))
+
+
+@custom_jvp
+def _pinv(a: Any, rtol: Any) -> Any:
+    u, s, vh = linalg.svd(a, full_matrices=False)
+    keep = greater(s, multiply(r.max(s, -1, keepdims=True), rtol[..., None]))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
     scaled = multiply(conj(swapaxes(vh, -1, -2)), p.convert(inverse, a.dtype)[..., None, :])
     return strong(matmul(scaled, conj(swapaxes(u, -1, -2)), precision="highest"))
+
+
+@_pinv.defjvp
+def _pinv_rule(primals: tuple, tangents: tuple) -> tuple:
+    # Golub and Pereyra (1973), eq. 4.12, at constant rank.
+    (a, rtol), (t, _) = primals, tangents
+    x = _pinv(a, rtol)
+
+    def times(*factors: Any) -> Any:
+        total = factors[0]
+        for f in factors[1:]:
+            total = matmul(total, f, precision="highest")
+        return total
+
+    xh, th = [conj(swapaxes(v, -1, -2)) for v in (x, t)]
+    change = subtract(times(x, xh, subtract(th, times(th, a, x))), times(x, t, x))
+    return x, add(change, times(subtract(th, times(x, a, th)), xh, x))
 
 
 def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tuple:

@@ -46,7 +46,6 @@ from genesis_fn.numpy.ufuncs import (
     multiply,
     not_equal,
     real,
-    subtract,
     truth,
 )
 from genesis_fn.primitives import elementwise as p
@@ -198,26 +197,12 @@ def power(x1: Any, x2: Any, /) -> Any:
         x, y = operands("power", (x1, x2), scalars=False)
         if d == BOOL:
             x, y = p.convert(x, dtypes.I32), p.convert(y, dtypes.I32)
-        result = _integer_power(x, y)
+        result = p.power_of_integers(x, y)
     # As in JAX an integer exponent is a strong operand unless it is weak itself.
     return with_weak(result, is_weak(x1) and is_weak(x2))
 
 
 pow = power  # noqa: A001
-
-
-def _integer_power(x: Any, y: Any) -> Any:
-    # Exponents above 63 overflow every base but 0, 1 and -1, whose powers six squarings still give.
-    base, result, one = x, _like(x, 1), scalar_as(1, _dtype(x))
-    for i in range(6):
-        odd = p.ne(p.bitwise_and(p.shift_right_logical(y, i), one), _zero(y))
-        result = p.select(odd, p.mul(result, x), result)
-        x = p.mul(x, x)
-    if dtypes.is_unsigned(_dtype(y)):
-        return result
-    # The reciprocals of 1 and -1 are integers, and `result` has them; those of others are cut to 0.
-    cut = p.bitwise_and(p.lt(y, 0), p.ne(p.abs(base), one))
-    return p.select(cut, _like(y, 0), result)
 
 
 def float_power(x1: Any, x2: Any, /) -> Any:
@@ -244,15 +229,33 @@ def logaddexp(x1: Any, x2: Any, /) -> Any:
     """log(exp(x1) + exp(x2)), elementwise, without overflow."""
     x, y = operands("logaddexp", (x1, x2), inexact=True, scalars=False)
     if dtypes.is_complex(_dtype(x)):
-        larger = p.select(p.gt(p.real(x), p.real(y)), x, y)
-        difference = p.select(p.gt(p.real(x), p.real(y)), p.sub(y, x), p.sub(x, y))
-        return p.add(larger, p.log1p(p.exp(difference)))
+        return _complex_log_of_sum(x, y)
     return _log_of_sum(x, y, lambda d: p.log1p(p.exp(d)))
+
+
+def _complex_log_of_sum(x: Any, y: Any) -> Any:
+    first = p.gt(p.real(x), p.real(y))
+    # Equal infinite real parts have no difference.
+    alike = p.bitwise_and(p.eq(p.real(x), p.real(y)), isinf(p.real(x)))
+    larger, smaller = p.select(first, x, y), p.select(first, y, x)
+    off = p.select(alike, p.complex_(_like(p.real(x), 0), p.sub(p.imag(smaller), p.imag(larger))),
+                   p.sub(smaller, larger))  # fmt: skip
+    total = p.add(larger, p.log1p(p.exp(off)))
+    return p.complex_(p.real(total), principal(p.imag(total)))
+
+
+def principal(angle: Any) -> Any:
+    """`angle` brought into (-pi, pi] by whole turns, as an argument of complex numbers."""
+    turns = p.ceil(p.div(p.sub(angle, math.pi), 2 * math.pi))
+    return p.sub(angle, p.mul(p.stop_gradient(turns), 2 * math.pi))
 
 
 def logaddexp2(x1: Any, x2: Any, /) -> Any:
     """log2(2**x1 + 2**x2), elementwise, without overflow."""
     x, y = operands("logaddexp2", (x1, x2), inexact=True, scalars=False)
+    if dtypes.is_complex(_dtype(x)):
+        two = complex(math.log(2))
+        return strong_array(p.div(_complex_log_of_sum(p.mul(x, two), p.mul(y, two)), two))
     result = _log_of_sum(x, y, lambda d: p.div(p.log1p(p.exp2(d)), math.log(2)))
     return strong_array(result)
 
@@ -356,11 +359,22 @@ def ldexp(x1: Any, x2: Any, /) -> Any:
     if not (dtypes.is_integer(_dtype(n)) or _dtype(n) == BOOL):
         raise ValueError(f"ldexp: the exponent must be an integer, got {n.aval}")
     x = inexact_value(x)
-    half = p.convert(p.shift_right_arithmetic(p.convert(n, dtypes.I32), 1), _dtype(x))
-    rest = subtract(p.convert(n, _dtype(x)), half)
-    scaled = multiply(multiply(x, p.exp2(half)), p.exp2(rest))
+    d = _dtype(x)
+    # No more than takes the least number to the largest, in parts whose powers are in range.
+    most = 4 * (_binades(dtypes.finfo(d)) // 4 + 1)
+    n = clip(p.convert(n, dtypes.I32), -most, most)
+    scaled = x
+    for part in range(4):
+        piece = p.shift_right_arithmetic(p.add(n, part), 2)
+        scaled = multiply(scaled, p.exp2(p.convert(piece, d)))
     x = broadcast(x, scaled.aval.shape)
-    return p.select(p.eq(x, _zero(x)), x, scaled)
+    kept = p.bitwise_or(p.eq(x, _zero(x)), p.bitwise_not(p.is_finite(x)))
+    return p.select(kept, x, scaled)
+
+
+def _binades(info: Any) -> int:
+    """How many powers of two a float type spans, subnormal ones included."""
+    return int(info.maxexp) - int(info.minexp) + int(info.nmant) + 1
 
 
 def frexp(x: Any, /) -> tuple[Any, Any]:
@@ -378,9 +392,13 @@ def frexp(x: Any, /) -> tuple[Any, Any]:
     raw = p.bitcast_convert_type(scaled, bits)
     field = p.bitwise_and(p.shift_right_arithmetic(raw, fraction), (1 << width) - 1)
     exponent = p.sub(field, bias - 1)
+    # By powers of two, one half each: their product may be too small for a float.
+    half = p.shift_right_arithmetic(exponent, 1)
+    mantissa = scaled
+    for part in (half, p.sub(exponent, half)):
+        power_of_two = p.shift_left(p.sub(bias, part), fraction)
+        mantissa = p.mul(mantissa, p.bitcast_convert_type(power_of_two, d))
     exponent = p.select(tiny, p.sub(exponent, fraction), exponent)
-    kept = p.bitwise_and(raw, ~(((1 << width) - 1) << fraction))
-    mantissa = p.bitcast_convert_type(p.bitwise_or(kept, (bias - 1) << fraction), d)
     special = p.bitwise_or(p.eq(x, 0.0), p.bitwise_not(p.is_finite(x)))
     return (
         p.select(special, x, mantissa),
@@ -454,13 +472,13 @@ def angle(z: Any, deg: bool = False) -> Any:
 def sinc(x: Any, /) -> Any:
     """sin(pi x) / (pi x), and 1 at 0."""
     x = inexact_value(x, "sinc")
-    zero = p.eq(x, scalar_as(0, _dtype(x)))
-    scaled = p.mul(p.select(zero, scalar_as(1, _dtype(x)), x), scalar_as(math.pi, _dtype(x)))
-    # Near 0 the derivatives come from the series 1 - (pi x)**2 / 6, which 0 is a point of.
-    at_zero = (
-        p.sub(1.0, p.div(p.square(p.mul(x, math.pi)), 6.0)) if dtypes.is_float(_dtype(x)) else 1
-    )
-    return strong_array(p.select(zero, at_zero, p.div(p.sin(scaled), scaled)))
+    d = _dtype(x)
+    # Near 0 by the Taylor series, whose derivatives of any order are right there too.
+    near = p.lt(p.abs(x), 0.25)
+    scaled = p.mul(p.select(near, scalar_as(1, d), x), scalar_as(math.pi, d))
+    square = p.square(p.mul(p.select(near, x, scalar_as(0, d)), scalar_as(math.pi, d)))
+    terms = [(-1) ** k / math.factorial(2 * k + 1) for k in range(12, -1, -1)]
+    return strong_array(p.select(near, _polynomial(square, terms), p.div(p.sin(scaled), scaled)))
 
 
 def i0(x: Any) -> Any:
@@ -481,9 +499,10 @@ def i0(x: Any) -> Any:
 
 
 def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+    """The polynomial with these coefficients, highest power first."""
     total = _like(x, coefficients[0])
     for c in coefficients[1:]:
-        total = p.add(p.mul(total, x), c)
+        total = p.add(p.mul(total, x), scalar_as(c, _dtype(x)))
     return total
 
 
@@ -600,7 +619,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
 def array_equiv(a1: Any, a2: Any) -> Any:
     """Whether the arrays broadcast to one shape and are equal there: a boolean scalar."""
     try:
-        same = strong(equal(a1, a2))
+        same = strong(equal(asarray(a1), asarray(a2)))
     except errors.ShapeError:
         return full((), False, BOOL)
     return reduce_and(same, tuple(range(len(same.aval.shape))))

@@ -8,10 +8,10 @@ from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.numpy import reductions as r
-from genesis_fn.numpy.mathematics import isnan, where
+from genesis_fn.numpy.mathematics import isnan, where, where as _chosen
 from genesis_fn.numpy.promotion import inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.shape import broadcast_to
-from genesis_fn.numpy.ufuncs import divide, logical_and, logical_not, real, sqrt, subtract
+from genesis_fn.numpy.ufuncs import logical_and, logical_not, real, sqrt, subtract
 from genesis_fn.primitives import elementwise as p
 
 __all__ = [
@@ -115,7 +115,8 @@ def nanvar(
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
     mask = _present(a, where)
     d = inexact_dtype(a.dtype) if dtype is None else dtypes.dtype(dtype)
-    wide = p.convert(a, dtypes.F32) if d.itemsize < 4 else p.convert(a, d)
+    # What is left out must not reach the squares: their derivatives would be NaN.
+    wide = _chosen(mask, p.convert(a, dtypes.F32 if d.itemsize < 4 else d), 0)
     center = r.mean(wide, axis, keepdims=True, where=mask)
     centered = subtract(wide, center)
     if dtypes.is_complex(centered.dtype):
@@ -125,12 +126,8 @@ def nanvar(
     shape = squares.aval.shape
     count = r.sum(broadcast_to(mask, shape), axis, dtypes.I32, keepdims=keepdims)
     total = r.sum(squares, axis, keepdims=keepdims, where=mask)
-    variance = p.convert(_ratio(total, subtract(count, ddof)), dtypes.real_of(d))
+    variance = p.convert(r.over_degrees(total, count, ddof), dtypes.real_of(d))
     return strong(variance if dtype is None else p.convert(variance, d))
-
-
-def _ratio(total: Any, n: Any) -> Any:
-    return where(n > 0, divide(total, where(n > 0, n, 1)), math.nan)
 
 
 def nanstd(

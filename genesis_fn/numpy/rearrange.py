@@ -186,14 +186,15 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
 
 
 def trim_zeros(filt: Any, trim: str = "fb") -> Any:
-    """A vector without its leading ("f") and trailing ("b") zeros; needs concrete values."""
+    """An array without leading ("f") and trailing ("b") zeros along every axis; needs concrete
+    values."""
     x = value(filt, "trim_zeros")
-    places = np.flatnonzero(host(concrete(x, "index")))
-    if not places.size:
-        return p.slice(x, (0,), (0,))
-    first = int(places[0]) if "f" in trim.lower() else 0
-    last = int(places[-1]) + 1 if "b" in trim.lower() else x.size
-    return p.slice(x, (first,), (last,))
+    found = np.nonzero(host(concrete(x, "index")))
+    if not found or not found[0].size:
+        return p.slice(x, (0,) * x.ndim, (0,) * x.ndim)
+    first = [int(i.min()) if "f" in trim.lower() else 0 for i in found]
+    last = [int(i.max()) + 1 if "b" in trim.lower() else n for i, n in zip(found, x.aval.shape)]
+    return p.slice(x, first, last)
 
 
 # ---- padding ----

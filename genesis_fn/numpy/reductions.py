@@ -23,6 +23,7 @@ from genesis_fn.numpy.shape import broadcast_to, concatenate, ravel
 from genesis_fn.numpy.ufuncs import (
     add,
     divide,
+    greater,
     logical_and,
     logical_or,
     maximum,
@@ -235,15 +236,21 @@ def var(
         squares = p.square(centered)
     total = sum(squares, axes, keepdims=keepdims, where=where)
     n = _count(a, axes, where, keepdims)
-    n = subtract(n, ddof) if not isinstance(n, int) else float(builtins.max(n - ddof, 0))
-    if not isinstance(n, float):
-        n = maximum(n, 0)
-    result = divide(total, n)
+    result = over_degrees(total, n, ddof)
     if dtype is None:
         return strong(p.convert(result, dtypes.real_of(d)))
     if not dtypes.is_inexact(d):  # asked for in integers: a float that yields to others, as in JAX
         return with_weak(result, True)
     return strong(p.convert(result, d))
+
+
+def over_degrees(total: Any, n: Any, ddof: Any) -> Any:
+    """total / (n - ddof), and NaN where no degree of freedom is left."""
+    if isinstance(n, int):
+        return divide(total, float(n - ddof) if n > ddof else math.nan)
+    n = subtract(n, ddof)
+    left = greater(n, 0)
+    return choose(left, divide(total, choose(left, n, 1)), math.nan)
 
 
 def mean_of(a: Any, axes: Sequence[int], where: Any) -> Any:
@@ -277,28 +284,30 @@ def _extreme(
     a = value(a, name)
     if where is not None and initial is None:
         raise ValueError(f"{name}: where= needs initial=, the result where nothing is selected")
-    if dtypes.is_complex(a.aval.dtype):
-        return _complex_extreme(name, a, axis, keepdims, initial, where)
     axes = reduced_axes(axis, a.ndim, name)
     if initial is None and not math.prod(a.aval.shape[i] for i in axes):
         raise ValueError(f"{name} of nothing: {a.aval} over axes {list(axes)} needs initial=")
-    a = _masked(a, where, _limits(a.aval.dtype)[worst])
-    x = strong(_kept(reduce(a, axes), a, axes, keepdims))
-    return x if initial is None else combine(x, asarray(initial, x.aval.dtype))
+    d = a.aval.dtype
+    whole = dtypes.is_complex(d)
+    bound = _limits(dtypes.real_of(d) if whole else d)[worst]
+    a = _masked(a, where, complex(bound, bound) if whole else bound)
+    x = _complex_extreme(reduce, bound, a, axes) if whole else reduce(a, axes)
+    x = strong(_kept(x, a, axes, keepdims))
+    return x if initial is None else combine(x, asarray(initial, d))
 
 
-def _complex_extreme(name: str, a: Any, axis: Any, keepdims: bool, initial: Any, where: Any) -> Any:
-    # NumPy orders complex numbers by real part, then imaginary part.
-    if where is not None or initial is not None:
-        raise errors.DTypeError(f"{name} of complex numbers takes no where= or initial=")
-    better, reduce = (p.gt, r.reduce_max) if name == "max" else (p.lt, r.reduce_min)
-    axes = reduced_axes(axis, a.ndim, name)
-    best = _kept(reduce(p.real(a), axes), a, axes, True)
-    least = _limits(dtypes.real_of(a.aval.dtype))[0 if better is p.gt else 1]
-    there = p.eq(p.real(a), broadcast_to(best, a.aval.shape))
-    imaginary = reduce(choose(there, p.imag(a), least), axes)
-    x = p.complex_(reshape(best, imaginary.aval.shape), imaginary)
-    return strong(_kept(x, a, axes, keepdims))
+def _complex_extreme(reduce: Callable, bound: float, a: Any, axes: Sequence[int]) -> Any:
+    # By real part, then imaginary part, as NumPy orders complex numbers.
+    if not math.prod(a.aval.shape[i] for i in axes):
+        kept = [n for i, n in enumerate(a.aval.shape) if i not in axes]
+        return full(tuple(kept), complex(bound, bound), a.aval.dtype)
+    re, im = p.real(a), p.imag(a)
+    bad = p.ne(a, a)
+    best = _kept(reduce(choose(bad, math.nan, re), axes), a, axes, True)
+    there = p.eq(re, broadcast_to(best, a.aval.shape))
+    imaginary = reduce(choose(there, im, bound), axes)
+    best = reshape(best, imaginary.aval.shape)
+    return p.complex_(best, choose(isnan(best), math.nan, imaginary))
 
 
 def max(  # noqa: A001
@@ -409,6 +418,9 @@ def _cumulative(name: str, run: Callable, a: Any, axis: Any, dtype: Any) -> Any:
         d = dtypes.dtype(dtype)
     else:
         d = accumulated(a.aval.dtype, promote_integers=False)
+    if d == BOOL:  # whether any, or all, so far
+        wide = run(p.convert(truth(a), dtypes.I32), canonical_axis(axis, a.ndim, name))
+        return strong(p.ne(wide, 0))
     return strong(run(p.convert(a, d), canonical_axis(axis, a.ndim, name)))
 
 

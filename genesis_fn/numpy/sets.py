@@ -108,13 +108,19 @@ def unique(
     order, first = _runs(rows, equal_nan)
     n = rows.aval.shape[0]
     run = p.sub(cumsum(p.convert(first, dtypes.I32), 0), 1) if n else full((0,), 0, dtypes.I32)
-    (starts,) = (
-        nonzero(first, size=size, fill_value=n) if n else (full((size or 0,), 0, dtypes.I32),)
-    )
+    if n:
+        # One more than is asked for: where the last one that is kept ends.
+        (starts,) = nonzero(first, size=None if size is None else size + 1, fill_value=n)
+        if size is None:
+            ends = concatenate([starts[1:], full((1,), n, dtypes.I32)])
+        else:
+            starts, ends = starts[:size], starts[1:]
+    else:
+        starts = ends = full((size or 0,), 0, dtypes.I32)
     count = starts.aval.shape[0]
     where_first = take(order, starts, mode="clip") if n else starts
     values = take(rows, where_first, 0, mode="clip") if n else rows
-    if size is not None and n:
+    if size is not None and n and count:
         missing = greater_equal(starts, n)
         if fill_value is None:
             fill = slice_in_dim(values, 0, 1)
@@ -132,7 +138,6 @@ def unique(
         inverse = full((n,), 0, dtypes.I32).at[order].set(run) if n else order
         result.append(reshape(inverse, shape if kept is None else (n,)))
     if return_counts:
-        ends = concatenate([starts[1:], full((1,), n, dtypes.I32)]) if count else starts
         result.append(subtract(ends, starts))
     return result[0] if len(result) == 1 else tuple(result)
 
@@ -299,6 +304,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     ones count as 0.
     """
     x = value(x, "bincount") if not isinstance(x, (list, tuple)) else asarray(x)
+    if x.dtype == dtypes.BOOL:
+        x = p.convert(x, dtypes.I32)
     if x.ndim != 1 or not (dtypes.is_integer(x.dtype) or not x.size):
         raise TypeError(f"bincount takes a vector of integers, got {x.aval}")
     minlength = operator.index(minlength)
@@ -327,7 +334,7 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = Non
         return full(x.aval.shape, 0, dtypes.I32)
     rising = greater_equal(bins[-1], bins[0])
     up = searchsorted(bins, x, side=side)
-    down = subtract(bins.size, searchsorted(flip(bins), x, side="right" if right else "left"))
+    down = subtract(bins.size, searchsorted(flip(bins), x, side=side))
     return where(rising, up, down)
 
 

@@ -234,8 +234,10 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
     return clip(c, -1, 1)
 
 
-def _convolved(name: str, a: Any, v: Any, mode: str, turned: bool, precision: Any) -> Any:
-    a, v = promote_arrays(name, (asarray(a), asarray(v)))
+def _convolved(
+    name: str, a: Any, v: Any, mode: str, turned: bool, precision: Any, kind: Any
+) -> Any:
+    a, v = promote_arrays(name, (asarray(a), asarray(v)), inexact=kind is None)
     if a.ndim != 1 or v.ndim != 1:
         raise ValueError(f"{name} takes vectors, got {a.aval} and {v.aval}")
     if not a.size or not v.size:
@@ -264,7 +266,7 @@ def _convolved(name: str, a: Any, v: Any, mode: str, turned: bool, precision: An
     x = _slide(a, kernel, before, after, conv_general_dilated, precision)
     if not turned and swapped:
         x = flip(x)
-    return p.convert(x, d)
+    return p.convert(x, d if kind is None else dtypes.dtype(kind))
 
 
 def _slide(a: Any, kernel: Any, before: int, after: int, conv: Any, precision: Any) -> Any:
@@ -287,7 +289,7 @@ def convolve(
 ) -> Any:
     """The convolution of two vectors: every overlap ("full"), as long as the longer one ("same"),
     or complete overlaps ("valid")."""
-    return _convolved("convolve", a, v, mode, True, precision)
+    return _convolved("convolve", a, v, mode, True, precision, preferred_element_type)
 
 
 def correlate(
@@ -299,7 +301,7 @@ def correlate(
     preferred_element_type: Any = None,
 ) -> Any:
     """The cross-correlation of two vectors: sums of a[k + i] * conj(v[i])."""
-    return _convolved("correlate", a, v, mode, False, precision)
+    return _convolved("correlate", a, v, mode, False, precision, preferred_element_type)
 
 
 # ---- interpolation ----
@@ -359,6 +361,8 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
         raise ValueError("diff needs at least one dimension")
     if n < 0:
         raise ValueError(f"diff: the order must not be negative, got {n}")
+    if n == 0:
+        return a
     axis = canonical_axis(axis, a.ndim, "diff")
     parts = [a]
     for extra, front in ((prepend, True), (append, False)):
@@ -403,8 +407,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = None) ->
     if len(spacings) != len(axes):
         raise TypeError(f"gradient: {len(spacings)} spacings for {len(axes)} axes")
     parts = [_along_axis(f, h, a) for h, a in zip(spacings, axes)]
-    single = isinstance(axis, int) or (axis is None and len(parts) == 1)
-    return parts[0] if single else parts
+    return parts[0] if len(parts) == 1 else parts
 
 
 def _along_axis(f: Any, h: Any, axis: int) -> Any:

@@ -38,6 +38,7 @@ __all__ = [
 
 
 _FLOAT_KINDS = frozenset(dtypes.FLOATS)
+_REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
 
 
 def _function(call: Callable, name: str, doc: str) -> Callable:
@@ -53,10 +54,17 @@ def located(error: errors.GenesisError) -> errors.GenesisError:
     return type(error)(f"{error}\n  at {user_line(depth=4).describe()}")
 
 
-def binary(name: str, call: Callable, doc: str, inexact: bool = False) -> Callable[[Any, Any], Any]:
+def binary(
+    name: str, call: Callable, doc: str, inexact: bool = False, of_complex: Callable | None = None
+) -> Callable[[Any, Any], Any]:
     """The NumPy-style function of a two-operand primitive; its `.method` and `.reflected` are the
-    operators, which return NotImplemented for operands that are not arrays or numbers."""
+    operators, which return NotImplemented for operands that are not arrays or numbers.
+
+    `of_complex` serves complex operands that the primitive does not take.
+    """
     prim = call.prim  # type: ignore[attr-defined]
+    kinds = _FLOAT_KINDS if inexact else _REAL_KINDS
+    guarded = inexact or of_complex is not None
     # Where a scalar of that type can meet an array of that dtype without any check.
     direct: dict[Any, type] = dict.fromkeys(_FLOAT_KINDS, float)
     if not inexact:
@@ -67,10 +75,12 @@ def binary(name: str, call: Callable, doc: str, inexact: bool = False) -> Callab
             x, y = operands(name, (x, y), inexact)
         except (errors.ShapeError, errors.DTypeError) as error:
             raise located(error) from None
+        if of_complex is not None and _is_complex(x, y):
+            return of_complex(x, y)
         return bind(prim, x, y)
 
     def function(x: Any, y: Any, /) -> Any:
-        if type(x) is Array and not (inexact and x.sig.aval.dtype not in _FLOAT_KINDS):
+        if type(x) is Array and not (guarded and x.sig.aval.dtype not in kinds):
             if type(y) is Array:
                 if x.sig is y.sig:
                     return bind(prim, x, y)
@@ -83,7 +93,7 @@ def binary(name: str, call: Callable, doc: str, inexact: bool = False) -> Callab
 
     def method(self: Any, other: Any) -> Any:
         if type(self) is Array and type(other) is Array and self.sig is other.sig:
-            if not (inexact and self.sig.aval.dtype not in _FLOAT_KINDS):
+            if not (guarded and self.sig.aval.dtype not in kinds):
                 return bind(prim, self, other)
         elif not is_operand(other):
             return NotImplemented
@@ -117,6 +127,46 @@ def unary(
     return _function(function, name, doc)
 
 
+def _is_complex(x: Any, y: Any) -> bool:
+    return dtypes.is_complex((y if type(x) in SCALARS else x).aval.dtype)
+
+
+def _ordered(strictly: Callable, last: Callable) -> Callable[[Any, Any], Any]:
+    """The comparison of complex numbers by real part, then by imaginary part."""
+
+    def compare(x: Any, y: Any) -> Any:
+        (a, b), (c, d) = _parts(x), _parts(y)
+        return p.bitwise_or(strictly(a, c), p.bitwise_and(p.eq(a, c), last(b, d)))
+
+    return compare
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    return (x.real, x.imag) if type(x) in SCALARS else (p.real(x), p.imag(x))
+
+
+def _chosen(before: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Of two complex numbers the one that comes first by `before`; the first that is NaN."""
+
+    def choose(x: Any, y: Any) -> Any:
+        first = before(x, y)
+        if type(x) not in SCALARS:
+            first = p.bitwise_or(first, p.ne(x, x))
+        elif x != x:
+            return full(y.aval.shape, x, y.aval.dtype)
+        if type(y) not in SCALARS:
+            first = p.bitwise_and(first, p.bitwise_or(p.eq(y, y), p.ne(x, x)))
+        elif y != y:
+            first = p.ne(x, x)
+        return p.select(first, x, y)
+
+    return choose
+
+
+_less, _less_equal = _ordered(p.lt, p.lt), _ordered(p.lt, p.le)
+_greater, _greater_equal = _ordered(p.gt, p.gt), _ordered(p.gt, p.ge)
+
+
 def _exact(d: dtypes.DType) -> bool:
     return not dtypes.is_inexact(d)
 
@@ -132,8 +182,14 @@ subtract = binary("subtract", p.sub, "x - y, elementwise.")
 multiply = binary("multiply", p.mul, "x * y, elementwise.")
 divide = binary("divide", p.div, "x / y, elementwise, in a floating dtype.", inexact=True)
 true_divide = divide
-maximum = binary("maximum", p.max, "The larger of x and y, elementwise; NaN propagates.")
-minimum = binary("minimum", p.min, "The smaller of x and y, elementwise; NaN propagates.")
+maximum = binary(
+    "maximum", p.max, "The larger of x and y, elementwise; NaN propagates.",
+    of_complex=_chosen(_greater_equal),
+)  # fmt: skip
+minimum = binary(
+    "minimum", p.min, "The smaller of x and y, elementwise; NaN propagates.",
+    of_complex=_chosen(_less_equal),
+)  # fmt: skip
 arctan2 = binary("arctan2", p.atan2, "The angle of the point (y, x), in radians.", inexact=True)
 atan2 = arctan2
 nextafter = binary("nextafter", p.nextafter, "The next float after x towards y.", inexact=True)
@@ -200,6 +256,8 @@ conjugate = conj
 def rint(x: Any, /) -> Any:
     """The nearest integer, ties to even; of integers and booleans, as float32."""
     x = value(x, "rint")
+    if dtypes.is_complex(x.aval.dtype):
+        return p.complex_(p.round_even(p.real(x)), p.round_even(p.imag(x)))
     if dtypes.is_inexact(x.aval.dtype):
         return p.round_even(x)
     return strong(p.convert(x, dtypes.F32))
@@ -216,10 +274,10 @@ def imag(x: Any, /) -> Any:
 
 equal = binary("equal", p.eq, "x == y, elementwise.")
 not_equal = binary("not_equal", p.ne, "x != y, elementwise.")
-less = binary("less", p.lt, "x < y, elementwise.")
-less_equal = binary("less_equal", p.le, "x <= y, elementwise.")
-greater = binary("greater", p.gt, "x > y, elementwise.")
-greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.")
+less = binary("less", p.lt, "x < y, elementwise.", of_complex=_less)
+less_equal = binary("less_equal", p.le, "x <= y, elementwise.", of_complex=_less_equal)
+greater = binary("greater", p.gt, "x > y, elementwise.", of_complex=_greater)
+greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.", of_complex=_greater_equal)
 
 
 def isfinite(x: Any, /) -> Any:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.core.source import where as user_line
+from genesis_fn.numpy.conversion import host
 from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.indexing import (
     Plan,
@@ -17,10 +19,12 @@ from genesis_fn.numpy.indexing import (
     box_of,
     checked_mode,
     explained,
+    is_boolean_scalar,
     numbers_for,
     plan_for,
     take_indexed,
     vectors_of,
+    with_axes,
 )
 from genesis_fn.numpy.mathematics import power, where
 from genesis_fn.numpy.promotion import broadcast, scalar_as, value
@@ -29,6 +33,7 @@ from genesis_fn.numpy.ufuncs import add, divide, maximum, minimum, multiply
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.indexing import dynamic_update_slice
+from genesis_fn.primitives.reduce import reduce_max
 from genesis_fn.primitives.scatter import (
     scatter,
     scatter_add,
@@ -46,8 +51,9 @@ from genesis_fn.primitives.shape import (
 from genesis_fn.primitives.windows import (
     GatherDimensionNumbers,
     inverse,
-    mode_name,
 )
+from genesis_fn.transforms.loops import while_loop
+from genesis_fn.transforms.vmap import vmap
 
 __all__ = ["At", "Update"]
 
@@ -129,8 +135,11 @@ class Update:
     div = divide
 
     def power(self, values: Any, **options: Any) -> Any:
-        """x with x[index] **= values."""
-        return self.apply(lambda x: power(x, values), **options)
+        """x with x[index] **= values, duplicates included."""
+        x = self.array
+        one = scalar_as(1, x.dtype)
+        exponents = Update(full(x.aval.shape, one, x.dtype), self.index)
+        return p.convert(power(x, exponents.multiply(values, **options)), x.dtype)
 
     def min(self, values: Any, **options: Any) -> Any:
         """x with x[index] = minimum(x[index], values)."""
@@ -141,12 +150,61 @@ class Update:
         return _updated(self.array, self.index, values, "max", **options)
 
     def apply(self, func: Callable[[Any], Any], **options: Any) -> Any:
-        """x with x[index] = func(x[index]); an element indexed twice is still changed once."""
-        mode = options.get("mode")
-        read = checked_mode(mode) if mode is None else mode_name(mode)
-        fill = 0 if read == "fill" else None
-        part = take_indexed(self.array, self.index, read, fill, False, False)
-        return self.set(func(part), **options)
+        """x with x[index] = func(x[index]), elementwise: `func` maps one element to one, and is
+        applied as often as an element is indexed.
+
+        Where indices are traced and may repeat, this loops as often as the most frequent one: give
+        `unique_indices=True` for derivatives in reverse mode.
+        """
+        x, mode = value(self.array), options.get("mode")
+        how = checked_mode(mode)
+        fill = 0 if how == "fill" else None
+
+        def read(v: Any) -> Any:
+            return take_indexed(v, self.index, how, fill, False, False)
+
+        def applied(v: Any, more: Any = None) -> Any:
+            part = read(v)
+            new = _elementwise(func, part)
+            new = new if more is None else where(more, new, part)
+            return Update(v, self.index).set(new, **options)
+
+        entries = self.index if isinstance(self.index, tuple) else (self.index,)
+        if any([is_boolean_scalar(e) for e in entries]):
+            longer, index = with_axes(x, entries)
+            return reshape(Update(longer, index).apply(func, **options), x.aval.shape)
+        plan = plan_for(x, self.index, how)
+        y = applied(x)
+        if options.get("unique_indices") or all(i.size == 1 for _, i in plan.arrays):
+            return y
+        counts = Update(full(x.aval.shape, 0, dtypes.I32), self.index).add(1, **options)
+        known = counts if type(counts) is Array else counts.concrete()
+        often = read(counts)
+        if known is not None:
+            for i in range(1, int(np.max(host(known), initial=0))):
+                y = applied(y, p.gt(often, i))
+            return y
+        most = reduce_max(counts, tuple(range(x.ndim)))
+
+        def once(state: tuple) -> tuple:
+            i, v = state
+            return p.add(i, 1), applied(v, p.gt(often, broadcast(i, often.aval.shape)))
+
+        start = full((), 1, dtypes.I32)
+        return while_loop(lambda state: p.lt(state[0], most), once, (start, y))[1]
+
+
+def _elementwise(func: Callable[[Any], Any], x: Any) -> Any:
+    """`func` of each element of `x`, in the dtype of `x`."""
+    if not x.size:
+        return x
+    y = vmap(func)(reshape(x, (x.size,)))
+    if getattr(y, "shape", None) != (x.size,):
+        raise errors.ShapeError(
+            f"apply: the function must map one element to one, and made {y.aval} of {x.size} "
+            f"elements\n  at {user_line(depth=4).describe()}"
+        )
+    return p.convert(reshape(y, x.aval.shape), x.dtype)
 
 
 def _cast(values: Any, x: Any) -> Any:
@@ -173,6 +231,15 @@ def _changed(
     indices_are_sorted: bool = False, unique_indices: bool = False, out_sharding: None = None,
     wrap_negative_indices: bool = True,
 ) -> Any:  # fmt: skip
+    x = value(x)
+    entries = index if isinstance(index, tuple) else (index,)
+    if any([is_boolean_scalar(e) for e in entries]):
+        longer, index = with_axes(x, entries)
+        changed = _updated(
+            longer, index, values, kind, mode=mode, indices_are_sorted=indices_are_sorted,
+            unique_indices=unique_indices,
+        )  # fmt: skip
+        return reshape(changed, x.aval.shape)
     values = _cast(values, x)
     masked = _by_mask(x, index, values, kind)
     if masked is not None:

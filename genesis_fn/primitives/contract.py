@@ -15,7 +15,7 @@ from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
 from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, host_tensor, host_view
-from genesis_fn.primitives.elementwise import add
+from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.primitives.shape import transpose
 
 # ((lhs contracting, rhs contracting), (lhs batch, rhs batch))
@@ -356,6 +356,17 @@ dot_general_p = Primitive(
 )  # fmt: skip
 
 
+def _of_one_kind(x: Any, y: Any) -> tuple[Any, Any]:
+    """Integers beside floats as those floats, real numbers beside complex ones as complex."""
+    a, b = typeof(x).dtype, typeof(y).dtype
+    if dtypes.kind_rank(a) == dtypes.kind_rank(b):
+        return x, y
+    kind = dtypes.promote_types(a, b)
+    if dtypes.kind_rank(a) < dtypes.kind_rank(b):
+        return convert(x, kind), y
+    return x, convert(y, kind)
+
+
 def dot_general(
     lhs: Any,
     rhs: Any,
@@ -370,6 +381,7 @@ def dot_general(
     `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
     """
     (xc, yc), (xb, yb) = dimension_numbers
+    lhs, rhs = _of_one_kind(lhs, rhs)
     n, m = typeof(lhs).ndim, typeof(rhs).ndim
     at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])  # noqa: E731
     return bind(

@@ -56,6 +56,7 @@ def elementwise(
     numpy: Callable | None = None,
     python: Callable | None = None,
     wraps: bool = False,
+    of_complex: Callable | None = None,
 ) -> Callable[..., Any]:
     """The function of a new elementwise primitive, on operands of one shape and dtype.
 
@@ -65,6 +66,7 @@ def elementwise(
     * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
     * `wraps`: the operation on same-width signed storage is right for unsigned integers; otherwise
       `numpy`, a ufunc, computes those that torch lacks.
+    * `of_complex`: a torch function for complex operands where `torch` is wrong for some of them.
     * `python`: what to do when every operand is a Python scalar.
     * `triton`: an expression in {0}, {1}, ... with `tl` and `libdevice` in scope; 16-bit floats
       arrive and leave as float32.
@@ -89,7 +91,7 @@ def elementwise(
         transpose=transpose,
         precision=precision,
         torch=torch,
-        torch_for=functools.partial(_torch_elementwise, torch, numpy, wraps),
+        torch_for=functools.partial(_torch_elementwise, torch, numpy, wraps, of_complex),
         triton=triton,
     )
     prim.batch = functools.partial(batch_elementwise, prim)
@@ -199,8 +201,9 @@ def move_batch(x: Any, source: int | None, target: int, size: int) -> Any:
 
 
 def _torch_elementwise(
-    direct: Callable, ufunc: Callable | None, wraps: bool, avals: Sequence[Any], **params: Any
-) -> Callable:
+    direct: Callable, ufunc: Callable | None, wraps: bool, of_complex: Callable | None,
+    avals: Sequence[Any], **params: Any,
+) -> Callable:  # fmt: skip
     """A torch function for these avals: direct, or around what torch lacks on the CPU."""
     kind = next(a.dtype for a in avals if type(a) is Aval)
     if kind in NARROW_FLOATS:
@@ -209,6 +212,8 @@ def _torch_elementwise(
         if ufunc is None:
             raise errors.DTypeError(f"no operation for {kind.name} on the CPU")
         return through_numpy(ufunc, kind)
+    if of_complex is not None and dtypes.is_complex(kind):
+        return functools.partial(of_complex, kind=TORCH_DTYPE[kind])
     return functools.partial(direct, **params) if params else direct
 
 

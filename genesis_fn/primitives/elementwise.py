@@ -45,20 +45,34 @@ _bool = lambda d: BOOL  # noqa: E731
 
 # ---- arithmetic ----
 
+
+def _by_parts(op: Callable) -> Callable:
+    """A function of complex tensors that treats real and imaginary parts alike. torch's own
+    multiplies by 1 + 0j, which makes NaN of infinities, and loses the signs of zeros."""
+
+    def run(*xs: Any, kind: torch.dtype) -> torch.Tensor:
+        ts = [x if type(x) is torch.Tensor else torch.tensor(x, dtype=kind) for x in xs]
+        return torch.view_as_complex(op(*map(torch.view_as_real, ts)))
+
+    return run
+
+
 neg = elementwise(
     "neg", [NEG], transpose=lambda ct, x: [neg(ct)],
     torch=operator.neg, triton="-{0}", python=operator.neg, wraps=True,
+    of_complex=_by_parts(torch.neg),
 )  # fmt: skip
 add = elementwise(
     "add", [ONE, ONE], kinds="any",
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
-    torch=lambda x, y: operator.add(x, y), triton="{0} + {1}", python=operator.add, wraps=True,
+    torch=operator.add, triton="{0} + {1}", python=operator.add, wraps=True,
+    of_complex=_by_parts(torch.add),
 )  # fmt: skip
-add.prim.torch = operator.add
 sub = elementwise(
     "sub", [ONE, NEG],
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, neg(ct) if is_linear(y) else None],
     torch=operator.sub, triton="{0} - {1}", python=operator.sub, wraps=True,
+    of_complex=_by_parts(torch.sub),
 )  # fmt: skip
 mul = elementwise(
     "mul", [lambda o, x, y: y, lambda o, x, y: x], kinds="any",
@@ -67,9 +81,9 @@ mul = elementwise(
 )  # fmt: skip
 # t * d with 0 * inf = 0: what derivatives use under `grad(..., safe_zero=True)`. Linear in t.
 safe_mul = elementwise(
-    "safe_mul", tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d),
+    "safe_mul", tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d), kinds="inexact",
     transpose=lambda ct, t, d: [safe_mul(ct, d), None],
-    torch=lambda t, d: torch.where(t == 0, torch.zeros_like(t), t * d),
+    torch=lambda t, d: torch.where(t == 0, t, t * d),
     triton="tl.where({0} == 0, 0, {0} * {1})",
 )  # fmt: skip
 PRIM.update(neg=neg.prim, add=add.prim, mul=mul.prim, safe_mul=safe_mul.prim, full=full_p)
@@ -103,11 +117,17 @@ def _div_torch(x: Any, y: Any) -> Any:
 
 
 def _rem_torch(x: Any, y: Any) -> Any:
-    if type(y) is not torch.Tensor and y != 0:
+    if type(y) is not torch.Tensor and y != 0 and not x.is_floating_point():
         return torch.fmod(x, y)
     x, y = _tensors(x, y)
     if x.is_floating_point():
-        return torch.fmod(x, y)
+        r = torch.fmod(x, y)
+        # Where x / y overflows torch gives NaN. A finite remainder of finite operands exists.
+        lost = (r != r) & torch.isfinite(x) & (y == y) & (y != 0)
+        if lost.any():
+            wide = [v.broadcast_to(r.shape)[lost].double().numpy() for v in (x, y)]
+            r[lost] = torch.from_numpy(np.asarray(np.fmod(*wide))).to(r.dtype)
+        return r
     zero = torch.eq(y, 0)
     return torch.where(zero, x, torch.fmod(x, torch.where(zero, 1, y)))
 
@@ -174,9 +194,28 @@ def _pow_dy(o: Any, x: Any, y: Any) -> Any:
     return mul(o, math.log(x) if x.real > 0 else math.nan)
 
 
+def _complex_pow(x: Any, y: Any, *, kind: torch.dtype) -> torch.Tensor:
+    x, y = [v if type(v) is torch.Tensor else torch.tensor(v, dtype=kind) for v in (x, y)]
+    return torch.where(y == 0, torch.ones((), dtype=kind), torch.pow(x, y))
+
+
 pow = elementwise(  # noqa: A001
     "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
     torch=operator.pow, triton="libdevice.pow({0}, {1})", python=operator.pow,
+    of_complex=_complex_pow,
+)  # fmt: skip
+
+
+def _power_of_integers_torch(x: Any, y: Any) -> Any:
+    # torch refuses numbers below 0 as exponents, not tensors of them.
+    return torch.pow(*_tensors(x, y))
+
+
+# x**y of integers, wrapped as their products are; the reciprocals that y < 0 asks for are cut to
+# integers, 0 for all but 1 and -1.
+power_of_integers = elementwise(
+    "power_of_integers", kinds="integer", torch=_power_of_integers_torch, numpy=np.power,
+    triton="power_of_integers({0}, {1})",
 )  # fmt: skip
 
 
@@ -228,6 +267,8 @@ abs = elementwise(  # noqa: A001
 def _sign_torch(x: torch.Tensor) -> torch.Tensor:
     # NaN and -0.0 are their own signs; torch makes both of them 0.
     y = torch.sgn(x)
+    if x.is_complex():
+        return torch.where(x == 0, x, torch.where(x != x, complex(np.nan, np.nan), y))
     return torch.where((x != x) | (x == 0), x, y) if x.is_floating_point() else y
 
 
@@ -432,6 +473,20 @@ clz = _count("clz", _clz, "clz({0})")
 
 # ---- exponentials, roots, logistic ----
 
+
+def _complex_log1p(z: torch.Tensor, *, kind: torch.dtype) -> torch.Tensor:
+    # torch's cancels near 0 and is NaN for parts that are tiny.
+    x, y = z.real, z.imag
+    near = torch.log1p(x * (2 + x) + y * y) / 2
+    length = torch.where(torch.maximum(x.abs(), y.abs()) < 0.5, near, torch.hypot(1 + x, y).log())
+    return torch.complex(length, torch.atan2(y, 1 + x))
+
+
+def _cbrt_torch(x: torch.Tensor) -> torch.Tensor:
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    return torch.copysign(torch.pow(wide.abs(), 1 / 3), wide).to(x.dtype)
+
+
 exp = elementwise(
     "exp", [lambda y, x: y], kinds="inexact", precision="high",
     torch=torch.exp, triton="tl.exp({0})",
@@ -450,7 +505,7 @@ log = elementwise(
 )  # fmt: skip
 log1p = elementwise(
     "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
-    torch=torch.log1p, triton="libdevice.log1p({0})",
+    torch=torch.log1p, triton="libdevice.log1p({0})", of_complex=_complex_log1p,
 )  # fmt: skip
 sqrt = elementwise(
     "sqrt", tangent=lambda ts, y, x: over(ts[0], mul(y, 2)), kinds="inexact", precision="high",
@@ -462,7 +517,7 @@ rsqrt = elementwise(
 )  # fmt: skip
 cbrt = elementwise(
     "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
-    torch=lambda x: torch.sign(x) * torch.pow(torch.abs(x), 1 / 3), triton="libdevice.cbrt({0})",
+    torch=_cbrt_torch, triton="libdevice.cbrt({0})",
 )  # fmt: skip
 logistic = elementwise(
     "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
@@ -711,7 +766,8 @@ complex_ = elementwise(
     tangent=lambda ts, o, x, y: complex_(
         instantiate(ts[0], typeof(x)), instantiate(ts[1], typeof(y))
     ),
-    kinds="float", result=dtypes.complex_of, torch=torch.complex,
+    kinds="float", result=dtypes.complex_of,
+    torch=lambda x, y: torch.complex(*[v.float() if v.itemsize < 4 else v for v in (x, y)]),
     transpose=lambda ct, x, y: [
         real(ct) if is_linear(x) else None, neg(imag(ct)) if is_linear(y) else None,
     ],
@@ -726,13 +782,19 @@ conj = elementwise(
 
 polygamma_p = Primitive(
     "polygamma", lambda x, *, n: x,
-    torch_for=lambda avals, *, n: (lambda x: torch.polygamma(n, x)), precision="high",
+    torch_for=lambda avals, *, n: _polygamma_torch(avals[0].dtype, n), precision="high",
 )  # fmt: skip
 polygamma_p.batch = functools.partial(batch_elementwise, polygamma_p)
 polygamma_p.linearize = lambda nonzero, x, *, n: (
     polygamma(n, x),
     lambda t: scale(t, polygamma(n + 1, x)),
 )
+
+
+def _polygamma_torch(kind: DType, n: int) -> Callable:
+    if n == 1 and kind == dtypes.F64:  # torch's own is good to nine digits
+        return lambda x: torch.where(x > 0, torch.special.zeta(2.0, x), torch.polygamma(1, x))
+    return lambda x: torch.polygamma(n, x)
 
 
 def polygamma(n: int, x: Any) -> Any:
@@ -751,6 +813,8 @@ digamma = elementwise(
 
 def _add_n_torch(*xs: torch.Tensor) -> torch.Tensor:
     kind = xs[0].dtype
+    if kind.is_complex:
+        return torch.view_as_complex(_add_n_torch(*map(torch.view_as_real, xs)))
     if kind in (torch.bfloat16, torch.float16):
         total = xs[0].float()
         for x in xs[1:]:

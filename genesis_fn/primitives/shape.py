@@ -106,7 +106,11 @@ def broadcast_in_dim(
 ) -> Any:
     """`operand` repeated to `shape`; its dimension i, of length 1 or the result's, lies along
     `broadcast_dimensions[i]`."""
-    return bind(_broadcast.prim, operand, shape=ints(shape), dims=ints(broadcast_dimensions))
+    dims = ints(broadcast_dimensions)
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    if order != list(range(len(dims))) and len(dims) == len(typeof(operand).shape):
+        operand, dims = transpose(operand, order), tuple([dims[i] for i in order])
+    return bind(_broadcast.prim, operand, shape=ints(shape), dims=dims)
 
 
 def broadcast(operand: Any, sizes: Sequence[int]) -> Any:

@@ -113,10 +113,11 @@ def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype:
     a, b = ops.erf(lower / root), ops.erf(upper / root)
     u = uniform(own(key, "truncated_normal"), shape, work, a, b)
     x = ops.erf_inv(u) * root
-    # Rounding may step over the bounds.
+    # Rounding, to the result's dtype too, may step over the bounds.
+    lower, upper = ops.convert(lower, kind), ops.convert(upper, kind)
     low = jnp.nextafter(lower, jnp.full_like(lower, np.inf))
     high = jnp.nextafter(upper, jnp.full_like(upper, -np.inf))
-    return ops.convert(jnp.clip(x, low, high), kind)
+    return jnp.clip(ops.convert(x, kind), low, high)
 
 
 def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:

@@ -7,15 +7,27 @@ from typing import Any
 
 import genesis_fn.numpy as np
 from genesis_fn import lax
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.source import where
+from genesis_fn.lax.special import log_beta
 from genesis_fn.nn import functions as rows
 from genesis_fn.nn.functions import logsumexp
+from genesis_fn.transforms.custom import custom_jvp
 
 
 def _float(x: Any) -> Any:
     x = as_array(x)
     return x if dtypes.is_inexact(x.dtype) else x.astype("float32")
+
+
+def _real(x: Any, name: str) -> Any:
+    x = _float(x)
+    if dtypes.is_complex(x.dtype):
+        raise errors.DTypeError(
+            f"{name} takes real numbers, got {x.aval}\n  at {where().describe()}"
+        )
+    return x
 
 
 def softmax(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
@@ -56,27 +68,70 @@ def digamma(x: Any) -> Any:
 psi = digamma
 
 
-def polygamma(n: int, x: Any) -> Any:
-    """The n-th derivative of digamma, for a known integer n."""
-    return lax.polygamma(n, _float(x))
+def polygamma(n: Any, x: Any) -> Any:
+    """The n-th derivative of digamma, for an integer n or an array of integers."""
+    x = _float(x)
+    if type(n) is int:
+        return lax.polygamma(n, x)
+    n = as_array(n)
+    if not dtypes.is_integer(n.dtype):
+        raise errors.DTypeError(
+            f"polygamma takes integers for n, got {n.aval}\n  at {where().describe()}"
+        )
+    n, x = np.broadcast_arrays(n.astype(x.dtype), x)
+    return lax.polygamma(n, x)
 
 
 def gamma(x: Any) -> Any:
     """The gamma function."""
     x = _float(x)
-    odd = (x < 0) & (np.floor(x) % 2 != 0)
-    return np.where(odd, -1.0, 1.0).astype(x.dtype) * np.exp(lax.lgamma(x))
+    if dtypes.is_complex(x.dtype):
+        return _complex_gamma(x)
+    return _gamma_sign(x) * np.exp(lax.lgamma(x))
+
+
+def _gamma_sign(x: Any) -> Any:
+    """The sign of gamma(x): that of x at the poles 0 and -0.0, NaN at the others."""
+    odd = np.where(x < 0, np.floor(x) % 2 != 0, np.signbit(x))
+    sign = np.where(odd, -1.0, 1.0).astype(x.dtype)
+    return np.where((x < 0) & (np.floor(x) == x), np.nan, sign)
+
+
+# Lanczos' approximation with g = 7 and 9 terms (Godfrey's coefficients), good to 15 digits.
+_LANCZOS = (
+    0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313,
+    -176.61502916214059, 12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6,
+    1.5056327351493116e-7,
+)  # fmt: skip
+
+
+def _complex_gamma(z: Any) -> Any:
+    left = np.real(z) < 0.5
+    w = np.where(left, 1.0 - z, z) - 1.0
+    total = _LANCZOS[0]
+    for k, c in enumerate(_LANCZOS[1:], 1):
+        total = total + c / (w + k)
+    t = w + 7.5
+    y = math.sqrt(2 * math.pi) * np.exp((w + 0.5) * np.log(t) - t) * total
+    # gamma(z) gamma(1 - z) = pi / sin(pi z)
+    sine = np.sin(math.pi * np.where(left, z, 0.5))
+    return np.where(left, math.pi / (sine * y), y)
 
 
 def betaln(a: Any, b: Any) -> Any:
     """log |B(a, b)|."""
-    a, b = _float(a), _float(b)
-    return lax.lgamma(a) + lax.lgamma(b) - lax.lgamma(a + b)
+    a, b = _together(_real(a, "betaln"), _real(b, "betaln"))
+    return log_beta(_wide(a), _wide(b)).astype(a.dtype)
 
 
 def beta(a: Any, b: Any) -> Any:
     """B(a, b) = gamma(a) gamma(b) / gamma(a + b)."""
-    return gamma(a) * gamma(b) / gamma(_float(a) + _float(b))
+    a, b = _together(_real(a, "beta"), _real(b, "beta"))
+    d = a.dtype
+    a, b = _wide(a), _wide(b)
+    sign = _gamma_sign(a) * _gamma_sign(b) * _gamma_sign(a + b)
+    sign = np.where((a == 0) & (b == 0), 1.0, sign)
+    return (sign * np.exp(log_beta(a, b))).astype(d)
 
 
 def factorial(n: Any, exact: bool = False) -> Any:
@@ -97,37 +152,66 @@ def logit(x: Any) -> Any:
 
 
 def xlogy(x: Any, y: Any) -> Any:
-    """x log(y), and 0 where x is 0."""
-    x, y = _float(x), _float(y)
-    none = x == 0
-    return np.where(none, 0.0, x * np.log(np.where(none, 1.0, y)))
+    """x log(y), and 0 where x is 0 and y is not NaN."""
+    return _xlogy(*_together(x, y))
 
 
 def xlog1py(x: Any, y: Any) -> Any:
-    """x log(1 + y), and 0 where x is 0."""
-    x, y = _float(x), _float(y)
-    none = x == 0
-    return np.where(none, 0.0, x * np.log1p(np.where(none, 0.0, y)))
+    """x log(1 + y), and 0 where x is 0 and y is not NaN."""
+    return _xlog1py(*_together(x, y))
+
+
+def _times_logarithm(log: Any, slope: Any) -> Any:
+    """x log(y) with `slope` the derivative of `log`; at x = 0 it has the derivatives of a product,
+    which are infinite or NaN where the logarithm is."""
+
+    @custom_jvp
+    def product(x: Any, y: Any) -> Any:
+        none = (x == 0) & ~np.isnan(y)
+        return np.where(none, 0.0, np.where(none, 1.0, x) * log(np.where(none, 1.0, y)))
+
+    @product.defjvp
+    def rule(primals: tuple, tangents: tuple) -> tuple:
+        (x, y), (dx, dy) = primals, tangents
+        return product(x, y), dx * log(y) + dy * x * slope(y)
+
+    return product
+
+
+_xlogy = _times_logarithm(np.log, np.reciprocal)
+_xlog1py = _times_logarithm(np.log1p, lambda y: 1.0 / (1.0 + y))
+
+
+@custom_jvp
+def _xlogx(x: Any) -> Any:
+    return _xlogy(x, x)
+
+
+@_xlogx.defjvp
+def _xlogx_rule(primals: tuple, tangents: tuple) -> tuple:
+    return _xlogx(*primals), tangents[0] * (np.log(primals[0]) + 1.0)
 
 
 def entr(x: Any) -> Any:
     """-x log(x); 0 at 0, -inf below."""
-    x = _float(x)
-    safe = np.where(x > 0, x, 1.0)
-    return np.where(x > 0, -safe * np.log(safe), np.where(x == 0, 0.0, -np.inf))
+    x = _real(x, "entr")
+    return np.where(x < 0, -np.inf, -_xlogx(x))
 
 
 def rel_entr(p: Any, q: Any) -> Any:
     """p log(p / q); 0 where p is 0, inf where it is not defined."""
-    p, q = _float(p), _float(q)
-    both = (p > 0) & (q > 0)
-    term = np.where(both, p, 1.0) * np.log(np.where(both, p, 1.0) / np.where(both, q, 1.0))
-    return np.where(both, term, np.where((p == 0) & (q >= 0), 0.0, np.inf))
+    p, q = _together(_real(p, "rel_entr"), _real(q, "rel_entr"))
+    both, none = (p > 0) & (q > 0), (p == 0) & (q >= 0)
+    safe_p, safe_q = np.where(both, p, 1.0), np.where(both, q, 1.0)
+    term = _xlogx(safe_p) - _xlogy(safe_p, safe_q)
+    result = np.where(both, term, np.where(none, 0.0, np.inf))
+    return np.where(np.isnan(p) | np.isnan(q), np.nan, result)
 
 
 def kl_div(p: Any, q: Any) -> Any:
     """p log(p / q) - p + q."""
-    return rel_entr(p, q) - _float(p) + _float(q)
+    p, q = _together(_real(p, "kl_div"), _real(q, "kl_div"))
+    return rel_entr(p, q) - p + q
 
 
 def _together(*xs: Any) -> list[Any]:
@@ -183,22 +267,68 @@ def ndtr(x: Any) -> Any:
     return 0.5 * lax.erfc(-_float(x) * math.sqrt(0.5))
 
 
+# Acklam's rational approximation of the lower tail in q = sqrt(-2 log(p)), relative error 1e-9.
+_TAIL_ABOVE = (
+    -7.784894002430293e-03, -3.223964580411365e-01, -2.400758277161838, -2.549732539343734,
+    4.374664141464968, 2.938163982698783,
+)  # fmt: skip
+_TAIL_BELOW = (
+    7.784695709041462e-03, 3.224671290700398e-01, 2.445134137142996, 3.754408661907416, 1.0,
+)  # fmt: skip
+
+
+@custom_jvp
+def _ndtri(p: Any) -> Any:
+    upper = p > 0.5
+    small = np.where(upper, 1.0 - p, p)
+    tail = (small > 0) & (small < 0.02)
+    logarithm = np.log(np.where(tail, small, 0.02))
+    x = _tail(logarithm)
+    # Newton's steps on log(ndtr(x)) = log(p).
+    for _ in range(2 if p.dtype == dtypes.F64 else 1):
+        value = log_ndtr(x)
+        x = x - (value - logarithm) * np.exp(value + 0.5 * x * x + 0.5 * math.log(2 * math.pi))
+    x = np.where(upper, -x, x)
+    inside = (p >= 0) & (p <= 1)
+    middle = math.sqrt(2.0) * lax.erf_inv(2.0 * np.where(inside & ~tail, p, 0.5) - 1.0)
+    return np.where(inside, np.where(tail, x, middle), np.nan)
+
+
+def _tail(logarithm: Any) -> Any:
+    q = np.sqrt(-2.0 * logarithm)
+    above, below = [np.polyval(np.asarray(c, q.dtype), q) for c in (_TAIL_ABOVE, _TAIL_BELOW)]
+    return above / below
+
+
+@_ndtri.defjvp
+def _ndtri_rule(primals: tuple, tangents: tuple) -> tuple:
+    x = _ndtri(*primals)
+    return x, tangents[0] * math.sqrt(2 * math.pi) * np.exp(0.5 * x * x)
+
+
 def ndtri(p: Any) -> Any:
-    """The inverse of the normal distribution function."""
-    return math.sqrt(2.0) * lax.erf_inv(2.0 * _float(p) - 1.0)
+    """The inverse of the normal distribution function; NaN outside of [0, 1]."""
+    p = _real(p, "ndtri")
+    return _ndtri(_wide(p)).astype(p.dtype)
+
+
+def _wide(x: Any) -> Any:
+    """Narrow floats as float32, to be rounded once."""
+    return x if x.dtype.itemsize >= 4 else x.astype("float32")
 
 
 def log_ndtr(x: Any) -> Any:
     """log ndtr(x); below -10 by the asymptotic series (Abramowitz and Stegun 26.2.12)."""
-    x = _float(x)
+    d = _float(x).dtype
+    x = _wide(_real(x, "log_ndtr"))
     low = x < -10.0
     near, far = np.where(low, 0.0, x), np.where(low, x, -10.0)
     r = 1.0 / (far * far)
-    series = np.log1p(-r * (1.0 - 3.0 * r * (1.0 - 5.0 * r * (1.0 - 7.0 * r))))
+    series = np.log1p(-r * (1.0 - 3.0 * r * (1.0 - 5.0 * r * (1.0 - 7.0 * r * (1.0 - 9.0 * r)))))
     tail = -0.5 * far * far - np.log(-far) - 0.5 * math.log(2 * math.pi) + series
     upper = np.log1p(-ndtr(-np.where(near > 0, near, 0.0)))
     lower = np.log(ndtr(np.where(near > 0, 0.0, near)))
-    return np.where(low, tail, np.where(x > 0, upper, lower))
+    return np.where(low, tail, np.where(x > 0, upper, lower)).astype(d)
 
 
 __all__ = [

@@ -184,7 +184,7 @@ def test_get_matches_jax(mode: str) -> None:
 
 def test_apply() -> None:
     got = jnp.arange(4.0).at[jnp.array([1, 1, 3])].apply(lambda x: x * 10)
-    assert got.tolist() == [0.0, 10.0, 2.0, 30.0]
+    assert got.tolist() == [0.0, 100.0, 2.0, 30.0]
 
 
 @pytest.mark.parametrize("mode", [None, "fill", "clip", "wrap"])

@@ -92,7 +92,7 @@ _UNARY = {
     "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
     "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf",
     "erfc": "erfc", "erf_inv": "erfinv", "lgamma": "lgamma", "digamma": "digamma", "floor": "floor",
-    "ceil": "ceil", "trunc": "trunc", "round_even": "round", "sign": "sgn", "abs": "abs",
+    "ceil": "ceil", "trunc": "trunc", "round_even": "round", "abs": "abs",
     "not": "bitwise_not",
 }  # fmt: skip
 _TORCH = {
@@ -109,6 +109,9 @@ _TORCH["row_major"] = torch.contiguous_format
 _TORCH["silu"] = torch.nn.functional.silu
 _TORCH["silu_backward"] = torch.ops.aten.silu_backward.default
 _TORCH["silu_backward_out"] = torch.ops.aten.silu_backward.grad_input
+
+# Operators of torch that are wrong for some complex numbers; the definitions have others.
+_NOT_OF_COMPLEX = ("neg", "log1p", "add", "sub", "pow")
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "eq": "==", "ne": "!=", "lt": "<",
@@ -190,7 +193,7 @@ def _form(*prims: str) -> Callable:
 @_form(*_UNARY)
 def _unary(e: Eqn, names: Names) -> Step | None:
     (x,), out = e.ins, e.outs[0]
-    if type(x) is not Var:
+    if type(x) is not Var or (dtypes.is_complex(x.aval.dtype) and e.prim.name in _NOT_OF_COMPLEX):
         return None
     name = _UNARY[e.prim.name]
     over = {0: f"{{0}}.{name}_()"} if x.aval is out.aval else {}
@@ -202,6 +205,8 @@ def _binary(e: Eqn, names: Names) -> Step | None:
     name, out = e.prim.name, e.outs[0]
     ins, (x, y) = placeholders(e, names)
     if not ins or (name == "div" and not dtypes.is_inexact(out.aval.dtype)):
+        return None
+    if name in _NOT_OF_COMPLEX and dtypes.is_complex(out.aval.dtype):
         return None
     if name == "pow" and len(ins) == 1:
         return None  # exponents that are numbers have kernels of their own
@@ -260,7 +265,7 @@ def _select(e: Eqn, names: Names) -> Step | None:
 
 @_form("add_n")
 def _add_n(e: Eqn, names: Names) -> Step | None:
-    if e.outs[0].aval.dtype.itemsize < 4:
+    if e.outs[0].aval.dtype.itemsize < 4 or dtypes.is_complex(e.outs[0].aval.dtype):
         return None
     ins = list(e.ins)
     places = [f"{{{i}}}" for i in range(len(ins))]

@@ -149,7 +149,9 @@ class _Merger:
             name, pair = "addcmul", (inner.ins[0],) * 2
         elif inner is not None and inner.prim.name != "integer_pow":
             name, pair = f"addc{inner.prim.name}", inner.ins
-        if name and all([type(i) is Var for i in pair]):
+        # torch multiplies by the value first: what the product alone keeps in range may leave it.
+        tame = 2**-24 <= abs(scale) <= 1
+        if name and tame and all([type(i) is Var for i in pair]):
             value = "" if scale == 1 else f", value={scale!r}"
             return 1 + len(parts), [*parts, inner], Step(
                 e, e.outs, [base, *pair], f"{name}({{0}}, {{1}}, {{2}}{value})",
