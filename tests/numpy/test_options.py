@@ -316,7 +316,6 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jnp.var(O(2), ddof=1, correction=1), ValueError, "not both"),
     (lambda: jnp.var(jnp.array(Z), dtype="float32"), ValueError, "needs a complex dtype"),
     (lambda: jnp.max(O(2), where=O(2) > 0), ValueError, "where= needs initial="),
-    (lambda: jnp.max(jnp.array(Z), initial=0.0), TypeError, "takes no where= or initial="),
     (lambda: jnp.argmax(O((0,))), ValueError, "argmax of nothing"),
     (lambda: jnp.cumulative_sum(O(())), ValueError, "needs at least one dimension"),
     (lambda: jnp.cumulative_sum(O((2, 2))), ValueError, "name the axis"),
@@ -395,7 +394,7 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: jnp.fft.rfft(jnp.array(Z)), TypeError, "rfft takes real numbers"),
     (lambda: jnp.fft.fft(O(2), 0), ValueError, "must be positive, got 0"),
     (lambda: jnp.fft.fftn(O((2, 2)), (2,), (0, 1)), ValueError, "1 lengths for 2 axes"),
-    (lambda: jnp.fft.irfft(O(1)), ValueError, r"of length \[0\]"),
+    (lambda: jnp.fft.rfft(O((0,))), ValueError, r"of length \[0\]"),
     # grids
     (lambda: jnp.arange(0, 1, 0), ZeroDivisionError, "step must not be 0"),
     (lambda: jnp.linspace(0, 1, -1), ValueError, "num must not be negative"),
