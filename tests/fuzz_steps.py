@@ -412,6 +412,167 @@ def window(d: Draw, i: int) -> Made:
     return f"window {name}", f, resized(s, axis, (s[axis] - 2) // stride + 1)
 
 
+def keyed(d: Draw, i: int) -> Made:
+    """Random numbers by keys that are data: split, indexed, stacked, derived by a traced number,
+    scanned over, mapped over, chosen by a condition, given to a jitted function."""
+    s, seed = d.shapes[i], d.rng.randrange(1000)
+    way = d.rng.choice(["split", "fold in", "scan", "vmap", "cond", "jit", "words"])
+
+    def f(m: Any, v: list) -> Any:
+        draw = lambda k: m.random.uniform(k, s, "float32", -1.0, 1.0).astype(v[i].dtype)
+        key = m.random.key(seed, impl="threefry2x32")
+        if way == "split":
+            keys = m.random.split(key, (2, 3))
+            keys = m.np.stack([keys[1, ::-1], keys[0]]).reshape(-1)
+            noise = draw(keys[4])
+        elif way == "fold in":
+            noise = draw(m.random.fold_in(key, m.np.sum(v[i] > 0)))
+        elif way == "scan":
+            body = lambda c, k: (m.np.tanh(c + draw(k)), None)
+            noise = m.scan(body, m.np.zeros(s, v[i].dtype), m.random.split(key, 3))[0]
+        elif way == "vmap":
+            noise = m.np.sum(m.vmap(draw)(m.random.split(key, 2)), 0)
+        elif way == "cond":
+            first, second = m.random.split(key)
+            which = m.cond(m.np.sum(v[i]) > 0.1, lambda a, b: a, lambda a, b: b, first, second)
+            noise = draw(which)
+        elif way == "jit":
+            noise = m.jit(lambda state: draw(state["key"]) * state["x"])({"key": key, "x": v[i]})
+        else:
+            noise = draw(m.random.wrap_key_data(m.random.key_data(key)[::-1], impl="threefry2x32"))
+        return v[i] * (1 + 0.3 * noise)
+
+    return f"key({way})", f, s
+
+
+COMPLEX = {
+    "mul": lambda m, z, w: z * w,
+    "div": lambda m, z, w: z / (w * m.np.conj(w) + 1),
+    "exp": lambda m, z, w: m.np.exp(1j * m.np.real(z)) * w,
+    "square": lambda m, z, w: z * m.np.conj(z) + w,
+    "sin": lambda m, z, w: m.np.sin(0.5 * z) + w,
+    "conj": lambda m, z, w: m.np.conj(z) - 2j * w,
+    "where": lambda m, z, w: m.np.where(m.np.real(z) > 0, z, m.np.conj(w)),
+    "sum": lambda m, z, w: z + m.np.sum(w),
+    "flip": lambda m, z, w: m.np.flip(z) * 1j,
+}
+
+
+def complex_(d: Draw, i: int) -> Made:
+    """A program over complex numbers, left by a real function of them."""
+    s, rng = d.shapes[i], d.rng
+    j = rng.choice(d.like(s))
+    plan = [rng.choice(list(COMPLEX)) for _ in range(rng.randint(1, 3))]
+    leave = rng.choice(["real", "imag", "abs", "norm"])
+
+    def f(m: Any, v: list) -> Any:
+        wide = "complex128" if v[i].dtype.name == "float64" else "complex64"
+        z = v[i].astype(wide) + 1j * v[j].astype(wide) * 0.5
+        w = z * (0.3 - 0.2j)
+        for name in plan:
+            z, w = COMPLEX[name](m, z, w), z
+        if leave == "norm":
+            y = m.np.real(z * m.np.conj(z)) * 0.3
+        else:
+            y = m.np.abs(z + 3) if leave == "abs" else getattr(m.np, leave)(z)
+        return m.np.tanh(y).astype(v[i].dtype)
+
+    return f"complex({', '.join(plan)}, {leave})", f, s
+
+
+SPECIAL = {
+    "nan": lambda m, x: m.np.nan_to_num(m.np.where(x > 0.5, np.nan, x * 2), nan=0.25),
+    "inf": lambda m, x: m.np.clip(m.np.where(m.np.abs(x) > 0.5, x * np.inf, x), -2, 2),
+    "sign of zero": lambda m, x: m.np.copysign(x, m.np.sign(x) * -0.0) + m.np.sign(x * 0.0),
+    "nan extremes": lambda m, x: m.np.fmax(m.np.where(x > 0, np.nan, x), -0.5) + x,
+    "isnan": lambda m, x: x * m.np.where(m.np.isnan(m.np.sqrt(m.stop_gradient(x))), 0.5, 1.5),
+    "nan sum": lambda m, x: x + m.np.nansum(m.np.where(x > 0.7, np.nan, x)),
+    "largest": lambda m, x: x * m.np.isfinite(m.stop_gradient(m.np.exp(x * 1000))),
+    "tiny": lambda m, x: x + m.np.where(m.np.abs(x) * 1e-30 == 0, 1.0, 0.5),
+}
+
+
+def special(d: Draw, i: int) -> Made:
+    """NaNs, infinities, zeros of both signs on the way to a finite value."""
+    name = d.rng.choice(list(SPECIAL))
+    return f"special {name}", lambda m, v: SPECIAL[name](m, v[i]), d.shapes[i]
+
+
+# Equal numbers of unlike types, and contents that are equal and not the same.
+STATICS = (1, 1.0, True, 2, 2.0, (1, 2), (1.0, 2), (True, 2), 0.0, -0.0, "1", None)
+
+
+def static(d: Draw, i: int) -> Made:
+    """A jitted function called with static values that `==` takes for one another."""
+    s = d.shapes[i]
+    chosen = [d.rng.choice(STATICS[:5] + STATICS[8:]) for _ in range(3)]
+    by_name = d.rng.random() < 0.5
+
+    def f(m: Any, v: list) -> Any:
+        def told(x: Any, mode: Any) -> Any:
+            return x * (1 + 0.1 * len(repr(mode))) + (0.5 if isinstance(mode, float) else 0.0)
+
+        g = m.jit(told, static_argnames="mode")
+        y = v[i]
+        for mode in chosen:
+            y = m.np.sin(g(y, mode=mode) if by_name else g(y, mode))
+        return y
+
+    return f"static{tuple(chosen)}", f, s
+
+
+def method(d: Draw, i: int) -> Made:
+    """Transforms of a bound method whose object has an array."""
+    s = d.shapes[i]
+    j = d.rng.choice(d.like(s))
+    kind = d.rng.choice(["grad", "vjp", "jit", "vmap", "checkpoint"] if s else ["grad", "jit"])
+
+    def f(m: Any, v: list) -> Any:
+        class Layer:
+            def __init__(self, w: Any) -> None:
+                self.w = w
+
+            def apply(self, x: Any) -> Any:
+                return m.np.tanh(x * self.w)
+
+            def total(self, x: Any) -> Any:
+                return m.np.sum(self.apply(x))
+
+        layer = Layer(m.np.asarray(m.np.cos(v[j])))
+        if kind == "grad":
+            return m.grad(layer.total)(v[i])
+        if kind == "vjp":
+            return m.vjp(layer.apply, v[i])[1](v[j])[0]
+        if kind == "vmap":
+            layer.w = layer.w[0]
+            return m.vmap(layer.apply)(v[i])
+        return getattr(m, kind)(lambda x: layer.apply(x))(v[i])
+
+    return f"method {kind}", f, s
+
+
+def keywords(d: Draw, i: int) -> Made:
+    """Arguments by name and by position, in any order, with a default."""
+    s = d.shapes[i]
+    j, way = d.rng.choice(d.like(s)), d.rng.randrange(4)
+    kind = d.rng.choice(["jit", "checkpoint", "plain"])
+
+    def f(m: Any, v: list) -> Any:
+        def g(x: Any, y: Any, *, scale: Any = 0.5) -> Any:
+            return m.np.sin(x) * scale - y
+
+        h = g if kind == "plain" else getattr(m, kind)(g)
+        if way == 0:
+            return h(v[i], v[j])
+        if way == 1:
+            return h(y=v[i], x=v[j])
+        if way == 2:
+            return h(v[i], scale=v[j], y=v[j])
+        return h(v[i], y=v[j], scale=2) + h(v[i], v[j], scale=2.0)
+
+    return f"keywords {kind} {way}", f, s
+
+
 # ---- steps with programs inside ----
 
 
@@ -463,6 +624,32 @@ def cond(d: Draw, i: int) -> Made:
         return m.switch(which, branches, v[i], v[j])
 
     return "cond(" + " | ".join(n for _, n in sides) + ")", f, s
+
+
+def lanes(d: Draw, i: int) -> Made:
+    """A branch by lane under vmap, in a loop or not: the one not taken may have no value there."""
+    s = d.shapes[i]
+    if not s:
+        return None
+    row = s[1:]
+    g, names = inner(d, [row], 2, row, True)
+    looped, bad = d.rng.random() < 0.5, d.rng.choice(["sqrt", "log", "reciprocal"])
+
+    def f(m: Any, v: list) -> Any:
+        function = lambda u: 1 / u if bad == "reciprocal" else getattr(m.np, bad)(u)
+
+        def lane(x: Any) -> Any:
+            safe = lambda u: function(m.np.abs(u) * 0 + m.np.sum(m.np.abs(x)) + 0.5)
+            risky = lambda u: m.cond(
+                m.np.sum(u) > 0.5, lambda w: function(m.np.sum(w) + 0 * w), safe, u
+            )
+            step = lambda c: m.np.tanh(m.cond(
+                m.np.sum(c) > 0, risky, lambda u: g(m, [u]) * 0.5, c))  # fmt: skip
+            return m.fori_loop(0, 2, lambda _, c: step(c), x) if looped else step(x)
+
+        return m.vmap(lane)(v[i])
+
+    return f"lanes {bad}({names})", f, s
 
 
 def counted(d: Draw, i: int) -> Made:
@@ -613,7 +800,8 @@ STEPS = {
     "concatenate": concatenate, "pad": pad, "cumulate": cumulate, "take": take,
     "take along": take_along, "update": update, "dynamic slice": dynamic_slice,
     "dynamic update": dynamic_update, "sort": sort, "top_k": top_k, "rows": row_function,
-    "dot": dot, "convolve": convolve, "window": window,
+    "dot": dot, "convolve": convolve, "window": window, "key": keyed, "complex": complex_,
+    "special": special, "static": static, "method": method, "keywords": keywords,
 }  # fmt: skip
 # Drawn more often than the others.
 COMMON = (
@@ -623,4 +811,5 @@ COMMON = (
 NESTED = {
     "scan": scan, "scan again": scan, "cond": cond, "fori": counted, "while": until,
     "map": mapped, "call": called, "gradient": gradient, "custom": custom, "prefix": prefix,
+    "lanes": lanes,
 }  # fmt: skip

@@ -80,8 +80,8 @@ NARROWED: dict[DType, DType] = {F64: F32, I64: I32, U64: U32, C128: C64}
 
 
 def dtype(spec: DTypeLike) -> DType:
-    """The NumPy dtype that `spec` names; Python's `float`, `int`, `complex` mean the 32-bit
-    defaults.
+    """The NumPy dtype that `spec` names, which may be torch's; Python's `float`, `int`, `complex`
+    mean the 32-bit defaults.
 
     Raises DTypeError for a type outside the library's list.
     """
@@ -95,7 +95,10 @@ def dtype(spec: DTypeLike) -> DType:
     try:
         found = np.dtype(spec if isinstance(spec, type) else getattr(spec, "dtype", spec))
     except TypeError:
-        found = None
+        # torch.float32, which NumPy does not know.
+        kind = getattr(spec, "dtype", spec)
+        torchs = type(kind).__module__ == "torch" and str(kind).removeprefix("torch.")
+        found = NAMES.get(torchs) if torchs else None
     if found is None or found not in SHORT:
         raise DTypeError(
             f"{spec!r} is not a data type of this library; the types are "

@@ -150,6 +150,7 @@ from genesis_fn.lax.structural import (
     index_in_dim,
     index_take,
     iota,
+    linear_recurrence,
     optimization_barrier,
     pad,
     reduce_ as reduce,
@@ -191,7 +192,6 @@ from genesis_fn.primitives.conv import (
     conv_dimension_numbers,
     padtype_to_pads,
 )
-from genesis_fn.primitives.cumulative import linear_recurrence
 from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.windows import (
     GatherDimensionNumbers,

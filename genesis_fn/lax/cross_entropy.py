@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.softmax import along_last, last, like, logsumexp_last, wide
 from genesis_fn.primitives import elementwise as ops
@@ -285,6 +286,7 @@ def linear_cross_entropy(
     """
     from genesis_fn.primitives.shape import reshape
 
+    x, weight, labels = as_array(x), as_array(weight), as_array(labels)
     kind = typeof(x)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(

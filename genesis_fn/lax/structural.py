@@ -209,6 +209,7 @@ cumprod = on_arrays(cumulative.cumprod)
 cummax = on_arrays(cumulative.cummax)
 cummin = on_arrays(cumulative.cummin)
 cumlogsumexp = on_arrays(cumulative.cumlogsumexp)
+linear_recurrence = on_arrays(cumulative.linear_recurrence, 2)
 
 
 def _initial(value: Any, x: Any) -> Any:
@@ -340,8 +341,9 @@ __all__ = [
     "conv_transpose", "conv_with_general_padding", "cumlogsumexp", "cummax", "cummin", "cumprod",
     "cumsum", "dot", "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
     "dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim",
-    "expand_dims", "fft", "gather_", "index_in_dim", "index_take", "iota", "optimization_barrier",
-    "pad", "reduce_", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision",
+    "expand_dims", "fft", "gather_", "index_in_dim", "index_take", "iota", "linear_recurrence",
+    "optimization_barrier", "pad", "reduce_", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
+    "reduce_precision",
     "reduce_prod", "reduce_sum", "reduce_window", "reduce_window_shape_tuple", "reduce_xor",
     "reshape", "rev", "scatter_", "scatter_add", "scatter_apply", "scatter_max", "scatter_min",
     "scatter_mul", "scatter_sub", "shape_as_value", "slice", "slice_in_dim", "sort",

@@ -83,7 +83,7 @@ class Embedding(Module):
         return {"weight": random.normal(key, (self.vocabulary, self.features), self.dtype)}
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        return take_rows(params["weight"], x)
+        return take_rows(params["weight"], jnp.asarray(x))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Conv(Module):
         n = len(self.kernel)
         space = "DHW"[3 - n :]
         y = conv_general_dilated(
-            x, params["weight"], self.strides or (1,) * n, self.padding,
+            jnp.asarray(x), params["weight"], self.strides or (1,) * n, self.padding,
             rhs_dilation=self.dilation, feature_group_count=self.groups,
             dimension_numbers=(f"N{space}C", f"OI{space}", f"N{space}C"),
         )  # fmt: skip

@@ -105,7 +105,7 @@ def use(x: Any, which: np.ndarray | None = None) -> None:
             purpose = purpose or marks.purpose
         if inner is None or purpose:
             break
-        dim = getattr(x, "dim", None)
+        dim = getattr(x, "_dim", None)
         if which is not None and dim is not None:
             which = np.broadcast_to(np.expand_dims(which, dim), inner.shape)
         x = inner

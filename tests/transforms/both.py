@@ -17,6 +17,7 @@ import numpy as np
 import genesis_fn.lax as lax
 import genesis_fn.nn as nn
 import genesis_fn.numpy as jnp
+from genesis_fn import random
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.primitives.elementwise import stop_gradient
@@ -34,7 +35,7 @@ from genesis_fn.transforms import (
 jax.config.update("jax_platforms", "cpu")
 
 OURS = SimpleNamespace(
-    np=jnp, lax=lax, nn=nn, tree=tree,
+    np=jnp, lax=lax, nn=nn, random=random, tree=tree,
     grad=grad.grad, value_and_grad=grad.value_and_grad, jvp=grad.jvp, vjp=grad.vjp,
     linearize=grad.linearize, jacfwd=grad.jacfwd, jacrev=grad.jacrev, hessian=grad.hessian,
     linear_transpose=grad.linear_transpose,
@@ -47,7 +48,7 @@ OURS = SimpleNamespace(
 )  # fmt: skip
 
 THEIRS = SimpleNamespace(
-    np=jax.numpy, lax=jax.lax, nn=jax.nn, tree=jax.tree,
+    np=jax.numpy, lax=jax.lax, nn=jax.nn, random=jax.random, tree=jax.tree,
     grad=jax.grad, value_and_grad=jax.value_and_grad, jvp=jax.jvp, vjp=jax.vjp,
     linearize=jax.linearize, jacfwd=jax.jacfwd, jacrev=jax.jacrev, hessian=jax.hessian,
     linear_transpose=jax.linear_transpose,

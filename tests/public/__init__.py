@@ -1,0 +1,1 @@
+"""Every public function on generated arguments, against itself under every transform."""

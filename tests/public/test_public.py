@@ -1,0 +1,95 @@
+"""Each public function has an entry, and its entries hold: eager = jit = vmap of a loop = under a
+derivative, on arrays of the library, NumPy and torch, in every dtype that it admits.
+
+`PUBLIC_EXAMPLES=50 pytest tests/public` draws more arguments than the two of a usual run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from types import ModuleType
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from genesis_fn import nn
+from tests.public.agree import Entry, agree
+from tests.public.entries_lax import LAX, LAX_LINALG
+from tests.public.entries_more import (
+    IMAGE,
+    INITIALIZERS,
+    LAYERS,
+    NN,
+    OPS,
+    OPTIM,
+    OPTIM_TREE,
+    RANDOM,
+    SPECIAL,
+)
+from tests.public.entries_numpy import FFT, LINALG, NUMPY
+
+EXAMPLES = int(os.environ.get("PUBLIC_EXAMPLES", "2"))
+# Module, its peer, its entries.
+TABLES: list[tuple[str, str | None, dict[str, list[Entry]]]] = [
+    ("numpy", "jax.numpy", NUMPY), ("numpy.linalg", "jax.numpy.linalg", LINALG),
+    ("numpy.fft", "jax.numpy.fft", FFT),
+    ("lax", "jax.lax", LAX), ("lax.linalg", "jax.lax.linalg", LAX_LINALG),
+    ("nn", "jax.nn", NN | LAYERS), ("nn.initializers", None, INITIALIZERS),
+    ("scipy.special", "jax.scipy.special", SPECIAL), ("random", None, RANDOM),
+    ("optim", "optax", OPTIM), ("optim.tree", "optax.tree", OPTIM_TREE),
+    ("image", "jax.image", IMAGE), ("ops", "jax.ops", OPS),
+]  # fmt: skip
+
+
+def functions(module: ModuleType) -> list[str]:
+    """The public functions and layers of a package, or of a module that is public itself."""
+    listed = getattr(module, "__all__", None)
+    if listed is None:
+        everything = hasattr(module, "__path__")
+        of = lambda x: everything or getattr(x, "__module__", "") == module.__name__
+        listed = [n for n, x in vars(module).items() if of(x)]
+    found = [(n, getattr(module, n)) for n in listed if n[0] != "_"]
+    return [n for n, x in found if callable(x) and (_is_layer(x) or not _is_type(x))]
+
+
+def _is_type(x: Any) -> bool:
+    return inspect.isclass(x) or hasattr(x, "__origin__")
+
+
+def _is_layer(x: Any) -> bool:
+    return inspect.isclass(x) and issubclass(x, nn.Module) and x is not nn.Module
+
+
+def cases() -> list[Any]:
+    """(module, peer, name, entry) of every entry."""
+    return [
+        pytest.param(module, peer, name, entry, id=f"{module}.{name}-{i}")
+        for module, peer, table in TABLES
+        for name, entries in table.items()
+        for i, entry in enumerate(entries)
+    ]
+
+
+@pytest.mark.parametrize("module, peer, name, entry", cases())
+def test_entry(module: str, peer: str | None, name: str, entry: Entry) -> None:
+    f = getattr(importlib.import_module(f"genesis_fn.{module}"), name)
+    theirs = getattr(importlib.import_module(peer), name, None) if peer else None
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        agree(f, entry, data, theirs)
+
+    run()
+
+
+@pytest.mark.parametrize("module, table", [(m, t) for m, _, t in TABLES], ids=lambda x: str(x)[:20])
+def test_every_public_function_has_an_entry(module: str, table: dict[str, list[Entry]]) -> None:
+    public = functions(importlib.import_module(f"genesis_fn.{module}"))
+    assert sorted(set(public) - set(table)) == []
+    assert sorted(set(table) - set(public)) == []
