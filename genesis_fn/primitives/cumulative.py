@@ -56,7 +56,8 @@ def _running(function: Callable) -> Callable:
     def lower(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
         kind = avals[0].dtype
         stored, wide = TORCH_DTYPE[kind], _float_width(kind)
-        return _directed(lambda x: function(x.to(wide), axis).to(stored), axis, reverse)
+        directed = _directed(lambda x: function(x, axis), axis, reverse)
+        return lambda x: directed(x.to(wide)).to(stored)  # torch cannot reverse 8-bit floats
 
     return lower
 
