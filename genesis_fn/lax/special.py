@@ -6,8 +6,9 @@ fractions over primitives, serve everywhere else and give the derivatives.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,53 +77,226 @@ def _either(*conditions: Any) -> Any:
 # ---- incomplete gamma ----
 
 
+@custom_jvp
 def _lower_series(a: Any, x: Any) -> Any:
     """1 + x / (a+1) + x^2 / ((a+1)(a+2)) + ..., for x up to about a + 1."""
+    return _summed(a, x, None)[0]
+
+
+@_lower_series.defjvp
+def _lower_series_rule(primals: tuple, tangents: tuple) -> tuple:
+    # Each term's derivative by x is one of the terms before it, so only that by `a` needs a loop.
+    (a, x), (da, dx) = primals, tangents
+    total, by_a = _summed(a, x, _constant(a, 1.0))
+    zero = ops.eq(x, 0.0)
+    shift = ops.sub(total, ops.div(ops.mul(ops.sub(total, 1.0), a), ops.select(zero, 1.0, x)))
+    by_x = ops.select(zero, ops.div(1.0, ops.add(a, 1.0)), shift)
+    return total, ops.add(ops.mul(da, by_a), ops.mul(dx, by_x))
+
+
+def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
+    """(the series, with `one` its derivative by `a`), until both have converged."""
     eps = _epsilon(x) * 0.05
 
+    def left(term: Any, total: Any) -> Any:
+        return ops.gt(ops.abs(term), ops.mul(ops.abs(total), eps))
+
     def more(state: tuple) -> Any:
-        n, _, term, total = state
-        return ops.bitwise_and(ops.lt(n, _STEPS), _any(ops.gt(term, ops.mul(total, eps))))
+        n, _, *sums = state
+        unfinished = _either(*[left(*pair) for pair in sums])
+        return ops.bitwise_and(ops.lt(n, _STEPS), _any(unfinished))
 
     def step(state: tuple) -> tuple:
-        n, below, term, total = state
+        n, below, (term, total), *slope = state
         below = ops.add(below, 1.0)
-        term = ops.mul(term, ops.div(x, below))
-        return ops.add(n, 1), below, term, ops.add(total, term)
+        ratio = ops.div(x, below)
+        following = ops.mul(term, ratio)
+        sums = [(following, ops.add(total, following))]
+        if slope:
+            ((rate, rates),) = slope
+            rate = ops.sub(ops.mul(rate, ratio), ops.div(following, below))
+            sums.append((rate, ops.add(rates, rate)))
+        return ops.add(n, 1), below, *sums
 
-    one = _constant(x, 1.0)
-    return while_loop(more, step, (full((), 0, dtypes.I32), a, one, one))[3]
+    first, none = _constant(x, 1.0), _constant(x, 0.0)
+    sums = [(first, first)] if one is None else [(first, first), (none, none)]
+    end = while_loop(more, step, (full((), 0, dtypes.I32), a, *sums))
+    return end[2][1], None if one is None else end[3][1]
 
 
-def _upper_fraction(a: Any, x: Any) -> Any:
-    """x^-a e^x Gamma(a, x) by Lentz's method, for x beyond a + 1 (Numerical Recipes 6.2)."""
-    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / _epsilon(x)
+def _away(v: Any) -> Any:
+    """`v`, or a tiny number in the place of one that is smaller."""
+    tiny = float(dtypes.finfo(typeof(v).dtype).tiny) / _epsilon(v)
+    return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
-    def away(v: Any) -> Any:
-        return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
+
+def _lentz(begin: Callable, step: Callable, operands: tuple) -> Any:
+    """A continued fraction by Lentz's method: `begin(*operands)` is (state, value), and
+    `step(k, state, *operands)` (state, factor), until no factor changes the value."""
 
     def more(state: tuple) -> Any:
-        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[5])))
+        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[3])))
 
-    def step(state: tuple) -> tuple:
-        n, b, c, d, h, before = state
+    def following(state: tuple) -> tuple:
+        n, inner, h, before = state
         n = ops.add(n, 1)
-        k = _spread(ops.convert(n, typeof(x).dtype), x)
-        factor = ops.mul(k, ops.sub(a, k))
-        b = ops.add(b, 2.0)
-        d = ops.div(1.0, away(ops.add(ops.mul(factor, d), b)))
-        c = away(ops.add(b, ops.div(factor, c)))
-        change = ops.mul(c, d)
-        return n, b, c, d, ops.select(_apart(before), ops.mul(h, change), h), change
+        inner, change = step(_spread(ops.convert(n, typeof(h).dtype), h), inner, *operands)
+        return n, inner, ops.select(_apart(before), ops.mul(h, change), h), change
 
+    inner, h = begin(*operands)
+    start = (full((), 0, dtypes.I32), inner, h, _constant(h, 0.0))
+    _, _, h, last = while_loop(more, following, start)
+    return ops.select(_apart(last), math.nan, h)  # what has not converged is not a value
+
+
+def _lentz_slope(begin: Callable, step: Callable, operands: tuple, direction: tuple) -> tuple:
+    """(the fraction, its derivative), until both have converged: a fraction that ends, as those of
+    integer parameters do, has a derivative that does not."""
+
+    def apart(factor: Any, slope: Any) -> Any:
+        return ops.bitwise_or(_apart(factor), ops.gt(ops.abs(slope), 2 * _epsilon(slope)))
+
+    def more(state: tuple) -> Any:
+        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(apart(*state[5:])))
+
+    def following(state: tuple) -> tuple:
+        n, inner, t_inner, h, dh, *before = state
+        n = ops.add(n, 1)
+        k = _spread(ops.convert(n, typeof(h).dtype), h)
+        (inner, change), (t_inner, slope) = jvp(
+            lambda inner, *xs: step(k, inner, *xs), (inner, *operands), (t_inner, *direction)
+        )
+        go_on = apart(*before)
+        dh = ops.select(go_on, ops.add(ops.mul(dh, change), ops.mul(h, slope)), dh)
+        h = ops.select(go_on, ops.mul(h, change), h)
+        return n, inner, t_inner, h, dh, change, slope
+
+    (inner, h), (t_inner, dh) = jvp(begin, operands, direction)
+    zero = _constant(h, 0.0)
+    start = (full((), 0, dtypes.I32), inner, t_inner, h, dh, zero, zero)
+    _, _, _, h, dh, *last = while_loop(more, following, start)
+    open_ = apart(*last)
+    return ops.select(open_, math.nan, h), ops.select(open_, math.nan, dh)
+
+
+def _upper_begin(a: Any, x: Any) -> tuple:
     b = ops.sub(ops.add(x, 1.0), a)
     d = ops.div(1.0, b)
-    start = (full((), 0, dtypes.I32), b, _constant(x, 1 / tiny), d, d, _constant(x, 0.0))
-    return while_loop(more, step, start)[4]
+    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / _epsilon(x)
+    return (b, _constant(x, 1 / tiny), d), d
+
+
+def _upper_step(k: Any, state: tuple, a: Any, x: Any) -> tuple:
+    b, c, d = state
+    factor = ops.mul(k, ops.sub(a, k))
+    b = ops.add(b, 2.0)
+    d = ops.div(1.0, _away(ops.add(ops.mul(factor, d), b)))
+    c = _away(ops.add(b, ops.div(factor, c)))
+    return (b, c, d), ops.mul(c, d)
+
+
+@custom_jvp
+def _upper_fraction(a: Any, x: Any) -> Any:
+    """x^-a e^x Gamma(a, x), for x beyond a + 1 (Numerical Recipes 6.2)."""
+    return _lentz(_upper_begin, _upper_step, (a, x))
+
+
+@_upper_fraction.defjvp
+def _upper_fraction_rule(primals: tuple, tangents: tuple) -> tuple:
+    return _lentz_slope(_upper_begin, _upper_step, primals, tangents)
 
 
 def _spread(scalar: Any, like: Any) -> Any:
     return broadcast_in_dim(scalar, typeof(like).shape, ())
+
+
+# B_2k / (2k (2k - 1)), the coefficients of Stirling's series.
+_STIRLING = (
+    1 / 12,
+    -1 / 360,
+    1 / 1260,
+    -1 / 1680,
+    1 / 1188,
+    -691 / 360360,
+    1 / 156,
+    -3617 / 122400,
+)
+
+
+def _stirling(x: Any) -> Any:
+    """log(gamma(x)) - ((x - 1/2) log(x) - x + log(2 pi) / 2), for x of 10 and more."""
+    r = ops.div(1.0, x)
+    square = ops.mul(r, r)
+    total = _constant(x, _STIRLING[-1])
+    for c in _STIRLING[-2::-1]:
+        total = ops.add(ops.mul(total, square), c)
+    return ops.mul(total, r)
+
+
+# Where the incomplete gamma functions are those of a normal distribution, nearly.
+_LARGE, _NEAR = 200.0, 0.1
+
+
+@functools.cache
+def _temme() -> list[list[float]]:
+    """Coefficients by eta of the functions c_k of Temme's expansion, from their recurrence (DLMF
+    8.12.11): c_k = c_(k-1)' / eta + (-1)^k g_k / mu, where mu - log(1 + mu) = eta^2 / 2."""
+    orders, terms = 5, 12
+    count = terms + 2 * orders + 3
+    mu = [0.0, 1.0]  # by powers of eta: mu mu' = eta (1 + mu)
+    for n in range(2, count + 1):
+        products = math.fsum([mu[i] * (n + 1 - i) * mu[n + 1 - i] for i in range(2, n)])
+        mu.append((mu[n - 1] - products) / (n + 1))
+    inverse = [1.0]  # of eta / mu
+    for n in range(1, count):
+        inverse.append(-math.fsum([mu[i + 1] * inverse[n - i] for i in range(1, n + 1)]))
+    g = (1.0, 1 / 12, 1 / 288, -139 / 51840, -571 / 2488320)  # of Stirling's series for gamma
+    c = inverse[1:]
+    rows = [c[:terms]]
+    for k in range(1, orders):
+        sign = (-1) ** k * g[k]
+        c = [(n + 2) * c[n + 2] + sign * inverse[n + 1] for n in range(len(c) - 2)]
+        rows.append(c[:terms])
+    return rows
+
+
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+    total = _constant(x, coefficients[-1])
+    for c in coefficients[-2::-1]:
+        total = ops.add(ops.mul(total, x), c)
+    return total
+
+
+def _transition(a: Any, x: Any) -> tuple[Any, Any]:
+    """(s, t) with P(a, x) = erfc(-s) / 2 - exp(-s^2) t and Q(a, x) = erfc(s) / 2 + exp(-s^2) t, for
+    large `a` and `x` near it: Temme, "The asymptotic expansion of the incomplete gamma functions"
+    (1979)."""
+    mu = ops.div(ops.sub(x, a), a)
+    # (mu - log(1 + mu)) / mu^2, which has a root without cancellation
+    series = _polynomial(ops.neg(mu), [1 / (k + 2) for k in range(18)])
+    eta = ops.mul(mu, ops.sqrt(ops.mul(series, 2.0)))
+    s = ops.mul(eta, ops.sqrt(ops.mul(a, 0.5)))
+    parts = [_polynomial(eta, row) for row in _temme()]
+    total = parts[-1]
+    for part in parts[-2::-1]:
+        total = ops.add(ops.div(total, a), part)
+    return s, ops.div(total, ops.sqrt(ops.mul(a, 2 * math.pi)))
+
+
+def _log_density(a: Any, x: Any, power: Any) -> Any:
+    """log(x^power a^(a - power) ... ): log of x^a e^-x / Gamma(a), with `power` in the place of the
+    exponent `a` of x / a, by Stirling's series where `a` is large: there the terms cancel."""
+    plain = ops.sub(ops.sub(ops.mul(power, ops.log(x)), x), ops.lgamma(a))
+    large = ops.ge(a, 10.0)
+    b = ops.select(large, a, 10.0)
+    mu = ops.div(ops.sub(x, b), b)
+    near = ops.lt(ops.abs(mu), 0.5)
+    ratio = ops.log1p(ops.select(near, mu, 0.0))
+    ratio = ops.select(near, ratio, ops.log(ops.div(x, b)))
+    log = ops.sub(ops.mul(ops.add(power, ops.sub(b, a)), ratio), ops.mul(b, mu))
+    log = ops.add(log, ops.mul(ops.log(ops.mul(b, 1 / (2 * math.pi))), 0.5))
+    log = ops.add(log, ops.mul(ops.sub(power, a), ops.log(b)))
+    return ops.select(large, ops.sub(log, _stirling(b)), plain)
 
 
 class _Regions:
@@ -131,28 +305,39 @@ class _Regions:
     def __init__(self, a: Any, x: Any) -> None:
         self.bad = _either(ops.lt(a, 0.0), ops.lt(x, 0.0), ops.ne(a, a), ops.ne(x, x))
         self.bad = _either(self.bad, ops.bitwise_and(ops.eq(a, 0.0), ops.eq(x, 0.0)))
-        # All of gamma(0) is at 0.
-        self.zero = ops.eq(x, 0.0)
+        both = ops.bitwise_and(ops.eq(a, math.inf), ops.eq(x, math.inf))
+        self.bad = ops.bitwise_or(self.bad, both)
+        # All of gamma(0) is at 0, all of gamma(inf) at infinity.
+        self.zero = ops.bitwise_or(ops.eq(x, 0.0), ops.eq(a, math.inf))
         self.infinite = ops.bitwise_or(ops.eq(x, math.inf), ops.eq(a, 0.0))
         plain = _either(self.bad, self.zero, self.infinite)
         self.a = ops.select(plain, 1.0, a)
         self.x = ops.select(plain, 1.0, x)
+        apart = ops.abs(ops.sub(self.x, self.a))
+        self.near = ops.bitwise_and(ops.ge(self.a, _LARGE), ops.lt(apart, ops.mul(self.a, _NEAR)))
         self.small = ops.le(self.x, ops.add(self.a, 1.0))
-        self.below = ops.select(self.small, self.x, 0.0)
-        self.above = ops.select(self.small, ops.add(self.a, 2.0), self.x)
-        log = ops.sub(ops.mul(self.a, ops.log(self.x)), self.x)
+        self.below = ops.select(ops.bitwise_or(self.near, ops.bitwise_not(self.small)), 0.0, self.x)
+        other = ops.bitwise_or(self.near, self.small)
+        self.above = ops.select(other, 3.0, self.x), ops.select(other, 1.0, self.a)
+        self.middle = ops.select(self.near, self.a, 1e3), ops.select(self.near, self.x, 1e3)
         # x^a e^-x / Gamma(a)
-        self.scale = ops.exp(ops.sub(log, ops.lgamma(self.a)))
+        self.scale = ops.exp(_log_density(self.a, self.x, self.a))
 
 
 def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
     r = _Regions(a, x)
     low = ops.mul(ops.div(r.scale, r.a), _lower_series(r.a, r.below))
-    high = ops.mul(r.scale, _upper_fraction(r.a, r.above))
+    beyond, above = r.above
+    high = ops.mul(r.scale, _upper_fraction(above, beyond))
+    s, t = _transition(*r.middle)
+    tail = ops.mul(ops.exp(ops.neg(ops.mul(s, s))), t)
+    half = ops.mul(ops.erfc(s if upper else ops.neg(s)), 0.5)
     if upper:
         y = ops.select(r.small, ops.sub(1.0, low), high)
+        y = ops.select(r.near, ops.add(half, tail), y)
     else:
         y = ops.select(r.small, low, ops.sub(1.0, high))
+        y = ops.select(r.near, ops.sub(half, tail), y)
     y = ops.select(r.zero, 1.0 if upper else 0.0, y)
     y = ops.select(r.infinite, 0.0 if upper else 1.0, y)
     return ops.select(r.bad, math.nan, y)
@@ -184,17 +369,29 @@ def _gamma_grad(a: Any, x: Any) -> Any:
     r = _Regions(a, x)
     one = _constant(x, 1.0)
     low, dlow = jvp(lambda v: _lower_series(v, r.below), (r.a,), (one,))
-    high, dhigh = jvp(lambda v: _upper_fraction(v, r.above), (r.a,), (one,))
+    beyond, above = r.above
+    high, dhigh = jvp(lambda v: _upper_fraction(v, beyond), (above,), (one,))
     slope = ops.sub(ops.log(r.x), ops.digamma(r.a))
     lower = ops.div(ops.add(dlow, ops.mul(low, ops.sub(slope, ops.div(1.0, r.a)))), r.a)
     upper = ops.add(dhigh, ops.mul(high, slope))
     y = ops.mul(r.x, ops.select(r.small, ops.neg(lower), upper))
+    y = ops.select(r.near, _transition_grad(*r.middle), y)
     return ops.select(r.bad, math.nan, ops.select(r.zero, 0.0, y))
 
 
+def _transition_grad(a: Any, x: Any) -> Any:
+    """-(dP/da) / (dP/dx) of `_transition`, with the factor exp(-s^2) of both divided out."""
+
+    def change(da: float, dx: float) -> Any:
+        (s, t), (ds, dt) = jvp(_transition, (a, x), (_constant(a, da), _constant(x, dx)))
+        rate = ops.add(ops.mul(ops.mul(s, t), 2.0), 1 / math.sqrt(math.pi))
+        return ops.sub(ops.mul(rate, ds), dt)
+
+    return ops.neg(ops.div(change(1.0, 0.0), change(0.0, 1.0)))
+
+
 def _density(a: Any, x: Any) -> Any:
-    log = ops.sub(ops.mul(ops.sub(a, 1.0), ops.log(x)), x)
-    return ops.exp(ops.sub(log, ops.lgamma(a)))
+    return ops.exp(_log_density(a, x, ops.sub(a, 1.0)))
 
 
 def _differentiable(f: Callable, sign: Callable) -> Callable:
@@ -223,62 +420,38 @@ random_gamma_grad = _special(
 # ---- incomplete beta ----
 
 
-def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
-    """The continued fraction of I_x(a, b), by Lentz's method (Numerical Recipes 6.4)."""
-    tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / _epsilon(x)
+def _beta_begin(a: Any, b: Any, x: Any) -> tuple:
     ab, above = ops.add(a, b), ops.add(a, 1.0)
+    d = ops.div(1.0, _away(ops.sub(1.0, ops.div(ops.mul(ab, x), above))))
+    return (_constant(x, 1.0), d), d
 
-    def away(v: Any) -> Any:
-        return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
+def _beta_step(m: Any, state: tuple, a: Any, b: Any, x: Any) -> tuple:
     def once(factor: Any, c: Any, d: Any) -> tuple[Any, Any]:
-        d = ops.div(1.0, away(ops.add(ops.mul(factor, d), 1.0)))
-        return away(ops.add(ops.div(factor, c), 1.0)), d
+        d = ops.div(1.0, _away(ops.add(ops.mul(factor, d), 1.0)))
+        return _away(ops.add(ops.div(factor, c), 1.0)), d
 
-    def more(state: tuple) -> Any:
-        return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[4])))
-
-    def step(state: tuple) -> tuple:
-        n, c, d, h, before = state
-        n = ops.add(n, 1)
-        m = _spread(ops.convert(n, typeof(x).dtype), x)
-        am = ops.add(a, ops.mul(m, 2.0))
-        even = ops.mul(ops.mul(m, ops.sub(b, m)), x)
-        even = ops.div(even, ops.mul(ops.sub(am, 1.0), am))
-        c, d = once(even, c, d)
-        h = ops.mul(h, ops.mul(c, d))
-        odd = ops.mul(ops.mul(ops.add(a, m), ops.add(ab, m)), x)
-        odd = ops.neg(ops.div(odd, ops.mul(am, ops.add(am, 1.0))))
-        c, d = once(odd, c, d)
-        change = ops.mul(c, d)
-        return n, c, d, ops.select(_apart(before), ops.mul(h, change), h), change
-
-    d = ops.div(1.0, away(ops.sub(1.0, ops.div(ops.mul(ab, x), above))))
-    start = (full((), 0, dtypes.I32), _constant(x, 1.0), d, d, _constant(x, 0.0))
-    return while_loop(more, step, start)[3]
+    c, d = state
+    ab, am = ops.add(a, b), ops.add(a, ops.mul(m, 2.0))
+    even = ops.mul(ops.mul(m, ops.sub(b, m)), x)
+    even = ops.div(even, ops.mul(ops.sub(am, 1.0), am))
+    c, d = once(even, c, d)
+    first = ops.mul(c, d)
+    odd = ops.mul(ops.mul(ops.add(a, m), ops.add(ab, m)), x)
+    odd = ops.neg(ops.div(odd, ops.mul(am, ops.add(am, 1.0))))
+    c, d = once(odd, c, d)
+    return (c, d), ops.mul(first, ops.mul(c, d))
 
 
-# B_2k / (2k (2k - 1)), the coefficients of Stirling's series.
-_STIRLING = (
-    1 / 12,
-    -1 / 360,
-    1 / 1260,
-    -1 / 1680,
-    1 / 1188,
-    -691 / 360360,
-    1 / 156,
-    -3617 / 122400,
-)
+@custom_jvp
+def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
+    """The continued fraction of I_x(a, b) (Numerical Recipes 6.4)."""
+    return _lentz(_beta_begin, _beta_step, (a, b, x))
 
 
-def _stirling(x: Any) -> Any:
-    """log(gamma(x)) - ((x - 1/2) log(x) - x + log(2 pi) / 2), for x of 10 and more."""
-    r = ops.div(1.0, x)
-    square = ops.mul(r, r)
-    total = _constant(x, _STIRLING[-1])
-    for c in _STIRLING[-2::-1]:
-        total = ops.add(ops.mul(total, square), c)
-    return ops.mul(total, r)
+@_fraction_of_beta.defjvp
+def _fraction_of_beta_rule(primals: tuple, tangents: tuple) -> tuple:
+    return _lentz_slope(_beta_begin, _beta_step, primals, tangents)
 
 
 def log_beta(a: Any, b: Any) -> Any:
@@ -456,28 +629,51 @@ _BERNOULLI = [
 ]
 
 
-@fused("zeta", rows=(True, True), precision="high",
-       torch=lambda avals: lambda x, q: [torch.special.zeta(x, q)])  # fmt: skip
+_FAR = 1e8  # from here on two terms of the expansion in 1 / q are enough
+
+
+def _zeta_torch(avals: Any) -> Callable:
+    def run(x: torch.Tensor, q: torch.Tensor) -> list[torch.Tensor]:
+        y = torch.special.zeta(x, q)
+        far = (x > 1) & (q > _FAR)
+        y = torch.where(far, (1 / (x - 1) + 0.5 / q) * q ** (1 - x), y)
+        return [torch.where(y.isnan() & (x > 1) & (q > 1), 0.0, y)]  # q^-x is 0
+
+    return run
+
+
+@fused("zeta", rows=(True, True), precision="high", torch=_zeta_torch)
 def _zeta(x: Any, q: Any) -> Any:
     """The sum of (q + k)^-x over k >= 0, by Euler and Maclaurin from the ninth term on."""
     bad = _either(ops.lt(x, 1.0), ops.le(q, 0.0), ops.ne(x, x), ops.ne(q, q))
     pole = ops.bitwise_or(ops.eq(x, 1.0), ops.bitwise_and(ops.eq(q, ops.floor(q)), ops.le(q, 0.0)))
     plain = ops.bitwise_or(bad, pole)
     s, q0 = ops.select(plain, 2.0, x), ops.select(plain, 1.0, q)
+    far = ops.gt(q0, _FAR)
+    start = ops.select(far, 1.0, q0)
     count = 9
-    power = lambda v: ops.exp(ops.neg(ops.mul(s, ops.log(v))))  # noqa: E731
-    total = power(q0)
+    end = ops.add(start, float(count))
+    # 1 to an infinite power is 1.
+    power = lambda v, s: ops.exp(  # noqa: E731
+        ops.select(ops.eq(v, 1.0), 0.0, ops.neg(ops.mul(s, ops.log(v))))
+    )
+    total = power(start, s)
+    # There what follows the first terms is nothing beside them, and its parts overflow.
+    steep = ops.bitwise_or(ops.gt(s, ops.mul(end, 6.0)), ops.eq(total, 0.0))
     for k in range(1, count):
-        total = ops.add(total, power(ops.add(q0, float(k))))
-    end = ops.add(q0, float(count))
-    last = power(end)
-    total = ops.add(total, ops.div(ops.mul(last, end), ops.sub(s, 1.0)))
-    total = ops.add(total, ops.mul(last, 0.5))
-    rising, term = s, ops.div(last, end)
+        total = ops.add(total, power(ops.add(start, float(k)), s))
+    flat = ops.select(steep, 2.0, s)
+    last = power(end, flat)
+    rest = ops.add(ops.div(ops.mul(last, end), ops.sub(flat, 1.0)), ops.mul(last, 0.5))
+    rising, term = flat, ops.div(last, end)
     for j, b in enumerate(_BERNOULLI):
-        total = ops.add(total, ops.mul(ops.mul(rising, term), b))
-        rising = ops.mul(rising, ops.mul(ops.add(s, 2.0 * j + 1), ops.add(s, 2.0 * j + 2)))
+        rest = ops.add(rest, ops.mul(ops.mul(rising, term), b))
+        rising = ops.mul(rising, ops.mul(ops.add(flat, 2.0 * j + 1), ops.add(flat, 2.0 * j + 2)))
         term = ops.div(term, ops.mul(end, end))
+    total = ops.select(steep, total, ops.add(total, rest))
+    beyond = ops.select(far, q0, 1.0)
+    two = ops.add(ops.div(1.0, ops.sub(s, 1.0)), ops.div(0.5, beyond))
+    total = ops.select(far, ops.mul(two, power(beyond, ops.sub(s, 1.0))), total)
     y = ops.select(bad, math.nan, total)
     return ops.select(ops.bitwise_and(pole, ops.ge(x, 1.0)), math.inf, y)
 

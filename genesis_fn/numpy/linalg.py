@@ -221,11 +221,26 @@ def _sign_of_permutation(pivots: Any) -> Any:
 def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
     """(sign, log |determinant|): accurate where the determinant overflows."""
     a = _matrix("slogdet", a, True)
+    if a.aval.shape[-1] == 1:  # the factors of a zero have no derivative
+        only = a[..., 0, 0]
+        return SlogdetResult(_sign(only), _log_of_absolute(only))
     factors, pivots, _ = linalg.lu(a)
     diagonal_ = c.diagonal(factors, 0, -2, -1)
     signs = r.prod(_sign(diagonal_), -1)
     sign = multiply(signs, p.convert(_sign_of_permutation(pivots), a.dtype))
-    return SlogdetResult(sign, r.sum(log(absolute(diagonal_)), -1))
+    return SlogdetResult(sign, r.sum(_log_of_absolute(diagonal_), -1))
+
+
+@custom_jvp
+def _log_of_absolute(x: Any) -> Any:
+    return log(absolute(x))
+
+
+@_log_of_absolute.defjvp
+def _log_of_absolute_rule(primals: tuple, tangents: tuple) -> tuple:
+    # |x| has no slope at 0, but its logarithm is infinitely steep there.
+    (x,), (t,) = primals, tangents
+    return _log_of_absolute(x), p.real(divide(t, x)) if dtypes.is_complex(x.dtype) else divide(t, x)
 
 
 def _sign(x: Any) -> Any:

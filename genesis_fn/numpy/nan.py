@@ -11,7 +11,7 @@ from genesis_fn.numpy import reductions as r
 from genesis_fn.numpy.mathematics import isnan, where, where as _chosen
 from genesis_fn.numpy.promotion import inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.shape import broadcast_to
-from genesis_fn.numpy.ufuncs import logical_and, logical_not, real, sqrt, subtract
+from genesis_fn.numpy.ufuncs import greater, logical_and, logical_not, real, sqrt, subtract
 from genesis_fn.primitives import elementwise as p
 
 __all__ = [
@@ -126,7 +126,11 @@ def nanvar(
     shape = squares.aval.shape
     count = r.sum(broadcast_to(mask, shape), axis, dtypes.I32, keepdims=keepdims)
     total = r.sum(squares, axis, keepdims=keepdims, where=mask)
-    variance = p.convert(r.over_degrees(total, count, ddof), dtypes.real_of(d))
+    # Where no degree of freedom is left nothing depends on the elements, as in JAX.
+    degrees = subtract(count, ddof)
+    left = greater(degrees, 0)
+    variance = _chosen(left, total / _chosen(left, degrees, 1), math.nan)
+    variance = p.convert(variance, dtypes.real_of(d))
     return strong(variance if dtype is None else p.convert(variance, d))
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import with_weak
@@ -236,7 +238,7 @@ def var(
         squares = p.square(centered)
     total = sum(squares, axes, keepdims=keepdims, where=where)
     n = _count(a, axes, where, keepdims)
-    result = over_degrees(total, n, ddof)
+    result = _over_degrees(total, n, ddof)
     if dtype is None:
         return strong(p.convert(result, dtypes.real_of(d)))
     if not dtypes.is_inexact(d):  # asked for in integers: a float that yields to others, as in JAX
@@ -244,13 +246,12 @@ def var(
     return strong(p.convert(result, d))
 
 
-def over_degrees(total: Any, n: Any, ddof: Any) -> Any:
+def _over_degrees(total: Any, n: Any, ddof: Any) -> Any:
     """total / (n - ddof), and NaN where no degree of freedom is left."""
-    if isinstance(n, int):
+    if isinstance(n, int) and isinstance(ddof, (int, float, np.number, np.ndarray)):
         return divide(total, float(n - ddof) if n > ddof else math.nan)
     n = subtract(n, ddof)
-    left = greater(n, 0)
-    return choose(left, divide(total, choose(left, n, 1)), math.nan)
+    return choose(greater(n, 0), divide(total, n), math.nan)
 
 
 def mean_of(a: Any, axes: Sequence[int], where: Any) -> Any:
