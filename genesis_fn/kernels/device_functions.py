@@ -9,7 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.language import cast, copysign, exp, fmod, log, popcount, sqrt, tan, up
+from genesis_fn.kernels.language import (
+    cast,
+    cbrt,
+    copysign,
+    exp,
+    fmod,
+    log,
+    popcount,
+    sqrt,
+    tan,
+    up,
+)
 
 
 @triton.jit
@@ -290,11 +301,20 @@ def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
 
 
 @triton.jit
+def cube_root(x):
+    """The cube root. CUDA's library gives NaN for subnormal float32, which it flushes halfway: they
+    count as zeros."""
+    y = cbrt(x)
+    return tl.where((y != y) & (x == x), x * 0, y)
+
+
+@triton.jit
 def power_of_integers(x, y):
     """x**y of integers, by squaring; for y < 0 the reciprocal cut to an integer, 0 if x is 0."""
     one = (x == x).to(x.dtype)
     result, base = one, x
-    for i in tl.static_range(x.dtype.primitive_bitwidth):
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    for i in tl.static_range(BITS):
         result = tl.where(((y >> i) & one) == one, result * base, result)
         base = base * base
     if x.dtype.is_int_signed():
@@ -396,7 +416,7 @@ def nextafter_narrow(x, y, narrow_type: tl.constexpr):
 
 __all__ = [
     "bit_and", "bit_or", "multiply", "recur",
-    "bits_of", "clz", "count_bits", "digamma", "div", "div_fast", "divide_exactly",
+    "bits_of", "clz", "count_bits", "cube_root", "digamma", "div", "div_fast", "divide_exactly",
     "integer_pow", "is_finite", "logical_not", "logistic", "logistic_fast", "maximum", "minimum",
     "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
     "safe_mul",

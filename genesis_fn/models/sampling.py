@@ -159,7 +159,8 @@ def _generate(
     out = jnp.where(positions < lengths[:, None], out, 0)
     cache = qwen.init_cache(config, b, total, cache_dtype)
     logits, cache = qwen.extend_within(params, out[:, :t], cache, config, lengths)
-    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    # Clipped, so that a length that is out of range is named as that.
+    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
 
     def draw(step: Any, logits: Any) -> Any:
         return sample(

@@ -517,7 +517,7 @@ rsqrt = elementwise(
 )  # fmt: skip
 cbrt = elementwise(
     "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
-    torch=_cbrt_torch, triton="libdevice.cbrt({0})",
+    torch=_cbrt_torch, triton="cube_root({0})",
 )  # fmt: skip
 logistic = elementwise(
     "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",

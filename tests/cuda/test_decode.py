@@ -90,7 +90,7 @@ def planned(layers: int, choose: Any, in_a_loop: bool = False) -> CudaExecutable
     jaxpr, captured = stage(f, leaves)
     kept = len(tree.leaves(args[0]))
     donated = [False] * (len(captured) + kept) + [True] * (len(leaves) - kept)
-    return CudaExecutable(jaxpr, programs.PLACE, donated)
+    return programs.compile_jaxpr(jaxpr, programs.PLACE, donated=donated)
 
 
 def greedy(_: Any, logits: Any) -> Any:

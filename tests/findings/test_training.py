@@ -50,7 +50,8 @@ def command(corpus, out, *more):
 
 
 def run(code, *arguments, **options):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)], env=environment, text=True, **options
     )

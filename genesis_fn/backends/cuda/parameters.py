@@ -11,6 +11,7 @@ another convention is refused instead of reading wrong memory.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,16 @@ _SCALAR_FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
 _HOST_ELEMENT = {8: 10, 9: 8, 10: 9}  # device numbering of tensor map element types -> host
 
 Encoder = Callable[[Descriptor, dict[str, Any], int], bytes]
+
+
+def _packed(scalar: Scalar) -> bytes:
+    """The bytes of a scalar; a number beyond float32 is an infinity, as everywhere else."""
+    try:
+        return struct.pack(_SCALAR_FORMATS[scalar.dtype], scalar.value)
+    except OverflowError:
+        if scalar.dtype != "fp32":
+            raise
+        return struct.pack("<f", math.copysign(math.inf, scalar.value))
 
 
 class ParameterBlock:
@@ -58,7 +69,7 @@ class ParameterBlock:
             if isinstance(argument, Buf):
                 pointer(argument)
             elif isinstance(argument, Scalar):
-                value(struct.pack(_SCALAR_FORMATS[argument.dtype], argument.value))
+                value(_packed(argument))
             else:
                 assert isinstance(argument, Descriptor)
                 long = struct.Struct("<q").pack
