@@ -5,13 +5,17 @@ Run as a program: the compiler needs a process in which Triton does not interpre
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ["GENESIS_DEVICE"] = "cpu"
+
+import numpy as np
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
@@ -21,11 +25,14 @@ from genesis_fn.backends.cuda.products import plan_product
 from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.rematerialise import rematerialise
 from genesis_fn.compiler.simplify import simplify
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import aval
+from genesis_fn.core.primitive import PRIMITIVES, bind
 from genesis_fn.kernels.compile_only import compile_launch
+from genesis_fn.kernels.expressions import has_expression
 from genesis_fn.nn.layers import linear
 from genesis_fn.transforms.stage import stage
+from tests.primitives.specials import BINARY, UNARY
 
 BF16, F32, F16, I32 = dtypes.BF16, dtypes.F32, dtypes.F16, dtypes.I32
 
@@ -89,10 +96,23 @@ CORPUS = {
 }  # fmt: skip
 
 
-def main(architecture: int) -> None:
-    """Compile every program of the corpus."""
+def every(kind: np.dtype) -> tuple[Callable, list]:
+    """A program of every elementwise primitive that takes operands of one dtype."""
+    prims = []
+    for name in (*UNARY, *BINARY):
+        prim, count = PRIMITIVES[name], 1 if name in UNARY else 2
+        if has_expression(prim):
+            with contextlib.suppress(errors.DTypeError, errors.ShapeError):
+                prim.shape(*[aval((64,), kind)] * count)
+                prims.append((prim, count))
+    return lambda *xs: [bind(p, *xs[:n]) for p, n in prims], [((64,), kind)] * 2
+
+
+def main(architecture: int, *kinds_of_all: str) -> None:
+    """Compile every program of the corpus, or of all elementwise primitives of the dtypes named."""
     records = []
-    for name, (f, kinds) in CORPUS.items():
+    programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
+    for name, (f, kinds) in programs.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
         for group in fuse(rematerialise(simplify(jaxpr))).groups:
             if group.product is not None:
@@ -109,4 +129,4 @@ def main(architecture: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

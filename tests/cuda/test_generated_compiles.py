@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
@@ -17,16 +18,27 @@ CEILINGS["matmul_gemv_fp32_fp32"] = 64  # makes its left operand again for each 
 RECORDED = triton.__version__.startswith("3.9")
 
 
-@pytest.mark.parametrize("architecture", [90, 80])
-def test_no_spills(architecture: int) -> None:
+def compiled(architecture: int, *kinds: str) -> list[dict[str, Any]]:
+    """The records that `compile_generated.py` prints."""
     script = Path(__file__).with_name("compile_generated.py")
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    path = [str(script.parents[2]), environment.get("PYTHONPATH", "")]
     run = subprocess.run(
-        [sys.executable, str(script), str(architecture)],
-        capture_output=True, text=True, env=environment, check=False,
+        [sys.executable, str(script), str(architecture), *kinds], capture_output=True, text=True,
+        env=environment | {"PYTHONPATH": os.pathsep.join(path)}, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2000:]
-    records = json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kinds", [("int8", "uint8", "int32"), ("bool", "bfloat16", "float32")])
+def test_every_elementwise_primitive_compiles(kinds: tuple[str, ...]) -> None:
+    assert {r["case"] for r in compiled(90, *kinds)} == {f"every {k}" for k in kinds}
+
+
+@pytest.mark.parametrize("architecture", [90, 80])
+def test_no_spills(architecture: int) -> None:
+    records = compiled(architecture)
     assert len({r["case"] for r in records}) >= 15
     for r in records:
         # Releases of Triton before 3.9 may keep a few bytes of a wide update in local memory.
