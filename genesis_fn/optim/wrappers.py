@@ -435,10 +435,12 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
             gradients = treedef.flatten_up_to(used)
             params = joined(treedef.flatten_up_to(params), gradients)
         new, state = inner.update(joined(gradients, gradients), state, params, **extra)
-        result, offset = [], 0
+        result: list[Any] = []
+        offset = 0
         for g in gradients:
-            result.append(None if g is None else new[offset : offset + g.size].reshape(g.shape))
-            offset += 0 if g is None else g.size
+            size = 0 if g is None else int(g.size)
+            result.append(None if g is None else new[offset : offset + size].reshape(g.shape))
+            offset += size
         return tree.unflatten(treedef, result), state
 
     return base.GradientTransformationExtraArgs(init, update)

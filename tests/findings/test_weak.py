@@ -119,6 +119,7 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
 APART = {
     "heaviside": "weak or strong by which of its two operands is an integer",
     "angle": "strong and float32 for scalars, weak and of the operand's dtype for arrays",
+    "log2": "strong up to JAX 0.10, weak since",
     "det": "weak up to 3 x 3 matrices, strong above; slogdet likewise",
 }
 

@@ -105,6 +105,7 @@ def test_python_scalars_follow_the_array_and_numpys_have_their_dtype(
     name: str, dtype: str, scalar: object
 ) -> None:
     x = values((3,), dtype, 1, low=1)
+    x = np.maximum(x, np.ones_like(x))  # what a division by zero gives is the processor's
     f, reference = getattr(jnp, name), getattr(jax_numpy, name)
     close(f(ours(x), scalar), reference(theirs(x), scalar), tolerance=2e-2)
     close(f(scalar, ours(x)), reference(scalar, theirs(x)), tolerance=2e-2)
