@@ -71,6 +71,8 @@ def is_internal(code: CodeType) -> bool:
         name = code.co_filename
         found = name.startswith(_PACKAGE) and not name.startswith(_SHOWN)
         found = found or name.startswith("<genesis") or name.endswith(f"{os.sep}functools.py")
+        # What `dataclasses` generates: the user's line is the one that makes the object.
+        found = found or (name == "<string>" and code.co_name == "__init__")
         if len(_known) > 8192:  # generated functions come and go
             _known.clear()
             _internal.clear()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.lax.attention import dot_product_attention as dot_product_attention
 from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last, softmax_last
 from genesis_fn.numpy.promotion import beside_number, inexact_value, strong
@@ -301,6 +303,16 @@ def standardize(
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
     """1 at the class along a new `axis`, 0 elsewhere; a class out of range gives zeros."""
+    try:
+        num_classes = operator.index(num_classes)
+    except TypeError as error:
+        if isinstance(error, ConcretizationTypeError):
+            raise
+        raise ArgumentError(
+            f"one_hot: num_classes is {num_classes!r:.60}, but is a count, an integer"
+        ) from None
+    if num_classes < 0:
+        raise ArgumentError(f"one_hot: num_classes is {num_classes}, but is a count, not negative")
     x = jnp.asarray(x)
     kind = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     axis = canonical_axis(axis, x.ndim + 1, "one_hot")

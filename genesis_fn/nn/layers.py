@@ -14,7 +14,9 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
+from genesis_fn.core import dtypes
 from genesis_fn.core.errors import ArgumentError
+from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.norms import layer_norm, rms_norm
 from genesis_fn.primitives.conv import conv_general_dilated
 from genesis_fn.primitives.gather import take_rows
@@ -36,6 +38,74 @@ class Module:
     ) -> Any:
         """The layer's output; (output, state) for layers with state."""
         raise ArgumentError(f"{type(self).__name__} defines no __call__")
+
+
+def _mistake(layer: Module, path: str, text: str) -> ArgumentError:
+    """The error of a layer that was given what it cannot use; containers put their part of the
+    parameters' path in front (`_below`)."""
+    named = text.replace("params[", f"params{path}[", 1)
+    found = ArgumentError(f"{_named(layer)}: {named}")
+    found.layer, found.path, found.text = layer, path, text  # type: ignore[attr-defined]
+    return found
+
+
+def _below(place: str, error: ArgumentError) -> ArgumentError:
+    """`error` with the place of its layer in a container."""
+    if not hasattr(error, "layer"):
+        return error
+    return _mistake(error.layer, place + error.path, error.text)  # type: ignore[attr-defined]
+
+
+def _named(layer: Any) -> str:
+    """The layer as it was written: sizes, and what is not as by default."""
+    if not dataclasses.is_dataclass(layer):
+        return type(layer).__name__
+    parts = []
+    for f in dataclasses.fields(layer):
+        value = getattr(layer, f.name)
+        if f.default is dataclasses.MISSING:
+            parts.append(f"{value!r:.40}")
+        elif value != f.default:
+            parts.append(f"{f.name}={value!r:.40}")
+    return f"{type(layer).__name__}({', '.join(parts)})"
+
+
+def _entry(layer: Module, tree: Any, name: str, shape: tuple[int, ...], init: str) -> Any:
+    """The array `name` of a layer's parameters or state, which has `shape`."""
+    what = "params" if init == "init(key)" else "state"
+    made = f"{what} = layer.{init} makes {'them' if what == 'params' else 'it'}"
+    try:
+        x = tree[name]
+    except (KeyError, TypeError, IndexError):
+        try:
+            found = f"has the keys {list(tree.keys())}"
+        except (AttributeError, TypeError):
+            found = f"is {tree!r:.60}" if tree is None else f"is of type {type(tree).__name__}"
+        text = f"{what}[{name!r}] of shape {list(shape)} is wanted, but {what} {found}"
+        raise _mistake(layer, "", f"{text}\n  {made}") from None
+    if jnp.shape(x) != shape:
+        text = f"{what}[{name!r}] is {_shown(x)}, but has to be {list(shape)}"
+        raise _mistake(layer, "", f"{text}\n  {made}")
+    return x
+
+
+def _shown(x: Any) -> str:
+    return str(typeof(jnp.asarray(x)))
+
+
+def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None = None) -> Any:
+    """`x`, whose last axis has `features` elements. Raises ArgumentError."""
+    if x is None or isinstance(x, (str, dict)):
+        raise _mistake(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
+    shape = jnp.shape(x)
+    if not shape or shape[-1] != features or ndim not in (None, len(shape)):
+        wanted = ["...", features] if ndim is None else ["batch", *"DHW"[5 - ndim :], features]
+        text = f"the input is {_shown(x)}, but has to be [{', '.join(map(str, wanted))}]"
+        remedy = f"features are the last axis, {field}={features}"
+        if len(shape) > 1 and shape[1] == features and shape[-1] != features:
+            remedy += ": move them there with jnp.moveaxis(x, 1, -1)"
+        raise _mistake(layer, "", f"{text}\n  {remedy}")
+    return x
 
 
 def _uniform(key: Any, shape: Sequence[int], fan_in: int, dtype: Any) -> Any:
@@ -62,8 +132,11 @@ class Linear(Module):
         return params
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        y = linear(x, params["weight"])
-        return y + params["bias"] if self.bias else y
+        shape = (self.features_out, self.features_in)
+        weight = _entry(self, params, "weight", shape, "init(key)")
+        bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
+        y = linear(_fitting(self, x, self.features_in, "features_in"), weight)
+        return y if bias is None else y + bias
 
 
 def linear(x: Any, weight: Any) -> Any:
@@ -83,7 +156,12 @@ class Embedding(Module):
         return {"weight": random.normal(key, (self.vocabulary, self.features), self.dtype)}
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        return take_rows(params["weight"], jnp.asarray(x))
+        weight = _entry(self, params, "weight", (self.vocabulary, self.features), "init(key)")
+        x = jnp.asarray(x)
+        if not dtypes.is_integer(x.dtype):
+            text = f"the input is {_shown(x)}, but has to be integers: the numbers of rows"
+            raise _mistake(self, "", f"{text}\n  cast them: x.astype('int32')")
+        return take_rows(weight, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +176,13 @@ class RMSNorm(Module):
         return {"weight": jnp.ones((self.features,), self.dtype)}
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        return rms_norm(x, params["weight"], eps=self.eps)
+        weight = _entry(self, params, "weight", (self.features,), "init(key)")
+        return rms_norm(_fitting(self, x, self.features, "features"), weight, eps=self.eps)
+
+
+def _weight_and_bias(layer: Any, params: Any) -> list[Any]:
+    shape = (layer.features,)
+    return [_entry(layer, params, name, shape, "init(key)") for name in ("weight", "bias")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +198,9 @@ class LayerNorm(Module):
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        return layer_norm(x, params["weight"], params["bias"], eps=self.eps)
+        weight, bias = _weight_and_bias(self, params)
+        x = _fitting(self, x, self.features, "features")
+        return layer_norm(x, weight, bias, eps=self.eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +226,13 @@ class BatchNorm(Module):
     def __call__(
         self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
     ) -> Any:
+        weight, bias = _weight_and_bias(self, params)
+        x = _fitting(self, x, self.features, "features")
         state = self.init_state() if state is None else state
+        old_mean, old_var = [
+            _entry(self, state, name, (self.features,), "init_state()")
+            for name in ("running_mean", "running_var")
+        ]
         if train:
             axes = tuple(range(x.ndim - 1))
             n = x.size // self.features
@@ -148,12 +240,12 @@ class BatchNorm(Module):
             unbiased = var * (n / max(n - 1, 1))
             m = self.momentum
             state = {
-                "running_mean": state["running_mean"] * (1 - m) + mean * m,
-                "running_var": state["running_var"] * (1 - m) + unbiased * m,
+                "running_mean": old_mean * (1 - m) + mean * m,
+                "running_var": old_var * (1 - m) + unbiased * m,
             }
         else:
-            mean, var = state["running_mean"], state["running_var"]
-        y = (x - mean) / jnp.sqrt(var + self.eps) * params["weight"] + params["bias"]
+            mean, var = old_mean, old_var
+        y = (x - mean) / jnp.sqrt(var + self.eps) * weight + bias
         return y, state
 
 
@@ -163,14 +255,23 @@ class Dropout(Module):
 
     rate: float = 0.5
 
+    def __post_init__(self) -> None:
+        if isinstance(self.rate, (int, float)) and not 0 <= self.rate <= 1:
+            raise ArgumentError(
+                f"Dropout: rate is {self.rate}, but it is a probability: the share of elements "
+                "that become zero, between 0 and 1"
+            )
+
     def __call__(
         self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
     ) -> Any:
         if not train or self.rate == 0:
             return x
         if key is None:
-            raise ArgumentError("Dropout in training needs key=")
-        keep = random.bernoulli(key, 1 - self.rate, x.shape)
+            raise _mistake(self, "", "in training it needs key=, from which it draws")
+        if self.rate == 1:
+            return jnp.zeros_like(x)
+        keep = random.bernoulli(key, 1 - self.rate, jnp.shape(x))
         return jnp.where(keep, x / (1 - self.rate), 0.0)
 
 
@@ -203,12 +304,16 @@ class Conv(Module):
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
         n = len(self.kernel)
         space = "DHW"[3 - n :]
+        shape = (self.features_out, self.features_in // self.groups, *self.kernel)
+        weight = _entry(self, params, "weight", shape, "init(key)")
+        bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
+        x = _fitting(self, x, self.features_in, "features_in", n + 2)
         y = conv_general_dilated(
-            jnp.asarray(x), params["weight"], self.strides or (1,) * n, self.padding,
+            jnp.asarray(x), weight, self.strides or (1,) * n, self.padding,
             rhs_dilation=self.dilation, feature_group_count=self.groups,
             dimension_numbers=(f"N{space}C", f"OI{space}", f"N{space}C"),
         )  # fmt: skip
-        return y + params["bias"] if self.bias else y
+        return y if bias is None else y + bias
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +321,10 @@ class Flatten(Module):
     """[batch, ...] to [batch, features]."""
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        return jnp.reshape(x, (x.shape[0], -1))
+        shape = jnp.shape(x)
+        if not shape:
+            raise _mistake(self, "", f"the input is {_shown(x)}, but has to be [batch, ...]")
+        return jnp.reshape(x, (shape[0], math.prod(shape[1:])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,10 +365,23 @@ class Sequential(Module):
         fresh = self.init_state()
         state = fresh if state is None else state
         keys = [None] * len(self.layers) if key is None else random.split(key, len(self.layers))
+        for name, parts in (("params", params), ("state", state)):
+            if parts is None and name == "state":
+                continue
+            count = len(parts) if isinstance(parts, (list, tuple)) else None
+            if count != len(self.layers):
+                found = f"of type {type(parts).__name__}" if count is None else f"of {count}"
+                init = "init(key)" if name == "params" else "init_state()"
+                raise _mistake(self, "", f"{name} has to be a list with one entry for each of the "
+                               f"{len(self.layers)} layers, but is {found}\n"
+                               f"  {name} = layer.{init} makes it")  # fmt: skip
         new = []
         for i, (layer, p) in enumerate(zip(self.layers, params)):
             s = None if state is None else state[i]
-            x = layer(p, x, state=s, key=keys[i], train=train)
+            try:
+                x = layer(p, x, state=s, key=keys[i], train=train)
+            except ArgumentError as error:
+                raise _below(f"[{i}]", error) from error.__cause__
             if s is not None:
                 x, s = x
             new.append(s)
