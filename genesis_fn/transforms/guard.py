@@ -65,7 +65,8 @@ class _Writer:
         body = "\n".join(f"    {line}" for line in self.lines)
         source = f"def f({signature}):\n{body}\n    return {result}\n"
         exec(compile(source, "<genesis guard>", "exec"), self.space)
-        return self.space["f"]
+        # Not among its own globals: what the code holds is freed with the function at once.
+        return self.space.pop("f")
 
 
 def _is_namedtuple(x: Any) -> bool:

@@ -357,6 +357,8 @@ class JitFunction(Copied):
             del self.cache.fast[_FAST:]
             return
 
+        place = entry.device  # what is generated must not hold the entry, which holds it
+
         def failed(error: Exception, leaves: list) -> Exception:
             return _explained(executable.explained(error), program, leaves)
 
@@ -367,8 +369,8 @@ class JitFunction(Copied):
                   for s, w in zip(executable.sigs, program.outs_weak, strict=True)],
             out_tree=program.out_tree, donated=entry.donated,
             paths=[program.paths[i] for i in entry.dynamic], name=name_of(self.fun),
-            number=lambda x: _runtime(x, entry.device), failed=failed,
-            place=entry.device, key_uses=program.key_uses,
+            number=lambda x: _runtime(x, place), failed=failed,
+            place=place, key_uses=program.key_uses,
             current=program.reads and program.reads.same,
         )  # fmt: skip
         if call is not None:

@@ -178,7 +178,8 @@ class _Writer:
         space = self.names.space
         space["EQUATIONS"] = self.equations
         exec(compile(source, f"<genesis {self.jaxpr.name or 'program'}>", "exec"), space)
-        return source, space["run"]
+        # Not among its own globals, so that the constants there are freed with it at once.
+        return source, space.pop("run")
 
     def constants(self, jaxpr: Jaxpr) -> Jaxpr:
         """The program without what can be computed now; the values become global names."""
