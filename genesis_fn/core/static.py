@@ -76,23 +76,47 @@ class Same:
         return type(other) is Same and other.value is self.value
 
 
+class Weak:
+    """Equal to what refers to the same object, as long as that lives."""
+
+    __slots__ = ("ref", "hash")
+
+    def __init__(self, value: Any) -> None:
+        self.ref, self.hash = weakref.ref(value), id(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        value = self.ref()
+        return value is not None and type(other) is Weak and other.ref() is value
+
+
 class Reader:
     """Reads keys. `fixed` says that all that was read is immutable, so that the same object has the
     same key for ever; `objects` are those of users' classes that are compared by identity.
 
     With `whole`, a key tells everything that the code of a function reads, or reading raises
-    Unknowable; `weak` says whether the key keeps alive what may be large, or may become so. With
-    `deep`, the attributes of users' objects belong to the key.
+    Unknowable: containers count by their contents and by where else they occur, and what counts by
+    identity is not kept alive but listed in `lent`; `keeps` says that some of it had to be. `weak`
+    says whether something is read that may be large, or may become so. With `deep`, the attributes
+    of users' objects belong to the key.
     """
 
-    __slots__ = ("whole", "deep", "fixed", "weak", "objects", "_arrays", "_open", "_count")
+    __slots__ = (
+        "whole", "deep", "fixed", "weak", "objects", "lent", "keeps", "_arrays", "_open", "_seen",
+    )  # fmt: skip
 
     def __init__(self, *, arrays: bool = False, whole: bool = False, deep: bool = False) -> None:
         self.whole, self.deep, self._arrays = whole, deep, arrays or whole
         self.fixed, self.weak = True, False
         self.objects: list[Any] = []
+        self.lent: list[Any] = []
+        self.keeps = False
         self._open: dict[int, int] = {}  # what is being read: it may hold itself
-        self._count = 0
+        self._seen: dict[int, tuple[int, Any]] = {}  # what was read, which must stay alive
 
     def read(self, x: Any) -> Any:
         """The key of `x`. Raises NotStatic."""
@@ -118,6 +142,13 @@ class Reader:
     def identity(self, x: Any) -> Any:
         """A key that `x` shares with nothing."""
         self.weak = True
+        if self.whole:
+            try:
+                key = Weak(x)
+                self.lent.append(x)
+                return key
+            except TypeError:
+                self.keeps = True
         return Same(x)
 
     # ---- one kind of value each ----
@@ -213,7 +244,7 @@ class Reader:
         # For one function object what its module holds is as it was; another one shares its
         # programs only where all of that is known to be equal.
         inner = Reader(whole=True)
-        inner._open = dict(self._open)
+        inner._seen = {k: (n, None) for k, n in self._open.items()}
         try:
             found = inner._named(f)
         except (Unknowable, NotStatic, RecursionError):
@@ -267,15 +298,20 @@ class Reader:
     def _within(self, x: Any, key: Callable[[], Any], changes: bool = True) -> Any:
         """The key of something that may hold itself."""
         self.fixed = self.fixed and not changes
+        if self.whole:
+            self.weak = self.weak or changes
+            seen = self._seen.get(id(x))
+            if seen is not None:
+                return "again", seen[0]
+            if len(self._seen) > _MOST:
+                raise Unknowable
+            self._seen[id(x)] = len(self._seen), x
+            return key()
         if id(x) in self._open:
             return "again", self._open[id(x)]
-        self._count += 1
-        if self._count > _MOST and self.whole:
-            raise Unknowable
         self._open[id(x)] = len(self._open)
         try:
-            # A function may write to what it reads: for programs to be shared, it is the same.
-            return (self.identity(x), key()) if changes and self.whole else key()
+            return key()
         finally:
             del self._open[id(x)]
 
@@ -349,7 +385,7 @@ class Reader:
         if self.whole:
             # A function with rules of its own, say: they may be set anew.
             held = [getattr(x, name, None) for name in ("fun", "rule", "fwd", "bwd")]
-            return self._within(x, lambda: (kind, *self.all(held)))
+            return self._within(x, lambda: (kind, self.identity(x), *self.all(held)))
         return kind, self.identity(x)
 
     def _object(self, x: Any, kind: type) -> Any:
@@ -571,21 +607,32 @@ def frozen(x: Any) -> Frozen:
     return Frozen(x)
 
 
-def meaning(fun: Any) -> tuple[Any, bool] | None:
-    """(key, whether it keeps alive what may be large): functions of one key do the same now,
-    whatever objects they are. None where that cannot be told."""
+class Meaning:
+    """What a function does: `key` is equal for functions that do the same now, whatever objects
+    they are, as long as the objects `lent` to it live. `keeps` says that it keeps alive what may
+    be large."""
+
+    __slots__ = ("key", "lent", "keeps")
+
+    def __init__(self, key: Any, lent: list[Any], keeps: bool) -> None:
+        self.key, self.lent, self.keeps = key, lent, keeps
+
+
+def meaning(fun: Any) -> Meaning | None:
+    """What `fun` does now; None where that cannot be told."""
     reader = Reader(whole=True)
     try:
         key = reader.read(fun)
         hash(key)
     except (Unknowable, NotStatic, RecursionError, TypeError):
         return None
-    return key, reader.weak
+    return Meaning(key, reader.lent, reader.keeps)
 
 
 __all__ = [
     "Aux",
     "Frozen",
+    "Meaning",
     "NotStatic",
     "Reader",
     "Same",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,43 @@ def _parameters(fun: Callable, follow_wrapped: bool = True) -> list[inspect.Para
         return None
 
 
+class _Form:
+    """What the signature of a function says of how it is called; `known` is None without one."""
+
+    __slots__ = ("known", "positional", "varargs", "varkw", "either")
+
+    def __init__(self, fun: Callable) -> None:
+        parameters = _parameters(fun)
+        found = parameters or ()
+        self.known = None if parameters is None else [p.name for p in parameters]
+        self.positional = [
+            p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        self.varargs = any([p.kind == p.VAR_POSITIONAL for p in found])
+        self.varkw = any([p.kind == p.VAR_KEYWORD for p in found])
+        # By the function's own signature: what it wraps may take what it does not.
+        own = _parameters(fun, follow_wrapped=False) or ()
+        self.either = [
+            p.name if p.kind == p.POSITIONAL_OR_KEYWORD else None
+            for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]  # fmt: skip
+
+
+_forms: weakref.WeakKeyDictionary[types.CodeType, _Form] = weakref.WeakKeyDictionary()
+
+
+def _form_of(fun: Callable) -> _Form:
+    """The form of a function, read once for all functions of one code."""
+    if type(fun) is not types.FunctionType or "__wrapped__" in vars(fun):
+        return _Form(fun)
+    if "__signature__" in vars(fun):
+        return _Form(fun)
+    found = _forms.get(fun.__code__)
+    if found is None:
+        found = _forms[fun.__code__] = _Form(fun)
+    return found
+
+
 def _as_tuple(x: Any) -> tuple:
     return () if x is None else (x,) if isinstance(x, (int, str)) else tuple(x)
 
@@ -30,38 +69,31 @@ class Static:
     """Which arguments of a function are static, by position and by name."""
 
     def __init__(self, fun: Callable, nums: Any, names: Any) -> None:
-        self.fun, self.parameters = fun, _parameters(fun)
-        nums, names = _as_tuple(nums), _as_tuple(names)
-        known = [p.name for p in self.parameters or ()]
-        positional = [
-            p.name
-            for p in self.parameters or ()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        varargs = any(p.kind == p.VAR_POSITIONAL for p in self.parameters or ())
+        self.fun, form = fun, _form_of(fun)
+        self.positional, self.either = form.positional, form.either
+        self.nums: set[int] = set()
+        self.names: set[str] = set()
+        if nums is not None or names is not None:
+            self._choose(form, _as_tuple(nums), _as_tuple(names))
+
+    def _choose(self, form: _Form, nums: tuple, names: tuple) -> None:
+        known, positional = form.known, form.positional
         for n in nums:
             if (
-                self.parameters is not None
-                and not varargs
+                known is not None
+                and not form.varargs
                 and not (-len(positional) <= n < len(positional))
             ):
                 raise ValueError(
-                    f"static_argnums={n}: {name_of(fun)} has {len(positional)} positional arguments"
+                    f"static_argnums={n}: {name_of(self.fun)} has {len(positional)} positional "
+                    "arguments"
                 )
-        varkw = any(p.kind == p.VAR_KEYWORD for p in self.parameters or ())
         for name in names:
-            if self.parameters is not None and not varkw and name not in known:
-                raise ValueError(f"static_argnames: {name_of(fun)} has no argument {name!r}")
+            if known is not None and not form.varkw and name not in known:
+                raise ValueError(f"static_argnames: {name_of(self.fun)} has no argument {name!r}")
         self.nums = {n % len(positional) if n < 0 and positional else n for n in nums}
         self.nums |= {positional.index(n) for n in names if n in positional}
         self.names = {*names, *(positional[n] for n in self.nums if n < len(positional))}
-        self.positional = positional
-        # By the function's own signature: what it wraps may take what it does not.
-        own = _parameters(fun, follow_wrapped=False) or ()
-        self.either = [
-            p.name if p.kind == p.POSITIONAL_OR_KEYWORD else None
-            for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]  # fmt: skip
 
     def bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, list[tuple[Any, Any]]]:
         """(args, kwargs, [(name or position, static value)]) in the form that all ways of writing
@@ -131,14 +163,12 @@ class Donation:
 
     def __init__(self, fun: Callable, nums: Any, names: Any) -> None:
         self.nums, self.names = set(_as_tuple(nums)), set(_as_tuple(names))
-        parameters = _parameters(fun) or []
-        known = [p.name for p in parameters]
-        kinds = {p.kind for p in parameters}
-        count = sum(
-            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
-        )  # fmt: skip
+        if not self.nums and not self.names:
+            return
+        form = _form_of(fun)
+        known, count = form.known, len(form.positional)
         for n in self.nums:
-            if known and inspect.Parameter.VAR_POSITIONAL not in kinds and not -count <= n < count:
+            if known and not form.varargs and not -count <= n < count:
                 raise ValueError(
                     f"donate_argnums={n}: {name_of(fun)} has {count} positional arguments\n"
                     f"  at {where().describe()}"

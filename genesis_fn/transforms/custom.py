@@ -604,7 +604,9 @@ class _Custom(Copied):
         be told, so that no program may be kept."""
         rules = (self.fun, self.rule, getattr(self, "fwd", None), getattr(self, "bwd", None))
         known = [meaning(f) for f in rules]
-        return None if None in known else tuple([k for k, _ in known])  # type: ignore[misc]
+        if any(m is None for m in known):
+            return None
+        return tuple([m.key for m in known if m is not None])
 
     def _parts(self) -> tuple[Callable, tuple]:
         made = {k: v for k, v in vars(self).items() if k in _KEPT}

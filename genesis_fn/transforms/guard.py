@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from sys import getrefcount
@@ -283,7 +284,9 @@ def caller(
             f"    if {' or '.join(checks)}: return MISS",
             "except AttributeError: return MISS",
         ]
-    arrays = [out.name(x) for x in captured] + [at for at, _ in dynamic]
+    fixed = {f"k{i}": x for i, x in enumerate(captured)}  # what `bound` replaces
+    out.space |= fixed
+    arrays = [*fixed, *[at for at, _ in dynamic]]
     left = ""
     if carried is not None:
         out.space.update(
@@ -319,7 +322,7 @@ def caller(
         out.lines.append(f"before_call({out.name(key_uses)}, [{inputs}])")
     out.lines += [
         "try:", f"    {left}run({given})", "except Exception as error:",
-        f"    raise failed(error, [{', '.join(a for a, _ in dynamic)}]) from None",
+        f"    raise failed(error, [{', '.join(arrays)}]) from None",
     ]  # fmt: skip
     made = [i for i in range(len(sigs)) if i not in again]
     if carried is not None:
@@ -360,6 +363,14 @@ def caller(
         out.lines += ["try:", f"    result = {text}", "finally:", "    if collects: gc.enable()"]
         text = "result"
     return out.function("args, kwargs", text)
+
+
+def bound(call: Callable, captured: Sequence[Any]) -> Callable:
+    """What `caller` made, for another copy of the program; without arrays where none are given."""
+    space: dict[str, Any] = call.__globals__  # pyright: ignore[reportFunctionMemberAccess]
+    fixed = {k: None for k in space if k[0] == "k" and k[1:].isdigit()}
+    space = space | fixed | {f"k{i}": x for i, x in enumerate(captured)}
+    return types.FunctionType(call.__code__, space)  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _again(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:

@@ -27,7 +27,7 @@ from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, marked, surroundings
 from genesis_fn.core.source import warn, where
-from genesis_fn.core.static import Frozen, NotStatic
+from genesis_fn.core.static import Frozen, NotStatic, meaning
 from genesis_fn.core.traceback import trimmed
 from genesis_fn.transforms.abstract import abstract_of
 from genesis_fn.transforms.ahead import Traced
@@ -138,7 +138,7 @@ class JitFunction(Copied):
         try:
             outs = entry.executable(*program.captured, *leaves)
         except Exception as error:
-            raise _explained(error, program, leaves) from None
+            raise _explained(error, [*program.captured, *leaves]) from None
         if program.key_uses is not None:
             after_call(program.key_uses, leaves, outs)
         if entry.donated:
@@ -171,7 +171,8 @@ class JitFunction(Copied):
         statics = self._statics(given)
         keys = (*[_leaf_key(x) for x in leaves], *_odd_keys(treedef))
         if ctx.trace is not None:
-            program = self._program(leaves, treedef, values, statics, keys, settings)
+            shelf = self._shelf(statics, leaves)
+            _, program = self._program(leaves, treedef, values, statics, shelf, settings)
             dynamic = [as_array(x) for x in leaves if is_value(x)]
             outs = user_call(jit_p, *program.captured, *dynamic, jaxpr=program.jaxpr)
             return program.build(marked(outs, program.outs_weak))
@@ -199,9 +200,10 @@ class JitFunction(Copied):
         return self.static.paths(values)
 
     def _program(
-        self, leaves: list, treedef: Any, values: tuple, statics: tuple, keys: tuple,
+        self, leaves: list, treedef: Any, values: tuple, statics: tuple, shelf: Shelf | None,
         settings: config.Config,
-    ) -> Program:  # fmt: skip
+    ) -> tuple[tuple, Program]:  # fmt: skip
+        """(key, program)."""
         # Devices do not change a program, only avals and weakness do.
         shapes = tuple([program_key(x) for x in leaves])
         # What is captured while tracing is made beside the arguments.
@@ -216,12 +218,12 @@ class JitFunction(Copied):
                     break
                 if found.current():
                     cache.programs.move_to_end((key, variant))
-                    return found
-            shelf = self._shelf(statics, shapes)
-            program = shelf.get(key) if shelf is not None else None
-            if program is not None:
-                cache.programs[key, 0] = program
-                return program
+                    return key, found
+            kept = shelf.get(key) if shelf is not None else None
+            found = kept and kept.taken(None)
+            if found is not None:
+                cache.programs[key, 0] = found
+                return key, found
             paths = self._paths(values)
             with near, no_collection():
                 program = self._trace(leaves, treedef, statics, shapes, paths)
@@ -234,16 +236,21 @@ class JitFunction(Copied):
                 if len(cache.programs) > CAPACITY:
                     cache.programs.popitem(last=False)
                 self._explain_retrace(program, settings)
-                if shelf is not None:
-                    shelf.put(program, key)
-            return program
+                # What the trace itself changed it would have to change for others too.
+                if shelf is not None and shelf is self._shelf(statics, leaves):
+                    shelf.put(key, key, program)
+            return key, program
 
-    def _shelf(self, statics: tuple, shapes: tuple) -> Shelf | None:
-        """Where programs for these static values are shared with functions of the same meaning."""
-        given = [v for _, v in statics] + [k for k in shapes if type(k) is Frozen]
+    def _shelf(self, statics: tuple, leaves: Iterable[Any]) -> Shelf | None:
+        """Where programs for these static values are shared with functions of the same meaning.
+        Asked for whenever the function would be traced: what it reads may have changed since."""
+        given = [v for _, v in statics] + [x for x in leaves if type(x) is Frozen]
         if self.owned or not all(v.fixed and not v.weak for v in given):
             return None
-        return shelf_of(self.fun, self.options)
+        known = meaning(self.fun)
+        if known is None:
+            return None
+        return shelf_of(known, tuple(map(repr, self.options.values())))
 
     def _trace(
         self, leaves: list, treedef: Any, statics: tuple, shapes: tuple, paths: list[str]
@@ -300,13 +307,12 @@ class JitFunction(Copied):
                     live(x)
                 elif isinstance(x, Tracer):
                     raise x._trace.leaked(x)
-            program = self._program(leaves, treedef, values, statics, keys, settings)
-            shelf = self._shelf(statics, program.keys[1]) if program.cacheable else None
-            entry = shelf.get(slow_key) if shelf is not None else None
-            if entry is not None and entry.program is program:
-                cache.entries[slow_key] = entry
+            shelf = self._shelf(statics, leaves)
+            entry = self._kept(shelf, slow_key)
+            if entry is not None:
                 self._add_fast(entry, *call, settings)
                 return entry
+            key, program = self._program(leaves, treedef, values, statics, shelf, settings)
             place = _common_device(leaves, program, self.fun)
             dynamic = [i for i, x in enumerate(leaves) if is_value(x)]
             donated = self.donate.leaves(values, self.static)
@@ -324,9 +330,23 @@ class JitFunction(Copied):
                 [p for p, i in enumerate(dynamic) if i in donated], place,
             )  # fmt: skip
             self._keep(entry, slow_key, statics, keys, call, settings)
-            if shelf is not None:
-                shelf.put(entry, slow_key)
+            if shelf is not None and shelf.get(key) is not None:
+                shelf.put(slow_key, key, program, entry)
             return entry
+
+    def _kept(self, shelf: Shelf | None, slow_key: tuple) -> Entry | None:
+        """The compiled program that another function of the same meaning had."""
+        kept = shelf.get(slow_key) if shelf is not None else None
+        if kept is None:
+            return None
+        program = kept.taken(self.cache.programs.get((kept.program_key, 0)))
+        if program is None:
+            return None
+        entry = kept.entry_of(program)
+        self.cache.programs[kept.program_key, 0] = program
+        if entry is not None:
+            self.cache.entries[slow_key] = entry
+        return entry
 
     def _keep(
         self, entry: Entry, slow_key: tuple, statics: tuple, keys: tuple,
@@ -352,15 +372,14 @@ class JitFunction(Copied):
         if debugging or ctx.axes or not known:
             return
         form = tree.structure((args, kwargs))
-        if entry.call is not None and entry.call[0] is settings and entry.call[1] == form:
-            self.cache.fast.insert(0, (settings, entry.call[2]))
+        if entry.call is not None and entry.call[0] is settings and entry.call[2] == form:
+            self.cache.fast.insert(0, entry.call[:2])
             del self.cache.fast[_FAST:]
             return
-
         place = entry.device  # what is generated must not hold the entry, which holds it
 
-        def failed(error: Exception, leaves: list) -> Exception:
-            return _explained(executable.explained(error), program, leaves)
+        def failed(error: Exception, arrays: list) -> Exception:
+            return _explained(executable.explained(error), arrays)
 
         call = caller(
             args, kwargs, self.static.order, static=self.static.given(args, kwargs),
@@ -374,8 +393,8 @@ class JitFunction(Copied):
             current=program.reads and program.reads.same,
         )  # fmt: skip
         if call is not None:
-            entry.call = (settings, form, call)
-            self.cache.fast.insert(0, (settings, call))
+            entry.call = (settings, call, form)
+            self.cache.fast.insert(0, entry.call[:2])
             del self.cache.fast[_FAST:]
 
     def _guard(self, args: tuple, kwargs: dict, order: list[int] | None) -> Callable | None:
@@ -555,8 +574,8 @@ def _warn_captures(fun: Callable, jaxpr: Jaxpr, captured: Sequence[Any]) -> None
         )
 
 
-def _explained(error: Exception, program: Program, leaves: Sequence[Any]) -> Exception:
-    for x in [*program.captured, *leaves]:
+def _explained(error: Exception, arrays: Sequence[Any]) -> Exception:
+    for x in arrays:
         if type(x) is Array and isinstance(x.data, Deleted):
             return x.data.error()
     return error

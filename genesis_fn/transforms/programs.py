@@ -3,23 +3,26 @@ one meaning share."""
 
 from __future__ import annotations
 
+import copy
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, MutableMapping
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import device as devices
+from genesis_fn.core.array import Array
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
-from genesis_fn.core.static import meaning
+from genesis_fn.core.static import Meaning, meaning
 from genesis_fn.transforms.flat import FlatFunction
-from genesis_fn.transforms.guard import builder
+from genesis_fn.transforms.guard import bound, builder
 from genesis_fn.transforms.key_uses import of_arguments
 from genesis_fn.transforms.reads import Reads
 
 _FUNCTIONS = 512  # meanings whose programs are kept for new function objects
 CAPACITY = 256  # programs per function
+_SMALL = 1 << 16  # bytes of captured arrays that may outlive the functions that captured them
 LARGE = 64 << 20  # bytes of captured arrays that are worth a warning
 
 
@@ -45,6 +48,12 @@ class Program:
         # A program that captured a tracer is good for the trace it was made under only.
         self.cacheable = not any(isinstance(x, Tracer) for x in captured)
 
+    def with_captured(self, captured: list) -> Program:
+        """The same program for arrays that are held elsewhere."""
+        found = copy.copy(self)
+        found.captured = captured
+        return found
+
     def current(self) -> bool:
         """Whether what was read while tracing is as it was."""
         return self.reads is None or self.reads.same()
@@ -52,7 +61,7 @@ class Program:
 
 class Entry:
     """A compiled program for one signature. `call` is what was generated for calls like the first:
-    (settings, structure of the arguments, function)."""
+    (settings, function, structure of the arguments)."""
 
     __slots__ = (
         "program", "executable", "dynamic", "plain", "donated", "device", "call", "__weakref__",
@@ -64,7 +73,16 @@ class Entry:
     ) -> None:  # fmt: skip
         self.program, self.executable, self.device = program, executable, device
         self.dynamic, self.plain, self.donated = dynamic, plain, donated
-        self.call: tuple[Any, Any, Callable] | None = None
+        self.call: tuple[Any, Callable, Any] | None = None
+
+    def with_program(self, program: Program) -> Entry:
+        """The same for another copy of the program."""
+        found = copy.copy(self)
+        found.program = program
+        if self.call is not None:
+            settings, call, form = self.call
+            found.call = settings, bound(call, program.captured), form
+        return found
 
 
 class Cache:
@@ -85,47 +103,118 @@ class Cache:
         self.fast.clear()
 
 
+class _Kept:
+    """An entry (of the program of `program_key`) or a program alone, without the arrays that only
+    the functions which use it keep alive. `captured` has them, or weak references to them."""
+
+    __slots__ = ("program_key", "captured", "program", "entry")
+
+    def __init__(
+        self, program_key: Any, captured: list[Any], program: Program, entry: Entry | None
+    ) -> None:
+        self.program_key, self.captured = program_key, captured
+        self.program = program.with_captured([]) if captured else program
+        self.entry = entry.with_program(self.program) if entry and captured else entry
+
+    def taken(self, program: Program | None) -> Program | None:
+        """The program for a function, which may have one of this key already; None where it
+        traced that itself, or where an array is gone."""
+        if program is not None:
+            return program if program.jaxpr is self.program.jaxpr else None
+        if not self.captured:
+            return self.program
+        captured = [x() if type(x) is weakref.ref else x for x in self.captured]
+        return None if any(x is None for x in captured) else self.program.with_captured(captured)
+
+    def entry_of(self, program: Program) -> Entry | None:
+        """The entry for what `taken` gave."""
+        if self.entry is None or program is self.program:
+            return self.entry
+        return self.entry.with_program(program)
+
+
 class Shelf:
-    """What functions of one meaning share: {key: program or entry}."""
+    """What functions of one meaning share: programs and entries, by their keys. `lent` are arrays
+    that the functions hold and the shelf does not."""
 
-    def __init__(self, found: MutableMapping[Any, Any], base: Any = None) -> None:
-        self.found, self.base = found, base
+    def __init__(self, key: Any, lent: list[Any]) -> None:
+        self.lent = {id(x): weakref.ref(x, _gone.append) for x in lent}
+        self.found: OrderedDict[Any, _Kept] = OrderedDict()
+        _lent.update((id(ref), key) for ref in self.lent.values())
 
-    def get(self, *key: Any) -> Any:
-        """What is kept under a key, or None."""
+    def get(self, key: Any) -> _Kept | None:
+        """What is kept under a key."""
         with _lock:
-            return self.found.get((self.base, key))
+            return self.found.get(key)
 
-    def put(self, value: Any, *key: Any) -> None:
-        """Keep a program or entry for others."""
+    def put(self, key: Any, program_key: Any, program: Program, entry: Entry | None = None) -> None:
+        """Keep a program, or an entry, for others: not where it would keep large arrays alive."""
+        captured, size = [], 0
+        for x in program.captured:
+            lent = self.lent.get(id(x))
+            if lent is None:
+                size += x.nbytes
+            captured.append(x if lent is None else lent)
+        if size > _SMALL or (self.lent and not _alone(program.jaxpr)):
+            return
+        if captured and not self.lent:
+            captured = []  # nothing to leave out
+        kept = _Kept(program_key, captured, program, entry)
         with _lock:
-            self.found[self.base, key] = value
-            if isinstance(self.found, OrderedDict) and len(self.found) > 3 * CAPACITY:
+            self.found[key] = kept
+            if len(self.found) > 3 * CAPACITY:
                 self.found.popitem(last=False)
 
 
-# What keeps nothing of its user alive is kept for later functions. The rest, such as programs of a
-# function that closes over arrays, is shared as long as a function that uses it lives.
+def _alone(jaxpr: Jaxpr) -> bool:
+    """Whether no function in a program, such as a rule of its own, holds arrays."""
+
+    def light(x: Any) -> bool:
+        if type(x) is tuple:
+            return all(map(light, x))
+        if type(x) is Jaxpr:
+            return _alone(x)
+        if type(x) is Array:
+            return False
+        if callable(x) and not isinstance(x, type):
+            known = meaning(x)
+            return known is not None and not known.lent and not known.keeps
+        return True
+
+    return all(light(v) for e in jaxpr.eqns for v in e.params.values())
+
+
+# What keeps nothing of its user alive but small arrays is kept for later functions, and until one
+# of the objects that it was lent is gone.
 SHARED: OrderedDict[Any, Shelf] = OrderedDict()
-_alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+_lent: dict[int, Any] = {}  # id of a reference that a shelf holds -> key of the shelf
+_gone: deque[weakref.ref] = deque()
 _lock = threading.RLock()
 
 
-def shelf_of(fun: Callable, options: dict[str, Any]) -> Shelf | None:
-    """Where programs of functions that do what `fun` does now are kept; None where that cannot be
-    told. Asked for whenever `fun` would be traced: what it reads may have changed since."""
-    known = meaning(fun)
-    if known is None:
+def _forget_gone() -> None:
+    while _gone:
+        _drop(_lent.get(id(_gone.popleft())))
+
+
+def _drop(key: Any) -> None:
+    shelf = SHARED.pop(key, None)
+    for ref in shelf.lent.values() if shelf is not None else ():
+        _lent.pop(id(ref), None)
+
+
+def shelf_of(known: Meaning, options: tuple) -> Shelf | None:
+    """Where programs of functions of this meaning are kept; None where they cannot be."""
+    if known.keeps:
         return None
-    key = (known[0], tuple(sorted((k, repr(v)) for k, v in options.items())))
-    if known[1]:
-        return Shelf(_alive, key)
+    key = known.key, options
     with _lock:
+        _forget_gone()
         found = SHARED.get(key)
         if found is None:
-            found = SHARED[key] = Shelf(OrderedDict())
+            found = SHARED[key] = Shelf(key, known.lent)
             if len(SHARED) > _FUNCTIONS:
-                SHARED.popitem(last=False)
+                _drop(next(iter(SHARED)))
         else:
             SHARED.move_to_end(key)
         return found
@@ -133,18 +222,19 @@ def shelf_of(fun: Callable, options: dict[str, Any]) -> Shelf | None:
 
 def forget(cache: Cache) -> None:
     """Nobody shares the programs of this cache any more."""
-    mine = {id(x) for x in (*cache.programs.values(), *cache.entries.values())}
+    mine = {id(x.jaxpr) for x in cache.programs.values()}
     with _lock:
-        for found in [_alive, *(shelf.found for shelf in SHARED.values())]:
-            for key in [k for k, v in found.items() if id(v) in mine]:
-                del found[key]
+        for shelf in SHARED.values():
+            for key in [k for k, v in shelf.found.items() if id(v.program.jaxpr) in mine]:
+                del shelf.found[key]
 
 
 def forget_all() -> None:
     """Nothing is shared any more."""
     with _lock:
         SHARED.clear()
-        _alive.clear()
+        _lent.clear()
+        _gone.clear()
 
 
 __all__ = [
