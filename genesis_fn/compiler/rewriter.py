@@ -15,7 +15,7 @@ import numpy as np
 from genesis_fn.compiler.checks import checked_once
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, e_jaxprs
+from genesis_fn.core.jaxpr import ITSELF, Atom, Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import PRIMITIVES, Primitive
 from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
 from genesis_fn.primitives.elementwise import add_n, select_p
@@ -77,8 +77,8 @@ def simplified(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool]) -> Jaxpr:
     found = jaxpr.cache.get(key)
     if found is None:
         found = jaxpr.cache[key] = rewritten(jaxpr, {}, opaque)
-        found.cache[key] = found
-    return found
+        found.cache[key] = ITSELF
+    return jaxpr if found is ITSELF else found
 
 
 def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool]) -> Jaxpr:

@@ -57,6 +57,17 @@ ARRAYS = {
     "new_tensor": "jnp.asarray(values, x.dtype)", "apply": "genesis_fn.vmap(f)(x)",
 }  # fmt: skip
 
+# What torch also does in place, by names with "_" at their end, beside those above.
+IN_PLACE = (
+    "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "as_strided", "baddbmm", "bernoulli",
+    "cauchy", "conj_physical", "digamma", "erf", "erfc", "erfinv", "exponential", "fill", "fix",
+    "frac", "geometric", "igamma", "igammac", "index_fill", "index_reduce", "lerp", "lgamma",
+    "log_normal", "logit", "map", "map2", "masked_scatter", "mvlgamma", "normal", "polygamma",
+    "random", "renorm", "resize_as", "resize_as_sparse", "scatter_reduce", "set", "sgn",
+    "share_memory", "sparse_resize", "sparse_resize_and_clear", "swapdims", "uniform", "xlogy",
+    "zero",
+)  # fmt: skip
+
 # Arguments by keyword.
 ARGUMENTS = {
     "dim": _AXIS, "dims": _AXIS, "dim0": _AXIS, "dim1": _AXIS, "keepdim": "it is keepdims=",

@@ -131,6 +131,11 @@ def e_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
     return jaxprs_in(eqn.params)
 
 
+# Stands in a program's cache for the program: it would hold itself, and be freed by the cyclic
+# collector only.
+ITSELF = object()
+
+
 def memoized(transform: Callable) -> Callable:
     """Remember a program transform's results on the program (first argument) it was applied to."""
 
@@ -138,8 +143,9 @@ def memoized(transform: Callable) -> Callable:
         key = (transform, ctx.safe_zero, *args)
         found = jaxpr.cache.get(key)
         if found is None:
-            found = jaxpr.cache[key] = transform(jaxpr, *args)
-        return found
+            found = transform(jaxpr, *args)
+            jaxpr.cache[key] = ITSELF if found is jaxpr else found
+        return jaxpr if found is ITSELF else found
 
     call.__doc__, call.__name__, call.__wrapped__ = transform.__doc__, transform.__name__, transform
     return call
@@ -256,6 +262,6 @@ def output_error(value: Any, name: str) -> Exception:
 
 
 __all__ = [
-    "Atom", "Eqn", "Jaxpr", "Var", "check", "dead_code", "e_jaxprs", "jaxprs_in", "memoized",
-    "output_error",
+    "ITSELF", "Atom", "Eqn", "Jaxpr", "Var", "check", "dead_code", "e_jaxprs", "jaxprs_in",
+    "memoized", "output_error",
 ]  # fmt: skip

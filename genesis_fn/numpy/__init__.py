@@ -35,7 +35,7 @@ from genesis_fn.core.dtypes import (
 from genesis_fn.numpy import (
     fft,
     linalg,
-    methods as _methods,  # noqa: F401  (installs operators and methods)
+    methods as _methods,  # installs operators and methods
 )
 from genesis_fn.numpy.contraction import (
     cross,
@@ -452,5 +452,6 @@ __all__ = [
 ]  # fmt: skip
 
 _habits.explain_axes(globals(), __name__)
+_methods.name_what_is_lacking()
 if not _TYPE_CHECKING:  # checkers report unknown names themselves
     __getattr__ = _habits.unknown_names(__name__)

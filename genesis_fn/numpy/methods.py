@@ -9,10 +9,10 @@ import numpy as np
 
 from genesis_fn import numpy
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy, keys_over, words_of
+from genesis_fn.core.array import Array, Operators, from_numpy, keys_over, words_of
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.extended import is_key
-from genesis_fn.core.habits import of_arguments, of_array
+from genesis_fn.core.habits import ARRAYS, IN_PLACE, of_arguments, of_array
 from genesis_fn.core.primitive import Tracer, install_array_methods
 from genesis_fn.core.source import where
 from genesis_fn.numpy import (
@@ -117,14 +117,33 @@ def _device(self: Tracer) -> Any:
     return known.sig.device
 
 
-def _getattr(self: Any, name: str) -> Any:
-    if name == "__cuda_array_interface__":
-        raise AttributeError(f"{self.aval} has no {name}: no memory of a GPU is known")
-    if name[:2] == "__":  # a protocol that somebody looks for
-        raise AttributeError(name)
-    if name == "device" and isinstance(self, Tracer):
-        return _device(self)
-    raise of_array(self, name, numpy)
+class _Lacking:
+    """A name that arrays lack, whose error says what is meant. A `__getattr__` would say it of
+    every name, but with one Python looks up each attribute of each array the slow way."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Any, kind: type) -> Any:
+        if x is None:
+            raise AttributeError(f"type object {kind.__name__!r} has no attribute {self.name!r}")
+        raise of_array(x, self.name, numpy)
+
+
+def name_what_is_lacking() -> None:
+    """Have arrays say what is meant by names of torch's methods and of functions of this package;
+    called at the end of its import."""
+    functions = [n for n in numpy.__all__ if callable(getattr(numpy, n))]
+    known = {*ARRAYS, *functions, *_methods()}
+    names = known | {f"{n}_" for n in {*known, *IN_PLACE} if not n.endswith("_")}
+    install_array_methods({n: _Lacking(n) for n in names if not hasattr(Operators, n)})
+
+
+def _dir(self: Any) -> list[str]:
+    lacking = {n for n, v in vars(Operators).items() if type(v) is _Lacking}
+    return [n for n in object.__dir__(self) if n not in lacking or hasattr(self, n)]
 
 
 def _bool(self: Any) -> bool:
@@ -312,6 +331,7 @@ def _methods() -> dict[str, Any]:
         "to_device": _to_device,
         "T": property(shape.transpose), "mT": property(shape.matrix_transpose),
         "real": property(ufuncs.real), "imag": property(ufuncs.imag),
+        "device": property(_device),  # of tracers: arrays have their own
         "at": property(updates.At), "flat": property(lambda self: self.reshape(-1)),
     }  # fmt: skip
     return table
@@ -322,8 +342,8 @@ def _protocols() -> dict[str, Any]:
         "__len__": _len, "__iter__": _iter, "__contains__": _contains, "__bool__": _bool,
         "__int__": _int, "__float__": _float, "__complex__": _complex, "__index__": _index,
         "__format__": _format, "__array__": _array, "__array_namespace__": _namespace,
-        "__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self,
-        "__getitem__": indexing.getitem, "__getattr__": _getattr, "__trunc__": _int,
+        "__dir__": _dir, "__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self,
+        "__getitem__": indexing.getitem, "__trunc__": _int,
         "__reduce__": _reduce, "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
     }  # fmt: skip
 

@@ -25,6 +25,7 @@ from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen, Same, aux_key
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
 from genesis_fn.transforms.key_uses import Uses, after_call, before_call
+from genesis_fn.transforms.reads import Reads
 
 # What a `caller` function returns for arguments that it is not for.
 MISS = object()
@@ -219,7 +220,7 @@ def caller(
     out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str], name: str,
     number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception], place: Any,
     key_uses: Uses | None = None,
-    current: Callable[[], bool] | None = None,
+    reads: Reads | None = None,
 ) -> Callable | None:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
@@ -229,8 +230,8 @@ def caller(
     `run_list`, from the list of storages to that of the results, or `run`, which takes the storages
     one by one, with `overwritten` (inputs whose memory it takes) and `own` (an array's storage,
     copied if it is not its only holder); `sigs` are those of its results. Numbers and ndarrays go
-    to `place`; `key_uses` is what the program does with keys. Where `current()` is false, the call
-    is another one. None where the structure has no known form, or a leaf is a tracer.
+    to `place`; `key_uses` is what the program does with keys. Where `reads` are others, the call is
+    another one. None where the structure has no known form, or a leaf is a tracer.
 
     A donated `TrainState` that comes back is one leaf where the executable can `carry` it.
     """
@@ -274,9 +275,12 @@ def caller(
             _refuse_others(out, at, x)
             continue
         dynamic.append((at, x))
-    if current is not None:
-        out.space["current"] = current
-        out.lines.append("if not current(): return MISS")
+    if reads is not None:
+        out.lines += [
+            "try:",
+            f"    if not ({reads.text(out.name)}): return MISS",
+            "except AttributeError: return MISS",
+        ]
     if checks:
         # Anything but an array has no signature.
         out.lines += [

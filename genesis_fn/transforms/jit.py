@@ -390,7 +390,7 @@ class JitFunction(Copied):
             paths=[program.paths[i] for i in entry.dynamic], name=name_of(self.fun),
             number=lambda x: _runtime(x, place), failed=failed,
             place=place, key_uses=program.key_uses,
-            current=program.reads and program.reads.same,
+            reads=program.reads,
         )  # fmt: skip
         if call is not None:
             entry.call = (settings, call, form)

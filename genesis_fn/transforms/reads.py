@@ -9,6 +9,7 @@ traced again. Attributes that it does not read may change.
 from __future__ import annotations
 
 import inspect
+import keyword
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -59,20 +60,38 @@ class Reads:
             x = self.objects[k]
             value = _value(x, name)
             key, fixed, _ = _key(value)
+            # Of an object that equals only itself, what was read is looked at itself.
+            fixed = fixed or key == (type(value), Same(value))
             self.guards.append((x, name, value, key, fixed))
         self.held = [(x, *_key(x)[:2]) for x, _, _ in self.held]
         self.objects, self.names = {}, {}
 
     def same(self) -> bool:
         """Whether all that was read is as it was."""
-        for x, name, value, key, fixed in self.guards:
-            now = _value(x, name)
-            if (now is not value or not fixed) and _key(now)[0] != key:
-                return False
-        for x, key, fixed in self.held:
-            if not fixed and _key(x)[0] != key:
-                return False
-        return True
+        return all(_is_same(g) for g in self.guards) and all(_is_held_same(h) for h in self.held)
+
+    def text(self, name: Callable[[Any], str]) -> str:
+        """`same` as an expression, in which objects have the names that `name` gives: immutable
+        values that are the same objects need no more than that. Where an attribute is gone, it may
+        raise AttributeError."""
+        parts = []
+        for guard in self.guards:
+            x, attribute, value, _, fixed = guard
+            part = f"{name(partial(_is_same, guard))}()"
+            if fixed and value is not _MISSING and _is_plain(attribute):
+                part = f"({name(x)}.{attribute} is {name(value)} or {part})"
+            parts.append(part)
+        for held in self.held:
+            x, _, fixed = held
+            if fixed:
+                continue
+            part = f"{name(partial(_is_held_same, held))}()"
+            if type(x) is dict and all(_key(v)[1] for v in x.values()):
+                items = [f"len({name(x)}) == {len(x)}"]
+                items += [f"{name(x)}.get({name(k)}) is {name(v)}" for k, v in x.items()]
+                part = f"({' and '.join(items)} or {part})"
+            parts.append(part)
+        return " and ".join(parts) or "True"
 
     def changed(self) -> list[str]:
         """The names of the attributes that differ now."""
@@ -162,6 +181,21 @@ def _is_held(x: Any, name: str) -> bool:
         or isinstance(found, types.MemberDescriptorType)
         or not hasattr(type(found), "__get__")
     )
+
+
+def _is_same(guard: tuple[Any, str, Any, Any, bool]) -> bool:
+    x, name, value, key, fixed = guard
+    now = _value(x, name)
+    return (now is value and fixed) or _key(now)[0] == key
+
+
+def _is_held_same(held: tuple[Any, Any, bool]) -> bool:
+    x, key, fixed = held
+    return fixed or _key(x)[0] == key
+
+
+def _is_plain(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _value(x: Any, name: str) -> Any:

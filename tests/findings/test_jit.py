@@ -778,6 +778,134 @@ def test_b36_arrays_in_closures_go_with_their_function(size, form):
     assert array() is None
 
 
+def _fails(w):
+    f = gf.jit(lambda x: x + w)
+    f(w)
+    with pytest.raises(Exception, match="shape"):
+        f(jnp.ones(7))
+
+
+@gf.custom_vjp
+def doubled(x):
+    return x * 2
+
+
+doubled.defvjp(lambda x: (x * 2, x), lambda kept, ct: (ct * 2,))
+USES = {
+    "lambda": lambda w: [(f := gf.jit(lambda x: x + w))(w), f(w), f(1.0)],
+    "two": lambda w: [gf.jit(lambda x: x * w)(w) for _ in range(2)],
+    "in a dict": lambda w: (lambda d: gf.jit(lambda x: x + d["w"][0])(1.0))({"w": [w]}),
+    "static function": lambda w: gf.jit(lambda f, x: f(x))(lambda x: x + w, 1.0),
+    "method": lambda w: [(f := gf.jit(Model(w).apply))(w), f(w)],
+    "partial": lambda w: gf.jit(functools.partial(lambda w, x: x + w, w))(w),
+    "donated": lambda w: gf.jit(lambda x: x + w, donate_argnums=0)(w * 2),
+    "grad inside": lambda w: gf.jit(lambda x: gf.grad(lambda y: jnp.sum(jnp.sin(y * w)))(x))(w),
+    "jit of grad": lambda w: gf.jit(gf.value_and_grad(lambda y: jnp.sum(jnp.sin(y * w))))(w),
+    "vmap": lambda w: gf.jit(gf.vmap(lambda y: y * w))(jnp.ones((2, 3))),
+    "scan": lambda w: gf.jit(lambda x: lax.scan(lambda c, _: (c * w, c), x, None, length=3))(w),
+    "cond": lambda w: gf.jit(lambda x: lax.cond(x[0] > 0, lambda y: y * w, lambda y: y, x))(w),
+    "checkpoint": lambda w: gf.jit(
+        gf.grad(lambda x: jnp.sum(gf.checkpoint(lambda y: jnp.sin(y * w))(x))))(w),
+    "custom": lambda w: gf.jit(gf.grad(lambda x: jnp.sum(doubled(x * w))))(w),
+    "nested": lambda w: gf.jit(lambda x: gf.jit(lambda y: y * w)(x))(w),
+    "eager grad": lambda w: gf.grad(gf.jit(lambda x: jnp.sum(x * w)))(w),
+    "ahead of time": lambda w: gf.jit(lambda x: x * w).lower(w).compile()(w),
+    "error": _fails,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+def test_b36_what_is_captured_is_freed_without_the_cyclic_collector(use):
+    for _ in range(3):
+        USES[use](jnp.ones(3))  # what is made once, and what later functions share
+    gc.collect()
+    gc.disable()
+    try:
+        w = jnp.ones(3) + 1
+        seen = weakref.ref(w)
+        USES[use](w)
+        del w
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("of", ["arrays", "numpy", "constants"])
+def test_b36_memory_of_new_functions_is_flat(of):
+    """Live memory of torch's tensors of that size, counted, without the cyclic collector."""
+    size = (1 << 18) + 3
+    count = lambda: sum(
+        type(x) is torch.Tensor and x.numel() == size for x in gc.get_objects()
+    )  # fmt: skip
+    before = count()
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(6):
+            if of == "arrays":
+                w = jnp.full((size,), float(i))
+            elif of == "numpy":
+                w = np.full(size, i, "float32")
+            f = gf.jit(lambda x: x + (jnp.arange(size) * i if of == "constants" else w)[1])  # noqa: B023
+            assert float(f(1.0)) == (1.0 + i)
+            w = f = None
+        assert count() - before <= 1
+    finally:
+        gc.enable()
+
+
+def test_b36_new_functions_share_programs_without_keeping_arrays():
+    w, held = jnp.arange(3.0), {"w": [jnp.ones(3)]}
+    make = {
+        "array": lambda: lambda x: x * w,
+        "container": lambda: lambda x: x * held["w"][0],
+    }
+    for name, f in make.items():
+        found = set()
+        for k in range(4):
+            g = gf.jit(f())
+            assert g(float(k)).tolist() == (np.asarray(w if name == "array" else held["w"][0]) * k
+                                            ).tolist()  # fmt: skip
+            found |= {id(p.jaxpr) for p in g.cache.programs.values()}
+            assert [c.nbytes for c in g.captures] == [12]
+            del g
+        assert len(found) == 1
+    held["w"][0] = jnp.full(3, 7.0)
+    assert gf.jit(make["container"]())(1.0).tolist() == [7.0] * 3
+
+
+def test_b36_functions_that_write_to_what_they_hold_are_traced_each():
+    def counted():
+        seen = []
+        assert float(gf.jit(lambda x: (seen.append(1), x * 2)[1])(1.0)) == 2.0
+        return len(seen)
+
+    assert [counted() for _ in range(4)] == [1] * 4
+
+    def told_apart(a, b):
+        return float(gf.jit(lambda x: x + (1.0 if a is b else 2.0))(0.0))
+
+    one, other = [3], [3]
+    assert [told_apart(one, one), told_apart(one, other), told_apart(other, other)] == [1, 2, 1]
+
+
+def test_b36_a_shared_program_follows_the_form_of_each_call():
+    w = jnp.arange(3.0)
+    for _ in range(3):
+        f = gf.jit(lambda x, y: x * w - y)
+        g = gf.jit(lambda x, y: x * w - y)
+        for h in (f, g):
+            for _ in range(2):
+                assert h(2.0, 1.0).tolist() == [-1.0, 1.0, 3.0]
+                assert h(y=1.0, x=2.0).tolist() == [-1.0, 1.0, 3.0]
+    deleted = jnp.arange(3.0)
+    k = gf.jit(lambda x: x + deleted)
+    k(1.0)
+    gf.jit(lambda x: x + 1, donate_argnums=0)(deleted)
+    with pytest.raises(gf.errors.DonatedError, match="donated"):
+        k(1.0)
+
+
 def test_b36_lambdas_of_one_meaning_still_share_their_programs():
     programs = set()
     for _ in range(4):
