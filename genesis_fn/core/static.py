@@ -251,7 +251,7 @@ class Reader:
             return Same(f)
         if inner.weak:
             return Same(f)
-        if found:
+        if any(type(k) is not Same for k in found):
             self.fixed = False
         return found
 
@@ -266,8 +266,8 @@ class Reader:
                 x = space[name]
                 if isinstance(x, types.ModuleType):
                     found += self._attributes(x, names)
-                elif not _is_constant(x):
-                    found.append(self._admitting(x))
+                else:  # the name may be given to another function or class
+                    found.append(Same(x) if _is_constant(x) else self._admitting(x))
         return tuple(found)
 
     def _attributes(self, module: types.ModuleType, names: Iterable[str]) -> list[Any]:
@@ -373,7 +373,7 @@ class Reader:
 
     def _promised(self, x: Any, kind: type) -> Any:
         """Equal as the class says, which a user's may do of what holds arrays."""
-        if self.whole and not _is_constant(x):
+        if self.whole and not _is_constant(kind):
             raise Unknowable
         try:
             hash(x)
@@ -488,14 +488,15 @@ def _generated(kind: type) -> bool:
 
 
 def _is_constant(x: Any) -> bool:
-    """Whether a global is taken for what never changes: a function, class or value of the
-    library, NumPy, torch or Python, or a class of theirs."""
+    """Whether a global is taken for what never changes: a function or class of the library, NumPy,
+    torch or Python. Their instances are read as any value."""
     if isinstance(x, (types.BuiltinFunctionType, np.ufunc, np.dtype)):
         return True
+    if not isinstance(x, (type, types.FunctionType)):
+        return False
     if isinstance(x, types.FunctionType) and x.__closure__ is not None:
         return False
-    whose = getattr(x, "__module__", None) if isinstance(x, (type, types.FunctionType)) else None
-    whose = whose or type(x).__module__
+    whose = x.__module__ or ""
     return whose.partition(".")[0] in _CONSTANT - {"builtins"} and whose not in _IMPURE
 
 

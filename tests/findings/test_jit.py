@@ -475,6 +475,49 @@ def test_c02_programs_are_shared_only_where_functions_do_the_same_now():
     SCALE = 1.0
 
 
+HELD: typing.Any = None
+HOLDS = {
+    "array": lambda k: jnp.ones(2) * k, "numpy": lambda k: np.full(2, k, "float32"),
+    "scalar": np.float32, "torch": lambda k: torch.full((2,), k), "jax": lambda k: J.full(2, k),
+    "partial": lambda k: functools.partial(lambda k, x: x * k, k), "enum": lambda k: Two(2) * k,
+    "jitted": lambda k: gf.jit(lambda x: x * k), "grad": lambda k: gf.grad(lambda x: x * x * k / 2),
+    "vmap": lambda k: gf.vmap(lambda x: x * k), "optimizer": lambda k: optim.sgd(-k),
+    "ordered": lambda k: collections.OrderedDict(a=k), "deque": lambda k: collections.deque([k]),
+    "generator": lambda k: np.random.default_rng(int(k)), "dtype": lambda k: jnp.int32 if
+    k == 2 else jnp.float32,
+    "function": lambda k: jnp.sin if k == 2 else jnp.cos,
+    "simple": lambda k: types.SimpleNamespace(k=k), "counter": lambda k: itertools.count(int(k)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("held", HOLDS)
+def test_c02_new_functions_read_what_globals_hold_now(held):
+    """Whatever a global is an instance of: the library's, NumPy's and Python's too."""
+    global HELD
+
+    def make():
+        def f(x):
+            if held == "optimizer":
+                return HELD.update(x, HELD.init(x), x)[0]
+            if held in ("generator", "counter"):
+                return x * (HELD.normal() if held == "generator" else HELD.__next__())
+            if held in ("ordered", "deque", "simple"):
+                return x * (HELD["a"] if held == "ordered" else HELD[0] if held == "deque"
+                            else HELD.k)  # fmt: skip
+            return HELD(x) if callable(HELD) else x * HELD
+
+        return f
+
+    x = jnp.asarray(1.5) if held != "vmap" else jnp.ones(1)
+    for k in (1.0, 2.0, 3.0):
+        HELD = HOLDS[held](k)
+        got = np.asarray(gf.jit(make())(x))
+        HELD = HOLDS[held](k)
+        want = np.asarray(make()(x))
+        assert got.tolist() == want.tolist() and got.dtype == want.dtype, k
+    HELD = None
+
+
 def test_c02_a_second_function_is_not_given_what_the_first_saw():
     global SCALE
     SCALE = 1.0
