@@ -19,6 +19,9 @@ from genesis_fn.primitives.shape import rev
 from genesis_fn.transforms.jit import clear_caches
 from tests.fuzz import LOW, Case, Reference, difference, low_difference, reference
 
+# Programs of static arguments trace one function again and again, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
+
 COUNT = int(os.environ.get("FUZZ", 140))
 FIRST = int(os.environ.get("FUZZ_SEED", 0))
 BLOCKS = [range(s, min(s + 20, FIRST + COUNT)) for s in range(FIRST, FIRST + COUNT, 20)]

@@ -111,6 +111,7 @@ def take_indexed(
 
 
 def is_boolean_scalar(entry: Any) -> bool:
+    """Whether an index is True, False, or a boolean scalar whose value is known."""
     if isinstance(entry, Tracer) and entry.concrete() is None:
         return False
     return isinstance(entry, bool) or (

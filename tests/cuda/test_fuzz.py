@@ -19,6 +19,8 @@ from tests.transforms.both import OURS
 COUNT = int(os.environ.get("FUZZ", 12))
 FIRST = int(os.environ.get("FUZZ_SEED", 0))
 DEPTH = int(os.environ.get("FUZZ_DEPTH", 1))
+# Programs of static arguments trace one function again and again, on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))

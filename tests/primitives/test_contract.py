@@ -160,8 +160,7 @@ def test_shape_errors(a, b, numbers, message):
 
 def test_dtype_errors():
     x, y = to_array(random((3, 3))), to_array(random((3, 3), np.int32))
-    with pytest.raises(errors.DTypeError, match="differ in kind"):
-        contract.dot(x, y)
+    assert contract.dot(x, y).dtype == contract.dot(y, x).dtype == x.dtype
     with pytest.raises(errors.DTypeError, match="cannot hold products of float64"):
         contract.dot(x, x, preferred_element_type="int32")
     with pytest.raises(errors.ShapeError, match="no vectors or matrices"):
