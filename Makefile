@@ -45,7 +45,7 @@ coverage: $(VENV)/test
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
 
-# The suite under the roundings of other processors: about eight times as long as the tests.
+# The suite, and then what is near a bound under the roundings of other processors.
 sweep: $(VENV)/test
 	$(BIN)/python -m tests.sweep --workers $(WORKERS)
 
