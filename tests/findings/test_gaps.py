@@ -136,3 +136,13 @@ def test_a11_zeta_of_huge_arguments(kind: str) -> None:
         bound = max(bound, 3e-5 if kind == "float32" else 0)
         close = np.isclose(got, want, bound, 0) | (np.abs(got) <= tiny) & (want <= tiny)
         assert close.all(), (s[~close], q[~close], got[~close], want[~close])
+
+
+def test_a11_bessel_function_of_numpy() -> None:
+    x = np.array([-700.0, -60.0, -50.5, -49.5, -3.75, 0.0, 1e-9, 0.5, 3.8, 20.0, 50.0, 90.0, 705.0])
+    np.testing.assert_allclose(jnp.i0(jnp.asarray(x, "float64")), ss.i0(x), rtol=1e-13)
+    single = x[np.abs(x) < 88].astype(np.float32)
+    np.testing.assert_allclose(jnp.i0(single), ss.i0(single.astype(np.float64)), rtol=1e-5)
+    assert np.isinf(jnp.i0(inf)) and np.isnan(jnp.i0(nan))
+    # I0'' at 0 is 1/2; JAX's 0 is that of |x|.
+    assert gf.grad(jnp.i0)(0.0) == 0 and abs(gf.grad(gf.grad(jnp.i0))(0.0) - 0.5) < 1e-6
