@@ -148,6 +148,7 @@ def softmax_forward_looped_kernel(
     if KIND == "logsumexp":
         tl.store(y + row, cast(top + tl.log(total), y.dtype.element_ty))
     else:
+        total += total - total  # NaN where an element is inf, and so in the whole row
         y += row * COLUMNS
         lane = tl.arange(0, LANES * VECTOR)
         for start in range(0, COLUMNS, LANES * VECTOR):

@@ -37,11 +37,14 @@ def last(x: Any) -> tuple[int, ...]:
     return (typeof(x).ndim - 1,)
 
 
-def _shifted(x: Any) -> tuple[Any, Any]:
-    """(x minus its row maximum, that maximum); an infinite maximum is not subtracted."""
-    top = ops.stop_gradient(reduce_max(x, last(x)))
-    top = ops.select(ops.is_finite(top), top, 0.0)
-    return ops.sub(x, along_last(top, x)), top
+def _top(x: Any) -> Any:
+    """The maximum of each row, which has no derivative here."""
+    return ops.stop_gradient(reduce_max(x, last(x)))
+
+
+def _shifted(x: Any) -> Any:
+    """x minus its row maximum: NaN in the whole row where that is infinite, as in JAX."""
+    return ops.sub(x, along_last(_top(x), x))
 
 
 def _plain(avals: Sequence[Any]) -> bool:
@@ -58,7 +61,7 @@ def _torch_softmax(avals: Sequence[Any]) -> Callable | None:
 @fused("softmax", rows=(True,), precision="high", torch=_torch_softmax)
 def softmax_last(x: Any) -> Any:
     """exp(x) / sum(exp(x)) over the last axis."""
-    e = ops.exp(_shifted(wide(x))[0])
+    e = ops.exp(_shifted(wide(x)))
     return like(ops.div(e, along_last(reduce_sum(e, last(e)), e)), x)
 
 
@@ -104,7 +107,7 @@ def _torch_log_softmax(avals: Sequence[Any]) -> Callable | None:
 @fused("log_softmax", rows=(True,), precision="high", torch=_torch_log_softmax)
 def log_softmax_last(x: Any) -> Any:
     """x - logsumexp(x) over the last axis."""
-    d, _ = _shifted(wide(x))
+    d = _shifted(wide(x))
     return like(ops.sub(d, along_last(ops.log(reduce_sum(ops.exp(d), last(d))), d)), x)
 
 
@@ -139,7 +142,10 @@ def _torch_logsumexp(avals: Sequence[Any]) -> Callable | None:
 @fused("logsumexp", rows=(True,), precision="high", torch=_torch_logsumexp)
 def logsumexp_last(x: Any) -> Any:
     """log(sum(exp(x))) over the last axis."""
-    d, top = _shifted(wide(x))
+    w = wide(x)
+    top = _top(w)
+    top = ops.select(ops.is_finite(top), top, 0.0)  # the log of a sum may be infinite
+    d = ops.sub(w, along_last(top, w))
     return like(ops.add(ops.log(reduce_sum(ops.exp(d), last(d))), top), x)
 
 

@@ -429,7 +429,7 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
         leaves, treedef = tree.flatten(updates, is_none)
         if params is None:
-            gradients = [as_gradient(u) for u in leaves]
+            gradients: list[Any] = [as_gradient(u) for u in leaves]
         else:
             used = map_updates(lambda g, _: g, updates, extras=(params,))
             gradients = treedef.flatten_up_to(used)
@@ -438,7 +438,7 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
         result: list[Any] = []
         offset = 0
         for g in gradients:
-            size = 0 if g is None else int(g.size)
+            size = 0 if g is None else g.size
             result.append(None if g is None else new[offset : offset + size].reshape(g.shape))
             offset += size
         return tree.unflatten(treedef, result), state
