@@ -32,6 +32,7 @@ DTYPES = {
     "s": ["float32", "float64"],  # floats of functions that need single precision
     "c": ["complex64", "complex128"],
 }
+PYTHONS = {"bool", "int32", "float32", "complex64"}  # what Python's numbers become
 # Part of the largest result that rounding may take, by the narrowest float among the operands.
 TOLERANCE = {"bfloat16": 4e-2, "float16": 4e-3, "float64": 1e-9, "complex128": 1e-9}
 
@@ -146,6 +147,8 @@ def agree(f: Callable, entry: Entry, data: st.DataObject, peer: Callable | None)
         if all(k not in ("bfloat16", "uint32", "uint16") for k in kinds):
             tensors = [torch.from_numpy(np.array(x)) for x in xs]
             close(run(*tensors), leaves(eager), bound, "torch operands")
+        if entry.call is _plain and set(kinds) <= PYTHONS:
+            _python_numbers(run, [x.flat[0].item() for x in xs], bound)
     if entry.vmap and entry.jit and arrays:
         others = [o.draw(rng, k) for o, k in zip(entry.operands, kinds)]
         second = run(*[jnp.asarray(x, dtype=x.dtype) for x in others])
@@ -160,6 +163,15 @@ def agree(f: Callable, entry: Entry, data: st.DataObject, peer: Callable | None)
             warnings.simplefilter("ignore")
             want = entry.call(peer, *[jax.numpy.asarray(x) for x in xs])
         close(eager, want, bound, "the peer")
+
+
+def _python_numbers(run: Callable, numbers: list[Any], bound: float) -> None:
+    """Python numbers are operands wherever arrays without dimensions are."""
+    try:
+        want = run(*map(jnp.asarray, numbers))
+    except (TypeError, ValueError, IndexError):
+        return  # the function takes no scalars
+    close(run(*numbers), leaves(want), bound, f"Python numbers {numbers}")
 
 
 def _derivatives(
