@@ -61,6 +61,7 @@ def unitwise_norm(x: Any, axis: Any = None) -> Any:
     Without `axis`, over all of a vector, dimension 0 of two or three, and all but the last of four
     or five. Raises ShapeError for more dimensions.
     """
+    x = as_array(x)
     if axis is None:
         by_rank = {2: 0, 3: 0, 4: (0, 1, 2), 5: (0, 1, 2, 3)}
         if sum(n != 1 for n in x.shape) <= 1:
@@ -74,6 +75,7 @@ def unitwise_norm(x: Any, axis: Any = None) -> Any:
 
 def unitwise_clip(g_norm: Any, max_norm: Any, grad: Any, div_eps: Any = 1e-6) -> Any:
     """grad * min(1, max_norm / g_norm), elementwise in the norms."""
+    g_norm, max_norm, grad = as_array(g_norm), as_array(max_norm), as_array(grad)
     if not g_norm.shape == max_norm.shape == grad.shape:
         raise ShapeError(
             f"unitwise_clip: shapes differ: {g_norm.shape}, {max_norm.shape}, {grad.shape}"
