@@ -218,7 +218,7 @@ def transformation(*args: Any, **kwargs: Any) -> Entry:
     extra = kwargs.pop("extra", {})
 
     def call(f: Any, w: Any, b: Any, g: Any, h: Any) -> Any:
-        tx = f(*[a() if callable(a) and getattr(a, "made", False) else a for a in args], **kwargs)
+        tx = f(*args, **kwargs)
         tx = getattr(tx, "gradient_transformation", lambda: tx)()
         params, grads = {"w": w, "b": b}, {"w": g, "b": h}
         state = tx.init(params)
