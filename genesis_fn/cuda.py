@@ -35,7 +35,8 @@ def get_device_name(device: Any = None) -> str:
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
     """The compute capability of a GPU: (9, 0) for Hopper."""
-    return _runtime(device).driver.info.capability
+    major, minor = divmod(_runtime(device).driver.info.target.architecture, 10)
+    return major, minor
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

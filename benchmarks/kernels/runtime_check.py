@@ -271,7 +271,7 @@ def device() -> dict[str, Any]:
     require(device_count() >= 1, "no device")
     return {
         "name": info.name,
-        "capability": info.capability,
+        "architecture": info.target.architecture,
         "memory": info.total_memory,
         "granularity": info.granularity,
         "conditional_nodes": info.conditional_nodes,
@@ -370,7 +370,7 @@ def compile_in_parallel() -> dict[str, Any]:
         axpy(1 << 20, 1.0, block, warps) for block in (128, 256, 512) for warps in (1, 2, 4, 8)
     ]
     launches += [matmul(4096, 4096, 4096, bm, bn) for bm in (64, 128) for bn in (64, 128)]
-    architecture = here().driver.info.architecture
+    architecture = here().driver.info.target.architecture
     start = time.perf_counter()
     cold = compiler.compile_launches(launches, architecture)
     first = time.perf_counter() - start

@@ -200,9 +200,9 @@ def driver(fake):
 
 def test_description(driver):
     info = driver.info
-    assert (info.name, info.capability, info.architecture) == ("Fake GPU", (9, 0), 90)
+    assert (info.name, info.target.architecture) == ("Fake GPU", 90)
     assert info.total_memory == 1 << 30 and info.granularity == 2 * MIB
-    assert info.conditional_nodes and info.kind == 2 and info.multiprocessors == 132
+    assert info.target.conditional_nodes and info.kind == 2 and info.target.processors == 132
     assert driver_cuda.device_count() == 1
     with pytest.raises(ValueError, match="cuda:4"):
         driver_cuda.CudaDriver(4)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from genesis_fn.backends.cuda.errors import ForkedProcessError
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Launch
 
 Stream: TypeAlias = Any
@@ -30,23 +31,15 @@ PredicateMode: TypeAlias = Literal["flag", "not_flag", "index", "count"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is. `granularity` is the unit of physical memory in bytes, `shared_memory` the
-    most that one block may use, `kind` the DLPack device type of its addresses."""
+    """What a device is. `granularity` is the unit of physical memory in bytes, `target` what
+    programs are compiled for, `kind` the DLPack device type of its addresses."""
 
     index: int
     name: str
-    capability: tuple[int, int]
     total_memory: int
-    multiprocessors: int
-    shared_memory: int
     granularity: int
-    conditional_nodes: bool
+    target: Target
     kind: int
-
-    @property
-    def architecture(self) -> int:
-        """The compute capability as one number: 90 for 9.0."""
-        return self.capability[0] * 10 + self.capability[1]
 
 
 class Prepared(Protocol):

@@ -26,6 +26,7 @@ from genesis_fn.backends.cuda.parameters import (
     patch_small_map,
     tensor_map_geometry,
 )
+from genesis_fn.compiler.target import Target, rates
 from genesis_fn.kernels.launch import Descriptor, Launch
 
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
@@ -86,12 +87,12 @@ class _Module:
         self._driver = driver
         self.handle = _check(cu.cuModuleLoadData(compiled.binary))
         self.function = _check(cu.cuModuleGetFunction(self.handle, compiled.name.encode()))
-        if compiled.shared > driver.info.shared_memory:
+        if compiled.shared > driver.info.target.shared_memory:
             raise CudaError(
                 f"loading kernel {compiled.name}",
                 "CUDA_ERROR_INVALID_VALUE",
                 f"it needs {compiled.shared} bytes of shared memory, the device has "
-                f"{driver.info.shared_memory}",
+                f"{driver.info.target.shared_memory}",
             )
         if compiled.shared > _DEFAULT_SHARED:
             attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -137,9 +138,9 @@ class PreparedLaunch:
         self._function = module.function
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * compiled.num_ctas
         self.scratch_bytes = programs * compiled.scratch
-        self._config = _launch_config(launch, compiled, driver.info.architecture)
+        self._config = _launch_config(launch, compiled, driver.info.target.architecture)
         self._stream: Any = None
-        self._early = launch.programmatic and driver.info.architecture >= 90
+        self._early = launch.programmatic and driver.info.target.architecture >= 90
         self._attributes = self._config.numAttrs
 
     def bind(
@@ -237,20 +238,30 @@ class CudaDriver:
                 "the device has no virtual memory management",
             )
         minimum = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        name = _check(cu.cuDeviceGetName(256, self._device))
+        name = _check(cu.cuDeviceGetName(256, self._device)).split(b"\0")[0].decode()
         return DeviceInfo(
             index=index,
-            name=name.split(b"\0")[0].decode(),
-            capability=(
-                self._attribute("COMPUTE_CAPABILITY_MAJOR"),
-                self._attribute("COMPUTE_CAPABILITY_MINOR"),
-            ),
+            name=name,
             total_memory=int(_check(cu.cuDeviceTotalMem(self._device))),
-            multiprocessors=self._attribute("MULTIPROCESSOR_COUNT"),
-            shared_memory=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             granularity=int(_check(cu.cuMemGetAllocationGranularity(self._property, minimum))),
-            conditional_nodes=self.driver_version >= _CONDITIONAL_DRIVER,
+            target=self._target(name),
             kind=_CUDA_KIND,
+        )
+
+    def _target(self, name: str) -> Target:
+        architecture = 10 * self._attribute("COMPUTE_CAPABILITY_MAJOR")
+        architecture += self._attribute("COMPUTE_CAPABILITY_MINOR")
+        bandwidth, operations = rates(name, architecture)
+        return Target(
+            architecture=architecture,
+            processors=self._attribute("MULTIPROCESSOR_COUNT"),
+            shared_memory=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            shared_memory_per_processor=self._attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            l2=self._attribute("L2_CACHE_SIZE"),
+            bandwidth=bandwidth,
+            operations=operations,
+            registers=self._attribute("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+            conditional_nodes=self.driver_version >= _CONDITIONAL_DRIVER,
         )
 
     # Memory.
@@ -374,7 +385,7 @@ class CudaDriver:
     # Kernels.
 
     def prepare(self, launches: Sequence[Launch]) -> list[PreparedLaunch]:
-        compiled = compile_launches(launches, self.info.architecture)
+        compiled = compile_launches(launches, self.info.target.architecture)
         modules = self._load(compiled)
         return [
             PreparedLaunch(self, launch, one, modules[one.key])
@@ -542,7 +553,7 @@ class CudaDriver:
 
         source = condition_kernels.cuda_source().encode()
         program = check(nvrtc.nvrtcCreateProgram(source, b"conditions.cu", 0, [], []))
-        options = [f"--gpu-architecture=sm_{self.info.architecture}".encode()]
+        options = [f"--gpu-architecture=sm_{self.info.target.architecture}".encode()]
         check(nvrtc.nvrtcCompileProgram(program, len(options), options))
         binary = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
         check(nvrtc.nvrtcGetCUBIN(program, binary))

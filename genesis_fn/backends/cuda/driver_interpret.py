@@ -18,12 +18,14 @@ import time
 import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from genesis_fn.backends.cuda import bounds
 from genesis_fn.backends.cuda.compile import SourceKernel
 from genesis_fn.backends.cuda.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.compiler.target import H200, Target
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Scalar
 
 _TORCH_NAMES = {
@@ -185,17 +187,18 @@ class InterpretDriver:
     shuffle: random.Random | None = None  # chooses the order of graphs' nodes
 
     def __init__(
-        self, index: int = 0, total_memory: int = 4 << 30, granularity: int = 2 << 20
+        self,
+        index: int = 0,
+        total_memory: int = 4 << 30,
+        granularity: int = 2 << 20,
+        target: Target = H200,
     ) -> None:
         self.info = DeviceInfo(
             index=index,
             name="Triton interpreter",
-            capability=(9, 0),
             total_memory=total_memory,
-            multiprocessors=8,
-            shared_memory=232448,
             granularity=granularity,
-            conditional_nodes=True,
+            target=replace(target, interpreted=True),
             kind=1,
         )
         self.compute = _Stream()

@@ -251,7 +251,7 @@ class CudaExecutable:
         if self._arena is None:
             # Between the pieces of a program that the host takes part in, others may run.
             pieces = any(map(has_host, self.scope.steps))
-            pieces = pieces or not self.runtime.driver.info.conditional_nodes
+            pieces = pieces or not self.runtime.driver.info.target.conditional_nodes
             self._arena = arena(self.runtime, self.scope.arena, shared=not pieces)
         table = self.table
         base = {b: a for b, a in zip(self._inputs, addresses)}

@@ -161,7 +161,7 @@ class Executable:
         self._driver = driver
         self._owners = tuple(owners)
         if conditional_nodes is None:
-            conditional_nodes = driver.info.conditional_nodes
+            conditional_nodes = driver.info.target.conditional_nodes
         # Launches own the modules with their code, which a graph does not keep from being unloaded.
         actions, self._launches, self._scratch = _bound(driver, steps, buffers, pool, overlap)
         self._parts: list[_Part] = []

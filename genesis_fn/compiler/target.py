@@ -1,0 +1,99 @@
+"""What the compiler and the kernels know of the GPU that a program is compiled for.
+
+A driver makes the `Target` of its device; every pass, planner and kernel door that depends on the
+machine takes it as an argument, so that a program can be planned for a GPU that is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A GPU: its architecture, sizes in bytes, and rates per second.
+
+    `architecture` is the compute capability as one number (90 for 9.0), `processors` the number of
+    multiprocessors, `shared_memory` the most that one program may use of it. `bandwidth` (bytes)
+    and `operations` (of bfloat16 matrix products, two for each multiplication and addition) are
+    what kernels reach at best. `interpreted`: kernels run in Triton's interpreter, which has no
+    warp groups.
+    """
+
+    architecture: int
+    processors: int
+    shared_memory: int
+    shared_memory_per_processor: int
+    l2: int
+    bandwidth: float
+    operations: float
+    registers: int = 65536  # of 32 bits, of one processor
+    conditional_nodes: bool = True
+    interpreted: bool = False
+
+    @property
+    def generation(self) -> int:
+        """The major compute capability: 8 for Ampere and Ada, 9 for Hopper, 10 and 12 Blackwell."""
+        return self.architecture // 10
+
+    @property
+    def descriptors(self) -> bool:
+        """Whether tiles are read through TMA descriptors. Consumer chips (sm_120) have them, but
+        too little shared memory for the tiles that profit."""
+        return 90 <= self.architecture < 120
+
+    @property
+    def warp_groups(self) -> bool:
+        """Whether kernels of Hopper's warp groups (wgmma, specialised warps) can run."""
+        return self.generation == 9 and not self.interpreted
+
+    @property
+    def float8(self) -> bool:
+        """Whether matrix products and conversions of 8-bit floats are in hardware."""
+        return self.architecture >= 89
+
+    @property
+    def programmatic_launch(self) -> bool:
+        """Whether a kernel may be started before the one ahead of it has ended."""
+        return self.architecture >= 90
+
+    def seconds(self, traffic: float, operations: float) -> float:
+        """The least time for so many bytes and operations."""
+        return max(traffic / self.bandwidth, operations / self.operations)
+
+
+# Rates of the H200 are measured (copy, matrix product); the others in proportion to their data
+# sheets. Shared memory and L2 from NVIDIA's table of compute capabilities and data sheets.
+H200 = Target(90, 132, 232448, 233472, 50 << 20, 4.2e12, 700e12)
+TARGETS = {
+    "H200": H200,
+    "H100 PCIe": replace(H200, processors=114, bandwidth=1.75e12, operations=530e12),
+    "H100": replace(H200, bandwidth=2.9e12),
+    "A100": Target(80, 108, 166912, 167936, 40 << 20, 1.7e12, 260e12),
+    "L40S": Target(89, 142, 101376, 102400, 96 << 20, 0.75e12, 300e12),
+    "L4": Target(89, 58, 101376, 102400, 48 << 20, 0.26e12, 100e12),
+    "RTX 4090": Target(89, 128, 101376, 102400, 72 << 20, 0.9e12, 150e12),
+    "B200": Target(100, 148, 232448, 233472, 126 << 20, 6.9e12, 1600e12),
+    "RTX 5090": Target(120, 170, 101376, 102400, 96 << 20, 1.6e12, 200e12),
+}
+"""GPUs by the names that their drivers give them; the first that is part of a name is meant."""
+
+# One GPU of each architecture, for programs that are compiled without a device.
+OF_ARCHITECTURE = {
+    80: TARGETS["A100"], 89: TARGETS["L40S"], 90: H200, 100: TARGETS["B200"],
+    120: TARGETS["RTX 5090"],
+}  # fmt: skip
+
+
+def rates(name: str, architecture: int) -> tuple[float, float]:
+    """(bandwidth, operations) of a device that calls itself `name`; for a name that is not known,
+    those of a GPU of its architecture or of the nearest below."""
+    for known, target in TARGETS.items():
+        if known in name:
+            return target.bandwidth, target.operations
+    below = [a for a in OF_ARCHITECTURE if a <= architecture]
+    target = OF_ARCHITECTURE[max(below, default=min(OF_ARCHITECTURE))]
+    return target.bandwidth, target.operations
+
+
+__all__ = ["H200", "OF_ARCHITECTURE", "TARGETS", "Target", "rates"]
