@@ -28,6 +28,7 @@ lint: $(VENV)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/basedpyright --level error
+	$(BIN)/python -m tests.code_lines
 
 # The interpreter of Triton is chosen when Triton is imported, so its tests are a process of their own.
 test: lint
