@@ -22,8 +22,8 @@ from tests.primitives import check as checks
 from tests.primitives.check import as_list, is_inexact, listed, random, to_array, to_numpy, vjp
 from tests.primitives.table import ROWS
 
-for _module in pkgutil.iter_modules(genesis_fn.transforms.__path__):
-    importlib.import_module(f"genesis_fn.transforms.{_module.name}")
+for _module in pkgutil.walk_packages(genesis_fn.transforms.__path__, "genesis_fn.transforms."):
+    importlib.import_module(_module.name)
 
 # Primitives that hold programs or functions, act on named axes or have effects, and the tests that
 # hold them.

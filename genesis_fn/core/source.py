@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 _PYTHON = os.path.dirname(os.__file__) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.path.abspath(sys.modules["genesis_fn"].__path__[0]) + os.sep
 # Layers, optimizers and models are written as a user would write them; their lines are worth
 # showing.
 _SHOWN = tuple(_PACKAGE + part + os.sep for part in ("nn", "optim", "models"))

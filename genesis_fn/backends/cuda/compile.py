@@ -485,7 +485,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        self._send({"path": list(sys.path), "package": str(Path(__file__).parents[2])})
+        self._send({"path": list(sys.path), "package": sys.modules["genesis_fn"].__path__[0]})
 
     def compile(self, wanted: Request) -> tuple[dict[str, Any], bytes]:
         self._send(asdict_shallow(wanted))
