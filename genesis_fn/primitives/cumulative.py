@@ -75,7 +75,7 @@ def _along(prim: Primitive) -> Callable:
 
 # ---- cumsum ----
 
-_cumsum = linear(
+cumsum_p = linear(
     "cumsum", _same_shape("cumsum", "number"),
     transpose=lambda ct, x, *, axis, reverse: cumsum(ct, axis, not reverse),
     batch=lambda size, x, d, *, axis, reverse: (cumsum(x, axis + (axis >= d), reverse), d),
@@ -87,7 +87,7 @@ _cumsum = linear(
 def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
     """The sum of each element and those before it (`reverse`: after it) along `axis`."""
     axis = axis_in(axis, typeof(operand).ndim, "cumsum", operand)
-    return bind(_cumsum.prim, operand, axis=axis, reverse=bool(reverse))
+    return bind(cumsum_p, operand, axis=axis, reverse=bool(reverse))
 
 
 # ---- linear recurrence ----

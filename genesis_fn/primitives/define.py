@@ -1,6 +1,6 @@
-"""Factories of primitives: most definitions are one call to `elementwise`, `linear` or `nullary`.
+"""Factories of primitives: most definitions are one call to `elementwise` or `linear`.
 
-A factory returns the function that binds the primitive; the primitive itself is its `.prim`.
+`elementwise` returns the function that binds the primitive, which is its `.prim`.
 """
 
 from __future__ import annotations
@@ -304,8 +304,8 @@ def linear(
     triton: Any = None,
     precision: str = "follow",
     view: bool = False,
-) -> Callable[..., Any]:
-    """The function of a new primitive that is linear in its one operand.
+) -> Primitive:
+    """A new primitive that is linear in its one operand.
 
     `transpose(ct, aval, **params)` maps the cotangent to the operand's; `batch(size, x, dim,
     **params)` gets one value with its batch dimension. Integer and boolean operands carry no
@@ -321,11 +321,7 @@ def linear(
     prim.linearize = linearize
     prim.transpose = lambda ct, x, /, **params: [transpose(ct, x.aval, **params)]
     prim.batch = lambda size, xs, dims, /, **params: batch(size, xs[0], dims[0], **params)
-
-    def call(x: Any, /, **params: Any) -> Any:
-        return bind(prim, x, **params)
-
-    return named(call, prim)
+    return prim
 
 
 def no_tangent(prim: Primitive) -> Callable:

@@ -85,9 +85,9 @@ def _fft_transpose(ct: Any, x: Aval, *, fft_type: FftType, fft_lengths: tuple[in
     return conj(mul(half, scale))
 
 
-_fft = linear(
+fft_p = linear(
     "fft", _fft_shape, transpose=_fft_transpose, torch_for=_fft_torch, triton="fft",
-    batch=lambda size, x, d, **params: (bind(_fft.prim, move_batch(x, d, 0, size), **params), 0),
+    batch=lambda size, x, d, **params: (bind(fft_p, move_batch(x, d, 0, size), **params), 0),
     precision="high",
 )  # fmt: skip
 
@@ -105,4 +105,4 @@ def fft(operand: Any, fft_type: FftType | str, fft_lengths: Sequence[int]) -> An
             names = ", ".join(t.value for t in FftType)
             raise ValueError(f"fft_type {fft_type!r} is not one of {names}") from None
     lengths = tuple([int(n) for n in fft_lengths])
-    return bind(_fft.prim, operand, fft_type=fft_type, fft_lengths=lengths)
+    return bind(fft_p, operand, fft_type=fft_type, fft_lengths=lengths)

@@ -150,13 +150,13 @@ def _slice_torch(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Calla
 
 def _slice_linearize(nonzero: Any, x: Any, *starts: Any, slice_sizes: tuple[int, ...]) -> Any:
     def again(t: Any, *_: Any) -> Any:
-        return None if t is None else bind(slice_p, t, *starts, slice_sizes=slice_sizes)
+        return None if t is None else bind(dynamic_slice_p, t, *starts, slice_sizes=slice_sizes)
 
-    return bind(slice_p, x, *starts, slice_sizes=slice_sizes), again
+    return bind(dynamic_slice_p, x, *starts, slice_sizes=slice_sizes), again
 
 
 def _slice_transpose(ct: Any, x: Any, *starts: Any, slice_sizes: tuple[int, ...]) -> list:
-    return [bind(update_p, zeros(x.aval), ct, *starts), *[None] * len(starts)]
+    return [bind(dynamic_update_slice_p, zeros(x.aval), ct, *starts), *[None] * len(starts)]
 
 
 def _slice_batch(
@@ -166,7 +166,7 @@ def _slice_batch(
     if all(i is None for i in start_dims):
         starts.insert(d, 0)  # pyright: ignore[reportArgumentType]
         sizes = (*slice_sizes[:d], size, *slice_sizes[d:])
-        return bind(slice_p, x, *starts, slice_sizes=sizes), d
+        return bind(dynamic_slice_p, x, *starts, slice_sizes=sizes), d
     if d is not None:
         x = move_batch(x, d, 0, size)
     kind = typeof(x)
@@ -182,12 +182,12 @@ def _slice_batch(
     return gather(x, vectors, numbers, sizes, mode="clip"), 0
 
 
-slice_p = Primitive(
+dynamic_slice_p = Primitive(
     "dynamic_slice", _slice_shape, linearize=_slice_linearize, transpose=_slice_transpose,
     batch=_slice_batch, torch_for=_slice_torch, triton="dynamic_slice", view=True,
     weak=slice(1),
 )  # fmt: skip
-PRIM["dynamic_slice"] = slice_p
+PRIM["dynamic_slice"] = dynamic_slice_p
 
 # ---- dynamic_update_slice ----
 
@@ -222,16 +222,18 @@ def _update_linearize(nonzero: Any, x: Any, u: Any, *starts: Any) -> Any:
     def tangent(tx: Any, tu: Any, *_: Any) -> Any:
         if tx is None and tu is None:
             return None
-        return bind(update_p, instantiate(tx, kinds[0]), instantiate(tu, kinds[1]), *starts)
+        return bind(
+            dynamic_update_slice_p, instantiate(tx, kinds[0]), instantiate(tu, kinds[1]), *starts
+        )
 
-    return bind(update_p, x, u, *starts), tangent
+    return bind(dynamic_update_slice_p, x, u, *starts), tangent
 
 
 def _update_transpose(ct: Any, x: Any, u: Any, *starts: Any) -> list:
     kind = u.aval if is_linear(u) else typeof(u)
     return [
-        bind(update_p, ct, zeros(kind), *starts) if is_linear(x) else None,
-        bind(slice_p, ct, *starts, slice_sizes=kind.shape) if is_linear(u) else None,
+        bind(dynamic_update_slice_p, ct, zeros(kind), *starts) if is_linear(x) else None,
+        bind(dynamic_slice_p, ct, *starts, slice_sizes=kind.shape) if is_linear(u) else None,
         *[None] * len(starts),
     ]
 
@@ -240,10 +242,10 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
     (x, u, *starts), (d, update_dim, *start_dims) = xs, dims
     x, u = move_batch(x, d, 0, size), move_batch(u, update_dim, 0, size)
     if all(i is None for i in start_dims):
-        return bind(update_p, x, u, 0, *starts), 0
+        return bind(dynamic_update_slice_p, x, u, 0, *starts), 0
     if size == 1:
         single = [s if i is None else reshape(s, ()) for s, i in zip(starts, start_dims)]
-        return bind(update_p, x, u, 0, *single), 0
+        return bind(dynamic_update_slice_p, x, u, 0, *single), 0
     kind, window = typeof(x), typeof(u).shape
     example = kind.update(kind.shape[1:])
     vectors, mapped = _vectors(example, starts, start_dims, window[1:], size)
@@ -253,13 +255,13 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
     return scatter(x, vectors, u, numbers, unique_indices=True, mode="clip"), 0
 
 
-update_p = Primitive(
+dynamic_update_slice_p = Primitive(
     "dynamic_update_slice", _update_shape, linearize=_update_linearize,
     transpose=_update_transpose, batch=_update_batch, torch_for=_update_torch,
     triton="dynamic_update_slice",
     weak=slice(1),
 )  # fmt: skip
-PRIM["dynamic_update_slice"] = update_p
+PRIM["dynamic_update_slice"] = dynamic_update_slice_p
 
 
 # ---- public functions ----
@@ -311,7 +313,7 @@ def dynamic_slice(
         [0 <= size <= n for size, n in zip(sizes, shape)]
     ):
         return static_slice(operand, starts, [s + n for s, n in zip(starts, sizes)])
-    return bind(slice_p, operand, *starts, slice_sizes=sizes)
+    return bind(dynamic_slice_p, operand, *starts, slice_sizes=sizes)
 
 
 def dynamic_update_slice(
@@ -331,7 +333,7 @@ def dynamic_update_slice(
             f"dynamic_update_slice: an update {typeof(update)} does not fit in {typeof(operand)}"
         )
     starts = _starts(operand, start_indices, sizes, allow_negative_indices)
-    return bind(update_p, operand, update, *starts)
+    return bind(dynamic_update_slice_p, operand, update, *starts)
 
 
 def _along(operand: Any, axis: int, start: Any) -> tuple[int, list[Any]]:

@@ -84,17 +84,17 @@ def _sum_batch(size: int, x: Any, d: int, *, axes: tuple[int, ...]) -> Any:
     return reduce_sum(x, axes), 0
 
 
-_sum = linear(
+reduce_sum_p = linear(
     "reduce_sum", lambda x, *, axes: reduced(x, axes, "reduce_sum"), transpose=_sum_transpose,
     batch=_sum_batch, torch_for=_sum_torch, triton="sum", precision="high",
 )  # fmt: skip
-PRIM["reduce_sum"] = _sum.prim
+PRIM["reduce_sum"] = reduce_sum_p
 
 
 def reduce_sum(x: Any, axes: Sequence[int]) -> Any:
     """The sum over `axes`, in the dtype of `x`; 16-bit floats are accumulated in float32."""
     axes = tuple(axes)
-    return bind(_sum.prim, x, axes=axes) if axes else x
+    return bind(reduce_sum_p, x, axes=axes) if axes else x
 
 
 # ---- the others ----

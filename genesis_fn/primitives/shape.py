@@ -94,11 +94,11 @@ def _broadcast_batch(size: int, x: Any, d: int, *, shape: tuple, dims: tuple) ->
     return broadcast_in_dim(x, (size, *shape), (0, *(i + 1 for i in dims))), 0
 
 
-_broadcast = linear(
+broadcast_in_dim_p = linear(
     "broadcast_in_dim", _broadcast_shape, transpose=_broadcast_transpose, batch=_broadcast_batch,
     torch=_broadcast_torch, triton="broadcast_in_dim", view=True,
 )  # fmt: skip
-PRIM["broadcast_in_dim"] = _broadcast.prim
+PRIM["broadcast_in_dim"] = broadcast_in_dim_p
 
 
 def broadcast_in_dim(
@@ -110,7 +110,7 @@ def broadcast_in_dim(
     order = sorted(range(len(dims)), key=dims.__getitem__)
     if order != list(range(len(dims))) and len(dims) == len(typeof(operand).shape):
         operand, dims = transpose(operand, order), tuple([dims[i] for i in order])
-    return bind(_broadcast.prim, operand, shape=ints(shape), dims=dims)
+    return bind(broadcast_in_dim_p, operand, shape=ints(shape), dims=dims)
 
 
 def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
@@ -141,7 +141,7 @@ def _reshape_shape(x: Aval, *, shape: tuple[int, ...]) -> Aval:
     return result
 
 
-_reshape = linear(
+reshape_p = linear(
     "reshape",
     _reshape_shape,
     transpose=lambda ct, x, *, shape: reshape(ct, x.shape),
@@ -160,7 +160,7 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     if dimensions is not None:
         operand = transpose(operand, dimensions)
     shape = ints(new_sizes)
-    return operand if typeof(operand).shape == shape else bind(_reshape.prim, operand, shape=shape)
+    return operand if typeof(operand).shape == shape else bind(reshape_p, operand, shape=shape)
 
 
 def squeeze(array: Any, dimensions: int | Sequence[int]) -> Any:
@@ -205,7 +205,7 @@ def _inverse(permutation: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(range(len(permutation)), key=permutation.__getitem__))
 
 
-_transpose = linear(
+transpose_p = linear(
     "transpose",
     _transpose_shape,
     transpose=lambda ct, x, *, permutation: transpose(ct, _inverse(permutation)),
@@ -217,7 +217,7 @@ _transpose = linear(
     triton="transpose",
     view=True,
 )
-PRIM["transpose"] = _transpose.prim
+PRIM["transpose"] = transpose_p
 
 
 def transpose(operand: Any, permutation: Sequence[int]) -> Any:
@@ -225,7 +225,7 @@ def transpose(operand: Any, permutation: Sequence[int]) -> Any:
     permutation = ints(permutation)
     if permutation == tuple(range(len(typeof(operand).shape))):
         return operand
-    return bind(_transpose.prim, operand, permutation=permutation)
+    return bind(transpose_p, operand, permutation=permutation)
 
 
 # ---- slice ----
@@ -274,7 +274,7 @@ def _slice_batch(size: int, x: Any, d: int, *, start: tuple, limit: tuple, strid
     return slice(x, *whole), d
 
 
-_slice = linear(
+slice_p = linear(
     "slice", _slice_shape, transpose=_slice_transpose, batch=_slice_batch,
     torch_for=_slice_torch, triton="slice", view=True,
 )  # fmt: skip
@@ -291,7 +291,7 @@ def slice(  # noqa: A001
     strides = (1,) * len(start) if strides is None else ints(strides)
     if limit == shape and not any(start) and strides == (1,) * len(shape):
         return operand
-    return bind(_slice.prim, operand, start=start, limit=limit, strides=strides)
+    return bind(slice_p, operand, start=start, limit=limit, strides=strides)
 
 
 def slice_in_dim(
@@ -577,7 +577,7 @@ def _rev_torch(avals: Sequence[Aval], *, dimensions: tuple) -> Callable:
     return lambda x: torch.flip(x, dimensions)
 
 
-_rev = linear(
+rev_p = linear(
     "rev", _rev_shape, transpose=lambda ct, x, *, dimensions: rev(ct, dimensions),
     batch=lambda size, x, d, *, dimensions: (rev(x, [i + (i >= d) for i in dimensions]), d),
     torch_for=_rev_torch, triton="rev",
@@ -587,7 +587,7 @@ _rev = linear(
 def rev(operand: Any, dimensions: Sequence[int]) -> Any:
     """`operand` with the order of elements reversed along `dimensions`."""
     axes = canonical_axes(tuple(dimensions), len(typeof(operand).shape), "rev")
-    return bind(_rev.prim, operand, dimensions=axes) if axes else operand
+    return bind(rev_p, operand, dimensions=axes) if axes else operand
 
 
 # ---- iota ----
@@ -636,7 +636,7 @@ def iota(dtype: DTypeLike, size: int | Sequence[int], dimension: int = 0) -> Any
 
 # ---- copies and barriers ----
 
-_copy = linear(
+copy_p = linear(
     "copy", lambda x: x, transpose=lambda ct, x: ct, batch=lambda size, x, d: (copy(x), d),
     torch=lambda x: x.clone(), triton="{0}",
 )  # fmt: skip
@@ -644,7 +644,7 @@ _copy = linear(
 
 def copy(x: Any) -> Any:
     """`x` in memory of its own."""
-    return bind(_copy.prim, x)
+    return bind(copy_p, x)
 
 
 def _some(values: Sequence[Any]) -> list:
@@ -714,7 +714,7 @@ def _precision_torch(avals: Sequence[Aval], *, exponent_bits: int, mantissa_bits
     return run
 
 
-_precision = linear(
+reduce_precision_p = linear(
     "reduce_precision", _precision_shape, torch_for=_precision_torch,
     transpose=lambda ct, x, **bits: reduce_precision(ct, **bits),
     batch=lambda size, x, d, **bits: (reduce_precision(x, **bits), d), triton="reduce_precision",
@@ -725,6 +725,6 @@ def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> An
     """`operand` rounded to a float format with these bits, in its own dtype. What is too large
     becomes infinite, what is too small for a normal number becomes zero."""
     return bind(
-        _precision.prim, operand, exponent_bits=operator.index(exponent_bits),
+        reduce_precision_p, operand, exponent_bits=operator.index(exponent_bits),
         mantissa_bits=operator.index(mantissa_bits),
     )  # fmt: skip

@@ -189,10 +189,10 @@ def _window_shape(name: str, kinds: str) -> Callable[..., Aval]:
 
 
 def _window_sum(x: Any, window: Window) -> Any:
-    return bind(_reduce_window_sum.prim, x, window=window)
+    return bind(reduce_window_sum_p, x, window=window)
 
 
-_reduce_window_sum = linear(
+reduce_window_sum_p = linear(
     "reduce_window_sum", _window_shape("reduce_window_sum", "number"),
     transpose=lambda ct, x, *, window: _window_sum(
         ct, window.backward(x.shape, typeof(ct).shape)
@@ -359,7 +359,7 @@ reduce_window_max_p = _extreme("reduce_window_max", torch.maximum, True)
 reduce_window_min_p = _extreme("reduce_window_min", torch.minimum, False)
 
 _PRIMITIVES = {
-    "add": _reduce_window_sum.prim, "max": reduce_window_max_p, "min": reduce_window_min_p,
+    "add": reduce_window_sum_p, "max": reduce_window_max_p, "min": reduce_window_min_p,
 }  # fmt: skip
 
 

@@ -83,9 +83,9 @@ def _physical_param(value: Any) -> Any:
 
 
 for _prim in (
-    shape._slice.prim, shape._rev.prim, shape._copy.prim, shape.concatenate_p, shape.split_p,
+    shape.slice_p, shape.rev_p, shape.copy_p, shape.concatenate_p, shape.split_p,
     shape.barrier_p, elementwise.select_p, gather.gather_p, gather.take_rows_p, scatter.scatter_p,
-    indexing.slice_p, indexing.update_p, name_p,
+    indexing.dynamic_slice_p, indexing.dynamic_update_slice_p, name_p,
 ):  # fmt: skip
     _prim.words = _moved
 for _prim in (
@@ -95,8 +95,8 @@ for _prim in (
     _prim.words = _nested
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):
     _prim.words = _equal
-shape._reshape.prim.words, shape._broadcast.prim.words = _reshape, _broadcast
-shape._transpose.prim.words, full_p.words = _transpose, _full
+shape.reshape_p.words, shape.broadcast_in_dim_p.words = _reshape, _broadcast
+shape.transpose_p.words, full_p.words = _transpose, _full
 
 
 # ---- programs ----
