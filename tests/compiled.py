@@ -68,12 +68,13 @@ class _Held:
 @functools.lru_cache(4096)
 def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
     """(PTX, what its parameters are like) of a launch."""
+    from genesis_fn.compiler.target import OF_ARCHITECTURE
     from genesis_fn.kernels.compile_only import compiled_kernel
 
     launch = held.launch
     launch = replace(launch, kernel=getattr(launch.kernel, "function", launch.kernel))
     for architecture in (90, 80):
-        found = compiled_kernel(launch, architecture)
+        found = compiled_kernel(launch, OF_ARCHITECTURE[architecture])
         text, data = found.asm["ptx"], found.metadata
         if not any(word in text for word in _UNMODELLED):
             break

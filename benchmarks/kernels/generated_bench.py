@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch_launch import TARGET
+
 import genesis_fn as gf
 from genesis_fn import random
 from genesis_fn.backends.cuda.codegen import generate
@@ -59,7 +61,7 @@ def program(layers: int, batch: int, length: int) -> Jaxpr:
     params = gf.eval_shape(lambda: qwen.init(random.key(0), config))
     state = gf.eval_shape(optimizer.init, params)
     tokens = gf.ShapeDtypeStruct((batch, length + 1), "int32")
-    return rematerialise(prepared(step.trace(params, state, tokens).jaxpr))
+    return rematerialise(prepared(step.trace(params, state, tokens).jaxpr, TARGET))
 
 
 def kernels(jaxpr: Jaxpr) -> list[Kernel]:

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 import triton
-from torch_launch import TORCH_DTYPES, bound_plan, graph_time, rehearse
+from torch_launch import TARGET, TORCH_DTYPES, bound_plan, graph_time, rehearse
 
 from genesis_fn.kernels.launch import Plan
-from genesis_fn.kernels.matmul import Config, Epilogue, MatmulSpec, Target, configs, plan_matmul
+from genesis_fn.kernels.matmul import Config, Epilogue, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.matmul_grouped import grouped_configs, plan_grouped_matmul
 
 L2_BYTES = 64 << 20
@@ -60,19 +60,8 @@ class Case:
     def plan(self, config: Config) -> Plan:
         """The plan with one configuration."""
         if len(self.specs) > 1:
-            return plan_grouped_matmul(self.specs, config, TARGET)
-        return plan_matmul(self.specs[0], config, target=TARGET)
-
-
-def target() -> Target:
-    """The GPU of this machine, or an H200 where there is none."""
-    if not torch.cuda.is_available():
-        return Target()
-    properties = torch.cuda.get_device_properties(0)
-    return Target(properties.major * 10 + properties.minor, properties.multi_processor_count)
-
-
-TARGET = target()
+            return plan_grouped_matmul(self.specs, TARGET, config)
+        return plan_matmul(self.specs[0], TARGET, config)
 
 
 def cases() -> list[Case]:

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parent))
-from torch_launch import bound_plan, graph_time, rehearse, rehearsing
+from torch_launch import TARGET, bound_plan, graph_time, rehearse, rehearsing
 
 from genesis_fn.kernels.concat import Concatenate, plan_concatenate
 from genesis_fn.kernels.conv import (
@@ -412,7 +412,7 @@ def linear_cross_entropy_cases() -> list[Case]:
         spec = spec_of(chunk)
         chosen = tuned_products(spec) if tuned else {}
         outputs = [empty(1), torch.empty_like(given[0]), torch.empty_like(given[1])]
-        plan = plan_linear_cross_entropy(spec, chosen, warps)
+        plan = plan_linear_cross_entropy(spec, TARGET, chosen, warps)
         return bound_plan(plan, [*given, *outputs]), outputs
 
     def reference(x, w, labels):
@@ -457,9 +457,10 @@ def tuned_products(spec: LinearCrossEntropy) -> dict:
     for name, given in tensors.items():
         matmul = product(spec, name, rows, accumulate=name == "dweight")
         times = {}
-        for config in configs(matmul)[:6]:
+        for config in configs(matmul, TARGET)[:6]:
             try:
-                times[config] = graph_time([bound_plan(plan_matmul(matmul, config), given)], 5)
+                plan = plan_matmul(matmul, TARGET, config)
+                times[config] = graph_time([bound_plan(plan, given)], 5)
             except Exception as error:
                 print(f"  {name} {config}: {error}", file=sys.stderr)
         chosen[name] = min(times, key=times.__getitem__)

@@ -17,6 +17,7 @@ import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from genesis_fn.compiler.target import H200, Target, rates
 from genesis_fn.kernels.compile_only import tile_layout
 from genesis_fn.kernels.launch import Argument, Buf, Clear, Plan, Scalar
 
@@ -37,6 +38,22 @@ TORCH_DTYPES = {
     "u32": torch.uint32,
     "u64": torch.uint64,
 }
+
+
+def _target() -> Target:
+    """The GPU of this machine, or an H200 where there is none."""
+    if not torch.cuda.is_available():
+        return H200
+    found = torch.cuda.get_device_properties(0)
+    architecture = 10 * found.major + found.minor
+    return Target(
+        architecture, found.multi_processor_count, found.shared_memory_per_block_optin,
+        found.shared_memory_per_multiprocessor, found.L2_cache_size,
+        *rates(found.name, architecture),
+    )  # fmt: skip
+
+
+TARGET = _target()
 
 
 def run_plan_torch(plan: Plan, tensors: Sequence[torch.Tensor]) -> None:

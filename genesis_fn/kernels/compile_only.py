@@ -14,25 +14,23 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language import TYPES
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan, Scalar
 
-SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-"""Bytes of shared memory that one program may use, by compute capability."""
 
-
-def compile_plan(plan: Plan, arch: int = 90) -> list[dict[str, Any]]:
+def compile_plan(plan: Plan, target: Target) -> list[dict[str, Any]]:
     """One record {name, registers, spills, shared, warps} for each launch of the plan, in order.
 
     `spills` is the local memory of one thread in bytes. Nothing touches a driver; the process must
     not have `TRITON_INTERPRET` set.
     """
-    return [compile_launch(step, arch) for step in plan.steps if isinstance(step, Launch)]
+    return [compile_launch(step, target) for step in plan.steps if isinstance(step, Launch)]
 
 
-def compile_launch(launch: Launch, arch: int = 90) -> dict[str, Any]:
+def compile_launch(launch: Launch, target: Target) -> dict[str, Any]:
     """The resources of one compiled launch: {name, registers, spills, shared, warps}."""
-    compiled = compiled_kernel(launch, arch)
+    compiled = compiled_kernel(launch, target)
     usage = _cubin_usage(compiled.asm["cubin"])
     return {
         "name": launch.kernel.__name__,
@@ -43,7 +41,7 @@ def compile_launch(launch: Launch, arch: int = 90) -> dict[str, Any]:
     }
 
 
-def compiled_kernel(launch: Launch, arch: int = 90) -> Any:
+def compiled_kernel(launch: Launch, target: Target) -> Any:
     """Triton's compiled kernel of a launch; its `asm` holds ttgir, ptx and cubin."""
     names = list(launch.kernel.arg_names)
     given = {*launch.arguments, *launch.constants}
@@ -61,7 +59,8 @@ def compiled_kernel(launch: Launch, arch: int = 90) -> Any:
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
     kind = GluonASTSource if launch.kernel.is_gluon() else ASTSource
     source = kind(launch.kernel, signature, constants, attributes)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch.options)
+    machine = GPUTarget("cuda", target.architecture, 32)
+    return triton.compile(source, target=machine, options=launch.options)
 
 
 def _signature(argument: Argument, gluon: bool) -> str:

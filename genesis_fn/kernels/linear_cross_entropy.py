@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.cross_entropy import (
     CrossEntropy,
     add_reduction,
@@ -76,6 +77,7 @@ class LinearCrossEntropy:
 
 def plan_linear_cross_entropy(
     spec: LinearCrossEntropy,
+    target: Target,
     configs: Mapping[str, Config] | None = None,
     row_warps: int | None = None,
 ) -> Plan:
@@ -108,9 +110,9 @@ def plan_linear_cross_entropy(
     def add_product(name: str, places: tuple[Buf, ...], rows: int, **options: Any) -> None:
         matmul = product(spec, name, rows, **options)
         config = (configs or {}).get(name)
-        if config is not None and fitted(matmul, config) != config:
+        if config is not None and fitted(matmul, config, target) != config:
             config = None
-        builder.include(plan_matmul(matmul, config), places)
+        builder.include(plan_matmul(matmul, target, config), places)
 
     for i, (start, rows) in enumerate(chunks):
         x_rows = _advance(x, start * spec.features)

@@ -1,6 +1,6 @@
 """Plans of matrix products: which kernel, which arguments, which scratch.
 
-    plan = plan_matmul(MatmulSpec(m=4096, n=4096, k=1024, rhs_transposed=True))
+    plan = plan_matmul(MatmulSpec(m=4096, n=4096, k=1024, rhs_transposed=True), target)
 
 Buffers are the left operand, the right one, the gate's right operand if separate, the bias, the
 residual and the hooks' inputs; then the output and the hooks' outputs. An accumulating output is
@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan, Scalar, Workspace
 from genesis_fn.kernels.matmul_source import (
     Text,
@@ -26,7 +27,6 @@ from genesis_fn.kernels.matmul_source import (
 from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Epilogue, Hooks, MatmulSpec
 from genesis_fn.kernels.matmul_tuning import (
     TENSOR_CORE_DTYPES,
-    Target,
     configs,
     default_config,
     stores_descriptor,
@@ -39,16 +39,13 @@ from genesis_fn.kernels.source import kernel_from_source
 
 @functools.lru_cache(512)
 def plan_matmul(
-    spec: MatmulSpec,
-    config: Config | None = None,
-    hooks: Hooks | None = None,
-    target: Target | None = None,
+    spec: MatmulSpec, target: Target, config: Config | None = None, hooks: Hooks | None = None
 ) -> Plan:
     """The plan of one (batched) product: one launch, or two if k is split.
 
     Raises `ValueError` if the configuration cannot serve the spec's layout or types.
     """
-    target, hooks = target or Target(), hooks or Hooks()
+    hooks = hooks or Hooks()
     buffers = buffers_of(spec, hooks)
     outputs = 1 + len(hooks.outputs)
     inputs = len({b.index for b in buffers.values()}) - outputs
@@ -75,7 +72,7 @@ def plan_matmul(
 def segmented(spec: MatmulSpec, target: Target) -> bool:
     """Whether one loop can run through the segments of a product."""
     return spec.m > 64 and all(
-        takes_descriptors(piece, target.arch)
+        takes_descriptors(piece, target)
         and all(
             piece.contiguous_axis(side) == spec.contiguous_axis(side) for side in ("lhs", "rhs")
         )
@@ -95,18 +92,18 @@ def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
         operands = [Buf(2 * i, piece.lhs_dtype), Buf(2 * i + 1, piece.rhs_dtype)]
         if i < len(pieces) - 1:
             part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
-            builder.include(plan_matmul(part, target=target), [*operands, held])
+            builder.include(plan_matmul(part, target), [*operands, held])
         else:
             last = replace(piece, epilogue=Epilogue(residual=wide))
             out = Buf(2 * len(pieces), spec.out_dtype)
-            builder.include(plan_matmul(last, target=target), [*operands, held, out])
+            builder.include(plan_matmul(last, target), [*operands, held, out])
     return builder.build()
 
 
 def _prepared(spec: MatmulSpec, config: Config, hooks: Hooks, target: Target) -> Plan:
     """The product of copies of its operands, as `kernels.prepared` lays them out."""
     ready = prepared_spec(spec)
-    inner = plan_matmul(ready, replace(config, prepared=False), hooks, target)
+    inner = plan_matmul(ready, target, replace(config, prepared=False), hooks)
     builder = PlanBuilder(inner.inputs, inner.outputs)
     buffers = [Buf(i, "i8") for i in range(inner.inputs + inner.outputs)]
     for i, operand in enumerate(("lhs", "rhs")):
@@ -118,10 +115,10 @@ def _prepared(spec: MatmulSpec, config: Config, hooks: Hooks, target: Target) ->
 
 def matmul_source(
     spec: MatmulSpec,
+    target: Target,
     epilogue_source: str = "",
     extra_args: Sequence[tuple[str, str]] = (),
     config: Config | None = None,
-    target: Target | None = None,
 ) -> str:
     """The Triton source of the product's (first) kernel with a generated epilogue.
 
@@ -297,13 +294,16 @@ def _reduction(text: Text, buffers: dict[str, Buf]) -> Launch:
 
 
 def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
-    if target.arch < 89 and {spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype} & set(FLOAT8):
-        raise ValueError(f"float8 needs compute capability 8.9, the device has sm_{target.arch}")
+    if not target.float8 and {spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype} & set(FLOAT8):
+        raise ValueError(
+            f"float8 needs compute capability 8.9, the device has sm_{target.architecture}"
+        )
     if config.tensor_cores and spec.operand_dtype not in TENSOR_CORE_DTYPES:
         raise ValueError(f"tensor cores cannot multiply {spec.operand_dtype}: tensor_cores=False")
-    if config.family == "tma" and not takes_descriptors(spec, target.arch):
+    if config.family == "tma" and not takes_descriptors(spec, target):
         raise ValueError(
-            f"{spec} cannot be read through descriptors on sm_{target.arch}: use family 'pointer'"
+            f"{spec} cannot be read through descriptors on sm_{target.architecture}: "
+            "use family 'pointer'"
         )
     if config.family not in ("tma", "pointer", "gemv"):
         raise ValueError(f"family must be 'tma', 'pointer' or 'gemv', got {config.family!r}")
@@ -316,7 +316,6 @@ __all__ = [
     "Epilogue",
     "Hooks",
     "MatmulSpec",
-    "Target",
     "configs",
     "default_config",
     "matmul_source",

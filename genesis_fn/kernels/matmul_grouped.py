@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan
 from genesis_fn.kernels.matmul import (
     arguments_of,
@@ -20,33 +21,31 @@ from genesis_fn.kernels.matmul import (
 )
 from genesis_fn.kernels.matmul_source import Text, persistent_source
 from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
-from genesis_fn.kernels.matmul_tuning import Target, configs, seconds, takes_descriptors
+from genesis_fn.kernels.matmul_tuning import configs, seconds, takes_descriptors
 from genesis_fn.kernels.source import kernel_from_source
 
 
 def plan_grouped_matmul(
-    specs: Sequence[MatmulSpec], config: Config | None = None, target: Target | None = None
+    specs: Sequence[MatmulSpec], target: Target, config: Config | None = None
 ) -> Plan:
     """The plan of independent products of the same element types in one launch.
 
     Inputs are each product's inputs in turn, outputs its outputs in turn. Products that cannot be
     read through descriptors, and single ones, run as launches of their own.
     """
-    target = target or Target()
     types = {(s.lhs_dtype, s.rhs_dtype, s.out_dtype, s.precision) for s in specs}
     if len(types) != 1:
         raise ValueError(f"grouped products must share element types and precision, got {types}")
-    fit = all(takes_descriptors(s, target.arch) for s in specs)
+    fit = all(takes_descriptors(s, target) for s in specs)
     fit = fit and all(segmented(s, target) for s in specs if s.segments)
     if len(specs) == 1 or not fit:
-        return _joined([plan_matmul(s, target=target) for s in specs])
+        return _joined([plan_matmul(s, target) for s in specs])
     config = config or grouped_configs(specs, target)[0]
     return _fused(specs, config, target)
 
 
-def grouped_configs(specs: Sequence[MatmulSpec], target: Target | None = None) -> list[Config]:
+def grouped_configs(specs: Sequence[MatmulSpec], target: Target) -> list[Config]:
     """Configurations worth timing for the group, the best by the machine model first."""
-    target = target or Target()
     candidates: dict[Config, None] = {}
     for spec in specs:
         for config in configs(replace(spec, batch=(), **_no_strides()), target):

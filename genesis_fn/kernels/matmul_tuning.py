@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.matmul_source import joins_gate
 from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Hooks, MatmulSpec
 from genesis_fn.kernels.prepared import copies, prepared_spec
 
-_SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
 _BYTES_PER_SECOND = 4.2e12
 _LAUNCH_SECONDS = 2.0e-6
@@ -20,28 +20,13 @@ _SKINNY_LATENCY_SECONDS = 1.4e-6
 _SKINNY_TILE_SECONDS = 0.15e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The machine that a configuration is chosen for: compute capability and multiprocessors."""
-
-    arch: int = 90
-    processors: int = 132
-
-    @property
-    def shared(self) -> int:
-        """Bytes of shared memory that one program may use."""
-        known = [arch for arch in _SHARED if arch <= self.arch]
-        return _SHARED[max(known)] if known else 65536
-
-
-def takes_descriptors(spec: MatmulSpec, arch: int = 90) -> bool:
+def takes_descriptors(spec: MatmulSpec, target: Target) -> bool:
     """Whether both operands can be read through TMA descriptors (the "tma" family).
 
     An operand needs one inner stride of one, every other stride and its offset a multiple of 16
-    bytes, and no empty axis. Consumer chips (sm_120) have TMA, but too little shared memory for the
-    tiles that profit.
+    bytes, and no empty axis.
     """
-    if not 90 <= arch < 120 or 0 in (spec.m, spec.n, spec.k, *spec.batch) or len(spec.batch) > 3:
+    if not target.descriptors or 0 in (spec.m, spec.n, spec.k, *spec.batch) or len(spec.batch) > 3:
         return False
     if spec.operand_dtype not in TENSOR_CORE_DTYPES or spec.operand_dtype == "fp64":
         return False
@@ -67,26 +52,21 @@ def _describable(spec: MatmulSpec, operand: str) -> bool:
     return all(s * size % 16 == 0 for s in (*others, getattr(spec, f"{operand}_offset")))
 
 
-def default_config(
-    spec: MatmulSpec, target: Target | None = None, hooks: Hooks | None = None
-) -> Config:
+def default_config(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> Config:
     """The configuration a product starts from: the first of `configs`."""
     return configs(spec, target, hooks)[0]
 
 
 @functools.lru_cache(512)
-def configs(
-    spec: MatmulSpec, target: Target | None = None, hooks: Hooks | None = None
-) -> tuple[Config, ...]:
+def configs(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> tuple[Config, ...]:
     """Up to ten configurations worth timing, the best by a model of the machine first.
 
     All of one list with the same `split_k` and `bk` add up in one order.
     """
-    target = target or Target()
     if 0 in (spec.m, spec.n, *spec.batch):
         return (Config("pointer", 16, 16, 16),)
     if spec.operand_dtype not in TENSOR_CORE_DTYPES or (
-        spec.operand_dtype == "fp64" and target.arch // 10 == 10
+        spec.operand_dtype == "fp64" and target.generation == 10
     ):
         return (Config("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if spec.m <= 64:
@@ -124,7 +104,7 @@ def prepares(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> bo
     Hopper's tensor cores want k contiguous in 32-bit operands, and "tf32x3" costs less if operands
     are cut in two once instead of in every tile.
     """
-    if target.arch // 10 != 9 or _kind(spec) not in ("tf32", "tf32x3") or spec.gated:
+    if target.generation != 9 or _kind(spec) not in ("tf32", "tf32x3") or spec.gated:
         return False
     if spec.segments or (hooks and (hooks.lhs or hooks.rhs or hooks.makes_lhs)):
         return False
@@ -194,7 +174,7 @@ def shared_bytes(
     stages = config.stages * size * config.bk * (config.bm + config.bn * products)
     area = config.bm * config.bn // config.parts
     # On sm_100 accumulators leave tensor memory, and operands turn, through shared memory.
-    turned = 8 if target.arch >= 100 and size == 4 else 0
+    turned = 8 if target.generation >= 10 and size == 4 else 0
     if config.split_k > 1:
         return stages + area * (4 + turned) + 1024
     read = [spec.epilogue.residual] if spec.epilogue.residual else []
@@ -246,7 +226,7 @@ def gemv_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
 
 def _skinny_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     rows = max(16, 1 << (spec.m - 1).bit_length())
-    described = takes_descriptors(spec, target.arch) and _kind(spec) != "ieee"
+    described = takes_descriptors(spec, target) and _kind(spec) != "ieee"
     family = "tma" if described else "pointer"
     size = ITEMSIZE[spec.operand_dtype]
     menu = []
@@ -274,7 +254,7 @@ def _swaps(spec: MatmulSpec) -> bool:
 
 def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     # With exact float32 there are no tensor cores to feed, and staging in shared memory only costs.
-    described = takes_descriptors(spec, target.arch) and _kind(spec) != "ieee"
+    described = takes_descriptors(spec, target) and _kind(spec) != "ieee"
     family = "tma" if described else "pointer"
     wide = 2 if spec.gated else 1
     menu = []
@@ -370,12 +350,9 @@ _SHAPES = {
 """(rows, columns, depth, warps, stages) of the tiles worth trying; none of them spills."""
 
 
-def fitted(
-    spec: MatmulSpec, config: Config, target: Target | None = None, hooks: Hooks | None = None
-) -> Config:
+def fitted(spec: MatmulSpec, config: Config, target: Target, hooks: Hooks | None = None) -> Config:
     """The configuration with as many of its stages as fit in shared memory for this product."""
-    target = target or Target()
-    limit = target.shared // config.residents - 1024 * (config.residents - 1)
+    limit = target.shared_memory // config.residents - 1024 * (config.residents - 1)
     while config.stages > 1 and shared_bytes(spec, config, target, hooks) > limit:
         config = replace(config, stages=config.stages - 1)
     return config

@@ -25,6 +25,7 @@ from genesis_fn.backends.cuda.products import plan_product
 from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.rematerialise import rematerialise
 from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.target import OF_ARCHITECTURE
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES, bind
@@ -110,13 +111,13 @@ def every(kind: np.dtype) -> tuple[Callable, list]:
 
 def main(architecture: int, *kinds_of_all: str) -> None:
     """Compile every program of the corpus, or of all elementwise primitives of the dtypes named."""
-    records = []
+    records, target = [], OF_ARCHITECTURE[architecture]
     programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
     for name, (f, kinds) in programs.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
         for group in fuse(rematerialise(simplify(jaxpr))).groups:
             if group.product is not None:
-                plan, _ = plan_product(group.product, group.writes[0], False)
+                plan, _ = plan_product(group.product, group.writes[0], False, target)
             elif group.body is not None:
                 plan = generate(group.body).plan
             else:
@@ -124,7 +125,7 @@ def main(architecture: int, *kinds_of_all: str) -> None:
             for launch in plan.steps:
                 kernel = getattr(launch.kernel, "function", launch.kernel)
                 launch = replace(launch, kernel=kernel)
-                records.append({"case": name, **compile_launch(launch, architecture)})
+                records.append({"case": name, **compile_launch(launch, target)})
     print(json.dumps(records))
 
 

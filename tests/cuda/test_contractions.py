@@ -17,6 +17,7 @@ from genesis_fn.compiler.contractions import contracted
 from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.target import H200
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import BF16
@@ -110,10 +111,10 @@ def test_few_rows_and_other_types_stay_alone() -> None:
 
     few = normal(16, 64), normal(16, 64), normal(64, 128), normal(64, 128)
     jaxpr, _ = programs.traced(f, *few)
-    assert contracted(prepared(jaxpr)).eqns == prepared(jaxpr).eqns
+    assert contracted(prepared(jaxpr, H200)).eqns == prepared(jaxpr, H200).eqns
     wide = [np.asarray(x, np.float32) for x in (normal(128, 64), normal(64, 128))]
     jaxpr, _ = programs.traced(f, wide[0], wide[0], wide[1], wide[1])
-    assert "products" not in repr(contracted(prepared(jaxpr)))
+    assert "products" not in repr(contracted(prepared(jaxpr, H200)))
 
 
 def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
@@ -123,7 +124,7 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
         return x, gnp.matmul(w, w)
 
     jaxpr, _ = programs.traced(f, normal(640, 640), normal(640, 640))
-    before = prepared(jaxpr)
+    before = prepared(jaxpr, H200)
     after = contracted(before)
     check(after)
     # The square of w may run with any one of the chain, which stays in four steps.
@@ -153,7 +154,7 @@ def test_what_alone_reads_a_product_is_its_epilogue(sizes) -> None:
 
 
 def groups(jaxpr):
-    return fuse(prepared(jaxpr)).groups
+    return fuse(prepared(jaxpr, H200)).groups
 
 
 def test_epilogues_read_and_write_tiles_only() -> None:
@@ -215,8 +216,8 @@ def planned(layers: int):
         lambda *xs: tree.leaves(f(*tree.unflatten(structure, xs))),
         [aval(x.shape, x.dtype) for x in leaves],
     )
-    program = rematerialise(prepared(jaxpr), None)
-    table = Table()
+    program = rematerialise(prepared(jaxpr, H200), None)
+    table = Table(H200)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     return program, Scope(table, program, inputs, [None] * len(program.outs))
 

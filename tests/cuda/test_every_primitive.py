@@ -640,7 +640,7 @@ def test_fused(name):
         jaxpr, _ = op.program(avals, in_tree, fixed)
         prim, params = PRIMITIVES["fused"], {"op": op, "static": fixed, "jaxpr": jaxpr}
         with config.override(matmul_precision="highest"):
-            lowered = plan_for(prim, avals, params)
+            lowered = plan_for(prim, avals, params, runtime(0).driver.info.target)
             reference_runs = elementwise or name in NAMES_WITHOUT_KERNEL
             if not reference_runs and not (kind == F64 and "attention" in name):
                 assert lowered is not None, f"{name} has no kernel for {kind}"
@@ -673,8 +673,8 @@ def test_updates_in_place(name):
     for operands, params in cases()[name]:
         arrays = [from_numpy(np.asarray(x), device) for x in operands]
         avals = tuple([x.aval for x in arrays])
-        plan = plan_for(prim, avals, params, in_place=True)
         place = runtime(device.index)
+        plan = plan_for(prim, avals, params, place.driver.info.target, in_place=True)
         buffers = [x.data for x in arrays]
         checked = [place.alloc(8)] * (plan.outputs - 1)
         addresses = [b.address for b in (*buffers, buffers[0], *checked)]

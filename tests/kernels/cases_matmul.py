@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.kernels.matmul import Config, Epilogue, Hooks, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
@@ -55,21 +56,21 @@ def cases() -> dict[str, Plan]:
         "32 rows": {"m": 32, "n": 4096, "k": 1024, "rhs_transposed": True},
         "16 rows, split": {"m": 16, "n": 1024, "k": 3072, "rhs_transposed": True},
     }
-    plans = {name: plan_matmul(MatmulSpec(**fields)) for name, fields in specs.items()}
+    plans = {name: plan_matmul(MatmulSpec(**fields), H200) for name, fields in specs.items()}
     float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
     deep = Config("tma", 128, 128, 256, 8, 3)
-    plans["fp8e4nv deep tiles"] = plan_matmul(MatmulSpec(**square, **float8), deep)
+    plans["fp8e4nv deep tiles"] = plan_matmul(MatmulSpec(**square, **float8), H200, deep)
     hooks = Hooks(
         setup="scale = tl.load(rms + rm)",
         lhs="a = up(a) * scale",
         inputs=(("rms", "fp32"),),
     )
-    plans["norm as prologue"] = plan_matmul(MatmulSpec(m=1, n=4096, k=1024), hooks=hooks)
+    plans["norm as prologue"] = plan_matmul(MatmulSpec(m=1, n=4096, k=1024), H200, hooks=hooks)
     sizes = Config("tma", 128, 128, 64, 8, 3, dynamic=True)
-    plans["run-time sizes"] = plan_matmul(MatmulSpec(**square), sizes)
+    plans["run-time sizes"] = plan_matmul(MatmulSpec(**square), H200, sizes)
     layer = [(1024, 2048), (1024, 1024), (2048, 1024), (1024, 3072), (3072, 1024)]
     plans["grouped weight gradients"] = plan_grouped_matmul(
-        [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer]
+        [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer], H200
     )
     # The backward pass of silu(gate) * up, done to the tiles of the product that it needs.
     lines = """p = rm * 3072 + rn
@@ -85,10 +86,10 @@ acc = g * s * u"""
         outputs=(("dup", "bf16"), ("dgate", "bf16")),
     )  # fmt: skip
     plans["gated backward"] = plan_matmul(
-        MatmulSpec(16384, 3072, 1024), Config("tma", 128, 256, 64, 8, 4, pieces=8), gated
+        MatmulSpec(16384, 3072, 1024), H200, Config("tma", 128, 256, 64, 8, 4, pieces=8), gated
     )
     # The gradients of the inputs of gate and up, and of queries, keys and values.
     for name, depths in [("two segments", (3072, 3072)), ("three segments", (2048, 1024, 1024))]:
         more = tuple(Segment(k, (k, 1), (1024, 1)) for k in depths[1:])
-        plans[name] = plan_matmul(MatmulSpec(16384, 1024, depths[0], segments=more))
+        plans[name] = plan_matmul(MatmulSpec(16384, 1024, depths[0], segments=more), H200)
     return plans

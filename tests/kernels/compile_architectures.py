@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import sys
 
+from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
 from genesis_fn.kernels.attention_choice import backward_plan, forward_plan
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.compile_only import compile_plan
 from genesis_fn.kernels.launch import Launch, Plan
-from genesis_fn.kernels.matmul import MatmulSpec, Target, plan_matmul
+from genesis_fn.kernels.matmul import MatmulSpec, plan_matmul
 from genesis_fn.kernels.norm import Norm, plan_norm_forward
 from genesis_fn.kernels.scan import Scan, plan_scan
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_forward
@@ -23,9 +24,8 @@ from genesis_fn.kernels.sort import Sort, plan_sort
 from genesis_fn.kernels.top_k import TopK, plan_top_k
 
 
-def plans(arch: int) -> dict[str, Plan]:
-    """One plan of each family, as chosen for the capability."""
-    target = Target(arch, 108)
+def plans(target: Target) -> dict[str, Plan]:
+    """One plan of each family, as chosen for the GPU."""
     attention = AttentionSpec(2, 8, 4, 1024, 1024, 128, causal=True)
     fp32 = {"lhs_dtype": "fp32", "rhs_dtype": "fp32", "out_dtype": "fp32"}
     products = {
@@ -33,17 +33,17 @@ def plans(arch: int) -> dict[str, Plan]:
         "tf32, k not contiguous": MatmulSpec(1024, 1024, 1024, **fp32),
         "few rows": MatmulSpec(32, 4096, 1024, rhs_transposed=True),
     }
-    if arch >= 89:
+    if target.float8:
         float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
         products["float8"] = MatmulSpec(1024, 1024, 1024, **float8)
-    chosen = {name: plan_matmul(spec, target=target) for name, spec in products.items()}
+    chosen = {name: plan_matmul(spec, target) for name, spec in products.items()}
     chosen["sort"] = plan_sort(Sort(1, 1 << 16, ("fp32",), indices="i32"))
     chosen["top k"] = plan_top_k(TopK(64, 151936, 50, "bf16"))
     chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", weight_dtype="bf16"))
     chosen["softmax"] = plan_softmax_forward(Softmax(4096, 4096, "bf16"))
     chosen["scan"] = plan_scan(Scan(64, 4096, 1, "fp32"))
-    chosen["attention"] = forward_plan(attention, arch=arch)
-    chosen["attention backward"] = backward_plan(attention, arch=arch)
+    chosen["attention"] = forward_plan(attention, arch=target.architecture)
+    chosen["attention backward"] = backward_plan(attention, arch=target.architecture)
     return chosen
 
 
@@ -55,6 +55,6 @@ def first_of_each(plan: Plan) -> Plan:
 
 
 if __name__ == "__main__":
-    arch = int(sys.argv[1])
-    used = {name: compile_plan(first_of_each(plan), arch) for name, plan in plans(arch).items()}
+    gpu = OF_ARCHITECTURE[int(sys.argv[1])]
+    used = {name: compile_plan(first_of_each(plan), gpu) for name, plan in plans(gpu).items()}
     print(json.dumps(used))

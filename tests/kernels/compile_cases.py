@@ -19,6 +19,7 @@ from typing import Any
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+from genesis_fn.compiler.target import H200  # noqa: E402
 from genesis_fn.kernels.compile_only import compile_plan  # noqa: E402
 
 FOLDER = Path(__file__).parent
@@ -33,7 +34,7 @@ def measure(family: str) -> dict[str, dict[str, int]]:
     spec.loader.exec_module(module)
     used = {}
     for name, plan in module.cases().items():
-        for i, record in enumerate(compile_plan(plan)):
+        for i, record in enumerate(compile_plan(plan, H200)):
             kept = {key: record[key] for key in ("registers", "spills", "shared")}
             used[f"{family}: {name}" + (f" [{i}]" if i else "")] = kept
     return used

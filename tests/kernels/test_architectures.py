@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from genesis_fn.compiler.target import OF_ARCHITECTURE
+
 FOLDER = Path(__file__).parent
-SHARED_LIMIT = {80: 166912, 89: 101376, 100: 232448, 120: 101376}
 
 
-@pytest.mark.parametrize("arch", list(SHARED_LIMIT))
+@pytest.mark.parametrize("arch", [80, 89, 100, 120])
 def test_kernels_compile_for(arch):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -26,7 +27,7 @@ def test_kernels_compile_for(arch):
     )
     assert result.returncode == 0, result.stderr[-2000:]
     used = json.loads(result.stdout.splitlines()[-1])
-    assert ("float8" in used) == (arch >= 89)
+    assert ("float8" in used) == OF_ARCHITECTURE[arch].float8
     for name, launches in used.items():
         for launch in launches:
-            assert launch["shared"] <= SHARED_LIMIT[arch], (name, launch)
+            assert launch["shared"] <= OF_ARCHITECTURE[arch].shared_memory, (name, launch)

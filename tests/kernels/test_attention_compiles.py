@@ -12,6 +12,7 @@ import pytest
 PROGRAM = """
 import json, sys
 from dataclasses import replace
+from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.attention import forward_configs, plan_attention_forward
 from genesis_fn.kernels.attention_backward import backward_configs, plan_attention_backward
 from genesis_fn.kernels.attention_choice import backward_plan
@@ -24,16 +25,17 @@ from genesis_fn.kernels.compile_only import compile_plan
 found = {}
 for dim in (64, 128):
     spec = AttentionSpec(8, 16, 8, 2048, 2048, dim, causal=True)
-    found[f"forward {dim}"] = compile_plan(plan_attention_forward(spec))
-    found[f"backward {dim}"] = compile_plan(plan_attention_backward(spec))
-    found[f"specialized {dim}"] = compile_plan(plan_attention_specialized(spec))
+    found[f"forward {dim}"] = compile_plan(plan_attention_forward(spec), H200)
+    found[f"backward {dim}"] = compile_plan(plan_attention_backward(spec), H200)
+    found[f"specialized {dim}"] = compile_plan(plan_attention_specialized(spec), H200)
     backward = plan_attention_backward_specialized(spec)
-    found[f"specialized backward {dim}"] = compile_plan(replace(backward, steps=backward.steps[2:]))
+    backward = replace(backward, steps=backward.steps[2:])
+    found[f"specialized backward {dim}"] = compile_plan(backward, H200)
 for group in (1, 2):
     spec = AttentionSpec(8, 16, 16 // group, 2048, 2048, 128, causal=True)
-    found[f"chosen backward of group {group}"] = compile_plan(backward_plan(spec))
+    found[f"chosen backward of group {group}"] = compile_plan(backward_plan(spec), H200)
 cache = AttentionSpec(1, 16, 8, 1, 2048, 128, kv_lengths=True)
-found["decode 128"] = compile_plan(plan_attention_decode(cache))
+found["decode 128"] = compile_plan(plan_attention_decode(cache), H200)
 json.dump(found, sys.stdout)
 """
 

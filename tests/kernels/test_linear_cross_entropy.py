@@ -9,6 +9,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
+from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.cross_entropy import CrossEntropy
 from genesis_fn.kernels.error_word import decode_error_word
 from genesis_fn.kernels.launch import Launch
@@ -61,7 +62,7 @@ def test_loss_and_gradients(spec):
     loss, dx = torch.empty(expected.numel()), torch.empty_like(x)
     dw = torch.empty(weight.shape, dtype=TORCH[spec.weight_gradient_dtype or spec.weight_dtype])
     error = [torch.zeros(1, dtype=torch.int64)] if loss_spec.site else []
-    run_plan(plan_linear_cross_entropy(spec), inputs, [loss, dx, dw, *error])
+    run_plan(plan_linear_cross_entropy(spec, H200), inputs, [loss, dx, dw, *error])
     wanted = torch.autograd.grad(
         expected, (exact_x, exact_w), cotangent.double().reshape(expected.shape)
     )
@@ -79,7 +80,7 @@ def test_forward_only_holds_one_chunk_of_logits():
     spec = LinearCrossEntropy(
         loss_spec, 16, "fp32", "fp32", gradients=False, precision="ieee", chunk_rows=128
     )
-    plan = plan_linear_cross_entropy(spec)
+    plan = plan_linear_cross_entropy(spec, H200)
     assert max(w.bytes for w in plan.workspaces) == 128 * spec.stride * 4
     assert len([s for s in plan.steps if isinstance(s, Launch)]) == 4 * 2 + 1
     torch.manual_seed(0)

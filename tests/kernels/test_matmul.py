@@ -10,12 +10,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
+from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.matmul import (
     Config,
     Epilogue,
     Hooks,
     MatmulSpec,
-    Target,
     configs,
     matmul_source,
     plan_matmul,
@@ -45,7 +45,7 @@ EPSILON = {
     "fp8e4nv": 2**-3,
     "fp8e5": 2**-2,
 }
-FEW = Target(arch=90, processors=3)
+FEW = replace(H200, processors=3)
 TMA = Config("tma", 16, 32, 16, stages=3, group=2)
 POINTER = Config("pointer", 16, 16, 16, group=2)
 
@@ -97,7 +97,7 @@ def run(
     spec: MatmulSpec, config: Config | None, *more: torch.Tensor, hooks: Hooks | None = None, **kw
 ) -> torch.Tensor:
     out = torch.full((*spec.batch, spec.m, spec.n), 7, dtype=DTYPES[spec.out_dtype])
-    plan = plan_matmul(spec, config, hooks, target=kw.pop("target", FEW))
+    plan = plan_matmul(spec, kw.pop("target", FEW), config, hooks)
     run_plan(plan, [*operands(spec), *more], [out])
     return out
 
@@ -154,7 +154,7 @@ def test_a_wide_output_is_summed_in_its_own_type():
     x = torch.full((3, 4), 2**30, dtype=torch.int32)
     y = torch.full((4, 5), 2**20 + 1, dtype=torch.int32)
     out = torch.zeros((3, 5), dtype=torch.int64)
-    run_plan(plan_matmul(spec), [x, y], [out])
+    run_plan(plan_matmul(spec, H200), [x, y], [out])
     assert (out == 4 * 2**30 * (2**20 + 1)).all()
 
 
@@ -198,7 +198,7 @@ def test_batches_and_their_broadcast(config):
     )
     lhs, rhs = draw((3, 24, 32), "bf16", 2), draw((2, 32, 40), "bf16", 3)
     out = torch.empty(2, 3, 24, 40, dtype=torch.bfloat16)
-    run_plan(plan_matmul(spec, config, target=FEW), [lhs, rhs], [out])
+    run_plan(plan_matmul(spec, FEW, config), [lhs, rhs], [out])
     close(spec, out, torch.einsum("bmk,akn->abmn", lhs.double(), rhs.double()))
 
 
@@ -218,7 +218,7 @@ def test_heads_as_strided_views(config):
         rhs_strides=(t * h * d, d, 1, h * d),
     )
     out = torch.empty(b, h, t, t)
-    run_plan(plan_matmul(spec, config, target=FEW), [q, k], [out])
+    run_plan(plan_matmul(spec, FEW, config), [q, k], [out])
     close(spec, out, torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()))
 
 
@@ -238,7 +238,7 @@ def test_offsets_and_a_transposed_output():
     )
     out = torch.empty(24, 40, dtype=torch.float16)
     for config in (TMA, POINTER):
-        run_plan(plan_matmul(spec, config, target=FEW), [wide, rhs], [out.fill_(9)])
+        run_plan(plan_matmul(spec, FEW, config), [wide, rhs], [out.fill_(9)])
         close(spec, out.T, wide[:, 64:].double() @ rhs.double())
 
 
@@ -316,13 +316,13 @@ def test_gating(config):
     )
     out = torch.empty(24, 48, dtype=torch.bfloat16)
     both = torch.cat([rhs, gate], 1).contiguous()
-    run_plan(plan_matmul(packed, config, target=FEW), [lhs, both], [out])
+    run_plan(plan_matmul(packed, FEW, config), [lhs, both], [out])
     close(spec, out, want)
     # And as one weight [2 n, k], which tensor cores read as one tile.
     weight = torch.cat([rhs.T, gate.T]).contiguous()
     stacked = replace(packed, rhs_strides=None, rhs_transposed=True)
     stacked = replace(stacked, epilogue=replace(packed.epilogue, gate_offset=48 * 32))
-    run_plan(plan_matmul(stacked, config, target=FEW), [lhs, weight], [out.fill_(9)])
+    run_plan(plan_matmul(stacked, FEW, config), [lhs, weight], [out.fill_(9)])
     close(spec, out, want)
 
 
@@ -337,7 +337,7 @@ def test_few_rows_without_tensor_cores(m, rhs_transposed):
         epilogue=Epilogue(residual="bf16"),
     )
     residual = draw((m, 70), "bf16", 13)
-    menu = configs(spec)
+    menu = configs(spec, H200)
     assert menu[0].family == "gemv"
     want = product(spec, *operands(spec)) + residual.double()
     for config in (menu[0], Config("gemv", 8, 16, 32, split_k=2)):
@@ -352,7 +352,7 @@ def test_few_rows_with_swapped_operands(family, m):
     for split in (1, 3):
         config = Config(family, rows, 64, 16, split_k=split, swap=True)
         close(spec, run(spec, config), product(spec, *operands(spec)))
-    assert all(config.swap or config.bn == 32 for config in configs(spec))
+    assert all(config.swap or config.bn == 32 for config in configs(spec, H200))
 
 
 @pytest.mark.parametrize("family", ["tma", "pointer"])
@@ -363,7 +363,7 @@ def test_run_time_sizes_share_one_kernel(family, split):
     for m, n, k in [(24, 40, 32), (56, 24, 48)]:
         spec = MatmulSpec(m=m, n=n, k=k, batch=(2,), rhs_transposed=True)
         close(spec, run(spec, config), product(spec, *operands(spec)))
-        kernels.add(plan_matmul(spec, config, target=FEW).steps[0].kernel)
+        kernels.add(plan_matmul(spec, FEW, config).steps[0].kernel)
     assert len(kernels) == 1
 
 
@@ -373,7 +373,7 @@ def test_run_time_sizes_of_few_rows():
         spec = MatmulSpec(m=3, n=n, k=k, rhs_transposed=True)
         config = Config("gemv", 4, 16, 32, dynamic=True)
         close(spec, run(spec, config), product(spec, *operands(spec)))
-        kernels.add(plan_matmul(spec, config).steps[0].kernel)
+        kernels.add(plan_matmul(spec, H200, config).steps[0].kernel)
     assert len(kernels) == 1
 
 
@@ -403,7 +403,7 @@ def test_generated_prologue_and_epilogue(config):
     lhs, rhs = operands(spec)
     rms, cols = draw((24,), "fp32", 14), draw((48,), "fp32", 15)
     out, squares = torch.empty(24, 48), torch.empty(24, 48)
-    plan = plan_matmul(spec, config, hooks, FEW)
+    plan = plan_matmul(spec, FEW, config, hooks)
     run_plan(plan, [lhs, rhs, rms, cols], [out, squares])
     scaled = (lhs.float() * rms[:, None]).bfloat16().double()
     want = (scaled @ rhs.double()) * cols.double()
@@ -413,14 +413,14 @@ def test_generated_prologue_and_epilogue(config):
 
 def test_the_plain_product_is_the_same_source_without_an_epilogue():
     spec = MatmulSpec(m=128, n=256, k=64)
-    assert plan_matmul(spec).steps[0].kernel is kernel_from_source(matmul_source(spec))
+    assert plan_matmul(spec, H200).steps[0].kernel is kernel_from_source(matmul_source(spec, H200))
     line = "acc = acc + tl.load(shift + rn)"
-    text = matmul_source(spec, line, [("shift", "fp32")])
+    text = matmul_source(spec, H200, line, [("shift", "fp32")])
     assert [x for x in text.splitlines() if x.strip() == line] and "shift, out" in text
 
 
 def test_empty_sizes():
-    assert plan_matmul(MatmulSpec(m=0, n=4, k=4)).steps == ()
+    assert plan_matmul(MatmulSpec(m=0, n=4, k=4), H200).steps == ()
     spec = MatmulSpec(m=3, n=20, k=0, out_dtype="fp32", epilogue=Epilogue(bias="col"))
     bias = draw((20,), "fp32", 16)
     assert torch.equal(run(spec, None, bias), bias.expand(3, 20))
@@ -428,20 +428,20 @@ def test_empty_sizes():
 
 def test_the_menu_runs():
     spec = MatmulSpec(m=72, n=136, k=192, rhs_transposed=True, epilogue=Epilogue(scale=2.0))
-    menu = configs(spec)
+    menu = configs(spec, H200)
     assert 2 <= len(menu) <= 10 and len(set(menu)) == len(menu)
     want = 2 * product(spec, *operands(spec))
     for config in menu:
-        close(spec, run(spec, config, target=Target()), want)
+        close(spec, run(spec, config, target=H200), want)
 
 
 def test_misuse_is_named():
     with pytest.raises(ValueError, match="precision"):
         MatmulSpec(m=1, n=1, k=1, precision="high")
     with pytest.raises(ValueError, match="through descriptors"):
-        plan_matmul(MatmulSpec(m=64, n=65, k=64), TMA)
+        plan_matmul(MatmulSpec(m=64, n=65, k=64), H200, TMA)
     with pytest.raises(ValueError, match="cannot hold 9"):
-        plan_matmul(MatmulSpec(m=9, n=64, k=64), Config("gemv", 8, 16, 32))
+        plan_matmul(MatmulSpec(m=9, n=64, k=64), H200, Config("gemv", 8, 16, 32))
 
 
 @pytest.mark.parametrize("m", [72, 40])
@@ -457,7 +457,7 @@ def test_segments_share_an_accumulator(m, transposed):
     segments = tuple(Segment(s.k, s.strides("lhs"), s.strides("rhs")) for s in specs[1:])
     whole = replace(specs[0], segments=segments)
     config = Config("tma", 16, 32, 16, stages=3, group=2) if m > 64 else None
-    plan = plan_matmul(whole, config, target=FEW)
+    plan = plan_matmul(whole, FEW, config)
     # Few rows take one launch for each segment.
     assert len(plan.steps) == (1 if m > 64 else 3)
     inputs = [x for pair in pairs for x in pair]
@@ -470,7 +470,7 @@ def test_segments_share_an_accumulator(m, transposed):
 def test_segments_in_a_group():
     whole = MatmulSpec(80, 64, 32, segments=(Segment(16, (16, 1), (64, 1)),))
     other = MatmulSpec(96, 32, 64)
-    plan = plan_grouped_matmul([whole, other], TMA, FEW)
+    plan = plan_grouped_matmul([whole, other], FEW, TMA)
     assert len(plan.steps) == 1
     inputs = [draw(shape, "bf16", i) for i, shape in enumerate(
         [(80, 32), (32, 64), (80, 16), (16, 64), (96, 64), (64, 32)])]  # fmt: skip
@@ -491,7 +491,7 @@ def test_grouped_products(processors):
     ]
     inputs = [x for s in specs for x in operands(s)]
     config = Config("tma", 16, 32, 16, group=2, halves=True)
-    plan = plan_grouped_matmul(specs, config, Target(processors=processors))
+    plan = plan_grouped_matmul(specs, replace(H200, processors=processors), config)
     assert len(plan.steps) == 1 and (plan.inputs, plan.outputs) == (8, 4)
     outputs = [torch.full((s.m, s.n), 3.0) for s in specs]
     run_plan(plan, inputs, outputs)
@@ -504,11 +504,11 @@ def test_grouped_products_without_descriptors():
     specs = [MatmulSpec(m=20, n=15, k=33), MatmulSpec(m=8, n=40, k=512, epilogue=Epilogue(scale=2))]
     inputs = [x for s in specs for x in operands(s)]
     outputs = [torch.empty(s.m, s.n, dtype=torch.bfloat16) for s in specs]
-    run_plan(plan_grouped_matmul(specs), inputs, outputs)
+    run_plan(plan_grouped_matmul(specs, H200), inputs, outputs)
     close(specs[0], outputs[0], product(specs[0], *inputs[:2]))
     close(specs[1], outputs[1], 2 * product(specs[1], *inputs[2:]))
     with pytest.raises(ValueError, match="share element types"):
-        plan_grouped_matmul([specs[0], MatmulSpec(m=8, n=8, k=8, out_dtype="fp32")])
+        plan_grouped_matmul([specs[0], MatmulSpec(m=8, n=8, k=8, out_dtype="fp32")], H200)
 
 
 def test_the_group_of_a_layer_fills_the_machine():
@@ -517,6 +517,6 @@ def test_the_group_of_a_layer_fills_the_machine():
     specs = [
         MatmulSpec(m=m, n=n, k=tokens, lhs_transposed=True, out_dtype="fp32") for m, n in shapes
     ]
-    plan = plan_grouped_matmul(specs)
+    plan = plan_grouped_matmul(specs, H200)
     assert len(plan.steps) == 1 and plan.steps[0].grid == (132, 1, 1)
     assert (plan.inputs, plan.outputs, plan.workspaces) == (14, 7, ())

@@ -10,8 +10,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
+from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.launch import Buf
-from genesis_fn.kernels.matmul import Config, MatmulSpec, Target, configs, plan_matmul
+from genesis_fn.kernels.matmul import Config, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.kernels.prepared import add_prepared, copies
 from tests.kernels.run import run_plan
@@ -26,7 +27,7 @@ def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 def multiply(spec: MatmulSpec, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     out = torch.full((*spec.batch, spec.m, spec.n), 7.0)
-    run_plan(plan_matmul(spec, TMA, target=Target(90, 4)), [lhs, rhs], [out])
+    run_plan(plan_matmul(spec, replace(H200, processors=4), TMA), [lhs, rhs], [out])
     return out
 
 
@@ -91,8 +92,8 @@ def test_infinities_and_nans_stay_what_they_are():
 
 def test_the_menu_copies_where_hopper_needs_it():
     square = MatmulSpec(4096, 4096, 4096, **FP32)
-    assert configs(square)[0].prepared
-    assert not configs(replace(square, rhs_transposed=True))[0].prepared
-    assert configs(replace(square, rhs_transposed=True, precision="tf32x3"))[0].prepared
-    assert not any(c.prepared for c in configs(square, Target(80, 108)))
-    assert not any(c.prepared for c in configs(replace(square, precision="ieee")))
+    assert configs(square, H200)[0].prepared
+    assert not configs(replace(square, rhs_transposed=True), H200)[0].prepared
+    assert configs(replace(square, rhs_transposed=True, precision="tf32x3"), H200)[0].prepared
+    assert not any(c.prepared for c in configs(square, OF_ARCHITECTURE[80]))
+    assert not any(c.prepared for c in configs(replace(square, precision="ieee"), H200))

@@ -13,6 +13,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
+from genesis_fn.compiler.target import H200, OF_ARCHITECTURE, Target
 from genesis_fn.kernels.attention_decode import plan_attention_decode
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.concat import Concatenate
@@ -22,7 +23,6 @@ from genesis_fn.kernels.launch import Buf
 from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy
 from genesis_fn.kernels.matmul import plan_matmul
 from genesis_fn.kernels.matmul_spec import Config, Epilogue, MatmulSpec, Segment
-from genesis_fn.kernels.matmul_tuning import Target
 from genesis_fn.kernels.norm import Norm
 from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.kernels.pool import Window
@@ -35,7 +35,7 @@ from genesis_fn.kernels.sort import Sort
 UNIT = (1, 1, 1)
 ATTENTION = AttentionSpec(1, 2, 1, 4, 4, 8)
 LOSSES = CrossEntropy(4, 8, "fp32", reduction="none")
-HOPPER, AMPERE = Target(90), Target(80)
+HOPPER, AMPERE = H200, OF_ARCHITECTURE[80]
 
 
 SEGMENT = Segment(4, (4, 1), (4, 1))
@@ -44,7 +44,7 @@ COPY = PlanBuilder(1, 1)
 
 def planned(family: str, target: Target, m: int = 16, **types: str) -> Any:
     config = Config(family, 16, 16, 16)
-    return plan_matmul(MatmulSpec(m, 16, 16, **types), config, target=target)
+    return plan_matmul(MatmulSpec(m, 16, 16, **types), target, config)
 
 
 def window(**options: Any) -> Window:

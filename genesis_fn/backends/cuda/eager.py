@@ -91,7 +91,7 @@ def eager_function(
 def _fixed(
     place: Runtime, device: Device, prim: Primitive, avals: tuple, params: dict[str, Any]
 ) -> Callable | None:
-    lowered = plan_for(prim, avals, params)
+    lowered = plan_for(prim, avals, params, place.driver.info.target)
     if lowered is None:
         return None
     found = prim.abstract(avals, params)
@@ -141,6 +141,7 @@ def _plan_function(
     avals: tuple, params: dict[str, Any], shared: Sequence[tuple[str, int] | None],
 ) -> Callable:  # fmt: skip
     place, plan = runner.place, runner.plan
+    target = place.driver.info.target
     sizes = [avals[i].nbytes for i in arrays] + [s.aval.nbytes for s in sigs]
     nbytes = [s.aval.nbytes for s in sigs]
     shared = list(shared) or [None] * len(sigs)
@@ -158,7 +159,9 @@ def _plan_function(
             caller = words[line] = _Caller()
             caller.word = place.errors.register(
                 caller,
-                lambda site, index: at_line(check_error(prim, avals, params, site, index), line),
+                lambda site, index: at_line(
+                    check_error(prim, avals, params, target, site, index), line
+                ),
             )
         return caller.word
 

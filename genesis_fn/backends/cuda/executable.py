@@ -74,10 +74,11 @@ class CudaExecutable:
     ) -> None:
         self.jaxpr, self.device = jaxpr, device
         self.runtime: Runtime = runtime(device.index)
-        program = rematerialise(prepared(jaxpr), memory_budget)
+        target = self.runtime.driver.info.target
+        program = rematerialise(prepared(jaxpr, target), memory_budget)
         self.program = program
         donated = tuple(donated) or (False,) * len(jaxpr.invars)
-        table = self.table = Table()
+        table = self.table = Table(target)
         inputs = [table.new(v.aval.nbytes) for v in program.invars]
         self._inputs = inputs
         self.replaced = _donations(program, donated)

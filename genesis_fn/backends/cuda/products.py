@@ -13,6 +13,7 @@ from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
 from genesis_fn.compiler.kernel import Body
 from genesis_fn.compiler.products import FusedProduct, sizes
+from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.expressions import NAMES, rounded
 from genesis_fn.kernels.launch import Plan
@@ -23,7 +24,9 @@ from genesis_fn.kernels.matmul_tuning import configs, fitted
 from genesis_fn.kernels.planning import next_power_of_two
 
 
-def plan_product(product: FusedProduct, result: Var, steady: bool) -> tuple[Plan, list[Any]]:
+def plan_product(
+    product: FusedProduct, result: Var, steady: bool, target: Target
+) -> tuple[Plan, list[Any]]:
     """(the plan that computes `result`, the values that its inputs are).
 
     Where the left operand is made by the kernel, the first input stands in its place and is not
@@ -33,7 +36,7 @@ def plan_product(product: FusedProduct, result: Var, steady: bool) -> tuple[Plan
     found = sizes(first)
     assert found is not None
     rows, columns, depth = found
-    spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), 1))
+    spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), target))
     assert not any(copies)
     spec = replace(spec, out_dtype=NAMES[result.aval.dtype])
     left = first.ins[1] if product.prologue is not None else first.ins[0]
@@ -50,30 +53,30 @@ def plan_product(product: FusedProduct, result: Var, steady: bool) -> tuple[Plan
         text, inputs = epilogue_text(product.epilogue, values, columns)
         hooks = replace(hooks, epilogue=text, inputs=hooks.inputs + _types(inputs))
         operands += inputs.values()
-    gemv = [c for c in configs(spec, hooks=hooks) if c.family == "gemv"]
+    gemv = [c for c in configs(spec, target, hooks) if c.family == "gemv"]
     chosen = gemv[0] if hooks.makes_lhs or rows <= 2 else None
     if chosen is not None and steady and chosen.split_k == 1:
         text = Source(spec, chosen, hooks, "pointer")
         chosen = replace(chosen, early=gemv_steps(text) > 0)
-    return plan_matmul(spec, chosen, hooks), operands
+    return plan_matmul(spec, target, chosen, hooks), operands
 
 
-def plan_wide(product: FusedProduct, results: list[Var]) -> tuple[Plan, list[Any]]:
+def plan_wide(product: FusedProduct, results: list[Var], target: Target) -> tuple[Plan, list[Any]]:
     """(the plan that computes `results` tile by tile, the values that its inputs are)."""
     (e,) = product.eqns
     assert product.epilogue is not None
-    spec, copies = matmul_spec(Call(e.prim, _avals(e), dict(e.params), 1))
+    spec, copies = matmul_spec(Call(e.prim, _avals(e), dict(e.params), target))
     assert not any(copies)
     spec = replace(spec, out_dtype=NAMES[results[0].aval.dtype])
     text, inputs, outputs = wide_epilogue_text(product.epilogue, e.outs[0], results, spec.n)
     hooks = Hooks(epilogue=text, inputs=_types(inputs), outputs=_types(outputs))
-    whole = [c for c in configs(spec, hooks=hooks) if c.split_k == c.residents == 1]
+    whole = [c for c in configs(spec, target, hooks) if c.split_k == c.residents == 1]
     config = whole[0]
     if config.family == "tma":
         # Beside the accumulator there is room for few columns of the other tiles.
         config = replace(config, halves=False, pieces=config.bn // _COLUMNS, stages=4)
-    config = fitted(spec, config, hooks=hooks)
-    return plan_matmul(spec, config, hooks), [*e.ins, *inputs.values()]
+    config = fitted(spec, config, target, hooks)
+    return plan_matmul(spec, target, config, hooks), [*e.ins, *inputs.values()]
 
 
 def _avals(e: Any) -> tuple[Any, ...]:

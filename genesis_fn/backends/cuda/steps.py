@@ -26,6 +26,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.plan import pack
 from genesis_fn.compiler.products import wide
 from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.target import Target
 from genesis_fn.compiler.updates import UPDATES, updated
 from genesis_fn.core import config, errors
 from genesis_fn.core.errors import BackendError
@@ -68,11 +69,12 @@ class Described:
 
 @dataclass(slots=True)
 class Table:
-    """The buffers of a whole program. `place[b] = (a, offset)`: b is part of buffer a. Those
-    without a place are bound from outside: inputs, outputs, the arena, the error word. `pointers`
-    are the tables of addresses that kernels over many tensors read, `steady` the inputs that no
-    step writes, `generated` the kernels by what they compute."""
+    """The buffers of a whole program, compiled for `target`. `place[b] = (a, offset)`: b is part of
+    buffer a. Those without a place are bound from outside: inputs, outputs, the arena, the error
+    word. `pointers` are the tables of addresses that kernels over many tensors read, `steady` the
+    inputs that no step writes, `generated` the kernels by what they compute."""
 
+    target: Target
     bytes: list[int] = field(default_factory=list)
     place: dict[int, tuple[int, int]] = field(default_factory=dict)
     sites: list[Eqn] = field(default_factory=list)
@@ -102,13 +104,13 @@ class Table:
         return b
 
 
-def keeps_fused(e: Eqn) -> bool:
+def keeps_fused(e: Eqn, target: Target) -> bool:
     """Whether a call stays one step: a fused function that there is a kernel for, and that gains
     nothing from being generated together with the casts and sums around it."""
     if e.prim is not fused_p or e.params["op"].name.startswith(_GENERATED):
         return False
     avals = [i.aval if type(i) is Var else i for i in e.ins]
-    return plan_for(e.prim, avals, e.params) is not None
+    return plan_for(e.prim, avals, e.params, target) is not None
 
 
 @dataclass(slots=True)
@@ -316,12 +318,12 @@ class Scope:
         product, e = g.product, g.eqn
         assert product is not None and e is not None
         if wide(e):
-            plan, operands = plan_wide(product, g.writes)
+            plan, operands = plan_wide(product, g.writes, self.table.target)
         else:
             (v,) = g.writes
             steady = self.table.steady
             fixed = all(self.table.root(self.buffer(x.ins[1])) in steady for x in product.eqns)
-            plan, operands = plan_product(product, v, fixed)
+            plan, operands = plan_product(product, v, fixed, self.table.target)
         reads = [self.buffer(u) for u in operands]
         bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
         names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
@@ -353,7 +355,7 @@ class Scope:
         site = len(self.table.sites) + 1
         in_place = self._in_place(e)
         if lowerings.has_lowering(e.prim) or any(e_jaxprs(e)):
-            lowered = plan_for(e.prim, avals, e.params, site, in_place=in_place)
+            lowered = plan_for(e.prim, avals, e.params, self.table.target, site, in_place=in_place)
         else:
             lowered = HostCall(e.prim, tuple(avals), dict(e.params))
         reads = [self.buffer(i) for i in e.ins if type(i) is Var]
@@ -548,16 +550,16 @@ _CONTROL_RULES: dict[str, Callable[[Scope, Eqn], _Item]] = {
 }  # fmt: skip
 
 
-def prepared(jaxpr: Jaxpr) -> Jaxpr:
-    """`jaxpr` simplified, with fused functions inlined unless there is a kernel for them."""
-    return simplify(jaxpr, keeps_fused)
+def prepared(jaxpr: Jaxpr, target: Target) -> Jaxpr:
+    """`jaxpr` simplified, with fused functions inlined unless `target` has a kernel for them."""
+    return simplify(jaxpr, lambda e: keeps_fused(e, target))
 
 
 def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
     """The exception for a failed check of the program's."""
     e = table.sites[site // lowerings.SITES - 1]
     avals = [i.aval if type(i) is Var else i for i in e.ins]
-    error = lowerings.check_error(e.prim, avals, e.params, site, index)
+    error = lowerings.check_error(e.prim, avals, e.params, table.target, site, index)
     if isinstance(error, errors.IndexOutOfRange):
         error = error.naming(jaxpr.label_of(e.ins[0]))
     return errors.at_line(error, e.where)

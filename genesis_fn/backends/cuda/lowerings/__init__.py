@@ -1,6 +1,6 @@
 """How each primitive runs on a GPU when it is not fused: as a plan, a view, or on the host.
 
-    lowered = plan_for(eqn.prim, avals, eqn.params)
+    lowered = plan_for(eqn.prim, avals, eqn.params, target)
 
 Buffers of a plan are the array operands in order (Python scalars are no buffers), then the results,
 then the error word, if the plan checks indices (`checks(lowered, outs)`).
@@ -25,6 +25,7 @@ from genesis_fn.backends.cuda.lowerings.call import (
     lowers,
     runs_on_host,
 )
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.errors import BackendError
@@ -42,11 +43,12 @@ def plan_for(
     prim: Primitive,
     avals: Sequence[Any],
     params: Mapping[str, Any],
+    target: Target,
     site: int = 1,
     *,
     in_place: bool = False,
 ) -> Lowered | None:
-    """How `prim` runs on operands of these avals (a Python scalar stands for itself).
+    """How `prim` runs on `target` with operands of these avals (a Python scalar stands for itself).
 
     None for a fused function without a kernel for them: its reference program runs. The plan of one
     leaves results alone that are operands, or the same as an earlier result. A failed check
@@ -57,7 +59,7 @@ def plan_for(
     """
     if in_place and prim.name not in IN_PLACE:
         raise ValueError(f"{prim.name} cannot update its operand in place")
-    call = Call(prim, tuple(avals), dict(params), site, in_place=in_place)
+    call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
     if any(map(dtypes.is_complex, kinds)) and prim.name != "fused":
         # The hardware has no complex arithmetic: the host computes.
@@ -71,10 +73,11 @@ def plan_for(
 
 
 def check_error(
-    prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any], site: int, index: int
-) -> Exception:
+    prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any], target: Target, site: int,
+    index: int,
+) -> Exception:  # fmt: skip
     """The exception for a check of `prim` that failed at `site` with `index`."""
-    call = Call(prim, tuple(avals), dict(params), 1)
+    call = Call(prim, tuple(avals), dict(params), target)
     if prim.name == "assert":
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.expressions import NAMES
@@ -55,7 +56,8 @@ Lowered: TypeAlias = Plan | HostCall | Views
 
 @dataclass(frozen=True)
 class Call:
-    """One equation: a primitive, its operands' avals (or scalars) and its parameters.
+    """One equation: a primitive, its operands' avals (or scalars), its parameters, and the GPU that
+    it is planned for. `site` numbers it among those that check something.
 
     `in_place`: the memory of the result holds the first operand already.
     """
@@ -63,7 +65,8 @@ class Call:
     prim: Primitive
     avals: tuple[Any, ...]
     params: dict[str, Any]
-    site: int
+    target: Target
+    site: int = 1
     in_place: bool = field(default=False, kw_only=True)
     operands: tuple[Aval, ...] = field(init=False)
     outs: tuple[Aval, ...] = field(init=False)

@@ -91,7 +91,7 @@ def _dot_general(call: Call) -> Lowered:
         return builder.build()
     spec, copies = matmul_spec(call)
     operands = _matrices(builder, call, copies, [call.read(0), call.read(1)])
-    builder.include(plan_matmul(spec), [*operands, call.write()])
+    builder.include(plan_matmul(spec, call.target), [*operands, call.write()])
     return builder.build()
 
 
@@ -106,14 +106,14 @@ def _products(call: Call) -> Lowered:
         for i in terms:
             kinds = call.operands[2 * i : 2 * i + 2]
             params = {**dots[i], "preferred_element_type": call.outs[number].dtype}
-            one = Call(PRIMITIVES["dot_general"], kinds, params, 0)
+            one = Call(PRIMITIVES["dot_general"], kinds, params, call.target)
             spec, copies = matmul_spec(one)
             pieces.append(spec)
             operands += _matrices(builder, one, copies, [call.read(2 * i), call.read(2 * i + 1)])
         more = tuple([Segment(p.k, p.lhs_strides, p.rhs_strides) for p in pieces[1:]])  # type: ignore[arg-type]
         specs.append(replace(pieces[0], segments=more))
     results = [call.write(i) for i in range(len(sums))]
-    builder.include(plan_grouped_matmul(specs), [*operands, *results])
+    builder.include(plan_grouped_matmul(specs, call.target), [*operands, *results])
     return builder.build()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import RULES, Call, Lowered, Views, lowers
@@ -19,7 +20,7 @@ from genesis_fn.kernels.expressions import (
     loaded,
     stored,
 )
-from genesis_fn.kernels.launch import Buf, Plan, Scalar
+from genesis_fn.kernels.launch import Buf, Scalar
 from genesis_fn.kernels.planning import PlanBuilder
 
 
@@ -63,10 +64,17 @@ def lower_elementwise(call: Call) -> Lowered:
 
 def add_convert(builder: PlanBuilder, source: Buf, kind: Aval, target: Buf, dtype: DType) -> None:
     """Append target = source, of aval `kind`, in another dtype."""
-    cast = Call(PRIMITIVES["convert_element_type"], (kind,), {"dtype": dtype}, 1)
-    plan = lower_elementwise(cast)
-    assert type(plan) is Plan
-    builder.include(plan, [source, target])
+    cast = PRIMITIVES["convert_element_type"]
+    value = expression(cast, ["v0"], [kind], {"dtype": dtype})
+    lines = [
+        f"v0 = {loaded('tl.load(x0 + i, inside)', kind.dtype)}",
+        f"tl.store(y + i, {stored(value, dtype)}, inside)",
+    ]
+    buffers = {
+        "x0": replace(source, dtype=NAMES[kind.dtype]),
+        "y": replace(target, dtype=NAMES[dtype]),
+    }
+    add_elements(builder, f"{cast.name}_elements", buffers, kind.size, lines)
 
 
 def converted(builder: PlanBuilder, source: Buf, kind: Aval, dtype: DType) -> Buf:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.drivers import implementation
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.core import config, dtypes
@@ -210,11 +209,6 @@ def _four(kind: Aval | None) -> Shape4 | None:
     return b, n, t, s
 
 
-def _specialised() -> bool:
-    """Whether kernels with specialised warps can run: they have no interpreter."""
-    return implementation() == "cuda"
-
-
 @kernel("attention", "attention_forward")
 def _attention(call: Call, results: Sequence[Aval], *, has: tuple, **static: Any) -> Plan | None:
     spec = _attention_spec(call.operands, has, lse=len(results) > 1, **static)
@@ -222,7 +216,7 @@ def _attention(call: Call, results: Sequence[Aval], *, has: tuple, **static: Any
         return None
     if len(results) == 1 and _decodes(spec):
         return _without_lse(plan_attention_decode(_with_lse(spec)), call)
-    if _specialised():
+    if call.target.warp_groups:
         from genesis_fn.kernels.attention_specialized import (
             plan_attention_specialized,
             serves_specialized,
@@ -261,7 +255,7 @@ def _attention_backward(
     if spec is None or ct.dtype != operands[0].dtype or lse.dtype != dtypes.F32:
         return None
     plan = plan_attention_backward(spec)
-    if _specialised():
+    if call.target.warp_groups:
         from genesis_fn.kernels.attention_specialized_backward import (
             plan_attention_backward_specialized,
             serves_specialized_backward,
@@ -342,7 +336,8 @@ def _linear_cross_entropy(
         LinearCrossEntropy(
             loss, x.shape[1], NAMES[x.dtype], NAMES[weight.dtype], gradients=gradients,
             precision={"highest": "ieee"}.get(precision, precision),
-        )
+        ),
+        call.target,
     )  # fmt: skip
 
 
