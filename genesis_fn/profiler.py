@@ -136,18 +136,16 @@ def profile(fun: Callable, *, repeats: int = 3) -> Callable[..., Profile]:
         arrays = [*found.program.captured, *traced.arrays(args, kwargs)]
         place = arrays[0].device if arrays else default_device()
         executable = found.executable(place)
-        if hasattr(executable, "measure"):
-            return _measured(name_of(fun), executable, found.program, arrays, repeats)
+        measured = executable.measure(arrays, repeats)
+        if measured is not None:
+            return _measured(name_of(fun), found.program, *measured)
         return _by_equation(name_of(fun), found, arrays, repeats)
 
     return profiled
 
 
-def _measured(
-    name: str, executable: Any, program: Any, arrays: list[Array], repeats: int
-) -> Profile:
+def _measured(name: str, program: Any, outs: list[Array], times: Any) -> Profile:
     """A profile of a program whose device times its own kernels."""
-    outs, times = executable.measure(arrays, repeats)
     lines: dict[tuple[str, str], Line] = {}
     spans = []
     for step in times.steps:

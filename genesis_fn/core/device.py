@@ -16,14 +16,9 @@ if TYPE_CHECKING:
 
     from genesis_fn.core.array import Array
     from genesis_fn.core.aval import Aval
+    from genesis_fn.core.executable import Executable
     from genesis_fn.core.jaxpr import Jaxpr
     from genesis_fn.core.primitive import Primitive
-
-
-class Executable(Protocol):
-    """A compiled program: arrays in, arrays out."""
-
-    def __call__(self, *args: Array) -> list[Array]: ...
 
 
 class Backend(Protocol):
@@ -39,8 +34,15 @@ class Backend(Protocol):
         """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
         ...
 
-    def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Executable:
-        """An executable for a whole program; `donated` in `options` marks inputs it may reuse."""
+    def compile(
+        self,
+        jaxpr: Jaxpr,
+        device: Device,
+        donated: Sequence[bool] = (),
+        compiler: str | None = None,
+    ) -> Executable:
+        """An executable for a whole program; `donated` marks inputs that it may reuse, `compiler`
+        asks for another compiler than the backend's own."""
         ...
 
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Any:

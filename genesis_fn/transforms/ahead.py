@@ -7,6 +7,7 @@ from typing import Any
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.source import where
@@ -73,7 +74,7 @@ class Traced:
         place = devices.default_device()
         return Compiled(self, self.executable(place), place)
 
-    def executable(self, place: devices.Device) -> Any:
+    def executable(self, place: devices.Device) -> Executable:
         """The program compiled for a device, which may reuse the memory of donated arguments."""
         if not any(self.donated):
             return place.backend.compile(self.jaxpr, place)
@@ -84,7 +85,7 @@ class Traced:
 class Compiled:
     """An executable for fixed argument shapes."""
 
-    def __init__(self, traced: Traced, executable: Any, place: devices.Device) -> None:
+    def __init__(self, traced: Traced, executable: Executable, place: devices.Device) -> None:
         self.traced, self.executable, self.device = traced, executable, place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,8 +142,8 @@ class Compiled:
                 )
 
     def as_text(self) -> str:
-        """The program as text."""
-        return getattr(self.executable, "as_text", self.traced.as_text)()
+        """The program as text, as it was compiled."""
+        return self.executable.as_text()
 
     def cost_analysis(self) -> dict[str, float]:
         """Floating-point operations and bytes."""
@@ -151,8 +152,7 @@ class Compiled:
     def memory_analysis(self) -> dict[str, int]:
         """Bytes of arguments, outputs and temporaries: as planned where the backend says so, else
         as the program needs them."""
-        found = getattr(self.executable, "memory_analysis", self.traced.memory_analysis)
-        return found()
+        return self.executable.memory_analysis()
 
 
 __all__ = ["Compiled", "Traced"]

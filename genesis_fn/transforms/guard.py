@@ -20,6 +20,7 @@ import numpy as np
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted, offers_array
 from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen, Same, aux_key
@@ -216,7 +217,7 @@ class Donated(Deleted):
 
 def caller(
     args: tuple, kwargs: dict[str, Any], order: Callable[[tuple, dict], list[int] | None], *,
-    static: dict[Any, Any], captured: Sequence[Array], executable: Any, sigs: Sequence[Any],
+    static: dict[Any, Any], captured: Sequence[Array], executable: Executable, sigs: Sequence[Any],
     out_tree: tree.PyTreeDef, donated: Sequence[int], paths: Sequence[str], name: str,
     number: Callable[[Any], Array], failed: Callable[[Exception, list], Exception], place: Any,
     key_uses: Uses | None = None,
@@ -226,12 +227,10 @@ def caller(
 
     Like means: equal structure and static values (`static`, by position or name), and for each leaf
     an array of the same signature, a number of the same type, or an equal static leaf. The program
-    takes the leaves as they stand, or in the `order` of (args, kwargs). `executable` has either
-    `run_list`, from the list of storages to that of the results, or `run`, which takes the storages
-    one by one, with `overwritten` (inputs whose memory it takes) and `own` (an array's storage,
-    copied if it is not its only holder); `sigs` are those of its results. Numbers and ndarrays go
-    to `place`; `key_uses` is what the program does with keys. Where `reads` are others, the call is
-    another one. None where the structure has no known form, or a leaf is a tracer.
+    takes the leaves as they stand, or in the `order` of (args, kwargs). `sigs` are those of the
+    executable's results, weak ones marked. Numbers and ndarrays go to `place`; `key_uses` is what
+    the program does with keys. Where `reads` are others, the call is another one. None where the
+    structure has no known form, or a leaf is a tracer.
 
     A donated `TrainState` that comes back is one leaf where the executable can `carry` it.
     """
@@ -301,14 +300,11 @@ def caller(
         given = f"memory, [{', '.join(f'{a}.data' for a in arrays)}]"
         sigs = [s for k, s in enumerate(sigs) if k not in carried.results]
         left = "after, others = "
-    elif hasattr(executable, "run_list"):
-        out.space["run"] = executable.run_list
-        given = f"[{', '.join(f'{a}.data' for a in arrays)}]"
     else:
         out.space.update(run=executable.run, own=executable.own)
         taken = set(executable.overwritten)
         storages = [f"own({a})" if i in taken else f"{a}.data" for i, a in enumerate(arrays)]
-        given = ", ".join(storages)
+        given = f"[{', '.join(storages)}]"
     results = [f"y{i}" for i in range(len(sigs))]
     again = {} if carried is not None else _again(sigs, [dynamic[i][1].sig for i in donated])
     for i in again:
@@ -430,12 +426,12 @@ class _Carried:
 
 
 def _carried(
-    args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], captured: int, executable: Any,
-    sigs: Sequence[Any], out_tree: tree.PyTreeDef, donated: Sequence[int],
+    args: tuple, kwargs: dict[str, Any], static: dict[Any, Any], captured: int,
+    executable: Executable, sigs: Sequence[Any], out_tree: tree.PyTreeDef, donated: Sequence[int],
 ) -> _Carried | None:  # fmt: skip
     """How a call carries its state: it has one, which is donated and nothing else is, and the
     executable updates it in place."""
-    if not hasattr(executable, "carry") or not donated:
+    if not donated:
         return None
     values = (
         tuple([None if i in static else a for i, a in enumerate(args)]),

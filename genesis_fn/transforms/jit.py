@@ -24,6 +24,7 @@ from genesis_fn.core.aval import sig
 from genesis_fn.core.collector import no_collection
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.dtypes import scalar_dtype
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, marked, surroundings
 from genesis_fn.core.source import warn, where
@@ -319,11 +320,10 @@ class JitFunction(Copied):
             mask = [False] * len(program.captured) + [i in donated for i in dynamic]
             if settings.log_compiles:
                 log.warning("compiling %s for %s", name_of(self.fun), program.jaxpr.in_avals)
-            options = {"donated": mask} if any(mask) else {}
-            if self.options.get("compiler"):
-                options["compiler"] = self.options["compiler"]
             with no_collection():
-                executable = place.backend.compile(program.jaxpr, place, **options)
+                executable = place.backend.compile(
+                    program.jaxpr, place, mask if any(mask) else (), self.options["compiler"]
+                )
             self._check_donation(executable, program)
             entry = Entry(
                 program, executable, dynamic, all(type(x) is Array for x in leaves),
@@ -368,8 +368,7 @@ class JitFunction(Copied):
         """Remember a function generated for calls like this one, if it can be had."""
         executable, program = entry.executable, entry.program
         debugging = settings.debug_nans or settings.debug_infs or ctx.watch is not None
-        known = hasattr(executable, "run") or hasattr(executable, "run_list")
-        if debugging or ctx.axes or not known:
+        if debugging or ctx.axes:
             return
         form = tree.structure((args, kwargs))
         if entry.call is not None and entry.call[0] is settings and entry.call[2] == form:
@@ -409,8 +408,8 @@ class JitFunction(Copied):
             self.cache.guards.insert(0, (pull, treedef))
         return pull
 
-    def _check_donation(self, executable: Any, program: Program) -> None:
-        unused = getattr(executable, "unused_donations", ())
+    def _check_donation(self, executable: Executable, program: Program) -> None:
+        unused = executable.unused_donations
         action = self.options.get("on_unusable_donation", "warn")
         if not unused or action == "ignore":
             return

@@ -12,6 +12,7 @@ from typing import Any
 
 from genesis_fn.core import device as devices
 from genesis_fn.core.array import Array
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.static import Meaning, meaning
@@ -68,7 +69,7 @@ class Entry:
     )  # fmt: skip
 
     def __init__(
-        self, program: Program, executable: Any, dynamic: list[int], plain: bool,
+        self, program: Program, executable: Executable, dynamic: list[int], plain: bool,
         donated: list[int], device: devices.Device,
     ) -> None:  # fmt: skip
         self.program, self.executable, self.device = program, executable, device

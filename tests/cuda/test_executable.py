@@ -9,8 +9,10 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
+from genesis_fn.backends.cuda.executable import CudaExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.device import using_device
+from tests.test_executables import check
 
 rng = np.random.default_rng(0)
 
@@ -265,3 +267,12 @@ def test_donated_memory_of_which_part_is_shown_elsewhere_is_copied(place) -> Non
         np.testing.assert_array_equal(np.asarray(whole), values)
         x = gnp.array(values)
         part = x[:25]
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_it_offers_what_the_protocol_says(place, donate) -> None:
+    xs = [gnp.full((3,), 2.0), gnp.ones((3,))]
+    lowered = g.jit(lambda x, y: (x * y + 1, x), donate_argnums=donate).lower(*xs)
+    executable = lowered.executable(place)
+    assert isinstance(executable, CudaExecutable)
+    check(executable, xs)

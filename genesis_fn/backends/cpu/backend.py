@@ -24,6 +24,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.define import TORCH_DTYPE, host_tensor, host_view
@@ -132,9 +133,15 @@ class CpuBackend:
             return lambda x, y: Array(run(known(x), y.data), one)
         return lambda *args: Array(run(*[a.data if type(a) is Array else a for a in args]), one)
 
-    def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Any:
+    def compile(
+        self,
+        jaxpr: Jaxpr,
+        device: Device,
+        donated: Sequence[bool] = (),
+        compiler: str | None = None,
+    ) -> Executable:
         note_compiled()
-        return compile_jaxpr(jaxpr, device, **options)
+        return compile_jaxpr(jaxpr, device, donated, compiler)
 
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:
         return host_tensor(np.array(value, dtype=aval.dtype, order="C", copy=True), aval.dtype)
@@ -148,7 +155,7 @@ class CpuBackend:
 
 def compile_jaxpr(
     jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = (), compiler: str | None = None
-) -> Any:
+) -> Executable:
     """An executable for `jaxpr`. Raises BackendError for an unknown or unusable `compiler`."""
     program = physical(jaxpr)
     if compiler is None:

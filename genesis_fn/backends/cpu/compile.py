@@ -31,9 +31,11 @@ from genesis_fn.core import errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import sig
 from genesis_fn.core.device import Device
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs
 from genesis_fn.core.source import equation_of
 from genesis_fn.transforms.callback import pure_callback_p
+from genesis_fn.transforms.cost import memory
 
 # Values known without inputs are computed once and kept, up to this many bytes each.
 _KEPT = 4 << 20
@@ -46,12 +48,15 @@ def tensor_function(jaxpr: Jaxpr) -> Callable[..., list]:
     return tensor_program(jaxpr).run
 
 
-def tensor_program(jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> TensorProgram:
+def tensor_program(
+    jaxpr: Jaxpr, donated: tuple[bool, ...] = (), listed: bool = False
+) -> TensorProgram:
     """The compiled program; `donated` marks inputs whose memory it may write over."""
-    key = (tensor_program, donated)
+    key = (tensor_program, donated, listed)
     found = jaxpr.cache.get(key)
     if found is None:
-        found = jaxpr.cache[key] = TensorProgram(late(simplify(jaxpr, has_function)), donated)
+        simple = late(simplify(jaxpr, has_function))
+        found = jaxpr.cache[key] = TensorProgram(simple, donated, listed=listed)
     return found
 
 
@@ -66,7 +71,7 @@ def has_function(e: Eqn) -> bool:
 class TensorProgram:
     """A generated function and what is known of it.
 
-    * `run(*tensors)` -> list of tensors.
+    * `run(*tensors)` -> list of tensors; `listed` programs take one list of them.
     * `overwritten`: the donated inputs whose memory it writes over.
     * `owned[i]`: output i is memory that this call made or was given, and no other output shares
       it.
@@ -75,9 +80,10 @@ class TensorProgram:
     __slots__ = ("run", "overwritten", "owned", "source", "jaxpr")
 
     def __init__(
-        self, jaxpr: Jaxpr, donated: Sequence[bool] = (), *, reuse: bool = True, fold: bool = True
-    ) -> None:
-        writer = _Writer(jaxpr, donated, reuse)
+        self, jaxpr: Jaxpr, donated: Sequence[bool] = (), *, reuse: bool = True, fold: bool = True,
+        listed: bool = False,
+    ) -> None:  # fmt: skip
+        writer = _Writer(jaxpr, donated, reuse, listed)
         self.jaxpr = jaxpr
         self.source, self.run = writer.write(writer.constants(jaxpr) if fold else jaxpr)
         self.overwritten, self.owned = tuple(sorted(writer.overwritten)), tuple(writer.owned)
@@ -96,7 +102,7 @@ class _Writer:
     values that fill their memory, each element once; `flat` those laid out in row-major order.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], reuse: bool) -> None:
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], reuse: bool, listed: bool) -> None:
         self.jaxpr, self.reuse = jaxpr, reuse
         self.names = Names()
         self.name: dict[Var, str] = {}
@@ -119,6 +125,10 @@ class _Writer:
                 self.free.add(memory)
                 self.dense.add(v)
                 self.flat.add(v)
+        self.given_as = ", ".join([self.name[v] for v in jaxpr.invars])
+        if listed and jaxpr.invars:
+            self.lines.append(f"{self.given_as}, = given")
+        self.given_as = "given" if listed else self.given_as
 
     def _settle(self, v: Var, others: frozenset[int]) -> int:
         """Put `v` in new memory, and possibly in `others`."""
@@ -173,8 +183,7 @@ class _Writer:
                 and outs.count(o) == 1
             )
         self.lines.append(f"return [{', '.join(texts)}]")
-        ins = ", ".join([self.name[v] for v in self.jaxpr.invars])
-        source = f"def run({ins}):\n" + "".join([f" {line}\n" for line in self.lines])
+        source = f"def run({self.given_as}):\n" + "".join([f" {line}\n" for line in self.lines])
         space = self.names.space
         space["EQUATIONS"] = self.equations
         exec(compile(source, f"<genesis {self.jaxpr.name or 'program'}>", "exec"), space)
@@ -394,47 +403,40 @@ def _last_uses(todo: Sequence[Step | Eqn], outs: Sequence[Var]) -> dict[Var, int
 # ---- executables ----
 
 
-def own(x: Array) -> torch.Tensor:
-    """The tensor of `x`, or a copy of it if anybody else can see its memory.
-
-    Views, NumPy and DLPack exports hold the storage or the tensor; memory that came in by them
-    cannot be resized, nor can memory that NumPy has ever shown.
-    """
-    t = x.data
-    # References: the Array's, the name here, and getrefcount's own argument.
-    if sys.getrefcount(t) == 3 and t._use_count() == 1 and t.is_contiguous():
-        storage = t.untyped_storage()
-        if torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable():
-            return t
-    return t.clone(memory_format=torch.contiguous_format)
-
-
-class CpuExecutable:
-    """A compiled program on the CPU.
-
-    `run` maps tensors to tensors, `sigs` describe its results, `unused_donations` are (input,
-    reason).
-    """
+class CpuExecutable(Executable):
+    """A compiled program on the CPU; storage is a torch tensor."""
 
     __slots__ = ("run", "sigs", "jaxpr", "program", "overwritten", "unused_donations")
 
     def __init__(self, jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = ()) -> None:
         self.jaxpr = jaxpr
-        self.program = tensor_program(jaxpr, tuple(map(bool, donated)))
+        self.program = tensor_program(jaxpr, tuple(map(bool, donated)), listed=True)
         self.run, self.overwritten = self.program.run, self.program.overwritten
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
         self.unused_donations = unused_donations(jaxpr, donated)
 
     def __call__(self, *args: Array) -> list[Array]:
         taken = self.overwritten
-        tensors = [own(a) if i in taken else a.data for i, a in enumerate(args)]
+        tensors = [self.own(a) if i in taken else a.data for i, a in enumerate(args)]
         try:
-            outs = self.run(*tensors)
+            outs = self.run(tensors)
         except Exception as error:
             raise self.explained(error) from error.__cause__
         return [Array(y, s) for y, s in zip(outs, self.sigs)]
 
-    own = staticmethod(own)
+    def own(self, x: Array) -> torch.Tensor:
+        """The tensor of `x`, or a copy of it if anybody else can see its memory.
+
+        Views, NumPy and DLPack exports hold the storage or the tensor; memory that came in by them
+        cannot be resized, nor can memory that NumPy has ever shown.
+        """
+        t = x.data
+        # References: the Array's, the name here, and getrefcount's own argument.
+        if sys.getrefcount(t) == 3 and t._use_count() == 1 and t.is_contiguous():
+            storage = t.untyped_storage()
+            if torch._C._storage_Use_Count(storage._cdata) == 2 and storage.resizable():
+                return t
+        return t.clone(memory_format=torch.contiguous_format)
 
     def explained(self, error: Exception) -> Exception:
         """`error` from `run`, with the user's line of the equation that raised it, and the name of
@@ -449,6 +451,10 @@ class CpuExecutable:
     def as_text(self) -> str:
         """The generated source."""
         return self.program.source
+
+    def memory_analysis(self) -> dict[str, int]:
+        """What the program needs, by the order of its equations."""
+        return memory(self.jaxpr)
 
 
 def unused_donations(jaxpr: Jaxpr, donated: Sequence[bool]) -> list[tuple[int, str]]:

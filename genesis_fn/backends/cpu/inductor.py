@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from genesis_fn.backends.cpu.compile import TensorProgram, has_function, own
+from genesis_fn.backends.cpu.compile import TensorProgram, has_function
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.core import errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.source import line_of
 from genesis_fn.primitives import elementwise as ops
@@ -27,6 +28,7 @@ from genesis_fn.primitives.shape import slice_in_dim
 from genesis_fn.primitives.windows_torch import starts_for, window_sizes
 from genesis_fn.transforms.active import unchecked
 from genesis_fn.transforms.call import jit_p
+from genesis_fn.transforms.cost import memory
 from genesis_fn.transforms.stage import stage_closed
 
 
@@ -35,28 +37,34 @@ def _attends(e: Eqn) -> bool:
     return has_function(e) and e.params["op"].name.startswith("attention")
 
 
-class InductorExecutable:
+class InductorExecutable(Executable):
     """A program compiled by TorchInductor; inputs are never written over."""
 
-    __slots__ = ("run", "sigs", "jaxpr", "overwritten", "unused_donations")
+    __slots__ = ("run", "sigs", "jaxpr")
 
     def __init__(self, jaxpr: Jaxpr, device: Device) -> None:
-        self.jaxpr, self.overwritten, self.unused_donations = jaxpr, (), []
+        self.jaxpr = jaxpr
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
         self.run = _compile(jaxpr)
 
     def __call__(self, *args: Array) -> list[Array]:
-        outs = self.run(*[a.data for a in args])
+        outs = self.run([a.data for a in args])
         return [Array(y, s) for y, s in zip(outs, self.sigs)]
-
-    own = staticmethod(own)
 
     def explained(self, error: Exception) -> Exception:
         """`error` from `run`, with the user's line where one is known."""
         return errors.at_line(error, line_of(error))
 
+    def as_text(self) -> str:
+        """The program; TorchInductor keeps its code to itself."""
+        return str(self.jaxpr)
 
-def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
+    def memory_analysis(self) -> dict[str, int]:
+        """What the program needs, by the order of its equations."""
+        return memory(self.jaxpr)
+
+
+def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     name = jaxpr.name or "the program"
     if not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
         raise errors.BackendError(
@@ -92,7 +100,7 @@ def _compile(jaxpr: Jaxpr) -> Callable[..., list[torch.Tensor]]:
             "  leave compiler out: the CPU backend runs every program"
         ) from error
 
-    def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         # The generated code assumes the layout it was compiled for.
         found = list(compiled(*[x if x.is_contiguous() else x.contiguous() for x in tensors]))
         for indices, (_, check) in zip(found[count:], checks):

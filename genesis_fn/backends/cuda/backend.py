@@ -25,6 +25,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, aval, sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.core.source import where
@@ -77,11 +78,17 @@ class CudaBackend:
 
         return run
 
-    def compile(self, jaxpr: Jaxpr, device: Device, **options: Any) -> Any:
+    def compile(
+        self,
+        jaxpr: Jaxpr,
+        device: Device,
+        donated: Sequence[bool] = (),
+        compiler: str | None = None,
+    ) -> Executable:
         """An executable for a whole program."""
         from genesis_fn.backends.cuda.executable import compile_jaxpr
 
-        return compile_jaxpr(jaxpr, device, **options)
+        return compile_jaxpr(jaxpr, device, donated, compiler=compiler)
 
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Buffer:
         """A buffer with a copy of `value`, which may change as soon as this returns."""

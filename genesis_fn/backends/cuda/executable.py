@@ -39,6 +39,7 @@ from genesis_fn.core.array import Array, live
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError
+from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.transforms.words import physical
 
@@ -59,11 +60,8 @@ def _references_alone() -> int:
 _ALONE = _references_alone()
 
 
-class CudaExecutable:
-    """A program on one device: arrays in, arrays out.
-
-    `unused_donations` are the inputs whose memory no output could take, with the reason.
-    """
+class CudaExecutable(Executable):
+    """A program on one device; storage is a buffer of the library's own memory."""
 
     def __init__(
         self,
@@ -135,15 +133,15 @@ class CudaExecutable:
 
     def __call__(self, *args: Array) -> list[Array]:
         try:
-            return [Array(b, s) for b, s in zip(self.run_list([a.data for a in args]), self.sigs)]
+            return [Array(b, s) for b, s in zip(self.run([a.data for a in args]), self.sigs)]
         except AttributeError:
             for a in args:
                 live(a)
             raise
 
-    def run_list(self, buffers: list[Any]) -> list[Any]:
-        """The memory of the results, given that of the inputs, which nothing but its Array and the
-        list holds if it is donated. Raises AttributeError for memory that is gone."""
+    def run(self, buffers: list[Any]) -> list[Any]:
+        """The memory of the results, given that of the inputs. Raises AttributeError for memory
+        that is gone."""
         addresses = [b.address for b in buffers]
         with self._places.lock:
             return self._run(buffers, addresses)
@@ -160,11 +158,7 @@ class CudaExecutable:
         if not set(self._taken) <= set(inside):
             return None
         sigs = self.sigs[first_out : first_out + count]
-        return Carry(self._places, self.run_list, inside, results, sigs)
-
-    def explained(self, error: Exception) -> Exception:
-        """`error` from `run_list`: device errors name their lines themselves."""
-        return error
+        return Carry(self._places, self.run, inside, results, sigs)
 
     def _run(self, buffers: list[Any], addresses: list[int]) -> list[Any]:
         places, driver = self._places, self.runtime.driver
