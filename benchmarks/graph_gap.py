@@ -1,5 +1,5 @@
-"""What the shape of a program's graph costs: the Qwen3-0.6B training step as one chain of kernels,
-in lanes, and with programmatic launches, each setting in a process of its own on one GPU.
+"""What the launches of a program's graph cost: the Qwen3-0.6B training step as a chain of kernels
+and with programmatic launches, each setting in a process of its own on one GPU.
 
     python benchmarks/graph_gap.py --out benchmarks/results/graph-gap-h200.json
 
@@ -30,10 +30,7 @@ BLOCK = 4  # steps between two waits
 PROFILED = 3
 SETTINGS = {
     "chain": {},
-    "lanes-2": {"GENESIS_GRAPH_LANES": "2"},
-    "lanes-4": {"GENESIS_GRAPH_LANES": "4"},
     "chain+pdl": {"GENESIS_PROGRAMMATIC_LAUNCH": "1"},
-    "lanes-2+pdl": {"GENESIS_GRAPH_LANES": "2", "GENESIS_PROGRAMMATIC_LAUNCH": "1"},
 }
 
 

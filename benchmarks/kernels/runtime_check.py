@@ -39,7 +39,6 @@ from genesis_fn.backends.cuda.graph import (
     Child,
     Copy,
     Executable,
-    If,
     Memory,
     Repeat,
     Switch,
@@ -250,9 +249,7 @@ class Program:
 
     def build(self, *steps: Any, conditional_nodes: bool | None = None) -> Executable:
         memory = [Memory(b.address, 4 * n) for b, n in zip(self.blocks, self.sizes, strict=True)]
-        return Executable(
-            here().driver, steps, memory, here().pool, conditional_nodes=conditional_nodes
-        )
+        return Executable(here(), steps, memory, conditional_nodes=conditional_nodes)
 
     def write(self, index: int, values: Any) -> None:
         array = np.asarray(values, np.int32)
@@ -320,12 +317,7 @@ def launch_device_descriptors() -> dict[str, Any]:
     prepared = run(launch, *blocks)
     require(prepared.scratch_bytes > 0, "no scratch was asked for")
     np.testing.assert_array_equal(fetch(blocks[1], np.float32, (512, 64)), 2 * x)
-    program = Executable(
-        here().driver,
-        [launch],
-        [Memory(b.address, x.nbytes) for b in blocks],
-        here().pool,
-    )
+    program = Executable(here(), [launch], [Memory(b.address, x.nbytes) for b in blocks])
     here().driver.fill(blocks[1].address, 0, x.nbytes, here().driver.compute)
     program.launch()
     np.testing.assert_array_equal(fetch(blocks[1], np.float32, (512, 64)), 2 * x)
@@ -353,14 +345,14 @@ def programmatic_dependent_launch() -> None:
         prepared.launch(here().driver.compute)
     require((fetch(block, np.int32, n) == wanted).all(), "launched one by one")
     block = put(x)
-    program = Executable(here().driver, [launch] * 10, [Memory(block.address, 4 * n)], here().pool)
+    program = Executable(here(), [launch] * 10, [Memory(block.address, 4 * n)])
     program.launch()
     require((fetch(block, np.int32, n) == wanted).all(), "in a graph")
     if here().driver.info.conditional_nodes:
         block, counter = put(x), put(np.zeros(1, np.int32))
         memory = [Memory(block.address, 4 * n), Memory(counter.address, 4)]
         loop = Repeat(5, Buf(1, "i32"), (launch, launch))
-        Executable(here().driver, [loop], memory, here().pool).launch()
+        Executable(here(), [loop], memory).launch()
         require((fetch(block, np.int32, n) == wanted).all(), "in a loop of a graph")
 
 
@@ -409,16 +401,6 @@ def control_flow(conditional_nodes: bool) -> int:
         m.write(2, [0])
         program.launch()
         require(m.read(2) == [100 + runs] and m.read(0) == [start + 3 * runs], f"while {start}")
-    m = Program(1, 1, 1)
-    program = m.build(
-        If(Buf(1, "i8"), (add_one(0, 1),), (add_one(0, 10),)),
-        If(Buf(1, "i8"), (add_one(2, 1),)),
-        conditional_nodes=conditional_nodes,
-    )
-    for flag in (1, 0, 200, 0):
-        m.write(1, [flag])
-        program.launch()
-    require(m.read(0) == [22] and m.read(2) == [2], f"if: {m.read(0)} {m.read(2)}")
     m = Program(1, 1)
     branches = tuple((add_one(0, 10**i),) for i in range(3))
     program = m.build(Switch(Buf(1, "i32"), branches), conditional_nodes=conditional_nodes)
@@ -436,13 +418,14 @@ def control_flow(conditional_nodes: bool) -> int:
         program.launch()
         wanted = [10 * i if i < count else -1 for i in range(6)]
         require(m.read(0) == [count] and m.read(1) == wanted, f"repeat {count}: {m.read(1)}")
-    m = Program(1, 1, 1, 1, 1)
+    m = Program(1, 1, 1, 1, 1, 1)
+    m.write(5, [1])
     inner = While(
         (below(1, 2, 7),),
         Buf(2, "i8"),
         (
             add_one(1, 2),
-            If(Buf(2, "i8"), (add_one(3),)),
+            Switch(Buf(5, "i32"), ((), (add_one(3),))),
             Repeat(2, Buf(4, "i32"), (add_one(3, 100),)),
         ),
     )
@@ -634,7 +617,7 @@ def error_word() -> None:
     arguments = {"x": Buf(0, "i32"), "word": Buf(1, "i64"), "limit": Scalar(10)}
     launch = Launch(CHECK, (1, 1, 1), arguments, {"SITE": 3}, 1)
     memory = [Memory(x.blocks[0].address, 4), Memory(checks.address, 8)]
-    program = Executable(here().driver, [launch], memory, here().pool)
+    program = Executable(here(), [launch], memory)
     for value, fails in ((5, False), (77, True), (-3, False)):
         x.write(0, [value])
         program.launch()

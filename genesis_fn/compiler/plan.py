@@ -14,43 +14,26 @@ def aligned(size: int) -> int:
 
 
 def pack(
-    sizes: Mapping[int, int],
-    lives: Mapping[int, tuple[int, int]],
-    rest: int = 0,
-    budget: int = 0,
+    sizes: Mapping[int, int], lives: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, int], int]:
     """({buffer: offset}, bytes of the arena).
 
     `lives[b] = (first, last)`: the steps at which buffer b is live, both included. Best fit in the
     order of first use, free neighbours joined.
-
-    Memory rests for `rest` steps before it is used again, as long as the arena stays within
-    `budget` bytes: steps that share no memory may run at the same time.
     """
     starts = sorted(lives, key=lambda b: (lives[b][0], -sizes[b]))
     ending: list[tuple[int, int]] = []
     free: list[tuple[int, int]] = []  # (offset, size), in order
     offsets: dict[int, int] = {}
     top = 0
-
-    def release(before: int) -> bool:
-        """Take back the oldest memory whose last step is earlier."""
-        if not ending or ending[0][0] >= before:
-            return False
-        _, gone = ending.pop(0)
-        _give(free, offsets[gone], aligned(sizes[gone]))
-        return True
-
     for b in starts:
         first, last = lives[b]
         size = aligned(sizes[b])
-        while release(first - rest):
-            pass
-        hole = _hole(free, size)
-        while hole is None and _grown(free, top, size) > budget and release(first):
-            hole = _hole(free, size)
-        if hole is not None:
-            n, at = hole
+        while ending and ending[0][0] < first:
+            _, gone = ending.pop(0)
+            _give(free, offsets[gone], aligned(sizes[gone]))
+        n, at = min([(n, at) for at, n in free if n >= size], default=(0, 0))
+        if n:
             free.remove((at, n))
             if n > size:
                 insort(free, (at + size, n - size))
@@ -60,17 +43,6 @@ def pack(
         offsets[b] = at
         insort(ending, (last, b))
     return offsets, top
-
-
-def _hole(free: list[tuple[int, int]], size: int) -> tuple[int, int] | None:
-    """(size, offset) of the smallest hole that `size` bytes fit into."""
-    return min([(n, at) for at, n in free if n >= size], default=None)
-
-
-def _grown(free: list[tuple[int, int]], top: int, size: int) -> int:
-    """The end of the arena once it has grown by `size` bytes; a last hole that reaches the end is
-    used."""
-    return (free[-1][0] if free and sum(free[-1]) == top else top) + size
 
 
 def _give(free: list[tuple[int, int]], at: int, size: int) -> None:

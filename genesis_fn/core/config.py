@@ -32,7 +32,6 @@ class Config:
     transfer_guard_device_to_device: str = ""
     transfer_guard_device_to_host: str = ""
     default_device: Any = None
-    graph_lanes: int = 1  # steps of a compiled GPU program that may run at once; 1: one by one
     programmatic_launch: bool = False  # start a kernel while the one before it ends
 
     @functools.cached_property
@@ -63,8 +62,6 @@ def _from_environment() -> Config:
         text = os.environ.get(f"GENESIS_{name.upper()}")
         if text is not None and isinstance(f.default, bool):
             changes[name] = text.lower() in ("1", "true", "yes", "on")
-        elif text is not None and isinstance(f.default, int):
-            changes[name] = int(text)
         elif text is not None and isinstance(f.default, str):
             changes[name] = text
     if os.environ.get("GENESIS_CHECK") == "1":

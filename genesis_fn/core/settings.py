@@ -53,8 +53,6 @@ def _value(name: str, value: Any) -> Any:
         raise ValueError(f'numpy_dtype_promotion is "standard" or "strict", got {value!r}')
     if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
         raise ValueError(f'numpy_rank_promotion is "allow", "warn" or "raise", got {value!r}')
-    if name == "graph_lanes" and (type(value) is not int or not 1 <= value <= 32):
-        raise ValueError(f"graph_lanes is the number of steps at once, 1 to 32, not {value!r}")
     return place(value) if name == "default_device" else value
 
 

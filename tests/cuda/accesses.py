@@ -180,7 +180,7 @@ def generated(launch: Launch) -> bool:
 
 
 def check(
-    steps: Sequence[Any],
+    items: Sequence[Any],
     table: Table,
     bound: set[int],
     arena: int,
@@ -194,7 +194,7 @@ def check(
     known: dict[Any, Accesses] = {}
     lives: dict[int, list[int]] = {}
     written: set[int] = set()
-    for n, (step, buffers, owned) in enumerate(_flat(steps, table)):
+    for n, (step, buffers, owned) in enumerate(_flat(items, table)):
         if isinstance(step, Launch):
             accesses, used = _launch_accesses(step, buffers, table, known, runs(step))
             reads = [used[k] for k in sorted(accesses.read_first)]
@@ -204,7 +204,7 @@ def check(
             found += [f"step {n}: {_name(step)} {step.grid}: {x}" for x in accesses.faults[:3]]
             accesses.faults = []
             seen = {table.root(used[k]) for k in accesses.written}
-            if owned is not None and not seen <= owned:
+            if not seen <= owned:
                 found.append(f"step {n}: {_name(step)} writes {seen - owned} and does not say so")
         elif isinstance(step, Copy):
             reads, writes = [step.source], [step.destination]
@@ -299,18 +299,16 @@ def _place(table: Table, b: int) -> int:
     return offset
 
 
-def _flat(steps: Sequence[Any], table: Table) -> Iterator[tuple[Any, Any, set[int] | None]]:
+def _flat(items: Sequence[Any], table: Table) -> Iterator[tuple[Any, Any, set[int]]]:
     """Every launch, copy and clear with the buffers (number, offset) that it numbers and the roots
-    that it says it writes, as far as their order matters."""
-    for step in steps:
-        if not isinstance(step, Child):
-            yield step, [(b, 0) for b in range(len(table.bytes))], None
-            continue
-        known = range(len(step.buffers)) if step.written is None else step.written
-        owned = {step.buffers[i][0] for i in known} | {*step.writes}
-        owned = {table.root(b) for b in owned}
-        owned |= set() if table.word is None else {table.word}
-        for inner in step.steps:
-            assert isinstance(inner, (Launch, Clear)), inner
-            if not isinstance(inner, Launch) or 0 not in inner.grid:
-                yield inner, step.buffers, owned
+    that its item says it writes."""
+    for item in items:
+        owned = {table.root(b) for b in (*item.writes, *item.scratch)}
+        for step in item.steps:
+            if not isinstance(step, Child):
+                yield step, [(b, 0) for b in range(len(table.bytes))], owned
+                continue
+            for inner in step.steps:
+                assert isinstance(inner, (Launch, Clear)), inner
+                if not isinstance(inner, Launch) or 0 not in inner.grid:
+                    yield inner, step.buffers, owned

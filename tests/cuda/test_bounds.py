@@ -53,7 +53,7 @@ def faults(program: CudaExecutable) -> list[str]:
     bound = {*program._inputs, *program._held, program.scope.base, *table.pointers}
     if table.word is not None:
         bound.add(table.word)
-    return check(program.scope.steps, table, bound, program.scope.base)
+    return check(program.scope.items, table, bound, program.scope.base)
 
 
 @pytest.mark.parametrize("passes", [(), ("crossed", "parts", "beside")])

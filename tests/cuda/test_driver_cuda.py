@@ -18,17 +18,9 @@ from cuda.bindings import driver as cu
 
 from genesis_fn.backends.cuda import driver_cuda, exchange
 from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
-from genesis_fn.backends.cuda.graph import (
-    Copy,
-    Executable,
-    If,
-    Memory,
-    Overlap,
-    Repeat,
-    Switch,
-    While,
-)
+from genesis_fn.backends.cuda.graph import Copy, Executable, Memory, Repeat, Switch, While
 from genesis_fn.backends.cuda.memory import Pool
+from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.backends.cuda.stream import Staging
 from genesis_fn.kernels.launch import Buf, Clear
 
@@ -334,26 +326,25 @@ def test_launch_attributes(driver):
 
 
 def test_graphs(driver, fake):
-    pool = Pool(driver)
-    blocks = [pool.alloc(64) for _ in range(3)]
+    place = Runtime(driver)
+    blocks = [place.alloc(64) for _ in range(3)]
     memory = [Memory(b.address, 64) for b in blocks]
     steps = [
         Clear(0),
         Copy(1, 0, 8),
         kernels.add_one(0),
         While((kernels.below(0, 1, 5),), Buf(1, "i8"), (kernels.add_one(0),)),
-        If(Buf(1, "i8"), (kernels.add_one(0),), (Clear(2),)),
         Switch(Buf(2, "i32"), ((Clear(0),), (Clear(1),), (Clear(2),))),
         Repeat(3, Buf(2, "i32"), (kernels.add_one(0),)),
     ]
     start = len(fake.calls)
-    program = Executable(driver, steps, memory, pool)
+    program = Executable(place, steps, memory)
     calls = fake.calls[start:]
     assert program.parts == 1
-    assert calls.count("cuStreamBeginCaptureToGraph") == 1 + 2 + 3 + 1
-    assert calls.count("cuStreamEndCapture") == 1 + 7
-    assert sum(c.startswith("cuGraphAddNode") for c in calls) == 4
-    assert calls.count("cuLaunchKernel") == 2 + 1 + 1 + 2, "loops decide before and at their end"
+    assert calls.count("cuStreamBeginCaptureToGraph") == 1 + 3 + 1
+    assert calls.count("cuStreamEndCapture") == 1 + 5
+    assert sum(c.startswith("cuGraphAddNode") for c in calls) == 3
+    assert calls.count("cuLaunchKernel") == 2 + 1 + 2, "loops decide before and at their end"
     assert calls.count("cuGraphInstantiate") == calls.count("cuGraphDestroy") == 1
     program.launch()
     assert fake.calls[-1] == "cuGraphLaunch"
@@ -362,41 +353,15 @@ def test_graphs(driver, fake):
     start = len(fake.calls)
     fake.failing["cuMemsetD8Async"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(CudaError):
-        Executable(driver, [If(Buf(1, "i8"), (Clear(0),))], memory, pool)
+        Executable(place, [Switch(Buf(1, "i32"), ((Clear(0),),))], memory)
     calls = fake.calls[start:]
     assert calls.count("cuStreamEndCapture") == 2
     assert calls.count("cuStreamDestroy") == 2
 
 
-def test_steps_of_a_wide_graph_wait_for_the_nodes_that_they_need(driver, fake, monkeypatch):
-    pool = Pool(driver)
-    blocks = [pool.alloc(1 << 20) for _ in range(3)]
-    memory = [Memory(b.address, b.bytes) for b in blocks]
-    made = iter(range(10, 100))
-    status = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-    found = lambda s: (OK, status, 1, cu.CUgraph(5), [cu.CUgraphNode(next(made))], [], 1)
-    monkeypatch.setattr(driver_cuda, "_capture_info", found)
-    asked = []
-
-    def update(stream, nodes, edges, count, flags):
-        assert len(nodes) == count and flags == 1
-        asked.append([int(node) for node in nodes])
-        return (OK,)
-
-    monkeypatch.setattr(driver_cuda, "_update_dependencies", update)
-    steps = [Clear(0), Clear(1), Copy(2, 0, 64), Copy(2, 1, 64, 64), Copy(0, 2, 128)]
-    Executable(driver, steps, memory, pool, overlap=Overlap(2))
-    # Both clears are independent, each copy waits for its source, the last for both copies.
-    assert asked == [[], [], [10], [11], [13, 12]]
-    asked.clear()
-    Executable(driver, steps, memory, pool)
-    assert not asked
-
-
-@pytest.mark.parametrize("lanes", [1, 2])
-def test_kernels_start_early_where_they_wait_for_one_kernel(driver, monkeypatch, lanes):
-    pool = Pool(driver)
-    blocks = [pool.alloc(1 << 20) for _ in range(3)]
+def test_kernels_start_early_behind_kernels(driver, monkeypatch):
+    place = Runtime(driver)
+    blocks = [place.alloc(1 << 20) for _ in range(3)]
     memory = [Memory(b.address, b.bytes) for b in blocks]
     started = []
 
@@ -406,7 +371,7 @@ def test_kernels_start_early_where_they_wait_for_one_kernel(driver, monkeypatch,
     monkeypatch.setattr(driver_cuda.PreparedLaunch, "launch", launch)
     steps = [kernels.add_one(0), kernels.add_one(0), Clear(0), kernels.add_one(0)]
     for programmatic in (False, True):
-        Executable(driver, steps, memory, pool, overlap=Overlap(lanes, programmatic))
+        Executable(place, steps, memory, programmatic=programmatic)
     assert started == [False, False, False] + [False, True, False]
 
 

@@ -20,13 +20,12 @@ from genesis_fn.backends.cuda.graph import (
     Child,
     Copy,
     Executable,
-    If,
     Memory,
     Repeat,
     Switch,
     While,
 )
-from genesis_fn.backends.cuda.memory import Pool
+from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.kernels.launch import Buf, Clear
 
 MIB = 1 << 20
@@ -38,7 +37,8 @@ class Machine:
     def __init__(self, *sizes: int) -> None:
         on_gpu = implementation() == "cuda"
         self.driver = open_driver(0) if on_gpu else InterpretDriver(0, total_memory=64 * MIB)
-        self.pool = Pool(self.driver)
+        self.place = Runtime(self.driver)
+        self.pool = self.place.pool
         self.blocks = [self.pool.alloc(4 * size) for size in sizes]
         self.sizes = sizes
 
@@ -47,9 +47,7 @@ class Machine:
         return [Memory(b.address, b.bytes) for b in self.blocks]
 
     def program(self, *steps, conditional_nodes: bool = True) -> Executable:
-        return Executable(
-            self.driver, steps, self.buffers, self.pool, conditional_nodes=conditional_nodes
-        )
+        return Executable(self.place, steps, self.buffers, conditional_nodes=conditional_nodes)
 
     def write(self, index: int, values) -> None:
         array = np.ascontiguousarray(values, np.int32)
@@ -119,22 +117,6 @@ def test_while(conditional_nodes):
 
 
 @both
-def test_if_with_and_without_else(conditional_nodes):
-    m = Machine(1, 1, 1)
-    m.write(0, [0])
-    m.write(2, [0])
-    program = m.program(
-        If(Buf(1, "i8"), (kernels.add_one(0, 1),), (kernels.add_one(0, 10),)),
-        If(Buf(1, "i8"), (kernels.add_one(2, 1),)),
-        conditional_nodes=conditional_nodes,
-    )
-    for flag in (1, 0, 200, 0):
-        m.write(1, [flag])
-        program.launch()
-    assert m.read(0) == [22] and m.read(2) == [2]
-
-
-@both
 def test_switch_clamps(conditional_nodes):
     m = Machine(1, 1)
     m.write(0, [0])
@@ -174,14 +156,14 @@ def test_loops_too_long_to_unroll(conditional_nodes, monkeypatch):
 
 @both
 def test_nesting(conditional_nodes):
-    """for i in range(3): while x < 10 * (outer): ...; an if inside."""
-    m = Machine(1, 1, 1, 1, 1)
+    """for i in range(3): while x < 10 * (outer): ...; a branch inside."""
+    m = Machine(1, 1, 1, 1, 1, 1)
     inner = While(
         (kernels.below(1, 2, 7),),
         Buf(2, "i8"),
         (
             kernels.add_one(1, 2),
-            If(Buf(2, "i8"), (kernels.add_one(3),)),
+            Switch(Buf(5, "i32"), ((), (kernels.add_one(3),))),
             Repeat(2, Buf(4, "i32"), (kernels.add_one(3, 100),)),
         ),
     )
@@ -190,6 +172,7 @@ def test_nesting(conditional_nodes):
     )
     for _ in range(2):
         m.write(3, [0])
+        m.write(5, [1])
         program.launch()
         assert m.read(0) == [3] and m.read(1) == [8]
         assert m.read(3) == [3 * 4 * 201]
@@ -200,7 +183,7 @@ def test_places_outside_their_buffer_are_refused():
     with pytest.raises(ValueError, match="outside its 4 bytes"):
         m.program(Copy(0, 1, 8))
     with pytest.raises(ValueError, match="outside"):
-        m.program(If(Buf(1, "i8", 4), (Clear(0),)))
+        m.program(Switch(Buf(1, "i32", 4), ((Clear(0),),)))
 
 
 @pytest.mark.interpreted
@@ -210,7 +193,7 @@ def test_a_failed_capture_leaves_nothing_behind():
     before = m.pool.in_use
     address = m.driver.reserve(2 * MIB)
     with pytest.raises(CudaError, match="ILLEGAL"):
-        Executable(m.driver, [kernels.add_one(0)], [Memory(address, 4)], m.pool)
+        Executable(m.place, [kernels.add_one(0)], [Memory(address, 4)])
     assert m.pool.in_use == before
 
     class Failing(InterpretDriver):
@@ -218,14 +201,14 @@ def test_a_failed_capture_leaves_nothing_behind():
             raise CudaError("fill", "CUDA_ERROR_INVALID_VALUE")
 
     driver = Failing(0, total_memory=64 * MIB)
-    pool = Pool(driver)
-    block = pool.alloc(4)
+    place = Runtime(driver)
+    block = place.alloc(4)
     streams = []
     new_stream = driver.new_stream
     driver.new_stream = lambda: streams.append(new_stream()) or streams[-1]
     steps = [While((), Buf(0, "i8"), (Clear(0),))]
     with pytest.raises(CudaError, match="fill"):
-        Executable(driver, steps, [Memory(block.address, 4)], pool)
+        Executable(place, steps, [Memory(block.address, 4)])
     assert streams and all(s.recording is None for s in streams)
 
 
@@ -238,7 +221,7 @@ def test_executables_keep_their_owners_and_scratch():
 
     owner = Owner()
     watch = weakref.ref(owner)
-    program = Executable(m.driver, [kernels.add_one(0)], m.buffers, m.pool, owners=[owner])
+    program = Executable(m.place, [kernels.add_one(0)], m.buffers, owners=[owner])
     del owner
     gc.collect()
     assert watch() is not None

@@ -107,7 +107,6 @@ def _joined(members: Sequence[Any]) -> Any:
     arguments: dict[str, Any] = {}
     constants: dict[str, Any] = {}
     buffers: list[tuple[int, int]] = []
-    written: list[int] = []
     for k, (item, launch) in enumerate(zip(members, launches)):
         assert launch is not None
         for name, argument in launch.arguments.items():
@@ -116,8 +115,6 @@ def _joined(members: Sequence[Any]) -> Any:
             arguments[f"{name}_{k}"] = argument
         constants |= {f"{name}_{k}": value for name, value in launch.constants.items()}
         (child,) = item.steps
-        known = range(len(child.buffers)) if child.written is None else child.written
-        written += [len(buffers) + b for b in known]
         buffers += child.buffers
     # In the order of the kernel's parameters.
     arguments = {name: arguments[name] for name in _parameters(function) if name in arguments}
@@ -130,7 +127,7 @@ def _joined(members: Sequence[Any]) -> Any:
     )  # fmt: skip
     return replace(
         members[0],
-        steps=[Child((launch,), tuple(buffers), tuple(written))],
+        steps=[Child((launch,), tuple(buffers))],
         reads=[b for item in members for b in item.reads],
         writes=[b for item in members for b in item.writes],
         scratch=[b for item in members for b in item.scratch],

@@ -22,11 +22,10 @@ Stream: TypeAlias = Any
 Event: TypeAlias = Any
 Graph: TypeAlias = Any
 Condition: TypeAlias = Any
-Recorded: TypeAlias = Any
 Handle: TypeAlias = Any
 
-ConditionalKind: TypeAlias = Literal["if", "while", "switch"]
-PredicateMode: TypeAlias = Literal["flag", "not_flag", "index", "count"]
+ConditionalKind: TypeAlias = Literal["while", "switch"]
+PredicateMode: TypeAlias = Literal["flag", "index", "count"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +197,6 @@ class Driver(Protocol):
         """Ends a recording that failed and drops what it holds."""
         ...
 
-    def recorded(self, stream: Stream) -> Recorded:
-        """The node that a capturing stream recorded last; what was enqueued before it that it does
-        not wait for is not part of it."""
-        ...
-
-    def record_after(self, stream: Stream, nodes: Sequence[Recorded]) -> None:
-        """Makes what a capturing stream records next wait for these nodes, and for nothing else."""
-        ...
-
     def launch_graph(self, graph: Graph, stream: Stream) -> None:
         """Enqueues a whole graph."""
         ...
@@ -224,8 +214,8 @@ class Driver(Protocol):
     ) -> None:
         """Records a kernel that sets the condition from device memory.
 
-        "flag": byte at `address` is not zero. "not_flag": the contrary. "index": the int32 there,
-        clamped to [0, limit). "count": the int32 there, increased by one, is less than `limit`.
+        "flag": byte at `address` is not zero. "index": the int32 there, clamped to [0, limit).
+        "count": the int32 there, increased by one, is less than `limit`.
         """
         ...
 

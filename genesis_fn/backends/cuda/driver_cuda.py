@@ -38,7 +38,7 @@ _SET_DEPENDENCIES = int(
 )
 _CUDA_KIND = 2  # DLPack's kDLCUDA
 _DEFAULT_SHARED = 48 << 10
-_CONDITIONAL_DRIVER = 12080  # if/else and switch nodes
+_CONDITIONAL_DRIVER = 12080  # switch nodes
 
 # Version 13 gave the plain names what 12.9 has as newer variants.
 _add_node = getattr(cu, "cuGraphAddNode_v2", cu.cuGraphAddNode)
@@ -453,14 +453,6 @@ class CudaDriver:
         if code == _SUCCESS:
             cu.cuGraphDestroy(graph)
 
-    def recorded(self, stream: Any) -> list[Any]:
-        return self._captured(stream)[1]
-
-    def record_after(self, stream: Any, nodes: Sequence[list[Any]]) -> None:
-        # Nodes that a stream no longer depends on do not count as unjoined when its capture ends.
-        wanted = list({int(node): node for made in nodes for node in made}.values())
-        _check(_update_dependencies(stream, wanted, None, len(wanted), _SET_DEPENDENCIES))
-
     def launch_graph(self, graph: Any, stream: Any) -> None:
         self.activate()
         (code,) = cu.cuGraphLaunch(graph, stream)
@@ -494,7 +486,6 @@ class CudaDriver:
         parameters.conditional.handle = condition
         kinds = cu.CUgraphConditionalNodeType
         parameters.conditional.type = {
-            "if": kinds.CU_GRAPH_COND_TYPE_IF,
             "while": kinds.CU_GRAPH_COND_TYPE_WHILE,
             "switch": kinds.CU_GRAPH_COND_TYPE_SWITCH,
         }[kind]

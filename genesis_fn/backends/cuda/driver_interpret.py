@@ -2,9 +2,8 @@
 
 It behaves as a device does towards the rest of the backend: memory is reserved, mapped and
 exhausted, work is captured into graphs and replayed, conditional nodes are decided by device
-memory. Everything runs at once, in the order in which it is enqueued; the nodes of a graph run in
-another order that its edges allow if `shuffle` is set. Touching addresses without memory behind
-them raises, as a fault on a device would be reported.
+memory. Everything runs at once, in the order in which it is enqueued. Touching addresses without
+memory behind them raises, as a fault on a device would be reported.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import random
 import threading
 import time
 import weakref
@@ -55,42 +53,16 @@ def device_count() -> int:
 
 
 class _Recording:
-    """A graph: its nodes' work, the nodes that each comes after, and those that the next one
-    does."""
+    """A graph: the work of its nodes, in order."""
 
-    __slots__ = ("work", "after", "next")
+    __slots__ = ("work",)
 
     def __init__(self) -> None:
         self.work: list[Callable[[], None]] = []
-        self.after: list[tuple[int, ...]] = []
-        self.next: tuple[int, ...] = ()
 
-    def add(self, work: Callable[[], None]) -> None:
-        self.after.append(self.next)
-        self.next = (len(self.work),)
-        self.work.append(work)
-
-    def run(self, shuffle: random.Random | None) -> None:
-        """Runs the nodes as recorded, or in an arbitrary order that the edges allow."""
-        if shuffle is None:
-            for work in self.work:
-                work()
-            return
-        waits = [len(before) for before in self.after]
-        followers: list[list[int]] = [[] for _ in waits]
-        for n, before in enumerate(self.after):
-            for p in before:
-                followers[p].append(n)
-        ready = [n for n, count in enumerate(waits) if not count]
-        while ready:
-            # Often the node recorded last: far from the order of recording.
-            k = shuffle.choice((len(ready) - 1, shuffle.randrange(len(ready))))
-            n = ready.pop(k)
-            self.work[n]()
-            for f in followers[n]:
-                waits[f] -= 1
-                if not waits[f]:
-                    ready.append(f)
+    def run(self) -> None:
+        for work in self.work:
+            work()
 
 
 class _Stream:
@@ -107,7 +79,7 @@ class _Stream:
             with self.lock:
                 work()
         else:
-            self.recording.add(work)
+            self.recording.work.append(work)
 
 
 class _Event:
@@ -184,7 +156,6 @@ class InterpretDriver:
     """The driver interface over `total_memory` bytes of host memory, committed as it is used."""
 
     interpreted = True
-    shuffle: random.Random | None = None  # chooses the order of graphs' nodes
 
     def __init__(
         self,
@@ -384,23 +355,11 @@ class InterpretDriver:
     def abandon_capture(self, stream: _Stream) -> None:
         stream.recording = None
 
-    def recorded(self, stream: _Stream) -> tuple[int, ...]:
-        return self._recording(stream).next
-
-    def record_after(self, stream: _Stream, nodes: Sequence[tuple[int, ...]]) -> None:
-        self._recording(stream).next = tuple(dict.fromkeys([n for made in nodes for n in made]))
-
-    def _recording(self, stream: _Stream) -> _Recording:
-        if stream.recording is None:
-            raise CudaError("capture", "CUDA_ERROR_ILLEGAL_STATE", "no active capture")
-        return stream.recording
-
     def launch_graph(self, graph: _Recording, stream: _Stream) -> None:
-        stream.enqueue(lambda: graph.run(self.shuffle))
+        stream.enqueue(graph.run)
 
     def destroy_graph(self, graph: _Recording) -> None:
         graph.work.clear()
-        graph.after.clear()
 
     def new_condition(self, stream: _Stream) -> _Condition:
         return _Condition()
@@ -440,11 +399,9 @@ class InterpretDriver:
         def run() -> None:
             if kind == "while":
                 while condition.value:
-                    graphs[0].run(self.shuffle)
-                return
-            chosen = condition.value if kind == "switch" else int(not condition.value)
-            if chosen < len(graphs):
-                graphs[chosen].run(self.shuffle)
+                    graphs[0].run()
+            else:
+                graphs[condition.value].run()
 
         stream.enqueue(run)
         return bodies

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cuda.carry import Carry
-from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, Overlap
+from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, has_host
 from genesis_fn.backends.cuda.measure import (
     Measurements,
     Roofline,
@@ -27,7 +27,6 @@ from genesis_fn.backends.cuda.measure import (
     roofline,
 )
 from genesis_fn.backends.cuda.memory import Block
-from genesis_fn.backends.cuda.parts import has_host, parts_of
 from genesis_fn.backends.cuda.places import Output, Places
 from genesis_fn.backends.cuda.runtime import Runtime, runtime
 from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
@@ -94,11 +93,10 @@ class CudaExecutable(Executable):
         ]
         self.scope = Scope(table, program, inputs, targets)
         self._donated = donated
-        settings = config.current()
-        self._overlap = Overlap(settings.graph_lanes, settings.programmatic_launch)
+        self._programmatic = config.current().programmatic_launch
         self._outputs = self.scope.outputs
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
-        self._graphs: dict[tuple[int, ...], Launched | Any] = {}
+        self._graphs: dict[tuple[int, ...], Launched] = {}
         self._arena: Block | None = None
         self._misses = 0
         self._word = self._error_word()
@@ -237,9 +235,11 @@ class CudaExecutable(Executable):
         graph = self._graphs[key] = self._captured(addresses)
         return key, graph
 
-    def _captured(self, addresses: Sequence[int]) -> Any:
+    def _captured(self, addresses: Sequence[int]) -> Launched:
         memory, owners = self._placed(addresses)
-        return parts_of(self.runtime, self.scope.steps, memory, owners, self._overlap)
+        return Launched(
+            self.runtime, self.scope.steps, memory, owners, programmatic=self._programmatic
+        )
 
     def _placed(self, addresses: Sequence[int]) -> tuple[list[Memory], list[Any]]:
         """(where each buffer is, with the inputs at these addresses; what keeps it alive)."""

@@ -116,9 +116,7 @@ def _joined(items: Sequence[Any], table: Any) -> Any:
     reads = [b for item in items for b in item.reads]
     writes = [b for item in items for b in item.writes]
     scratch = [b for item in items for b in item.scratch]
-    child = Child(
-        steps, ((pointers, 0),), written=(), reads=tuple(reads), writes=(*writes, *scratch)
-    )
+    child = Child(steps, ((pointers, 0),), (*reads, *writes, *scratch))
     joined = replace(
         items[-1], steps=[child], reads=reads, writes=writes, scratch=scratch, plan=None
     )

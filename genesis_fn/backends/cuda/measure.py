@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.graph import Child, Clear, Copy, Direct, Memory
-from genesis_fn.backends.cuda.parts import parts_of
+from genesis_fn.backends.cuda.graph import Child, Clear, Copy, Direct, Executable, Memory
 from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.kernels.launch import Launch
 
@@ -148,9 +147,9 @@ def _pieces(
                     alone.append(replace(step, steps=(s,)) if isinstance(step, Child) else s)
                     pieces.append(_Piece(_name(s), n, run, True))
                 else:
-                    run = parts_of(place, [s], memory, owners).launch
+                    run = Executable(place, [s], memory, owners).launch
                     pieces.append(_Piece(_name(s), n, run, False))
-    direct = Direct(place.driver, alone, memory, place.pool)
+    direct = Direct(place, alone, memory)
     assert len(direct) == len(alone)
     return pieces
 

@@ -14,7 +14,7 @@ from typing import Any
 from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.beside import side_by_side
 from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
-from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Step, Switch, While
+from genesis_fn.backends.cuda.graph import Child, Copy, Host, Repeat, Step, Switch, While
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.many import merged_alike
 from genesis_fn.backends.cuda.products import plan_product, plan_wide
@@ -28,7 +28,7 @@ from genesis_fn.compiler.products import wide
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.target import Target
 from genesis_fn.compiler.updates import UPDATES, updated
-from genesis_fn.core import config, errors
+from genesis_fn.core import errors
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.kernels.launch import Buf, Launch, Plan
@@ -38,21 +38,7 @@ from genesis_fn.transforms.fused import fused_p
 # Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
 # them converted first.
 _GENERATED = ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp")
-_MORE_ARENA = 32 << 20  # bytes that an arena may grow by so that more steps run at once
-_REST = 8  # steps for each lane during which memory is not used again
 _CONTROL = frozenset(("scan", "while", "cond"))
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A step that the host computes: `call` on buffers and numbers, into buffers."""
-
-    call: HostCall
-    reads: tuple[Any, ...]  # buffer numbers, or None where the operand is a number
-    writes: tuple[int, ...]
-
-
-Work = Step | Host
 
 
 @dataclass(slots=True)
@@ -117,7 +103,7 @@ def keeps_fused(e: Eqn, target: Target) -> bool:
 class _Item:
     """Steps that stay together, with the buffers that they read and write."""
 
-    steps: list[Work]
+    steps: list[Step]
     reads: list[int]
     writes: list[int]
     scratch: list[int] = field(default_factory=list)
@@ -172,7 +158,7 @@ class Scope:
             self.items = side_by_side(self.items, table)
         self.arena = self._pack()
         table.bytes[self.base] = self.arena
-        self.steps: list[Work] = [s for item in self.items for s in item.steps]
+        self.steps: list[Step] = [s for item in self.items for s in item.steps]
 
     # Values.
 
@@ -250,10 +236,8 @@ class Scope:
         for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
             assert type(step) is Launch
             step, order = _compact(step)
-            owned = {self.table.root(buffers[k]) for k in use.writes}
-            written = [i for i, k in enumerate(order) if self.table.root(buffers[k]) in owned]
             item = _Item(
-                [Child((step,), tuple([(buffers[k], 0) for k in order]), tuple(written))],
+                [Child((step,), tuple([(buffers[k], 0) for k in order]))],
                 [buffers[k] for k in sorted(use.reads)], [buffers[k] for k in sorted(use.writes)],
                 plan=Plan(len(order), 0, (step,)), traffic=g.traffic, described=described,
             )  # fmt: skip
@@ -306,11 +290,7 @@ class Scope:
     def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> _Item:
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
         used = (*reads, *writes, *scratch)
-        # Kernels raise the error word by a maximum, which needs no order.
-        root = self.table.root
-        owned = {root(b) for b in (*writes, *scratch) if b != self.table.word}
-        written = tuple([i for i, b in enumerate(used) if root(b) in owned])
-        child = Child(plan.steps, tuple([(b, 0) for b in used]), written)
+        child = Child(plan.steps, tuple([(b, 0) for b in used]))
         return _Item([child], list(reads), list(writes), scratch)
 
     def _product(self, g: Group) -> _Item:
@@ -404,7 +384,7 @@ class Scope:
             self.table.place[s.base] = b, 0
         return b
 
-    def started(self, carry: Sequence[int], inits: Sequence[int]) -> list[Work]:
+    def started(self, carry: Sequence[int], inits: Sequence[int]) -> list[Step]:
         """Copies of the initial carry to where the loop keeps it."""
         return [
             Copy(c, i, self.table.bytes[c])
@@ -451,25 +431,10 @@ class Scope:
             if b in lives:
                 # Outputs that the scope chose are bound from outside.
                 del lives[b]
-        offsets, size = _packed({b: self.table.bytes[b] for b in lives}, lives)
+        offsets, size = pack({b: self.table.bytes[b] for b in lives}, lives)
         for b, at in offsets.items():
             self.table.place[b] = self.base, at
         return size
-
-
-def _packed(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
-    """({buffer: offset}, bytes): as small as for a chain of steps, or nearly, and where steps may
-    run at once with memory used again late."""
-    least = pack(sizes, lives)
-    lanes = config.current().graph_lanes
-    if lanes == 1:
-        return least
-    budget = least[1] + _MORE_ARENA
-    for rest in (_REST * lanes, 2 * lanes, lanes, 2):
-        found = pack(sizes, lives, rest, budget)
-        if found[1] <= budget:
-            return found
-    return least
 
 
 def _compact(launch: Launch) -> tuple[Launch, list[int]]:
@@ -517,7 +482,7 @@ def _scan(s: Scope, e: Eqn) -> _Item:
         [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),
     )  # fmt: skip
     room = s.room([scope])
-    loop = Repeat(length, Buf(counter, "i32"), tuple(scope.steps))  # type: ignore[arg-type]
+    loop = Repeat(length, Buf(counter, "i32"), tuple(scope.steps))
     steps = [*start, loop] if length else start
     return _Item(list(steps), ins, outs, [counter, room])
 
@@ -532,7 +497,7 @@ def _while(s: Scope, e: Eqn) -> _Item:
     test = s.inner(p["cond"], [*ins[:a], *outs], [predicate])
     body = s.inner(p["body"], [*ins[a : a + b], *outs], outs)
     room = s.room([test, body])
-    loop = While(tuple(test.steps), Buf(predicate, "i1"), tuple(body.steps))  # type: ignore[arg-type]
+    loop = While(tuple(test.steps), Buf(predicate, "i1"), tuple(body.steps))
     return _Item([*start, loop], ins, outs, [predicate, room])
 
 
@@ -542,7 +507,7 @@ def _cond(s: Scope, e: Eqn) -> _Item:
     scopes = [s.inner(branch, ins[1:], outs) for branch in e.params["branches"]]
     room = s.room(scopes)
     branches = tuple([tuple(scope.steps) for scope in scopes])
-    return _Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])  # type: ignore[arg-type]
+    return _Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])
 
 
 _CONTROL_RULES: dict[str, Callable[[Scope, Eqn], _Item]] = {
@@ -566,5 +531,5 @@ def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
 
 
 __all__ = [
-    "Described", "Host", "Scope", "Table", "Work", "check_error", "keeps_fused", "prepared",
+    "Described", "Scope", "Table", "check_error", "keeps_fused", "prepared",
 ]  # fmt: skip
