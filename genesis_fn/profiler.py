@@ -149,7 +149,7 @@ def _measured(name: str, program: Any, outs: list[Array], times: Any) -> Profile
     lines: dict[tuple[str, str], Line] = {}
     spans = []
     for step in times.steps:
-        least = times.roofline.seconds(step.traffic, step.operations)
+        least = times.target.seconds(step.traffic, step.operations)
         place = "; ".join(step.lines[:2])
         line = Line(
             step.name, place, _source(step.lines), len(step.kernels), step.seconds, step.traffic,

@@ -67,7 +67,7 @@ def program(layers: int, batch: int, length: int) -> Jaxpr:
 def kernels(jaxpr: Jaxpr) -> list[Kernel]:
     """The distinct generated kernels of a program, in order of first use."""
     found: dict[Any, Kernel] = {}
-    for group in fuse(jaxpr).groups:
+    for group in fuse(jaxpr, TARGET).groups:
         if group.body is None:
             continue
         for launch, sizes, traffic in _launches(group):
@@ -81,7 +81,7 @@ def kernels(jaxpr: Jaxpr) -> list[Kernel]:
 
 
 def _launches(group: Group) -> Iterator[tuple[Launch, list[int], int]]:
-    made = generate(group.body)  # type: ignore[arg-type]
+    made = generate(group.body, TARGET)  # type: ignore[arg-type]
     sizes = [v.aval.nbytes for v in (*made.reads, *made.writes)]
     sizes += [w.bytes for w in made.plan.workspaces]
     for n, step in enumerate(made.plan.steps):

@@ -362,13 +362,13 @@ def compile_in_parallel() -> dict[str, Any]:
         axpy(1 << 20, 1.0, block, warps) for block in (128, 256, 512) for warps in (1, 2, 4, 8)
     ]
     launches += [matmul(4096, 4096, 4096, bm, bn) for bm in (64, 128) for bn in (64, 128)]
-    architecture = here().driver.info.target.architecture
+    target = here().driver.info.target
     start = time.perf_counter()
-    cold = compiler.compile_launches(launches, architecture)
+    cold = compiler.compile_launches(launches, target)
     first = time.perf_counter() - start
     start = time.perf_counter()
     compiler._memory.clear()
-    warm = compiler.compile_launches(launches, architecture)
+    warm = compiler.compile_launches(launches, target)
     second = time.perf_counter() - start
     require([c.binary for c in cold] == [c.binary for c in warm], "the cache changed a kernel")
     return {"kernels": len(launches), "cold_s": first, "warm_s": second}

@@ -16,12 +16,12 @@ from typing import Any
 
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewriter import has_effect
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import PRIMITIVES
 
-_PROCESSORS = 132  # of an H100 or H200, whose tiles are 128 x 256
 _TILE = 128, 256
 _BUSY = 0.9  # a product that uses so much of the machine needs no company
 _FILLED = 0.95  # a launch that uses so much takes no more products
@@ -55,13 +55,14 @@ class JoinedProducts:
 JOINED: Any = JoinedProducts()
 
 
-def contracted(jaxpr: Jaxpr) -> Jaxpr:
-    """`jaxpr` with products that gain from it joined."""
-    if not any([e.prim.name == "dot_general" for e in jaxpr.eqns]):
+def contracted(jaxpr: Jaxpr, target: Target) -> Jaxpr:
+    """`jaxpr` with products that gain from it joined: the kernels that run through several operands
+    read them through descriptors."""
+    if not target.descriptors or not any([e.prim.name == "dot_general" for e in jaxpr.eqns]):
         return jaxpr
     if enabled("segments"):
         jaxpr = _summed(jaxpr)
-    return _joined(jaxpr, _batches(jaxpr)) if enabled("grouped") else jaxpr
+    return _joined(jaxpr, _batches(jaxpr, target.processors)) if enabled("grouped") else jaxpr
 
 
 # ---- sizes ----
@@ -100,9 +101,9 @@ def _tiles(e: Eqn) -> int:
     return -(-m // _TILE[0]) * -(-n // _TILE[1])
 
 
-def _use(tiles: int) -> float:
+def _use(tiles: int, processors: int) -> float:
     """The share of the machine that so many tiles keep busy."""
-    return tiles / (-(-tiles // _PROCESSORS) * _PROCESSORS)
+    return tiles / (-(-tiles // processors) * processors)
 
 
 def _type(e: Eqn) -> Any:
@@ -223,6 +224,7 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
 class _Batch:
     """Independent products that wait for each other: `after` are the values that need one."""
 
+    processors: int
     members: list[Eqn] = field(default_factory=list)
     after: set[Var] = field(default_factory=set)
     tiles: int = 0
@@ -231,8 +233,8 @@ class _Batch:
     def takes(self, e: Eqn) -> bool:
         """Whether `e` may join."""
         full = len(self.members) == _MOST_PRODUCTS or self.held > _MOST_HELD
-        waves = self.tiles / _PROCESSORS
-        full = full or (waves >= _LEAST_WAVES and _use(self.tiles) >= _FILLED)
+        waves = self.tiles / self.processors
+        full = full or (waves >= _LEAST_WAVES and _use(self.tiles, self.processors) >= _FILLED)
         return not full and self.after.isdisjoint(e.ins)
 
     def add(self, e: Eqn) -> None:
@@ -243,17 +245,17 @@ class _Batch:
         self.after.update(e.outs)
 
 
-def _waiting(e: Eqn) -> Any:
+def _waiting(e: Eqn, processors: int) -> Any:
     """What products share that may wait for each other; None for one that fills the machine."""
     if not _plain(e) or _type(e) is None:
         return None
     m, n, k = _sizes(e)
-    if min(m, n) < _LEAST_ROWS or k < _LEAST_DEPTH or _use(_tiles(e)) >= _BUSY:
+    if min(m, n) < _LEAST_ROWS or k < _LEAST_DEPTH or _use(_tiles(e), processors) >= _BUSY:
         return None
     return _type(e)
 
 
-def _batches(jaxpr: Jaxpr) -> list[_Batch]:
+def _batches(jaxpr: Jaxpr, processors: int) -> list[_Batch]:
     """Products that may wait for each other, in batches that can be computed at the place of their
     last."""
     result: list[_Batch] = []
@@ -262,12 +264,12 @@ def _batches(jaxpr: Jaxpr) -> list[_Batch]:
         for b in last.values():
             if not b.after.isdisjoint(e.ins):
                 b.after.update(e.outs)
-        key = _waiting(e)
+        key = _waiting(e, processors)
         if key is None:
             continue
         batch = last.get(key)
         if batch is None or not batch.takes(e):
-            batch = last[key] = _Batch()
+            batch = last[key] = _Batch(processors)
             result.append(batch)
         batch.add(e)
     return [b for b in result if len(b.members) > 1]

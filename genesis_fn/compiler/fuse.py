@@ -31,6 +31,7 @@ from genesis_fn.compiler.products import (
     sizes,
     wide,
 )
+from genesis_fn.compiler.target import Target
 from genesis_fn.compiler.updates import updated
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
@@ -86,13 +87,13 @@ class Fusion:
         self.graph, self.groups = graph, groups
 
 
-def fuse(jaxpr: Jaxpr, placed: dict[Var, Placement] | None = None) -> Fusion:
-    """The steps that compute a simplified program. `placed` says which outputs are written into
-    part of another buffer."""
+def fuse(jaxpr: Jaxpr, target: Target, placed: dict[Var, Placement] | None = None) -> Fusion:
+    """The steps that compute a simplified program on `target`. `placed` says which outputs are
+    written into part of another buffer."""
     graph = Graph(jaxpr)
     while True:
         try:
-            merging = _Merging(graph, placed or {})
+            merging = _Merging(graph, target, placed or {})
             break
         except _TooLarge as large:
             graph.real.update(large.parts)
@@ -118,8 +119,8 @@ class _TooLarge(Exception):
 class _Merging:
     """Groups of steps that become kernels, merged two by two."""
 
-    def __init__(self, graph: Graph, placed: dict[Var, Placement]) -> None:
-        self.graph, self.placed = graph, placed
+    def __init__(self, graph: Graph, target: Target, placed: dict[Var, Placement]) -> None:
+        self.graph, self.target, self.placed = graph, target, placed
         self.groups: dict[int, Group] = {}
         self.owner: dict[Var, int] = {}
         self.readers: dict[Var, set[int]] = {}
@@ -272,7 +273,7 @@ class _Merging:
         loads = body.loads
         if len(loads) > _MOST_LOADS or len(body.instrs) > _MOST_INSTRUCTIONS:
             return False
-        if over.wants_split and any(i.level and "r" in i.names for i in body.instrs):
+        if over.wants_split(self.target) and any(i.level and "r" in i.names for i in body.instrs):
             return False
         if sum(loads.values()) >= sum(x.reads.values()) + sum(y.reads.values()):
             return False

@@ -19,6 +19,7 @@ from typing import Any
 from genesis_fn.compiler import index as ix
 from genesis_fn.compiler.index import Expr, Guard, Guards, Index
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
@@ -69,11 +70,11 @@ class Domain:
         """Whether the fastest axis is a reduced one."""
         return bool(self.axes) and self.axes[-1][1]
 
-    @property
-    def wants_split(self) -> bool:
-        """Whether rows are too few to keep a GPU busy, so that each is reduced in parts."""
-        programs = self.kept if self.inner else -(-self.kept // 64)
-        return not self.crossed and self.reduced >= 1024 and programs < 264 and self.size >= 1 << 15
+    def wants_split(self, target: Target) -> bool:
+        """Whether rows are too few to keep the GPU busy, so that each is reduced in parts."""
+        if self.crossed or self.reduced < 1024 or self.size < 1 << 15:
+            return False
+        return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
 
     def position(self) -> Expr:
         """The row-major position of a point."""

@@ -57,6 +57,10 @@ class Target:
         """Whether a kernel may be started before the one ahead of it has ended."""
         return self.architecture >= 90
 
+    def matrix_rate(self, itemsize: int) -> float:
+        """Operations per second of matrix products whose operands have so many bytes each."""
+        return self.operations * 2 / itemsize
+
     def seconds(self, traffic: float, operations: float) -> float:
         """The least time for so many bytes and operations."""
         return max(traffic / self.bandwidth, operations / self.operations)

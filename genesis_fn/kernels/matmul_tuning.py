@@ -12,7 +12,6 @@ from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Hooks, Matm
 from genesis_fn.kernels.prepared import copies, prepared_spec
 
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
-_BYTES_PER_SECOND = 4.2e12
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
 _LATENCY_SECONDS = 0.8e-6
@@ -120,7 +119,9 @@ def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     tiles = math.ceil(spec.m / config.bm) * math.ceil(spec.n / config.bn) * spec.batches
     waves = math.ceil(tiles * config.split_k / target.processors)
     size = ITEMSIZE[spec.operand_dtype]
-    peak = 7.6e14 * 2 / size / (3 if spec.precision == "tf32x3" and size == 4 else 1)
+    # A target's rate is that of whole products, with the starts and ends of their tiles.
+    peak = target.matrix_rate(size) * 38 / 35
+    peak /= 3 if spec.precision == "tf32x3" and size == 4 else 1
     products = 2 if spec.gated else 1
     area = config.bm * config.bn
     rate = peak / target.processors * _tile_rate(config, area * products)
@@ -131,10 +132,10 @@ def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     tile = _TILE_SECONDS + 2 * area * depth * products / rate
     read = size * spec.batches * spec.depth * (spec.m + spec.n * products)
     busy = min(1.0, tiles * config.split_k / target.processors)
-    total = max(waves * tile, read / (_BYTES_PER_SECOND * busy))
+    total = max(waves * tile, read / (target.bandwidth * busy))
     if config.split_k > 1:
         partial = 8 * spec.batches * spec.m * spec.n * config.split_k * products
-        total += _LAUNCH_SECONDS + partial / _BYTES_PER_SECOND
+        total += _LAUNCH_SECONDS + partial / target.bandwidth
     return total
 
 
@@ -155,12 +156,12 @@ def skinny_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     tiles = math.ceil(spec.n / config.bn) * config.split_k * spec.batches
     programs = min(tiles, target.processors)
     under_way = programs * config.stages * config.bk * config.bn * size
-    rate = min(_BYTES_PER_SECOND, under_way / _SKINNY_LATENCY_SECONDS)
+    rate = min(target.bandwidth, under_way / _SKINNY_LATENCY_SECONDS)
     total = size * spec.batches * spec.n * spec.k / rate
     total += math.ceil(tiles / programs) * _SKINNY_TILE_SECONDS
     if config.split_k > 1:
         partial = 8 * spec.batches * spec.m * spec.n * config.split_k
-        total += 0.75 * _LAUNCH_SECONDS + partial / _BYTES_PER_SECOND
+        total += 0.75 * _LAUNCH_SECONDS + partial / target.bandwidth
     return total
 
 
@@ -218,7 +219,7 @@ def gemv_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     programs = math.ceil(spec.n / config.bn) * config.split_k * spec.batches
     resident = min(programs / target.processors, 32 / config.warps)
     under_way = resident * config.bn * config.bk * size
-    rate = min(_BYTES_PER_SECOND, target.processors * under_way / _LATENCY_SECONDS)
+    rate = min(target.bandwidth, target.processors * under_way / _LATENCY_SECONDS)
     depth = math.ceil(spec.k / config.split_k / config.bk) * config.bk * config.split_k
     total = size * spec.batches * spec.n * depth / rate
     return total + (_LAUNCH_SECONDS if config.split_k > 1 else 0.0)

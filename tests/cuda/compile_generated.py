@@ -115,11 +115,11 @@ def main(architecture: int, *kinds_of_all: str) -> None:
     programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
     for name, (f, kinds) in programs.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
-        for group in fuse(rematerialise(simplify(jaxpr))).groups:
+        for group in fuse(rematerialise(simplify(jaxpr)), target).groups:
             if group.product is not None:
                 plan, _ = plan_product(group.product, group.writes[0], False, target)
             elif group.body is not None:
-                plan = generate(group.body).plan
+                plan = generate(group.body, target).plan
             else:
                 continue
             for launch in plan.steps:

@@ -15,6 +15,7 @@ import pytest
 
 from genesis_fn.backends.cuda import cache as storage, compile as compiler
 from genesis_fn.backends.cuda.cache import BinaryCache, TunedChoices, cache_folder
+from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.launch import Buf, Descriptor, Launch, Scalar
 
 ADD = """\
@@ -82,7 +83,7 @@ def end_workers():
 
 def test_compiles_in_parallel_and_remembers(cache, monkeypatch):
     launches = [add_launch(), add_launch(n=2048), add_launch(block=512), tile_launch()]
-    first = compiler.compile_launches(launches, 90, cache)
+    first = compiler.compile_launches(launches, H200, cache)
     assert first[0] is first[1], "launches that differ in a scalar's value share a kernel"
     assert len({c.key for c in first}) == 3
     for compiled in first:
@@ -96,8 +97,8 @@ def test_compiles_in_parallel_and_remembers(cache, monkeypatch):
     monkeypatch.setattr(compiler, "_memory", {})
     monkeypatch.setattr(compiler, "_compile_all", lambda requests: pytest.fail("recompiled"))
     with pytest.raises(pytest.fail.Exception):
-        compiler.compile_launches([add_launch(block=128)], 90, cache)
-    assert compiler.compile_launches(launches, 90, cache) == first
+        compiler.compile_launches([add_launch(block=128)], H200, cache)
+    assert compiler.compile_launches(launches, H200, cache) == first
 
 
 WAITS = """\
@@ -129,7 +130,7 @@ def test_programmatic_kernels_wait_before_they_touch_memory(cache, tmp_path):
     )  # fmt: skip
     launches = [add_launch(), tile_launch(), own]
     late = [replace(launch, programmatic=True) for launch in launches]
-    for launch, compiled in zip(late, compiler.compile_launches(late, 90, cache), strict=True):
+    for launch, compiled in zip(late, compiler.compile_launches(late, H200, cache), strict=True):
         code = disassembled(compiled.binary, tmp_path / "kernel.cubin")
         waits = code.index("ACQBULK")
         assert code.count("ACQBULK") == 1
@@ -138,14 +139,14 @@ def test_programmatic_kernels_wait_before_they_touch_memory(cache, tmp_path):
         assert (first < waits) == (launch is late[2]), "its own wait is kept"
         if launch is not late[2]:
             assert waits < code.index("PREEXIT")
-    plain = compiler.compile_launches(launches[:2], 90, cache)
+    plain = compiler.compile_launches(launches[:2], H200, cache)
     assert all("ACQBULK" not in disassembled(c.binary, tmp_path / "plain") for c in plain)
     # Before sm_90 there is nothing to wait for.
-    compiler.compile_launches([late[0]], 80, cache)
+    compiler.compile_launches([late[0]], OF_ARCHITECTURE[80], cache)
 
 
 def test_architectures_without_tensor_maps_get_pointers(cache):
-    (compiled,) = compiler.compile_launches([tile_launch()], 80, cache)
+    (compiled,) = compiler.compile_launches([tile_launch()], OF_ARCHITECTURE[80], cache)
     assert compiled.descriptors == ()
 
 
@@ -159,10 +160,10 @@ def test_architectures_without_tensor_maps_get_pointers(cache):
     ],
 )
 def test_key_changes_with_what_determines_the_binary(change):
-    base = compiler.launch_key(add_launch(), 90)
-    assert compiler.launch_key(add_launch(**change), 90) != base
-    assert compiler.launch_key(add_launch(), 89) != base
-    assert compiler.launch_key(add_launch(n=4096), 90) == base
+    base = compiler.launch_key(add_launch(), H200)
+    assert compiler.launch_key(add_launch(**change), H200) != base
+    assert compiler.launch_key(add_launch(), OF_ARCHITECTURE[89]) != base
+    assert compiler.launch_key(add_launch(n=4096), H200) == base
 
 
 def test_key_follows_the_modules_a_kernel_uses(tmp_path, monkeypatch):
@@ -179,25 +180,25 @@ def test_key_follows_the_modules_a_kernel_uses(tmp_path, monkeypatch):
 def test_errors_name_the_kernel(cache):
     bad = ADD.replace("tl.load(x + i, keep)", "tl.lod(x + i, keep)")
     with pytest.raises(compiler.CompileError, match="(?s)kernel add with .*lod"):
-        compiler.compile_launches([add_launch(text=bad), add_launch()], 90, cache)
+        compiler.compile_launches([add_launch(text=bad), add_launch()], H200, cache)
     launch = add_launch()
     short = Launch(launch.kernel, launch.grid, launch.arguments, {}, 4, 3)
     with pytest.raises(compiler.CompileError, match="no parameter 'BLOCK'"):
-        compiler.compile_launches([short, add_launch(block=64)], 90, cache)
+        compiler.compile_launches([short, add_launch(block=64)], H200, cache)
     with pytest.raises(TypeError, match="constexpr"):
-        compiler.launch_key(Launch(launch.kernel, (1, 1, 1), {}, {"BLOCK": object()}), 90)
+        compiler.launch_key(Launch(launch.kernel, (1, 1, 1), {}, {"BLOCK": object()}), H200)
 
 
 def test_dead_worker_is_replaced(cache):
     launches = [add_launch(block=32), add_launch(block=64)]
-    compiler.compile_launches(launches, 90, cache)
+    compiler.compile_launches(launches, H200, cache)
     for worker in compiler._started:
         worker._process.kill()
         worker._process.wait()
     outcomes = []
     for block in (16, 128, 2048, 4096, 8192):
         try:
-            compiler.compile_launches([add_launch(block=block)], 90, cache)
+            compiler.compile_launches([add_launch(block=block)], H200, cache)
             outcomes.append("ok")
         except compiler.CompileError as error:
             outcomes.append(str(error))
@@ -300,11 +301,12 @@ def test_cache_folder(monkeypatch, tmp_path):
 
 
 def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
-    compiler.compile_launches([add_launch()], 90, cache)
+    compiler.compile_launches([add_launch()], H200, cache)
     program = textwrap.dedent("""
         import sys, pathlib
         from genesis_fn.backends.cuda import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.cache import BinaryCache
+        from genesis_fn.compiler.target import H200
         from genesis_fn.kernels.launch import Buf, Launch, Scalar
         before = set(sys.modules)
         text = pathlib.Path(sys.argv[2]).read_text()
@@ -314,7 +316,7 @@ def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
                         {"BLOCK": 256})
         cache = BinaryCache(pathlib.Path(sys.argv[1]))
         compiler._compile_all = lambda requests: sys.exit("recompiled")
-        (compiled,) = compiler.compile_launches([launch], 90, cache)
+        (compiled,) = compiler.compile_launches([launch], H200, cache)
         new = set(sys.modules) - before
         assert not {"torch", "triton"} & new, new
         print(compiled.name)
@@ -344,6 +346,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
         import triton, triton.language as tl, my_kernels
         from genesis_fn.backends.cuda import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.cache import BinaryCache
+        from genesis_fn.compiler.target import H200
         from genesis_fn.kernels.launch import Buf, Launch
 
         @triton.jit
@@ -362,9 +365,9 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
             text = "def made(x, B: tl.constexpr):\\n    tl.store(x, exp2(tl.load(x)) + B)\\n"
             made = kernel_from_source(text)
             launches.append(Launch(made, (1, 1, 1), {"x": Buf(0, "fp32")}, {"B": 1}))
-            wanted = [compiler.request(l, 90).where[0] for l in launches]
+            wanted = [compiler.request(l, H200).where[0] for l in launches]
             assert wanted == ["module", "module", "object", "generated"], wanted
-            done = compiler.compile_launches(launches, 90, cache)
+            done = compiler.compile_launches(launches, H200, cache)
             assert len({c.key for c in done}) == 4
             print(*[c.name for c in done])
     """)

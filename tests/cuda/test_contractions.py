@@ -111,10 +111,10 @@ def test_few_rows_and_other_types_stay_alone() -> None:
 
     few = normal(16, 64), normal(16, 64), normal(64, 128), normal(64, 128)
     jaxpr, _ = programs.traced(f, *few)
-    assert contracted(prepared(jaxpr, H200)).eqns == prepared(jaxpr, H200).eqns
+    assert contracted(prepared(jaxpr, H200), H200).eqns == prepared(jaxpr, H200).eqns
     wide = [np.asarray(x, np.float32) for x in (normal(128, 64), normal(64, 128))]
     jaxpr, _ = programs.traced(f, wide[0], wide[0], wide[1], wide[1])
-    assert "products" not in repr(contracted(prepared(jaxpr, H200)))
+    assert "products" not in repr(contracted(prepared(jaxpr, H200), H200))
 
 
 def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
@@ -125,7 +125,7 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
 
     jaxpr, _ = programs.traced(f, normal(640, 640), normal(640, 640))
     before = prepared(jaxpr, H200)
-    after = contracted(before)
+    after = contracted(before, H200)
     check(after)
     # The square of w may run with any one of the chain, which stays in four steps.
     dots = [e for e in after.eqns if e.prim.name in ("dot_general", "products")]
@@ -154,7 +154,7 @@ def test_what_alone_reads_a_product_is_its_epilogue(sizes) -> None:
 
 
 def groups(jaxpr):
-    return fuse(prepared(jaxpr, H200)).groups
+    return fuse(prepared(jaxpr, H200), H200).groups
 
 
 def test_epilogues_read_and_write_tiles_only() -> None:

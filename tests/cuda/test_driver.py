@@ -27,6 +27,7 @@ from genesis_fn.backends.cuda.parameters import (
     tensor_map_geometry,
 )
 from genesis_fn.backends.cuda.stream import Staging
+from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 
 MIB = 1 << 20
 
@@ -174,7 +175,7 @@ def fresh_cache(tmp_path, monkeypatch):
 
 def test_parameter_block_of_pointers_and_numbers(fresh_cache):
     launch = kernels.axpy(100, 0.5)
-    (compiled,) = compile_launches([launch], 90)
+    (compiled,) = compile_launches([launch], H200)
     assert compiled.layout == (8, 8, 8, 4, 4, 8, 8)
     block = ParameterBlock(launch, compiled, lambda *_: b"")
     block.bind([1 << 40, 2 << 40, 3 << 40], 77 << 8)
@@ -192,7 +193,7 @@ def test_parameter_block_of_descriptors(fresh_cache):
         encoded.append((tensor_map_geometry(descriptor, meta), address))
         return bytes([len(encoded)]) * 128
 
-    (compiled,) = compile_launches([launch], 90)
+    (compiled,) = compile_launches([launch], H200)
     block = ParameterBlock(launch, compiled, encode)
     block.bind([1 << 20, 2 << 20], 0)
     assert encoded == [((9, [64, 256], [128], [64, 32]), n << 20) for n in (1, 2)]
@@ -209,7 +210,7 @@ def test_parameter_block_of_descriptors(fresh_cache):
 
 def test_descriptors_become_pointers_where_there_is_no_tma(fresh_cache):
     launch = kernels.double_tile(256, 64, 32, "bf16")
-    (compiled,) = compile_launches([launch], 80)
+    (compiled,) = compile_launches([launch], OF_ARCHITECTURE[80])
     block = ParameterBlock(launch, compiled, lambda *_: pytest.fail("nothing to encode"))
     block.bind([1 << 20, 2 << 20], 0)
     values = [int.from_bytes(v, "little") for v in block.values()]
@@ -220,7 +221,7 @@ def test_descriptors_become_pointers_where_there_is_no_tma(fresh_cache):
 
 def test_unknown_layouts_are_refused(fresh_cache):
     launch = kernels.add_one(0)
-    (compiled,) = compile_launches([launch], 90)
+    (compiled,) = compile_launches([launch], H200)
     wrong = type(compiled)(**{
         **{name: getattr(compiled, name) for name in type(compiled).__slots__},
         "layout": (8, 8),

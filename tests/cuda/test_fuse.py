@@ -14,6 +14,7 @@ from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.plan import ALIGNMENT, aligned, pack
 from genesis_fn.compiler.rematerialise import rematerialise
 from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.target import H200
 from genesis_fn.core.jaxpr import check
 
 rng = np.random.default_rng(0)
@@ -25,7 +26,7 @@ def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 def groups(f, *args):
     jaxpr, _ = programs.traced(f, *args)
-    return fuse(simplify(jaxpr)).groups
+    return fuse(simplify(jaxpr), H200).groups
 
 
 def names(f, *args) -> list[str]:

@@ -15,6 +15,7 @@ from genesis_fn import lax
 from genesis_fn.compiler import fuse, respell
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 
 rng = np.random.default_rng(0)
@@ -51,7 +52,8 @@ def backward(f):
 def crossed(f, *args) -> int:
     """How many kernels reduce rows and columns."""
     jaxpr, _ = programs.traced(f, *args)
-    return sum(x.over is not None and x.over.crossed for x in fuse.fuse(simplify(jaxpr)).groups)
+    groups = fuse.fuse(simplify(jaxpr), H200).groups
+    return sum(x.over is not None and x.over.crossed for x in groups)
 
 
 def results(f, *args) -> list[np.ndarray]:
@@ -195,7 +197,7 @@ def test_the_length_of_parts() -> None:
         jaxpr, _ = programs.traced(f, *args)
         return [
             respell.part_length(x.body.instrs, x.over.reduced)
-            for x in fuse.fuse(simplify(jaxpr)).groups if x.body is not None
+            for x in fuse.fuse(simplify(jaxpr), H200).groups if x.body is not None
         ]  # fmt: skip
 
     def joined(x, y):

@@ -51,7 +51,7 @@ def gradients(layers: int) -> Jaxpr:
 
 
 def generated(layers: int) -> list[Group]:
-    return [x for x in fuse(gradients(layers)).groups if x.body is not None]
+    return [x for x in fuse(gradients(layers), H200).groups if x.body is not None]
 
 
 def test_a_layer_moves_little_more_than_it_must() -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis_fn.backends.cuda.cache import BinaryCache
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Scalar
 
 _FORMAT = 4
@@ -138,14 +139,14 @@ class _Function:
 
 
 def compile_launches(
-    launches: Sequence[Launch], architecture: int, cache: BinaryCache | None = None
+    launches: Sequence[Launch], target: Target, cache: BinaryCache | None = None
 ) -> list[Compiled]:
     """The compiled kernel of each launch, from the cache or compiled in parallel.
 
     Launches that differ only in grid, addresses and scalar values share one. Raises `CompileError`.
     """
     cache = cache or BinaryCache()
-    keys = [launch_key(launch, architecture) for launch in launches]
+    keys = [launch_key(launch, target) for launch in launches]
     ready: dict[str, Compiled] = {}
     missing: dict[str, Launch] = {}
     for key, launch in zip(keys, launches, strict=True):
@@ -158,7 +159,7 @@ def compile_launches(
             ready[key] = held
     # Those with most parameters, such as grouped products, compile for longest: they begin.
     first = sorted(missing, key=lambda key: -_parameters(missing[key]))
-    requests = {key: request(missing[key], architecture) for key in first}
+    requests = {key: request(missing[key], target) for key in first}
     for key, (metadata, binary) in _compile_all(requests) if requests else ():
         cache.put(key, metadata, binary)
         compiled = _from_entry(key, (metadata, binary))
@@ -177,7 +178,7 @@ def _parameters(launch: Launch) -> int:
     return len(launch.arguments) + len(launch.constants)
 
 
-def launch_key(launch: Launch, architecture: int) -> str:
+def launch_key(launch: Launch, target: Target) -> str:
     """The digest of all that determines a launch's binary."""
     types, divisible = signature(launch)
     parts = (
@@ -186,12 +187,20 @@ def launch_key(launch: Launch, architecture: int) -> str:
         tuple(types.items()),
         divisible,
         tuple((name, _canonical(value)) for name, value in sorted(launch.constants.items())),
-        tuple(launch.options.items()),
-        architecture,
+        tuple(_options(launch, target).items()),
+        target.architecture,
         triton_version(),
         os.environ.get("TRITON_PTXAS_PATH", ""),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _options(launch: Launch, target: Target) -> dict[str, Any]:
+    """The compiler's options for the launch on a GPU that may not start kernels early."""
+    options = launch.options
+    if not target.programmatic_launch:
+        options.pop("launch_pdl", None)
+    return options
 
 
 def signature(launch: Launch) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -248,7 +257,7 @@ def kernel_digest(kernel: Any) -> str:
     return key
 
 
-def request(launch: Launch, architecture: int) -> Request:
+def request(launch: Launch, target: Target) -> Request:
     """What a worker needs to compile the launch."""
     types, divisible = signature(launch)
     kernel = launch.kernel
@@ -262,7 +271,7 @@ def request(launch: Launch, architecture: int) -> Request:
         constants = tuple(launch.constants.items())
     return Request(
         where, tuple(types.items()), divisible, constants,
-        tuple(launch.options.items()), architecture,
+        tuple(_options(launch, target).items()), target.architecture,
     )  # fmt: skip
 
 
@@ -380,7 +389,7 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
         ) from error
     found = result.metadata
     binary = bytes(result.asm["cubin"])
-    if dict(wanted.options).get("launch_pdl") and wanted.architecture >= 90:
+    if dict(wanted.options).get("launch_pdl"):
         ptx = result.asm["ptx"]
         if "griddepcontrol.wait" not in ptx:
             binary = _assembled(_waiting(ptx), target, dict(wanted.options))

@@ -138,9 +138,9 @@ class PreparedLaunch:
         self._function = module.function
         programs = launch.grid[0] * launch.grid[1] * launch.grid[2] * compiled.num_ctas
         self.scratch_bytes = programs * compiled.scratch
-        self._config = _launch_config(launch, compiled, driver.info.target.architecture)
+        self._early = launch.programmatic and driver.info.target.programmatic_launch
+        self._config = _launch_config(launch, compiled, self._early)
         self._stream: Any = None
-        self._early = launch.programmatic and driver.info.target.architecture >= 90
         self._attributes = self._config.numAttrs
 
     def bind(
@@ -163,7 +163,7 @@ class PreparedLaunch:
             _fail(code)
 
 
-def _launch_config(launch: Launch, compiled: Compiled, architecture: int) -> Any:
+def _launch_config(launch: Launch, compiled: Compiled, early: bool) -> Any:
     config = cu.CUlaunchConfig()
     config.gridDimX = launch.grid[0] * compiled.num_ctas
     config.gridDimY, config.gridDimZ = launch.grid[1], launch.grid[2]
@@ -187,7 +187,7 @@ def _launch_config(launch: Launch, compiled: Compiled, architecture: int) -> Any
         policy = cu.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_SPREAD
         attribute.value.clusterSchedulingPolicyPreference = policy
         attributes.append(attribute)
-    if launch.programmatic and architecture >= 90:
+    if early:
         attribute = cu.CUlaunchAttribute()
         attribute.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
@@ -385,7 +385,7 @@ class CudaDriver:
     # Kernels.
 
     def prepare(self, launches: Sequence[Launch]) -> list[PreparedLaunch]:
-        compiled = compile_launches(launches, self.info.target.architecture)
+        compiled = compile_launches(launches, self.info.target)
         modules = self._load(compiled)
         return [
             PreparedLaunch(self, launch, one, modules[one.key])

@@ -21,10 +21,8 @@ from genesis_fn.backends.cuda.carry import Carry
 from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, has_host
 from genesis_fn.backends.cuda.measure import (
     Measurements,
-    Roofline,
     elapsed,
     measured,
-    roofline,
 )
 from genesis_fn.backends.cuda.memory import Block
 from genesis_fn.backends.cuda.places import Output, Places
@@ -284,12 +282,7 @@ class CudaExecutable(Executable):
         for _ in range(repeats):
             given = [self._copied(a) for a in args]
             seconds.append(elapsed(self.runtime, lambda given=given: self(*given)))
-        return results, Measurements(min(seconds), steps, self.roofline)
-
-    @property
-    def roofline(self) -> Roofline:
-        """What the device can do at best."""
-        return roofline(self.runtime.driver.info.name)
+        return results, Measurements(min(seconds), steps, self.table.target)
 
     def _copied(self, array: Array) -> Array:
         data = self.runtime.alloc(array.data.bytes, self._site)
@@ -305,7 +298,7 @@ class CudaExecutable(Executable):
     def report(self) -> str:
         """The steps with bytes, operations and time at the roofline; the memory plan."""
         lines = ["step                                      MB    GFLOP       us  lines"]
-        total, limit = 0.0, self.roofline
+        total, limit = 0.0, self.table.target
         for d in self.table.described:
             seconds = limit.seconds(d.traffic, d.operations)
             total += seconds

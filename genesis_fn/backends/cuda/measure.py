@@ -15,40 +15,13 @@ from typing import Any
 
 from genesis_fn.backends.cuda.graph import Child, Clear, Copy, Direct, Executable, Memory
 from genesis_fn.backends.cuda.runtime import Runtime
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Launch
 
 _HOLD_BYTES = 64 << 20
 _HOLD_SECONDS = 15e-6  # what one fill of so many bytes takes at least
 _HOST_SECONDS = 12e-6  # what enqueueing one piece takes at most
 _EVENTS = 16
-
-# Bytes and bfloat16 operations a second that kernels reach at best, by what a device is called.
-# H200: measured copy and matrix product; the others in proportion to their data sheets.
-_RATES = {
-    "H200": (4.2e12, 700e12), "H100 PCIe": (1.75e12, 530e12), "H100": (2.9e12, 700e12),
-    "A100": (1.7e12, 260e12), "L40S": (0.75e12, 300e12), "L4": (0.26e12, 100e12),
-    "B200": (6.9e12, 1600e12), "RTX 4090": (0.9e12, 150e12),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """What a device can do in a second: bytes moved, and bfloat16 operations."""
-
-    bandwidth: float
-    operations: float
-
-    def seconds(self, traffic: float, operations: float) -> float:
-        """The least time for so many bytes and operations."""
-        return max(traffic / self.bandwidth, operations / self.operations)
-
-
-def roofline(device_name: str) -> Roofline:
-    """The roofline of a device, that of an H200 for names that are not known."""
-    for name, rates in _RATES.items():
-        if name in device_name:
-            return Roofline(*rates)
-    return Roofline(*_RATES["H200"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +51,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """`seconds` of the whole program as it runs, and its steps in order."""
+    """`seconds` of the whole program as it runs, its steps in order, and the GPU that it ran on."""
 
     seconds: float
     steps: tuple[Step, ...]
-    roofline: Roofline
+    target: Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,4 +179,4 @@ def _event_seconds(place: Runtime) -> float:
     return statistics.median(_gaps(place, [lambda: None] * _EVENTS))
 
 
-__all__ = ["Kernel", "Measurements", "Roofline", "Step", "elapsed", "measured", "roofline"]
+__all__ = ["Kernel", "Measurements", "Step", "elapsed", "measured"]

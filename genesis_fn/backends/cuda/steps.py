@@ -6,6 +6,7 @@ around it, so that the whole needs one arena; views lie in the buffer that they 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,13 +91,18 @@ class Table:
         return b
 
 
-def keeps_fused(e: Eqn, target: Target) -> bool:
-    """Whether a call stays one step: a fused function that there is a kernel for, and that gains
-    nothing from being generated together with the casts and sums around it."""
-    if e.prim is not fused_p or e.params["op"].name.startswith(_GENERATED):
-        return False
-    avals = [i.aval if type(i) is Var else i for i in e.ins]
-    return plan_for(e.prim, avals, e.params, target) is not None
+@functools.cache  # `simplify` remembers programs by the function
+def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
+    """Whether a call stays one step: a fused function that `target` has a kernel for, and that
+    gains nothing from being generated together with the casts and sums around it."""
+
+    def keeps(e: Eqn) -> bool:
+        if e.prim is not fused_p or e.params["op"].name.startswith(_GENERATED):
+            return False
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        return plan_for(e.prim, avals, e.params, target) is not None
+
+    return keeps
 
 
 @dataclass(slots=True)
@@ -132,8 +138,8 @@ class Scope:
         depth: int = 0,
     ) -> None:
         self.table, self.depth = table, depth
-        jaxpr = contracted(jaxpr)
-        self.fusion: Fusion = fuse(jaxpr, placed)
+        jaxpr = contracted(jaxpr, table.target)
+        self.fusion: Fusion = fuse(jaxpr, table.target, placed)
         self.graph = self.fusion.graph
         self.ids: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
         self.fixed = {table.root(b) for b in self.ids.values()}
@@ -215,7 +221,7 @@ class Scope:
             self.items.append(self._opaque(g))
             self.items[-1].described = self.table.described[at]
             return
-        made = generate_once(g.body, self.table.generated)
+        made = generate_once(g.body, self.table.target, self.table.generated)
         for v in made.writes:
             if v not in self.ids:
                 self.ids[v] = self._write_to(v, wanted, g, made)
@@ -517,7 +523,7 @@ _CONTROL_RULES: dict[str, Callable[[Scope, Eqn], _Item]] = {
 
 def prepared(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     """`jaxpr` simplified, with fused functions inlined unless `target` has a kernel for them."""
-    return simplify(jaxpr, lambda e: keeps_fused(e, target))
+    return simplify(jaxpr, keeps_fused(target))
 
 
 def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:

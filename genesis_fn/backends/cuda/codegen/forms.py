@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops
 from genesis_fn.compiler.index import Expr
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.planning import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays on chip
-PROCESSORS = 132  # of an H100 or H200
 _REGISTERS = 136  # of a thread that the values of a slab are thought to take at most
 
 
@@ -42,10 +42,10 @@ class Form:
         return self.kind != "slab" and (self.parts > 1 or not self.final)
 
 
-def form_of(loops: Loops) -> Form:
+def form_of(loops: Loops, target: Target) -> Form:
     """The form of a kernel that computes its loops alone."""
     if loops.depth > 1:
-        return _reduction_form(loops)
+        return _reduction_form(loops, target)
     n = loops.rows
     columns = tile_columns(loops)
     if columns:
@@ -53,7 +53,7 @@ def form_of(loops: Loops) -> Form:
         grid = (cdiv(rows, 32) * cdiv(columns, 32), 1, 1)
         return Form("tiled", grid, 32, 32, columns)
     block = 2048 if len({i.meta[0] for i in loops.instrs if i.op == "load"}) > 2 else 1024
-    while block > 128 and cdiv(n, block) < 264:
+    while block > 128 and cdiv(n, block) < 2 * target.processors:
         block //= 2
     block = min(block, next_power_of_two(n))
     return Form("flat", (cdiv(n, block), 1, 1), block, warps=8 if block > 1024 else 4)
@@ -92,14 +92,14 @@ def _periods(e: Expr) -> set[int]:
     return found
 
 
-def _reduction_form(loops: Loops) -> Form:
+def _reduction_form(loops: Loops, target: Target) -> Form:
     rows, depth = loops.rows, loops.depth
     live = max(1, sum(1 for i in loops.instrs if i.op == "load" and "r" in i.names))
     budget = 4096 if loops.largest <= 4 and live <= 6 else 2048
     padded = next_power_of_two(depth)
     if loops.inner and padded <= PERSISTENT // (loops.largest // 4 or 1):
         block = max(1, min(budget // padded, next_power_of_two(rows)))
-        while block > 1 and cdiv(rows, block) < 264:
+        while block > 1 and cdiv(rows, block) < 2 * target.processors:
             block //= 2
         warps = warps_for(block * padded, 16 if live <= 6 else 8)
         return Form("row", (cdiv(rows, block), 1, 1), block, padded, warps=warps)
@@ -131,7 +131,7 @@ def joining_form(rows: int, parts: int) -> Form:
     return Form("row", (cdiv(rows, block), 1, 1), block, padded)
 
 
-def slab_form(loops: Loops) -> Form:
+def slab_form(loops: Loops, target: Target) -> Form:
     """Tiles for 128 registers of 512 threads, by an estimate that compiled kernels bear out:
     the next rows under way, what is worked on, and the folds' accumulators."""
     instrs = loops.instrs
@@ -149,12 +149,12 @@ def slab_form(loops: Loops) -> Form:
     block = min(max(1, 256 * elements // padded), next_power_of_two(cdiv(loops.rows, 4)))
     warps = min(16, max(1, block * padded // (32 * elements)))
     resident = max(1, 16 // warps)
-    count = min(PROCESSORS * resident, cdiv(loops.rows, block))
+    count = min(target.processors * resident, cdiv(loops.rows, block))
     early = block * padded // (32 * warps) * each <= 2 * _REGISTERS
     return Form("slab", (count, 1, 1), block, padded, warps=warps, parts=count, ahead=early)
 
 
 __all__ = [
-    "PERSISTENT", "PROCESSORS", "Form", "form_of", "joining_form", "looped_tile", "slab_form",
+    "PERSISTENT", "Form", "form_of", "joining_form", "looped_tile", "slab_form",
     "tile_columns", "warps_for",
 ]  # fmt: skip

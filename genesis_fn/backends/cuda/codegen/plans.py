@@ -14,6 +14,7 @@ from genesis_fn.backends.cuda.codegen.text import Parameter
 from genesis_fn.compiler import respell
 from genesis_fn.compiler.kernel import Body
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.expressions import PRELUDE
 from genesis_fn.kernels.launch import Buf, Launch, Plan, Workspace
@@ -67,27 +68,28 @@ class Generated:
 Known: TypeAlias = dict[Any, tuple[list[Var], Generated]]
 
 
-def generate_once(body: Body, known: Known) -> Generated:
-    """`generate(body)`, unless `known` holds what was generated for one that is alike, as those of
-    repeated layers are."""
+def generate_once(body: Body, target: Target, known: Known) -> Generated:
+    """`generate(body, target)`, unless `known` holds what was generated for one that is alike, as
+    those of repeated layers are."""
     values, key = body.shape()
     if key not in known:
-        known[key] = values, generate(body)
+        known[key] = values, generate(body, target)
     before, made = known[key]
     now = dict(zip(before, values, strict=True))
     return replace(made, reads=[now[v] for v in made.reads], writes=[now[v] for v in made.writes])
 
 
-def generate(body: Body) -> Generated:
-    """The launches that compute a body's stores."""
+def generate(body: Body, target: Target) -> Generated:
+    """The launches that compute a body's stores on `target`."""
     over = body.over
+    split = over.wants_split(target)
     loops = _respelled(Loops(
         over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters
-    ), over.wants_split)  # fmt: skip
-    kernels, partial = kernels_of(loops, over.wants_split and over.reduced > 1)
+    ), split)  # fmt: skip
+    kernels, partial = kernels_of(loops, split, target)
     loads = [loops.instrs[n].meta[0] for n in loops.of("load")]
     reads = list(dict.fromkeys([*loads, *loops.counters]))
-    writes = list(dict.fromkeys([target for target, _, _ in loops.stores]))
+    writes = list(dict.fromkeys([v for v, _, _ in loops.stores]))
     number = {Parameter(v, False): n for n, v in enumerate(reads)}
     number |= {Parameter(v, True): len(number) + n for n, v in enumerate(writes)}
     steps, sources, uses = [], [], []
@@ -96,7 +98,8 @@ def generate(body: Body) -> Generated:
         at = {name: _buffer(p, number) for name, p in parameters.items()}
         arguments = {name: Buf(at[name], p.kind) for name, p in parameters.items()}
         steps.append(Launch(
-            function, form.grid, arguments, {}, form.warps, 3, max_registers=_most_registers(form)
+            function, form.grid, arguments, {}, form.warps, 3,
+            max_registers=_most_registers(form, target),
         ))  # fmt: skip
         sources.append(function.text.removeprefix(PRELUDE))
         uses.append(Use(
@@ -114,9 +117,9 @@ def _buffer(p: Parameter, number: Mapping[Parameter, int]) -> int:
     return len(number) + p.target.number if type(p.target) is Part else number[p]
 
 
-def _most_registers(form: Form) -> int | None:
+def _most_registers(form: Form, target: Target) -> int | None:
     """The cap that keeps 16 warps of slabs on a processor."""
-    return 65536 // (32 * max(form.warps, 16)) if form.kind == "slab" else None
+    return target.registers // (32 * max(form.warps, 16)) if form.kind == "slab" else None
 
 
 def _respelled(loops: Loops, split: bool) -> Loops:

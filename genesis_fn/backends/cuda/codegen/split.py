@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from genesis_fn.backends.cuda.codegen.forms import (
-    PROCESSORS,
     Form,
     form_of,
     joining_form,
@@ -22,45 +21,44 @@ from genesis_fn.backends.cuda.codegen.loops import Loops, needed
 from genesis_fn.compiler import index as ix, respell
 from genesis_fn.compiler.index import Expr
 from genesis_fn.compiler.kernel import Instr
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.planning import cdiv
-
-_PROGRAMS = 4 * PROCESSORS
 
 Kernels: TypeAlias = list[tuple[Loops, Form]]
 
 
-def kernels_of(loops: Loops, split: bool) -> tuple[Kernels, list[int]]:
+def kernels_of(loops: Loops, split: bool, target: Target) -> tuple[Kernels, list[int]]:
     """(the kernels that compute `loops`, the bytes of each partial result between them). `split`
     says that there are too few rows for a program each."""
     if loops.of("fold"):
-        kernels, op, results = _slabs(loops), "fold", loops.depth
+        kernels, op, results = _slabs(loops, target), "fold", loops.depth
     elif split:
-        kernels, op, results = _halves(loops), "reduce", loops.rows
+        kernels, op, results = _halves(loops, target), "reduce", loops.rows
     else:
-        return [(loops, form_of(loops))], []
+        return [(loops, form_of(loops, target))], []
     each = results * kernels[0][1].parts
     return kernels, [p.dtype.itemsize * each for left in loops.parts(op).values() for p in left]
 
 
-def _halves(loops: Loops) -> Kernels:
+def _halves(loops: Loops, target: Target) -> Kernels:
     """Two kernels: partial reductions (and what needs none), then their combination."""
     rows, instrs = loops.rows, loops.instrs
-    form = _partial_form(loops)
+    form = _partial_form(loops, target)
     early = [s for s in loops.stores if instrs[s[2]].level == 0]
     late = [s for s in loops.stores if instrs[s[2]].level > 0]
     first = Loops(rows, loops.depth, loops.inner, instrs, early, loops.counters)
     offset = _part_offset(ix.var("r", form.parts), ix.var("p", rows), rows)
     joined, place = _joined(loops, "reduce", range(len(instrs)), offset)
-    stores = [(target, e, place[n]) for target, e, n in late]
+    stores = [(v, e, place[n]) for v, e, n in late]
     second = Loops(rows, form.parts, False, joined, stores, loops.counters)
     return [(first, form), (second, joining_form(rows, form.parts))]
 
 
-def _partial_form(loops: Loops) -> Form:
+def _partial_form(loops: Loops, target: Target) -> Form:
     """Programs for parts of the rows, as many as keep the machine busy."""
     block, chunk = looped_tile(loops)
     blocks = cdiv(loops.rows, block)
-    count = max(1, min(_PROGRAMS // blocks, cdiv(loops.depth, 2 * chunk), 256))
+    count = max(1, min(4 * target.processors // blocks, cdiv(loops.depth, 2 * chunk), 256))
     length = cdiv(cdiv(loops.depth, count), chunk) * chunk
     count = cdiv(loops.depth, length)
     return Form(
@@ -69,10 +67,10 @@ def _partial_form(loops: Loops) -> Form:
     )  # fmt: skip
 
 
-def _slabs(loops: Loops) -> Kernels:
+def _slabs(loops: Loops, target: Target) -> Kernels:
     """Two kernels: rows with partial folds of the columns, and the combination of those."""
     rows, columns, instrs = loops.rows, loops.depth, loops.instrs
-    form = slab_form(loops)
+    form = slab_form(loops, target)
     early = [s for s in loops.stores if "p" in s[1].names]
     late = [s for s in loops.stores if "p" not in s[1].names]
     first = Loops(rows, columns, True, instrs, early, loops.counters)
@@ -80,7 +78,7 @@ def _slabs(loops: Loops) -> Kernels:
     chosen = needed(instrs, [n for _, _, n in late], stop="fold")
     offset = _part_offset(ix.var("k", form.parts), ix.var("r", columns), columns)
     joined, place = _joined(loops, "fold", chosen, offset)
-    stores = [(target, e, place[n]) for target, e, n in late]
+    stores = [(v, e, place[n]) for v, e, n in late]
     by = {"r": ix.var("p", columns), "k": ix.var("r", form.parts)}
     moved, kept = respell.substituted(joined, stores, [by])
     second = Loops(columns, form.parts, False, moved, kept, loops.counters)

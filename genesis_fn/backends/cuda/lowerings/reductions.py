@@ -28,7 +28,6 @@ from genesis_fn.kernels.launch import Argument, Buf, Scalar
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 from genesis_fn.primitives.reduce import extreme_over_nothing
 
-PROGRAMS = 1056
 TILE = 2048
 _BIG = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 _COMBINE = {
@@ -191,29 +190,31 @@ def position_text(
 
 
 class _Split:
-    """How [kept, reduced] elements are cut into tiles and, along the reduced axis, into parts."""
+    """How [kept, reduced] elements are cut into tiles and, along the reduced axis, into parts: of
+    all there are about as many as `programs`."""
 
-    def __init__(self, kept: int, reduced: int, along: bool) -> None:
+    def __init__(self, kept: int, reduced: int, along: bool, programs: int) -> None:
         if along:
             self.br = min(1024, max(16, next_power_of_two(reduced)))
             self.bk = max(1, min(TILE // self.br, next_power_of_two(kept)))
         else:
             self.bk = min(128, max(16, next_power_of_two(kept)))
             self.br = max(1, min(TILE // self.bk, next_power_of_two(reduced)))
-        programs = cdiv(kept, self.bk)
+        columns = cdiv(kept, self.bk)
         most = reduced // (4 * self.br)
-        self.parts = max(1, min(most, PROGRAMS // max(programs, 1)))
+        self.parts = max(1, min(most, programs // max(columns, 1)))
         self.per = max(1, cdiv(cdiv(reduced, self.parts), self.br)) * self.br
         self.parts = max(1, cdiv(reduced, self.per))
-        self.grid = (programs, self.parts)
+        self.grid = (columns, self.parts)
 
 
 def add_reduction(
     builder: PlanBuilder, operation: str, source: Buf, kind: DType, target: Buf, result: DType,
-    shape: Sequence[int], strides: Sequence[int], axes: Sequence[int],
+    shape: Sequence[int], strides: Sequence[int], axes: Sequence[int], programs: int,
 ) -> None:  # fmt: skip
     """Append target = the reduction of a strided view of `source` over `axes`; "argmax" and
-    "argmin" count positions along the reduced axes in row-major order."""
+    "argmin" count positions along the reduced axes in row-major order. About `programs` programs
+    share the work of a large one."""
     kept_axes = [d for d in range(len(shape)) if d not in axes]
     kept_shape, axes_shape = [shape[d] for d in kept_axes], [shape[d] for d in axes]
     kept, reduced = math.prod(kept_shape), math.prod(axes_shape)
@@ -224,7 +225,7 @@ def add_reduction(
     along = bool(row_steps) and row_steps[-1] == 1
     wide = max(extent(shape, strides), kept, reduced) > INT32_MAX - 2 * TILE
     number = "i64" if wide else "i32"
-    split = _Split(kept, reduced, along)
+    split = _Split(kept, reduced, along, programs)
     column, row = Strided("k", columns, kept_steps), Strided("r", rows, row_steps)
     partial = [Strided("k", [kept], [1]), Strided("r", [split.parts], [kept])]
 
@@ -240,7 +241,7 @@ def add_reduction(
         builder.launch(kernel, cut.grid, arguments, {"BK": cut.bk, "BR": cut.br})
 
     def second() -> _Split:
-        cut = _Split(kept, split.parts, False)
+        cut = _Split(kept, split.parts, False, 1)
         cut.parts, cut.per, cut.grid = 1, split.parts, (cdiv(kept, cut.bk), 1)
         return cut
 
@@ -281,7 +282,7 @@ def _reduce(call: Call) -> Lowered:
     builder = PlanBuilder(1, 1)
     add_reduction(
         builder, call.prim.name.removeprefix("reduce_"), call.read(0), x.dtype, call.write(),
-        x.dtype, x.shape, dense(x.shape), sorted(call.params["axes"]),
+        x.dtype, x.shape, dense(x.shape), sorted(call.params["axes"]), 8 * call.target.processors,
     )  # fmt: skip
     return builder.build()
 
@@ -292,6 +293,6 @@ def _position(call: Call) -> Lowered:
     builder = PlanBuilder(1, 1)
     add_reduction(
         builder, call.prim.name, call.read(0), x.dtype, call.write(), call.out.dtype, x.shape,
-        dense(x.shape), [call.params["axis"]],
+        dense(x.shape), [call.params["axis"]], 8 * call.target.processors,
     )  # fmt: skip
     return builder.build()
