@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.jaxpr import Eqn, Var
-from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.primitives.gather import gather_p, take_rows_p
 from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
+from genesis_fn.primitives.shape import reshape_p
 from genesis_fn.primitives.windows import window_sizes
-
-_RESHAPE = PRIMITIVES["reshape"]
 
 
 def checked_once(eqns: list[Eqn]) -> list[Eqn]:
@@ -26,7 +24,7 @@ def checked_once(eqns: list[Eqn]) -> list[Eqn]:
     known: set[Any] = set()
     result = []
     for e in eqns:
-        if e.prim is _RESHAPE:
+        if e.prim is reshape_p:
             source[e.outs[0]] = source.get(e.ins[0], e.ins[0])
         elif e.params.get("mode") == "check":
             check = _check(e, source)

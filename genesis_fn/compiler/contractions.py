@@ -18,9 +18,10 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.rewriter import has_effect
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
-from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.contract import dot_general_p
+from genesis_fn.primitives.elementwise import add, add_n, convert_p
 
 _TILE = 128, 256
 _BUSY = 0.9  # a product that uses so much of the machine needs no company
@@ -32,33 +33,20 @@ _MOST_HELD = 1 << 30  # bytes that are kept alive by products that wait
 _LEAST_ROWS = 128
 
 
-class JoinedProducts:
-    """Matrix products in one launch: an operation of the compiler's own programs.
+JOINED = Primitive(
+    "products", lambda *operands, dots, sums, avals: list(avals), multi=True, listed=False
+)
+"""Matrix products in one launch: an operation of the compiler's own programs.
 
-    Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of
-    the dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
-    """
-
-    name = "products"
-    multi = True
-    effect = collective = False
-    triton = None
-
-    def abstract(self, avals: Sequence[Any], params: dict[str, Any]) -> list[Aval]:
-        """The results' avals."""
-        return list(params["avals"])
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-JOINED: Any = JoinedProducts()
+Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the
+dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
+"""
 
 
 def contracted(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     """`jaxpr` with products that gain from it joined: the kernels that run through several operands
     read them through descriptors."""
-    if not target.descriptors or not any([e.prim.name == "dot_general" for e in jaxpr.eqns]):
+    if not target.descriptors or not any([e.prim is dot_general_p for e in jaxpr.eqns]):
         return jaxpr
     if enabled("segments"):
         jaxpr = _summed(jaxpr)
@@ -85,7 +73,7 @@ def _sizes(e: Eqn) -> tuple[int, int, int]:
 
 def _plain(e: Eqn) -> bool:
     """Whether an equation is one product, or sum of products, of two 16-bit matrices."""
-    if e.prim.name == "dot_general":
+    if e.prim is dot_general_p:
         if e.params["dimension_numbers"][1][0]:
             return False
     elif e.prim is not JOINED or len(e.outs) > 1:
@@ -152,7 +140,7 @@ def _summed(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _is_sum(e: Eqn) -> bool:
-    return e.prim.name in ("add_n", "add") and all([type(i) is Var for i in e.ins])
+    return (e.prim is add_n.prim or e.prim is add.prim) and all([type(i) is Var for i in e.ins])
 
 
 def _below(
@@ -163,14 +151,14 @@ def _below(
     path: list[Eqn] = []
     y = x
     while uses[y] == 1 and (e := made.get(y)) is not None:
-        if e.prim.name == "dot_general":
+        if e.prim is dot_general_p:
             rows = _sizes(e)[0] if _plain(e) else 0
             return [(path, e if rows >= _LEAST_ROWS else None, x)]
         if _is_sum(e) and not path:
             inner = [t for i in e.ins for t in _below(i, made, uses)]
             if sum([d is None for _, d, _ in inner]) <= 1:
                 return [([*p, e], d, v) for p, d, v in inner]
-        if e.prim.name != "convert_element_type" or type(e.ins[0]) is not Var:
+        if e.prim is not convert_p or type(e.ins[0]) is not Var:
             break
         if not dtypes.is_float(y.aval.dtype) or y.aval.nbytes < e.ins[0].aval.nbytes:
             break
@@ -204,12 +192,13 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     }  # fmt: skip
     whole = Var(narrow)
     eqns = [Eqn(JOINED, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
-    cast = PRIMITIVES["convert_element_type"]
     alone = not rest
     wide = whole
     if narrow.dtype != out.aval.dtype:
         wide = out if alone else Var(out.aval)
-        eqns.append(Eqn(cast, [whole], {"dtype": out.aval.dtype}, (wide,), e.where, e.backward))
+        eqns.append(
+            Eqn(convert_p, [whole], {"dtype": out.aval.dtype}, (wide,), e.where, e.backward)
+        )
     elif alone:
         eqns[0] = eqns[0].replace(outs=(out,))
     if rest:

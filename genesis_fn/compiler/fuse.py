@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
-from genesis_fn.compiler.graph import Graph
+from genesis_fn.compiler.graph import Graph, joins
 from genesis_fn.compiler.kernel import (
     Body,
     Domain,
@@ -31,6 +31,7 @@ from genesis_fn.compiler.products import (
     sizes,
     wide,
 )
+from genesis_fn.compiler.rewriter import has_effect
 from genesis_fn.compiler.target import Target
 from genesis_fn.compiler.updates import updated
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
@@ -172,7 +173,7 @@ class _Merging:
                 made = self.graph.made.get(i)
                 if i in self.graph.real or made is None:
                     continue
-                if self.graph.kind[id(made)] == "map" or made.prim.name in ("pad", "concatenate"):
+                if self.graph.kind[id(made)] == "map" or joins(made):
                     parts.append(i)
                 else:
                     todo += [j for j in made.ins if type(j) is Var]
@@ -542,11 +543,4 @@ def _columns(g: Group, over: Domain) -> frozenset[Var]:
     return frozenset([v for v in g.roots if v.aval.size == g.over.kept])
 
 
-def has_effect(e: Eqn) -> bool:
-    """Whether an equation has a side effect, in itself or in a program that it runs."""
-    from genesis_fn.core.jaxpr import e_jaxprs
-
-    return e.prim.effect or any(j.effect for j in e_jaxprs(e))
-
-
-__all__ = ["Fusion", "Group", "fuse", "has_effect"]
+__all__ = ["Fusion", "Group", "fuse"]

@@ -5,19 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from genesis_fn.compiler.kernel import IDENTITIES, REDUCTIONS, SOURCES, VIEWS, is_reduction
-from genesis_fn.core import dtypes
+from genesis_fn.compiler.kernel import is_reduction
+from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.lowering import Elementwise, Reduce, Source, View
+from genesis_fn.primitives.shape import broadcast_in_dim_p
 
-# Floating-point work of one element, where it is more than an addition.
-_HEAVY = {
-    name: 8
-    for name in (
-        "exp", "exp2", "expm1", "log", "log1p", "pow", "sin", "cos", "tan", "asin", "acos", "atan",
-        "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "atan2", "erf", "erfc", "logistic",
-        "cbrt", "div", "rem",
-    )
-} | {"erf_inv": 20, "lgamma": 30, "digamma": 30}  # fmt: skip
 _MOST_OPERATIONS = 96
 _MOST_LEAVES = 12
 _MOST_PARTS = 8  # of a concatenation that is computed where it is read
@@ -27,39 +20,35 @@ _ALIGNED = 16
 
 def operations(e: Eqn) -> int:
     """Additions that cost as much as one element of the result."""
-    name = e.prim.name
-    if name in ("concatenate", "pad"):
+    lowering = e.prim.lowering
+    if type(lowering) is Elementwise:
+        return lowering.cost
+    if joins(e):
         return 2 * len(e.ins)  # every part is computed under a condition of its own
-    return 0 if name in VIEWS or name in SOURCES else _HEAVY.get(name, 1)
+    return 0 if type(lowering) in (View, Source) else 1
+
+
+def joins(e: Eqn) -> bool:
+    """Whether an equation is a view of several operands."""
+    return type(e.prim.lowering) is View and e.prim.lowering.joins
 
 
 def kind_of(e: Eqn) -> str:
     """ "view", "reduce", "map" (elementwise) or "opaque"."""
-    name = e.prim.name
-    if name == "loop_slice":
-        return "view"
-    kinds = [v.aval.dtype for v in (*e.ins, *e.outs) if type(v) is Var]
-    if any(map(dtypes.is_complex, kinds)):
+    lowering = e.prim.lowering
+    if lowering is None:
         return "opaque"
-    if name == "concatenate" and len(e.ins) > _MOST_PARTS:
+    if any([dtypes.is_complex(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var]):
         return "opaque"
-    if name in VIEWS:
-        return "view"
-    if name in REDUCTIONS:
+    if type(lowering) is View:
+        return "opaque" if lowering.joins and len(e.ins) > _MOST_PARTS else "view"
+    if type(lowering) is Reduce:
         return "reduce" if is_reduction(e) else "map"
-    if name in SOURCES:
+    if type(lowering) is Source:
         return "map"
-    if name == "bitcast_convert_type":
-        (x,), (y,) = e.ins, e.outs
-        return "map" if x.aval.dtype.itemsize == y.aval.dtype.itemsize else "opaque"
-    triton = e.prim.triton
-    if e.prim.multi or triton is None:
-        return "opaque"
-    pointwise = all(
-        type(i) is not Var or i.aval.shape == e.outs[0].aval.shape for i in e.ins
-    )  # fmt: skip
-    written = callable(triton) or "{0}" in triton or name == "reduce_precision"
-    return "map" if pointwise and written else "opaque"
+    shape = e.outs[0].aval.shape
+    pointwise = all([type(i) is not Var or i.aval.shape == shape for i in e.ins])
+    return "map" if pointwise and lowering.triton is not None else "opaque"
 
 
 class Graph:
@@ -122,32 +111,19 @@ class Graph:
         e = self.made.get(v)
         if e is None or v in self.real:
             return None
-        name, x = e.prim.name, e.ins[0] if e.ins else None
-        if name in IDENTITIES:
-            x = e.ins[list(e.outs).index(v)] if name == "optimization_barrier" else x
-            return (x, 0) if type(x) is Var and name != "copy" else None
-        if type(x) is not Var or self.kind.get(id(e)) != "view":
+        view = e.prim.lowering
+        if type(view) is not View or not view.shares or self.kind[id(e)] != "view":
             return None
-        if name == "reshape":
-            return x, 0
-        if whole or name not in ("slice", "split"):
+        at = ix.unravel(ix.var("p", v.aval.size), v.aval.shape)
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        ((operand, index, _),) = view.pieces(e.outs.index(v), at, *avals, **e.params)
+        x = e.ins[operand]
+        if type(x) is not Var or (whole and x.aval.size != v.aval.size):
             return None
-        if name == "split":
-            axis, part = e.params["axis"], list(e.outs).index(v)
-            start = [0] * x.aval.ndim
-            start[axis] = sum(e.params["sizes"][:part])
-        else:
-            if any(s != 1 for s in e.params["strides"]):
-                return None
-            start = e.params["start"]
-        offset, step, cut = 0, 1, False
-        for n, m, a in zip(reversed(x.aval.shape), reversed(v.aval.shape), reversed(start)):
-            if cut and m != 1:
-                return None
-            cut = cut or n != m
-            offset += a * step
-            step *= n
-        return x, offset * x.aval.dtype.itemsize
+        place = ix.ravel(index, x.aval.shape)
+        if ix.shift(place, -place.const) != ix.var("p", v.aval.size):
+            return None
+        return x, place.const * x.aval.dtype.itemsize
 
     def _count_uses(self) -> None:
         """How many computations read each value, seen through views."""
@@ -185,7 +161,7 @@ class Graph:
                 continue
             below = frozenset().union(*[leaf(i) for i in operands])
             done = operations(e) + sum([0 if i in self.real else work[i] for i in operands])
-            if e.prim.name == "broadcast_in_dim" and operands:
+            if e.prim is broadcast_in_dim_p and operands:
                 (x,), o = operands, e.outs[0]
                 if done >= _WORTH_KEEPING and o.aval.size >= 8 * x.aval.size and x not in self.real:
                     if self.kind.get(id(self.made[x])) == "map":
@@ -193,7 +169,7 @@ class Graph:
                         below, done = frozenset((x,)), 0
             for o in e.outs:
                 leaves[o], work[o] = below, done
-                if o in self.real or (kind == "view" and e.prim.name not in ("pad", "concatenate")):
+                if o in self.real or (kind == "view" and not joins(e)):
                     continue
                 size = o.aval.nbytes
                 read = sum([min(v.aval.nbytes, size) for v in below])
@@ -203,4 +179,4 @@ class Graph:
                     self.real.add(o)
 
 
-__all__ = ["Graph", "kind_of", "operations"]
+__all__ = ["Graph", "joins", "kind_of", "operations"]

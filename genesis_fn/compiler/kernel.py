@@ -16,25 +16,22 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.compiler import index as ix
-from genesis_fn.compiler.index import Expr, Guard, Guards, Index
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.index import Expr, Guard, Guards, Index
 from genesis_fn.core.jaxpr import Eqn, Var
-from genesis_fn.primitives.reduce import extreme_over_nothing
+from genesis_fn.core.lowering import Reduce, Source, View
+from genesis_fn.core.primitive import Primitive
 
-REDUCTIONS = frozenset(f"reduce_{k}" for k in ("sum", "max", "min", "prod", "and", "or", "xor")) | {
-    "argmax",
-    "argmin",
-}
-IDENTITIES = frozenset(("copy", "name", "stop_gradient", "optimization_barrier"))
-VIEWS = IDENTITIES | {
-    "broadcast_in_dim", "reshape", "transpose", "slice", "rev", "split", "pad", "concatenate",
-    "loop_slice",
-}  # fmt: skip
-SOURCES = frozenset(("full", "iota"))
+LOOP_SLICE = Primitive(
+    "loop_slice", lambda x, counter, *, length, reverse: x.update(x.shape[1:]),
+    lowering=View(lambda k, at, x, counter, **_: [(0, (ix.ZERO, *at), ())], shares=False),
+    listed=False,
+)  # fmt: skip
+"""x[counter], or x[length - 1 - counter]: an operation of the compiler's own programs."""
+
 _LEAST_ROWS = 256  # of a crossed domain
 _SHORTEST_ROW, _LONGEST_ROW = 32, 8192
 
@@ -155,7 +152,7 @@ class Literal:
 class Instr:
     """One operation of a kernel. `op` is "load" (meta: variable, offset, guards), "index" (an
     expression), "const", "map" (primitive, parameters), "where" (guards), "round", "reduce", "fold"
-    or "join" (of two elements of the same reduction; meta of all three: its primitive's name).
+    or "join" (of two elements of the same reduction; meta of all three: its `Reduce`).
     `names` are the loop variables that the result depends on, `level` how many reductions lie
     before it, `late` says that a fold does; `near` that its users round it to a narrow type, so
     that it need not be exact."""
@@ -353,7 +350,7 @@ class Body:
         x, axes = e.ins[0], reduced_axes(e)
         shape = x.aval.shape
         fold = v in self.columns
-        if fold and e.prim.name.startswith("arg"):
+        if fold and _reduce(e).position:
             raise Infeasible
         kept = tuple([n for i, n in enumerate(shape) if i not in axes])
         gone = tuple([n for i, n in enumerate(shape) if i in axes])
@@ -365,18 +362,18 @@ class Body:
         index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
         arg = self.at(x, index, frozenset())
         op = "fold" if fold else "reduce"
-        return self._emit(op, (arg,), (e.prim.name,), v.aval.dtype, eqn=e)
+        return self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
 
     def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        name = e.prim.name
-        if name in VIEWS:
-            return self._view(v, e, at, guards)
-        if name == "full":
-            return self._emit("const", (), Literal(e.params["value"]), v.aval.dtype)
-        if name == "iota":
-            here = at[e.params["dimension"]]
-            return self._emit("index", (), here, v.aval.dtype, here.names)
-        if name in REDUCTIONS:
+        lowering = e.prim.lowering
+        if type(lowering) is View:
+            return self._view(v, e, lowering, at, guards)
+        if type(lowering) is Source:
+            here = lowering.value(at, **e.params)
+            if type(here) is Expr:
+                return self._emit("index", (), here, v.aval.dtype, here.names)
+            return self._emit("const", (), Literal(here), v.aval.dtype)
+        if type(lowering) is Reduce:
             return self._short_reduction(v, e, at, guards)
         args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
         meta = (e.prim, tuple(e.params.items()))
@@ -387,10 +384,10 @@ class Body:
         if is_reduction(e):
             raise Infeasible
         x, kept = e.ins[0], iter(at)
-        if not x.aval.size:
-            return self._emit("const", (), Literal(reduced_nothing(e)), v.aval.dtype)
-        if e.prim.name.startswith("arg"):
+        if _reduce(e).position:
             return self._emit("const", (), Literal(0), v.aval.dtype)
+        if not x.aval.size:
+            return self._emit("const", (), Literal(_reduce(e).identity(x.aval.dtype)), v.aval.dtype)
         axes = reduced_axes(e)
         index = tuple([ix.ZERO if i in axes else next(kept) for i in range(x.aval.ndim)])
         return self.at(x, index, guards)
@@ -400,42 +397,29 @@ class Body:
         here = ix.var(name, length)
         return ix.shift(ix.scale(here, -1), length - 1) if reverse else here
 
-    def _view(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        name, params, x = e.prim.name, e.params, e.ins[0]
-        if name == "concatenate":
-            return self._concatenate(e, at, guards)
-        if name == "pad":
-            return self._pad(e, at, guards)
-        if name == "optimization_barrier":
-            x = e.ins[list(e.outs).index(v)]
-        elif name == "broadcast_in_dim":
-            at = tuple([
-                at[d] if n != 1 else ix.ZERO for n, d in zip(x.aval.shape, params["dims"])
-            ])  # fmt: skip
-        elif name == "reshape":
-            at = ix.unravel(ix.ravel(at, v.aval.shape), x.aval.shape)
-        elif name == "transpose":
-            source = dict(zip(params["permutation"], at))
-            at = tuple([source[i] for i in range(len(at))])
-        elif name == "slice":
-            at = tuple([
-                ix.shift(ix.scale(i, s), a)
-                for i, a, s in zip(at, params["start"], params["strides"])
-            ])  # fmt: skip
-        elif name == "rev":
-            at = tuple([
-                ix.shift(ix.scale(i, -1), n - 1) if d in params["dimensions"] else i
-                for d, (i, n) in enumerate(zip(at, x.aval.shape))
-            ])  # fmt: skip
-        elif name == "split":
-            axis, part = params["axis"], list(e.outs).index(v)
-            begin = sum(params["sizes"][:part])
-            at = (*at[:axis], ix.shift(at[axis], begin), *at[axis + 1 :])
-        elif name == "loop_slice":
-            at = (self._counter(e.ins[1], params["length"], params["reverse"]), *at)
-        if type(x) is not Var:
-            return self._emit("const", (), Literal(x), v.aval.dtype)
-        return self.at(x, at, guards)
+    def _view(self, v: Var, e: Eqn, view: View, at: Index, guards: Guards) -> int:
+        if e.prim is LOOP_SLICE:
+            row = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
+            return self.at(e.ins[0], (row, *at), guards)
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
+
+        def build(k: int, guards: Guards) -> int:
+            operand, index, conditions = pieces[k]
+            x = e.ins[operand]
+
+            def inside(held: Guards) -> int:
+                if type(x) is Var:
+                    return self.at(x, index, held)
+                return self._emit("const", (), Literal(x), v.aval.dtype)
+
+            if k == len(pieces) - 1:
+                return inside(guards | (ix.holding(conditions) or frozenset()))
+            return self._chosen(
+                conditions, guards, inside, lambda: build(k + 1, guards), v.aval.dtype
+            )
+
+        return build(0, guards)
 
     def _chosen(self, conditions: Sequence[Guard], guards: Guards, inside: Callable,
                 outside: Callable, dtype: DType) -> int:  # fmt: skip
@@ -448,49 +432,6 @@ class Body:
         value = inside(guards | held)
         names = frozenset().union(*[g.expr.names for g in held])
         return self._emit("where", (value, outside()), held, dtype, names)
-
-    def _pad(self, e: Eqn, at: Index, guards: Guards) -> int:
-        x, value = e.ins
-        kind = x.aval.dtype
-        conditions, inner = [], []
-        for i, n, (low, _, interior) in zip(at, x.aval.shape, e.params["config"]):
-            t, step = ix.shift(i, -low), interior + 1
-            conditions.append(Guard(t, 0, (n - 1) * step + 1 if n else 0))
-            if interior:
-                conditions.append(Guard(ix.mod(t, step), 0, 1))
-            inner.append(ix.div(t, step))
-
-        def outside() -> int:
-            if type(value) is Var:
-                return self.at(value, (), guards)
-            return self._emit("const", (), Literal(value), kind)
-
-        return self._chosen(
-            conditions, guards, lambda g: self.at(x, tuple(inner), g), outside, kind
-        )
-
-    def _concatenate(self, e: Eqn, at: Index, guards: Guards) -> int:
-        d = e.params["dimension"]
-        kind = e.outs[0].aval.dtype
-        begin, arms = 0, []
-        for x in e.ins:
-            n = x.aval.shape[d]
-            arms.append((x, begin, begin + n))
-            begin += n
-
-        def build(k: int) -> int:
-            x, low, high = arms[k]
-
-            def inside(g: Guards) -> int:
-                return self.at(x, (*at[:d], ix.shift(at[d], -low), *at[d + 1 :]), g)
-
-            if k == len(arms) - 1:
-                here = ix.holding([Guard(at[d], low, high)])
-                return inside(guards | (here or frozenset()))
-            rest = lambda: build(k + 1)  # noqa: E731
-            return self._chosen([Guard(at[d], low, high)], guards, inside, rest, kind)
-
-        return build(0)
 
 
 def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
@@ -506,7 +447,7 @@ def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) 
 
 def is_reduction(e: Eqn) -> bool:
     """Whether an equation is a reduction that needs a loop."""
-    if e.prim.name not in REDUCTIONS or not e.ins[0].aval.size:
+    if type(e.prim.lowering) is not Reduce or not e.ins[0].aval.size:
         return False
     return any(e.ins[0].aval.shape[a] > 1 for a in reduced_axes(e))
 
@@ -516,20 +457,12 @@ def reduced_axes(e: Eqn) -> tuple[int, ...]:
     return tuple(sorted(e.params["axes"])) if "axes" in e.params else (e.params["axis"],)
 
 
-def reduced_nothing(e: Eqn) -> Any:
-    """The value of a reduction over no elements."""
-    name, kind = e.prim.name, e.ins[0].aval.dtype
-    if name in ("reduce_max", "reduce_min"):
-        return extreme_over_nothing(kind, name == "reduce_max")
-    if name == "reduce_and":
-        return True if kind == dtypes.BOOL else ~0
-    if name == "reduce_prod":
-        return (True, 1, 1.0, 1.0)[dtypes.kind_rank(kind)]
-    return (False, 0, 0.0, 0.0)[dtypes.kind_rank(kind)]
+def _reduce(e: Eqn) -> Reduce:
+    assert type(e.prim.lowering) is Reduce
+    return e.prim.lowering
 
 
 __all__ = [
-    "Body", "Domain", "IDENTITIES", "Infeasible", "Instr", "Literal", "P", "Placement",
-    "R", "REDUCTIONS", "SOURCES", "VIEWS", "crossing", "domain", "is_reduction", "joined",
-    "mark_near", "reduced_axes", "reduced_nothing",
+    "Body", "Domain", "Infeasible", "Instr", "LOOP_SLICE", "Literal", "P", "Placement", "R",
+    "crossing", "domain", "is_reduction", "joined", "mark_near", "reduced_axes",
 ]  # fmt: skip

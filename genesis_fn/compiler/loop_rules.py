@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.compiler.rewriter import (
-    DISTINCT,
     TRIM,
     Rewriter,
     has_effect,
@@ -19,13 +18,13 @@ from genesis_fn.compiler.rewriter import (
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, memoized
-from genesis_fn.core.primitive import PRIMITIVES, Primitive
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.define import full_p
+from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 from genesis_fn.transforms.cond import cond_p
 from genesis_fn.transforms.loops import while_p
 from genesis_fn.transforms.scan import scan_p
 
-_RESHAPE, _BROADCAST = PRIMITIVES["reshape"], PRIMITIVES["broadcast_in_dim"]
 # A loop-invariant value of at most so many bytes may live across the loop for nothing.
 _SMALL = 4096
 
@@ -33,7 +32,7 @@ _SMALL = 4096
 # ---- scan ----
 
 
-@rule("scan")
+@rule(scan_p)
 def _scan(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
     body, consts, carry = simplified(params["jaxpr"], r.opaque), params["consts"], params["carry"]
     length = params["length"]
@@ -56,12 +55,12 @@ def _zero(kind: Aval) -> Any:
 
 def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list, start: int, carry: int) -> list[Atom]:
     rows = [
-        r.apply(_RESHAPE, [x], {"shape": v.aval.shape}, e)[0]
+        r.apply(reshape_p, [x], {"shape": v.aval.shape}, e)[0]
         for x, v in zip(ins[start:], body.invars[start:])
     ]
     outs = r.inline(body, [*ins[:start], *rows], e)
     ys = [
-        r.apply(_RESHAPE, [y], {"shape": o.aval.shape}, e)[0]
+        r.apply(reshape_p, [y], {"shape": o.aval.shape}, e)[0]
         for y, o in zip(outs[carry:], e.outs[carry:])
     ]
     return [*outs[:carry], *ys]
@@ -143,7 +142,7 @@ class _Loop:
             if y in fixed:
                 kind = y.aval
                 spread = {"shape": (length, *kind.shape), "dims": tuple(range(1, kind.ndim + 1))}
-                known[i] = r.apply(_BROADCAST, [fixed[y]], spread, e)[0]
+                known[i] = r.apply(broadcast_in_dim_p, [fixed[y]], spread, e)[0]
             elif y in rows:
                 known[i] = rows[y]
         ys = [y for i, y in enumerate(self.ys, count) if i not in known]
@@ -190,7 +189,7 @@ def _worth_moving(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
     moved = []
     for e in body.eqns:
         arrays = {i for i in e.ins if type(i) is Var}
-        if not arrays or not arrays <= outside or e.prim in DISTINCT or has_effect(e):
+        if not arrays or not arrays <= outside or e.prim is barrier_p or has_effect(e):
             continue
         size = sum([o.aval.nbytes for o in e.outs])
         freed = sum([i.aval.nbytes for i in arrays if uses[i] == 1])
@@ -240,7 +239,7 @@ def pruned(jaxpr: Jaxpr, keep: tuple[bool, ...]) -> tuple[Jaxpr, list[bool]]:
 # ---- while ----
 
 
-@rule("while")
+@rule(while_p)
 def _while(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
     cond, body = simplified(params["cond"], r.opaque), simplified(params["body"], r.opaque)
     a, b = params["cond_consts"], params["body_consts"]
@@ -308,7 +307,7 @@ def _trim_while(e: Eqn, live: set) -> Eqn:
 # ---- cond ----
 
 
-@rule("cond")
+@rule(cond_p)
 def _cond(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
     index, *operands = ins
     branches = params["branches"]

@@ -6,26 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.compiler.kernel import Placement
+from genesis_fn.compiler.kernel import LOOP_SLICE, Placement
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.primitives.elementwise import bitcast_p
+from genesis_fn.primitives.shape import copy_p
 from genesis_fn.transforms.scan import stacked
-
-
-class LoopSlice:
-    """x[counter], or x[length - 1 - counter]: an operation of the compiler's own programs."""
-
-    name = "loop_slice"
-    multi = effect = collective = False
-    triton = None
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-_LOOP_SLICE: Any = LoopSlice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +36,7 @@ def _bits_of(v: Any) -> Any:
 
 def _as_bits(x: Any, y: Var, where: Any) -> Eqn:
     """y = x with other types of the same bits."""
-    return Eqn(PRIMITIVES["bitcast_convert_type"], [x], {"dtype": y.aval.dtype}, (y,), where)
+    return Eqn(bitcast_p, [x], {"dtype": y.aval.dtype}, (y,), where)
 
 
 def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool) -> LoopBody:
@@ -62,7 +49,7 @@ def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool)
     for v in rows:
         row = _bits_of(v)
         whole = Var(stacked(row.aval, length))
-        eqns.append(Eqn(_LOOP_SLICE, [whole, counter], params, (row,), where))
+        eqns.append(Eqn(LOOP_SLICE, [whole, counter], params, (row,), where))
         if row is not v:
             eqns.append(_as_bits(row, v, where))
         wholes.append(whole)
@@ -73,7 +60,7 @@ def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool)
         if bits is not v:
             eqns.append(_as_bits(v, bits, where))
         row, whole = Var(bits.aval), Var(stacked(bits.aval, length))
-        eqns.append(Eqn(PRIMITIVES["copy"], [bits], {}, (row,), where))
+        eqns.append(Eqn(copy_p, [bits], {}, (row,), where))
         placed[row] = Placement(whole, counter, length, reverse)
         stacks.append(whole)
         outs.append(row)

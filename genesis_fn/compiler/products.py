@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from genesis_fn.compiler.kernel import Body, Domain
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.primitives.contract import dot_general_p
 
 MOST_ROWS = 8
 _LONGEST_ROW = 8192  # of a left operand that is made again by each program
@@ -35,7 +36,7 @@ class FusedProduct:
 
 def sizes(e: Eqn) -> tuple[int, int, int] | None:
     """(rows, columns, depth) of a product of few rows of a dense left operand, else None."""
-    if e.prim.name != "dot_general":
+    if e.prim is not dot_general_p:
         return None
     x, y = e.ins
     (xc, yc), batch = e.params["dimension_numbers"]
@@ -75,7 +76,7 @@ def follows(body: Body, over: Domain, values: list[Var], result: Var) -> bool:
 def wide(e: Eqn) -> bool:
     """Whether an equation is a product of 16-bit matrices, the right one of two axes, with so many
     rows that it is computed in tiles."""
-    if e.prim.name != "dot_general" or e.params["dimension_numbers"][1] != ((), ()):
+    if e.prim is not dot_general_p or e.params["dimension_numbers"][1] != ((), ()):
         return False
     x, y = e.ins
     if type(x) is not Var or type(y) is not Var or y.aval.ndim != 2 or not x.aval.ndim:

@@ -13,6 +13,7 @@ from typing import Any
 
 from genesis_fn.compiler.graph import kind_of, operations
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code
+from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 
 _FOREVER = 1 << 62
 _NEAR = 60  # equations within which uses share one recomputation
@@ -64,7 +65,7 @@ def _tagged(jaxpr: Jaxpr) -> Jaxpr:
 
 def repeatable(e: Eqn, bold: bool) -> bool:
     """Whether an equation may be computed twice."""
-    if e.prim.effect or e.prim.name == "optimization_barrier":
+    if e.prim.effect or e.prim is barrier_p:
         return False
     kind = kind_of(e)
     if kind == "view":
@@ -147,7 +148,7 @@ def _operands(jaxpr: Jaxpr, made: dict[Any, Eqn]) -> tuple[set[Any], dict[Any, i
     for n, e in enumerate(jaxpr.eqns):
         kind = kind_of(e)
         operands = [i for i in e.ins if type(i) is Var]
-        if kind == "view" and e.prim.name == "reshape":
+        if e.prim is reshape_p:
             base[e.outs[0]] = base.get(operands[0], operands[0])
         if e.backward and (kind == "opaque" or not gradients.isdisjoint(operands)):
             gradients.update(e.outs)
@@ -171,7 +172,7 @@ def _shared(jaxpr: Jaxpr, made: dict[Any, Eqn], v: Any, at: int, gradients: set[
     cone, todo = set(), [v]
     while todo and len(cone) < 4 * _MOST_LEAVES:
         u = todo.pop()
-        if u in cone or (u in made and made[u].prim.name == "broadcast_in_dim"):
+        if u in cone or (u in made and made[u].prim is broadcast_in_dim_p):
             continue  # what is small is read here and there without much ado
         cone.add(u)
         if u in made and repeatable(made[u], False):

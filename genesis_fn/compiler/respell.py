@@ -12,17 +12,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from genesis_fn.compiler import index as ix
-from genesis_fn.compiler.index import Expr, Guard, Guards
 from genesis_fn.compiler.kernel import Instr, Literal
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, index as ix
+from genesis_fn.core.index import Expr, Guard, Guards
 
 Store = tuple[Any, Expr, int]  # (target, offset, instruction)
 
 _SHORTEST, _LONGEST = 32, 4096  # rows that a flat kernel is divided into
 _MOST_PARTS = 4
 _NARROWEST = 16  # elements of a part
-_JOINED = ("reduce_sum", "reduce_max", "reduce_min")
+_JOINED = ("add", "maximum", "minimum")  # reductions whose parts are joined element by element
 
 
 def row_length(instrs: Sequence[Instr], points: int) -> int:
@@ -51,10 +50,10 @@ def part_length(instrs: Sequence[Instr], depth: int) -> int:
     do not, or in too small parts."""
     size = depth
     for i in instrs:
-        if i.op == "reduce" and not (
-            i.meta[0] in _JOINED and dtypes.is_float(instrs[i.args[0]].dtype)
-        ):
-            return depth
+        if i.op == "reduce":
+            joins = i.meta[0].combine in _JOINED and not i.meta[0].position
+            if not (joins and dtypes.is_float(instrs[i.args[0]].dtype)):
+                return depth
         for g in _guards(i):
             if g.expr.names == {"r"}:
                 edges = _edges(g)

@@ -16,9 +16,10 @@ from genesis_fn.compiler.checks import checked_once
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import ITSELF, Atom, Eqn, Jaxpr, Var, e_jaxprs
-from genesis_fn.core.primitive import PRIMITIVES, Primitive
+from genesis_fn.core.lowering import Elementwise
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
-from genesis_fn.primitives.elementwise import add_n, select_p
+from genesis_fn.primitives.elementwise import add_n
 from genesis_fn.primitives.shape import barrier_p
 from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
 from genesis_fn.transforms.checkpoint import checkpoint_p
@@ -32,33 +33,23 @@ CALLS: dict[Primitive, str] = {
     custom_jvp_p: "jaxpr", custom_vjp_p: "jaxpr", fused_p: "jaxpr", custom_vmap_p: "jaxpr",
     linear_call_p: "forward",
 }  # fmt: skip
-# Never merged with an equal equation: a barrier is what keeps two computations apart.
-DISTINCT = frozenset({barrier_p})
-# Operands that may be a Python number instead of an array of one number.
-LITERALS: dict[Primitive, tuple[int, ...]] = {
-    **{
-        PRIMITIVES[n]: (0, 1)
-        for n in ("add", "sub", "mul", "div", "max", "min", "pow", "eq", "ne", "lt", "le", "gt",
-                  "ge", "and", "or", "xor")
-    },
-    select_p: (1, 2),
-}  # fmt: skip
 
 Rule = Callable[["Rewriter", Eqn, Primitive, list, dict], "list[Atom] | None"]
-RULES: dict[Primitive, Rule] = {}
+RULES: dict[Primitive | type, Rule] = {}
 # How a loop or branch loses results: (equation, live variables) -> equation.
 TRIM: dict[Primitive, Callable[[Eqn, set], Eqn]] = {}
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Decorator: `f(rewriter, e, prim, operands, params)` returns what replaces the results of the
-    primitives called `names`, or None to leave the equation. `e` is the equation of the program
-    that gave rise to this: it has the line and the types of the results, but another rule may have
-    changed primitive and operands.
+def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
+    """Decorator: `f(rewriter, e, prim, operands, params)` returns what replaces the results of
+    these primitives, or None to leave the equation. `e` is the equation of the program that gave
+    rise to this: it has the line and the types of the results, but another rule may have changed
+    primitive and operands. The rule of a kind of lowering is for primitives without one of their
+    own.
     """
 
     def register(f: Rule) -> Rule:
-        RULES.update({PRIMITIVES[n]: f for n in names})
+        RULES.update(dict.fromkeys(of, f))
         return f
 
     return register
@@ -144,9 +135,9 @@ class Rewriter:
     ) -> Sequence[Atom]:
         """The results of an equation: of an equal one, of what its rule puts in its place, or its
         own (`outs`, where they are given and this is no copy)."""
-        if self.const and prim in LITERALS:
-            ins = self._literals(ins, LITERALS[prim])
-        rule_of = RULES.get(prim)
+        if self.const and type(prim.lowering) is Elementwise and prim.lowering.scalars:
+            ins = self._literals(ins, prim.lowering.scalars)
+        rule_of = RULES.get(prim) or RULES.get(type(prim.lowering))
         if rule_of is not None:
             found = rule_of(self, at, prim, ins, params)
             if found is not None:
@@ -158,7 +149,7 @@ class Rewriter:
     ) -> Sequence[Var]:
         """The results of an equation as it stands, shared with an equal earlier one."""
         key = None
-        if not (prim.effect or prim in DISTINCT):
+        if not (prim.effect or prim is barrier_p):  # which keeps two computations apart
             key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
             try:
                 found = self.seen.get(key)
@@ -277,6 +268,6 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
 
 
 __all__ = [
-    "CALLS", "DISTINCT", "LITERALS", "PYTHON", "RULES", "Rewriter", "TRIM", "has_effect",
+    "CALLS", "PYTHON", "RULES", "Rewriter", "TRIM", "has_effect",
     "is_fused", "live_equations", "rewritten", "rounded", "rule", "simplified",
 ]  # fmt: skip

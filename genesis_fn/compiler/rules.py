@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,59 +11,102 @@ from genesis_fn.compiler.rewriter import PYTHON, Rewriter, rounded, rule
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
-from genesis_fn.core.primitive import PRIMITIVES, Primitive
-from genesis_fn.primitives import reduce  # defines what rules name
+from genesis_fn.core.lowering import Elementwise, Reduce
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives import elementwise as ew
 from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
+from genesis_fn.primitives.shape import (
+    broadcast_in_dim_p,
+    concatenate_p,
+    copy_p,
+    pad_p,
+    reshape_p,
+    rev_p,
+    slice_p,
+    split_p,
+    transpose_p,
+)
+from genesis_fn.transforms.checkpoint import name_p
+from genesis_fn.transforms.fused import fused_p
 
-_NAMED = reduce
-_NEG, _RESHAPE = PRIMITIVES["neg"], PRIMITIVES["reshape"]
+add, sub, mul, div, neg = ew.add.prim, ew.sub.prim, ew.mul.prim, ew.div.prim, ew.neg.prim
+max_, min_, and_, or_ = ew.max.prim, ew.min.prim, ew.bitwise_and.prim, ew.bitwise_or.prim
 
 # ---- identities ----
 
 
-@rule("name", "stop_gradient", "copy")
+@rule(name_p, ew.stop_gradient_p, copy_p)
 def _identity(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     return [r.array(ins[0], e.outs[0], e)]
 
 
-@rule("add", "sub", "mul", "div", "max", "min", "and", "or")
-def _arithmetic(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
-    x, y = ins
-    name, kind = prim.name, e.outs[0].aval.dtype
-    if type(x) is Var and type(y) is Var:
-        # x and x is x; so are the maximum and the minimum.
-        return [x] if x is y and name in ("max", "min", "and", "or") else None
+@rule(add, sub)
+def _sum(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+    found, kind = _number(ins), e.outs[0].aval.dtype
     folded = _fold(r, e, prim, ins)
-    if folded is not None:
+    if folded is not None or found is None:
         return folded
-    other, c = (x, y) if type(x) is Var else (y, x)
-    if c != c:
+    other, c, right = found
+    if c != 0 or kind == BOOL or not (right or prim is add):
         return None
-    commutes = name not in ("sub", "div")
-    right = type(x) is Var
-    if name in ("mul", "div") and c == 1 and (right or commutes) and kind != BOOL:
+    if dtypes.is_integer(kind):
         return [other]
-    if name == "mul" and c == -1 and dtypes.is_inexact(kind) and not dtypes.is_complex(kind):
-        return list(r.apply(_NEG, [other], {}, e))
-    if name in ("add", "sub") and c == 0 and (right or commutes) and kind != BOOL:
-        if dtypes.is_integer(kind):
-            return [other]
-        # x + -0.0 and x - 0.0 are x; x + 0.0 makes a positive zero of a negative one.
-        negative = type(c) is float and math.copysign(1.0, c) < 0
-        if type(c) is not complex and negative == (name == "add") and dtypes.is_float(kind):
-            return [other]
-    if kind == BOOL and type(c) is bool and name in ("and", "or"):
-        return [other] if c == (name == "and") else r.full(c, e.outs[0], e)
+    # x + -0.0 and x - 0.0 are x; x + 0.0 makes a positive zero of a negative one.
+    negative = type(c) is float and math.copysign(1.0, c) < 0
+    same = type(c) is not complex and negative == (prim is add) and dtypes.is_float(kind)
+    return [other] if same else None
+
+
+@rule(mul, div)
+def _product(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+    found, kind = _number(ins), e.outs[0].aval.dtype
+    folded = _fold(r, e, prim, ins)
+    if folded is not None or found is None:
+        return folded
+    other, c, right = found
+    if c == 1 and (right or prim is mul) and kind != BOOL:
+        return [other]
+    if prim is mul and c == -1 and dtypes.is_inexact(kind) and not dtypes.is_complex(kind):
+        return list(r.apply(neg, [other], {}, e))
     return None
 
 
-@rule("pow")
+@rule(max_, min_)
+def _extreme(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+    return [ins[0]] if ins[0] is ins[1] else None
+
+
+@rule(and_, or_)
+def _logic(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+    if ins[0] is ins[1]:
+        return [ins[0]]
+    found = _number(ins)
+    folded = _fold(r, e, prim, ins)
+    if folded is not None or found is None:
+        return folded
+    other, c, _ = found
+    if e.outs[0].aval.dtype != BOOL or type(c) is not bool:
+        return None
+    return [other] if c == (prim is and_) else r.full(c, e.outs[0], e)
+
+
+def _number(ins: list) -> tuple[Var, Any, bool] | None:
+    """(the array, the number, whether the number comes second) of operands that are one of each;
+    not for NaN, which equals nothing."""
+    x, y = ins
+    if type(x) is Var and type(y) is Var:
+        return None
+    other, c = (x, y) if type(x) is Var else (y, x)
+    return None if c != c else (other, c, type(x) is Var)
+
+
+@rule(ew.pow.prim)
 def _pow(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     x, y = ins
     return [x] if type(y) in (int, float) and y == 1 and type(x) is Var else None
 
 
-@rule("neg", "not")
+@rule(neg, ew.bitwise_not.prim)
 def _involution(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     inner = r.by(ins[0], prim)
     if inner is not None:
@@ -71,12 +114,12 @@ def _involution(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -
     return _fold(r, e, prim, ins)
 
 
-@rule("eq", "ne", "lt", "le", "gt", "ge", "xor")
+@rule(Elementwise)
 def _folded(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     return _fold(r, e, prim, ins)
 
 
-@rule("select")
+@rule(ew.select_p)
 def _select(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     c, x, y = ins
     chosen = r.const.get(c)
@@ -85,23 +128,17 @@ def _select(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> li
     return [x] if x is y and type(x) is Var else None
 
 
-@rule("add_n")
+@rule(ew.add_n.prim)
 def _add_n(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     return [ins[0]] if len(ins) == 1 else None
 
 
-_FOLDS: dict[str, Callable] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "eq": np.equal,
-    "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "not": np.invert,
-}  # fmt: skip
-
-
 def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list) -> list | None:
     """An operation on numbers only, done now in the dtype that it would be done in."""
-    const = r.const
-    if not all([type(i) is not Var or i in const for i in ins]) or prim.name not in _FOLDS:
+    const, lowering = r.const, prim.lowering
+    if type(lowering) is not Elementwise or lowering.fold is None:
+        return None
+    if not all([type(i) is not Var or i in const for i in ins]):
         return None
     array = next((i for i in ins if type(i) is Var), None)
     if array is None or array.aval.dtype in SIGNED_STORAGE or dtypes.is_complex(array.aval.dtype):
@@ -111,14 +148,14 @@ def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list) -> list | None:
     if None in values:
         return None
     with np.errstate(all="ignore"):
-        value = _FOLDS[prim.name](*[np.asarray(v).astype(kind) for v in values])
+        value = lowering.fold(*[np.asarray(v).astype(kind) for v in values])
     return r.full(PYTHON[dtypes.kind_rank(e.outs[0].aval.dtype)](value), e.outs[0], e)
 
 
 # ---- rules: casts ----
 
 
-@rule("convert_element_type")
+@rule(ew.convert_p)
 def _convert(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     x, target = ins[0], params["dtype"]
     if type(x) is not Var:
@@ -179,7 +216,7 @@ def _constant_view(r: Rewriter, e: Eqn, x: Atom) -> list | None:
     return None if value is None else r.full(value, e.outs[0], e)
 
 
-@rule("reshape")
+@rule(reshape_p)
 def _reshape(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     (x,), target = ins, params["shape"]
     if x.aval.shape == target:
@@ -194,7 +231,7 @@ def _reshape(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> l
     return None
 
 
-@rule("transpose")
+@rule(transpose_p)
 def _transposed(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     (x,), order = ins, params["permutation"]
     if order == tuple(range(len(order))):
@@ -207,11 +244,11 @@ def _transposed(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -
     moved = [i for i in order if x.aval.shape[i] != 1]
     if moved == sorted(moved):
         # Only axes of length 1 change places.
-        return list(r.apply(_RESHAPE, [x], {"shape": tuple([x.aval.shape[i] for i in order])}, e))
+        return list(r.apply(reshape_p, [x], {"shape": tuple([x.aval.shape[i] for i in order])}, e))
     return _constant_view(r, e, x)
 
 
-@rule("broadcast_in_dim")
+@rule(broadcast_in_dim_p)
 def _broadcast(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     (x,), target, dims = ins, params["shape"], params["dims"]
     if type(x) is not Var:
@@ -223,12 +260,12 @@ def _broadcast(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) ->
         kind = x.aval.dtype
         return list(r.make(full_p, [], {"value": value, "shape": target, "dtype": kind}, e))
     if x.aval.size == math.prod(target):
-        return list(r.apply(_RESHAPE, [x], {"shape": target}, e))
+        return list(r.apply(reshape_p, [x], {"shape": target}, e))
     inner = r.by(x, prim)
     if inner is not None and type(inner.ins[0]) is Var:
         both = tuple([dims[d] for d in inner.params["dims"]])
         return list(r.apply(prim, [inner.ins[0]], {"shape": target, "dims": both}, e))
-    inner = r.by(x, _RESHAPE)
+    inner = r.by(x, reshape_p)
     if inner is not None:
         source = inner.ins[0]
         places = _expanded(source.aval.shape, x.aval.shape)
@@ -254,7 +291,7 @@ def _expanded(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | No
     return places if all(n == 1 for n in after[d:]) else None
 
 
-@rule("slice")
+@rule(slice_p)
 def _slice(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     (x,) = ins
     if e.outs[0].aval is x.aval:
@@ -271,7 +308,7 @@ def _slice(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> lis
     return _constant_view(r, e, x)
 
 
-@rule("pad")
+@rule(pad_p)
 def _pad(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     x, value = ins
     if all([each == (0, 0, 0) for each in params["config"]]):
@@ -281,7 +318,7 @@ def _pad(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list 
     return None
 
 
-@rule("rev")
+@rule(rev_p)
 def _rev(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     (x,) = ins
     if all([x.aval.shape[d] == 1 for d in params["dimensions"]]):
@@ -289,7 +326,7 @@ def _rev(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list 
     return _constant_view(r, e, x)
 
 
-@rule("concatenate")
+@rule(concatenate_p)
 def _concatenate(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     d = params["dimension"]
     filled = [x for x in ins if x.aval.shape[d]]
@@ -300,24 +337,23 @@ def _concatenate(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) 
     return list(r.make(prim, filled, params, e))
 
 
-@rule("split")
+@rule(split_p)
 def _split(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     return list(ins) if len(params["sizes"]) == 1 else None
 
 
-@rule(
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
-    "reduce_xor",
-)  # fmt: skip
+@rule(Reduce)
 def _reduction(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
-    (x,), axes = ins, params["axes"]
+    (x,), axes = ins, params.get("axes")
+    if axes is None:  # a position, which has one axis
+        return None
     single = [a for a in axes if x.aval.shape[a] == 1]
     if not single and axes:
         return None
     sizes = x.aval.shape
     rest = [i for i in range(len(sizes)) if i not in single]
     if single:
-        x = r.apply(_RESHAPE, [x], {"shape": tuple([sizes[i] for i in rest])}, e)[0]
+        x = r.apply(reshape_p, [x], {"shape": tuple([sizes[i] for i in rest])}, e)[0]
     left = tuple([rest.index(a) for a in axes if a not in single])
     return list(r.apply(prim, [x], {"axes": left}, e)) if left else [x]
 
@@ -325,7 +361,7 @@ def _reduction(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) ->
 # ---- fused functions ----
 
 
-@rule("fused")
+@rule(fused_p)
 def _fused(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
     """Results that are operands (residuals, mostly) are those operands; a result that comes twice
     is one."""

@@ -13,6 +13,7 @@ from typing import Any
 from genesis_fn.core import config, device as devices, dtypes, errors
 from genesis_fn.core.array import Array, Deleted, Operators
 from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.lowering import Lowering
 from genesis_fn.core.source import line_of, where
 
 
@@ -91,11 +92,16 @@ class Primitive:
     * `batch(size, values, dims, **params)` -> (out, out dim); lists if `multi`.
     * `precision`: "low", "high" or "follow", for `amp`.
     * `torch(*tensors, **params)`, or `torch_for(avals, **params)` that makes such a function.
-    * `triton`: the expression or description that the CUDA backend generates code from.
+    * `lowering`: what a compiler may do with it (see `core/lowering.py`); None for an operation
+      that is a step of its own.
+    * `updates`: the operand that the result is with a part of it changed: it may be done in its
+      memory.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
 
     * `words(prim, values, avals, params)`: the operation on random keys, done on their words:
       values (those of keys as uint32[..., 2]) to outputs. Primitives without it refuse keys.
+
+    PRIMITIVES lists it but for operations of a compiler's own programs (`listed=False`).
 
     A primitive that runs Python functions given as parameters has `inline(*operands, **params)`,
     which does so under the current trace, and `stage` (see `transforms/inline.py`).
@@ -103,8 +109,8 @@ class Primitive:
 
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "torch", "torch_for", "triton", "view", "effect", "collective", "weak", "inline", "stage",
-        "words", "abstract_cache", "eager_cache",
+        "torch", "torch_for", "lowering", "updates", "effect", "collective", "weak", "inline",
+        "stage", "words", "abstract_cache", "eager_cache",
     )  # fmt: skip
 
     def __init__(
@@ -120,20 +126,22 @@ class Primitive:
         precision: str = "follow",
         torch: Callable | None = None,
         torch_for: Callable | None = None,
-        triton: Any = None,
-        view: bool = False,
+        lowering: Lowering | None = None,
+        updates: int | None = None,
         effect: bool = False,
         collective: bool = False,
         weak: slice | None = slice(None),
+        listed: bool = True,
     ) -> None:
         if name in PRIMITIVES:
             raise ValueError(f"primitive {name!r} is defined twice")
-        PRIMITIVES[name] = self
+        if listed:
+            PRIMITIVES[name] = self
         self.name, self.shape, self.multi = name, shape, multi
         self.linearize, self.jvp = linearize, jvp
         self.transpose, self.batch = transpose, batch
         self.precision, self.torch, self.torch_for = precision, torch, torch_for
-        self.triton, self.view = triton, view
+        self.lowering, self.updates = lowering, updates
         self.effect, self.collective = effect, collective
         self.weak = None if multi else weak
         self.inline: Callable | None = None

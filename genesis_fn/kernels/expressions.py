@@ -14,15 +14,19 @@ whose approximation is poor near 1.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.lowering import IN_KERNELS, Elementwise
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.elementwise import bitcast_p, convert_p, is_finite, nextafter
+from genesis_fn.primitives.shape import reduce_precision_p
 
 NAMES: Mapping[DType, str] = {
     dtypes.BOOL: "i1", dtypes.I8: "i8", dtypes.I16: "i16", dtypes.I32: "i32", dtypes.I64: "i64",
@@ -102,15 +106,28 @@ _FAST = _EXACT | {
     "tl.sigmoid": "logistic_fast", "div": "div_fast", "sqrt": "tl.sqrt",
 }  # fmt: skip
 _NEAR = _FAST | {"tl.log": "log"}
-_ON_BOOL = {"add": "{0} | {1}", "mul": "{0} & {1}"}
-_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
 _LAYOUT = {dtypes.F16: (5, 10), dtypes.BF16: (8, 7), dtypes.F32: (8, 23), dtypes.F64: (11, 52)}
 
 
+Writer = Callable[..., str]
+_WRITERS: dict[Primitive, Writer] = {}
+
+
+def writes(prim: Primitive) -> Callable[[Writer], Writer]:
+    """Decorator: `f(texts, dtype, **params)` is the Triton side of an elementwise primitive that is
+    longer than an expression (IN_KERNELS)."""
+
+    def register(f: Writer) -> Writer:
+        _WRITERS[prim] = f
+        return f
+
+    return register
+
+
 def has_expression(prim: Primitive) -> bool:
     """Whether `expression` knows the primitive: it treats every element alike."""
-    return prim.name in _BUILT or (type(prim.triton) is str and "{0}" in prim.triton)
+    return type(prim.lowering) is Elementwise and prim.lowering.triton is not None
 
 
 def expression(
@@ -133,20 +150,18 @@ def expression(
         name if type(a) is Aval else literal(a, kind)
         for name, a in zip(names, operands, strict=True)
     ]
-    near = near and kind == dtypes.F32
-    if near and prim.name == "div":
-        return f"div_fast({texts[0]}, {texts[1]})"
-    build = _BUILT.get(prim.name)
-    if build is not None:
-        return build(texts, kind, **params)
-    if kind == dtypes.BOOL and prim.name in _ON_BOOL:
-        return f"({_ON_BOOL[prim.name].format(*texts)})"
-    if kind == dtypes.BOOL and prim.name in _ORDER:
-        # int1 compares as a signed number, whose one is negative.
-        return f"({texts[0]}.to(tl.int32) {_ORDER[prim.name]} {texts[1]}.to(tl.int32))"
-    return f"({template(prim.triton, kind, near).format(*texts)})"
+    assert type(prim.lowering) is Elementwise
+    triton = prim.lowering.triton
+    if triton is IN_KERNELS:
+        return _WRITERS[prim](texts, kind, **params)
+    if callable(triton):
+        text = triton(kind, *[f"{{{i}}}" for i in range(len(texts))], **params)
+    else:
+        text = f"({triton})"
+    return template(text, kind, near and kind == dtypes.F32).format(*texts)
 
 
+@functools.lru_cache(4096)
 def template(text: str, kind: DType, near: bool = False) -> str:
     """A definition's template with the device functions that serve operands of dtype `kind`."""
     table = _FAST if kind in dtypes.NARROW else _NEAR if near else _EXACT
@@ -158,6 +173,7 @@ def template(text: str, kind: DType, near: bool = False) -> str:
     return _CALLED.sub(named, text)
 
 
+@writes(convert_p)
 def _convert(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     (x,) = texts
     if dtype == dtypes.BOOL:
@@ -172,6 +188,7 @@ def _convert(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     return moved if (source, dtype) in exact or source == dtype else rounded(moved, dtype)
 
 
+@writes(bitcast_p)
 def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     (x,) = texts
     if source == dtype:
@@ -185,29 +202,7 @@ def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
     return loaded(f"{stored(x, source)}.to({MEMORY[dtype]}, bitcast=True)", dtype)
 
 
-def _integer_pow(texts: Sequence[str], kind: DType, *, y: int) -> str:
-    if y == 2:
-        return f"({texts[0]} * {texts[0]})"
-    n = abs(y)
-    return f"integer_pow({texts[0]}, {n}, {n.bit_length()}, {y < 0})"
-
-
-def _neg(texts: Sequence[str], kind: DType) -> str:
-    return f"negate({texts[0]})" if dtypes.is_float(kind) else f"(-{texts[0]})"
-
-
-def _add_n(texts: Sequence[str], kind: DType) -> str:
-    return "(" + (" | " if kind == dtypes.BOOL else " + ").join(texts) + ")"
-
-
-def _select(texts: Sequence[str], kind: DType) -> str:
-    return f"tl.where({', '.join(texts)})"
-
-
-def _safe_mul(texts: Sequence[str], kind: DType) -> str:
-    return f"safe_mul({texts[0]}, {texts[1]})"
-
-
+@writes(reduce_precision_p)
 def _reduce_precision(
     texts: Sequence[str], kind: DType, *, exponent_bits: int, mantissa_bits: int
 ) -> str:
@@ -218,32 +213,20 @@ def _reduce_precision(
     )
 
 
+@writes(nextafter.prim)
 def _nextafter(texts: Sequence[str], kind: DType) -> str:
     if kind in (dtypes.F16, dtypes.BF16):
         return f"nextafter_narrow({texts[0]}, {texts[1]}, {MEMORY[kind]})"
     return f"nextafter({texts[0]}, {texts[1]})"
 
 
-def _div(texts: Sequence[str], kind: DType) -> str:
-    return f"{'div_fast' if kind in dtypes.NARROW else 'div'}({texts[0]}, {texts[1]})"
-
-
+@writes(is_finite.prim)
 def _is_finite(texts: Sequence[str], kind: DType) -> str:
     # A value of a narrow type may have left its range in registers.
     return f"is_finite({rounded(texts[0], kind)})"
 
 
-_BUILT = {
-    "neg": _neg,
-    "convert_element_type": _convert, "bitcast_convert_type": _bitcast,
-    "integer_pow": _integer_pow, "add_n": _add_n, "select": _select, "safe_mul": _safe_mul,
-    "reduce_precision": _reduce_precision, "nextafter": _nextafter, "div": _div,
-    "is_finite": _is_finite,
-    "stop_gradient": lambda texts, kind: texts[0], "copy": lambda texts, kind: texts[0],
-    "name": lambda texts, kind, **_: texts[0],
-}  # fmt: skip
-
 __all__ = [
     "MEMORY", "MODULES", "NAMES", "PRELUDE", "expression", "has_expression", "literal",
-    "loaded", "register", "rounded", "stored", "template",
+    "loaded", "register", "rounded", "stored", "template", "writes",
 ]  # fmt: skip

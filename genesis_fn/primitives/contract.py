@@ -352,7 +352,7 @@ def _dot_batch(
 
 dot_general_p = Primitive(
     "dot_general", _dot_shape, linearize=_dot_linearize, transpose=_dot_transpose,
-    batch=_dot_batch, torch_for=_dot_torch, triton="dot", precision="low",
+    batch=_dot_batch, torch_for=_dot_torch, precision="low",
 )  # fmt: skip
 
 

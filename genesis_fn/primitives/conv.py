@@ -285,7 +285,7 @@ def _conv_batch(
 
 conv_p = Primitive(
     "conv_general_dilated", _conv_shape, linearize=_conv_linearize, transpose=_conv_transpose_rule,
-    batch=_conv_batch, precision="low", triton="conv",
+    batch=_conv_batch, precision="low",
     torch_for=lambda avals, **params: conv_torch(avals, _conv_shape(*avals, **params), **params),
 )  # fmt: skip
 

@@ -80,7 +80,7 @@ cumsum_p = linear(
     transpose=lambda ct, x, *, axis, reverse: cumsum(ct, axis, not reverse),
     batch=lambda size, x, d, *, axis, reverse: (cumsum(x, axis + (axis >= d), reverse), d),
     torch_for=_running(lambda x, axis: torch.cumsum(x, axis, dtype=x.dtype)),
-    triton="cumsum", precision="high",
+    precision="high",
 )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def _recurrence_transpose(ct: Any, a: Any, b: Any, *, axis: int, reverse: bool) 
 
 linear_recurrence_p = Primitive(
     "linear_recurrence", _recurrence_shape, linearize=_recurrence_linearize,
-    transpose=_recurrence_transpose, torch_for=_recurrence_torch, triton="linear_recurrence",
+    transpose=_recurrence_transpose, torch_for=_recurrence_torch,
     precision="high",
 )  # fmt: skip
 linear_recurrence_p.batch = _along(linear_recurrence_p)
@@ -189,7 +189,7 @@ def linear_recurrence(a: Any, b: Any, axis: int = 0, reverse: bool = False) -> A
 # ---- cumprod ----
 
 cumprod_p = Primitive(
-    "cumprod", _same_shape("cumprod", "number"), precision="high", triton="cumprod",
+    "cumprod", _same_shape("cumprod", "number"), precision="high",
     torch_for=_running(lambda x, axis: torch.cumprod(x, axis, dtype=x.dtype)),
 )  # fmt: skip
 cumprod_p.batch = _along(cumprod_p)
@@ -235,7 +235,7 @@ def _extreme(name: str, function: Callable) -> Primitive:
             return lambda x: directed(x.float()).to(TORCH_DTYPE[kind])
         return _directed(in_order(kind, plain), axis, reverse)
 
-    prim = Primitive(name, _same_shape(name, "ordered"), torch_for=lower, triton=name)
+    prim = Primitive(name, _same_shape(name, "ordered"), torch_for=lower)
     prim.batch = _along(prim)
 
     def linearize(nonzero: Any, x: Any, *, axis: int, reverse: bool) -> Any:
@@ -275,7 +275,7 @@ def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 # ---- cumlogsumexp ----
 
 cumlogsumexp_p = Primitive(
-    "cumlogsumexp", _same_shape("cumlogsumexp", "float"), precision="high", triton="cumlogsumexp",
+    "cumlogsumexp", _same_shape("cumlogsumexp", "float"), precision="high",
     torch_for=_running(torch.logcumsumexp),
 )  # fmt: skip
 cumlogsumexp_p.batch = _along(cumlogsumexp_p)

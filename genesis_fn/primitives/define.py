@@ -15,6 +15,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.lowering import Elementwise, Lowering, Source
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof
 
 # Partial derivatives that are constant, so that no multiplication is emitted.
@@ -52,7 +53,10 @@ def elementwise(
     result: Callable[[DType], DType] | None = None,
     precision: str = "follow",
     torch: Callable,
-    triton: Any = None,
+    triton: str | Callable[..., str] | None = None,
+    cost: int = 1,
+    fold: Callable | None = None,
+    scalars: tuple[int, ...] = (),
     numpy: Callable | None = None,
     python: Callable | None = None,
     wraps: bool = False,
@@ -68,8 +72,8 @@ def elementwise(
       `numpy`, a ufunc, computes those that torch lacks.
     * `of_complex`: a torch function for complex operands where `torch` is wrong for some of them.
     * `python`: what to do when every operand is a Python scalar.
-    * `triton`: an expression in {0}, {1}, ... with `tl` and `libdevice` in scope; 16-bit floats
-      arrive and leave as float32.
+    * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32), `cost`,
+      `fold` and `scalars`: see `core.lowering.Elementwise`.
     """
 
     def shape(*operands: Any) -> Aval:
@@ -92,7 +96,7 @@ def elementwise(
         precision=precision,
         torch=torch,
         torch_for=functools.partial(_torch_elementwise, torch, numpy, wraps, of_complex),
-        triton=triton,
+        lowering=Elementwise(triton, cost=cost, fold=fold, scalars=scalars),
     )
     prim.batch = functools.partial(batch_elementwise, prim)
     prim.linearize = _linearize_elementwise(prim, partials, tangent, save)
@@ -301,9 +305,8 @@ def linear(
     batch: Callable,
     torch: Callable | None = None,
     torch_for: Callable | None = None,
-    triton: Any = None,
+    lowering: Lowering | None = None,
     precision: str = "follow",
-    view: bool = False,
 ) -> Primitive:
     """A new primitive that is linear in its one operand.
 
@@ -312,7 +315,7 @@ def linear(
     tangent.
     """
     prim = Primitive(
-        name, shape, torch=torch, torch_for=torch_for, triton=triton, precision=precision, view=view
+        name, shape, torch=torch, torch_for=torch_for, lowering=lowering, precision=precision
     )
 
     def linearize(nonzero: Any, x: Any, /, **params: Any) -> Any:
@@ -351,7 +354,7 @@ full_p = Primitive(
     "full",
     lambda *, value, shape, dtype: aval(shape, dtype),
     torch_for=_full_torch,
-    triton="{value}",
+    lowering=Source(lambda at, *, value, **_: value),
 )
 full_p.linearize = no_tangent(full_p)
 full_p.batch = lambda size, xs, dims, **params: (bind(full_p, **params), None)

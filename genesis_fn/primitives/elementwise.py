@@ -6,6 +6,7 @@ stand for an operand. Derivatives follow JAX's conventions at ties and kinks.
 
 from __future__ import annotations
 
+import builtins
 import cmath
 import functools
 import math
@@ -19,6 +20,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, typeof
 from genesis_fn.primitives.define import (
     NARROW_FLOATS,
@@ -59,32 +61,36 @@ def _by_parts(op: Callable) -> Callable:
 
 neg = elementwise(
     "neg", [NEG], transpose=lambda ct, x: [neg(ct)],
-    torch=operator.neg, triton="-{0}", python=operator.neg, wraps=True,
+    torch=operator.neg, python=operator.neg, wraps=True, fold=np.negative,
+    triton=lambda kind, x: f"negate({x})" if dtypes.is_float(kind) else f"(-{x})",
     of_complex=_by_parts(torch.neg),
 )  # fmt: skip
 add = elementwise(
     "add", [ONE, ONE], kinds="any",
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
-    torch=operator.add, triton="{0} + {1}", python=operator.add, wraps=True,
+    torch=operator.add, python=operator.add, wraps=True, fold=np.add, scalars=(0, 1),
+    triton=lambda kind, x, y: f"({x} | {y})" if kind == BOOL else f"({x} + {y})",
     of_complex=_by_parts(torch.add),
 )  # fmt: skip
 sub = elementwise(
     "sub", [ONE, NEG],
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, neg(ct) if is_linear(y) else None],
     torch=operator.sub, triton="{0} - {1}", python=operator.sub, wraps=True,
+    fold=np.subtract, scalars=(0, 1),
     of_complex=_by_parts(torch.sub),
 )  # fmt: skip
 mul = elementwise(
     "mul", [lambda o, x, y: y, lambda o, x, y: x], kinds="any",
     transpose=lambda ct, x, y: [mul(ct, y), None] if is_linear(x) else [None, mul(ct, x)],
-    torch=operator.mul, triton="{0} * {1}", python=operator.mul, wraps=True,
+    torch=operator.mul, python=operator.mul, wraps=True, fold=np.multiply, scalars=(0, 1),
+    triton=lambda kind, x, y: f"({x} & {y})" if kind == BOOL else f"({x} * {y})",
 )  # fmt: skip
 # t * d with 0 * inf = 0: what derivatives use under `grad(..., safe_zero=True)`. Linear in t.
 safe_mul = elementwise(
     "safe_mul", tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d), kinds="inexact",
     transpose=lambda ct, t, d: [safe_mul(ct, d), None],
     torch=lambda t, d: torch.where(t == 0, t, t * d),
-    triton="tl.where({0} == 0, 0, {0} * {1})",
+    triton=lambda kind, t, d: f"safe_mul({t}, {d})",
 )  # fmt: skip
 PRIM.update(neg=neg.prim, add=add.prim, mul=mul.prim, safe_mul=safe_mul.prim, full=full_p)
 
@@ -151,11 +157,12 @@ div = elementwise(
     "div", tangent=_div_tangent, transpose=lambda ct, x, y: [div(ct, y), None],
     torch=_div_torch,
     numpy=lambda x, y: _on_nonzero(np.floor_divide, x, y, np.iinfo(x.dtype).max),
-    triton="div({0}, {1})", python=operator.truediv,
+    triton=lambda kind, x, y: f"div({x}, {y})", python=operator.truediv, cost=8, scalars=(0, 1),
 )  # fmt: skip
 rem = elementwise(
     "rem", [ONE, lambda o, x, y: neg(trunc(div(x, y)))], kinds="real",
     torch=_rem_torch, numpy=lambda x, y: _on_nonzero(np.fmod, x, y, x), triton="rem({0}, {1})",
+    cost=8,
 )  # fmt: skip
 
 
@@ -201,7 +208,8 @@ def _complex_pow(x: Any, y: Any, *, kind: torch.dtype) -> torch.Tensor:
 
 pow = elementwise(  # noqa: A001
     "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
-    torch=operator.pow, triton="libdevice.pow({0}, {1})", python=operator.pow,
+    torch=operator.pow, triton="libdevice.pow({0}, {1})", python=operator.pow, cost=8,
+    scalars=(0, 1),
     of_complex=_complex_pow,
 )  # fmt: skip
 
@@ -240,10 +248,12 @@ def _max_torch(x: Any, y: Any) -> Any:
 max = elementwise(  # noqa: A001
     "max", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
     torch=_max_torch, numpy=np.maximum, triton="maximum({0}, {1})",
+    scalars=(0, 1),
 )  # fmt: skip
 min = elementwise(  # noqa: A001
     "min", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
     torch=lambda x, y: torch.minimum(*_tensors(x, y)), numpy=np.minimum, triton="minimum({0}, {1})",
+    scalars=(0, 1),
 )  # fmt: skip
 atan2 = elementwise(
     "atan2",
@@ -253,10 +263,11 @@ atan2 = elementwise(
     ],
     kinds="float", precision="high",
     torch=lambda y, x: torch.atan2(*_tensors(y, x)), triton="libdevice.atan2({0}, {1})",
+    cost=8,
 )  # fmt: skip
 nextafter = elementwise(
     "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float",
-    torch=lambda x, y: torch.nextafter(*_tensors(x, y)), triton="libdevice.nextafter({0}, {1})",
+    torch=lambda x, y: torch.nextafter(*_tensors(x, y)), triton=IN_KERNELS,
 )  # fmt: skip
 abs = elementwise(  # noqa: A001
     "abs", tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x), result=dtypes.real_of,
@@ -307,9 +318,14 @@ def _integer_pow_shape(x: Aval, *, y: int) -> Aval:
     return x
 
 
+def _integer_pow_triton(kind: DType, x: str, *, y: int) -> str:
+    n = builtins.abs(y)
+    return f"({x} * {x})" if y == 2 else f"integer_pow({x}, {n}, {n.bit_length()}, {y < 0})"
+
+
 integer_pow_p = Primitive(
     "integer_pow", _integer_pow_shape, torch_for=_integer_pow_torch,
-    triton=lambda x, y: f"integer_pow({x}, {y})", precision="high",
+    lowering=Elementwise(_integer_pow_triton), precision="high",
 )  # fmt: skip
 integer_pow_p.batch = functools.partial(batch_elementwise, integer_pow_p)
 
@@ -342,31 +358,60 @@ def reciprocal(x: Any) -> Any:
 # ---- comparison, logic, bits ----
 
 
-def _compare(name: str, op: Callable, ufunc: Callable, kinds: str, wraps: bool) -> Callable:
+def _compare(
+    name: str, sign: str, op: Callable, ufunc: Callable, kinds: str, wraps: bool
+) -> Callable:
+    def triton(kind: DType, x: str, y: str) -> str:
+        if kind == BOOL and kinds == "ordered":
+            # int1 compares as a signed number, whose one is negative.
+            return f"({x}.to(tl.int32) {sign} {y}.to(tl.int32))"
+        return f"({x} {sign} {y})"
+
     return elementwise(
         name, kinds=kinds, result=_bool, torch=op, numpy=ufunc, wraps=wraps, python=op,
-        triton=f"{{0}} {dict(eq='==', ne='!=', lt='<', le='<=', gt='>', ge='>=')[name]} {{1}}",
+        triton=triton, fold=ufunc, scalars=(0, 1),
     )  # fmt: skip
 
 
-eq = _compare("eq", operator.eq, np.equal, "any", True)
-ne = _compare("ne", operator.ne, np.not_equal, "any", True)
-lt = _compare("lt", operator.lt, np.less, "ordered", False)
-le = _compare("le", operator.le, np.less_equal, "ordered", False)
-gt = _compare("gt", operator.gt, np.greater, "ordered", False)
-ge = _compare("ge", operator.ge, np.greater_equal, "ordered", False)
+eq = _compare("eq", "==", operator.eq, np.equal, "any", True)
+ne = _compare("ne", "!=", operator.ne, np.not_equal, "any", True)
+lt = _compare("lt", "<", operator.lt, np.less, "ordered", False)
+le = _compare("le", "<=", operator.le, np.less_equal, "ordered", False)
+gt = _compare("gt", ">", operator.gt, np.greater, "ordered", False)
+ge = _compare("ge", ">=", operator.ge, np.greater_equal, "ordered", False)
 
 bitwise_and = elementwise(
-    "and", kinds="bits", torch=operator.and_, triton="{0} & {1}", python=operator.and_, wraps=True
+    "and",
+    kinds="bits",
+    torch=operator.and_,
+    triton="{0} & {1}",
+    python=operator.and_,
+    wraps=True,
+    fold=np.bitwise_and,
+    scalars=(0, 1),
 )
 bitwise_or = elementwise(
-    "or", kinds="bits", torch=operator.or_, triton="{0} | {1}", python=operator.or_, wraps=True
+    "or",
+    kinds="bits",
+    torch=operator.or_,
+    triton="{0} | {1}",
+    python=operator.or_,
+    wraps=True,
+    fold=np.bitwise_or,
+    scalars=(0, 1),
 )
 bitwise_xor = elementwise(
-    "xor", kinds="bits", torch=operator.xor, triton="{0} ^ {1}", python=operator.xor, wraps=True
+    "xor",
+    kinds="bits",
+    torch=operator.xor,
+    triton="{0} ^ {1}",
+    python=operator.xor,
+    wraps=True,
+    fold=np.bitwise_xor,
+    scalars=(0, 1),
 )
 bitwise_not = elementwise(
-    "not", kinds="bits", torch=torch.bitwise_not, triton="not_({0})", wraps=True
+    "not", kinds="bits", torch=torch.bitwise_not, triton="not_({0})", wraps=True, fold=np.invert
 )
 
 
@@ -489,23 +534,24 @@ def _cbrt_torch(x: torch.Tensor) -> torch.Tensor:
 
 exp = elementwise(
     "exp", [lambda y, x: y], kinds="inexact", precision="high",
-    torch=torch.exp, triton="tl.exp({0})",
+    torch=torch.exp, triton="tl.exp({0})", cost=8,
 )  # fmt: skip
 exp2 = elementwise(
     "exp2", [lambda y, x: mul(y, math.log(2))], kinds="inexact", precision="high",
-    torch=lambda x: torch.exp2(x), triton="tl.exp2({0})",
+    torch=lambda x: torch.exp2(x), triton="tl.exp2({0})", cost=8,
 )  # fmt: skip
 expm1 = elementwise(
     "expm1", [lambda y, x: add(y, 1)], kinds="inexact", precision="high",
-    torch=torch.expm1, triton="libdevice.expm1({0})",
+    torch=torch.expm1, triton="libdevice.expm1({0})", cost=8,
 )  # fmt: skip
 log = elementwise(
     "log", tangent=lambda ts, y, x: over(ts[0], x), kinds="inexact", precision="high",
-    torch=torch.log, triton="tl.log({0})", python=math.log,
+    torch=torch.log, triton="tl.log({0})", python=math.log, cost=8,
 )  # fmt: skip
 log1p = elementwise(
     "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
     torch=torch.log1p, triton="libdevice.log1p({0})", of_complex=_complex_log1p,
+    cost=8,
 )  # fmt: skip
 sqrt = elementwise(
     "sqrt", tangent=lambda ts, y, x: over(ts[0], mul(y, 2)), kinds="inexact", precision="high",
@@ -517,11 +563,11 @@ rsqrt = elementwise(
 )  # fmt: skip
 cbrt = elementwise(
     "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
-    torch=_cbrt_torch, triton="cube_root({0})",
+    torch=_cbrt_torch, triton="cube_root({0})", cost=8,
 )  # fmt: skip
 logistic = elementwise(
     "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
-    torch=torch.sigmoid, triton="tl.sigmoid({0})",
+    torch=torch.sigmoid, triton="tl.sigmoid({0})", cost=8,
 )  # fmt: skip
 
 # ---- trigonometry ----
@@ -529,6 +575,7 @@ logistic = elementwise(
 
 def _function(name: str, partial: Callable, triton: str, kinds: str = "inexact", **options: Any):
     torch_function = options.pop("torch", None) or getattr(torch, name)
+    options.setdefault("cost", 8)
     return elementwise(
         name, [partial], kinds=kinds, precision="high", torch=torch_function, triton=triton,
         **options,
@@ -564,9 +611,11 @@ erfc = _function(
 )  # fmt: skip
 erf_inv = _function(
     "erf_inv", lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI), "libdevice.erfinv({0})",
-    kinds="float", torch=torch.erfinv,
+    kinds="float", torch=torch.erfinv, cost=20,
 )  # fmt: skip
-lgamma = _function("lgamma", lambda y, x: digamma(x), "libdevice.lgamma({0})", kinds="float")
+lgamma = _function(
+    "lgamma", lambda y, x: digamma(x), "libdevice.lgamma({0})", kinds="float", cost=30
+)
 
 # ---- rounding and classification ----
 
@@ -577,7 +626,7 @@ round_even = elementwise(
     "round_even", kinds="float", torch=torch.round, triton="libdevice.rint({0})"
 )
 is_finite = elementwise(
-    "is_finite", kinds="inexact", result=_bool, torch=torch.isfinite, triton="is_finite({0})"
+    "is_finite", kinds="inexact", result=_bool, torch=torch.isfinite, triton=IN_KERNELS
 )
 
 
@@ -622,7 +671,7 @@ convert_p = Primitive(
     "convert_element_type",
     lambda x, *, dtype: x.update(dtype=dtype),
     torch_for=_convert_torch,
-    triton=lambda x, dtype: f"{x}.to({dtype})",
+    lowering=Elementwise(IN_KERNELS),
     weak=None,
 )
 convert_p.batch = functools.partial(batch_elementwise, convert_p)
@@ -670,7 +719,7 @@ def _bitcast_torch(avals: Sequence[Any], *, dtype: DType) -> Callable:
 
 bitcast_p = Primitive(
     "bitcast_convert_type", _bitcast_shape, torch_for=_bitcast_torch,
-    triton=lambda x, dtype: f"{x}.to({dtype}, bitcast=True)", weak=None,
+    lowering=Elementwise(IN_KERNELS), weak=None,
 )  # fmt: skip
 bitcast_p.linearize = no_tangent(bitcast_p)
 
@@ -722,7 +771,8 @@ def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list:
 
 select_p = Primitive(
     "select", _select_shape, linearize=_select_linearize, transpose=_select_transpose,
-    torch_for=lambda avals: _select_torch(avals), triton="tl.where({0}, {1}, {2})",
+    torch_for=lambda avals: _select_torch(avals),
+    lowering=Elementwise(lambda kind, c, x, y: f"tl.where({c}, {x}, {y})", scalars=(1, 2)),
     weak=slice(1, None),
 )  # fmt: skip
 select_p.batch = functools.partial(batch_elementwise, select_p)
@@ -804,7 +854,7 @@ def polygamma(n: int, x: Any) -> Any:
 
 digamma = elementwise(
     "digamma", [lambda y, x: polygamma(1, x)], kinds="float", precision="high",
-    torch=torch.digamma, triton="digamma({0})",
+    torch=torch.digamma, triton="digamma({0})", cost=30,
 )  # fmt: skip
 
 
@@ -830,7 +880,8 @@ def _add_n_torch(*xs: torch.Tensor) -> torch.Tensor:
 add_n = elementwise(
     "add_n", tangent=lambda ts, o, *xs: total([t for t in ts if t is not None]),
     transpose=lambda ct, *xs: [ct if is_linear(x) else None for x in xs],
-    kinds="any", torch=_add_n_torch, triton=lambda *xs: " + ".join(xs), wraps=True,
+    kinds="any", torch=_add_n_torch, wraps=True,
+    triton=lambda kind, *xs: "(" + (" | " if kind == BOOL else " + ").join(xs) + ")",
 )  # fmt: skip
 
 
@@ -841,9 +892,7 @@ def total(xs: Sequence[Any]) -> Any:
 
 # ---- identity with a meaning ----
 
-stop_gradient_p = Primitive(
-    "stop_gradient", lambda x: x, torch=lambda x: x, triton="{0}", view=True
-)
+stop_gradient_p = Primitive("stop_gradient", lambda x: x, torch=lambda x: x, lowering=same())
 stop_gradient_p.linearize = no_tangent(stop_gradient_p)
 stop_gradient_p.batch = functools.partial(batch_elementwise, stop_gradient_p)
 

@@ -86,7 +86,7 @@ def _fft_transpose(ct: Any, x: Aval, *, fft_type: FftType, fft_lengths: tuple[in
 
 
 fft_p = linear(
-    "fft", _fft_shape, transpose=_fft_transpose, torch_for=_fft_torch, triton="fft",
+    "fft", _fft_shape, transpose=_fft_transpose, torch_for=_fft_torch,
     batch=lambda size, x, d, **params: (bind(fft_p, move_batch(x, d, 0, size), **params), 0),
     precision="high",
 )  # fmt: skip

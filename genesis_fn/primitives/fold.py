@@ -10,6 +10,7 @@ import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL
+from genesis_fn.core.lowering import Reduce
 from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives.define import PRIM, TORCH_DTYPE, axes_except
 from genesis_fn.primitives.elementwise import add, mul
@@ -45,7 +46,10 @@ def _prod_torch(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
     return run
 
 
-reduce_prod_p = reduction("reduce_prod", "any", _prod_torch, precision="high")
+reduce_prod_p = reduction(
+    "reduce_prod", "any", _prod_torch, precision="high",
+    lowering=Reduce("multiply", lambda kind: (True, 1, 1.0, 1.0)[dtypes.kind_rank(kind)]),
+)  # fmt: skip
 
 
 def _prod_linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:

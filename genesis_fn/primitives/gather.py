@@ -92,7 +92,7 @@ def _gather_batch(
 
 gather_p = Primitive(
     "gather", _gather_shape, linearize=_gather_linearize, batch=_gather_batch,
-    torch_for=windows_torch.gather, triton="gather", view=True,
+    torch_for=windows_torch.gather,
     weak=slice(1),
 )  # fmt: skip
 PRIM["gather"] = gather_p
@@ -203,7 +203,7 @@ def _take_batch(
 
 take_rows_p = Primitive(
     "take_rows", _take_shape, linearize=_take_linearize, batch=_take_batch,
-    torch_for=windows_torch.take_rows, triton="take_rows",
+    torch_for=windows_torch.take_rows,
     weak=slice(1),
 )  # fmt: skip
 PRIM["take_rows"] = take_rows_p

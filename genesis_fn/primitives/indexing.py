@@ -184,7 +184,7 @@ def _slice_batch(
 
 dynamic_slice_p = Primitive(
     "dynamic_slice", _slice_shape, linearize=_slice_linearize, transpose=_slice_transpose,
-    batch=_slice_batch, torch_for=_slice_torch, triton="dynamic_slice", view=True,
+    batch=_slice_batch, torch_for=_slice_torch,
     weak=slice(1),
 )  # fmt: skip
 PRIM["dynamic_slice"] = dynamic_slice_p
@@ -258,7 +258,7 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
 dynamic_update_slice_p = Primitive(
     "dynamic_update_slice", _update_shape, linearize=_update_linearize,
     transpose=_update_transpose, batch=_update_batch, torch_for=_update_torch,
-    triton="dynamic_update_slice",
+    updates=0,
     weak=slice(1),
 )  # fmt: skip
 PRIM["dynamic_update_slice"] = dynamic_update_slice_p

@@ -157,9 +157,7 @@ def _cholesky_torch(x: torch.Tensor) -> torch.Tensor:
     return factor.masked_fill_(failed[..., None, None], float("nan")) if failed.any() else factor
 
 
-cholesky_p = Primitive(
-    "cholesky", _cholesky_shape, torch=_cholesky_torch, precision="high", triton="cholesky"
-)
+cholesky_p = Primitive("cholesky", _cholesky_shape, torch=_cholesky_torch, precision="high")
 cholesky_p.batch = _leading(cholesky_p)
 
 
@@ -218,7 +216,6 @@ def _triangular_torch(
 
 triangular_solve_p = Primitive(
     "triangular_solve", _triangular_shape, torch=_triangular_torch, precision="high",
-    triton="triangular_solve",
 )  # fmt: skip
 triangular_solve_p.batch = _leading(triangular_solve_p)
 
@@ -315,7 +312,7 @@ def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list:
 
 solve_p = Primitive(
     "solve", _solve_shape, linearize=_solve_linearize, transpose=_solve_transpose,
-    torch=_solve_torch, precision="high", triton="solve",
+    torch=_solve_torch, precision="high",
 )  # fmt: skip
 solve_p.batch = _leading(solve_p)
 
@@ -353,7 +350,7 @@ def _lu_torch(x: torch.Tensor) -> list[torch.Tensor]:
     return [factors, pivots.to(torch.int32), order.to(torch.int32)]
 
 
-lu_p = Primitive("lu", _lu_shape, multi=True, torch=_lu_torch, precision="high", triton="lu")
+lu_p = Primitive("lu", _lu_shape, multi=True, torch=_lu_torch, precision="high")
 lu_p.batch = _leading(lu_p)
 
 
@@ -419,7 +416,7 @@ def _qr_shape(x: Aval, *, full_matrices: bool) -> list[Aval]:
 
 
 qr_p = Primitive(
-    "qr", _qr_shape, multi=True, precision="high", triton="qr",
+    "qr", _qr_shape, multi=True, precision="high",
     torch=lambda x, *, full_matrices: list(
         torch.linalg.qr(x, "complete" if full_matrices else "reduced")
     ),
@@ -472,9 +469,7 @@ def _eigh_torch(x: torch.Tensor) -> list[torch.Tensor]:
     return [v, w]
 
 
-eigh_p = Primitive(
-    "eigh", _eigh_shape, multi=True, torch=_eigh_torch, precision="high", triton="eigh"
-)
+eigh_p = Primitive("eigh", _eigh_shape, multi=True, torch=_eigh_torch, precision="high")
 eigh_p.batch = _leading(eigh_p)
 
 
@@ -542,7 +537,7 @@ def _svd_torch(x: torch.Tensor, *, full_matrices: bool, compute_uv: bool) -> lis
     return [s, u, vh]
 
 
-svd_p = Primitive("svd", _svd_shape, multi=True, torch=_svd_torch, precision="high", triton="svd")
+svd_p = Primitive("svd", _svd_shape, multi=True, torch=_svd_torch, precision="high")
 svd_p.batch = _leading(svd_p)
 
 

@@ -235,9 +235,7 @@ def _bits_torch(
     return run
 
 
-random_bits_p = Primitive(
-    "random_bits", _bits_shape, torch_for=_bits_torch, triton="random_bits", weak=None
-)
+random_bits_p = Primitive("random_bits", _bits_shape, torch_for=_bits_torch, weak=None)
 random_bits_p.linearize, random_bits_p.words = no_tangent(random_bits_p), _on_words
 random_bits_p.batch = lambda size, xs, dims, **params: (
     bind(random_bits_p, move_batch(xs[0], dims[0], 0, size), **params),
@@ -275,7 +273,7 @@ def _hash_torch(avals: Sequence[Any], *, impl: str, tag: int) -> Callable:
     return run
 
 
-key_hash_p = Primitive("key_hash", _hash_shape, torch_for=_hash_torch, triton="key_hash", weak=None)
+key_hash_p = Primitive("key_hash", _hash_shape, torch_for=_hash_torch, weak=None)
 key_hash_p.linearize, key_hash_p.words = no_tangent(key_hash_p), _on_words
 
 

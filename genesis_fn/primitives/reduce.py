@@ -12,6 +12,7 @@ import torch
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.lowering import Reduce
 from genesis_fn.core.primitive import Primitive, bind, typeof
 from genesis_fn.primitives.define import (
     KINDS,
@@ -86,7 +87,8 @@ def _sum_batch(size: int, x: Any, d: int, *, axes: tuple[int, ...]) -> Any:
 
 reduce_sum_p = linear(
     "reduce_sum", lambda x, *, axes: reduced(x, axes, "reduce_sum"), transpose=_sum_transpose,
-    batch=_sum_batch, torch_for=_sum_torch, triton="sum", precision="high",
+    batch=_sum_batch, torch_for=_sum_torch, precision="high",
+    lowering=Reduce("add", lambda kind: (False, 0, 0.0, 0.0)[dtypes.kind_rank(kind)]),
 )  # fmt: skip
 PRIM["reduce_sum"] = reduce_sum_p
 
@@ -100,7 +102,9 @@ def reduce_sum(x: Any, axes: Sequence[int]) -> Any:
 # ---- the others ----
 
 
-def reduction(name: str, kinds: str, torch_for: Callable, precision: str = "follow") -> Primitive:
+def reduction(
+    name: str, kinds: str, torch_for: Callable, lowering: Reduce | None, precision: str = "follow"
+) -> Primitive:
     """A primitive that reduces one operand over `axes` to the same dtype."""
 
     def shape(x: Aval, *, axes: tuple[int, ...]) -> Aval:
@@ -109,9 +113,7 @@ def reduction(name: str, kinds: str, torch_for: Callable, precision: str = "foll
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         return reduced(x, axes, name)
 
-    prim = Primitive(
-        name, shape, torch_for=torch_for, precision=precision, triton=name.removeprefix("reduce_")
-    )
+    prim = Primitive(name, shape, torch_for=torch_for, precision=precision, lowering=lowering)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axes: tuple[int, ...]) -> Any:
         x, axes = shifted(size, xs[0], dims[0], axes)
@@ -161,8 +163,15 @@ def _extreme_torch(function: Callable, greatest: bool) -> Callable:
     return lower
 
 
+def _extreme_of(greatest: bool, position: bool = False) -> Reduce:
+    return Reduce(
+        "maximum" if greatest else "minimum", lambda kind: extreme_over_nothing(kind, greatest),
+        position=position,
+    )  # fmt: skip
+
+
 def _extreme(name: str, function: Callable, greatest: bool) -> Primitive:
-    prim = reduction(name, "ordered", _extreme_torch(function, greatest))
+    prim = reduction(name, "ordered", _extreme_torch(function, greatest), _extreme_of(greatest))
 
     def linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         y = bind(prim, x, axes=axes)
@@ -207,11 +216,18 @@ def _logic_torch(on_bool: Callable, ufunc: np.ufunc) -> Callable:
     return lower
 
 
-reduce_and_p = reduction("reduce_and", "bits", _logic_torch(torch.all, np.bitwise_and))
-reduce_or_p = reduction("reduce_or", "bits", _logic_torch(torch.any, np.bitwise_or))
+reduce_and_p = reduction(
+    "reduce_and", "bits", _logic_torch(torch.all, np.bitwise_and),
+    Reduce("bit_and", lambda kind: True if kind == BOOL else ~0),
+)  # fmt: skip
+reduce_or_p = reduction(
+    "reduce_or", "bits", _logic_torch(torch.any, np.bitwise_or),
+    Reduce("bit_or", lambda kind: False if kind == BOOL else 0),
+)  # fmt: skip
 reduce_xor_p = reduction(
-    "reduce_xor", "bits", _logic_torch(lambda x, axes: x.sum(axes) % 2 != 0, np.bitwise_xor)
-)
+    "reduce_xor", "bits", _logic_torch(lambda x, axes: x.sum(axes) % 2 != 0, np.bitwise_xor),
+    Reduce("bit_xor", lambda kind: False if kind == BOOL else 0),
+)  # fmt: skip
 
 
 def reduce_and(operand: Any, axes: Sequence[int]) -> Any:
@@ -235,7 +251,7 @@ def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
 # ---- argmax, argmin ----
 
 
-def _position(name: str, function: Callable) -> Primitive:
+def _position(name: str, function: Callable, greatest: bool) -> Primitive:
     def shape(x: Aval, *, axis: int, index_dtype: DType) -> Aval:
         if not KINDS["ordered"][0](x.dtype):
             raise errors.DTypeError(f"{name} takes real numbers or booleans, got {x}")
@@ -263,7 +279,8 @@ def _position(name: str, function: Callable) -> Primitive:
             comparable = lambda v: v.to(torch.uint8)  # noqa: E731
         return lambda v: function(comparable(v), axis).to(stored)
 
-    prim = Primitive(name, shape, torch_for=lower, triton=name, weak=None)
+    lowering = _extreme_of(greatest, position=True)
+    prim = Primitive(name, shape, torch_for=lower, lowering=lowering, weak=None)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, index_dtype: DType) -> Any:
         x = move_batch(xs[0], dims[0], 0, size)
@@ -274,8 +291,8 @@ def _position(name: str, function: Callable) -> Primitive:
     return prim
 
 
-argmax_p = _position("argmax", torch.argmax)
-argmin_p = _position("argmin", torch.argmin)
+argmax_p = _position("argmax", torch.argmax, greatest=True)
+argmin_p = _position("argmin", torch.argmin, greatest=False)
 
 
 def argmax(operand: Any, axis: int, index_dtype: Any = dtypes.I32) -> Any:

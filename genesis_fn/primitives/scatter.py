@@ -234,7 +234,7 @@ def _scatter_batch(
 
 scatter_p = Primitive(
     "scatter", _scatter_shape, linearize=_scatter_linearize, transpose=_scatter_transpose,
-    batch=_scatter_batch, torch_for=windows_torch.scatter, triton="scatter",
+    batch=_scatter_batch, torch_for=windows_torch.scatter, updates=0,
     weak=slice(1),
 )  # fmt: skip
 PRIM["scatter"] = scatter_p
@@ -383,7 +383,7 @@ def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> l
 
 segment_sum_p = Primitive(
     "segment_sum", _segment_shape, linearize=_segment_linearize, transpose=_segment_transpose,
-    batch=_segment_batch, torch_for=windows_torch.segment_sum, triton="segment_sum",
+    batch=_segment_batch, torch_for=windows_torch.segment_sum,
     weak=slice(1),
 )  # fmt: skip
 PRIM["segment_sum"] = segment_sum_p

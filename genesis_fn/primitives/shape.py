@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from genesis_fn.core import dtypes, errors
+from genesis_fn.core import dtypes, errors, index as ix
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import DType, DTypeLike
+from genesis_fn.core.index import Guard, Index
+from genesis_fn.core.lowering import IN_KERNELS, Elementwise, Piece, Source, View, moved, same
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
 from genesis_fn.primitives.define import (
     NARROW_FLOATS,
@@ -83,6 +85,10 @@ def _broadcast_torch(x: torch.Tensor, *, shape: tuple[int, ...], dims: tuple[int
     return x.expand(shape)
 
 
+def _broadcast_index(at: Index, x: Aval, *, shape: tuple[int, ...], dims: tuple[int, ...]) -> Index:
+    return tuple([at[d] if n != 1 else ix.ZERO for n, d in zip(x.shape, dims)])
+
+
 def _broadcast_transpose(ct: Any, x: Aval, *, shape: tuple[int, ...], dims: tuple[int, ...]):
     new = tuple([d for d in range(len(shape)) if d not in dims])
     grown = tuple([d for n, d in zip(x.shape, dims) if n != shape[d]])
@@ -96,7 +102,7 @@ def _broadcast_batch(size: int, x: Any, d: int, *, shape: tuple, dims: tuple) ->
 
 broadcast_in_dim_p = linear(
     "broadcast_in_dim", _broadcast_shape, transpose=_broadcast_transpose, batch=_broadcast_batch,
-    torch=_broadcast_torch, triton="broadcast_in_dim", view=True,
+    torch=_broadcast_torch, lowering=moved(_broadcast_index),
 )  # fmt: skip
 PRIM["broadcast_in_dim"] = broadcast_in_dim_p
 
@@ -147,8 +153,7 @@ reshape_p = linear(
     transpose=lambda ct, x, *, shape: reshape(ct, x.shape),
     batch=lambda size, x, d, *, shape: (reshape(move_batch(x, d, 0, size), (size, *shape)), 0),
     torch=lambda x, *, shape: x.reshape(shape),
-    triton="reshape",
-    view=True,
+    lowering=moved(lambda at, x, *, shape: ix.unravel(ix.ravel(at, shape), x.shape)),
 )
 
 
@@ -214,8 +219,7 @@ transpose_p = linear(
         0,
     ),
     torch=lambda x, *, permutation: x.permute(permutation),
-    triton="transpose",
-    view=True,
+    lowering=moved(lambda at, x, *, permutation: tuple([at[d] for d in _inverse(permutation)])),
 )
 PRIM["transpose"] = transpose_p
 
@@ -260,6 +264,10 @@ def _slice_torch(avals: Sequence[Aval], *, start: tuple, limit: tuple, strides: 
     return lambda x: x[taken]
 
 
+def _slice_index(at: Index, x: Aval, *, start: tuple, limit: tuple, strides: tuple) -> Index:
+    return tuple([ix.shift(ix.scale(i, s), a) for i, a, s in zip(at, start, strides)])
+
+
 def _slice_transpose(ct: Any, x: Aval, *, start: tuple, limit: tuple, strides: tuple) -> Any:
     reached = [
         low + (n - 1) * step + 1 if n else low
@@ -276,7 +284,7 @@ def _slice_batch(size: int, x: Any, d: int, *, start: tuple, limit: tuple, strid
 
 slice_p = linear(
     "slice", _slice_shape, transpose=_slice_transpose, batch=_slice_batch,
-    torch_for=_slice_torch, triton="slice", view=True,
+    torch_for=_slice_torch, lowering=moved(_slice_index),
 )  # fmt: skip
 
 
@@ -421,9 +429,20 @@ def _pad_batch(size: int, xs: Sequence, dims: Sequence, *, config: tuple) -> Any
     return select(outside, values, padded), 0
 
 
+def _pad_pieces(k: int, at: Index, x: Aval, value: Any, *, config: tuple) -> list[Piece]:
+    conditions, inner = [], []
+    for i, n, (low, _, interior) in zip(at, x.shape, config):
+        t, step = ix.shift(i, -low), interior + 1
+        conditions.append(Guard(t, 0, (n - 1) * step + 1 if n else 0))
+        if interior:
+            conditions.append(Guard(ix.mod(t, step), 0, 1))
+        inner.append(ix.div(t, step))
+    return [(0, tuple(inner), conditions), (1, (), ())]
+
+
 pad_p = Primitive(
     "pad", _pad_shape, linearize=_pad_linearize, transpose=_pad_transpose, batch=_pad_batch,
-    torch_for=_pad_torch, triton="pad", view=True,
+    torch_for=_pad_torch, lowering=View(_pad_pieces, joins=True, shares=False),
 )  # fmt: skip
 
 
@@ -504,10 +523,20 @@ def _concatenate_batch(size: int, xs: Sequence, dims: Sequence, *, dimension: in
     return concatenate(xs, dimension + 1), 0
 
 
+def _concatenate_pieces(k: int, at: Index, *xs: Aval, dimension: int) -> list[Piece]:
+    d, begin, pieces = dimension, 0, []
+    for n, x in enumerate(xs):
+        end = begin + x.shape[d]
+        index = (*at[:d], ix.shift(at[d], -begin), *at[d + 1 :])
+        pieces.append((n, index, (Guard(at[d], begin, end),)))
+        begin = end
+    return pieces
+
+
 concatenate_p = Primitive(
     "concatenate", _concatenate_shape, linearize=_concatenate_linearize,
     transpose=_concatenate_transpose, batch=_concatenate_batch, torch_for=_concatenate_torch,
-    triton="concatenate",
+    lowering=View(_concatenate_pieces, joins=True, shares=False),
 )  # fmt: skip
 
 
@@ -533,6 +562,10 @@ def _split_shape(x: Aval, *, sizes: tuple[int, ...], axis: int) -> list[Aval]:
     return [x.update((*x.shape[:axis], n, *x.shape[axis + 1 :])) for n in sizes]
 
 
+def _split_pieces(k: int, at: Index, x: Aval, *, sizes: tuple[int, ...], axis: int) -> list[Piece]:
+    return [(0, (*at[:axis], ix.shift(at[axis], sum(sizes[:k])), *at[axis + 1 :]), ())]
+
+
 def _split_linearize(nonzero: Any, x: Any, *, sizes: tuple, axis: int) -> Any:
     return split(x, sizes, axis), lambda t: split(t, sizes, axis)
 
@@ -550,7 +583,7 @@ def _split_batch(size: int, xs: Sequence, dims: Sequence, *, sizes: tuple, axis:
 split_p = Primitive(
     "split", _split_shape, multi=True, linearize=_split_linearize, transpose=_split_transpose,
     batch=_split_batch, torch=lambda x, *, sizes, axis: torch.split(x, sizes, axis),
-    triton="split", view=True,
+    lowering=View(_split_pieces),
 )  # fmt: skip
 
 
@@ -570,6 +603,13 @@ def _rev_shape(x: Aval, *, dimensions: tuple[int, ...]) -> Aval:
     return x
 
 
+def _rev_index(at: Index, x: Aval, *, dimensions: tuple[int, ...]) -> Index:
+    return tuple([
+        ix.shift(ix.scale(i, -1), n - 1) if d in dimensions else i
+        for d, (i, n) in enumerate(zip(at, x.shape))
+    ])  # fmt: skip
+
+
 def _rev_torch(avals: Sequence[Aval], *, dimensions: tuple) -> Callable:
     if avals[0].dtype in NARROW_FLOATS:
         stored = TORCH_DTYPE[avals[0].dtype]
@@ -580,7 +620,7 @@ def _rev_torch(avals: Sequence[Aval], *, dimensions: tuple) -> Callable:
 rev_p = linear(
     "rev", _rev_shape, transpose=lambda ct, x, *, dimensions: rev(ct, dimensions),
     batch=lambda size, x, d, *, dimensions: (rev(x, [i + (i >= d) for i in dimensions]), d),
-    torch_for=_rev_torch, triton="rev",
+    torch_for=_rev_torch, lowering=moved(_rev_index, shares=False),
 )  # fmt: skip
 
 
@@ -616,7 +656,12 @@ def _iota_torch(avals: Any, *, dtype: DType, shape: tuple[int, ...], dimension: 
     return run
 
 
-iota_p = Primitive("iota", _iota_shape, torch_for=_iota_torch, triton="iota")
+iota_p = Primitive(
+    "iota",
+    _iota_shape,
+    torch_for=_iota_torch,
+    lowering=Source(lambda at, *, dimension, **_: at[dimension]),
+)
 iota_p.linearize = no_tangent(iota_p)
 iota_p.batch = lambda size, xs, dims, /, **params: (bind(iota_p, **params), None)
 
@@ -638,7 +683,7 @@ def iota(dtype: DTypeLike, size: int | Sequence[int], dimension: int = 0) -> Any
 
 copy_p = linear(
     "copy", lambda x: x, transpose=lambda ct, x: ct, batch=lambda size, x, d: (copy(x), d),
-    torch=lambda x: x.clone(), triton="{0}",
+    torch=lambda x: x.clone(), lowering=same(shares=False),
 )  # fmt: skip
 
 
@@ -658,7 +703,7 @@ barrier_p = Primitive(
     linearize=lambda nonzero, *xs: (optimization_barrier(xs), lambda *ts: _some(ts)),
     transpose=lambda cts, *xs: _some([c if is_linear(x) else None for c, x in zip(cts, xs)]),
     batch=lambda size, xs, dims: (optimization_barrier(xs), list(dims)),
-    torch=lambda *xs: xs, triton="optimization_barrier", view=True,
+    torch=lambda *xs: xs, lowering=same(),
 )  # fmt: skip
 
 
@@ -717,7 +762,8 @@ def _precision_torch(avals: Sequence[Aval], *, exponent_bits: int, mantissa_bits
 reduce_precision_p = linear(
     "reduce_precision", _precision_shape, torch_for=_precision_torch,
     transpose=lambda ct, x, **bits: reduce_precision(ct, **bits),
-    batch=lambda size, x, d, **bits: (reduce_precision(x, **bits), d), triton="reduce_precision",
+    batch=lambda size, x, d, **bits: (reduce_precision(x, **bits), d),
+    lowering=Elementwise(IN_KERNELS),
 )  # fmt: skip
 
 

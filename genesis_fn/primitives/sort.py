@@ -94,7 +94,7 @@ def _sort_torch(
     return run
 
 
-sort_p = Primitive("sort", _sort_shape, multi=True, torch_for=_sort_torch, triton="sort")
+sort_p = Primitive("sort", _sort_shape, multi=True, torch_for=_sort_torch)
 
 
 def _sort_linearize(nonzero: Any, *xs: Any, dimension: int, **params: Any) -> Any:
@@ -204,7 +204,7 @@ def _top_k_torch(avals: Sequence[Any], *, k: int, axis: int) -> Callable[..., li
     return run
 
 
-top_k_p = Primitive("top_k", _top_k_shape, multi=True, torch_for=_top_k_torch, triton="top_k")
+top_k_p = Primitive("top_k", _top_k_shape, multi=True, torch_for=_top_k_torch)
 
 
 def _top_k_linearize(nonzero: Any, x: Any, *, k: int, axis: int) -> Any:

@@ -198,7 +198,7 @@ reduce_window_sum_p = linear(
         ct, window.backward(x.shape, typeof(ct).shape)
     ),
     batch=lambda size, x, d, *, window: (_window_sum(x, window.batched(d)), d),
-    torch_for=_window_torch(torch.add, lambda kind: 0), triton="reduce_window_sum",
+    torch_for=_window_torch(torch.add, lambda kind: 0),
     precision="high",
 )  # fmt: skip
 
@@ -247,9 +247,7 @@ def _offset_torch(avals: Sequence[Any], *, window: Window, greatest: bool) -> Ca
     return run
 
 
-window_offset_p = Primitive(
-    "window_offset", _offset_shape, torch_for=_offset_torch, triton="window_offset", weak=None
-)
+window_offset_p = Primitive("window_offset", _offset_shape, torch_for=_offset_torch, weak=None)
 window_offset_p.linearize = no_tangent(window_offset_p)
 window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (
     bind(window_offset_p, xs[0], window=window.batched(dims[0]), greatest=greatest),
@@ -300,7 +298,7 @@ def _put_torch(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) 
 
 def _moving(name: str, result: Callable, lower: Callable) -> Primitive:
     """A primitive, linear in its first operand, that moves elements to or from the winners."""
-    prim = Primitive(name, result, torch_for=lower, triton=name)
+    prim = Primitive(name, result, torch_for=lower)
 
     def linearize(nonzero: Any, x: Any, offset: Any, **params: Any) -> Any:
         return (
@@ -335,7 +333,7 @@ window_put_p.transpose = lambda ct, u, offset, **params: [
 
 def _extreme(name: str, combine: Callable, greatest: bool) -> Primitive:
     prim = Primitive(
-        name, _window_shape(name, "ordered"), triton=name,
+        name, _window_shape(name, "ordered"),
         torch_for=_window_torch(combine, lambda kind: extreme_over_nothing(kind, greatest)),
     )  # fmt: skip
     prim.batch = lambda size, xs, dims, *, window: (

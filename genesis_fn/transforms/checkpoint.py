@@ -16,6 +16,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import is_value
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
+from genesis_fn.core.lowering import same
 from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives.define import instantiate
@@ -240,9 +241,7 @@ def checkpoint(
 
 remat = checkpoint
 
-name_p = Primitive(
-    "name", lambda x, *, name: x, torch=lambda x, *, name: x, triton="{0}", view=True
-)
+name_p = Primitive("name", lambda x, *, name: x, torch=lambda x, *, name: x, lowering=same())
 name_p.batch = lambda size, xs, dims, *, name: (bind(name_p, xs[0], name=name), dims[0])
 name_p.linearize = lambda nonzero, x, *, name: (
     bind(name_p, x, name=name),

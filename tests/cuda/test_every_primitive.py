@@ -48,6 +48,7 @@ from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.window import Window
 from genesis_fn.primitives.windows import GatherDimensionNumbers, ScatterDimensionNumbers
 from genesis_fn.transforms.fused import FUSED
+from tests.primitives.specials import BINARY
 
 REAL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F8E4, F8E5, BF16, F16, F32, F64)
 SOME = (BOOL, I8, U8, I32, U32, I64, U64, BF16, F16, F32, F64)
@@ -124,7 +125,7 @@ def elementwise_cases(prim: Primitive) -> Iterator[Case]:
                 yield ([np.abs(y) + 1], {"n": 1}) if name == "polygamma" else ([x, y], {})
         elif name == "add_n":
             yield [x, values((37,), kind, 1), values((37,), kind, 2)], {}
-        elif type(prim.triton) is str and "{1}" in prim.triton:
+        elif name in BINARY or name == "nextafter":
             yield [x, awkward((37,), kind, 1)], {}
             yield [awkward((37,), kind, 2), values((37,), kind, 3)], {}
             if kind != BOOL:
@@ -425,7 +426,8 @@ def cases() -> dict[str, list[Case]]:
             for axes in ((1,), (0, 2))
         ]  # fmt: skip
     for name, prim in PRIMITIVES.items():
-        if name not in found and (has_expression(prim) or name == "polygamma"):
+        others = name in ("polygamma", "copy", "name", "stop_gradient")
+        if name not in found and (others or has_expression(prim)):
             found[name] = list(elementwise_cases(prim))
     return found
 

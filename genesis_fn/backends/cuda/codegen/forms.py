@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from genesis_fn.backends.cuda.codegen.loops import Loops
-from genesis_fn.compiler.index import Expr
 from genesis_fn.compiler.target import Target
+from genesis_fn.core.index import Expr
 from genesis_fn.kernels.planning import cdiv, next_power_of_two
 
 PERSISTENT = 16384  # the longest row that stays on chip

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from genesis_fn.compiler.index import Expr
 from genesis_fn.compiler.kernel import Instr
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.index import Expr
 from genesis_fn.core.jaxpr import Var
 
 INT32 = 2**31 - 1  # the largest offset that takes 32 bits
@@ -57,7 +57,7 @@ class Loops:
         found = {}
         for n in self.of(op):
             kinds = [self.accumulator(n)]
-            if self.instrs[n].meta[0].startswith("arg"):
+            if self.instrs[n].meta[0].position:
                 kinds.append(self.instrs[n].dtype)
             found[n] = [Part(next(count), kind) for kind in kinds]
         return found

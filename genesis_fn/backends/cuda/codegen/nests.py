@@ -16,7 +16,7 @@ from genesis_fn.backends.cuda.codegen.reductions import (
 from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.backends.cuda.codegen.text import Parameter, Text
 from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.compiler import index as ix
+from genesis_fn.core import index as ix
 from genesis_fn.kernels.expressions import loaded
 from genesis_fn.kernels.planning import cdiv
 

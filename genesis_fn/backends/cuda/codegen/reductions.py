@@ -6,16 +6,13 @@ a row and `v{n}` the result.
 
 from __future__ import annotations
 
-from typing import Any
-
 from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator
 from genesis_fn.backends.cuda.codegen.text import Text
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.expressions import MEMORY, literal
-from genesis_fn.primitives.reduce import extreme_over_nothing
 
-_COMBINE = {"reduce_prod": "multiply", "reduce_or": "bit_or", "reduce_and": "bit_and"}
+_EXTREME = ("maximum", "minimum")
 
 
 def step(t: Text, n: int) -> None:
@@ -28,10 +25,10 @@ def step(t: Text, n: int) -> None:
 
 def _reduce_row(t: Text, n: int) -> None:
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
-    x, name = _tile(t, i.args[0], kind), i.meta[0]
+    x, how = _tile(t, i.args[0], kind), i.meta[0]
     if "r" in t.masks:
-        x = f"tl.where({t.masks['r']}, {x}, {_identity(name, kind)})"
-    if not name.startswith("arg"):
+        x = f"tl.where({t.masks['r']}, {x}, {literal(how.identity(kind), kind)})"
+    if not how.position:
         finish(t, n, x)
         return
     t.line(f"a{n} = {x}")
@@ -44,29 +41,21 @@ def _reduce_row(t: Text, n: int) -> None:
 def start(t: Text, n: int) -> None:
     """The lines that give reduction n what it accumulates in."""
     shape, kind = f"({t.form.block}, {t.form.chunk})", t.loops.accumulator(n)
-    name = t.loops.instrs[n].meta[0]
-    t.line(f"a{n} = tl.zeros({shape}, {MEMORY[kind]}) + {_identity(name, kind)}")
-    if name.startswith("arg"):
+    how = t.loops.instrs[n].meta[0]
+    t.line(f"a{n} = tl.zeros({shape}, {MEMORY[kind]}) + {literal(how.identity(kind), kind)}")
+    if how.position:
         t.line(f"w{n} = tl.full({shape}, {t.loops.depth}, tl.int32)")
 
 
 def accumulate(t: Text, n: int, over: str) -> None:
     """The lines that take this round's tile into reduction n over the variable `over`."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
-    x, name = _tile(t, i.args[0], kind), i.meta[0]
+    x, how = _tile(t, i.args[0], kind), i.meta[0]
     if over in t.masks:
-        x = f"tl.where({t.masks[over]}, {x}, {_identity(name, kind)})"
-    if name == "reduce_sum":
-        t.line(f"a{n} += {x}")
-    elif name in ("reduce_max", "reduce_min"):
-        t.line(f"a{n} = {'maximum' if name == 'reduce_max' else 'minimum'}({x}, a{n})")
-    elif name == "reduce_xor":
-        t.line(f"a{n} = a{n} ^ {x}")
-    elif name in _COMBINE:
-        t.line(f"a{n} = {_COMBINE[name]}(a{n}, {x})")
-    else:
+        x = f"tl.where({t.masks[over]}, {x}, {literal(how.identity(kind), kind)})"
+    if how.position:
         t.line(f"x{n} = {x}")
-        sign = ">" if name == "argmax" else "<"
+        sign = ">" if how.combine == "maximum" else "<"
         better = f"(x{n} {sign} a{n}) | (w{n} == {t.loops.depth})"
         if dtypes.is_float(kind):
             better = f"({better} | (x{n} != x{n})) & (a{n} == a{n})"
@@ -75,11 +64,19 @@ def accumulate(t: Text, n: int, over: str) -> None:
         t.line(f"t{n} = {better}")
         t.line(f"w{n} = tl.where(t{n}, r, w{n})")
         t.line(f"a{n} = tl.where(t{n}, x{n}, a{n})")
+    elif how.combine == "add":
+        t.line(f"a{n} += {x}")
+    elif how.combine in _EXTREME:
+        t.line(f"a{n} = {how.combine}({x}, a{n})")
+    elif how.combine == "bit_xor":
+        t.line(f"a{n} = a{n} ^ {x}")
+    else:
+        t.line(f"a{n} = {how.combine}(a{n}, {x})")
 
 
 def finish_row(t: Text, n: int) -> None:
     """The lines that make the result of what reduction n has accumulated over `r`."""
-    if t.loops.instrs[n].meta[0].startswith("arg"):
+    if t.loops.instrs[n].meta[0].position:
         _position(t, n, f"w{n}")
     else:
         finish(t, n, f"a{n}")
@@ -88,16 +85,16 @@ def finish_row(t: Text, n: int) -> None:
 def finish(t: Text, n: int, x: str, axis: int = 1, whole: bool = False) -> None:
     """v{n}: tile `x` reduced along an axis, `whole` in the accumulator's dtype."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
-    name = i.meta[0]
-    if name == "reduce_sum":
+    combine = i.meta[0].combine
+    if combine == "add":
         text = f"tl.sum({x}, {axis}, keep_dims=True)"
-    elif name in ("reduce_max", "reduce_min"):
+    elif combine in _EXTREME:
         t.line(f"x{n} = {x}")
-        text = _extreme(f"x{n}", name == "reduce_max", kind, axis)
-    elif name == "reduce_xor":
+        text = _extreme(f"x{n}", combine == "maximum", kind, axis)
+    elif combine == "bit_xor":
         text = f"tl.xor_sum({x}, {axis}, keep_dims=True)"
     else:
-        text = f"tl.reduce({x}, {axis}, {_COMBINE[name]}, keep_dims=True)"
+        text = f"tl.reduce({x}, {axis}, {combine}, keep_dims=True)"
     if not (whole or t.partial or dtypes.widened(i.dtype) == kind):
         text = f"{text} != 0" if i.dtype == dtypes.BOOL else f"({text}).to({MEMORY[i.dtype]})"
     t.line(f"v{n} = {text}")
@@ -107,7 +104,7 @@ def finish(t: Text, n: int, x: str, axis: int = 1, whole: bool = False) -> None:
 def _position(t: Text, n: int, here: str) -> None:
     """v{n}: the least of the positions `here` at which a{n} is its row's extreme."""
     i, kind = t.loops.instrs[n], t.loops.accumulator(n)
-    t.line(f"m{n} = {_extreme(f'a{n}', i.meta[0] == 'argmax', kind)}")
+    t.line(f"m{n} = {_extreme(f'a{n}', i.meta[0].combine == 'maximum', kind)}")
     hit = f"a{n} == m{n}"
     if dtypes.is_float(kind):
         hit = f"({hit}) | ((a{n} != a{n}) & (m{n} != m{n}))"
@@ -137,16 +134,6 @@ def _extreme(x: str, greatest: bool, kind: DType, axis: int = 1) -> str:
     clean = f"tl.{f}(tl.where({x} != {x}, {worst}, {x}), {axis}, keep_dims=True)"
     nan = f"tl.max(({x} != {x}).to(tl.int32), {axis}, keep_dims=True) != 0"
     return f'tl.where({nan}, float("nan"), {clean})'
-
-
-def _identity(name: str, kind: DType) -> str:
-    """What a reduction that accumulates in dtype `kind` starts from."""
-    value: Any = 1 if name == "reduce_prod" else 0
-    if name == "reduce_and":
-        value = 1 if kind == dtypes.BOOL else ~0
-    elif name in ("reduce_max", "argmax", "reduce_min", "argmin"):
-        value = extreme_over_nothing(kind, name in ("reduce_max", "argmax"))
-    return literal(value, kind)
 
 
 __all__ = ["accumulate", "finish", "finish_row", "start", "step"]

@@ -18,10 +18,11 @@ from genesis_fn.backends.cuda.codegen.forms import (
     warps_for,
 )
 from genesis_fn.backends.cuda.codegen.loops import Loops, needed
-from genesis_fn.compiler import index as ix, respell
-from genesis_fn.compiler.index import Expr
+from genesis_fn.compiler import respell
 from genesis_fn.compiler.kernel import Instr
 from genesis_fn.compiler.target import Target
+from genesis_fn.core import index as ix
+from genesis_fn.core.index import Expr
 from genesis_fn.kernels.planning import cdiv
 
 Kernels: TypeAlias = list[tuple[Loops, Form]]

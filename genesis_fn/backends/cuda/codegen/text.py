@@ -8,11 +8,10 @@ from typing import Any
 
 from genesis_fn.backends.cuda.codegen.forms import Form
 from genesis_fn.backends.cuda.codegen.loops import Loops, Store, dtype_of, is_wide
-from genesis_fn.compiler import index as ix
-from genesis_fn.compiler.index import Expr, Guard
 from genesis_fn.compiler.kernel import Instr
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.aval import aval
+from genesis_fn.core.index import Expr, Guard
 from genesis_fn.kernels.expressions import (
     NAMES,
     expression,
@@ -180,9 +179,8 @@ class Text:
 
     def _join(self, i: Instr) -> str:
         a, b = [self.value[x] for x in i.args]
-        if i.meta[0] == "reduce_sum":
-            return f"({a} + {b})"
-        return f"{'maximum' if i.meta[0] == 'reduce_max' else 'minimum'}({a}, {b})"
+        combine = i.meta[0].combine
+        return f"({a} + {b})" if combine == "add" else f"{combine}({a}, {b})"
 
 
 _MAKERS: dict[str, Callable[[Text, Instr], str]] = {
