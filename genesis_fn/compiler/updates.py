@@ -1,10 +1,12 @@
-"""Which results of an equation are an operand with a part of it changed: they may take its
-memory."""
+"""Which results may take the memory of an operand: of an equation, those that are an operand with a
+part of it changed; of a program, those of a donated input's type."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
 UPDATES = frozenset(("dynamic_update_slice", "scatter"))
@@ -54,4 +56,31 @@ def _input(branch: Jaxpr, k: int) -> int | None:
     return branch.invars.index(first) if first in branch.invars else None
 
 
-__all__ = ["UPDATES", "makers", "origin", "updated"]
+def donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
+    """{output: donated input whose memory it takes}: the input that it is or that it updates, or
+    one of its type."""
+    free: dict[Aval, list[int]] = {}
+    place = {v: i for i, v in enumerate(program.invars)}
+    for i, (v, d) in enumerate(zip(program.invars, donated)):
+        if d and v.aval.nbytes:
+            free.setdefault(v.aval, []).append(i)
+    replaced: dict[int, int] = {}
+    seen: set[Any] = set()
+    made = makers(program)
+    for returned in (True, False):  # what is returned as it came, then what is updated
+        for k, v in enumerate(program.outs):
+            i = place.get(origin(made, v))
+            if i is None or (v in place) != returned or v in seen:
+                continue
+            if i in free.get(v.aval, ()):
+                free[v.aval].remove(i)
+                replaced[k] = i
+                seen.add(v)
+    for k, v in enumerate(program.outs):
+        if k not in replaced and v not in seen and v not in place and free.get(v.aval):
+            replaced[k] = free[v.aval].pop(0)
+            seen.add(v)
+    return replaced
+
+
+__all__ = ["UPDATES", "donations", "makers", "origin", "updated"]

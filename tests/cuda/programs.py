@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cpu.backend import compile_jaxpr as compile_for_cpu
-from genesis_fn.backends.cuda.executable import CudaExecutable, compile_jaxpr
+from genesis_fn.backends.cuda.executable import CudaExecutable
+from genesis_fn.backends.cuda.pipeline import compile_jaxpr
 from genesis_fn.backends.cuda.runtime import runtime
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy

@@ -45,12 +45,12 @@ def training_step(layers: int) -> CudaExecutable:
     jitted = g.jit(step, donate_argnames=("params", "state"))
     traced = jitted.lower(params, state, np.zeros((8, 2049), np.int32))
     donated = [False] * len(traced.program.captured) + traced.donated
-    return CudaExecutable(traced.jaxpr, programs.PLACE, donated=donated)
+    return programs.compile_jaxpr(traced.jaxpr, programs.PLACE, donated=donated)
 
 
 def faults(program: CudaExecutable) -> list[str]:
     table = program.table
-    bound = {*program._inputs, *program._held, program.scope.base, *table.pointers}
+    bound = {*program.binding.bound, program.scope.base, *table.pointers}
     if table.word is not None:
         bound.add(table.word)
     return check(program.scope.items, table, bound, program.scope.base)

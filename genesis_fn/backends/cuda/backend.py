@@ -86,7 +86,7 @@ class CudaBackend:
         compiler: str | None = None,
     ) -> Executable:
         """An executable for a whole program."""
-        from genesis_fn.backends.cuda.executable import compile_jaxpr
+        from genesis_fn.backends.cuda.pipeline import compile_jaxpr
 
         return compile_jaxpr(jaxpr, device, donated, compiler=compiler)
 

@@ -1,0 +1,79 @@
+"""From a program to launches: the passes of the CUDA backend, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from genesis_fn.backends.cuda.executable import Binding, CudaExecutable
+from genesis_fn.backends.cuda.places import Output, Places
+from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
+from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.updates import donations
+from genesis_fn.core import config
+from genesis_fn.core.aval import sig
+from genesis_fn.core.device import Device
+from genesis_fn.core.errors import BackendError
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.transforms.words import physical
+
+
+def compile_jaxpr(
+    jaxpr: Jaxpr, device: Device, donated: Sequence[bool] = (), compiler: str | None = None
+) -> CudaExecutable:
+    """An executable for `jaxpr`; `donated` marks inputs whose memory outputs may take. Raises
+    BackendError for a `compiler`: programs for a GPU have the library's own."""
+    if compiler is not None:
+        raise BackendError(
+            f"compiler={compiler!r} is for the CPU, and the program runs on {device}; leave it "
+            "out, or move the arguments with device_put(x, cpu())"
+        )
+    place = runtime(device.index)
+    target = place.driver.info.target
+    donated = tuple(donated) or (False,) * len(jaxpr.invars)
+    site = f"outputs of {jaxpr.name or 'a program'}"
+
+    # Values of extended dtypes, such as random keys, become the words that they consist of.
+    named = physical(jaxpr)
+
+    # Calls are inlined, but for fused functions with a kernel; what repeats or does nothing goes.
+    program = prepared(named, target)
+
+    # What the backward pass can compute again for less than its memory is worth is not kept.
+    program = rematerialise(program)
+
+    # Results take the memory of donated inputs.
+    replaced = donations(program, donated)
+    unused = [
+        (i, f"no output is left that is {v.aval}")
+        for i, (v, d) in enumerate(zip(program.invars, donated))
+        if d and i not in replaced.values()
+    ]
+
+    # Steps over buffers.
+    table = Table(target)
+    inputs = [table.new(v.aval.nbytes) for v in program.invars]
+    table.steady = {b for i, b in enumerate(inputs) if i not in replaced.values()}
+    targets = [inputs[replaced[k]] if k in replaced else None for k in range(len(program.outs))]
+    scope = Scope(table, program, inputs, targets)
+
+    # Results that are no input's memory get some before each run.
+    number = {b: i for i, b in enumerate(inputs)}
+    made: dict[int, tuple[list[int], Output]] = {}
+    for k, (b, a) in enumerate(zip(scope.outputs, program.out_avals, strict=True)):
+        if b not in number:
+            made.setdefault(b, ([], Output(a.nbytes)))[0].append(k)
+
+    # Graphs are captured at the addresses that the first calls bring.
+    programmatic = config.current().programmatic_launch
+    binding = Binding(place, table, scope, [*inputs, *made], site, programmatic)
+    if table.word is not None:
+        describe = lambda site, index: check_error(table, named, site, index)  # noqa: E731
+        binding.word = place.errors.register(binding, describe)
+    updated = [number.get(b) for b in scope.outputs]
+    places = Places(place, site, donated, updated, list(made.values()), binding.capture)
+    sigs = [sig(a, device) for a in jaxpr.out_avals]
+    return CudaExecutable(program, binding, places, sigs, replaced, unused)
+
+
+__all__ = ["compile_jaxpr"]
