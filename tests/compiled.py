@@ -13,13 +13,19 @@ import functools
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from genesis_fn.backends.cuda.compile import Compiled, _parameter_sizes, is_gluon, launch_key
+from genesis_fn.backends.cuda.compile import (
+    Compiled,
+    _parameter_sizes,
+    compiled_by_triton,
+    is_gluon,
+    launch_key,
+    request,
+)
 from genesis_fn.backends.cuda.parameters import ParameterBlock
 from genesis_fn.kernels.launch import Clear, Launch, Plan
 from tests import ptx
@@ -68,13 +74,8 @@ class _Held:
 @functools.lru_cache(4096)
 def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
     """(PTX, what its parameters are like) of a launch."""
-    from genesis_fn.compiler.target import OF_ARCHITECTURE
-    from genesis_fn.kernels.compile_only import compiled_kernel
-
-    launch = held.launch
-    launch = replace(launch, kernel=getattr(launch.kernel, "function", launch.kernel))
     for architecture in (90, 80):
-        found = compiled_kernel(launch, OF_ARCHITECTURE[architecture])
+        found = compiled_by_triton(request(held.launch, architecture))
         text, data = found.asm["ptx"], found.metadata
         if not any(word in text for word in _UNMODELLED):
             break

@@ -104,13 +104,12 @@ def add_block_sort(
     length: int,
     key: tuple[Buf, str],
     *,
-    descending: bool,
+    descending: bool = False,
     before: Buf | None = None,
     names: Buf | None = None,
     values: Buf | None = None,
     order: Buf | None = None,
     kept: int | None = None,
-    warps: int | None = None,
 ) -> None:
     """Append the stable sort of each row's keys, taken in the order `before`, inside one program.
 
@@ -161,6 +160,6 @@ def add_block_sort(
                 "ROW_BLOCK": row_block,
                 "COLUMN_BLOCK": column_block,
             },
-            num_warps=warps or max(1, min(8, row_block * column_block // 128)),
+            num_warps=max(1, min(8, row_block * column_block // 128)),
         )
         before = target

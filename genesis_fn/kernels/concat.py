@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import (
     INT32_MAX,
@@ -25,7 +26,6 @@ from genesis_fn.kernels.planning import (
 
 MOST = 8  # operands of one launch
 TILE = 256
-WARPS = 4
 NARROW = 64  # bytes: operands all narrower are gathered by output element
 
 
@@ -123,7 +123,7 @@ def concatenate_elements_kernel(
     tl.store(out + row * TOTAL + column, v, inside)
 
 
-def plan_concatenate(spec: Concatenate, tile: int = TILE, warps: int = WARPS) -> Plan:
+def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
     """The operands, in order -> one array; one launch for every eight non-empty operands."""
     count = len(spec.shapes)
     builder = PlanBuilder(count, 1)
@@ -151,11 +151,11 @@ def plan_concatenate(spec: Concatenate, tile: int = TILE, warps: int = WARPS) ->
             "COUNT": len(group),
             "WIDTHS": tuple(w for _, w, _ in group),
             "OFFSETS": tuple(o for _, _, o in group),
-            "WIDE": spec.outer * total // unit + tile > INT32_MAX,
+            "WIDE": spec.outer * total // unit + TILE > INT32_MAX,
         }
         if max(w for _, w, _ in group) * unit >= NARROW or spec.outer == 1:
-            columns = [min(next_power_of_two(w), tile) for _, w, _ in group]
-            rows = [min(next_power_of_two(spec.outer), max(1, tile // c)) for c in columns]
+            columns = [min(next_power_of_two(w), TILE) for _, w, _ in group]
+            rows = [min(next_power_of_two(spec.outer), max(1, TILE // c)) for c in columns]
             firsts = [0]
             for (_, w, _), c, r in zip(group, columns, rows, strict=True):
                 firsts.append(firsts[-1] + cdiv(w, c) * cdiv(spec.outer, r))
@@ -165,7 +165,6 @@ def plan_concatenate(spec: Concatenate, tile: int = TILE, warps: int = WARPS) ->
                 (firsts[-1],),
                 arguments,
                 constants | tiling,
-                num_warps=warps,
             )
         else:
             first = group[0][2]

@@ -2,19 +2,19 @@
 
 Rows of the product are output positions, columns are output channels, and the inner axis runs over
 window taps and input channels; operand tiles are gathered through strides, so every layout is read
-in place. Both gradients are convolutions of the same form with other strides: `input_gradient`
-dilates the cotangent and flips the window, `kernel_gradient` contracts over the batch.
+in place. Both gradients are convolutions of the same form: the input's dilates the cotangent, the
+kernel's contracts over the batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language import cast, dot
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.partials import add_sum_of_partials
@@ -26,17 +26,16 @@ from genesis_fn.kernels.planning import (
     next_power_of_two,
 )
 
-PROCESSORS = 132
 Triple = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """out[n, g, o, p] = sum over c, k of lhs[n, g, c, q / lhs_dilation] * rhs[g, o, c, k'].
+    """out[n, g, o, p] = sum over c, k of lhs[n, g, c, q / lhs_dilation] * rhs[g, o, c, k].
 
     Here q = p * strides + k * rhs_dilation - padding along each of three spatial axes (unused ones
-    have size 1), terms where lhs_dilation does not divide q or that fall outside are zero, and k'
-    is k, or its mirror image if `flip`. Element strides are (batch, group, channel, spatial...) for
+    have size 1), and terms where lhs_dilation does not divide q or that fall outside are zero.
+    Element strides are (batch, group, channel, spatial...) for
     lhs and out, and (group, out channel, in channel, spatial...) for rhs.
     """
 
@@ -54,7 +53,6 @@ class Convolution:
     padding: Triple = (0, 0, 0)  # before the first element
     lhs_dilation: Triple = (1, 1, 1)
     rhs_dilation: Triple = (1, 1, 1)
-    flip: bool = False
     dtype: str = "bf16"
     out_dtype: str | None = None
     precision: str = "default"
@@ -68,143 +66,6 @@ class Convolution:
     def depth(self) -> int:
         """Products that each output element sums."""
         return self.in_channels * math.prod(self.rhs_spatial)
-
-
-def convolution(
-    lhs_shape: Sequence[int],
-    rhs_shape: Sequence[int],
-    *,
-    layout: str = "NCHW",
-    kernel_layout: str = "OIHW",
-    out_layout: str | None = None,
-    strides: Sequence[int] | None = None,
-    padding: Sequence[tuple[int, int]] | None = None,
-    lhs_dilation: Sequence[int] | None = None,
-    rhs_dilation: Sequence[int] | None = None,
-    groups: int = 1,
-    dtype: str = "bf16",
-    out_dtype: str | None = None,
-    precision: str = "default",
-) -> Convolution:
-    """The convolution of dense arrays whose axes are named by layouts.
-
-    "N" is batch, "C" channel, "O" and "I" the kernel's output and input channels; the other letters
-    are spatial axes, the same ones in each layout. The kernel has C / groups input channels and
-    slides without being flipped, as in JAX. Padding may be negative.
-    """
-    out_layout = out_layout or layout
-    spatial = [a for a in kernel_layout if a not in "OI"]
-    if not 1 <= len(spatial) <= 3 or sorted(layout) != sorted(["N", "C", *spatial]):
-        raise ValueError(f"layouts {layout!r} and {kernel_layout!r} do not name the same axes")
-    lhs = dict(zip(layout, lhs_shape, strict=True))
-    rhs = dict(zip(kernel_layout, rhs_shape, strict=True))
-    if lhs["C"] != rhs["I"] * groups or rhs["O"] % groups:
-        raise ValueError(
-            f"{lhs['C']} input channels in {groups} groups do not fit a kernel of {rhs['O']} "
-            f"output and {rhs['I']} input channels"
-        )
-    rank = len(spatial)
-    strides, lhs_dilation, rhs_dilation = (
-        _triple(x, rank, 1) for x in (strides, lhs_dilation, rhs_dilation)
-    )
-    low = _triple([p[0] for p in padding] if padding else None, rank, 0)
-    high = _triple([p[1] for p in padding] if padding else None, rank, 0)
-    lhs_spatial = _triple([lhs[a] for a in spatial], rank, 1)
-    rhs_spatial = _triple([rhs[a] for a in spatial], rank, 1)
-    out_spatial = tuple(
-        max(0, ((n - 1) * ld + 1 + lo + hi - (k - 1) * rd - 1) // s + 1) if n else 0
-        for n, ld, lo, hi, k, rd, s in zip(
-            lhs_spatial, lhs_dilation, low, high, rhs_spatial, rhs_dilation, strides, strict=True
-        )
-    )
-    out = {"N": lhs["N"], "C": rhs["O"]} | dict(zip(spatial, out_spatial[3 - rank :], strict=True))
-    at_lhs, at_rhs = _dense(layout, lhs), _dense(kernel_layout, rhs)
-    at_out = _dense(out_layout, out)
-    out_channels = rhs["O"] // groups
-    return Convolution(
-        lhs["N"],
-        groups,
-        rhs["I"],
-        out_channels,
-        lhs_spatial,
-        rhs_spatial,
-        out_spatial,
-        (at_lhs["N"], at_lhs["C"] * rhs["I"], at_lhs["C"], *_spatial_strides(at_lhs, spatial)),
-        (at_rhs["O"] * out_channels, at_rhs["O"], at_rhs["I"], *_spatial_strides(at_rhs, spatial)),
-        (at_out["N"], at_out["C"] * out_channels, at_out["C"], *_spatial_strides(at_out, spatial)),
-        strides,
-        low,
-        lhs_dilation,
-        rhs_dilation,
-        dtype=dtype,
-        out_dtype=out_dtype,
-        precision=precision,
-    )
-
-
-def _triple(values: Sequence[int] | None, rank: int, missing: int) -> Triple:
-    given = tuple(values) if values is not None else (missing,) * rank
-    if len(given) != rank:
-        raise ValueError(f"{given} should have one entry for each of {rank} spatial axes")
-    return (*(missing,) * (3 - rank), *given)
-
-
-def _dense(layout: str, sizes: dict[str, int]) -> dict[str, int]:
-    steps, step = {}, 1
-    for axis in reversed(layout):
-        steps[axis] = step
-        step *= sizes[axis]
-    return steps
-
-
-def _spatial_strides(steps: dict[str, int], spatial: Sequence[str]) -> Triple:
-    return _triple([steps[a] for a in spatial], len(spatial), 0)
-
-
-def input_gradient(spec: Convolution) -> Convolution:
-    """The convolution of (cotangent, kernel) that gives the gradient of `spec`'s lhs."""
-    padding = tuple(
-        (k - 1) * d - p
-        for k, d, p in zip(spec.rhs_spatial, spec.rhs_dilation, spec.padding, strict=True)
-    )
-    group, out_channel, in_channel, *spatial = spec.rhs_strides
-    return replace(
-        spec,
-        in_channels=spec.out_channels,
-        out_channels=spec.in_channels,
-        lhs_spatial=spec.out_spatial,
-        out_spatial=spec.lhs_spatial,
-        lhs_strides=spec.out_strides,
-        rhs_strides=(group, in_channel, out_channel, *spatial),
-        out_strides=spec.lhs_strides,
-        strides=spec.lhs_dilation,
-        padding=padding,
-        lhs_dilation=spec.strides,
-        flip=not spec.flip,
-        out_dtype=None,
-    )
-
-
-def kernel_gradient(spec: Convolution) -> Convolution:
-    """The convolution of (lhs, cotangent) that gives the gradient of `spec`'s unflipped kernel."""
-    if spec.flip:
-        raise ValueError("the kernel gradient of a flipped convolution is that of its mirror image")
-    n, group, channel, *at_lhs = spec.lhs_strides
-    m, out_group, out_channel, *at_out = spec.out_strides
-    rhs_group, rhs_out, rhs_in, *at_rhs = spec.rhs_strides
-    return replace(
-        spec,
-        batch=spec.in_channels,
-        in_channels=spec.batch,
-        rhs_spatial=spec.out_spatial,
-        out_spatial=spec.rhs_spatial,
-        lhs_strides=(channel, group, n, *at_lhs),
-        rhs_strides=(out_group, out_channel, m, *at_out),
-        out_strides=(rhs_in, rhs_group, rhs_out, *at_rhs),
-        strides=spec.rhs_dilation,
-        rhs_dilation=spec.strides,
-        out_dtype=None,
-    )
 
 
 @triton.jit
@@ -228,7 +89,7 @@ def convolution_kernel(
     LHS: tl.constexpr, RHS: tl.constexpr, OUT: tl.constexpr,
     LHS_STRIDES: tl.constexpr, RHS_STRIDES: tl.constexpr, OUT_STRIDES: tl.constexpr,
     STRIDES: tl.constexpr, PADDING: tl.constexpr,
-    LHS_DILATION: tl.constexpr, RHS_DILATION: tl.constexpr, FLIP: tl.constexpr,
+    LHS_DILATION: tl.constexpr, RHS_DILATION: tl.constexpr,
     BATCH: tl.constexpr, BATCH_FIRST: tl.constexpr, CHANNELS_FIRST: tl.constexpr,
     PRECISION: tl.constexpr, SPLITS: tl.constexpr, SPLIT_DEPTH: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -287,10 +148,6 @@ def convolution_kernel(
         )  # fmt: skip
         at_lhs += i0 * LHS_STRIDES[3] + i1 * LHS_STRIDES[4] + i2 * LHS_STRIDES[5]
         a = tl.load(lhs + at_lhs, inside & ok0 & ok1 & ok2, other=0.0)
-        if FLIP:
-            t0 = RHS[0] - 1 - t0
-            t1 = RHS[1] - 1 - t1
-            t2 = RHS[2] - 1 - t2
         at_k = (
             channel * RHS_STRIDES[2]
             + t0 * RHS_STRIDES[3]
@@ -339,7 +196,7 @@ def place_kernel(
     tl.store(out + target, cast(v, out.dtype.element_ty), at < SIZE)
 
 
-def plan_convolution(spec: Convolution) -> Plan:
+def plan_convolution(spec: Convolution, target: Target) -> Plan:
     """lhs, rhs -> out. Long sums over few outputs are split and added in a fixed order."""
     builder = PlanBuilder(2, 1)
     double = spec.dtype == "fp64"
@@ -353,8 +210,8 @@ def plan_convolution(spec: Convolution) -> Plan:
     bm, bn, bk, warps = _tile(spec)
     tiles = cdiv(spec.rows, bm) * cdiv(spec.out_channels, bn)
     splits = 1
-    if tiles * spec.groups < PROCESSORS and spec.depth >= 16 * bk:
-        splits = min(64, PROCESSORS * 2 // (tiles * spec.groups), spec.depth // (8 * bk))
+    if tiles * spec.groups < target.processors and spec.depth >= 16 * bk:
+        splits = min(64, 2 * target.processors // (tiles * spec.groups), spec.depth // (8 * bk))
     split_depth = cdiv(cdiv(spec.depth, max(1, splits)), bk) * bk
     splits = cdiv(spec.depth, split_depth)
     held = out if splits == 1 else builder.workspace(splits * size, accumulator(spec.dtype))
@@ -382,7 +239,6 @@ def plan_convolution(spec: Convolution) -> Plan:
             "PADDING": spec.padding,
             "LHS_DILATION": spec.lhs_dilation,
             "RHS_DILATION": spec.rhs_dilation,
-            "FLIP": spec.flip,
             "PRECISION": spec.precision,
             "SPLITS": splits,
             "SPLIT_DEPTH": split_depth,

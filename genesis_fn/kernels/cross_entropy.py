@@ -1,25 +1,28 @@
 """Cross-entropy of integer labels over given logits: the loss and its gradient, one kernel each.
 
-Rows up to `RESIDENT` classes stay in registers. Longer rows are read once for log-sum-exp (online)
+Rows of up to 16384 classes stay in registers. Longer rows are read once for log-sum-exp (online)
 and once more, from the L2 cache where it reaches, for the gradient, which may overwrite the logits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.error_word import flag_error, flag_error_scalar
 from genesis_fn.kernels.language import cast, up
-from genesis_fn.kernels.launch import Buf, Plan, Scalar
-from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, accumulator, cdiv, row_tile
+from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.kernels.planning import (
+    PlanBuilder,
+    accumulator,
+    add_row_kernel,
+    fits_registers,
+    row_tile,
+)
 from genesis_fn.kernels.softmax import exponential, online_logsumexp, online_tile, soft_cap
-
-RESIDENT = 16384
-REDUCTIONS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class CrossEntropy:
     """loss = lse - (1 - s) x[label] - s mean(x) + z_loss lse^2 for each row x of the logits.
 
     s is `label_smoothing` and x = cap tanh(logits / cap) if `soft_cap` is not 0. Rows labelled
-    `ignore_index` count for nothing; "mean" divides by the other rows, or by 1 if there is none.
-    A label outside [0, classes) is clamped and, if `site` > 0, reported in the error word.
+    `ignore_index` count for nothing. A label outside [0, classes) is clamped and, if `site` > 0,
+    reported in the error word.
     """
 
     rows: int
@@ -39,40 +42,11 @@ class CrossEntropy:
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     soft_cap: float = 0.0
-    reduction: str = "mean"
     site: int = 0
 
     def __post_init__(self) -> None:
-        if self.reduction not in REDUCTIONS:
-            raise ValueError(f"reduction is one of {REDUCTIONS}, not {self.reduction!r}")
         if self.classes < 1:
             raise ValueError("cross-entropy needs at least one class")
-
-    @property
-    def scale(self) -> float | None:
-        """The factor of every row's loss, or None where the labels decide it."""
-        if self.reduction != "mean":
-            return 1.0
-        return 1.0 / max(self.rows, 1) if self.ignore_index is None else None
-
-    @property
-    def resident(self) -> bool:
-        """Whether a row fits in the registers of one program."""
-        return self.classes <= (RESIDENT // 4 if self.dtype == "fp64" else RESIDENT)
-
-    @property
-    def formula(self) -> dict[str, Any]:
-        """The constants that every row kernel takes."""
-        return {
-            "COLUMNS": self.classes,
-            "SCALE": self.scale,
-            "HAS_IGNORE": self.ignore_index is not None,
-            "IGNORE": self.ignore_index or 0,
-            "SMOOTHING": self.label_smoothing,
-            "Z_LOSS": self.z_loss,
-            "CAP": self.soft_cap,
-            "SITE": self.site,
-        }
 
 
 @triton.jit
@@ -111,13 +85,15 @@ def logit_gradient(
 
 
 @triton.jit
-def row_factor(scale, cotangent, row, valid, SCALE: tl.constexpr, COTANGENT: tl.constexpr):
-    """What each row's gradient is multiplied by: 1 / count times the cotangent, 0 if not valid."""
-    factor = tl.load(scale) if SCALE is None else SCALE
-    if COTANGENT == "scalar":
-        factor = factor * tl.load(cotangent)
-    elif COTANGENT == "rows":
-        factor = factor * tl.load(cotangent + row, valid, other=0.0)
+def row_factor(scale, cotangent, row, valid, SCALE: tl.constexpr, LOSS: tl.constexpr):
+    """What each row's gradient is multiplied by: the loss's own scale where it is made as well,
+    else the row's cotangent; 0 if not valid."""
+    if not LOSS:
+        factor = tl.load(cotangent + row, valid, other=0.0)
+    elif SCALE is None:
+        factor = tl.load(scale)
+    else:
+        factor = SCALE
     return tl.where(valid, factor, 0.0)
 
 
@@ -143,7 +119,6 @@ def cross_entropy_kernel(
     LOSS: tl.constexpr,
     SAVE: tl.constexpr,
     GRADIENT: tl.constexpr,
-    COTANGENT: tl.constexpr,
     STRIDE: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
@@ -177,7 +152,7 @@ def cross_entropy_kernel(
     else:
         z = tl.load(lse + row, exists, other=0.0)
     if GRADIENT:
-        factor = row_factor(scale, cotangent, row, valid, SCALE, COTANGENT)[:, None]
+        factor = row_factor(scale, cotangent, row, valid, SCALE, LOSS)[:, None]
         d = logit_gradient(raw, is_label, z[:, None], factor, COLUMNS, SMOOTHING, Z_LOSS, CAP)
         # Not 0 * d: an ignored row may hold inf or NaN.
         d = tl.where(valid[:, None], d, 0.0)
@@ -205,7 +180,6 @@ def cross_entropy_looped_kernel(
     LOSS: tl.constexpr,
     SAVE: tl.constexpr,
     GRADIENT: tl.constexpr,
-    COTANGENT: tl.constexpr,
     STRIDE: tl.constexpr,
     LANES: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -235,7 +209,7 @@ def cross_entropy_looped_kernel(
         z = tl.load(lse + row)
     if GRADIENT:
         dlogits += row * STRIDE
-        factor = row_factor(scale, cotangent, row, valid, SCALE, COTANGENT)
+        factor = row_factor(scale, cotangent, row, valid, SCALE, LOSS)
         lane = tl.arange(0, LANES * VECTOR)
         # The label's logit was read above by every thread: no element may be overwritten before.
         tl.debug_barrier()
@@ -248,150 +222,77 @@ def cross_entropy_looped_kernel(
             tl.store(dlogits + column, cast(d, dlogits.dtype.element_ty), inside)
 
 
-@triton.jit
-def count_labels_kernel(
-    labels, scale, ROWS: tl.constexpr, IGNORE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """scale = 1 / the number of labels other than IGNORE, which counts as one if there are none."""
-    lane = tl.arange(0, BLOCK)
-    count = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, ROWS, BLOCK):
-        at = start + lane
-        label = tl.load(labels + at, at < ROWS, other=IGNORE)
-        count += (label != IGNORE).to(tl.int32)
-    total = tl.maximum(tl.sum(count, 0), 1).to(scale.dtype.element_ty)
-    tl.store(scale, 1.0 / total)
-
-
-@triton.jit
-def sum_losses_kernel(
-    losses, scale, loss, ROWS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """loss = scale * the sum of the rows' losses, in a fixed order."""
-    lane = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), losses.dtype.element_ty)
-    for start in range(0, ROWS, BLOCK):
-        at = start + lane
-        total += tl.load(losses + at, at < ROWS, other=0.0)
-    factor = tl.load(scale) if SCALE is None else SCALE
-    tl.store(loss, tl.sum(total, 0) * factor)
-
-
-def add_scale(builder: PlanBuilder, spec: CrossEntropy, labels: Buf) -> Buf:
-    """The buffer that holds 1 / (number of labels that count), computed if the spec needs it."""
-    if spec.scale is not None:
-        return labels
-    scale = builder.workspace(1, accumulator(spec.dtype))
-    builder.launch(
-        count_labels_kernel,
-        (1,),
-        {"labels": labels, "scale": scale},
-        {"ROWS": spec.rows, "IGNORE": spec.ignore_index, "BLOCK": 4096},
-        num_warps=8,
-    )
-    return scale
-
-
 def add_row_losses(
     builder: PlanBuilder,
     spec: CrossEntropy,
     rows: int,
     buffers: dict[str, Buf],
     *,
-    loss: bool,
-    save: bool = False,
-    cotangent: str | None = None,
+    scale: float | None = 1.0,
     stride: int | None = None,
-    warps: int | None = None,
 ) -> None:
-    """Append the row kernel over `rows` rows: losses and lse if `loss`, dlogits if `cotangent`.
+    """Append the row kernel over `rows` rows. `buffers` names what it reads and writes.
 
-    `buffers` names logits, labels and whichever of scale, cotangent, lse, losses, dlogits and error
-    are used. `cotangent` is "one", "scalar" or "rows", or None for no gradient. `stride` elements
-    lie between rows of logits, if not `classes`.
+    logits and labels are always read. With `losses` it writes them, with `lse` besides each row's
+    log-sum-exp, with `dlogits` besides the gradient of their sum times `scale` (None: times the
+    number in the buffer `scale`). Without `losses` it writes dlogits, from lse and a `cotangent` of
+    each row. `error` is there if `spec.site` > 0. `stride` elements lie between rows of logits, if
+    not `classes`.
     """
     unused = buffers["logits"]
     names = ("logits", "labels", "scale", "cotangent", "lse", "losses", "dlogits", "error")
-    arguments: dict[str, Any] = {name: buffers.get(name, unused) for name in names}
+    loss, gradient = "losses" in buffers, "dlogits" in buffers
     stride = stride or spec.classes
-    flags = {"LOSS": loss, "SAVE": save, "GRADIENT": cotangent is not None}
-    flags |= {"COTANGENT": cotangent, "STRIDE": stride}
-    if spec.resident:
-        row_block, column_block, tile_warps = row_tile(spec.classes, spec.dtype)
-        tile = {"ROW_BLOCK": row_block, "COLUMN_BLOCK": column_block}
-        builder.launch(
-            cross_entropy_kernel,
-            (cdiv(rows, row_block),),
-            arguments | {"rows": Scalar(rows)},
-            spec.formula | flags | tile | {"WIDE": rows * stride > INT32_MAX},
-            num_warps=tile_warps,
-        )
-        return
-    if warps is None:
-        # With a gradient, few rows at a time: the second read of a row then finds it in the cache.
-        warps = 32 if loss and cotangent else 8
-    builder.launch(
-        cross_entropy_looped_kernel,
-        (rows,),
-        arguments,
-        spec.formula | flags | online_tile(spec.dtype, warps) | {"DOUBLE": spec.dtype == "fp64"},
-        num_warps=warps,
+    constants = {
+        "COLUMNS": spec.classes, "SCALE": scale,
+        "HAS_IGNORE": spec.ignore_index is not None, "IGNORE": spec.ignore_index or 0,
+        "SMOOTHING": spec.label_smoothing, "Z_LOSS": spec.z_loss, "CAP": spec.soft_cap,
+        "SITE": spec.site, "LOSS": loss, "SAVE": loss and "lse" in buffers, "GRADIENT": gradient,
+        "STRIDE": stride,
+    }  # fmt: skip
+    # With a gradient, few rows at a time: the second read of a row then finds it in the cache.
+    warps = 32 if loss and gradient else 8
+    fits = fits_registers(spec.classes, spec.dtype)
+    add_row_kernel(
+        builder,
+        (cross_entropy_kernel, cross_entropy_looped_kernel),
+        (rows, stride),
+        {name: buffers.get(name, unused) for name in names},
+        constants,
+        row_tile(spec.classes, spec.dtype) if fits else None,
+        online_tile(spec.dtype, warps) | {"DOUBLE": spec.dtype == "fp64"},
+        warps,
     )
 
 
-def add_reduction(
-    builder: PlanBuilder, spec: CrossEntropy, losses: Buf, scale: Buf, loss: Buf
-) -> None:
-    """Append loss = sum of losses * scale, in a fixed order."""
-    builder.launch(
-        sum_losses_kernel,
-        (1,),
-        {"losses": losses, "scale": scale, "loss": loss},
-        {"ROWS": spec.rows, "SCALE": spec.scale, "BLOCK": 4096},
-        num_warps=8,
-    )
+def plan_cross_entropy_forward(spec: CrossEntropy, target: Target) -> Plan:
+    """logits, labels -> losses, lse[, error]: each row's loss and log-sum-exp.
 
-
-def plan_cross_entropy_forward(spec: CrossEntropy) -> Plan:
-    """logits, labels -> loss, lse[, error]: the reduced loss and each row's log-sum-exp.
-
-    loss is one element, or `rows` for "none"; it and lse are fp32 (fp64 for fp64 logits). The error
-    word is there if `spec.site` > 0.
+    Both are fp32 (fp64 for fp64 logits). The error word is there if `spec.site` > 0.
     """
     statistic = accumulator(spec.dtype)
     builder = PlanBuilder(2, 2 + (spec.site > 0))
-    logits, labels = Buf(0, spec.dtype), Buf(1, spec.label_dtype)
-    loss, lse, error = Buf(2, statistic), Buf(3, statistic), Buf(4, "i64")
-    losses = loss
-    if spec.reduction != "none":
-        losses = builder.workspace(spec.rows, statistic)
-    buffers = {"logits": logits, "labels": labels, "lse": lse, "losses": losses}
+    buffers = {
+        "logits": Buf(0, spec.dtype), "labels": Buf(1, spec.label_dtype),
+        "losses": Buf(2, statistic), "lse": Buf(3, statistic),
+    }  # fmt: skip
     if spec.site:
-        buffers["error"] = error
-    add_row_losses(builder, spec, spec.rows, buffers, loss=True, save=True)
-    if spec.reduction != "none":
-        add_reduction(builder, spec, losses, add_scale(builder, spec, labels), loss)
+        buffers["error"] = Buf(4, "i64")
+    add_row_losses(builder, spec, spec.rows, buffers)
     return builder.build()
 
 
-def plan_cross_entropy_backward(spec: CrossEntropy) -> Plan:
+def plan_cross_entropy_backward(spec: CrossEntropy, target: Target) -> Plan:
     """logits, labels, lse, cotangent -> dlogits, with the logits' type.
 
-    The cotangent has the loss's shape and type.
+    The cotangent has the losses' shape and type.
     """
     statistic = accumulator(spec.dtype)
     builder = PlanBuilder(4, 1)
-    labels = Buf(1, spec.label_dtype)
     buffers = {
-        "logits": Buf(0, spec.dtype),
-        "labels": labels,
-        "scale": add_scale(builder, spec, labels),
-        "lse": Buf(2, statistic),
-        "cotangent": Buf(3, statistic),
-        "dlogits": Buf(4, spec.dtype),
-    }
+        "logits": Buf(0, spec.dtype), "labels": Buf(1, spec.label_dtype),
+        "lse": Buf(2, statistic), "cotangent": Buf(3, statistic), "dlogits": Buf(4, spec.dtype),
+    }  # fmt: skip
     # The forward has already reported what is wrong with the labels.
-    silent = replace(spec, site=0)
-    cotangent = "rows" if spec.reduction == "none" else "scalar"
-    add_row_losses(builder, silent, spec.rows, buffers, loss=False, cotangent=cotangent)
+    add_row_losses(builder, replace(spec, site=0), spec.rows, buffers)
     return builder.build()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-INDEX_BITS = 40
-
 
 @triton.jit
 def flag_error(word, bad, index, SITE: tl.constexpr):
@@ -31,11 +29,3 @@ def flag_error_scalar(word, bad, index, SITE: tl.constexpr):
         if bad:
             code = index.to(tl.int64) & 0xFFFFFFFFFF
             tl.atomic_max(word, code + (SITE << 40), sem="relaxed")
-
-
-def decode_error_word(word: int) -> tuple[int, int] | None:
-    """(site, index) of a raised error word, None for 0."""
-    if word == 0:
-        return None
-    index = word & (1 << INDEX_BITS) - 1
-    return word >> INDEX_BITS, index - (index >> INDEX_BITS - 1 << INDEX_BITS)

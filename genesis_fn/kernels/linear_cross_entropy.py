@@ -7,54 +7,51 @@ in float32, dweight. Chunks are long enough to keep the products at full rate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import triton
+import triton.language as tl
+
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.cross_entropy import (
-    CrossEntropy,
-    add_reduction,
-    add_row_losses,
-    add_scale,
-)
+from genesis_fn.kernels.cross_entropy import CrossEntropy, add_row_losses
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_spec import Config, Epilogue, MatmulSpec
-from genesis_fn.kernels.matmul_tuning import fitted
+from genesis_fn.kernels.matmul_spec import Epilogue, MatmulSpec
 from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder, accumulator, cdiv
 
 LOGITS_BYTES = 1 << 30
-COTANGENTS = ("one", "scalar", "rows")
+REDUCTIONS = ("mean", "sum")
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCrossEntropy:
-    """`loss` (a `CrossEntropy`, whose dtype is the logits') of x @ weight.T.
+    """The reduced `loss` of the rows of x @ weight.T, and its gradients if asked for.
 
-    x is [rows, features] of `dtype`, weight [classes, features] of `weight_dtype`. The gradients,
-    if asked for, are those of the loss times the `cotangent`: "one", or an input that is one number
-    ("scalar") or one for each row ("rows", the only choice for the reduction "none").
+    x is [rows, features] and weight [classes, features], both of the type of the loss's logits.
+    "mean" divides by the number of rows that are not ignored, or by 1 if there is none.
     `chunk_rows` is chosen for about 1 GiB of logits, and at least 4096 rows, if None.
     """
 
     loss: CrossEntropy
     features: int
-    dtype: str = "bf16"
-    weight_dtype: str = "bf16"
+    reduction: str = "mean"
     gradients: bool = True
-    cotangent: str = "one"
-    weight_gradient_dtype: str | None = None
     precision: str = "default"
     chunk_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cotangent not in COTANGENTS:
-            raise ValueError(f"cotangent is one of {COTANGENTS}, not {self.cotangent!r}")
-        if self.gradients and self.loss.reduction == "none" and self.cotangent != "rows":
-            raise ValueError('gradients of unreduced losses need cotangent="rows"')
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is one of {REDUCTIONS}, not {self.reduction!r}")
         if self.loss.rows < 1:
             raise ValueError("linear cross-entropy needs at least one row")
+
+    @property
+    def scale(self) -> float | None:
+        """The factor of every row's loss, or None where the labels decide it."""
+        if self.reduction == "sum":
+            return 1.0
+        return 1.0 / self.loss.rows if self.loss.ignore_index is None else None
 
     @property
     def stride(self) -> int:
@@ -75,44 +72,66 @@ class LinearCrossEntropy:
         return tuple((start, min(size, rows - start)) for start in range(0, rows, size))
 
 
-def plan_linear_cross_entropy(
-    spec: LinearCrossEntropy,
-    target: Target,
-    configs: Mapping[str, Config] | None = None,
-    row_warps: int | None = None,
-) -> Plan:
-    """x, weight, labels[, cotangent] -> loss[, dx, dweight][, error].
+@triton.jit
+def count_labels_kernel(
+    labels, scale, ROWS: tl.constexpr, IGNORE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """scale = 1 / the number of labels other than IGNORE, which counts as one if there are none."""
+    lane = tl.arange(0, BLOCK)
+    count = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, ROWS, BLOCK):
+        at = start + lane
+        label = tl.load(labels + at, at < ROWS, other=IGNORE)
+        count += (label != IGNORE).to(tl.int32)
+    total = tl.maximum(tl.sum(count, 0), 1).to(scale.dtype.element_ty)
+    tl.store(scale, 1.0 / total)
 
-    loss is fp32 (fp64 for fp64 logits): one element, or `rows` for "none". dx has x's type, dweight
-    `weight_gradient_dtype` (the weight's if None). The error word is there if `loss.site` > 0.
-    `configs` chooses the products' tiles, by "logits", "dx" and "dweight".
+
+@triton.jit
+def sum_losses_kernel(
+    losses, scale, loss, ROWS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """loss = scale * the sum of the rows' losses, in a fixed order."""
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), losses.dtype.element_ty)
+    for start in range(0, ROWS, BLOCK):
+        at = start + lane
+        total += tl.load(losses + at, at < ROWS, other=0.0)
+    factor = tl.load(scale) if SCALE is None else SCALE
+    tl.store(loss, tl.sum(total, 0) * factor)
+
+
+def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
+    """x, weight, labels -> loss[, dx, dweight][, error].
+
+    loss is one element, fp32 (fp64 for fp64 logits); dx and dweight have the type of x and weight.
+    The error word is there if `loss.site` > 0.
     """
-    loss_spec, statistic = spec.loss, accumulator(spec.loss.dtype)
-    takes_cotangent = spec.gradients and spec.cotangent != "one"
-    inputs = 3 + takes_cotangent
-    builder = PlanBuilder(inputs, 1 + 2 * spec.gradients + (loss_spec.site > 0))
-    x, weight, labels = Buf(0, spec.dtype), Buf(1, spec.weight_dtype), Buf(2, loss_spec.label_dtype)
-    cotangent = Buf(3, statistic)
-    loss, dx = Buf(inputs, statistic), Buf(inputs + 1, spec.dtype)
-    dweight = Buf(inputs + 2, spec.weight_gradient_dtype or spec.weight_dtype)
-    error = Buf(inputs + 1 + 2 * spec.gradients, "i64")
+    loss_spec, dtype, statistic = spec.loss, spec.loss.dtype, accumulator(spec.loss.dtype)
+    builder = PlanBuilder(3, 1 + 2 * spec.gradients + (loss_spec.site > 0))
+    x, weight, labels = Buf(0, dtype), Buf(1, dtype), Buf(2, loss_spec.label_dtype)
+    loss, dx, dweight = Buf(3, statistic), Buf(4, dtype), Buf(5, dtype)
+    error = Buf(4 + 2 * spec.gradients, "i64")
 
     chunks = spec.chunks
-    logits = builder.workspace(chunks[0][1] * spec.stride, loss_spec.dtype)
-    losses = loss
-    if loss_spec.reduction != "none":
-        losses = builder.workspace(loss_spec.rows, statistic)
+    logits = builder.workspace(chunks[0][1] * spec.stride, dtype)
+    losses = builder.workspace(loss_spec.rows, statistic)
     held = dweight
-    if spec.gradients and len(chunks) > 1 and dweight.dtype != statistic:
+    if spec.gradients and len(chunks) > 1 and dtype != statistic:
         held = builder.workspace(loss_spec.classes * spec.features, statistic)
-    scale = add_scale(builder, loss_spec, labels)
+    scale = labels
+    if spec.scale is None:
+        scale = builder.workspace(1, statistic)
+        builder.launch(
+            count_labels_kernel,
+            (1,),
+            {"labels": labels, "scale": scale},
+            {"ROWS": loss_spec.rows, "IGNORE": loss_spec.ignore_index, "BLOCK": 4096},
+            num_warps=8,
+        )
 
     def add_product(name: str, places: tuple[Buf, ...], rows: int, **options: Any) -> None:
-        matmul = product(spec, name, rows, **options)
-        config = (configs or {}).get(name)
-        if config is not None and fitted(matmul, config, target) != config:
-            config = None
-        builder.include(plan_matmul(matmul, target, config), places)
+        builder.include(plan_matmul(product(spec, name, rows, **options), target), places)
 
     for i, (start, rows) in enumerate(chunks):
         x_rows = _advance(x, start * spec.features)
@@ -122,36 +141,29 @@ def plan_linear_cross_entropy(
             "labels": _advance(labels, start),
             "scale": scale,
             "losses": _advance(losses, start),
-            "dlogits": logits,
         }
-        if takes_cotangent:
-            shift = start if spec.cotangent == "rows" else 0
-            buffers["cotangent"] = _advance(cotangent, shift)
+        if spec.gradients:
+            buffers["dlogits"] = logits
         if loss_spec.site:
             buffers["error"] = error
-        add_row_losses(
-            builder,
-            loss_spec,
-            rows,
-            buffers,
-            loss=True,
-            cotangent=spec.cotangent if spec.gradients else None,
-            stride=spec.stride,
-            warps=row_warps,
-        )
+        add_row_losses(builder, loss_spec, rows, buffers, scale=spec.scale, stride=spec.stride)
         if not spec.gradients:
             continue
-        dx_rows = _advance(dx, start * spec.features)
-        add_product("dx", (logits, weight, dx_rows), rows)
+        add_product("dx", (logits, weight, _advance(dx, start * spec.features)), rows)
         buffers_of_sum: tuple[Buf, ...] = (logits, x_rows, held)
         options: dict[str, Any] = {"out_dtype": held.dtype, "accumulate": i > 0}
         if held != dweight and i == len(chunks) - 1:
             # The last chunk adds what the others came to and rounds once.
             buffers_of_sum = (logits, x_rows, held, dweight)
-            options = {"out_dtype": dweight.dtype, "residual": held.dtype}
+            options = {"out_dtype": dtype, "residual": held.dtype}
         add_product("dweight", buffers_of_sum, rows, **options)
-    if loss_spec.reduction != "none":
-        add_reduction(builder, loss_spec, losses, scale, loss)
+    builder.launch(
+        sum_losses_kernel,
+        (1,),
+        {"losses": losses, "scale": scale, "loss": loss},
+        {"ROWS": loss_spec.rows, "SCALE": spec.scale, "BLOCK": 4096},
+        num_warps=8,
+    )
     return builder.build()
 
 
@@ -169,39 +181,19 @@ def product(
     accumulate: bool = False,
 ) -> MatmulSpec:
     """The matrix product "logits", "dx" or "dweight" of a chunk of `rows` rows."""
-    classes, features, logits = spec.loss.classes, spec.features, spec.loss.dtype
+    classes, features, dtype = spec.loss.classes, spec.features, spec.loss.dtype
+    types = {
+        "lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": out_dtype or dtype,
+        "precision": spec.precision,
+    }  # fmt: skip
     if name == "logits":
+        strides = (spec.stride, 1)
         return MatmulSpec(
-            rows,
-            classes,
-            features,
-            lhs_dtype=spec.dtype,
-            rhs_dtype=spec.weight_dtype,
-            out_dtype=logits,
-            rhs_transposed=True,
-            out_strides=(spec.stride, 1),
-            precision=spec.precision,
+            rows, classes, features, rhs_transposed=True, out_strides=strides, **types
         )
     if name == "dx":
-        return MatmulSpec(
-            rows,
-            features,
-            classes,
-            lhs_dtype=logits,
-            rhs_dtype=spec.weight_dtype,
-            out_dtype=spec.dtype,
-            lhs_strides=(spec.stride, 1),
-            precision=spec.precision,
-        )
+        return MatmulSpec(rows, features, classes, lhs_strides=(spec.stride, 1), **types)
     return MatmulSpec(
-        classes,
-        features,
-        rows,
-        lhs_dtype=logits,
-        rhs_dtype=spec.dtype,
-        out_dtype=out_dtype or accumulator(logits),
-        lhs_strides=(1, spec.stride),
-        precision=spec.precision,
-        epilogue=Epilogue(residual=residual),
-        accumulate=accumulate,
-    )
+        classes, features, rows, lhs_strides=(1, spec.stride), accumulate=accumulate,
+        epilogue=Epilogue(residual=residual), **types,
+    )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
@@ -111,26 +110,6 @@ def _prepared(spec: MatmulSpec, config: Config, hooks: Hooks, target: Target) ->
             buffers[i] = add_prepared(builder, spec, operand)
     builder.include(inner, buffers)
     return builder.build()
-
-
-def matmul_source(
-    spec: MatmulSpec,
-    target: Target,
-    epilogue_source: str = "",
-    extra_args: Sequence[tuple[str, str]] = (),
-    config: Config | None = None,
-) -> str:
-    """The Triton source of the product's (first) kernel with a generated epilogue.
-
-    `epilogue_source` transforms `acc` as `Hooks.epilogue` says; `extra_args` are the (name, element
-    type) pairs of the pointers it reads.
-    """
-    hooks = Hooks(epilogue=epilogue_source, inputs=tuple(extra_args))
-    config = config or default_config(spec, target, hooks)
-    spec = prepared_spec(spec) if config.prepared else spec
-    text = Text(spec, config, hooks, out_kind(spec, config))
-    arguments, numbers = arguments_of(text, buffers_of(spec, hooks)), text.numbers()
-    return _source(text, list(arguments), numbers)
 
 
 def buffers_of(spec: MatmulSpec, hooks: Hooks) -> dict[str, Buf]:
@@ -318,6 +297,5 @@ __all__ = [
     "MatmulSpec",
     "configs",
     "default_config",
-    "matmul_source",
     "plan_matmul",
 ]

@@ -1,8 +1,8 @@
 """RMSNorm and LayerNorm over the rows of a matrix, forward and backward.
 
-Rows up to `RESIDENT` columns stay in registers; longer rows are looped over. Weight and bias
-gradients are summed by each program over its own rows, then across programs by a second kernel, so
-the order of every sum depends on shapes alone.
+Rows of up to 16384 columns (backward: 8192) stay in registers; longer rows are looped over. Weight
+and bias gradients are summed by each program over its own rows, then across programs by a second
+kernel, so the order of every sum depends on shapes and the number of multiprocessors alone.
 """
 
 from __future__ import annotations
@@ -12,47 +12,50 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language import cast, up
 from genesis_fn.kernels.launch import Buf, Plan, Scalar
 from genesis_fn.kernels.partials import add_sum_of_partials
 from genesis_fn.kernels.planning import (
     INT32_MAX,
     PlanBuilder,
+    Tile,
     accumulator,
+    add_row_kernel,
     cdiv,
+    fits_registers,
     next_power_of_two,
     row_tile,
 )
 
-RESIDENT = 16384
 RESIDENT_BACKWARD = 8192
 BACKWARD_TILE = 8192
-PROCESSORS = 132  # of an H100 or H200
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """y = (x - mean(x)) * rstd * weight + bias over each row; "rms" leaves the mean out.
+    """y = (x - mean(x)) * rstd * weight + bias over each row, rstd = 1 / sqrt(variance + epsilon).
 
-    rstd = 1 / sqrt(variance + epsilon). `weight_dtype` and `bias_dtype` are None where absent.
-    `unit_offset` multiplies by 1 + weight instead of weight.
+    With a bias it is a LayerNorm; without one an RMSNorm, which leaves the mean out. `statistics`:
+    whether the forward keeps rstd and mean.
     """
 
     rows: int
     columns: int
     dtype: str
-    kind: str = "rms"
-    epsilon: float = 1e-6
-    weight_dtype: str | None = None
+    epsilon: float
+    weight_dtype: str
     bias_dtype: str | None = None
-    unit_offset: bool = False
-    out_dtype: str | None = None
+    statistics: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in ("rms", "layer"):
-            raise ValueError(f"a norm is 'rms' or 'layer', not {self.kind!r}")
         if self.columns < 1:
             raise ValueError("a norm needs at least one column")
+
+    @property
+    def centered(self) -> bool:
+        """Whether it is a LayerNorm, which takes the mean out and adds a bias."""
+        return self.bias_dtype is not None
 
     @property
     def wide(self) -> bool:
@@ -72,9 +75,6 @@ def norm_forward_kernel(
     COLUMNS: tl.constexpr,
     EPSILON: tl.constexpr,
     CENTER: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
     SAVE: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
@@ -96,10 +96,8 @@ def norm_forward_kernel(
     if SAVE:
         tl.store(rstd + row, scale, row < rows)
     v = v * scale[:, None]
-    if HAS_WEIGHT:
-        w = up(tl.load(weight + column, inside, other=0.0))
-        v = v * (w + 1.0) if UNIT_OFFSET else v * w
-    if HAS_BIAS:
+    v *= up(tl.load(weight + column, inside, other=0.0))
+    if CENTER:
         v += up(tl.load(bias + column, inside, other=0.0))
     tl.store(y + base + column, cast(v, y.dtype.element_ty), mask)
 
@@ -115,9 +113,6 @@ def norm_forward_looped_kernel(
     COLUMNS: tl.constexpr,
     EPSILON: tl.constexpr,
     CENTER: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
     SAVE: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
@@ -157,10 +152,8 @@ def norm_forward_looped_kernel(
         column = start + lane
         inside = column < COLUMNS
         v = (up(tl.load(x + column, inside, other=0.0)) - average) * scale
-        if HAS_WEIGHT:
-            w = up(tl.load(weight + column, inside, other=0.0))
-            v = v * (w + 1.0) if UNIT_OFFSET else v * w
-        if HAS_BIAS:
+        v *= up(tl.load(weight + column, inside, other=0.0))
+        if CENTER:
             v += up(tl.load(bias + column, inside, other=0.0))
         tl.store(y + column, cast(v, y.dtype.element_ty), inside)
 
@@ -178,9 +171,6 @@ def norm_backward_kernel(
     rows,
     COLUMNS: tl.constexpr,
     CENTER: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -191,11 +181,7 @@ def norm_backward_kernel(
     program = tl.program_id(0)
     column = tl.arange(0, COLUMN_BLOCK)
     inside = column < COLUMNS
-    w = tl.zeros((COLUMN_BLOCK,), ACC)
-    if HAS_WEIGHT:
-        w += up(tl.load(weight + column, inside, other=0.0))
-    if not HAS_WEIGHT or UNIT_OFFSET:
-        w += 1.0
+    w = tl.zeros((COLUMN_BLOCK,), ACC) + up(tl.load(weight + column, inside, other=0.0))
     weight_sum = tl.zeros((ROW_BLOCK, COLUMN_BLOCK), ACC)
     bias_sum = tl.zeros((ROW_BLOCK, COLUMN_BLOCK), ACC)
     step = tl.num_programs(0) * ROW_BLOCK
@@ -221,9 +207,8 @@ def norm_backward_kernel(
         if CENTER:
             h = tl.where(mask, h - tl.load(mean + row, valid, other=0.0)[:, None], 0.0)
         h = h * scale
-        if HAS_WEIGHT:
-            weight_sum += g * h
-        if HAS_BIAS:
+        weight_sum += g * h
+        if CENTER:
             bias_sum += g
         g = g * w[None, :]
         along = tl.sum(g * h, 1) / COLUMNS
@@ -231,9 +216,8 @@ def norm_backward_kernel(
         if CENTER:
             d -= (tl.sum(g, 1) / COLUMNS)[:, None]
         tl.store(dx + base, cast(d * scale, dx.dtype.element_ty), mask)
-    if HAS_WEIGHT:
-        tl.store(dweight + program * COLUMNS + column, tl.sum(weight_sum, 0), inside)
-    if HAS_BIAS:
+    tl.store(dweight + program * COLUMNS + column, tl.sum(weight_sum, 0), inside)
+    if CENTER:
         tl.store(dbias + program * COLUMNS + column, tl.sum(bias_sum, 0), inside)
 
 
@@ -247,8 +231,6 @@ def norm_backward_looped_kernel(
     dx,
     COLUMNS: tl.constexpr,
     CENTER: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
@@ -270,9 +252,7 @@ def norm_backward_looped_kernel(
         inside = column < COLUMNS
         g = up(tl.load(dy + column, inside, other=0.0))
         h = (up(tl.load(x + column, inside, other=0.0)) - average) * scale
-        if HAS_WEIGHT:
-            w = up(tl.load(weight + column, inside, other=0.0))
-            g = g * (w + 1.0) if UNIT_OFFSET else g * w
+        g *= up(tl.load(weight + column, inside, other=0.0))
         along_lanes += g * h
         sum_lanes += g
     along = tl.sum(along_lanes, 0) / COLUMNS
@@ -284,9 +264,7 @@ def norm_backward_looped_kernel(
         inside = column < COLUMNS
         g = up(tl.load(dy + column, inside, other=0.0))
         h = (up(tl.load(x + column, inside, other=0.0)) - average) * scale
-        if HAS_WEIGHT:
-            w = up(tl.load(weight + column, inside, other=0.0))
-            g = g * (w + 1.0) if UNIT_OFFSET else g * w
+        g *= up(tl.load(weight + column, inside, other=0.0))
         d = (g - shift - h * along) * scale
         tl.store(dx + column, cast(d, dx.dtype.element_ty), inside)
 
@@ -302,8 +280,6 @@ def norm_parameter_gradient_kernel(
     rows,
     COLUMNS: tl.constexpr,
     CENTER: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
@@ -321,71 +297,19 @@ def norm_parameter_gradient_kernel(
         at = (row.to(tl.int64) * COLUMNS)[:, None] + column[None, :]
         mask = valid[:, None] & inside[None, :]
         g = up(tl.load(dy + at, mask, other=0.0))
-        if HAS_BIAS:
+        h = up(tl.load(x + at, mask, other=0.0))
+        if CENTER:
             bias_sum += g
-        if HAS_WEIGHT:
-            h = up(tl.load(x + at, mask, other=0.0))
-            if CENTER:
-                h -= tl.load(mean + row, valid, other=0.0)[:, None]
-            weight_sum += g * (h * tl.load(rstd + row, valid, other=0.0)[:, None])
+            h -= tl.load(mean + row, valid, other=0.0)[:, None]
+        weight_sum += g * (h * tl.load(rstd + row, valid, other=0.0)[:, None])
     place = slab.to(tl.int64) * COLUMNS + column
-    if HAS_WEIGHT:
-        tl.store(dweight + place, tl.sum(weight_sum, 0), inside)
-    if HAS_BIAS:
+    tl.store(dweight + place, tl.sum(weight_sum, 0), inside)
+    if CENTER:
         tl.store(dbias + place, tl.sum(bias_sum, 0), inside)
 
 
-def plan_norm_forward(
-    spec: Norm, *, save_statistics: bool = True, tile: tuple[int, int, int] | None = None
-) -> Plan:
-    """x[, weight][, bias] -> y[, rstd[, mean]]: the norm of each row.
-
-    rstd and (for "layer") mean are fp32 vectors of `rows` elements, fp64 for fp64 input; they are
-    outputs if `save_statistics`. `tile` replaces `row_tile`'s choice for resident rows.
-    """
-    center = spec.kind == "layer"
-    inputs = 1 + (spec.weight_dtype is not None) + (spec.bias_dtype is not None)
-    builder = PlanBuilder(inputs, 1 + (1 + center) * save_statistics)
-    x = Buf(0, spec.dtype)
-    weight = Buf(1, spec.weight_dtype) if spec.weight_dtype else x
-    bias = Buf(inputs - 1, spec.bias_dtype) if spec.bias_dtype else x
-    y = Buf(inputs, spec.out_dtype or spec.dtype)
-    statistic = accumulator(spec.dtype)
-    rstd = Buf(inputs + 1, statistic) if save_statistics else y
-    mean = Buf(inputs + 2, statistic) if save_statistics and center else y
-    arguments = {"x": x, "weight": weight, "bias": bias, "y": y, "rstd": rstd, "mean": mean}
-    constants = {
-        "COLUMNS": spec.columns,
-        "EPSILON": spec.epsilon,
-        "CENTER": center,
-        "HAS_WEIGHT": spec.weight_dtype is not None,
-        "HAS_BIAS": spec.bias_dtype is not None,
-        "UNIT_OFFSET": spec.unit_offset,
-        "SAVE": save_statistics,
-    }
-    if spec.columns <= RESIDENT // (4 if spec.dtype == "fp64" else 1):
-        rows, columns, warps = tile or forward_tile(spec.columns, spec.dtype)
-        builder.launch(
-            norm_forward_kernel,
-            (cdiv(spec.rows, rows),),
-            arguments | {"rows": Scalar(spec.rows)},
-            constants | {"ROW_BLOCK": rows, "COLUMN_BLOCK": columns, "WIDE": spec.wide},
-            num_warps=warps,
-        )
-    else:
-        builder.launch(
-            norm_forward_looped_kernel,
-            (spec.rows,),
-            arguments,
-            constants | {"BLOCK": 4096, "DOUBLE": spec.dtype == "fp64"},
-            num_warps=8,
-        )
-    return builder.build()
-
-
-def forward_tile(columns: int, dtype: str) -> tuple[int, int, int]:
-    """(rows, padded columns, warps) of the forward's tiles, as measured: 32 elements a thread of
-    short rows, eight of long ones."""
+def forward_tile(columns: int, dtype: str) -> Tile:
+    """The forward's tiles, as measured: 32 elements a thread of short rows, eight of long ones."""
     padded = next_power_of_two(columns)
     if dtype == "fp64" or padded > 4096:
         return row_tile(columns, dtype)
@@ -394,92 +318,85 @@ def forward_tile(columns: int, dtype: str) -> tuple[int, int, int]:
     return rows, padded, 16 if padded == 4096 else elements // 1024
 
 
-def backward_tile(columns: int, dtype: str) -> tuple[int, int, int]:
-    """(rows, padded columns, warps) of the backward's tiles: each program keeps one under way."""
+def backward_tile(columns: int, dtype: str) -> Tile:
+    """The backward's tiles: each program keeps one under way."""
     padded = next_power_of_two(columns)
     rows = max(1, BACKWARD_TILE // (4 if dtype == "fp64" else 1) // padded)
     return rows, padded, min(8, max(1, rows * padded // 1024))
 
 
-def plan_norm_backward(
-    spec: Norm, tile: tuple[int, int, int] | None = None, programs: int | None = None
-) -> Plan:
-    """dy, x[, weight], rstd[, mean] -> dx[, dweight][, dbias]: the gradients of the norm.
+def plan_norm_forward(spec: Norm, target: Target) -> Plan:
+    """x, weight[, bias] -> y[, rstd[, mean]]: the norm of each row.
 
-    dy has the forward's output type; dx has x's type, dweight and dbias have their parameters'.
+    rstd and, of a LayerNorm, mean are fp32 vectors of `rows` elements, fp64 for fp64 input; they
+    are outputs if `spec.statistics`.
     """
-    center = spec.kind == "layer"
-    has_weight, has_bias = spec.weight_dtype is not None, spec.bias_dtype is not None
-    inputs = 3 + has_weight + center
-    builder = PlanBuilder(inputs, 1 + has_weight + has_bias)
+    inputs = 2 + spec.centered
+    builder = PlanBuilder(inputs, 1 + (1 + spec.centered) * spec.statistics)
+    x, y = Buf(0, spec.dtype), Buf(inputs, spec.dtype)
     statistic = accumulator(spec.dtype)
-    dy, x = Buf(0, spec.out_dtype or spec.dtype), Buf(1, spec.dtype)
-    weight = Buf(2, spec.weight_dtype) if spec.weight_dtype else x
-    rstd = Buf(2 + has_weight, statistic)
-    mean = Buf(3 + has_weight, statistic) if center else rstd
-    dx = Buf(inputs, spec.dtype)
-    arguments = {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "mean": mean, "dx": dx}
+    rstd = Buf(inputs + 1, statistic) if spec.statistics else y
+    mean = Buf(inputs + 2, statistic) if spec.statistics and spec.centered else y
+    bias = Buf(2, spec.bias_dtype) if spec.bias_dtype else x
+    fits = fits_registers(spec.columns, spec.dtype)
+    add_row_kernel(
+        builder,
+        (norm_forward_kernel, norm_forward_looped_kernel),
+        (spec.rows, spec.columns),
+        {"x": x, "weight": Buf(1, spec.weight_dtype), "bias": bias, "y": y, "rstd": rstd,
+         "mean": mean},
+        {"COLUMNS": spec.columns, "EPSILON": spec.epsilon, "CENTER": spec.centered,
+         "SAVE": spec.statistics},
+        forward_tile(spec.columns, spec.dtype) if fits else None,
+        {"BLOCK": 4096, "DOUBLE": spec.dtype == "fp64"},
+    )  # fmt: skip
+    return builder.build()
+
+
+def plan_norm_backward(spec: Norm, target: Target) -> Plan:
+    """dy, x, weight, rstd[, mean] -> dx, dweight[, dbias]: the gradients of the norm.
+
+    dy and dx have x's type, dweight and dbias have their parameters'.
+    """
+    inputs = 4 + spec.centered
+    builder = PlanBuilder(inputs, 2 + spec.centered)
+    statistic = accumulator(spec.dtype)
+    dy, x, weight = Buf(0, spec.dtype), Buf(1, spec.dtype), Buf(2, spec.weight_dtype)
+    rstd = Buf(3, statistic)
+    mean = Buf(4, statistic) if spec.centered else rstd
+    rows = Scalar(spec.rows)
+    statistics = {"rstd": rstd, "mean": mean}
     constants = {
-        "COLUMNS": spec.columns,
-        "CENTER": center,
-        "HAS_WEIGHT": has_weight,
-        "UNIT_OFFSET": spec.unit_offset,
-        "DOUBLE": spec.dtype == "fp64",
-    }
-    resident = spec.columns <= RESIDENT_BACKWARD // (4 if spec.dtype == "fp64" else 1)
+        "COLUMNS": spec.columns, "CENTER": spec.centered, "DOUBLE": spec.dtype == "fp64",
+    }  # fmt: skip
+    row_block, column_block, warps = backward_tile(spec.columns, spec.dtype)
+    resident = fits_registers(spec.columns, spec.dtype, RESIDENT_BACKWARD)
     if resident:
-        row_block, column_block, warps = tile or backward_tile(spec.columns, spec.dtype)
-        if programs is None:
-            programs = PROCESSORS * (1 if column_block > 512 else 2)
+        programs = target.processors * (1 if column_block > 512 else 2)
         slabs = min(programs, cdiv(spec.rows, row_block))
     else:
         slabs = min(16, cdiv(spec.rows, 64))
-    dweight = builder.workspace(slabs * spec.columns, statistic) if has_weight else rstd
-    dbias = builder.workspace(slabs * spec.columns, statistic) if has_bias else rstd
+    dweight = builder.workspace(slabs * spec.columns, statistic)
+    dbias = builder.workspace(slabs * spec.columns, statistic) if spec.centered else rstd
+    arguments = {"dy": dy, "x": x, "weight": weight, **statistics, "dx": Buf(inputs, spec.dtype)}
+    sums = {"dweight": dweight, "dbias": dbias, "rows": rows}
     if resident:
+        sizes = {"ROW_BLOCK": row_block, "COLUMN_BLOCK": column_block, "WIDE": spec.wide}
         builder.launch(
-            norm_backward_kernel,
-            (slabs,),
-            arguments | {"dweight": dweight, "dbias": dbias, "rows": Scalar(spec.rows)},
-            constants
-            | {
-                "HAS_BIAS": has_bias,
-                "ROW_BLOCK": row_block,
-                "COLUMN_BLOCK": column_block,
-                "WIDE": spec.wide,
-            },
-            num_warps=warps,
+            norm_backward_kernel, (slabs,), arguments | sums, constants | sizes, num_warps=warps
         )
     else:
         builder.launch(
-            norm_backward_looped_kernel,
-            (spec.rows,),
-            arguments,
-            constants | {"BLOCK": 4096},
+            norm_backward_looped_kernel, (spec.rows,), arguments, constants | {"BLOCK": 4096},
             num_warps=8,
-        )
-        if has_weight or has_bias:
-            column_block = min(128, next_power_of_two(spec.columns))
-            del constants["UNIT_OFFSET"]
-            builder.launch(
-                norm_parameter_gradient_kernel,
-                (cdiv(spec.columns, column_block), slabs),
-                {
-                    "dy": dy,
-                    "x": x,
-                    "rstd": rstd,
-                    "mean": mean,
-                    "dweight": dweight,
-                    "dbias": dbias,
-                    "rows": Scalar(spec.rows),
-                },
-                constants | {"HAS_BIAS": has_bias, "ROW_BLOCK": 32, "COLUMN_BLOCK": column_block},
-                num_warps=4,
-            )
-    if has_weight:
-        out = Buf(inputs + 1, spec.weight_dtype)
-        add_sum_of_partials(builder, dweight, out, slabs, spec.columns)
-    if has_bias:
-        out = Buf(inputs + 1 + has_weight, spec.bias_dtype)
-        add_sum_of_partials(builder, dbias, out, slabs, spec.columns)
+        )  # fmt: skip
+        column_block = min(128, next_power_of_two(spec.columns))
+        builder.launch(
+            norm_parameter_gradient_kernel, (cdiv(spec.columns, column_block), slabs),
+            {"dy": dy, "x": x, **statistics, **sums},
+            constants | {"ROW_BLOCK": 32, "COLUMN_BLOCK": column_block},
+        )  # fmt: skip
+    results = [(dweight, spec.weight_dtype), (dbias, spec.bias_dtype)]
+    for i, (partials, dtype) in enumerate(results[: 1 + spec.centered], inputs + 1):
+        add_sum_of_partials(builder, partials, Buf(i, dtype), slabs, spec.columns)
     return builder.build()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from genesis_fn.kernels.launch import (
     Argument,
@@ -13,6 +13,7 @@ from genesis_fn.kernels.launch import (
     Descriptor,
     Launch,
     Plan,
+    Scalar,
     Workspace,
 )
 
@@ -60,10 +61,19 @@ def raw_dtype(dtype: str) -> str:
     return f"i{8 * ITEMSIZE[dtype]}"
 
 
-def row_tile(columns: int, dtype: str) -> tuple[int, int, int]:
-    """(rows, padded columns, warps) of a tile that holds whole rows of `columns` elements.
+Tile: TypeAlias = tuple[int, int, int]
+"""(rows, padded columns, warps) of a program that holds whole rows in registers."""
 
-    A tile has about 4096 elements (at least one row), sixteen a thread, or 32 of longer rows, so
+
+def fits_registers(columns: int, dtype: str, most: int = 16384) -> bool:
+    """Whether a program holds a row: of `most` elements, a quarter of them for fp64."""
+    return columns <= (most // 4 if dtype == "fp64" else most)
+
+
+def row_tile(columns: int, dtype: str) -> Tile:
+    """The tile of rows of `columns` elements.
+
+    It has about 4096 elements (at least one row), sixteen a thread, or 32 of longer rows, so
     that more programs share a multiprocessor; half of all for fp64.
     """
     elements, per_thread = (2048, 8) if dtype == "fp64" else (4096, 16)
@@ -134,6 +144,36 @@ class PlanBuilder:
     def build(self) -> Plan:
         """The finished plan."""
         return Plan(self.inputs, self.outputs, tuple(self.steps), tuple(self.workspaces))
+
+
+def add_row_kernel(
+    builder: PlanBuilder,
+    kernels: tuple[Any, Any],
+    shape: tuple[int, int],
+    arguments: Mapping[str, Argument],
+    constants: Mapping[str, Any],
+    tile: Tile | None,
+    blocks: Mapping[str, Any],
+    warps: int = 8,
+) -> None:
+    """Append a kernel of the rows of a matrix: the first of `kernels` for a `tile` of whole rows;
+    without one the second, with a program of `warps` for each row, read in `blocks`.
+
+    `shape` is (rows, elements from one row to the next).
+    """
+    rows, stride = shape
+    if tile is None:
+        builder.launch(kernels[1], (rows,), arguments, {**constants, **blocks}, num_warps=warps)
+        return
+    row_block, column_block, warps = tile
+    sizes = {"ROW_BLOCK": row_block, "COLUMN_BLOCK": column_block}
+    builder.launch(
+        kernels[0],
+        (cdiv(rows, row_block),),
+        {**arguments, "rows": Scalar(rows)},
+        {**constants, **sizes, "WIDE": rows * stride > INT32_MAX},
+        num_warps=warps,
+    )
 
 
 def _renumber(argument: Argument, table: Sequence[Buf]) -> Argument:

@@ -7,43 +7,24 @@ equal digits give. Keys move as they are: digits are taken of their ordered form
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Buf, Scalar
 from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder, cdiv, raw_dtype
 from genesis_fn.kernels.scan import Scan, add_scan
 from genesis_fn.kernels.sort_keys import key_constants, ordered
 
-RADIX_BLOCK = 1024  # the tile of a radix pass: one warp sorts it without a barrier
+RADIX_BLOCK = 1024  # the tile of a radix pass, of one warp, which needs no barrier
 DIGIT_BITS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RadixTile:
-    """How a radix pass moves a tile of `block` elements, by a program of `warps` warps.
-
-    `ranks` "sort" puts the tile in order in registers and writes runs of equal digits; "ballot" and
-    "match" count, in tiles of 1024 of one warp, by instructions that Triton's interpreter lacks.
-    """
-
-    block: int
-    warps: int = 1
-    ranks: str = "sort"
-
-    def __post_init__(self) -> None:
-        if self.ranks != "sort" and (self.block, self.warps) != (1024, 1):
-            raise ValueError(f"lanes are counted in tiles of 1024 of one warp, not {self}")
-
-
-def ranks_text(ranks: str) -> str:
+def _ranks_text() -> str:
     """PTX that ranks 32 x 32 digits: $0.. become how many equal to each of $32.. come before it.
 
-    Counters lie in shared memory. Lanes learn who holds their digit from one "match" instruction or
-    from eight votes ("ballot"); the first of them moves the counter on.
+    Counters lie in shared memory. Lanes learn who holds their digit from eight votes; the first of
+    them moves the counter on.
     """
     lines = [
         ".shared .align 4 .b32 digits[256];",
@@ -58,18 +39,15 @@ def ranks_text(ranks: str) -> str:
         "bar.warp.sync 0xffffffff;",
     ]
     for i in range(32):
-        if ranks == "match":
-            lines.append(f"match.any.sync.b32 peers, ${32 + i}, 0xffffffff;")
-        else:
-            lines.append("mov.u32 peers, 0xffffffff;")
-            for bit in range(DIGIT_BITS):
-                lines += [
-                    f"and.b32 vote, ${32 + i}, {1 << bit};",
-                    "setp.ne.u32 one, vote, 0;",
-                    "vote.sync.ballot.b32 vote, one, 0xffffffff;",
-                    "@!one not.b32 vote, vote;",
-                    "and.b32 peers, peers, vote;",
-                ]
+        lines.append("mov.u32 peers, 0xffffffff;")
+        for bit in range(DIGIT_BITS):
+            lines += [
+                f"and.b32 vote, ${32 + i}, {1 << bit};",
+                "setp.ne.u32 one, vote, 0;",
+                "vote.sync.ballot.b32 vote, one, 0xffffffff;",
+                "@!one not.b32 vote, vote;",
+                "and.b32 peers, peers, vote;",
+            ]
         lines += [
             f"mad.lo.u32 place, ${32 + i}, 4, table;",
             "ld.shared.u32 base, [place];",
@@ -91,15 +69,8 @@ def _places_text() -> str:
     return "\n".join(lines)
 
 
-MATCH = tl.constexpr(ranks_text("match"))
-
-
-BALLOT = tl.constexpr(ranks_text("ballot"))
-
-
+RANKS = tl.constexpr(_ranks_text())
 PLACES = tl.constexpr(_places_text())
-
-
 # Early outputs: they must not share registers with inputs that are still to be read.
 OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 32))
 
@@ -129,9 +100,9 @@ def lane_places(lane):
 
 
 @triton.jit
-def ranks_in_warp(digit, TEXT: tl.constexpr):
+def ranks_in_warp(digit):
     """How many earlier elements of a tile in the order of `lane_places` have the same digit."""
-    return tl.inline_asm_elementwise(TEXT, OPERANDS, [digit], tl.int32, False, 32)
+    return tl.inline_asm_elementwise(RANKS, OPERANDS, [digit], tl.int32, False, 32)
 
 
 @triton.jit
@@ -187,7 +158,7 @@ def radix_move_kernel(
     HAS_ORDER: tl.constexpr,
     MOVES_ORDER: tl.constexpr,
     MOVES_KEYS: tl.constexpr,
-    RANKS: tl.constexpr,
+    VOTES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One pass of a radix sort: moves a tile's elements to their digit's place in the row."""
@@ -204,15 +175,12 @@ def radix_move_kernel(
     begin = tl.load(sums + cell) - count + (tl.cumsum(whole, 0) - whole)
     lane = tl.arange(0, BLOCK)
     # Lanes past the end have the largest digit and position: they come last and are not stored.
-    if RANKS != "sort":
+    if VOTES:
         source = lane_places(lane)
         bits = tl.load(keys + first + source, source < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
         digit = tl.where(source < length, digit, DIGITS - 1)
-        if RANKS == "match":
-            rank = ranks_in_warp(digit, MATCH)
-        else:
-            rank = ranks_in_warp(digit, BALLOT)
+        rank = ranks_in_warp(digit)
     else:
         bits = tl.load(keys + first + lane, lane < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
@@ -235,14 +203,9 @@ def radix_move_kernel(
         tl.store(keys_out + target, bits, inside)
 
 
-def default_tile() -> RadixTile:
-    """The tile of a radix pass: counted by votes on a GPU, sorted in the interpreter."""
-    interpreted = isinstance(radix_move_kernel, InterpretedFunction)
-    return RadixTile(RADIX_BLOCK) if interpreted else RadixTile(1024, 1, "ballot")
-
-
 def add_radix_sort(
     builder: PlanBuilder,
+    target: Target,
     rows: int,
     length: int,
     key: tuple[Buf, str],
@@ -252,7 +215,6 @@ def add_radix_sort(
     descending: bool = False,
     before: Buf | None = None,
     bits: int | None = None,
-    tile: RadixTile | None = None,
 ) -> None:
     """Append the stable sort of keys taken in the order `before`: the permutation goes to `order`
     (i32 or i64), the keys to `values`, either of which may be left out.
@@ -260,8 +222,8 @@ def add_radix_sort(
     With `bits`, the keys are non-negative and only their low `bits` bits are looked at.
     """
     keys, dtype = key
-    raw, tile = raw_dtype(dtype), tile or default_tile()
-    total, block, digits = rows * length, tile.block, 1 << DIGIT_BITS
+    raw = raw_dtype(dtype)
+    total, digits = rows * length, 1 << DIGIT_BITS
     keys = Buf(keys.index, raw, keys.offset)
     kind = key_constants(dtype) if bits is None else {"KIND": "plain", "INF": 0}
     if before is not None:
@@ -274,7 +236,7 @@ def add_radix_sort(
         )
         keys = started
     passes = cdiv(8 * ITEMSIZE[dtype] if bits is None else bits, DIGIT_BITS)
-    tiles = cdiv(length, block)
+    tiles = cdiv(length, RADIX_BLOCK)
     counts = builder.workspace(rows * digits * tiles, "i32")
     sums = builder.workspace(rows * digits * tiles, "i32")
     spares = min(2, passes - 1)
@@ -286,7 +248,7 @@ def add_radix_sort(
         "DIGITS": digits,
         **kind,
         "DESCENDING": descending,
-        "BLOCK": block,
+        "BLOCK": RADIX_BLOCK,
     }
     for i in range(passes):
         last = i == passes - 1
@@ -297,9 +259,9 @@ def add_radix_sort(
             (tiles * rows,),
             {"keys": keys, "counts": counts, "shift": shift},
             constants,
-            num_warps=tile.warps,
+            num_warps=1,
         )
-        add_scan(builder, Scan(rows, tiles, digits, "i32"), counts, sums)
+        add_scan(builder, target, Scan(rows, tiles, digits, "i32"), counts, sums)
         keys_out = (values and Buf(values.index, raw)) if last else spare_keys[i % 2]
         order_out = order if last or not order else spare_order[i % 2]
         builder.launch(
@@ -319,8 +281,9 @@ def add_radix_sort(
                 "HAS_ORDER": before is not None,
                 "MOVES_ORDER": order is not None,
                 "MOVES_KEYS": keys_out is not None,
-                "RANKS": tile.ranks,
+                # Triton's interpreter has no votes: it sorts the tile.
+                "VOTES": not target.interpreted,
             },
-            num_warps=tile.warps,
+            num_warps=1,
         )
         keys, before = keys_out or keys, order_out

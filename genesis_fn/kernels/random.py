@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two
 
@@ -64,7 +65,7 @@ def random_bits_kernel(keys, out, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * WORDS + at, words.to(out.dtype.element_ty), at < WORDS)
 
 
-def plan_random_bits(spec: RandomBits) -> Plan:
+def plan_random_bits(spec: RandomBits, target: Target) -> Plan:
     """keys (u32 [keys, 2]) -> bits (unsigned, `width` wide, [keys, count])."""
     builder = PlanBuilder(1, 1)
     words = spec.count * (2 if spec.width == 64 else 1)

@@ -2,7 +2,7 @@
 
 One program walks a line with a carry where lines are many. A few long lines are cut into chunks:
 the first kernel reduces each, the second scans each from the total of those before it. The order of
-combination depends on shapes alone.
+combination depends on shapes and the number of multiprocessors alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language import cast, log1p, up
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import (
@@ -25,7 +26,7 @@ from genesis_fn.kernels.planning import (
 )
 
 OPERATIONS = ("add", "mul", "max", "min", "logaddexp")
-PROGRAMS = 1056  # eight for each SM of an H100 or H200
+PROGRAMS = 8  # for each multiprocessor, where lines are cut into chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,6 @@ class Scan:
     dtype: str
     operation: str = "add"
     reverse: bool = False
-    out_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.operation not in OPERATIONS:
@@ -226,7 +226,7 @@ def scan_kernel(
         tl.store(totals + line.to(tl.int64) * CHUNKS + chunk, carry, exists)
 
 
-def add_scan(builder: PlanBuilder, spec: Scan, x: Buf, y: Buf) -> None:
+def add_scan(builder: PlanBuilder, target: Target, spec: Scan, x: Buf, y: Buf) -> None:
     """Append y = scan of x."""
     lines = spec.outer * spec.inner
     if 0 in (lines, spec.length):
@@ -238,10 +238,11 @@ def add_scan(builder: PlanBuilder, spec: Scan, x: Buf, y: Buf) -> None:
         axis, line_block = 0, min(next_power_of_two(spec.inner), 64)
         block = min(next_power_of_two(spec.length), max(16, 2048 // line_block))
     programs, blocks = cdiv(lines, line_block), cdiv(spec.length, block)
+    wanted = PROGRAMS * target.processors
     chunks = 1
-    if programs < PROGRAMS // 4 and blocks > 4:
+    if programs < wanted // 4 and blocks > 4:
         # The second kernel holds a total for each chunk of each of its lines in registers.
-        chunks = max(1, min(blocks, PROGRAMS // programs, 8192 // line_block))
+        chunks = max(1, min(blocks, wanted // programs, 8192 // line_block))
     chunk = cdiv(blocks, chunks) * block
     chunks = cdiv(spec.length, chunk)
     # Without chunks, only the element type of `totals` is used.
@@ -273,11 +274,11 @@ def add_scan(builder: PlanBuilder, spec: Scan, x: Buf, y: Buf) -> None:
         )
 
 
-def plan_scan(spec: Scan) -> Plan:
+def plan_scan(spec: Scan, target: Target) -> Plan:
     """x -> y, both [outer, length, inner]: y[:, i] combines x[:, 0..i], or x[:, i..] if reversed.
 
     Narrow floats are combined in float32 and rounded once.
     """
     builder = PlanBuilder(1, 1)
-    add_scan(builder, spec, Buf(0, spec.dtype), Buf(1, spec.out_dtype or spec.dtype))
+    add_scan(builder, target, spec, Buf(0, spec.dtype), Buf(1, spec.dtype))
     return builder.build()

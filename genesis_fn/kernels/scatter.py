@@ -3,7 +3,7 @@
 A scatter sorts its indices (stably, so equal ones keep their order), then walks the sorted list in
 chunks: a run of one index inside a chunk is combined in registers and written once; runs that cross
 chunks leave partial results, which a second kernel combines in order. The result depends on the
-operands alone. An embedding's gradient is a scatter-add into zeros.
+operands alone. An embedding's gradient is such a sum, into zeros.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.block_sort import add_block_sort
 from genesis_fn.kernels.error_word import flag_error
@@ -38,8 +39,8 @@ CHUNK = 16
 class GatherRows:
     """y[i] = x[index[i]], rows of `columns` elements; x has `rows` of them, y has `count`.
 
-    A negative index counts from the end if `wrap`. An index out of range reads the nearest row
-    ("clip") or zeros ("fill") and, if `site` > 0, raises the error word.
+    An index out of range reads the nearest row ("clip") or zeros ("fill") and, if `site` > 0,
+    raises the error word.
     """
 
     rows: int
@@ -48,7 +49,6 @@ class GatherRows:
     dtype: str
     index_dtype: str = "i32"
     mode: str = "clip"
-    wrap: bool = False
     site: int = 0
 
     def __post_init__(self) -> None:
@@ -64,8 +64,8 @@ class ScatterRows:
 
     Rows have `columns` elements; out has `rows` of them, updates `count`. The base is "zeros", an
     "operand", or what the "output" buffer holds. An index out of range is dropped or clipped, as
-    `mode` says, and raises the error word if `site` > 0; a negative one counts from the end if
-    `wrap`. `unique` promises that no index occurs twice. Sums of narrow floats are kept in float32.
+    `mode` says, and raises the error word if `site` > 0. `unique` promises that no index occurs
+    twice. Sums of narrow floats are kept in float32.
     """
 
     rows: int
@@ -74,10 +74,8 @@ class ScatterRows:
     dtype: str
     operation: str = "add"
     base: str = "zeros"
-    update_dtype: str | None = None
     index_dtype: str = "i32"
     mode: str = "drop"
-    wrap: bool = False
     unique: bool = False
     site: int = 0
 
@@ -92,8 +90,6 @@ class ScatterRows:
             raise ValueError(f"a scatter's mode is 'clip' or 'drop', not {self.mode!r}")
         if self.rows >= INT32_MAX:
             raise ValueError(f"a scatter into {self.rows} rows is longer than 2^31 - 2")
-        if self.operation == "set" and self.update_dtype not in (None, self.dtype):
-            raise ValueError(f"cannot set {self.dtype} elements from {self.update_dtype} updates")
 
     @property
     def accumulator(self) -> str:
@@ -106,13 +102,11 @@ class ScatterRows:
 
 
 @triton.jit
-def resolved(index, valid, error, ROWS: tl.constexpr, WRAP: tl.constexpr, SITE: tl.constexpr):
-    """(index with negatives wrapped, whether it is in range); reports those that are not."""
-    if WRAP:
-        index = tl.where(index < 0, index + ROWS, index)
+def in_range(index, valid, error, ROWS: tl.constexpr, SITE: tl.constexpr):
+    """Whether each index is in range; reports those that are not."""
     good = (index >= 0) & (index < ROWS)
     flag_error(error, valid & (good == 0), index, SITE)
-    return index, good
+    return good
 
 
 @triton.jit
@@ -125,7 +119,6 @@ def gather_rows_kernel(
     COLUMNS: tl.constexpr,
     COUNT: tl.constexpr,
     FILL: tl.constexpr,
-    WRAP: tl.constexpr,
     SITE: tl.constexpr,
     ROW_BLOCK: tl.constexpr,
     COLUMN_BLOCK: tl.constexpr,
@@ -133,7 +126,8 @@ def gather_rows_kernel(
     """y[i] = x[index[i]], zeros for a bad index if FILL; `error` hears of bad indices."""
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     exists = row < COUNT
-    i, good = resolved(tl.load(index + row, exists, other=0), exists, error, ROWS, WRAP, SITE)
+    i = tl.load(index + row, exists, other=0)
+    good = in_range(i, exists, error, ROWS, SITE)
     i = tl.minimum(tl.maximum(i, 0), ROWS - 1)
     column = (tl.program_id(1) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK))[None, :]
     mask = exists[:, None] & (column < COLUMNS)
@@ -150,14 +144,14 @@ def scatter_keys_kernel(
     ROWS: tl.constexpr,
     COUNT: tl.constexpr,
     CLIP: tl.constexpr,
-    WRAP: tl.constexpr,
     SITE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """keys = the row that each update goes to, ROWS for those that go nowhere."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < COUNT
-    i, good = resolved(tl.load(index + place, inside, other=0), inside, error, ROWS, WRAP, SITE)
+    i = tl.load(index + place, inside, other=0)
+    good = in_range(i, inside, error, ROWS, SITE)
     if CLIP:
         i = tl.minimum(tl.maximum(i, 0), ROWS - 1)
     else:
@@ -339,11 +333,8 @@ def scatter_join_kernel(
         write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
 
 
-def plan_gather_rows(spec: GatherRows, tile: tuple[int, int, int] | None = None) -> Plan:
-    """x [rows, columns], index [count] -> y [count, columns][, error word].
-
-    `tile` is the (rows, columns, warps) of one program.
-    """
+def plan_gather_rows(spec: GatherRows, target: Target) -> Plan:
+    """x [rows, columns], index [count] -> y [count, columns][, error word]."""
     builder = PlanBuilder(2, 1 + (spec.site > 0))
     if 0 in (spec.count, spec.columns):
         return builder.build()
@@ -351,8 +342,6 @@ def plan_gather_rows(spec: GatherRows, tile: tuple[int, int, int] | None = None)
     column_block = min(next_power_of_two(spec.columns), 2048)
     row_block = max(1, min(next_power_of_two(spec.count), 2048 // column_block))
     warps = max(1, min(8, row_block * column_block // 256))
-    if tile:
-        row_block, column_block, warps = tile
     builder.launch(
         gather_rows_kernel,
         (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
@@ -367,7 +356,6 @@ def plan_gather_rows(spec: GatherRows, tile: tuple[int, int, int] | None = None)
             "COLUMNS": spec.columns,
             "COUNT": spec.count,
             "FILL": spec.mode == "fill",
-            "WRAP": spec.wrap,
             "SITE": spec.site,
             "ROW_BLOCK": row_block,
             "COLUMN_BLOCK": column_block,
@@ -397,7 +385,7 @@ def _add_base(builder: PlanBuilder, spec: ScatterRows, out: Buf) -> None:
         )
 
 
-def plan_scatter_rows(spec: ScatterRows) -> Plan:
+def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word]."""
     has_operand = spec.base == "operand"
     builder = PlanBuilder(2 + has_operand, 1 + (spec.site > 0))
@@ -405,7 +393,7 @@ def plan_scatter_rows(spec: ScatterRows) -> Plan:
     copies = spec.operation == "set"
     stored = {"i1": "i8"}.get(spec.dtype, spec.dtype)
     out = Buf(2 + has_operand, raw_dtype(spec.dtype) if copies else stored)
-    updates = Buf(1 + has_operand, out.dtype if copies else spec.update_dtype or stored)
+    updates = Buf(1 + has_operand, out.dtype)
     _add_base(builder, spec, out)
     if 0 in (spec.count, spec.columns):
         return builder.build()
@@ -422,7 +410,6 @@ def plan_scatter_rows(spec: ScatterRows) -> Plan:
             "ROWS": spec.rows,
             "COUNT": spec.count,
             "CLIP": spec.mode == "clip",
-            "WRAP": spec.wrap,
             "SITE": spec.site,
             "BLOCK": 1024,
         },
@@ -450,10 +437,10 @@ def plan_scatter_rows(spec: ScatterRows) -> Plan:
         return builder.build()
     order = builder.workspace(spec.count, "i32")
     if spec.count <= block_sort.BLOCK:
-        add_block_sort(builder, 1, spec.count, (keys, "i32"), descending=False, order=order)
+        add_block_sort(builder, 1, spec.count, (keys, "i32"), order=order)
     else:
         bits = max(1, spec.rows.bit_length())
-        add_radix_sort(builder, 1, spec.count, (keys, "i32"), order, bits=bits)
+        add_radix_sort(builder, target, 1, spec.count, (keys, "i32"), order, bits=bits)
     chunks = cdiv(spec.count, CHUNK)
     partials = builder.workspace(2 * chunks * spec.columns, spec.accumulator)
     arguments = {"keys": keys, "order": order, "out": out, "partials": partials}
@@ -473,32 +460,3 @@ def plan_scatter_rows(spec: ScatterRows) -> Plan:
         num_warps=warps,
     )
     return builder.build()
-
-
-def plan_embedding_gradient(
-    rows: int,
-    columns: int,
-    count: int,
-    dtype: str,
-    *,
-    cotangent_dtype: str | None = None,
-    index_dtype: str = "i32",
-    accumulate: bool = False,
-) -> Plan:
-    """tokens [count], dy [count, columns] -> dtable [rows, columns]: the sum of each token's rows.
-
-    With `accumulate` it is added to what the output holds (tied weights). Tokens out of range,
-    which the lookup has reported, are clipped as it clipped them.
-    """
-    return plan_scatter_rows(
-        ScatterRows(
-            rows,
-            columns,
-            count,
-            dtype,
-            base="output" if accumulate else "zeros",
-            update_dtype=cotangent_dtype,
-            index_dtype=index_dtype,
-            mode="clip",
-        )
-    )

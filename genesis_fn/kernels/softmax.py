@@ -1,6 +1,6 @@
 """Softmax, log-softmax and log-sum-exp of the rows of a matrix, forward and backward.
 
-Rows up to `RESIDENT` columns stay in registers. Longer rows are read once for a running maximum and
+Rows of up to 16384 columns stay in registers. Longer rows are read once for a running maximum and
 sum (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax") and once more for the
 result.
 """
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language import cast, up
-from genesis_fn.kernels.launch import Buf, Plan, Scalar
+from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import (
-    INT32_MAX,
     ITEMSIZE,
     PlanBuilder,
-    cdiv,
+    Tile,
+    add_row_kernel,
+    fits_registers,
     row_tile,
 )
 
-RESIDENT = 16384
 KINDS = ("softmax", "log_softmax", "logsumexp")
 
 
@@ -34,7 +35,6 @@ class Softmax:
     columns: int
     dtype: str
     kind: str = "softmax"
-    out_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -43,9 +43,10 @@ class Softmax:
             raise ValueError("softmax needs at least one column")
 
     @property
-    def resident(self) -> bool:
-        """Whether a row fits in the registers of one program."""
-        return self.columns <= (RESIDENT // 4 if self.dtype == "fp64" else RESIDENT)
+    def tile(self) -> Tile | None:
+        """The tile of rows that fit in the registers of one program."""
+        fits = fits_registers(self.columns, self.dtype)
+        return row_tile(self.columns, self.dtype) if fits else None
 
 
 @triton.jit
@@ -245,75 +246,33 @@ def online_tile(dtype: str, warps: int = 8) -> dict[str, int]:
     return {"LANES": 64 * warps, "VECTOR": max(2, 16 // ITEMSIZE[dtype])}
 
 
-def plan_softmax_forward(spec: Softmax, tile: tuple[int, int, int] | None = None) -> Plan:
-    """x -> y: softmax or log-softmax [rows, columns], or log-sum-exp [rows], of each row.
-
-    `tile` replaces `row_tile`'s choice for resident rows.
-    """
+def plan_softmax_forward(spec: Softmax, target: Target) -> Plan:
+    """x -> y: softmax or log-softmax [rows, columns], or log-sum-exp [rows], of each row."""
     builder = PlanBuilder(1, 1)
-    x, y = Buf(0, spec.dtype), Buf(1, spec.out_dtype or spec.dtype)
-    constants = {"COLUMNS": spec.columns, "KIND": spec.kind}
-    if spec.resident:
-        rows, columns, warps = tile or row_tile(spec.columns, spec.dtype)
-        builder.launch(
-            softmax_forward_kernel,
-            (cdiv(spec.rows, rows),),
-            {"x": x, "y": y, "rows": Scalar(spec.rows)},
-            constants
-            | {
-                "ROW_BLOCK": rows,
-                "COLUMN_BLOCK": columns,
-                "WIDE": spec.rows * spec.columns > INT32_MAX,
-            },
-            num_warps=warps,
-        )
-    else:
-        builder.launch(
-            softmax_forward_looped_kernel,
-            (spec.rows,),
-            {"x": x, "y": y},
-            constants | online_tile(spec.dtype) | {"DOUBLE": spec.dtype == "fp64"},
-            num_warps=8,
-        )
+    add_row_kernel(
+        builder,
+        (softmax_forward_kernel, softmax_forward_looped_kernel),
+        (spec.rows, spec.columns),
+        {"x": Buf(0, spec.dtype), "y": Buf(1, spec.dtype)},
+        {"COLUMNS": spec.columns, "KIND": spec.kind},
+        spec.tile,
+        online_tile(spec.dtype) | {"DOUBLE": spec.dtype == "fp64"},
+    )
     return builder.build()
 
 
-def plan_softmax_backward(spec: Softmax, tile: tuple[int, int, int] | None = None) -> Plan:
-    """dy, y -> dx for softmax and log-softmax; dy, x, lse -> dx for log-sum-exp.
-
-    dy, y and lse have the forward's output type, dx and x its input type.
-    """
+def plan_softmax_backward(spec: Softmax, target: Target) -> Plan:
+    """dy, y -> dx for softmax and log-softmax; dy, x, lse -> dx for log-sum-exp."""
     inputs = 3 if spec.kind == "logsumexp" else 2
     builder = PlanBuilder(inputs, 1)
-    out = spec.out_dtype or spec.dtype
-    saved = Buf(1, spec.dtype if spec.kind == "logsumexp" else out)
-    arguments = {
-        "dy": Buf(0, out),
-        "saved": saved,
-        "lse": Buf(inputs - 1, out),
-        "dx": Buf(inputs, spec.dtype),
-    }
-    constants = {"COLUMNS": spec.columns, "KIND": spec.kind}
-    if spec.resident:
-        rows, columns, warps = tile or row_tile(spec.columns, spec.dtype)
-        builder.launch(
-            softmax_backward_kernel,
-            (cdiv(spec.rows, rows),),
-            arguments | {"rows": Scalar(spec.rows)},
-            constants
-            | {
-                "ROW_BLOCK": rows,
-                "COLUMN_BLOCK": columns,
-                "WIDE": spec.rows * spec.columns > INT32_MAX,
-            },
-            num_warps=warps,
-        )
-    else:
-        builder.launch(
-            softmax_backward_looped_kernel,
-            (spec.rows,),
-            arguments,
-            constants | {"BLOCK": 4096, "DOUBLE": spec.dtype == "fp64"},
-            num_warps=8,
-        )
+    names = {"dy": 0, "saved": 1, "lse": inputs - 1, "dx": inputs}
+    add_row_kernel(
+        builder,
+        (softmax_backward_kernel, softmax_backward_looped_kernel),
+        (spec.rows, spec.columns),
+        {name: Buf(index, spec.dtype) for name, index in names.items()},
+        {"COLUMNS": spec.columns, "KIND": spec.kind},
+        spec.tile,
+        {"BLOCK": 4096, "DOUBLE": spec.dtype == "fp64"},
+    )
     return builder.build()

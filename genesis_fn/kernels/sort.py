@@ -1,4 +1,4 @@
-"""Sorting of any length: stable, by one or several keys, with payloads; argsort.
+"""Sorting of any length: stable, by one or several keys, with payloads.
 
 A sort computes a permutation and gathers every operand through it. Short rows are sorted inside one
 program, long ones by a radix sort.
@@ -11,28 +11,25 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.block_sort import add_block_sort
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, raw_dtype
-from genesis_fn.kernels.radix_sort import RadixTile, add_radix_sort
+from genesis_fn.kernels.radix_sort import add_radix_sort
 
 
 @dataclass(frozen=True, slots=True)
 class Sort:
     """A stable sort of the rows of `operands` (element types) by the first `num_keys` of them.
 
-    Rows compare by the first key, ties by the next, and so on. `descending` reverses the order of
-    values but keeps the order of equals. With `indices` ("i32" or "i64") the permutation is the
-    last output.
+    Rows compare by the first key, ties by the next, and so on.
     """
 
     rows: int
     length: int
     operands: tuple[str, ...]
     num_keys: int = 1
-    descending: bool = False
-    indices: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_keys <= len(self.operands):
@@ -77,55 +74,27 @@ def add_permutation(
     )
 
 
-def plan_sort(spec: Sort, tile: RadixTile | None = None, warps: int | None = None) -> Plan:
-    """operands, each [rows, length] -> the sorted operands[, indices].
-
-    `tile` is the one of long rows' passes, `warps` the size of a program that sorts short rows.
-    """
-    count = len(spec.operands)
-    builder = PlanBuilder(count, count + (spec.indices is not None))
-    if 0 in (spec.rows, spec.length):
+def plan_sort(spec: Sort, target: Target) -> Plan:
+    """operands, each [rows, length] -> the sorted operands."""
+    count, rows, length = len(spec.operands), spec.rows, spec.length
+    builder = PlanBuilder(count, count)
+    if 0 in (rows, length):
         return builder.build()
     inputs = [Buf(i, dtype) for i, dtype in enumerate(spec.operands)]
     outputs = [Buf(count + i, dtype) for i, dtype in enumerate(spec.operands)]
-    indices = Buf(2 * count, spec.indices) if spec.indices else None
     keys = list(zip(inputs, spec.operands, strict=True))[: spec.num_keys]
-    rows, length = spec.rows, spec.length
     before: Buf | None = None
     # The last key first: each later sort is stable, so it keeps the order of the earlier ones. The
     # first key's sort puts its own operand in order.
     for key in reversed(keys):
         last = key is keys[0]
-        order = builder.workspace(rows * length, "i32")
-        if last and count == 1:
-            order = indices
-        options = {
-            "descending": spec.descending,
-            "before": before,
-            "values": outputs[0] if last else None,
-        }
+        order = None if count == 1 else builder.workspace(rows * length, "i32")
+        options = {"before": before, "values": outputs[0] if last else None}
         if length <= block_sort.BLOCK:
-            add_block_sort(builder, rows, length, key, order=order, warps=warps, **options)
+            add_block_sort(builder, rows, length, key, order=order, **options)
         else:
-            add_radix_sort(builder, rows, length, key, order, tile=tile, **options)
+            add_radix_sort(builder, target, rows, length, key, order, **options)
         before = order
     for x, y in zip(inputs[1:], outputs[1:], strict=True):
         add_permutation(builder, rows, length, before, y, x=x)
-    if indices and count > 1:
-        add_permutation(builder, rows, length, before, indices)
-    return builder.build()
-
-
-def plan_argsort(
-    rows: int, length: int, dtype: str, *, descending: bool = False, indices: str = "i32"
-) -> Plan:
-    """x [rows, length] -> indices [rows, length]: the stable order of each row's values."""
-    builder = PlanBuilder(1, 1)
-    if 0 in (rows, length):
-        return builder.build()
-    key, out = (Buf(0, dtype), dtype), Buf(1, indices)
-    if length <= block_sort.BLOCK:
-        add_block_sort(builder, rows, length, key, descending=descending, order=out)
-    else:
-        add_radix_sort(builder, rows, length, key, out, descending=descending)
     return builder.build()

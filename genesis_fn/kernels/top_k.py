@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.block_sort import add_block_sort, kept_length
 from genesis_fn.kernels.launch import Buf, Plan
@@ -15,7 +16,7 @@ from genesis_fn.kernels.radix_sort import add_radix_sort
 from genesis_fn.kernels.sort import add_permutation
 from genesis_fn.kernels.sort_keys import key_constants, ordered
 
-MANY_TILES = 264  # of rows of a top_k: two for each SM of an H100 or H200
+MANY_TILES = 2  # of rows of a top_k, for each multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class TopK:
     length: int
     k: int
     dtype: str
-    indices: str = "i32"
 
     def __post_init__(self) -> None:
         if not 0 <= self.k <= self.length:
@@ -92,8 +92,8 @@ def take_groups_kernel(
     tl.store(places + row * (COUNT * GROUP) + to, place, to < COUNT * GROUP)
 
 
-def plan_top_k(spec: TopK) -> Plan:
-    """x [rows, length] -> values, indices, both [rows, k]: the largest of each row.
+def plan_top_k(spec: TopK, target: Target) -> Plan:
+    """x [rows, length] -> values, indices (i32), both [rows, k]: the largest of each row.
 
     Long rows shrink until one program can sort what is left. Many of them are cut into groups, of
     which the k with the largest maxima hold the k largest elements; of few, each tile keeps its own
@@ -102,17 +102,13 @@ def plan_top_k(spec: TopK) -> Plan:
     builder = PlanBuilder(1, 2)
     if 0 in (spec.rows, spec.k):
         return builder.build()
-    key, values, indices = (
-        (Buf(0, spec.dtype), spec.dtype),
-        Buf(1, spec.dtype),
-        Buf(2, spec.indices),
-    )
+    key, values, indices = (Buf(0, spec.dtype), spec.dtype), Buf(1, spec.dtype), Buf(2, "i32")
     if spec.length > block_sort.BLOCK and spec.k > block_sort.BLOCK // 2:
         order = builder.workspace(spec.rows * spec.length, "i32")
-        add_radix_sort(builder, spec.rows, spec.length, key, order, descending=True)
-        shape = (spec.rows, spec.length, order)
-        add_permutation(builder, *shape, values, x=key[0], kept=spec.k)
-        add_permutation(builder, *shape, indices, kept=spec.k)
+        shape = spec.rows, spec.length
+        add_radix_sort(builder, target, *shape, key, order, descending=True)
+        add_permutation(builder, *shape, order, values, x=key[0], kept=spec.k)
+        add_permutation(builder, *shape, order, indices, kept=spec.k)
         return builder.build()
     length, names = spec.length, None
 
@@ -124,7 +120,7 @@ def plan_top_k(spec: TopK) -> Plan:
 
     while length > block_sort.BLOCK:
         group = next_power_of_two(cdiv(length, block_sort.BLOCK))
-        many = spec.rows * cdiv(length, block_sort.BLOCK) > MANY_TILES
+        many = spec.rows * cdiv(length, block_sort.BLOCK) > MANY_TILES * target.processors
         grouped = many and 2 * spec.k * group <= length
         remaining = spec.k * group if grouped else kept_length(length, spec.k)
         best = builder.workspace(spec.rows * remaining, raw_dtype(spec.dtype))

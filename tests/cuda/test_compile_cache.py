@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from genesis_fn.backends.cuda import cache as storage, compile as compiler
-from genesis_fn.backends.cuda.cache import BinaryCache, TunedChoices, cache_folder
+from genesis_fn.backends.cuda.cache import BinaryCache, cache_folder
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.launch import Buf, Descriptor, Launch, Scalar
 
@@ -275,21 +274,6 @@ def test_unwritable_folder_costs_only_time(tmp_path):
     cache = BinaryCache(blocked)
     cache.put("ef" + "0" * 62, {}, b"x")
     assert cache.get("ef" + "0" * 62) is None
-
-
-def test_tuned_choices(tmp_path):
-    problem = {"kernel": "abc", "shape": [16, 32], "device": "H200"}
-    store = TunedChoices(tmp_path)
-    assert store.get(problem) is None
-    store.put(problem, {"block": [128, 64]})
-    assert TunedChoices(tmp_path).get(problem) == {"block": [128, 64]}
-    assert TunedChoices(tmp_path).get({**problem, "shape": [16, 33]}) is None
-    (path,) = tmp_path.rglob("*.json")
-    entry = json.loads(path.read_text())
-    entry["choice"] = {"block": [1, 1]}
-    path.write_text(json.dumps(entry))
-    assert TunedChoices(tmp_path).get(problem) is None
-    assert not path.exists()
 
 
 def test_cache_folder(monkeypatch, tmp_path):

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 import genesis_fn.numpy as gnp
-from genesis_fn.kernels.conv import convolution, plan_convolution
+from genesis_fn import lax
+from genesis_fn.compiler.target import H200
+from genesis_fn.core import dtypes
 from genesis_fn.kernels.launch import Buf, Launch
-from genesis_fn.kernels.radix_sort import RadixTile
 from genesis_fn.kernels.sort import Sort, plan_sort
 from tests import compiled, ptx
+from tests.kernels.planned import plans_of
 
 rng = np.random.default_rng(0)
 only_compiled = pytest.mark.skipif(not compiled.CHOSEN, reason="started by the first test")
@@ -42,14 +44,14 @@ def test_compiled_kernels() -> None:
 
 
 @only_compiled
-@pytest.mark.parametrize("ranks", ["ballot", "match"])
-def test_lanes_count_the_digits_before_them(ranks: str) -> None:
+def test_lanes_count_the_digits_before_them() -> None:
     """Elements of a tile lie in the lanes and registers that the inline PTX takes them to be in."""
     x = rng.integers(-128, 128, (2, 2500)).astype(np.int8)
     x[:, 700:1900] >>= 5  # many equal ones
-    spec = Sort(*x.shape, ("i8",), indices="i32")
-    values, order = np.zeros_like(x), np.zeros(x.shape, np.int32)
-    compiled.run_plan(plan_sort(spec, RadixTile(1024, 1, ranks)), [x, values, order])
+    places = np.broadcast_to(np.arange(2500, dtype=np.int32), x.shape).copy()
+    values, order = np.zeros_like(x), np.zeros_like(places)
+    plan = plan_sort(Sort(*x.shape, ("i8", "i32")), H200)
+    compiled.run_plan(plan, [x, places, values, order])
     np.testing.assert_array_equal(order, np.argsort(x, 1, kind="stable"))
     np.testing.assert_array_equal(values, np.sort(x, 1))
 
@@ -61,7 +63,11 @@ def test_convolution_of_bfloat16() -> None:
     w = rng.standard_normal((8, 3, 6, 4)).astype(ml_dtypes.bfloat16)
     padding = ((0, 5), (0, 3))
     out = np.zeros((2, 8, 8, 8), ml_dtypes.bfloat16)
-    compiled.run_plan(plan_convolution(convolution(x.shape, w.shape, padding=padding)), [x, w, out])
+    (plan,) = plans_of(
+        "conv_general_dilated", lambda x, w: lax.conv_general_dilated(x, w, (1, 1), padding),
+        [(x.shape, dtypes.BF16), (w.shape, dtypes.BF16)], H200,
+    )  # fmt: skip
+    compiled.run_plan(plan, [x, w, out])
     wide = np.pad(x.astype(np.float32), ((0, 0), (0, 0), *padding))
     want = torch.nn.functional.conv2d(
         torch.from_numpy(wide), torch.from_numpy(w.astype(np.float32))

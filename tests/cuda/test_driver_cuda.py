@@ -404,7 +404,7 @@ def test_condition_kernels_fall_back_to_nvrtc(driver, fake, monkeypatch):
 def test_streams_events_and_transfers(driver, fake):
     event, timing = driver.new_event(), driver.new_event(timing=True)
     driver.record(event, driver.compute)
-    driver.wait(driver.transfer, event)
+    driver.wait(driver.new_stream(), event)
     assert driver.done(event) and driver.elapsed(event, timing) == 1.5
     fake.failing["cuEventQuery"] = cu.CUresult.CUDA_ERROR_NOT_READY
     fake.failing.pop("cuEventQuery")

@@ -279,19 +279,6 @@ def test_cycles_are_collected_before_giving_up():
         gc.enable()
 
 
-def test_pressure_callbacks_run_before_giving_up():
-    pool = Pool(small_device(512 * MIB))
-    evictable = {"arena": pool.alloc(400 * MIB)}
-    calls = []
-    pool.on_pressure(lambda: calls.append(1))
-    pool.on_pressure(evictable.clear)
-    block = pool.alloc(100 * MIB)
-    assert calls == [] and evictable
-    assert pool.alloc(200 * MIB).bytes == 200 * MIB
-    assert calls == [1] and not evictable
-    assert block.bytes == 100 * MIB
-
-
 class SlowEvents(InterpretDriver):
     """Events complete when the test says so."""
 

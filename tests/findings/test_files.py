@@ -20,7 +20,7 @@ import safetensors.numpy
 
 import genesis_fn.numpy as jnp
 from genesis_fn import data, io, random
-from genesis_fn.backends.cuda.cache import BinaryCache, TunedChoices
+from genesis_fn.backends.cuda.cache import BinaryCache
 from genesis_fn.cli.training import Log
 from genesis_fn.core import tree
 from genesis_fn.io.safetensors import load_metadata, load_numpy
@@ -515,7 +515,6 @@ def test_r19_the_cache_is_the_users_own(tmp_path, monkeypatch):
     before = os.umask(0)
     try:
         BinaryCache(tmp_path / "new").put("ab" * 32, {"name": "k"}, b"binary")
-        TunedChoices(tmp_path / "new").put({"p": 1}, 2)
     finally:
         os.umask(before)
     for root, _, files in os.walk(tmp_path / "new"):
@@ -529,43 +528,34 @@ def test_r19_the_cache_is_the_users_own(tmp_path, monkeypatch):
     # The same entries, had another user written them.
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     assert BinaryCache(tmp_path / "new").get("ab" * 32) is None
-    assert TunedChoices(tmp_path / "new").get({"p": 1}) is None
     monkeypatch.undo()
     assert BinaryCache(tmp_path / "new").get("ab" * 32) is not None
-    assert TunedChoices(tmp_path / "new").get({"p": 1}) == 2
 
 
-@pytest.mark.parametrize("what", ["cache", "choices"])
-def test_r19_damaged_entries_are_replaced(tmp_path, what):
+def test_r19_damaged_entries_are_replaced(tmp_path):
     import hashlib
 
-    key, problem = "cd" * 32, {"kernel": "k", "shape": [2, 3]}
+    key = "cd" * 32
 
     def store():
-        if what == "cache":
-            BinaryCache(tmp_path).put(key, {"name": "k"}, b"binary")
-        else:
-            TunedChoices(tmp_path).put(problem, {"block": 64})
+        BinaryCache(tmp_path).put(key, {"name": "k"}, b"binary")
 
     def load():
-        found = BinaryCache(tmp_path).get(key) if what == "cache" else None
-        return found if what == "cache" else TunedChoices(tmp_path).get(problem)
+        return BinaryCache(tmp_path).get(key)
 
     store()
     good = load()
     (path,) = [p for p in tmp_path.rglob("*") if p.is_file()]
     content = path.read_bytes()
     cases = list(damaged(content, python_random.Random(6), 40))
-    if what == "cache":  # headers with a right checksum, that are no headers
-        magic = content[: content.index(b"\n") + 1]
-        header = {"key": key, "size": 6, "sha256": hashlib.sha256(b"binary").hexdigest()}
-        texts = [b"[]", b"null", b"3", b"not JSON", b"{}", b"\xff", b"[" * 100_000, b"9" * 5000]
-        headers = ({"key": key}, {**header, "sha256": 3}, {**header, "metadata": []}, header)
-        for text in [*texts, *[json.dumps(other).encode() for other in headers]]:
-            digest = hashlib.sha256(text).hexdigest().encode()
-            cases.append(magic + digest + b"\n" + text + b"\nbinary")
-    else:
-        cases += [json.dumps(other).encode() for other in changed_json(json.loads(content))]
+    # Headers with a right checksum, that are no headers.
+    magic = content[: content.index(b"\n") + 1]
+    header = {"key": key, "size": 6, "sha256": hashlib.sha256(b"binary").hexdigest()}
+    texts = [b"[]", b"null", b"3", b"not JSON", b"{}", b"\xff", b"[" * 100_000, b"9" * 5000]
+    headers = ({"key": key}, {**header, "sha256": 3}, {**header, "metadata": []}, header)
+    for text in [*texts, *[json.dumps(other).encode() for other in headers]]:
+        digest = hashlib.sha256(text).hexdigest().encode()
+        cases.append(magic + digest + b"\n" + text + b"\nbinary")
     for case in cases:
         path.write_bytes(case)
         with bounded():

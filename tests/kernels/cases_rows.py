@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
+import genesis_fn as g
+from genesis_fn import lax
 from genesis_fn.compiler.target import H200
+from genesis_fn.core import dtypes
 from genesis_fn.kernels.concat import Concatenate, plan_concatenate
-from genesis_fn.kernels.conv import (
-    convolution,
-    input_gradient,
-    kernel_gradient,
-    plan_convolution,
-)
 from genesis_fn.kernels.cross_entropy import (
     CrossEntropy,
     plan_cross_entropy_backward,
     plan_cross_entropy_forward,
 )
+from genesis_fn.kernels.expressions import NAMES
 from genesis_fn.kernels.launch import Launch, Plan
 from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
 from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
-from genesis_fn.kernels.pool import Window, plan_window, plan_window_gradient
-from genesis_fn.kernels.radix_sort import RadixTile
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
 from genesis_fn.kernels.scan import Scan, plan_scan
 from genesis_fn.kernels.scatter import (
     GatherRows,
     ScatterRows,
-    plan_embedding_gradient,
     plan_gather_rows,
     plan_scatter_rows,
 )
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
 from genesis_fn.kernels.sort import Sort, plan_sort
 from genesis_fn.kernels.top_k import TopK, plan_top_k
+from tests.kernels.planned import plans_of
 
 
 def cases() -> dict[str, Plan]:
     """One plan for each kernel and each branch of it that compiles differently."""
     plans: dict[str, Plan] = {}
     for spec in (
-        Norm(16384, 1024, "bf16", weight_dtype="fp32"),
-        Norm(4096, 8192, "bf16", "layer", 1e-5, "fp32", "fp32"),
-        Norm(64, 50000, "bf16", "layer", 1e-5, "fp32", "fp32"),
-        Norm(64, 500, "fp64", "layer", 1e-5, "fp64", "fp64"),
+        Norm(16384, 1024, "bf16", 1e-6, "fp32"),
+        Norm(4096, 8192, "bf16", 1e-5, "fp32", "fp32"),
+        Norm(64, 50000, "bf16", 1e-5, "fp32", "fp32"),
+        Norm(64, 500, "fp64", 1e-5, "fp64", "fp64"),
     ):
-        name = f"{spec.kind} norm {spec.columns} {spec.dtype}"
-        plans[name] = plan_norm_forward(spec)
-        plans[f"{name} backward"] = plan_norm_backward(spec)
+        name = f"{'layer' if spec.centered else 'rms'} norm {spec.columns} {spec.dtype}"
+        plans[name] = plan_norm_forward(spec, H200)
+        plans[f"{name} backward"] = plan_norm_backward(spec, H200)
     for spec in (
         Softmax(8192, 8192, "fp32"),
         Softmax(8192, 16384, "bf16", "log_softmax"),
@@ -53,8 +49,8 @@ def cases() -> dict[str, Plan]:
         Softmax(64, 151936, "bf16", "logsumexp"),
     ):
         name = f"{spec.kind} {spec.columns} {spec.dtype}"
-        plans[name] = plan_softmax_forward(spec)
-        plans[f"{name} backward"] = plan_softmax_backward(spec)
+        plans[name] = plan_softmax_forward(spec, H200)
+        plans[f"{name} backward"] = plan_softmax_backward(spec, H200)
     options = {"ignore_index": -100, "label_smoothing": 0.1, "z_loss": 1e-4, "site": 1}
     for spec in (
         CrossEntropy(16384, 151936, "bf16"),
@@ -62,8 +58,8 @@ def cases() -> dict[str, Plan]:
         CrossEntropy(16384, 16384, "bf16", soft_cap=30.0, **options),
     ):
         name = f"cross-entropy {spec.classes}{' all options' if spec.site else ''}"
-        plans[name] = plan_cross_entropy_forward(spec)
-        plans[f"{name} backward"] = plan_cross_entropy_backward(spec)
+        plans[name] = plan_cross_entropy_forward(spec, H200)
+        plans[f"{name} backward"] = plan_cross_entropy_backward(spec, H200)
     linear = LinearCrossEntropy(CrossEntropy(8192, 151936, "bf16", ignore_index=-100), 1024)
     plan = plan_linear_cross_entropy(linear, H200)
     # One row kernel: the products have ceilings of their own.
@@ -74,47 +70,45 @@ def cases() -> dict[str, Plan]:
     ]
     plans["linear cross-entropy"] = Plan(plan.inputs, plan.outputs, tuple(kept[:1]))
 
-    plans["random bits"] = plan_random_bits(RandomBits(1, 1 << 24))
-    plans["cumsum"] = plan_scan(Scan(1, 1 << 24, 1, "fp32"))
-    plans["cummax rows"] = plan_scan(Scan(4096, 4096, 1, "fp32", "max", True))
-    plans["cumlogsumexp middle"] = plan_scan(Scan(16, 4096, 512, "fp32", "logaddexp"))
-    plans["sort long"] = _once(plan_sort(Sort(1, 1 << 22, ("fp32", "bf16"))))
-    for ranks in ("sort", "match"):
-        plan = plan_sort(Sort(1, 1 << 22, ("i64",), descending=True), RadixTile(1024, 1, ranks))
-        plans[f"sort long by {ranks}"] = _once(plan)
-    plans["sort short"] = plan_sort(Sort(4096, 1024, ("fp32",), indices="i64"))
-    plans["sort bf16"] = plan_sort(Sort(4096, 512, ("bf16",)))
-    plans["top k"] = plan_top_k(TopK(8, 151936, 50, "fp32"))
-    plans["top k of many rows"] = _once(plan_top_k(TopK(64, 151936, 50, "bf16")))
-    plans["gather"] = plan_gather_rows(GatherRows(151936, 1024, 16384, "bf16", site=1))
-    embedding = plan_embedding_gradient(151936, 1024, 2048, "fp32", cotangent_dtype="bf16")
-    plans["embedding gradient"] = embedding
+    plans["random bits"] = plan_random_bits(RandomBits(1, 1 << 24), H200)
+    plans["cumsum"] = plan_scan(Scan(1, 1 << 24, 1, "fp32"), H200)
+    plans["cummax rows"] = plan_scan(Scan(4096, 4096, 1, "fp32", "max", True), H200)
+    plans["cumlogsumexp middle"] = plan_scan(Scan(16, 4096, 512, "fp32", "logaddexp"), H200)
+    plans["sort long"] = _once(plan_sort(Sort(1, 1 << 22, ("fp32", "bf16")), H200))
+    plans["sort long i64"] = _once(plan_sort(Sort(1, 1 << 22, ("i64",)), H200))
+    plans["sort short"] = plan_sort(Sort(4096, 1024, ("fp32", "i32")), H200)
+    plans["sort bf16"] = plan_sort(Sort(4096, 512, ("bf16",)), H200)
+    plans["top k"] = plan_top_k(TopK(8, 151936, 50, "fp32"), H200)
+    plans["top k of many rows"] = _once(plan_top_k(TopK(64, 151936, 50, "bf16"), H200))
+    plans["gather"] = plan_gather_rows(GatherRows(151936, 1024, 16384, "bf16", site=1), H200)
+    plans["embedding gradient"] = plan_scatter_rows(ScatterRows(151936, 1024, 2048, "fp32"), H200)
     plans["scatter max"] = plan_scatter_rows(
-        ScatterRows(1000, 64, 1000, "bf16", "max", "operand", site=1)
+        ScatterRows(1000, 64, 1000, "bf16", "max", "operand", site=1), H200
     )
     plans["scatter unique"] = plan_scatter_rows(
-        ScatterRows(1000, 64, 1000, "bf16", "set", "operand", unique=True)
+        ScatterRows(1000, 64, 1000, "bf16", "set", "operand", unique=True), H200
     )
     for axis in (0, 1):
         spec = Concatenate(((4096, 4096),) * 3, axis, "fp32")
-        plans[f"concatenate axis {axis}"] = plan_concatenate(spec)
-    plans["concatenate narrow"] = plan_concatenate(Concatenate(((4096, 3), (4096, 2)), 1, "fp32"))
-    for dtype in ("bf16", "fp32"):
-        spec = convolution(
-            (32, 56, 56, 64),
-            (3, 3, 64, 128),
-            layout="NHWC",
-            kernel_layout="HWIO",
-            strides=(2, 2),
-            padding=((1, 1), (1, 1)),
-            dtype=dtype,
-        )
-        plans[f"convolution {dtype}"] = plan_convolution(spec)
-        plans[f"convolution {dtype} input gradient"] = plan_convolution(input_gradient(spec))
-        plans[f"convolution {dtype} kernel gradient"] = plan_convolution(kernel_gradient(spec))
-    window = Window(2048, (1, 112, 112), 1, (1, 3, 3), "bf16", padding=((0, 0), (1, 1), (1, 1)))
-    plans["max pool"] = plan_window(window, save=True)
-    plans["max pool gradient"] = plan_window_gradient(window)
+        plans[f"concatenate axis {axis}"] = plan_concatenate(spec, H200)
+    plans["concatenate narrow"] = plan_concatenate(
+        Concatenate(((4096, 3), (4096, 2)), 1, "fp32"), H200
+    )
+    for dtype in (dtypes.BF16, dtypes.F32):
+
+        def convolution(x, w):
+            layouts = ("NHWC", "HWIO", "NHWC")
+            padding = ((1, 1), (1, 1))
+            return lax.conv_general_dilated(x, w, (2, 2), padding, dimension_numbers=layouts)
+
+        def gradients(x, w):
+            return g.vjp(convolution, x, w)[1](convolution(x, w))
+
+        kinds = [((32, 56, 56, 64), dtype), ((3, 3, 64, 128), dtype)]
+        names = ("", " kernel gradient", " input gradient")
+        found = plans_of("conv_general_dilated", gradients, kinds, H200)
+        for name, plan in zip(names, found, strict=True):
+            plans[f"convolution {NAMES[dtype]}{name}"] = plan
     return plans
 
 

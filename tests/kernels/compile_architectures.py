@@ -14,7 +14,6 @@ import sys
 from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
 from genesis_fn.kernels.attention_choice import backward_plan, forward_plan
 from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.compile_only import compile_plan
 from genesis_fn.kernels.launch import Launch, Plan
 from genesis_fn.kernels.matmul import MatmulSpec, plan_matmul
 from genesis_fn.kernels.norm import Norm, plan_norm_forward
@@ -22,6 +21,7 @@ from genesis_fn.kernels.scan import Scan, plan_scan
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_forward
 from genesis_fn.kernels.sort import Sort, plan_sort
 from genesis_fn.kernels.top_k import TopK, plan_top_k
+from tests.kernels.compile_only import compile_plan
 
 
 def plans(target: Target) -> dict[str, Plan]:
@@ -37,11 +37,11 @@ def plans(target: Target) -> dict[str, Plan]:
         float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
         products["float8"] = MatmulSpec(1024, 1024, 1024, **float8)
     chosen = {name: plan_matmul(spec, target) for name, spec in products.items()}
-    chosen["sort"] = plan_sort(Sort(1, 1 << 16, ("fp32",), indices="i32"))
-    chosen["top k"] = plan_top_k(TopK(64, 151936, 50, "bf16"))
-    chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", weight_dtype="bf16"))
-    chosen["softmax"] = plan_softmax_forward(Softmax(4096, 4096, "bf16"))
-    chosen["scan"] = plan_scan(Scan(64, 4096, 1, "fp32"))
+    chosen["sort"] = plan_sort(Sort(1, 1 << 16, ("fp32", "i32")), target)
+    chosen["top k"] = plan_top_k(TopK(64, 151936, 50, "bf16"), target)
+    chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", 1e-6, "bf16"), target)
+    chosen["softmax"] = plan_softmax_forward(Softmax(4096, 4096, "bf16"), target)
+    chosen["scan"] = plan_scan(Scan(64, 4096, 1, "fp32"), target)
     chosen["attention"] = forward_plan(attention, arch=target.architecture)
     chosen["attention backward"] = backward_plan(attention, arch=target.architecture)
     return chosen

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
+if os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
+    os.environ["GENESIS_CUDA_DRIVER"] = "interpret"
 
 import torch
 
 from genesis_fn.backends.cuda.runtime import runtime
-from genesis_fn.kernels import interpret
+from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.language import INTERPRETED
 from genesis_fn.kernels.launch import Launch, Plan
 from tests import compiled
 
 _GARBAGE = 0xFF
+TARGET = replace(H200, interpreted=INTERPRETED)
+"""What the tests plan for."""
 
 
 def allocate(size: int) -> Any:
@@ -29,9 +33,6 @@ def run_plan(plan: Plan, inputs: Sequence[torch.Tensor], outputs: Sequence[torch
 
     Outputs keep their contents until a step writes them; workspaces start as garbage.
     """
-    if INTERPRETED:
-        interpret.run_plan(plan, inputs, outputs)
-        return
     if compiled.CHOSEN:
         bytes_ = [x.reshape(-1).view(torch.uint8).numpy() for x in (*inputs, *outputs)]
         compiled.run_plan(plan, bytes_)

@@ -20,7 +20,7 @@ from genesis_fn.kernels.attention_decode import plan_attention_decode
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.attention_specialized import plan_attention_specialized
 from genesis_fn.kernels.attention_specialized_backward import plan_attention_backward_specialized
-from genesis_fn.kernels.compile_only import compile_plan
+from tests.kernels.compile_only import compile_plan
 
 found = {}
 for dim in (64, 128):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genesis_fn.kernels.concat import Concatenate, plan_concatenate
-from tests.kernels.run import run_plan
+from tests.kernels.run import TARGET, run_plan
 
 TORCH = {
     "fp32": torch.float32,
@@ -26,7 +26,7 @@ def check(shapes, axis, dtype):
     xs = [(torch.randn(s) * 3).to(TORCH[dtype]) for s in shapes]
     want = torch.cat(xs, axis)
     out = torch.empty_like(want)
-    plan = plan_concatenate(Concatenate(tuple(shapes), axis, dtype))
+    plan = plan_concatenate(Concatenate(tuple(shapes), axis, dtype), TARGET)
     run_plan(plan, xs, [out])
     assert torch.equal(out, want)
     return plan

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from genesis_fn.kernels.launch import Buf, Launch, Plan
 from genesis_fn.kernels.random import RandomBits, philox_word, plan_random_bits
-from tests.kernels.run import run_plan
+from tests.kernels.run import TARGET, run_plan
 
 
 def philox(counter: list[int], key: list[int]) -> list[int]:
@@ -71,7 +71,7 @@ def test_bits_are_the_words_of_each_keys_stream(width, count):
     keys = np.array([[0, 0], [123, 456], [0xFFFFFFFF, 1]], np.uint32)
     dtype = getattr(torch, f"uint{width}")
     out = torch.zeros(3, count, dtype=dtype)
-    run_plan(plan_random_bits(RandomBits(3, count, width)), [torch.from_numpy(keys)], [out])
+    run_plan(plan_random_bits(RandomBits(3, count, width), TARGET), [torch.from_numpy(keys)], [out])
     for key, got in zip(keys.tolist(), out.numpy(), strict=True):
         words = stream(key, 2 * count if width == 64 else count)
         want = words.view(np.uint64) if width == 64 else words.astype(got.dtype)

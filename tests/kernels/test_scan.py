@@ -11,7 +11,7 @@ import torch
 
 from genesis_fn.kernels.launch import Launch
 from genesis_fn.kernels.scan import OPERATIONS, Scan, plan_scan
-from tests.kernels.run import run_plan
+from tests.kernels.run import TARGET, run_plan
 
 TORCH = {
     "fp32": torch.float32,
@@ -40,7 +40,7 @@ def reference(spec: Scan, x: torch.Tensor) -> torch.Tensor:
 
 def run(spec: Scan, x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
-    run_plan(plan_scan(spec), [x], [y])
+    run_plan(plan_scan(spec, TARGET), [x], [y])
     return y
 
 
@@ -74,7 +74,8 @@ def test_long_lines(spec):
 
 
 def test_long_line_is_cut_into_chunks():
-    kernels = [s for s in plan_scan(Scan(1, 30001, 1, "fp32")).steps if isinstance(s, Launch)]
+    plan = plan_scan(Scan(1, 30001, 1, "fp32"), TARGET)
+    kernels = [s for s in plan.steps if isinstance(s, Launch)]
     assert [k.constants["REDUCE"] for k in kernels] == [True, False]
     assert kernels[0].grid[1] == 15
 

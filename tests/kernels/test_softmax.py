@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genesis_fn.kernels.softmax import KINDS, Softmax, plan_softmax_backward, plan_softmax_forward
-from tests.kernels.run import run_plan
+from tests.kernels.run import TARGET, run_plan
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 TOLERANCE = {"fp32": 3e-6, "bf16": 2e-2, "fp64": 1e-13}
@@ -33,14 +33,14 @@ def test_forward_and_backward(kind, rows, columns, dtype):
     exact = x.double().requires_grad_()
     expected = FUNCTIONS[kind](exact)
     y = torch.empty(expected.shape, dtype=x.dtype)
-    run_plan(plan_softmax_forward(spec), [x], [y])
+    run_plan(plan_softmax_forward(spec, TARGET), [x], [y])
     tolerance = TOLERANCE[dtype] * max(1.0, expected.abs().max().item() / 4)
     torch.testing.assert_close(y.double(), expected.detach(), rtol=tolerance, atol=tolerance)
 
     dy = torch.randn(y.shape).to(x.dtype)
     dx = torch.empty_like(x)
     saved = [x, y] if kind == "logsumexp" else [y]
-    run_plan(plan_softmax_backward(spec), [dy, *saved], [dx])
+    run_plan(plan_softmax_backward(spec, TARGET), [dy, *saved], [dx])
     (want,) = torch.autograd.grad(expected, exact, dy.double())
     # log_softmax multiplies each rounding error by the row's sum of cotangents.
     scale = max(1.0, dy.double().sum(-1).abs().max().item() if columns > 1 else 1.0)
@@ -54,8 +54,8 @@ def test_infinities(columns):
     x[1, :] = float("-inf")
     x[2, 5] = float("inf")
     y = torch.empty(3)
-    run_plan(plan_softmax_forward(Softmax(3, columns, "fp32", "logsumexp")), [x], [y])
+    run_plan(plan_softmax_forward(Softmax(3, columns, "fp32", "logsumexp"), TARGET), [x], [y])
     assert y.tolist() == [0.0, float("-inf"), float("inf")]
     p = torch.empty_like(x)
-    run_plan(plan_softmax_forward(Softmax(3, columns, "fp32")), [x], [p])
+    run_plan(plan_softmax_forward(Softmax(3, columns, "fp32"), TARGET), [x], [p])
     assert p[0].tolist() == [1.0] + [0.0] * (columns - 1)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from genesis_fn.kernels import block_sort, radix_sort, top_k
-from genesis_fn.kernels.sort import Sort, plan_argsort, plan_sort
+from genesis_fn.kernels.sort import Sort, plan_sort
 from genesis_fn.kernels.top_k import TopK, plan_top_k
-from tests.kernels.run import run_plan
+from tests.kernels.run import TARGET, run_plan
 
 TORCH = {
     "fp64": torch.float64,
@@ -75,28 +75,32 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(radix_sort, "RADIX_BLOCK", 64)
 
 
+def sorted_with_places(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows in order, and where each element was."""
+    dtype = next(name for name, kind in TORCH.items() if kind == x.dtype)
+    places = torch.arange(x.shape[1], dtype=torch.int32).expand(x.shape).contiguous()
+    y, order = torch.empty_like(x), torch.empty_like(places)
+    run_plan(plan_sort(Sort(*x.shape, (dtype, "i32")), TARGET), [x, places], [y, order])
+    return y, order
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("length", [1, 33, 90])
 @pytest.mark.parametrize("dtype", list(TORCH))
-def test_argsort_of_every_type(dtype, length):
-    rows = 2 if length < 64 else 1
-    x = random_values(dtype, (rows, length))
-    for descending in (False, True) if length == 33 else (False,):
-        plan = plan_argsort(rows, length, dtype, descending=descending)
-        got = torch.empty(rows, length, dtype=torch.int32)
-        run_plan(plan, [x], [got])
-        np.testing.assert_array_equal(got.numpy(), order_of(x, descending))
+def test_sorts_of_every_type(dtype, length):
+    x = random_values(dtype, (2 if length < 64 else 1, length))
+    y, order = sorted_with_places(x)
+    np.testing.assert_array_equal(order.numpy(), order_of(x))
+    np.testing.assert_array_equal(bits(y), np.take_along_axis(bits(x), order_of(x), -1))
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("length", [50, 130])
 def test_sort_returns_the_bits_of_its_input(length):
     x = random_values("fp32", (2, length))
-    y, indices = torch.empty_like(x), torch.empty(2, length, dtype=torch.int64)
-    run_plan(plan_sort(Sort(2, length, ("fp32",), indices="i64")), [x], [y, indices])
-    order = order_of(x)
-    np.testing.assert_array_equal(indices.numpy(), order)
-    np.testing.assert_array_equal(bits(y), np.take_along_axis(bits(x), order, -1))
+    y = torch.empty_like(x)
+    run_plan(plan_sort(Sort(2, length, ("fp32",)), TARGET), [x], [y])
+    np.testing.assert_array_equal(bits(y), np.take_along_axis(bits(x), order_of(x), -1))
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -107,7 +111,8 @@ def test_several_keys_and_a_payload(length):
     b = torch.randint(0, 3, (2, length), generator=g).to(torch.int16)
     c = torch.randn(2, length, generator=g).to(torch.bfloat16)
     outputs = [torch.empty_like(x) for x in (a, b, c)]
-    run_plan(plan_sort(Sort(2, length, ("i8", "i16", "bf16"), num_keys=2)), [a, b, c], outputs)
+    spec = Sort(2, length, ("i8", "i16", "bf16"), num_keys=2)
+    run_plan(plan_sort(spec, TARGET), [a, b, c], outputs)
     for row in range(2):
         order = np.lexsort((b[row].numpy(), a[row].numpy()))
         for x, y in zip((a, b, c), outputs, strict=True):
@@ -122,7 +127,7 @@ def test_several_keys_and_a_payload(length):
 def test_top_k(length, k, dtype):
     x = random_values(dtype, (2, length))
     values, indices = torch.empty(2, k, dtype=x.dtype), torch.empty(2, k, dtype=torch.int32)
-    run_plan(plan_top_k(TopK(2, length, k, dtype)), [x], [values, indices])
+    run_plan(plan_top_k(TopK(2, length, k, dtype), TARGET), [x], [values, indices])
     order = order_of(x, descending=True)[:, :k]
     np.testing.assert_array_equal(indices.numpy(), order)
     np.testing.assert_array_equal(bits(values), np.take_along_axis(bits(x), order, -1))
@@ -131,11 +136,11 @@ def test_top_k(length, k, dtype):
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("dtype", list(TORCH))
 def test_top_k_by_the_maxima_of_groups(dtype, monkeypatch):
-    monkeypatch.setattr(top_k, "MANY_TILES", 1)
+    monkeypatch.setattr(top_k, "MANY_TILES", 0)
     length, k = (4099, 3) if dtype == "fp32" else (601, 5)
     x = random_values(dtype, (2, length))
     x[1] = x[1, 0]
-    plan = plan_top_k(TopK(2, length, k, dtype))
+    plan = plan_top_k(TopK(2, length, k, dtype), TARGET)
     kernels = [step.kernel.__name__ for step in plan.steps]
     assert kernels.count("group_maxima_kernel") == 2
     values, indices = torch.empty(2, k, dtype=x.dtype), torch.empty(2, k, dtype=torch.int32)
@@ -148,20 +153,19 @@ def test_top_k_by_the_maxima_of_groups(dtype, monkeypatch):
 @pytest.mark.usefixtures("small_tiles")
 def test_top_k_where_the_last_tile_is_shorter_than_k():
     x = torch.arange(131, dtype=torch.float32).reshape(1, -1)
-    values, indices = torch.empty(1, 9), torch.empty(1, 9, dtype=torch.int64)
-    run_plan(plan_top_k(TopK(1, 131, 9, "fp32", "i64")), [x], [values, indices])
+    values, indices = torch.empty(1, 9), torch.empty(1, 9, dtype=torch.int32)
+    run_plan(plan_top_k(TopK(1, 131, 9, "fp32"), TARGET), [x], [values, indices])
     assert indices.tolist() == [list(range(130, 121, -1))]
 
 
 def test_a_row_of_the_real_tile_size():
     x = random_values("bf16", (1, 300))
-    order = torch.empty(1, 300, dtype=torch.int32)
-    run_plan(plan_argsort(1, 300, "bf16"), [x], [order])
+    _, order = sorted_with_places(x)
     np.testing.assert_array_equal(order.numpy(), order_of(x))
 
 
 def test_nothing_to_sort():
     empty = torch.empty(0, 5)
-    run_plan(plan_sort(Sort(0, 5, ("fp32",))), [empty], [torch.empty(0, 5)])
+    run_plan(plan_sort(Sort(0, 5, ("fp32",)), TARGET), [empty], [torch.empty(0, 5)])
     with pytest.raises(ValueError, match="keys"):
         Sort(1, 4, ("fp32",), num_keys=2)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from genesis_fn.kernels.radix_sort import PLACES, ranks_text
+from genesis_fn.kernels.radix_sort import PLACES, RANKS
 
 LANES = np.arange(32)
 
@@ -68,18 +68,16 @@ class Warp:
                 "setp.ne.u32": lambda: a != more[0],
                 "setp.eq.u32": lambda: a == more[0],
                 "vote.sync.ballot.b32": lambda: np.full(32, int((a.astype(int) << LANES).sum())),
-                "match.any.sync.b32": lambda: ((a[:, None] == a) << LANES).sum(1),
             }[name]()
         held = self.values.get(operands[0], np.zeros_like(value))
         self.values[operands[0]] = np.where(active, value, held)
 
 
-@pytest.mark.parametrize("ranks", ["ballot", "match"])
 @pytest.mark.parametrize("spread", [1, 3, 256])
-def test_ranks_count_the_equal_digits_before(ranks, spread):
+def test_ranks_count_the_equal_digits_before(spread):
     digits = np.random.default_rng(spread).integers(0, spread, (32, 32)) * (255 // spread)
     warp = Warp({f"${32 + i}": digits[i] for i in range(32)})
-    warp.run(ranks_text(ranks))
+    warp.run(RANKS.value)
     row = digits.ravel()
     want = [(row[:i] == row[i]).sum() for i in range(row.size)]
     got = np.stack([warp.values[f"${i}"] for i in range(32)])

@@ -101,50 +101,6 @@ class BinaryCache:
         return self._folder / key[:2] / key[2:]
 
 
-class TunedChoices:
-    """What was found fastest, by a description of the problem, remembered between processes.
-
-    A description names everything that the choice depends on: the kernel's source digest, shapes,
-    device name, driver and compiler versions.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = (folder or cache_folder()) / "tuned"
-        self._known: dict[str, Any] = {}
-
-    def get(self, problem: Mapping[str, Any]) -> Any | None:
-        """The stored choice (JSON data), or None."""
-        key = _digest(problem)
-        if key in self._known:
-            return self._known[key]
-        path = self._folder / f"{key}.json"
-        content = _own(path)
-        if content is None:
-            return None
-        try:
-            entry = json.loads(content)
-            choice = entry["choice"]
-            if _digest(entry["problem"]) != key or entry["sha256"] != _digest([problem, choice]):
-                raise ValueError("checksum")
-        except (ValueError, KeyError, TypeError, RecursionError):
-            with suppress(OSError):
-                path.unlink()
-            return None
-        self._known[key] = choice
-        return choice
-
-    def put(self, problem: Mapping[str, Any], choice: Any) -> None:
-        """Remembers a choice; the last writer wins."""
-        key = _digest(problem)
-        self._known[key] = choice
-        entry = {
-            "problem": problem,
-            "choice": choice,
-            "sha256": _digest([problem, choice]),
-        }
-        _write(self._folder / f"{key}.json", json.dumps(entry, indent=1, sort_keys=True).encode())
-
-
 def _decode(content: bytes, key: str) -> tuple[dict[str, Any], bytes] | None:
     if not content.startswith(_MAGIC):
         return None
@@ -190,10 +146,6 @@ def _make_private(folder: Path) -> None:
     _make_private(folder.parent)
     with suppress(FileExistsError):  # another process was faster
         folder.mkdir(mode=0o700)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

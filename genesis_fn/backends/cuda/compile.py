@@ -226,13 +226,18 @@ def argument_type(argument: Argument, gluon: bool = False) -> str:
         return "*" + argument.dtype
     if isinstance(argument, Descriptor):
         block = ", ".join(map(str, argument.block))
-        layout = ""
-        if gluon:
-            from genesis_fn.kernels.compile_only import tile_layout
-
-            layout = f",{tile_layout(argument)!r}"
+        layout = f",{tile_layout(argument)!r}" if gluon else ""
         return f"tensordesc<{argument.buffer.dtype}[{block}]{layout}>"
     return argument.dtype
+
+
+def tile_layout(argument: Descriptor) -> Any:
+    """The shared-memory layout of a descriptor's tile in a Gluon kernel: its default one."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    from genesis_fn.kernels.language import TYPES
+
+    return NVMMASharedLayout.get_default_for(list(argument.block), TYPES[argument.buffer.dtype])
 
 
 def _divisible(argument: Argument) -> bool:
@@ -344,8 +349,8 @@ def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Comp
 # Compiling in this process.
 
 
-def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
-    """(metadata, cubin) of one kernel, compiled here."""
+def compiled_by_triton(wanted: Request) -> Any:
+    """What Triton makes of one kernel, here: `asm` holds its PTX and cubin."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -381,21 +386,26 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
         source = ASTSource(kernel, full, values, attributes)
     target = GPUTarget("cuda", wanted.architecture, 32)
     try:
-        result = triton.compile(source, target=target, options=dict(wanted.options))
+        return triton.compile(source, target=target, options=dict(wanted.options))
     except Exception as error:
         raise CompileError(
             f"kernel {kernel.__name__} with {types} and {constants} for sm_{wanted.architecture}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
+    """(metadata, cubin) of one kernel, compiled here."""
+    result = compiled_by_triton(wanted)
     found = result.metadata
     binary = bytes(result.asm["cubin"])
     if dict(wanted.options).get("launch_pdl"):
         ptx = result.asm["ptx"]
         if "griddepcontrol.wait" not in ptx:
-            binary = _assembled(_waiting(ptx), target, dict(wanted.options))
+            binary = _assembled(_waiting(ptx), wanted)
     return {
         "name": found.name,
-        "parameters": [types[name] for name in ordered],
+        "parameters": [kind for _, kind in wanted.types],
         "layout": _parameter_sizes(result.asm["ptx"]),
         "descriptors": [dict(d) for d in (getattr(found, "tensordesc_meta", None) or ())],
         "shared": found.shared,
@@ -405,7 +415,7 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
         "scratch_alignment": found.global_scratch_align,
         "profile_scratch": found.profile_scratch_size,
         "cooperative": bool(found.launch_cooperative_grid),
-        "triton": triton.__version__,
+        "triton": triton_version(),
     }, binary
 
 
@@ -420,11 +430,13 @@ def _waiting(ptx: str) -> str:
     return ptx[: start + 1] + wait + ptx[start + 1 :]
 
 
-def _assembled(ptx: str, target: Any, options: dict[str, Any]) -> bytes:
+def _assembled(ptx: str, wanted: Request) -> bytes:
+    from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
-    backend = make_backend(target)
-    return bytes(backend.make_cubin(ptx, {}, backend.parse_options(options), target.arch))
+    backend = make_backend(GPUTarget("cuda", wanted.architecture, 32))
+    options = backend.parse_options(dict(wanted.options))
+    return bytes(backend.make_cubin(ptx, {}, options, wanted.architecture))
 
 
 def _parameter_sizes(ptx: str) -> list[int]:

@@ -69,7 +69,6 @@ class Driver(Protocol):
     info: DeviceInfo
     interpreted: bool
     compute: Stream
-    transfer: Stream
 
     # Memory: a range of addresses is reserved once, physical memory comes and goes behind it.
 

@@ -214,7 +214,6 @@ class CudaDriver:
         self.info = self._describe(index)
         self._access = _read_write(index)
         self.compute = self.new_stream()
-        self.transfer = self.new_stream()
         self._modules: weakref.WeakValueDictionary[str, _Module] = weakref.WeakValueDictionary()
         self._setters: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -345,8 +344,7 @@ class CudaDriver:
 
     def synchronize(self, stream: Any | None = None) -> None:
         self.activate()
-        for one in (self.compute, self.transfer) if stream is None else (stream,):
-            _check(cu.cuStreamSynchronize(one))
+        _check(cu.cuStreamSynchronize(self.compute if stream is None else stream))
 
     def new_event(self, timing: bool = False) -> Any:
         self.activate()

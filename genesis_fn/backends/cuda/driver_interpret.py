@@ -173,7 +173,6 @@ class InterpretDriver:
             kind=1,
         )
         self.compute = _Stream()
-        self.transfer = _Stream()
         self._used = 0
         self._ranges: dict[int, mmap.mmap] = {}
         self._starts: list[int] = []

@@ -49,7 +49,6 @@ _TYPESTR = {
     "complex128": "<c16",
 }
 _TYPESTR_NAMES = {text: name for name, text in _TYPESTR.items()}
-_HOST_KINDS = (1, 3)
 _CUDA_KINDS = (2, 13)
 _READ_ONLY = 1
 

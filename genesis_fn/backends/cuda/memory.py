@@ -128,7 +128,6 @@ class Pool:
         self._slabs: dict[int, int] = {}
         self._small = AddressSpace(driver, total, 2 << 20)
         self._large = AddressSpace(driver, 2 * total, 32 << 20)
-        self._pressure: list[Callable[[], object]] = []
         self.set_memory_fraction(fraction)
         _pools.add(self)
 
@@ -174,13 +173,6 @@ class Pool:
         # Sixteen sizes an octave, so that blocks of nearly the same size serve each other.
         step = 1 << (size - 1).bit_length() - 5 if size <= _MEDIUM else 2 << 20
         return -(-size // step) * step
-
-    def on_pressure(self, release: Callable[[], object]) -> None:
-        """Registers what frees memory that can be made again, called before giving up.
-
-        It runs without the pool's lock and drops the references that it holds.
-        """
-        self._pressure.append(release)
 
     def set_memory_fraction(self, fraction: float) -> None:
         """Limits mapped memory to a share of the device's, in (0, 1]."""
@@ -302,10 +294,6 @@ class Pool:
             return
         if self._remapped(rounded):
             return
-        for release in self._pressure:
-            release()
-            if self._fits(rounded) or self._remapped(rounded):
-                return
         raise self._out_of_memory(size)
 
     def _fits(self, rounded: int) -> bool:

@@ -72,21 +72,6 @@ def runtime(device: int = 0) -> Runtime:
     return found
 
 
-def memory_allocated(device: int = 0) -> int:
-    """Bytes in use by blocks."""
-    return int(memory_stats(device)["in_use"])
-
-
-def max_memory_allocated(device: int = 0) -> int:
-    """The most bytes in use at once since the start or `reset_peak`."""
-    return int(memory_stats(device)["peak"])
-
-
-def memory_reserved(device: int = 0) -> int:
-    """Bytes of physical memory held, in use or cached."""
-    return int(memory_stats(device)["mapped"])
-
-
 def memory_stats(device: int = 0) -> dict[str, int | float]:
     """All counters of the device's pool."""
     return memory_report.memory_stats(runtime(device).pool)

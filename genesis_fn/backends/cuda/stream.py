@@ -11,7 +11,7 @@ import ctypes
 import threading
 from collections import deque
 
-from genesis_fn.backends.cuda.driver import Driver, Event, Stream
+from genesis_fn.backends.cuda.driver import Driver, Event
 
 _RING = 32 << 20
 _CHUNK = 8 << 20
@@ -97,41 +97,22 @@ class Staging:
         self._lock = threading.Lock()
         self.pinned = PinnedMemory(driver)
 
-    def to_device(
-        self, destination: int, host: int, size: int, stream: Stream | None = None
-    ) -> None:
-        """Copies `size` bytes from a host address, in order of the stream (compute by default).
+    def to_device(self, destination: int, host: int, size: int) -> None:
+        """Copies `size` bytes from a host address, in order of the compute stream.
 
         The host memory has been read when this returns.
         """
         driver = self._driver
-        stream = driver.compute if stream is None else stream
         with self._lock:
             for offset in range(0, size, self._chunk):
                 part = min(self._chunk, size - offset)
                 start = self._take(part)
                 assert self._ring is not None
                 ctypes.memmove(self._ring + start, host + offset, part)
-                driver.copy(destination + offset, self._ring + start, part, stream)
+                driver.copy(destination + offset, self._ring + start, part, driver.compute)
                 event = self._events.pop() if self._events else driver.new_event()
-                driver.record(event, stream)
+                driver.record(event, driver.compute)
                 self._busy.append((start, start + part, event))
-
-    def prefetch(self, destination: int, host: int, size: int) -> Event:
-        """Copies beside the compute stream, after the work that is queued there now.
-
-        Returns the event that the compute stream must wait for before it reads; the caller
-        destroys it.
-        """
-        driver = self._driver
-        ready = driver.new_event()
-        driver.record(ready, driver.compute)
-        driver.wait(driver.transfer, ready)
-        driver.destroy_event(ready)
-        self.to_device(destination, host, size, driver.transfer)
-        arrived = driver.new_event()
-        driver.record(arrived, driver.transfer)
-        return arrived
 
     def to_host(self, host: int, source: int, size: int) -> None:
         """Copies `size` bytes to a host address, after the work queued so far, and waits."""

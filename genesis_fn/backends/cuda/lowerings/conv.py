@@ -38,10 +38,10 @@ def _convolution(call: Call) -> Lowered:
     spec = _spec(call, NAMES[kind], NAMES[made])
     if narrow:
         held = builder.workspace(call.out.size, "fp32")
-        builder.include(plan_convolution(spec), [lhs, rhs, held])
+        builder.include(plan_convolution(spec, call.target), [lhs, rhs, held])
         add_convert(builder, held, call.out.update(dtype=made), call.write(), out_kind)
     else:
-        builder.include(plan_convolution(spec), [lhs, rhs, call.write()])
+        builder.include(plan_convolution(spec, call.target), [lhs, rhs, call.write()])
     return builder.build()
 
 

@@ -74,7 +74,7 @@ def _fused(call: Call) -> Plan | None:
 
 def _ordered(plan: Plan, order: Sequence[int], results: Sequence[int]) -> Plan:
     """`plan` with its input i read from operand order[i], its output j being result results[j]."""
-    builder = PlanBuilder(len(set(order)), plan.outputs)
+    builder = PlanBuilder(max(order) + 1, plan.outputs)
     inputs = [Buf(i, "i8") for i in order]
     builder.include(plan, [*inputs, *[Buf(builder.inputs + j, "i8") for j in results]])
     return builder.build()
@@ -97,7 +97,7 @@ def _softmax_spec(kind: Aval, name: str) -> Softmax | None:
         "logsumexp_forward")  # fmt: skip
 def _softmax(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
     spec = _softmax_spec(call.operands[0], call.params["op"].name.removesuffix("_forward"))
-    return None if spec is None else plan_softmax_forward(spec)
+    return None if spec is None else plan_softmax_forward(spec, call.target)
 
 
 @kernel("softmax_backward", "log_softmax_backward")
@@ -106,7 +106,7 @@ def _softmax_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan | N
     spec = _softmax_spec(y, call.params["op"].name.removesuffix("_backward"))
     if spec is None or y.dtype != ct.dtype:
         return None
-    return _ordered(plan_softmax_backward(spec), (1, 0), (0,))
+    return _ordered(plan_softmax_backward(spec, call.target), (1, 0), (0,))
 
 
 @kernel("logsumexp_backward")
@@ -115,26 +115,27 @@ def _logsumexp_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan |
     spec = _softmax_spec(x, "logsumexp")
     if spec is None or not x.dtype == y.dtype == ct.dtype:
         return None
-    return _ordered(plan_softmax_backward(spec), (2, 0, 1), (0,))
+    return _ordered(plan_softmax_backward(spec, call.target), (2, 0, 1), (0,))
 
 
 # ---- norms ----
 
 
 def _norm_spec(
-    x: Aval, kind: str, eps: float, weight: Aval, bias: Aval | None = None
+    x: Aval, eps: float, weight: Aval, bias: Aval | None = None, statistics: bool = True
 ) -> Norm | None:
     kinds = [a.dtype for a in (x, weight, bias) if a is not None]
     if not x.ndim or any(k not in _WIDE_ENOUGH for k in kinds):
         return None
     bias_dtype = None if bias is None else NAMES[bias.dtype]
-    return Norm(*_matrix(x), NAMES[x.dtype], kind, eps, NAMES[weight.dtype], bias_dtype)
+    return Norm(*_matrix(x), NAMES[x.dtype], eps, NAMES[weight.dtype], bias_dtype, statistics)
 
 
 @kernel("rms_norm", "rms_norm_forward")
 def _rms_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
-    spec = _norm_spec(call.operands[0], "rms", eps, call.operands[1])
-    return None if spec is None else plan_norm_forward(spec, save_statistics=len(results) > 1)
+    x, weight = call.operands
+    spec = _norm_spec(x, eps, weight, statistics=len(results) > 1)
+    return None if spec is None else plan_norm_forward(spec, call.target)
 
 
 @kernel("rms_norm_backward")
@@ -142,22 +143,21 @@ def _rms_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
     x, weight, rstd, ct = call.operands
-    spec = _norm_spec(x, "rms", eps, weight)
+    spec = _norm_spec(x, eps, weight)
     if spec is None or ct.dtype != x.dtype:
         return None
-    return _ordered(plan_norm_backward(spec), (3, 0, 1, 2), (0, 1))
+    return _ordered(plan_norm_backward(spec, call.target), (3, 0, 1, 2), (0, 1))
 
 
 @kernel("layer_norm", "layer_norm_forward")
 def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
     x, weight, bias = call.operands
-    spec = _norm_spec(x, "layer", eps, weight, bias)
+    spec = _norm_spec(x, eps, weight, bias, len(results) > 1)
     if spec is None:
         return None
-    if len(results) == 1:
-        return plan_norm_forward(spec, save_statistics=False)
+    plan = plan_norm_forward(spec, call.target)
     # The kernel writes rstd before mean.
-    return _ordered(plan_norm_forward(spec), (0, 1, 2), (0, 2, 1))
+    return _ordered(plan, (0, 1, 2), (0, 2, 1)) if spec.statistics else plan
 
 
 @kernel("layer_norm_backward")
@@ -165,14 +165,10 @@ def _layer_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
     x, weight, bias, mean, rstd, ct = call.operands
-    spec = _norm_spec(x, "layer", eps, weight, bias)
+    spec = _norm_spec(x, eps, weight, bias)
     if spec is None or ct.dtype != x.dtype:
         return None
-    plan = plan_norm_backward(spec)
-    builder = PlanBuilder(6, 3)
-    inputs = [Buf(i, "i8") for i in (5, 0, 1, 4, 3)]
-    builder.include(plan, [*inputs, *[Buf(6 + j, "i8") for j in range(3)]])
-    return builder.build()
+    return _ordered(plan_norm_backward(spec, call.target), (5, 0, 1, 4, 3), (0, 1, 2))
 
 
 # ---- attention ----
@@ -282,8 +278,7 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
         return None
     rows, classes = _matrix(logits)
     spec = CrossEntropy(
-        rows, classes, NAMES[logits.dtype], NAMES[labels.dtype], reduction="none",
-        site=call.site * SITES,
+        rows, classes, NAMES[logits.dtype], NAMES[labels.dtype], site=call.site * SITES
     )  # fmt: skip
     builder = PlanBuilder(2, len(results) + 1)
     statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
@@ -292,9 +287,8 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
         loss = builder.workspace(rows, NAMES[statistic])
     lse = Buf(3, "i8") if len(results) > 1 else builder.workspace(rows, NAMES[statistic])
     error = Buf(2 + len(results), "i64")
-    builder.include(
-        plan_cross_entropy_forward(spec), [Buf(0, "i8"), Buf(1, "i8"), loss, lse, error]
-    )
+    plan = plan_cross_entropy_forward(spec, call.target)
+    builder.include(plan, [Buf(0, "i8"), Buf(1, "i8"), loss, lse, error])
     if logits.dtype != statistic:
         add_convert(builder, loss, results[0].update(dtype=statistic), Buf(2, "i8"), logits.dtype)
     return builder.build()
@@ -306,12 +300,12 @@ def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) 
     if logits.dtype not in _WIDE_ENOUGH or not _labelled(labels):
         return None
     rows, classes = _matrix(logits)
-    spec = CrossEntropy(rows, classes, NAMES[logits.dtype], NAMES[labels.dtype], reduction="none")
+    spec = CrossEntropy(rows, classes, NAMES[logits.dtype], NAMES[labels.dtype])
     builder = PlanBuilder(4, 1)
     statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
     cotangent = converted(builder, call.read(3), ct, statistic)
     buffers = [Buf(0, "i8"), Buf(1, "i8"), Buf(2, "i8"), cotangent, Buf(4, "i8")]
-    builder.include(plan_cross_entropy_backward(spec), buffers)
+    builder.include(plan_cross_entropy_backward(spec, call.target), buffers)
     return builder.build()
 
 
@@ -323,18 +317,17 @@ def _linear_cross_entropy(
     x, weight, labels = call.operands
     if x.dtype not in _WIDE_ENOUGH or weight.dtype != x.dtype or not _labelled(labels):
         return None
+    if reduction == "none":
+        return None
     loss = CrossEntropy(
         x.shape[0], weight.shape[0], NAMES[x.dtype], NAMES[labels.dtype],
         ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss,
-        soft_cap=softcap, reduction=reduction, site=call.site * SITES,
+        soft_cap=softcap, site=call.site * SITES,
     )  # fmt: skip
-    gradients = len(results) > 1
-    if gradients and reduction == "none":
-        return None
     precision = config.current().matmul_precision
     return plan_linear_cross_entropy(
         LinearCrossEntropy(
-            loss, x.shape[1], NAMES[x.dtype], NAMES[weight.dtype], gradients=gradients,
+            loss, x.shape[1], reduction, len(results) > 1,
             precision={"highest": "ieee"}.get(precision, precision),
         ),
         call.target,

@@ -160,7 +160,8 @@ def _rows(call: Call) -> Lowered:
         GatherRows(
             table.shape[0], math.prod(table.shape[1:]), indices.size, NAMES[table.dtype],
             NAMES[indices.dtype], "fill" if mode == "fill" else "clip", site=site,
-        )
+        ),
+        call.target,
     )  # fmt: skip
 
 
@@ -292,7 +293,7 @@ def _scatter(call: Call) -> Lowered:
     if operand.dtype == dtypes.BOOL:
         spec, held, out = _boolean(spec, held, out)
     given = [] if call.in_place else [_as(call.read(0), spec)]
-    builder.include(plan_scatter_rows(spec), [*given, targets, held, out])
+    builder.include(plan_scatter_rows(spec, call.target), [*given, targets, held, out])
     return builder.build()
 
 
@@ -354,7 +355,7 @@ def _segment_sum(call: Call) -> Lowered:
     if data.dtype == dtypes.BOOL:
         spec, held, out = _boolean(spec, held, out)
     buffers = [index, held, out, *([Buf(3, "i64")] if checked else [])]
-    builder.include(plan_scatter_rows(spec), buffers)
+    builder.include(plan_scatter_rows(spec, call.target), buffers)
     return builder.build()
 
 

@@ -70,7 +70,7 @@ def _random_bits(call: Call) -> Lowered:
 def _philox_bits(call: Call, builder: PlanBuilder, keys: int, count: int, width: int) -> Lowered:
     """Elements of 8 and 16 bits: one lane for each block of four words, read as memory."""
     if width >= 32:
-        return plan_random_bits(RandomBits(keys, count, width))
+        return plan_random_bits(RandomBits(keys, count, width), call.target)
     blocks = cdiv(count * width, 128)
     lines = [
         f"row = i // {blocks}",

@@ -29,7 +29,6 @@ from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power
 from genesis_fn.primitives.reduce import extreme_over_nothing
 
 TILE = 2048
-_BIG = {"i32": 2**31 - 1, "i64": 2**63 - 1}
 _COMBINE = {
     "sum": "acc + v", "prod": "acc * v", "max": "maximum(acc, v)", "min": "minimum(acc, v)",
     "and": "acc & v", "or": "acc | v", "xor": "acc ^ v",

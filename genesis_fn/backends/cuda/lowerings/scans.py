@@ -31,7 +31,8 @@ def _cumulative(call: Call) -> Lowered:
         Scan(
             outer, x.shape[axis], inner, "fp32" if eight_bits else kind,
             _OPERATIONS[call.prim.name], call.params["reverse"],
-        )
+        ),
+        call.target,
     )  # fmt: skip
     if not eight_bits:
         return plan

@@ -91,7 +91,7 @@ def _split(call: Call) -> Lowered:
 def _concatenate(call: Call) -> Lowered:
     shapes = tuple([a.shape for a in call.operands])
     raw = call.write(0, True).dtype
-    return plan_concatenate(Concatenate(shapes, call.params["dimension"], raw))
+    return plan_concatenate(Concatenate(shapes, call.params["dimension"], raw), call.target)
 
 
 @lowers("pad")

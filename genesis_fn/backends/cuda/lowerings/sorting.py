@@ -63,7 +63,7 @@ def _sort(call: Call) -> Lowered:
     keys = call.params["num_keys"]
     return along_last(
         call, call.params["dimension"],
-        lambda rows, length: plan_sort(Sort(rows, length, kinds, num_keys=keys)),
+        lambda rows, length: plan_sort(Sort(rows, length, kinds, keys), call.target),
     )  # fmt: skip
 
 
@@ -71,5 +71,7 @@ def _sort(call: Call) -> Lowered:
 def _top_k(call: Call) -> Lowered:
     kind, k = NAMES[call.operands[0].dtype], call.params["k"]
     return along_last(
-        call, call.params["axis"], lambda rows, length: plan_top_k(TopK(rows, length, k, kind))
+        call,
+        call.params["axis"],
+        lambda rows, length: plan_top_k(TopK(rows, length, k, kind), call.target),
     )

@@ -1,0 +1,29 @@
+"""Plans of the equations of a program, as the backend makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.backends.cuda.lowerings import plan_for
+from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import tree
+from genesis_fn.core.aval import aval
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.launch import Plan
+from genesis_fn.transforms.stage import stage
+
+
+def plans_of(name: str, f: Callable[..., Any], kinds: Any, target: Target) -> list[Plan]:
+    """The plan of each equation of primitive `name` in the program of `f`, for arguments of these
+    (shape, dtype)."""
+    jaxpr, _ = stage(lambda *xs: tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
+    plans = []
+    for e in simplify(jaxpr).eqns:
+        if e.prim.name == name:
+            avals = [x.aval if type(x) is Var else x for x in e.ins]
+            plan = plan_for(e.prim, avals, e.params, target)
+            assert isinstance(plan, Plan)
+            plans.append(plan)
+    return plans
