@@ -27,6 +27,7 @@ from genesis_fn.backends.cuda.compile import (
     request,
 )
 from genesis_fn.backends.cuda.parameters import ParameterBlock
+from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.launch import Clear, Launch, Plan
 from tests import ptx
 
@@ -40,7 +41,7 @@ def run_launch(launch: Launch, addresses: Sequence[int], within: Sequence[tuple[
         return
     if is_gluon(launch.kernel):
         pytest.skip("Gluon's kernels are bulk copies and tensor-core products of sm_90")
-    text, compiled = _compiled(launch_key(launch, 90), _Held(launch))
+    text, compiled = _compiled(launch_key(launch, H200), _Held(launch))
     block = ParameterBlock(launch, compiled, lambda *_: b"")
     block.bind(addresses, 0)
     parameters = [int.from_bytes(value, "little") for value in block.values()]
@@ -75,7 +76,7 @@ class _Held:
 def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
     """(PTX, what its parameters are like) of a launch."""
     for architecture in (90, 80):
-        found = compiled_by_triton(request(held.launch, architecture))
+        found = compiled_by_triton(request(held.launch, OF_ARCHITECTURE[architecture]))
         text, data = found.asm["ptx"], found.metadata
         if not any(word in text for word in _UNMODELLED):
             break

@@ -26,7 +26,7 @@ def compile_plan(plan: Plan, target: Target) -> list[dict[str, Any]]:
 
 def compile_launch(launch: Launch, target: Target) -> dict[str, Any]:
     """The resources of one compiled launch: {name, registers, spills, shared, warps}."""
-    compiled = compiled_by_triton(request(launch, target.architecture))
+    compiled = compiled_by_triton(request(launch, target))
     usage = _cubin_usage(compiled.asm["cubin"])
     return {
         "name": compiled.metadata.name,
