@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.jaxpr import Eqn, Var
-from genesis_fn.primitives.gather import gather_p, take_rows_p
-from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
 from genesis_fn.primitives.shape import reshape_p
-from genesis_fn.primitives.windows import window_sizes
 
 
 def checked_once(eqns: list[Eqn]) -> list[Eqn]:
@@ -37,20 +34,10 @@ def checked_once(eqns: list[Eqn]) -> list[Eqn]:
 
 def _check(e: Eqn, source: dict[Any, Any]) -> tuple[Any, Sequence[int]]:
     """(the indices, the greatest that each component of an index may be)."""
-    operand, indices = e.ins[:2]
-    shape = operand.aval.shape
-    if e.prim is segment_sum_p:
-        bounds = [e.params["num_segments"] - 1]
-    elif e.prim is take_rows_p:
-        bounds = [shape[0] - 1]
-    elif e.prim is gather_p:
-        sizes = e.params["slice_sizes"]
-        bounds = [shape[d] - sizes[d] for d in e.params["dimension_numbers"].start_index_map]
-    else:
-        assert e.prim is scatter_p, e
-        numbers = e.params["dimension_numbers"]
-        sizes = window_sizes(operand.aval, e.ins[2].aval, numbers)
-        bounds = [shape[d] - sizes[d] for d in numbers.scatter_dims_to_operand_dims]
+    assert e.prim.visits is not None, e
+    array, windows = e.prim.visits(*[getattr(i, "aval", i) for i in e.ins], **e.params)
+    bounds = [array.shape[axis] - size for axis, size in windows]
+    indices = e.ins[1]
     if len(bounds) == 1 and type(indices) is Var:  # the shape of the indices does not matter
         indices = source.get(indices, indices)
     return indices, tuple(bounds)

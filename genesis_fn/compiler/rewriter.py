@@ -21,18 +21,7 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
 from genesis_fn.primitives.elementwise import add_n
 from genesis_fn.primitives.shape import barrier_p
-from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
-from genesis_fn.transforms.checkpoint import checkpoint_p
-from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
-from genesis_fn.transforms.custom_batch import custom_vmap_p
 from genesis_fn.transforms.fused import fused_p
-
-# Calls, and the parameter that holds what they run.
-CALLS: dict[Primitive, str] = {
-    jit_p: "jaxpr", region_p: "jaxpr", wide_p: "jaxpr", checkpoint_p: "jaxpr",
-    custom_jvp_p: "jaxpr", custom_vjp_p: "jaxpr", fused_p: "jaxpr", custom_vmap_p: "jaxpr",
-    linear_call_p: "forward",
-}  # fmt: skip
 
 Rule = Callable[["Rewriter", Eqn, Primitive, list, dict], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}
@@ -104,7 +93,7 @@ class Rewriter:
         before, self.copying = self.copying, copy
         for e in eqns:
             ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
-            inner = CALLS.get(e.prim)
+            inner = e.prim.program
             if inner is not None and e.params[inner] is not None and not self.opaque(e):
                 outs = self.inline(e.params[inner], ins, e)
             else:
@@ -268,6 +257,6 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
 
 
 __all__ = [
-    "CALLS", "PYTHON", "RULES", "Rewriter", "TRIM", "has_effect",
+    "PYTHON", "RULES", "Rewriter", "TRIM", "has_effect",
     "is_fused", "live_equations", "rewritten", "rounded", "rule", "simplified",
 ]  # fmt: skip

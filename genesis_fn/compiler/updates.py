@@ -8,23 +8,20 @@ from typing import Any
 
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-
-UPDATES = frozenset(("dynamic_update_slice", "scatter"))
-"""Primitives whose result is their first operand with a part of it changed."""
+from genesis_fn.transforms.cond import cond_p
+from genesis_fn.transforms.loops import while_p
+from genesis_fn.transforms.scan import scan_p
 
 
 def updated(e: Eqn, v: Var) -> Var | None:
     """The operand that result `v` of `e` may overwrite: what is updated, or the start of a loop's
     carry; None if there is none, or if `e` reads it in another place too."""
-    name, k = e.prim.name, list(e.outs).index(v)
-    at: int | None = None
-    if name in UPDATES:
-        at = 0
-    elif name == "scan" and k < e.params["carry"]:
+    at, k = e.prim.updates, list(e.outs).index(v)
+    if e.prim is scan_p and k < e.params["carry"]:
         at = e.params["consts"] + k
-    elif name == "while":
+    elif e.prim is while_p:
         at = e.params["cond_consts"] + e.params["body_consts"] + k
-    elif name == "cond":
+    elif e.prim is cond_p:
         found = {_input(branch, k) for branch in e.params["branches"]}
         place = found.pop()
         at = None if found or place is None else 1 + place
@@ -83,4 +80,4 @@ def donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
     return replaced
 
 
-__all__ = ["UPDATES", "donations", "makers", "origin", "updated"]
+__all__ = ["donations", "makers", "origin", "updated"]

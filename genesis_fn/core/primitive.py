@@ -96,6 +96,10 @@ class Primitive:
       that is a step of its own.
     * `updates`: the operand that the result is with a part of it changed: it may be done in its
       memory.
+    * `visits(*avals, **params)` -> (aval, [(axis, size), ...]): the components of an index, in
+      operand 1, are where a window of these sizes starts in an array of this aval. Its parameter
+      `mode` may be "check".
+    * `program`: the parameter that holds what a call runs, once, on all of its operands.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
 
     * `words(prim, values, avals, params)`: the operation on random keys, done on their words:
@@ -109,8 +113,8 @@ class Primitive:
 
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "torch", "torch_for", "lowering", "updates", "effect", "collective", "weak", "inline",
-        "stage", "words", "abstract_cache", "eager_cache",
+        "torch", "torch_for", "lowering", "updates", "visits", "program", "effect", "collective",
+        "weak", "inline", "stage", "words", "abstract_cache", "eager_cache",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +132,8 @@ class Primitive:
         torch_for: Callable | None = None,
         lowering: Lowering | None = None,
         updates: int | None = None,
+        visits: Callable | None = None,
+        program: str | None = None,
         effect: bool = False,
         collective: bool = False,
         weak: slice | None = slice(None),
@@ -142,6 +148,7 @@ class Primitive:
         self.transpose, self.batch = transpose, batch
         self.precision, self.torch, self.torch_for = precision, torch, torch_for
         self.lowering, self.updates = lowering, updates
+        self.visits, self.program = visits, program
         self.effect, self.collective = effect, collective
         self.weak = None if multi else weak
         self.inline: Callable | None = None

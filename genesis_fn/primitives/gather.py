@@ -90,9 +90,14 @@ def _gather_batch(
     ), 0
 
 
+def _gather_visits(operand: Aval, indices: Aval, **params: Any) -> tuple[Aval, list]:
+    mapped = params["dimension_numbers"].start_index_map
+    return operand, [(d, params["slice_sizes"][d]) for d in mapped]
+
+
 gather_p = Primitive(
     "gather", _gather_shape, linearize=_gather_linearize, batch=_gather_batch,
-    torch_for=windows_torch.gather,
+    torch_for=windows_torch.gather, visits=_gather_visits,
     weak=slice(1),
 )  # fmt: skip
 PRIM["gather"] = gather_p
@@ -203,7 +208,7 @@ def _take_batch(
 
 take_rows_p = Primitive(
     "take_rows", _take_shape, linearize=_take_linearize, batch=_take_batch,
-    torch_for=windows_torch.take_rows,
+    torch_for=windows_torch.take_rows, visits=lambda table, indices, **_: (table, [(0, 1)]),
     weak=slice(1),
 )  # fmt: skip
 PRIM["take_rows"] = take_rows_p

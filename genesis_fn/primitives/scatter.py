@@ -232,9 +232,17 @@ def _scatter_batch(
     return bind(scatter_p, operand, indices, updates, dimension_numbers=numbers, **params), 0
 
 
+def _scatter_visits(
+    operand: Aval, indices: Aval, updates: Aval, **params: Any
+) -> tuple[Aval, list]:
+    numbers = params["dimension_numbers"]
+    sizes = window_sizes(operand, updates, numbers)
+    return operand, [(d, sizes[d]) for d in numbers.scatter_dims_to_operand_dims]
+
+
 scatter_p = Primitive(
     "scatter", _scatter_shape, linearize=_scatter_linearize, transpose=_scatter_transpose,
-    batch=_scatter_batch, torch_for=windows_torch.scatter, updates=0,
+    batch=_scatter_batch, torch_for=windows_torch.scatter, updates=0, visits=_scatter_visits,
     weak=slice(1),
 )  # fmt: skip
 PRIM["scatter"] = scatter_p
@@ -384,6 +392,7 @@ def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> l
 segment_sum_p = Primitive(
     "segment_sum", _segment_shape, linearize=_segment_linearize, transpose=_segment_transpose,
     batch=_segment_batch, torch_for=windows_torch.segment_sum,
+    visits=lambda data, ids, **params: (_segment_shape(data, ids, **params), [(0, 1)]),
     weak=slice(1),
 )  # fmt: skip
 PRIM["segment_sum"] = segment_sum_p

@@ -51,7 +51,7 @@ def jvp_call(
 
 def call_primitive(name: str) -> Primitive:
     """A primitive that runs a program, differentiated and batched into calls of itself."""
-    prim = Primitive(name, lambda *avals, jaxpr: jaxpr.out_avals, multi=True)
+    prim = Primitive(name, lambda *avals, jaxpr: jaxpr.out_avals, multi=True, program="jaxpr")
     prim.linearize = lambda nonzero, *xs, jaxpr: linearize_call(nonzero, xs, jaxpr, prim)
     prim.jvp = lambda primals, tangents, *, jaxpr: jvp_call(primals, tangents, jaxpr, prim)
 
@@ -142,6 +142,7 @@ linear_call_p = Primitive(
     "linear_call",
     lambda *avals, out_avals, **_: list(out_avals),
     multi=True,
+    program="forward",
     linearize=_linear_call_linearize,
     jvp=lambda primals, tangents, *, forward, name, **_: jvp_call(
         primals, tangents, _forward(forward, name)

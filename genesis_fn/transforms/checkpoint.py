@@ -189,7 +189,7 @@ def _shape(*avals: Aval, jaxpr: Jaxpr, policy: Any) -> list[Aval]:
 
 
 checkpoint_p = Primitive(
-    "checkpoint", _shape, multi=True, linearize=_linearize, batch=_batch,
+    "checkpoint", _shape, multi=True, program="jaxpr", linearize=_linearize, batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, policy: jvp_call(primals, tangents, jaxpr),
 )  # fmt: skip
 

@@ -192,7 +192,13 @@ def _transpose(
 
 
 custom_jvp_p = Primitive(
-    "custom_jvp", _shape, multi=True, jvp=_jvp, transpose=_transpose, batch=_jvp_batch
+    "custom_jvp",
+    _shape,
+    multi=True,
+    program="jaxpr",
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_jvp_batch,
 )
 
 
@@ -275,8 +281,8 @@ def _vjp_batch(
 
 
 custom_vjp_p = Primitive(
-    "custom_vjp", _shape, multi=True, linearize=_vjp_linearize, transpose=_transpose,
-    batch=_vjp_batch,
+    "custom_vjp", _shape, multi=True, program="jaxpr", linearize=_vjp_linearize,
+    transpose=_transpose, batch=_vjp_batch,
 )  # fmt: skip
 
 

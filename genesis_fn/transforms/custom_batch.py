@@ -119,7 +119,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, rule:
 
 
 custom_vmap_p = Primitive(
-    "custom_vmap", _shape, multi=True, batch=_batch,
+    "custom_vmap", _shape, multi=True, program="jaxpr", batch=_batch,
     linearize=lambda nonzero, *xs, jaxpr, rule: linearize_call(nonzero, xs, jaxpr, jit_p),
     jvp=_jvp,
 )  # fmt: skip

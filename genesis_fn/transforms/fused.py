@@ -189,6 +189,6 @@ def _batch(
 
 
 fused_p = Primitive(
-    "fused", _shape, multi=True, linearize=_linearize, batch=_batch,
+    "fused", _shape, multi=True, program="jaxpr", linearize=_linearize, batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, **_: jvp_call(primals, tangents, jaxpr),
 )  # fmt: skip

@@ -25,6 +25,7 @@ from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.core.source import Where, where
 from genesis_fn.kernels.launch import Clear, Launch, Plan
 from genesis_fn.primitives.define import host_tensor, host_view
+from genesis_fn.transforms.fused import fused_p
 
 _REMEMBERED = 64  # scalar values for each function
 
@@ -113,7 +114,7 @@ def _fixed(
 
 def _shared_results(prim: Primitive, params: dict[str, Any]) -> list[tuple[str, int] | None]:
     """For each result of a fused function: the operand or the earlier result that it is."""
-    if prim.name != "fused":
+    if prim is not fused_p:
         return []
     jaxpr = params["jaxpr"]
     found: list[tuple[str, int] | None] = []

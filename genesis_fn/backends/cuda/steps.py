@@ -28,18 +28,22 @@ from genesis_fn.compiler.plan import pack
 from genesis_fn.compiler.products import wide
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.target import Target
-from genesis_fn.compiler.updates import UPDATES, updated
+from genesis_fn.compiler.updates import updated
 from genesis_fn.core import errors
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.launch import Buf, Launch, Plan
+from genesis_fn.primitives.contract import dot_general_p
+from genesis_fn.transforms.cond import cond_p
 from genesis_fn.transforms.cost import cost
 from genesis_fn.transforms.fused import fused_p
+from genesis_fn.transforms.loops import while_p
+from genesis_fn.transforms.scan import scan_p
 
 # Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
 # them converted first.
 _GENERATED = ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp")
-_CONTROL = frozenset(("scan", "while", "cond"))
 
 
 @dataclass(slots=True)
@@ -324,17 +328,16 @@ class Scope:
 
     def _in_place(self, e: Eqn) -> bool:
         """Whether the result of an update is the memory of what is updated."""
-        if e.prim.name not in UPDATES or type(e.ins[0]) is not Var:
-            return False
-        return self.buffer(e.ins[0]) == self.ids[e.outs[0]]
+        x = None if e.prim.updates is None else e.ins[e.prim.updates]
+        return type(x) is Var and self.buffer(x) == self.ids[e.outs[0]]
 
     def _opaque(self, g: Group) -> _Item:
         e = g.eqn
         assert e is not None
         at = len(self.table.described)
-        if e.prim.name in _CONTROL:
+        if e.prim in _CONTROL:
             self.table.described.append(Described("", 0, 0, [], [str(e.where)], self.depth))
-            item = _CONTROL_RULES[e.prim.name](self, e)
+            item = _CONTROL[e.prim](self, e)
             self.table.described[at].name = e.prim.name
             return item
         avals = [i.aval if type(i) is Var else i for i in e.ins]
@@ -458,7 +461,7 @@ def _work_of(e: Eqn) -> int:
     function's reference for the function."""
     if e.prim is fused_p:
         return int(cost(e.params["jaxpr"])["flops"])
-    if e.prim.name == "dot_general":
+    if e.prim is dot_general_p:
         return _work_of_dot(e.ins[0], e.params, e.outs[0])
     if e.prim is JOINED:
         pairs = [(i, o) for terms, o in zip(e.params["sums"], e.outs) for i in terms]
@@ -516,8 +519,8 @@ def _cond(s: Scope, e: Eqn) -> _Item:
     return _Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])
 
 
-_CONTROL_RULES: dict[str, Callable[[Scope, Eqn], _Item]] = {
-    "scan": _scan, "while": _while, "cond": _cond,
+_CONTROL: dict[Primitive, Callable[[Scope, Eqn], _Item]] = {
+    scan_p: _scan, while_p: _while, cond_p: _cond,
 }  # fmt: skip
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import (
-    IN_PLACE,
     RULES,
     SITES,
     Call,
@@ -30,7 +29,10 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
+from genesis_fn.core.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.transforms.assertions import assert_p
+from genesis_fn.transforms.fused import fused_p
 
 _MODULES = (
     "assertions",
@@ -54,17 +56,17 @@ def plan_for(
     leaves results alone that are operands, or the same as an earlier result. A failed check
     raises the error word with site `site * SITES + k`, of which `check_error` makes the exception.
     Callbacks, and primitives that users define for the CPU, run on the host. Raises BackendError
-    for a primitive that has no lowering. `in_place`, for the primitives of IN_PLACE: the result's
-    buffer holds operand 0 already (it is the same memory, or a copy), and is updated.
+    for a primitive that has no lowering. `in_place`: the result's buffer holds the operand that
+    `prim.updates` names already (it is the same memory, or a copy), and is updated.
     """
-    if in_place and prim.name not in IN_PLACE:
+    if in_place and prim.updates is None:
         raise ValueError(f"{prim.name} cannot update its operand in place")
     call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
-    if any(map(dtypes.is_complex, kinds)) and prim.name != "fused":
+    if any(map(dtypes.is_complex, kinds)) and prim is not fused_p:
         # The hardware has no complex arithmetic: the host computes.
-        return None if prim.name == "fused" else HostCall(prim, call.avals, call.params)
-    rule = _rules().get(prim.name)
+        return HostCall(prim, call.avals, call.params)
+    rule = _rule_of(prim)
     if rule is not None:
         return rule(call)
     if any(jaxprs_in(call.params)) or not runs_on_host(prim):
@@ -78,10 +80,14 @@ def check_error(
 ) -> Exception:  # fmt: skip
     """The exception for a check of `prim` that failed at `site` with `index`."""
     call = Call(prim, tuple(avals), dict(params), target)
-    if prim.name == "assert":
+    if prim is assert_p:
         from genesis_fn.backends.cuda.lowerings.assertions import assertion_error
 
         return assertion_error(call, index)
+    if prim is fused_p:
+        from genesis_fn.backends.cuda.lowerings.fused import label_error
+
+        return label_error(call, index)
     from genesis_fn.backends.cuda.lowerings.indexing import out_of_range
 
     return out_of_range(call, site % SITES, index)
@@ -89,18 +95,26 @@ def check_error(
 
 def has_lowering(prim: Primitive) -> bool:
     """Whether `plan_for` knows the primitive."""
-    return prim.name in _rules()
+    return _rule_of(prim) is not None
+
+
+def _rule_of(prim: Primitive) -> Callable[[Call], Lowered | None] | None:
+    """The rule of a primitive, or of its kind: of elementwise ones with an expression, views and
+    reductions."""
+    _load()
+    own = RULES.get(prim)
+    if own is None and type(prim.lowering) is Elementwise and prim.lowering.triton is None:
+        return None
+    return own or RULES.get(type(prim.lowering))
 
 
 @functools.cache
-def _rules() -> Mapping[str, Any]:
+def _load() -> None:
     for module in _MODULES:
         importlib.import_module(f"{__name__}.{module}")
-    return RULES
 
 
 __all__ = [
-    "IN_PLACE",
     "Aval", "Call", "HostCall", "Lowered", "SITES", "Views", "check_error", "checks",
     "has_lowering", "lowers", "plan_for",
 ]  # fmt: skip

@@ -9,10 +9,10 @@ from genesis_fn.backends.cuda.lowerings.text import add_elements
 from genesis_fn.core import errors
 from genesis_fn.kernels.launch import Buf
 from genesis_fn.kernels.planning import PlanBuilder
-from genesis_fn.transforms.assertions import failure
+from genesis_fn.transforms.assertions import assert_p, failure
 
 
-@lowers("assert")
+@lowers(assert_p)
 def _assert(call: Call) -> Lowered:
     # A message that shows values needs them on the host.
     if len(call.avals) != 1 or len(call.operands) != 1:

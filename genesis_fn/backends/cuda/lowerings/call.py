@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -105,18 +106,15 @@ def buffer(number: int, kind: Aval, raw: bool = False) -> Buf:
     return Buf(number, f"i{8 * kind.dtype.itemsize}" if raw else NAMES[kind.dtype])
 
 
-IN_PLACE = frozenset(("dynamic_update_slice", "scatter"))
-"""Primitives whose plans can update their first operand where it is."""
-
-RULES: dict[str, Callable[[Call], Lowered | None]] = {}
+RULES: dict[Primitive | type, Callable[[Call], Lowered | None]] = {}
 
 
-def lowers(*names: str) -> Callable[[Callable], Callable]:
-    """Decorator: the function lowers the primitives of these names."""
+def lowers(*of: Primitive | type, **given: Any) -> Callable[[Callable], Callable]:
+    """Decorator: the function lowers these primitives, or those with this kind of `lowering` which
+    have no rule of their own, with `given` as further arguments."""
 
     def register(rule: Callable) -> Callable:
-        for name in names:
-            RULES[name] = rule
+        RULES.update(dict.fromkeys(of, functools.partial(rule, **given) if given else rule))
         return rule
 
     return register

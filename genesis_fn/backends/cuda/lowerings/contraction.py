@@ -11,15 +11,16 @@ from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.backends.cuda.lowerings.text import add_copy, collapsed, dense
+from genesis_fn.compiler.contractions import JOINED
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.kernels.expressions import NAMES
 from genesis_fn.kernels.launch import Buf
 from genesis_fn.kernels.matmul import plan_matmul
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul_spec import MatmulSpec, Segment
 from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.primitives.contract import dot_general_p
 
 Strides: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[list[int], list[int], list[int]]
@@ -78,7 +79,7 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     return spec, copies
 
 
-@lowers("dot_general")
+@lowers(dot_general_p)
 def _dot_general(call: Call) -> Lowered:
     x, y = call.operands
     if dtypes.BOOL in (x.dtype, y.dtype, call.out.dtype):
@@ -95,7 +96,7 @@ def _dot_general(call: Call) -> Lowered:
     return builder.build()
 
 
-@lowers("products")
+@lowers(JOINED)
 def _products(call: Call) -> Lowered:
     """`compiler.contractions`: products in one launch, results that are sums of several."""
     dots, sums = call.params["dots"], call.params["sums"]
@@ -106,7 +107,7 @@ def _products(call: Call) -> Lowered:
         for i in terms:
             kinds = call.operands[2 * i : 2 * i + 2]
             params = {**dots[i], "preferred_element_type": call.outs[number].dtype}
-            one = Call(PRIMITIVES["dot_general"], kinds, params, call.target)
+            one = Call(dot_general_p, kinds, params, call.target)
             spec, copies = matmul_spec(one)
             pieces.append(spec)
             operands += _matrices(builder, one, copies, [call.read(2 * i), call.read(2 * i + 1)])

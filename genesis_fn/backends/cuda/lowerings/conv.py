@@ -12,11 +12,12 @@ from genesis_fn.core import dtypes
 from genesis_fn.kernels.conv import Convolution, plan_convolution
 from genesis_fn.kernels.expressions import NAMES
 from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.primitives.conv import conv_p
 
 PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}
 
 
-@lowers("conv_general_dilated")
+@lowers(conv_p)
 def _convolution(call: Call) -> Lowered:
     x, w = call.operands
     if not all(dtypes.is_float(a.dtype) for a in (x, w, call.out)):

@@ -6,22 +6,22 @@ import struct
 from dataclasses import replace
 from typing import Any
 
-from genesis_fn.backends.cuda.lowerings.call import RULES, Call, Lowered, Views, lowers
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
 from genesis_fn.backends.cuda.lowerings.text import add_elements
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import PRIMITIVES
+from genesis_fn.core.lowering import Elementwise
 from genesis_fn.kernels.expressions import (
     MEMORY,
     NAMES,
     expression,
-    has_expression,
     loaded,
     stored,
 )
 from genesis_fn.kernels.launch import Buf, Scalar
 from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.primitives.elementwise import bitcast_p, convert_p
 
 
 def run_time_scalar(value: Any, kind: DType) -> tuple[Scalar, str]:
@@ -37,6 +37,7 @@ def run_time_scalar(value: Any, kind: DType) -> tuple[Scalar, str]:
     return Scalar(float(value), "fp32"), "tl.full((), {0}, tl.float32)"
 
 
+@lowers(Elementwise)
 def lower_elementwise(call: Call) -> Lowered:
     """One kernel for each (primitive, dtypes, which operands are scalars), for all sizes."""
     kind = call.operands[-1].dtype
@@ -64,8 +65,7 @@ def lower_elementwise(call: Call) -> Lowered:
 
 def add_convert(builder: PlanBuilder, source: Buf, kind: Aval, target: Buf, dtype: DType) -> None:
     """Append target = source, of aval `kind`, in another dtype."""
-    cast = PRIMITIVES["convert_element_type"]
-    value = expression(cast, ["v0"], [kind], {"dtype": dtype})
+    value = expression(convert_p, ["v0"], [kind], {"dtype": dtype})
     lines = [
         f"v0 = {loaded('tl.load(x0 + i, inside)', kind.dtype)}",
         f"tl.store(y + i, {stored(value, dtype)}, inside)",
@@ -74,7 +74,7 @@ def add_convert(builder: PlanBuilder, source: Buf, kind: Aval, target: Buf, dtyp
         "x0": replace(source, dtype=NAMES[kind.dtype]),
         "y": replace(target, dtype=NAMES[dtype]),
     }
-    add_elements(builder, f"{cast.name}_elements", buffers, kind.size, lines)
+    add_elements(builder, f"{convert_p.name}_elements", buffers, kind.size, lines)
 
 
 def converted(builder: PlanBuilder, source: Buf, kind: Aval, dtype: DType) -> Buf:
@@ -86,19 +86,9 @@ def converted(builder: PlanBuilder, source: Buf, kind: Aval, dtype: DType) -> Bu
     return held
 
 
-@lowers("stop_gradient", "name", "reshape", "optimization_barrier")
-def _same_memory(call: Call) -> Lowered:
-    return Views(tuple([(i, 0) for i in range(len(call.outs))]))
-
-
-@lowers("bitcast_convert_type")
+@lowers(bitcast_p)
 def _bitcast(call: Call) -> Lowered:
     # A byte that becomes a boolean must be 0 or 1.
     if call.out.dtype == dtypes.BOOL and call.avals[0].dtype != dtypes.BOOL:
         return lower_elementwise(call)
     return Views(((0, 0),))
-
-
-for _prim in PRIMITIVES.values():
-    if has_expression(_prim) and _prim.name not in RULES:
-        lowers(_prim.name)(lower_elementwise)

@@ -13,7 +13,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
-from genesis_fn.core import config, dtypes
+from genesis_fn.core import config, dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr, Var
 from genesis_fn.kernels.attention import plan_attention_forward
@@ -31,6 +31,7 @@ from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_lin
 from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
 from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
+from genesis_fn.transforms.fused import fused_p
 
 Rule = Callable[..., "Plan | None"]
 KERNELS: dict[str, Rule] = {}
@@ -54,7 +55,7 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-@lowers("fused")
+@lowers(fused_p)
 def _fused(call: Call) -> Plan | None:
     rule = KERNELS.get(call.params["op"].name)
     if rule is None or any(a.size == 0 for a in (*call.operands, *call.outs)):
@@ -334,11 +335,13 @@ def _linear_cross_entropy(
     )  # fmt: skip
 
 
-def classes_of(call: Call) -> int:
-    """How many classes the labels of a fused cross-entropy may name."""
-    if call.params["op"].name.startswith("linear"):
-        return call.operands[1].shape[0]
-    return math.prod(call.operands[0].shape[-1:])
+def label_error(call: Call, index: int) -> errors.IndexOutOfRange:
+    """The error for a label of a fused cross-entropy that names no class."""
+    linear = call.params["op"].name.startswith("linear")
+    classes = call.operands[1].shape[0] if linear else math.prod(call.operands[0].shape[-1:])
+    return errors.IndexOutOfRange(
+        f"label {index} is out of range for {classes} classes", None, classes, index
+    )
 
 
-__all__ = ["KERNELS", "classes_of", "computed", "kernel"]
+__all__ = ["KERNELS", "computed", "kernel", "label_error"]

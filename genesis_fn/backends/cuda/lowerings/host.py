@@ -6,19 +6,31 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.kernels.launch import Argument, Clear, Launch, Plan, Scalar
+from genesis_fn.primitives.elementwise import complex_, conj, imag, polygamma_p, real
+from genesis_fn.primitives.fft import fft_p
+from genesis_fn.primitives.linalg import (
+    cholesky_p,
+    eigh_p,
+    lu_p,
+    qr_p,
+    solve_p,
+    svd_p,
+    triangular_solve_p,
+)
+from genesis_fn.transforms.foreign import torch_call_p, triton_call_p
 
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 
 
 @lowers(
-    "fft", "polygamma", "cholesky", "triangular_solve", "solve", "lu", "qr", "eigh", "svd",
-    "real", "imag", "complex", "conj", "torch_call",
+    fft_p, polygamma_p, cholesky_p, triangular_solve_p, solve_p, lu_p, qr_p, eigh_p, svd_p,
+    real.prim, imag.prim, complex_.prim, conj.prim, torch_call_p,
 )  # fmt: skip
 def _on_host(call: Call) -> Lowered:
     return call.host()
 
 
-@lowers("triton_call")
+@lowers(triton_call_p)
 def _triton_call(call: Call) -> Lowered:
     """The user's kernel on pointers to operands and to results, which are zeros at first."""
     params = call.params

@@ -36,33 +36,18 @@ from genesis_fn.kernels.scatter import (
     plan_gather_rows,
     plan_scatter_rows,
 )
+from genesis_fn.primitives.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing import dynamic_slice_p, dynamic_update_slice_p
+from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
 from genesis_fn.primitives.windows import window_sizes
 
 
 def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRange:
     """The error for a checked index: the message that the CPU gives."""
-    name, operand = call.prim.name, call.operands[0]
-    if name == "take_rows":
-        return errors.IndexOutOfRange.at(index, 0, operand)
-    if name == "segment_sum":
-        return errors.IndexOutOfRange.at(index, 0, call.out)
-    if name == "fused":
-        from genesis_fn.backends.cuda.lowerings.fused import classes_of
-
-        classes = classes_of(call)
-        return errors.IndexOutOfRange(
-            f"label {index} is out of range for {classes} classes", None, classes, index
-        )
-    mapped = call.params["dimension_numbers"][2]
-    axis = mapped[min(component, len(mapped) - 1)]
-    return errors.IndexOutOfRange.at(index, axis, operand, _sizes(call)[axis])
-
-
-def _sizes(call: Call) -> Sequence[int]:
-    if call.prim.name == "gather":
-        return call.params["slice_sizes"]
-    operand, _, updates = call.operands
-    return window_sizes(operand, updates, call.params["dimension_numbers"])
+    assert call.prim.visits is not None
+    array, windows = call.prim.visits(*call.avals, **call.params)
+    axis, size = windows[min(component, len(windows) - 1)]
+    return errors.IndexOutOfRange.at(index, axis, array, size)
 
 
 # ---- index components ----
@@ -144,7 +129,7 @@ def _reads_rows(call: Call) -> bool:
     )
 
 
-@lowers("take_rows")
+@lowers(take_rows_p)
 def _take_rows(call: Call) -> Lowered:
     return _rows(call)
 
@@ -190,7 +175,7 @@ def _gather_rows_general(call: Call) -> Lowered:
     return _read(call, lines, f"s0 * {columns} + i % {columns}", mode == "check")
 
 
-@lowers("gather")
+@lowers(gather_p)
 def _gather(call: Call) -> Lowered:
     mode = call.params["mode"]
     if call.out.size == 0:
@@ -239,7 +224,7 @@ def fill_value(value: Any, kind: DType) -> Any:
 # ---- scatter ----
 
 
-@lowers("scatter")
+@lowers(scatter_p)
 def _scatter(call: Call) -> Lowered:
     operand, indices, updates = call.operands
     mode, kind = call.params["mode"], call.params["kind"]
@@ -254,7 +239,7 @@ def _scatter(call: Call) -> Lowered:
         add_copy(builder, call.read(0, True), call.write(0, True), (operand.size,), (1,))
         return builder.build()
     window = call.params["dimension_numbers"][0]
-    sizes = _sizes(call)
+    sizes = window_sizes(operand, updates, call.params["dimension_numbers"])
     columns, run = _trailing(operand, updates, call.params["dimension_numbers"], sizes)
     rows, count = operand.size // columns, updates.size // columns
     # Updates in the order of batch dimensions, then window dimensions: the last one wins.
@@ -325,7 +310,7 @@ def _trailing(operand: Aval, updates: Aval, numbers: Any, sizes: Sequence[int]) 
     return columns, run
 
 
-@lowers("segment_sum")
+@lowers(segment_sum_p)
 def _segment_sum(call: Call) -> Lowered:
     data, ids = call.operands
     mode = call.params["mode"]
@@ -381,7 +366,7 @@ def _starts(call: Call, first: int, operand: Aval, sizes: Sequence[int]):
     return buffers, lines, names
 
 
-@lowers("dynamic_slice")
+@lowers(dynamic_slice_p)
 def _dynamic_slice(call: Call) -> Lowered:
     operand, sizes = call.operands[0], call.params["slice_sizes"]
     builder = PlanBuilder(len(call.operands), 1)
@@ -403,7 +388,7 @@ def _dynamic_slice(call: Call) -> Lowered:
     return builder.build()
 
 
-@lowers("dynamic_update_slice")
+@lowers(dynamic_update_slice_p)
 def _dynamic_update_slice(call: Call) -> Lowered:
     operand, update = call.operands[:2]
     builder = PlanBuilder(len(call.operands), 1)

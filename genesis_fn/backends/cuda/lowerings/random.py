@@ -8,6 +8,7 @@ from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.text import add_elements
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
+from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -42,7 +43,7 @@ def _key_lines(row: str) -> list[str]:
     ]
 
 
-@lowers("random_bits")
+@lowers(random_bits_p)
 def _random_bits(call: Call) -> Lowered:
     width, count = call.params["width"], math.prod(call.params["shape"])
     builder = PlanBuilder(1, 1)
@@ -92,7 +93,7 @@ def _philox_bits(call: Call, builder: PlanBuilder, keys: int, count: int, width:
     return builder.build()
 
 
-@lowers("key_hash")
+@lowers(key_hash_p)
 def _key_hash(call: Call) -> Lowered:
     key, data = call.operands
     per_key = math.prod(data.shape[key.ndim - 1 :])

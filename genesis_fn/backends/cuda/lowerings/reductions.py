@@ -8,7 +8,6 @@ partial results are combined by a second launch: the order depends on shapes alo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,41 +22,41 @@ from genesis_fn.backends.cuda.lowerings.text import (
 )
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.lowering import Reduce
 from genesis_fn.kernels.expressions import MEMORY, NAMES, literal, loaded, register, stored
 from genesis_fn.kernels.launch import Argument, Buf, Scalar
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
-from genesis_fn.primitives.reduce import extreme_over_nothing
 
 TILE = 2048
 _COMBINE = {
-    "sum": "acc + v", "prod": "acc * v", "max": "maximum(acc, v)", "min": "minimum(acc, v)",
-    "and": "acc & v", "or": "acc | v", "xor": "acc ^ v",
+    "add": "acc + v", "multiply": "acc * v", "maximum": "maximum(acc, v)",
+    "minimum": "minimum(acc, v)", "bit_and": "acc & v", "bit_or": "acc | v", "bit_xor": "acc ^ v",
 }  # fmt: skip
+# Of booleans, as integers of 0 and 1.
+_LOGIC = {"add": "maximum", "bit_or": "maximum", "multiply": "minimum", "bit_and": "minimum"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A reduction: its operation, the dtype it accumulates in, and what it starts from."""
+    """A reduction: how it joins elements, the dtype that it accumulates in, its start."""
 
-    operation: str
+    combine: str
     accumulator: DType
     identity: Any
 
 
-def kind_of(operation: str, kind: DType) -> Kind:
-    """How elements of `kind` are reduced by an operation."""
+def kind_of(how: Reduce, kind: DType) -> Kind:
+    """How elements of `kind` are reduced."""
     if kind == dtypes.BOOL:
-        logic = {"sum": "max", "or": "max", "prod": "min", "and": "min"}.get(operation, operation)
-        return Kind(logic, dtypes.I32, {"max": 0, "min": 1}.get(logic, 0))
+        logic = _LOGIC.get(how.combine, how.combine)
+        return Kind(logic, dtypes.I32, {"maximum": 0, "minimum": 1}.get(logic, 0))
     if dtypes.is_float(kind):
         wide = dtypes.F64 if kind == dtypes.F64 else dtypes.F32
     elif kind.itemsize < 4:
         wide = dtypes.U32 if dtypes.is_unsigned(kind) else dtypes.I32
     else:
         wide = kind
-    if operation in ("max", "min"):
-        return Kind(operation, wide, extreme_over_nothing(kind, operation == "max"))
-    return Kind(operation, wide, {"prod": 1, "and": -1}.get(operation, 0))
+    return Kind(how.combine, wide, how.identity(kind))
 
 
 def reduction_text(
@@ -71,7 +70,7 @@ def reduction_text(
     identity = literal(reduction.identity, acc)
     total = _final(reduction)
     if result == dtypes.BOOL:
-        total = f"(({total}) & 1) != 0" if reduction.operation == "xor" else f"({total}) != 0"
+        total = f"(({total}) & 1) != 0" if reduction.combine == "bit_xor" else f"({total}) != 0"
     else:
         total = stored(f"({total}).to({register(result)})", result)
     lines = [
@@ -81,7 +80,7 @@ def reduction_text(
         *_inside(row),
         f"    v = {value}",
         f"    v = tl.where(here, v, {identity})",
-        f"    acc = {_COMBINE[reduction.operation]}",
+        f"    acc = {_COMBINE[reduction.combine]}",
         f"tl.store(y + split * K + k, {total}, kin)",
     ]
     return lines
@@ -108,18 +107,19 @@ def _inside(row: Strided) -> list[str]:
 
 def _final(reduction: Kind) -> str:
     """Text of the tile's reduction along its second axis."""
-    name, acc = reduction.operation, reduction.accumulator
-    if name in ("max", "min"):
+    combine, acc = reduction.combine, reduction.accumulator
+    if combine in ("maximum", "minimum"):
+        name = combine[:3]
         if not dtypes.is_float(acc):
             return f"tl.{name}(acc, 1)"
         sign = "-" if name == "max" else ""
         clean = f'tl.{name}(tl.where(acc != acc, float("{sign}inf"), acc), 1)'
         return f'tl.where(tl.max((acc != acc).to(tl.int32), 1) != 0, float("nan"), {clean})'
-    if name == "sum":
+    if combine == "add":
         return "tl.sum(acc, 1)"
-    if name == "xor":
+    if combine == "bit_xor":
         return "tl.xor_sum(acc, 1)"
-    return f"tl.reduce(acc, 1, {dict(prod='multiply', **{'and': 'bit_and', 'or': 'bit_or'})[name]})"
+    return f"tl.reduce(acc, 1, {combine})"
 
 
 def _position_key(greatest: bool, source: DType) -> tuple[list[str], str]:
@@ -207,24 +207,27 @@ class _Split:
         self.grid = (columns, self.parts)
 
 
-def add_reduction(
-    builder: PlanBuilder, operation: str, source: Buf, kind: DType, target: Buf, result: DType,
-    shape: Sequence[int], strides: Sequence[int], axes: Sequence[int], programs: int,
-) -> None:  # fmt: skip
-    """Append target = the reduction of a strided view of `source` over `axes`; "argmax" and
-    "argmin" count positions along the reduced axes in row-major order. About `programs` programs
-    share the work of a large one."""
+@lowers(Reduce)
+def _reduce(call: Call) -> Lowered:
+    """Partial results of few long rows are joined by a second launch; positions count along the
+    row."""
+    how, params, x = call.prim.lowering, call.params, call.operands[0]
+    assert type(how) is Reduce
+    kind, result, shape = x.dtype, call.out.dtype, x.shape
+    axes = [params["axis"]] if how.position else sorted(params["axes"])
+    source, target, strides = call.read(0), call.write(), dense(shape)
+    builder = PlanBuilder(1, 1)
     kept_axes = [d for d in range(len(shape)) if d not in axes]
     kept_shape, axes_shape = [shape[d] for d in kept_axes], [shape[d] for d in axes]
     kept, reduced = math.prod(kept_shape), math.prod(axes_shape)
     if kept == 0:
-        return
+        return builder.build()
     columns, (kept_steps,) = collapsed(kept_shape, [strides[d] for d in kept_axes])
     rows, (row_steps,) = collapsed(axes_shape, [strides[d] for d in axes])
     along = bool(row_steps) and row_steps[-1] == 1
     wide = max(extent(shape, strides), kept, reduced) > INT32_MAX - 2 * TILE
     number = "i64" if wide else "i32"
-    split = _Split(kept, reduced, along, programs)
+    split = _Split(kept, reduced, along, 8 * call.target.processors)
     column, row = Strided("k", columns, kept_steps), Strided("r", rows, row_steps)
     partial = [Strided("k", [kept], [1]), Strided("r", [split.parts], [kept])]
 
@@ -245,53 +248,31 @@ def add_reduction(
         return cut
 
     once = split.parts == 1
-    if operation in ("argmax", "argmin"):
-        greatest = operation == "argmax"
+    name = call.prim.name
+    if how.position:
+        greatest = how.combine == "maximum"
         lines, integer = position_text(kind, result, greatest, True, once, column, row)
         if once:
             buffers = {"x": source, "y": target}
-            launch(operation, buffers, lines, (column, row), split, reduced)
-            return
+            launch(name, buffers, lines, (column, row), split, reduced)
+            return builder.build()
         keys = builder.workspace(split.parts * kept, integer)
         places = builder.workspace(split.parts * kept, "i64")
         buffers = {"x": source, "y": keys, "q": places}
-        launch(operation, buffers, lines, (column, row), split, reduced)
+        launch(name, buffers, lines, (column, row), split, reduced)
         lines, _ = position_text(kind, result, greatest, False, True, *partial)
         buffers = {"x": keys, "p": places, "y": target}
-        launch(operation, buffers, lines, tuple(partial), second(), split.parts)
-        return
-    reduction = kind_of(operation, kind)
-    name = f"reduce_{reduction.operation}"
+        launch(name, buffers, lines, tuple(partial), second(), split.parts)
+        return builder.build()
+    reduction = kind_of(how, kind)
     if once:
         lines = reduction_text(reduction, kind, result, column, row)
         launch(name, {"x": source, "y": target}, lines, (column, row), split, reduced)
-        return
+        return builder.build()
     acc = reduction.accumulator
     held = builder.workspace(split.parts * kept, NAMES[acc])
     lines = reduction_text(reduction, kind, acc, column, row)
     launch(name, {"x": source, "y": held}, lines, (column, row), split, reduced)
     lines = reduction_text(reduction, acc, result, *partial)
     launch(name, {"x": held, "y": target}, lines, tuple(partial), second(), split.parts)
-
-
-@lowers("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",
-        "reduce_xor")  # fmt: skip
-def _reduce(call: Call) -> Lowered:
-    x = call.operands[0]
-    builder = PlanBuilder(1, 1)
-    add_reduction(
-        builder, call.prim.name.removeprefix("reduce_"), call.read(0), x.dtype, call.write(),
-        x.dtype, x.shape, dense(x.shape), sorted(call.params["axes"]), 8 * call.target.processors,
-    )  # fmt: skip
-    return builder.build()
-
-
-@lowers("argmax", "argmin")
-def _position(call: Call) -> Lowered:
-    x = call.operands[0]
-    builder = PlanBuilder(1, 1)
-    add_reduction(
-        builder, call.prim.name, call.read(0), x.dtype, call.write(), call.out.dtype, x.shape,
-        dense(x.shape), [call.params["axis"]], 8 * call.target.processors,
-    )  # fmt: skip
     return builder.build()

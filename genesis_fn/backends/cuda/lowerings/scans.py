@@ -12,15 +12,22 @@ from genesis_fn.kernels.expressions import NAMES, loaded, register, stored
 from genesis_fn.kernels.launch import Scalar
 from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two
 from genesis_fn.kernels.scan import Scan, plan_scan
+from genesis_fn.primitives.cumulative import (
+    cumlogsumexp_p,
+    cummax_p,
+    cummin_p,
+    cumprod_p,
+    cumsum_p,
+    linear_recurrence_p,
+)
 
-_OPERATIONS = {
-    "cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min",
-    "cumlogsumexp": "logaddexp",
-}  # fmt: skip
 
-
-@lowers(*_OPERATIONS)
-def _cumulative(call: Call) -> Lowered:
+@lowers(cumsum_p, operation="add")
+@lowers(cumprod_p, operation="mul")
+@lowers(cummax_p, operation="max")
+@lowers(cummin_p, operation="min")
+@lowers(cumlogsumexp_p, operation="logaddexp")
+def _cumulative(call: Call, operation: str) -> Lowered:
     x, axis = call.operands[0], call.params["axis"]
     outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     if x.size == 0:
@@ -30,7 +37,7 @@ def _cumulative(call: Call) -> Lowered:
     plan = plan_scan(
         Scan(
             outer, x.shape[axis], inner, "fp32" if eight_bits else kind,
-            _OPERATIONS[call.prim.name], call.params["reverse"],
+            operation, call.params["reverse"],
         ),
         call.target,
     )  # fmt: skip
@@ -43,7 +50,7 @@ def _cumulative(call: Call) -> Lowered:
     return builder.build()
 
 
-@lowers("linear_recurrence")
+@lowers(linear_recurrence_p)
 def _recurrence(call: Call) -> Lowered:
     """Tiles of [time, lane], scanned in registers, with a carry from one tile to the next."""
     x, axis = call.operands[1], call.params["axis"]

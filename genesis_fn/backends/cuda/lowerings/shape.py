@@ -7,94 +7,61 @@ sizes are run-time numbers, so that few kernels serve all shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
 from genesis_fn.backends.cuda.lowerings.text import add_copy, add_elements, collapsed, dense
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.lowering import View
 from genesis_fn.kernels.concat import Concatenate, plan_concatenate
 from genesis_fn.kernels.expressions import register, stored
 from genesis_fn.kernels.launch import Buf, Scalar
 from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.primitives.define import full_p
+from genesis_fn.primitives.shape import concatenate_p, iota_p, pad_p
 
 ALIGNMENT = 16
 
 
-def view_plan(call: Call, strides: Sequence[int], first: int = 0) -> Lowered:
-    """The only result as a view of operand 0: its memory if dense there, else a copy."""
-    x, out = call.operands[0], call.out
-    sizes, (steps,) = collapsed(out.shape, strides)
-    start = first * x.dtype.itemsize
-    if out.size == 0 or (steps in ([1], []) and start % ALIGNMENT == 0):
-        return Views(((0, start if out.size else 0),))
-    builder = PlanBuilder(1, 1)
-    add_copy(builder, call.read(0, True), call.write(0, True), out.shape, strides, None, first)
-    return builder.build()
-
-
-@lowers("broadcast_in_dim")
-def _broadcast(call: Call) -> Lowered:
-    x = call.operands[0]
-    strides = [0] * call.out.ndim
-    for n, d, s in zip(x.shape, call.params["dims"], dense(x.shape)):
-        strides[d] = s if n == call.out.shape[d] else 0
-    return view_plan(call, strides)
-
-
-@lowers("transpose")
-def _transpose(call: Call) -> Lowered:
-    strides = dense(call.operands[0].shape)
-    return view_plan(call, [strides[p] for p in call.params["permutation"]])
-
-
-@lowers("slice")
-def _slice(call: Call) -> Lowered:
-    strides = dense(call.operands[0].shape)
-    first = sum([a * s for a, s in zip(call.params["start"], strides)])
-    return view_plan(call, [s * step for s, step in zip(strides, call.params["strides"])], first)
-
-
-@lowers("rev")
-def _rev(call: Call) -> Lowered:
-    shape, axes = call.out.shape, call.params["dimensions"]
-    strides = dense(shape)
-    first = sum([(n - 1) * s for d, (n, s) in enumerate(zip(shape, strides)) if d in axes])
-    if call.out.size == 0:
-        return Views(((0, 0),))
-    return view_plan(call, [-s if d in axes else s for d, s in enumerate(strides)], first)
-
-
-@lowers("split")
-def _split(call: Call) -> Lowered:
-    x, axis = call.operands[0], call.params["axis"]
-    strides, ends = dense(x.shape), np.cumsum([0, *call.params["sizes"]]).tolist()
-    starts = [e * strides[axis] for e in ends[:-1]]
-    size = x.dtype.itemsize
-    if math.prod(x.shape[:axis]) == 1 and all(s * size % ALIGNMENT == 0 for s in starts):
-        return Views(tuple([(0, s * size if o.size else 0) for s, o in zip(starts, call.outs)]))
-    builder = PlanBuilder(1, len(call.outs))
-    for k, (start, out) in enumerate(zip(starts, call.outs)):
+@lowers(View)
+def _view(call: Call) -> Lowered:
+    """Results that are their operands' memory if all are dense there, else copies."""
+    view = call.prim.lowering
+    assert type(view) is View
+    builder = PlanBuilder(len(call.operands), len(call.outs))
+    sources, shared = [], view.shares
+    for k, out in enumerate(call.outs):
+        operand, strides, first = _strided(call, view, k)
+        _, (steps,) = collapsed(out.shape, strides)
+        start = first * out.dtype.itemsize if out.size else 0
+        sources.append((call.number(operand), start))
+        shared = shared and not start % ALIGNMENT and (steps in ([1], []) or not out.size)
         if out.size:
-            add_copy(
-                builder, call.read(0, True), call.write(k, True), out.shape, strides, None, start
-            )
-    return builder.build()
+            read, write = call.read(operand, True), call.write(k, True)
+            add_copy(builder, read, write, out.shape, strides, None, first)
+    return Views(tuple(sources)) if shared else builder.build()
 
 
-@lowers("concatenate")
+def _strided(call: Call, view: View, k: int) -> tuple[int, list[int], int]:
+    """(the operand that result k is a view of, the view's strides, its first element)."""
+    at = tuple([ix.var(f"i{d}", n) for d, n in enumerate(call.outs[k].shape)])
+    ((operand, index, _),) = view.pieces(k, at, *call.avals, **call.params)
+    place = ix.ravel(index, call.avals[operand].shape)
+    steps = {atom.key[1]: step for atom, step in place.terms.items()}
+    return operand, [steps.get(f"i{d}", 0) for d in range(len(at))], place.const
+
+
+@lowers(concatenate_p)
 def _concatenate(call: Call) -> Lowered:
     shapes = tuple([a.shape for a in call.operands])
     raw = call.write(0, True).dtype
     return plan_concatenate(Concatenate(shapes, call.params["dimension"], raw), call.target)
 
 
-@lowers("pad")
+@lowers(pad_p)
 def _pad(call: Call) -> Lowered:
     x, value = call.avals
     out = call.out
@@ -129,14 +96,14 @@ def add_fill(builder: PlanBuilder, target: Buf, count: int, value: Any, kind: DT
     add_elements(builder, "fill", {"y": target}, count, lines, scalars={"s": scalar})
 
 
-@lowers("full")
+@lowers(full_p)
 def _full(call: Call) -> Lowered:
     builder = PlanBuilder(0, 1)
     add_fill(builder, call.write(), call.out.size, call.params["value"], call.out.dtype)
     return builder.build()
 
 
-@lowers("iota")
+@lowers(iota_p)
 def _iota(call: Call) -> Lowered:
     out, axis = call.out, call.params["dimension"]
     inner = math.prod(out.shape[axis + 1 :])
@@ -150,12 +117,4 @@ def _iota(call: Call) -> Lowered:
         [f"tl.store(y + i, {stored(value, kind)}, inside)"],
         scalars={"inner": Scalar(max(inner, 1)), "n": Scalar(max(out.shape[axis], 1))},
     )  # fmt: skip
-    return builder.build()
-
-
-@lowers("copy")
-def _copy(call: Call) -> Lowered:
-    builder = PlanBuilder(1, 1)
-    shape = (call.out.size,)
-    add_copy(builder, call.read(0, True), call.write(0, True), shape, (1,))
     return builder.build()

@@ -13,6 +13,7 @@ from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder
 from genesis_fn.kernels.sort import Sort, plan_sort
 from genesis_fn.kernels.top_k import TopK, plan_top_k
+from genesis_fn.primitives.sort import sort_p, top_k_p
 
 
 def along_last(call: Call, axis: int, plan: Callable[[int, int], Plan]) -> Lowered:
@@ -57,7 +58,7 @@ def _raw(kind: Aval) -> str:
     return f"i{8 * ITEMSIZE[NAMES[kind.dtype]]}"
 
 
-@lowers("sort")
+@lowers(sort_p)
 def _sort(call: Call) -> Lowered:
     kinds = tuple([NAMES[a.dtype] for a in call.operands])
     keys = call.params["num_keys"]
@@ -67,7 +68,7 @@ def _sort(call: Call) -> Lowered:
     )  # fmt: skip
 
 
-@lowers("top_k")
+@lowers(top_k_p)
 def _top_k(call: Call) -> Lowered:
     kind, k = NAMES[call.operands[0].dtype], call.params["k"]
     return along_last(

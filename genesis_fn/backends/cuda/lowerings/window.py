@@ -19,7 +19,15 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.expressions import literal, loaded, register, stored
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder
 from genesis_fn.primitives.reduce import extreme_over_nothing
-from genesis_fn.primitives.window import Window
+from genesis_fn.primitives.window import (
+    Window,
+    reduce_window_max_p,
+    reduce_window_min_p,
+    reduce_window_sum_p,
+    window_offset_p,
+    window_put_p,
+    window_take_p,
+)
 
 
 def _place_lines(lengths: Sequence[int], index: str, prefix: str) -> tuple[list[str], list[str]]:
@@ -68,10 +76,11 @@ def _tap_names(window: Window) -> list[str]:
     return _place_lines(window.lengths, "j", "t")[1]
 
 
-@lowers("reduce_window_sum", "reduce_window_max", "reduce_window_min")
-def _reduce_window(call: Call) -> Lowered:
+@lowers(reduce_window_sum_p, operation="sum")
+@lowers(reduce_window_max_p, operation="max")
+@lowers(reduce_window_min_p, operation="min")
+def _reduce_window(call: Call, operation: str) -> Lowered:
     window, x = call.params["window"], call.operands[0]
-    operation = call.prim.name.removeprefix("reduce_window_")
     kind = x.dtype
     identity = 0 if operation == "sum" else extreme_over_nothing(kind, operation == "max")
     builder = PlanBuilder(1, 1)
@@ -106,7 +115,7 @@ def _back(text: str, kind: DType) -> str:
     return f"({text} != 0)" if kind == dtypes.BOOL else stored(text, kind)
 
 
-@lowers("window_offset")
+@lowers(window_offset_p)
 def _window_offset(call: Call) -> Lowered:
     window, x = call.params["window"], call.operands[0]
     greatest, kind = call.params["greatest"], x.dtype
@@ -147,7 +156,7 @@ def _window_offset(call: Call) -> Lowered:
     return builder.build()
 
 
-@lowers("window_take")
+@lowers(window_take_p)
 def _window_take(call: Call) -> Lowered:
     window, x = call.params["window"], call.operands[0]
     builder = PlanBuilder(2, 1)
@@ -175,7 +184,7 @@ def _zero(kind: DType) -> Any:
     return 0.0 if dtypes.is_float(kind) else 0
 
 
-@lowers("window_put")
+@lowers(window_put_p)
 def _window_put(call: Call) -> Lowered:
     window, u = call.params["window"], call.operands[0]
     kind = u.dtype
