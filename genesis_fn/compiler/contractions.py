@@ -33,7 +33,15 @@ _MOST_HELD = 1 << 30  # bytes that are kept alive by products that wait
 _LEAST_ROWS = 128
 
 
-JOINED = Primitive(
+class _Products(Primitive):
+    __slots__ = ()
+
+    def abstract(self, avals: tuple, params: dict[str, Any]) -> list[Any]:
+        # Not remembered: the parameters of `dots` have no hash.
+        return self.shape(*avals, **params)
+
+
+JOINED = _Products(
     "products", lambda *operands, dots, sums, avals: list(avals), multi=True, listed=False
 )
 """Matrix products in one launch: an operation of the compiler's own programs.
