@@ -93,19 +93,12 @@ def literal(value: Any, dtype: DType) -> str:
     return f"tl.full((), {text}, {register(dtype)})"
 
 
-# Names in the definitions' templates, and the device function that each stands for.
-_EXACT = {
-    "tl.exp": "exp", "tl.exp2": "exp2", "tl.log": "log", "tl.sin": "sin", "tl.cos": "cos",
-    "tl.rsqrt": "rsqrt", "tl.floor": "floor", "tl.ceil": "ceil", "tl.sigmoid": "logistic",
-    "libdevice.erfinv": "erf_inv", "libdevice.rint": "round_even", "popcount": "count_bits",
-    "sqrt": "square_root",
+# Functions of the device that are near enough for values of 16 bits or fewer, and faster.
+_FAST = {
+    "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "rsqrt": "tl.rsqrt",
+    "square_root": "tl.sqrt", "logistic": "logistic_fast", "div": "div_fast",
 }  # fmt: skip
-# What is near enough for values of 16 bits or fewer, and faster.
-_FAST = _EXACT | {
-    "tl.exp": "tl.exp", "tl.exp2": "tl.exp2", "tl.log": "tl.log", "tl.rsqrt": "tl.rsqrt",
-    "tl.sigmoid": "logistic_fast", "div": "div_fast", "sqrt": "tl.sqrt",
-}  # fmt: skip
-_NEAR = _FAST | {"tl.log": "log"}
+_NEAR = _FAST | {"log": "log"}
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
 _LAYOUT = {dtypes.F16: (5, 10), dtypes.BF16: (8, 7), dtypes.F32: (8, 23), dtypes.F64: (11, 52)}
 
@@ -164,13 +157,8 @@ def expression(
 @functools.lru_cache(4096)
 def template(text: str, kind: DType, near: bool = False) -> str:
     """A definition's template with the device functions that serve operands of dtype `kind`."""
-    table = _FAST if kind in dtypes.NARROW else _NEAR if near else _EXACT
-
-    def named(found: re.Match) -> str:
-        name = found.group()
-        return table.get(name) or name.removeprefix("libdevice.")
-
-    return _CALLED.sub(named, text)
+    table = _FAST if kind in dtypes.NARROW else _NEAR if near else {}
+    return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
 
 
 @writes(convert_p)

@@ -208,7 +208,7 @@ def _complex_pow(x: Any, y: Any, *, kind: torch.dtype) -> torch.Tensor:
 
 pow = elementwise(  # noqa: A001
     "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
-    torch=operator.pow, triton="libdevice.pow({0}, {1})", python=operator.pow, cost=8,
+    torch=operator.pow, triton="pow({0}, {1})", python=operator.pow, cost=8,
     scalars=(0, 1),
     of_complex=_complex_pow,
 )  # fmt: skip
@@ -262,7 +262,7 @@ atan2 = elementwise(
         lambda o, y, x: neg(div(y, add(mul(x, x), mul(y, y)))),
     ],
     kinds="float", precision="high",
-    torch=lambda y, x: torch.atan2(*_tensors(y, x)), triton="libdevice.atan2({0}, {1})",
+    torch=lambda y, x: torch.atan2(*_tensors(y, x)), triton="atan2({0}, {1})",
     cost=8,
 )  # fmt: skip
 nextafter = elementwise(
@@ -512,7 +512,7 @@ def _clz(x: np.ndarray) -> np.ndarray:
 
 
 population_count = _count(
-    "population_count", lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype), "popcount({0})"
+    "population_count", lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype), "count_bits({0})"
 )
 clz = _count("clz", _clz, "clz({0})")
 
@@ -534,32 +534,32 @@ def _cbrt_torch(x: torch.Tensor) -> torch.Tensor:
 
 exp = elementwise(
     "exp", [lambda y, x: y], kinds="inexact", precision="high",
-    torch=torch.exp, triton="tl.exp({0})", cost=8,
+    torch=torch.exp, triton="exp({0})", cost=8,
 )  # fmt: skip
 exp2 = elementwise(
     "exp2", [lambda y, x: mul(y, math.log(2))], kinds="inexact", precision="high",
-    torch=lambda x: torch.exp2(x), triton="tl.exp2({0})", cost=8,
+    torch=lambda x: torch.exp2(x), triton="exp2({0})", cost=8,
 )  # fmt: skip
 expm1 = elementwise(
     "expm1", [lambda y, x: add(y, 1)], kinds="inexact", precision="high",
-    torch=torch.expm1, triton="libdevice.expm1({0})", cost=8,
+    torch=torch.expm1, triton="expm1({0})", cost=8,
 )  # fmt: skip
 log = elementwise(
     "log", tangent=lambda ts, y, x: over(ts[0], x), kinds="inexact", precision="high",
-    torch=torch.log, triton="tl.log({0})", python=math.log, cost=8,
+    torch=torch.log, triton="log({0})", python=math.log, cost=8,
 )  # fmt: skip
 log1p = elementwise(
     "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
-    torch=torch.log1p, triton="libdevice.log1p({0})", of_complex=_complex_log1p,
+    torch=torch.log1p, triton="log1p({0})", of_complex=_complex_log1p,
     cost=8,
 )  # fmt: skip
 sqrt = elementwise(
     "sqrt", tangent=lambda ts, y, x: over(ts[0], mul(y, 2)), kinds="inexact", precision="high",
-    torch=torch.sqrt, triton="sqrt({0})",
+    torch=torch.sqrt, triton="square_root({0})",
 )  # fmt: skip
 rsqrt = elementwise(
     "rsqrt", [lambda y, x: mul(div(y, x), -0.5)], kinds="inexact", precision="high",
-    torch=torch.rsqrt, triton="tl.rsqrt({0})",
+    torch=torch.rsqrt, triton="rsqrt({0})",
 )  # fmt: skip
 cbrt = elementwise(
     "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
@@ -567,7 +567,7 @@ cbrt = elementwise(
 )  # fmt: skip
 logistic = elementwise(
     "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
-    torch=torch.sigmoid, triton="tl.sigmoid({0})", cost=8,
+    torch=torch.sigmoid, triton="logistic({0})", cost=8,
 )  # fmt: skip
 
 # ---- trigonometry ----
@@ -582,49 +582,43 @@ def _function(name: str, partial: Callable, triton: str, kinds: str = "inexact",
     )  # fmt: skip
 
 
-sin = _function("sin", lambda y, x: cos(x), "tl.sin({0})")
-cos = _function("cos", lambda y, x: neg(sin(x)), "tl.cos({0})")
-tan = _function("tan", lambda y, x: add(mul(y, y), 1), "libdevice.tan({0})")
-asin = _function("asin", lambda y, x: rsqrt(sub(1, mul(x, x))), "libdevice.asin({0})")
-acos = _function("acos", lambda y, x: neg(rsqrt(sub(1, mul(x, x)))), "libdevice.acos({0})")
-atan = _function("atan", lambda y, x: reciprocal(add(mul(x, x), 1)), "libdevice.atan({0})")
-sinh = _function("sinh", lambda y, x: cosh(x), "libdevice.sinh({0})")
-cosh = _function("cosh", lambda y, x: sinh(x), "libdevice.cosh({0})")
-tanh = _function("tanh", lambda y, x: sub(1, mul(y, y)), "libdevice.tanh({0})")
-asinh = _function("asinh", lambda y, x: rsqrt(add(mul(x, x), 1)), "libdevice.asinh({0})")
-acosh = _function(
-    "acosh", lambda y, x: mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))), "libdevice.acosh({0})"
-)
-atanh = _function("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "libdevice.atanh({0})")
+sin = _function("sin", lambda y, x: cos(x), "sin({0})")
+cos = _function("cos", lambda y, x: neg(sin(x)), "cos({0})")
+tan = _function("tan", lambda y, x: add(mul(y, y), 1), "tan({0})")
+asin = _function("asin", lambda y, x: rsqrt(sub(1, mul(x, x))), "asin({0})")
+acos = _function("acos", lambda y, x: neg(rsqrt(sub(1, mul(x, x)))), "acos({0})")
+atan = _function("atan", lambda y, x: reciprocal(add(mul(x, x), 1)), "atan({0})")
+sinh = _function("sinh", lambda y, x: cosh(x), "sinh({0})")
+cosh = _function("cosh", lambda y, x: sinh(x), "cosh({0})")
+tanh = _function("tanh", lambda y, x: sub(1, mul(y, y)), "tanh({0})")
+asinh = _function("asinh", lambda y, x: rsqrt(add(mul(x, x), 1)), "asinh({0})")
+acosh = _function("acosh", lambda y, x: mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))), "acosh({0})")
+atanh = _function("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "atanh({0})")
 
 # ---- error functions, gamma family ----
 
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 
 erf = _function(
-    "erf", lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI), "libdevice.erf({0})",
+    "erf", lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI), "erf({0})",
     kinds="float", save=True,
 )  # fmt: skip
 erfc = _function(
-    "erfc", lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI), "libdevice.erfc({0})",
+    "erfc", lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI), "erfc({0})",
     kinds="float", save=True,
 )  # fmt: skip
 erf_inv = _function(
-    "erf_inv", lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI), "libdevice.erfinv({0})",
+    "erf_inv", lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI), "erf_inv({0})",
     kinds="float", torch=torch.erfinv, cost=20,
 )  # fmt: skip
-lgamma = _function(
-    "lgamma", lambda y, x: digamma(x), "libdevice.lgamma({0})", kinds="float", cost=30
-)
+lgamma = _function("lgamma", lambda y, x: digamma(x), "lgamma({0})", kinds="float", cost=30)
 
 # ---- rounding and classification ----
 
-floor = elementwise("floor", kinds="float", torch=torch.floor, triton="tl.floor({0})")
-ceil = elementwise("ceil", kinds="float", torch=torch.ceil, triton="tl.ceil({0})")
-trunc = elementwise("trunc", kinds="float", torch=torch.trunc, triton="libdevice.trunc({0})")
-round_even = elementwise(
-    "round_even", kinds="float", torch=torch.round, triton="libdevice.rint({0})"
-)
+floor = elementwise("floor", kinds="float", torch=torch.floor, triton="floor({0})")
+ceil = elementwise("ceil", kinds="float", torch=torch.ceil, triton="ceil({0})")
+trunc = elementwise("trunc", kinds="float", torch=torch.trunc, triton="trunc({0})")
+round_even = elementwise("round_even", kinds="float", torch=torch.round, triton="round_even({0})")
 is_finite = elementwise(
     "is_finite", kinds="inexact", result=_bool, torch=torch.isfinite, triton=IN_KERNELS
 )
