@@ -11,6 +11,7 @@ import torch
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
+from genesis_fn.core.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive, bind
 
 
@@ -30,7 +31,7 @@ sinc_p = Primitive(
     lambda x: x,  # the output has the operand's shape and dtype
     linearize=linearize,
     batch=batch,
-    torch=lambda x: torch.special.sinc(x / torch.pi),
+    lowering=Elementwise(torch=lambda x: torch.special.sinc(x / torch.pi)),
 )
 
 

@@ -18,7 +18,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import ITSELF, Atom, Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
+from genesis_fn.primitives.define import full_p
 from genesis_fn.primitives.elementwise import add_n
 from genesis_fn.primitives.shape import barrier_p
 from genesis_fn.transforms.fused import fused_p
@@ -183,7 +183,7 @@ class Rewriter:
             p = next(p for p in places if type(ins[p]) is Var)
             changed[p] = ins[p]
         kept = next(changed[p] for p in places if type(changed[p]) is Var)
-        return ins if kept.aval.dtype in SIGNED_STORAGE else changed
+        return ins if kept.aval.dtype in dtypes.WIDE_UNSIGNED else changed
 
 
 def has_effect(e: Eqn) -> bool:

@@ -14,7 +14,7 @@ from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.lowering import Elementwise, Reduce
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
-from genesis_fn.primitives.define import SIGNED_STORAGE, full_p
+from genesis_fn.primitives.define import full_p
 from genesis_fn.primitives.shape import (
     broadcast_in_dim_p,
     concatenate_p,
@@ -141,7 +141,11 @@ def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list) -> list | None:
     if not all([type(i) is not Var or i in const for i in ins]):
         return None
     array = next((i for i in ins if type(i) is Var), None)
-    if array is None or array.aval.dtype in SIGNED_STORAGE or dtypes.is_complex(array.aval.dtype):
+    if (
+        array is None
+        or array.aval.dtype in dtypes.WIDE_UNSIGNED
+        or dtypes.is_complex(array.aval.dtype)
+    ):
         return None
     kind = array.aval.dtype
     values = [const[i] if type(i) is Var else rounded(i, kind) for i in ins]
@@ -313,7 +317,7 @@ def _pad(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list 
     x, value = ins
     if all([each == (0, 0, 0) for each in params["config"]]):
         return [x]
-    if type(value) is Var and value in r.const and value.aval.dtype not in SIGNED_STORAGE:
+    if type(value) is Var and value in r.const and value.aval.dtype not in dtypes.WIDE_UNSIGNED:
         return list(r.make(prim, [x, r.const[value]], params, e))
     return None
 

@@ -75,6 +75,11 @@ def _from_others(x: Any, dtype: DType | None, device: Device | None) -> Any:
     return as_array(np.asanyarray(found), dtype, device)
 
 
+def of_torch(kind: Any) -> DType | None:
+    """The dtype that a torch.dtype is; None for one outside the library's list."""
+    return dtypes.NAMES.get(str(kind).removeprefix("torch."))
+
+
 def _from_torch(x: Any, torch: Any) -> np.ndarray:
     """A torch tensor's values. Raises TypeError for one that requires grad."""
     if x.requires_grad:
@@ -84,7 +89,7 @@ def _from_torch(x: Any, torch: Any) -> np.ndarray:
             "  pass x.detach(), or run torch functions in differentiated code by torch_call"
         )
     x = x.detach().to_dense().cpu().resolve_conj().resolve_neg()
-    kind = dtypes.NAMES.get(str(x.dtype).rpartition(".")[2])
+    kind = of_torch(x.dtype)
     if kind in dtypes.NARROW and kind is not dtypes.F16:
         # torch hands NumPy no dtype that NumPy lacks, but its bits.
         bits = torch.int16 if kind.itemsize == 2 else torch.int8

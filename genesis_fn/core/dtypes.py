@@ -54,6 +54,7 @@ FLOAT0 = np.dtype([("float0", np.void, 0)])
 
 SIGNED = (I8, I16, I32, I64)
 UNSIGNED = (U8, U16, U32, U64)
+WIDE_UNSIGNED = frozenset((U16, U32, U64))  # torch computes with none of them
 INTEGERS: tuple[DType, ...] = SIGNED + UNSIGNED
 FLOATS = (F8E4, F8E5, BF16, F16, F32, F64)
 COMPLEX = (C64, C128)

@@ -19,6 +19,10 @@ IN_KERNELS: Any = "in kernels"
 class Elementwise:
     """Each element of the result is a function of the operands' elements in its place.
 
+    * `torch`: a function of torch tensors, for dtypes that torch computes with; longer ones stand
+      in `backends/cpu/lowerings/elementwise.py`.
+    * `wraps`: the function on signed integers is right for unsigned ones of their width; otherwise
+      `numpy` (or `fold`), a NumPy function, computes those that torch lacks.
     * `triton`: an expression in {0}, {1}, ... with the functions of `kernels.language` and
       `kernels.device_functions` in scope; a function of (dtype, *operands, **params) that gives
       one; or IN_KERNELS. None where there is none: the equation is a step of its own.
@@ -28,17 +32,21 @@ class Elementwise:
     * `scalars`: the operands that may be Python numbers in place of arrays of one number.
     """
 
-    __slots__ = ("triton", "cost", "fold", "scalars")
+    __slots__ = ("triton", "torch", "numpy", "wraps", "cost", "fold", "scalars")
 
     def __init__(
         self,
-        triton: str | Callable[..., str] | None,
+        triton: str | Callable[..., str] | None = None,
         *,
+        torch: Callable | None = None,
+        numpy: Callable | None = None,
+        wraps: bool = False,
         cost: int = 1,
         fold: Callable | None = None,
         scalars: tuple[int, ...] = (),
     ) -> None:
         self.triton, self.cost, self.fold, self.scalars = triton, cost, fold, scalars
+        self.torch, self.numpy, self.wraps = torch, numpy or fold, wraps
 
 
 Piece = tuple[int, Index, Sequence[Guard]]

@@ -91,7 +91,6 @@ class Primitive:
       `Linear` markers. A `multi` primitive gets a list of cotangents, None for zero.
     * `batch(size, values, dims, **params)` -> (out, out dim); lists if `multi`.
     * `precision`: "low", "high" or "follow", for `amp`.
-    * `torch(*tensors, **params)`, or `torch_for(avals, **params)` that makes such a function.
     * `lowering`: what a compiler may do with it (see `core/lowering.py`); None for an operation
       that is a step of its own.
     * `updates`: the operand that the result is with a part of it changed: it may be done in its
@@ -113,7 +112,7 @@ class Primitive:
 
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "torch", "torch_for", "lowering", "updates", "visits", "program", "effect", "collective",
+        "lowering", "updates", "visits", "program", "effect", "collective",
         "weak", "inline", "stage", "words", "abstract_cache", "eager_cache",
     )  # fmt: skip
 
@@ -128,8 +127,6 @@ class Primitive:
         transpose: Callable | None = None,
         batch: Callable | None = None,
         precision: str = "follow",
-        torch: Callable | None = None,
-        torch_for: Callable | None = None,
         lowering: Lowering | None = None,
         updates: int | None = None,
         visits: Callable | None = None,
@@ -146,8 +143,7 @@ class Primitive:
         self.name, self.shape, self.multi = name, shape, multi
         self.linearize, self.jvp = linearize, jvp
         self.transpose, self.batch = transpose, batch
-        self.precision, self.torch, self.torch_for = precision, torch, torch_for
-        self.lowering, self.updates = lowering, updates
+        self.precision, self.lowering, self.updates = precision, lowering, updates
         self.visits, self.program = visits, program
         self.effect, self.collective = effect, collective
         self.weak = None if multi else weak

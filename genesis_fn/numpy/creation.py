@@ -12,7 +12,7 @@ import torch
 from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, live, offers_array
 from genesis_fn.core.aval import aval, sig
-from genesis_fn.core.convert import as_array, narrowed
+from genesis_fn.core.convert import as_array, narrowed, of_torch
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, with_weak
 from genesis_fn.core.scalar_types import install_scalar_cast
@@ -25,7 +25,7 @@ from genesis_fn.numpy.promotion import (
     strong,
     value,
 )
-from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, full as full_of
+from genesis_fn.primitives.define import full as full_of
 from genesis_fn.primitives.elementwise import convert, neg
 from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
 from genesis_fn.transforms.key_reuse import on_purpose
@@ -307,12 +307,6 @@ def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0
 
 # ---- exchange ----
 
-_UNSIGNED = {dtypes.U16: torch.uint16, dtypes.U32: torch.uint32, dtypes.U64: torch.uint64}
-_FROM_TORCH = {t: d for d, t in TORCH_DTYPE.items() if d not in SIGNED_STORAGE} | {
-    t: d for d, t in _UNSIGNED.items()
-}
-
-
 _CUDA_MEMORY = (2, 13)  # DLPack's device types of GPU and of managed memory
 
 
@@ -330,13 +324,16 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
         result = place.backend.import_array(x, place)  # type: ignore[attr-defined]
         return result if device is None else on_device(result, device)
     tensor = torch.from_dlpack(x).detach()
-    if tensor.dtype not in _FROM_TORCH:
+    found = of_torch(tensor.dtype)
+    if found is None:
         raise errors.DTypeError(f"from_dlpack: {tensor.dtype} is not a data type of this library")
-    kind = aval(tuple(tensor.shape), _FROM_TORCH[tensor.dtype])
+    kind = aval(tuple(tensor.shape), found)
     if tensor.device.type != "cpu":
         if copy is False:
             raise ValueError("from_dlpack: memory on a GPU needs a copy")
         tensor = tensor.cpu()
+    from genesis_fn.backends.cpu.storage import TORCH_DTYPE
+
     stored = tensor.view(TORCH_DTYPE[kind.dtype])
     result = Array(stored.clone() if copy else stored, sig(kind, devices.cpu()))
     return result if device is None else on_device(result, device)
@@ -346,10 +343,8 @@ def to_dlpack(x: Array, **options: Any) -> Any:
     """The DLPack capsule of an array's values; shares memory where they are host memory."""
     if dtypes.is_key(x.dtype):
         raise TypeError(f"random keys, {x.aval}, have no DLPack form; {dtypes.KEY_REMEDY}")
-    if x.dtype in _UNSIGNED and isinstance(x.data, torch.Tensor):
-        return x.data.view(_UNSIGNED[x.dtype]).__dlpack__(**options)
     if isinstance(x.data, torch.Tensor):
-        return x.data.__dlpack__(**options)
+        return x.data.view(getattr(torch, x.dtype.name)).__dlpack__(**options)
     return live(x).device.backend.to_dlpack(x, **options)  # type: ignore[attr-defined]
 
 

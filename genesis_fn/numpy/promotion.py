@@ -21,7 +21,6 @@ from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, bind, shown, with_weak
 from genesis_fn.core.source import warn, where as user_line
-from genesis_fn.primitives.define import SIGNED_STORAGE
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
 
@@ -114,7 +113,7 @@ def scalar_as(x: Any, d: DType) -> Any:
             raise OverflowError(
                 f"Python integer {x} is out of bounds for {d.name}\n  at {user_line().describe()}"
             )
-        if d in SIGNED_STORAGE and x > high // 2:
+        if d in dtypes.WIDE_UNSIGNED and x > high // 2:
             return from_numpy(fitted(x, d))
         return x
     kind = _PYTHON_TYPE[rank]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import enum
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from genesis_fn.core import config, dtypes, errors
 from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
-from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, host_tensor, host_view
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.primitives.shape import transpose
 
@@ -64,7 +59,7 @@ def canonical_precision(precision: Any) -> str:
 # ---- shape ----
 
 
-def _free(ndim: int, used: Sequence[int]) -> tuple[int, ...]:
+def free_dims(ndim: int, used: Sequence[int]) -> tuple[int, ...]:
     return tuple([i for i in range(ndim) if i not in used])
 
 
@@ -97,8 +92,8 @@ def _dot_shape(
                 )
     shape = (
         *[x.shape[i] for i in xb],
-        *[x.shape[i] for i in _free(x.ndim, (*xc, *xb))],
-        *[y.shape[i] for i in _free(y.ndim, (*yc, *yb))],
+        *[x.shape[i] for i in free_dims(x.ndim, (*xc, *xb))],
+        *[y.shape[i] for i in free_dims(y.ndim, (*yc, *yb))],
     )
     return aval(shape, _dot_dtype(x, y, preferred_element_type))
 
@@ -126,150 +121,9 @@ def _dot_dtype(x: Aval, y: Aval, preferred: DType | None) -> DType:
     return preferred
 
 
-# ---- the CPU ----
-
-
-def _matrix_plan(shape: tuple, batch: Sequence[int], contract: Sequence[int], contract_last: bool):
-    """(permutation or None, 3-d shape, whether rows and columns are swapped) of one operand.
-
-    Free and contracting dimensions are laid out in whichever order the operand has them already, so
-    that most operands become matrices without a copy.
-    """
-    free = _free(len(shape), (*batch, *contract))
-    straight = (*batch, *free, *contract) if contract_last else (*batch, *contract, *free)
-    swapped = (*batch, *contract, *free) if contract_last else (*batch, *free, *contract)
-    identity = tuple(range(len(shape)))
-    swap = straight != identity and (swapped == identity or _breaks(swapped) < _breaks(straight))
-    order = swapped if swap else straight
-    b = math.prod([shape[i] for i in batch])
-    f = math.prod([shape[i] for i in free])
-    c = math.prod([shape[i] for i in contract])
-    rows, cols = (c, f) if swap == contract_last else (f, c)
-    matrix = (rows, cols) if not batch else (b, rows, cols)
-    return None if order == identity else order, matrix, swap
-
-
-def _breaks(order: Sequence[int]) -> int:
+def breaks(order: Sequence[int]) -> int:
     """How many neighbours in `order` are no neighbours in memory."""
     return sum(b != a + 1 for a, b in zip(order, order[1:]))
-
-
-def _as_matrix(plan: tuple, shape: tuple) -> Callable[[torch.Tensor], torch.Tensor]:
-    order, matrix, swap = plan
-    needs_reshape = (shape if order is None else tuple([shape[i] for i in order])) != matrix
-    if order is None and not needs_reshape:
-        return (lambda x: x.mT) if swap else (lambda x: x)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        if order is not None:
-            x = x.permute(order)
-        if needs_reshape:
-            x = x.reshape(matrix)
-        return x.mT if swap else x
-
-    return run
-
-
-def native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices faster than float32 ones."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def compute_dtype(kinds: Sequence[DType], out: DType, terms: int) -> torch.dtype | None:
-    """The torch dtype in which a sum of `terms` products of `kinds` is right; None: as stored.
-
-    16- and 8-bit floats multiply in float32 (torch's float16 kernels on the CPU are slow ones).
-    Integers multiply in float64 where every partial sum is exact there, else in their own width.
-    """
-    if all(k == dtypes.BF16 for k in (*kinds, out)) and native_bfloat16():
-        return None
-    if dtypes.is_inexact(out):
-        wide = functools.reduce(dtypes.promote_types, [_at_least_f32(k) for k in (*kinds, out)])
-        return TORCH_DTYPE[wide]
-    if BOOL in (*kinds, out):
-        return torch.float32 if terms < 2**24 else torch.float64
-    largest = [max(-int(dtypes.iinfo(k).min), int(dtypes.iinfo(k).max)) for k in kinds]
-    if terms * math.prod(largest) < 2**24:
-        return torch.float32
-    return torch.float64 if terms * math.prod(largest) < 2**53 else None
-
-
-def _at_least_f32(d: DType) -> DType:
-    return dtypes.F32 if d.itemsize < 4 or not dtypes.is_inexact(d) else d
-
-
-def to_compute(kind: DType, target: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from storage of dtype `kind` to torch dtype `target`, by value."""
-    if kind in SIGNED_STORAGE:
-        bits = 8 * kind.itemsize
-        if bits == 64:
-            return lambda x: host_tensor(host_view(x, kind).astype("float64"), dtypes.F64).to(
-                target
-            )
-        return lambda x: (x.to(torch.int64) & ((1 << bits) - 1)).to(target)
-    if TORCH_DTYPE[kind] is target:
-        return lambda x: x
-    return lambda x: x.to(target)
-
-
-def from_compute(source: torch.dtype, kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The inverse: exact integers in a float type wrap into `kind` as integers do."""
-    stored = TORCH_DTYPE[kind]
-    if source is stored:
-        return lambda x: x
-    if kind == BOOL:
-        return lambda x: x != 0
-    if dtypes.is_integer(kind) and source.is_floating_point:
-        return lambda x: x.to(torch.int64).to(stored)
-    return lambda x: x.to(stored)
-
-
-def _dot_torch(
-    avals: Sequence[Any], *, dimension_numbers: Any, precision: str, preferred_element_type: Any
-) -> Callable:
-    x, y = avals
-    (xc, yc), (xb, yb) = dimension_numbers
-    out = _dot_shape(
-        x, y, dimension_numbers=dimension_numbers, precision=precision,
-        preferred_element_type=preferred_element_type,
-    )  # fmt: skip
-    # The two contraction orders must agree; follow the left operand's own order of dimensions.
-    pairs = sorted(zip(xc, yc))
-    xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
-    terms = math.prod([x.shape[i] for i in xc])
-    left_plan = _matrix_plan(x.shape, xb, xc, contract_last=True)
-    right_plan = _matrix_plan(y.shape, yb, yc, contract_last=False)
-    left, right = _as_matrix(left_plan, x.shape), _as_matrix(right_plan, y.shape)
-    target = compute_dtype((x.dtype, y.dtype), out.dtype, terms)
-    if target is None:  # integers wrap: the width of the result decides
-        target = TORCH_DTYPE[out.dtype]
-    load_x, load_y = to_compute(x.dtype, target), to_compute(y.dtype, target)
-    store = from_compute(target, out.dtype)
-    if x.dtype == y.dtype == out.dtype and target is TORCH_DTYPE[x.dtype]:
-        load_x = load_y = store = None  # type: ignore[assignment]
-    multiply = torch.bmm if xb else torch.mm
-    if terms == 1:
-        multiply = torch.mul  # an outer product: [m, 1] * [1, n]
-    shape = out.shape
-    flat = (*left_plan[1][:1],) if xb else ()
-    rows = _product_shape(left_plan, right_plan)
-    needs_reshape = (*flat, *rows) != shape
-
-    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if load_x is not None:
-            a, b = load_x(a), load_y(b)  # pyright: ignore[reportOptionalCall]
-        z = multiply(left(a), right(b))
-        if needs_reshape:
-            z = z.reshape(shape)
-        return z if store is None else store(z)
-
-    return run
-
-
-def _product_shape(left: tuple, right: tuple) -> tuple[int, int]:
-    """(rows of the left matrix, columns of the right one), after their swaps."""
-    (_, a, swap_a), (_, b, swap_b) = left, right
-    return (a[-1] if swap_a else a[-2], b[-2] if swap_b else b[-1])
 
 
 # ---- derivatives ----
@@ -299,8 +153,8 @@ def _dot_cotangent(
 ) -> Any:  # fmt: skip
     """The cotangent of one operand (`kind`; the left one if `first`), given the other operand."""
     other_ndim = typeof(other).ndim
-    free = _free(kind.ndim, (*contract, *batch))
-    other_free = _free(other_ndim, (*other_contract, *other_batch))
+    free = free_dims(kind.ndim, (*contract, *batch))
+    other_free = free_dims(other_ndim, (*other_contract, *other_batch))
     n, m = len(batch), len(free)
     k = len(other_free)
     ct_batch = tuple(range(n))
@@ -312,7 +166,7 @@ def _dot_cotangent(
     swapped = (*batch, *by_other, *free)  # dot(other, ct)
     identity = tuple(range(kind.ndim))
     params = dict(precision=precision, preferred_element_type=kind.dtype)
-    if straight == identity or (swapped != identity and _breaks(straight) <= _breaks(swapped)):
+    if straight == identity or (swapped != identity and breaks(straight) <= breaks(swapped)):
         numbers = ((ct_contract, other_free), (ct_batch, tuple(other_batch)))
         out, order = bind(dot_general_p, ct, other, dimension_numbers=numbers, **params), straight
     else:
@@ -341,18 +195,18 @@ def _dot_batch(
         return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), 0
     if dx is not None:  # one more free dimension of the left operand
         xc, xb = up(xc, dx), up(xb, dx)
-        position = len(xb) + _free(typeof(x).ndim, (*xc, *xb)).index(dx)
+        position = len(xb) + free_dims(typeof(x).ndim, (*xc, *xb)).index(dx)
     else:
         yc, yb = up(yc, dy), up(yb, dy)
         left = typeof(x).ndim - len(xc) - len(xb)
-        position = len(yb) + left + _free(typeof(y).ndim, (*yc, *yb)).index(dy)
+        position = len(yb) + left + free_dims(typeof(y).ndim, (*yc, *yb)).index(dy)
     numbers = ((xc, yc), (xb, yb))
     return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), position
 
 
 dot_general_p = Primitive(
     "dot_general", _dot_shape, linearize=_dot_linearize, transpose=_dot_transpose,
-    batch=_dot_batch, torch_for=_dot_torch, precision="low",
+    batch=_dot_batch, precision="low",
 )  # fmt: skip
 
 

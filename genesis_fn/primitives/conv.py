@@ -12,7 +12,6 @@ from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.contract import canonical_precision
-from genesis_fn.primitives.conv_host import conv_torch
 from genesis_fn.primitives.define import move_batch, zeros
 from genesis_fn.primitives.elementwise import add, convert, eq
 
@@ -286,7 +285,6 @@ def _conv_batch(
 conv_p = Primitive(
     "conv_general_dilated", _conv_shape, linearize=_conv_linearize, transpose=_conv_transpose_rule,
     batch=_conv_batch, precision="low",
-    torch_for=lambda avals, **params: conv_torch(avals, _conv_shape(*avals, **params), **params),
 )  # fmt: skip
 
 

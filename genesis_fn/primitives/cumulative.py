@@ -6,24 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.dtypes import BOOL
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, is_linear, typeof
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.define import (
     KINDS,
-    NARROW_FLOATS,
-    TORCH_DTYPE,
     full,
     linear,
     move_batch,
     scale,
 )
 from genesis_fn.primitives.elementwise import add, convert, div, eq, exp, select, sub
-from genesis_fn.primitives.reduce import axis_in, in_order
+from genesis_fn.primitives.reduce import axis_in
 
 
 def _same_shape(name: str, kinds: str) -> Callable[..., Aval]:
@@ -37,29 +32,6 @@ def _same_shape(name: str, kinds: str) -> Callable[..., Aval]:
         return x
 
     return shape
-
-
-def _directed(f: Callable[[torch.Tensor], torch.Tensor], axis: int, reverse: bool) -> Callable:
-    """`f`, a running reduction forwards along `axis`, in the wanted direction."""
-    return (lambda x: f(x.flip(axis)).flip(axis)) if reverse else f
-
-
-def _float_width(kind: Any) -> torch.dtype:
-    """Where a running reduction of `kind` is computed: 16- and 8-bit floats in float32."""
-    narrow = dtypes.is_float(kind) and kind.itemsize < 4
-    return torch.float32 if narrow else TORCH_DTYPE[kind]
-
-
-def _running(function: Callable) -> Callable:
-    """The lowering of torch's `function(x, axis)`, with wide accumulation of narrow floats."""
-
-    def lower(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
-        kind = avals[0].dtype
-        stored, wide = TORCH_DTYPE[kind], _float_width(kind)
-        directed = _directed(lambda x: function(x, axis), axis, reverse)
-        return lambda x: directed(x.to(wide)).to(stored)  # torch cannot reverse 8-bit floats
-
-    return lower
 
 
 def _along(prim: Primitive) -> Callable:
@@ -79,7 +51,6 @@ cumsum_p = linear(
     "cumsum", _same_shape("cumsum", "number"),
     transpose=lambda ct, x, *, axis, reverse: cumsum(ct, axis, not reverse),
     batch=lambda size, x, d, *, axis, reverse: (cumsum(x, axis + (axis >= d), reverse), d),
-    torch_for=_running(lambda x, axis: torch.cumsum(x, axis, dtype=x.dtype)),
     precision="high",
 )  # fmt: skip
 
@@ -99,42 +70,6 @@ def _recurrence_shape(a: Aval, b: Aval, *, axis: int, reverse: bool) -> Aval:
     if not dtypes.is_inexact(a.dtype) or not 0 <= axis < a.ndim:
         raise errors.ShapeError(f"linear_recurrence: axis {axis} of floats is wanted, got {a}")
     return a
-
-
-def _recurrence_torch(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
-    kind, n = avals[0].dtype, avals[0].shape[axis]
-    stored, wide = TORCH_DTYPE[kind], _float_width(kind)
-    lanes = avals[0].size // max(n, 1)
-    steps = range(n - 1, -1, -1) if reverse else range(n)
-
-    def few_lanes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        rows = []
-        for coefficients, inputs in zip(a.reshape(n, -1).T.tolist(), b.reshape(n, -1).T.tolist()):
-            h, row = 0.0, [0.0] * n
-            for k in steps:
-                h = coefficients[k] * h + inputs[k]
-                row[k] = h
-            rows.append(row)
-        return torch.tensor(rows, dtype=wide).T.reshape(b.shape)
-
-    def many_lanes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(b.shape, dtype=wide)
-        h = None
-        for k in steps:
-            torch.addcmul(b[k], a[k], h, out=out[k]) if h is not None else out[k].copy_(b[k])
-            h = out[k]
-        return out
-
-    # Python numbers cost about 0.1 us a step and lane, a tensor operation 3 us a step.
-    direct = few_lanes if lanes < 16 else many_lanes
-
-    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if b.numel() == 0:
-            return torch.empty_like(b)
-        out = direct(a.to(wide).movedim(axis, 0), b.to(wide).movedim(axis, 0))
-        return out.movedim(0, axis).to(stored)
-
-    return run
 
 
 def _shift(x: Any, axis: int, reverse: bool, fill: Any = None) -> Any:
@@ -171,7 +106,7 @@ def _recurrence_transpose(ct: Any, a: Any, b: Any, *, axis: int, reverse: bool) 
 
 linear_recurrence_p = Primitive(
     "linear_recurrence", _recurrence_shape, linearize=_recurrence_linearize,
-    transpose=_recurrence_transpose, torch_for=_recurrence_torch,
+    transpose=_recurrence_transpose,
     precision="high",
 )  # fmt: skip
 linear_recurrence_p.batch = _along(linear_recurrence_p)
@@ -190,7 +125,7 @@ def linear_recurrence(a: Any, b: Any, axis: int = 0, reverse: bool = False) -> A
 
 cumprod_p = Primitive(
     "cumprod", _same_shape("cumprod", "number"), precision="high",
-    torch_for=_running(lambda x, axis: torch.cumprod(x, axis, dtype=x.dtype)),
+   
 )  # fmt: skip
 cumprod_p.batch = _along(cumprod_p)
 
@@ -222,20 +157,8 @@ def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 # ---- cummax, cummin ----
 
 
-def _extreme(name: str, function: Callable) -> Primitive:
-    def lower(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
-        kind = avals[0].dtype
-        if avals[0].size == 0:
-            return lambda x: x.clone()
-        plain = lambda x: function(x, axis).values  # noqa: E731
-        if kind == BOOL:
-            return _directed(lambda x: plain(x.to(torch.uint8)).to(torch.bool), axis, reverse)
-        if kind in NARROW_FLOATS:  # torch cannot reverse them either
-            directed = _directed(plain, axis, reverse)
-            return lambda x: directed(x.float()).to(TORCH_DTYPE[kind])
-        return _directed(in_order(kind, plain), axis, reverse)
-
-    prim = Primitive(name, _same_shape(name, "ordered"), torch_for=lower)
+def _extreme(name: str) -> Primitive:
+    prim = Primitive(name, _same_shape(name, "ordered"))
     prim.batch = _along(prim)
 
     def linearize(nonzero: Any, x: Any, *, axis: int, reverse: bool) -> Any:
@@ -256,8 +179,8 @@ def _extreme(name: str, function: Callable) -> Primitive:
     return prim
 
 
-cummax_p = _extreme("cummax", torch.cummax)
-cummin_p = _extreme("cummin", torch.cummin)
+cummax_p = _extreme("cummax")
+cummin_p = _extreme("cummin")
 
 
 def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
@@ -276,7 +199,7 @@ def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 
 cumlogsumexp_p = Primitive(
     "cumlogsumexp", _same_shape("cumlogsumexp", "float"), precision="high",
-    torch_for=_running(torch.logcumsumexp),
+   
 )  # fmt: skip
 cumlogsumexp_p.batch = _along(cumlogsumexp_p)
 

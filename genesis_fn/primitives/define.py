@@ -9,9 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import DType
@@ -52,7 +49,7 @@ def elementwise(
     kinds: str = "number",
     result: Callable[[DType], DType] | None = None,
     precision: str = "follow",
-    torch: Callable,
+    torch: Callable | None = None,
     triton: str | Callable[..., str] | None = None,
     cost: int = 1,
     fold: Callable | None = None,
@@ -60,7 +57,6 @@ def elementwise(
     numpy: Callable | None = None,
     python: Callable | None = None,
     wraps: bool = False,
-    of_complex: Callable | None = None,
 ) -> Callable[..., Any]:
     """The function of a new elementwise primitive, on operands of one shape and dtype.
 
@@ -68,12 +64,9 @@ def elementwise(
       for zero. They are evaluated in the backward pass, or at once (and kept) with `save=True`.
     * `tangent(ts, y, *operands)` instead of partials, where a product with a partial will not do.
     * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
-    * `wraps`: the operation on same-width signed storage is right for unsigned integers; otherwise
-      `numpy`, a ufunc, computes those that torch lacks.
-    * `of_complex`: a torch function for complex operands where `torch` is wrong for some of them.
     * `python`: what to do when every operand is a Python scalar.
-    * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32), `cost`,
-      `fold` and `scalars`: see `core.lowering.Elementwise`.
+    * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32); `torch`,
+      `numpy`, `wraps`, `cost`, `fold` and `scalars`: see `core.lowering.Elementwise`.
     """
 
     def shape(*operands: Any) -> Aval:
@@ -94,9 +87,9 @@ def elementwise(
         shape,
         transpose=transpose,
         precision=precision,
-        torch=torch,
-        torch_for=functools.partial(_torch_elementwise, torch, numpy, wraps, of_complex),
-        lowering=Elementwise(triton, cost=cost, fold=fold, scalars=scalars),
+        lowering=Elementwise(
+            triton, torch=torch, numpy=numpy, wraps=wraps, cost=cost, fold=fold, scalars=scalars
+        ),
     )
     prim.batch = functools.partial(batch_elementwise, prim)
     prim.linearize = _linearize_elementwise(prim, partials, tangent, save)
@@ -204,96 +197,6 @@ def move_batch(x: Any, source: int | None, target: int, size: int) -> Any:
     return bind(PRIM["transpose"], x, permutation=tuple(order))
 
 
-def _torch_elementwise(
-    direct: Callable, ufunc: Callable | None, wraps: bool, of_complex: Callable | None,
-    avals: Sequence[Any], **params: Any,
-) -> Callable:  # fmt: skip
-    """A torch function for these avals: direct, or around what torch lacks on the CPU."""
-    kind = next(a.dtype for a in avals if type(a) is Aval)
-    if kind in NARROW_FLOATS:
-        return through_float32(direct, kind)
-    if kind in SIGNED_STORAGE and not wraps:
-        if ufunc is None:
-            raise errors.DTypeError(f"no operation for {kind.name} on the CPU")
-        return through_numpy(ufunc, kind)
-    if of_complex is not None and dtypes.is_complex(kind):
-        return functools.partial(of_complex, kind=TORCH_DTYPE[kind])
-    return functools.partial(direct, **params) if params else direct
-
-
-# ---- what torch lacks on the CPU ----
-
-SIGNED_STORAGE = {dtypes.U16: torch.int16, dtypes.U32: torch.int32, dtypes.U64: torch.int64}
-NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
-
-TORCH_DTYPE = {
-    dtypes.BOOL: torch.bool, dtypes.I8: torch.int8, dtypes.I16: torch.int16,
-    dtypes.I32: torch.int32, dtypes.I64: torch.int64, dtypes.U8: torch.uint8, **SIGNED_STORAGE,
-    dtypes.F8E4: torch.float8_e4m3fn, dtypes.F8E5: torch.float8_e5m2,
-    dtypes.BF16: torch.bfloat16, dtypes.F16: torch.float16, dtypes.F32: torch.float32,
-    dtypes.F64: torch.float64, dtypes.C64: torch.complex64, dtypes.C128: torch.complex128,
-}  # fmt: skip
-
-
-def host_view(x: torch.Tensor, kind: DType) -> np.ndarray:
-    """A CPU tensor's memory as a NumPy array of dtype `kind`, without a copy."""
-    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
-        same_width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
-        return x.detach().view(same_width).numpy().view(kind)
-    if kind in NARROW_FLOATS:
-        return x.detach().view(torch.uint8).numpy().view(kind)
-    return x.detach().numpy()
-
-
-def host_tensor(value: np.ndarray, kind: DType) -> torch.Tensor:
-    """A CPU tensor over a NumPy array's memory, in this library's storage for dtype `kind`."""
-    value = np.asarray(value, dtype=kind, order="C")
-    if not value.flags.writeable:
-        value = value.copy()
-    shape = value.shape
-    value = value.reshape(-1)  # 0-d arrays cannot be viewed as another dtype
-    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
-        same_width = {2: np.int16, 4: np.int32, 8: np.int64}[kind.itemsize]
-        stored = torch.from_numpy(value.view(same_width))
-        return stored.view(TORCH_DTYPE[kind]).reshape(shape)
-    if kind in NARROW_FLOATS:
-        return torch.from_numpy(value.view(np.uint8)).view(TORCH_DTYPE[kind]).reshape(shape)
-    return torch.from_numpy(value).reshape(shape)
-
-
-def through_numpy(f: Callable, *kinds: DType) -> Callable:
-    """`f` of NumPy arrays as a function of tensors: the operands have dtype `kinds[i]` (the last
-    repeats), and the result is stored as this library stores its own dtype."""
-
-    def call(*xs: Any) -> Any:
-        views = [
-            host_view(x, kinds[min(i, len(kinds) - 1)])
-            if type(x) is torch.Tensor
-            else kinds[min(i, len(kinds) - 1)].type(x)
-            for i, x in enumerate(xs)
-        ]
-        with np.errstate(all="ignore"):
-            y = f(*views)
-        if isinstance(y, tuple):
-            return [host_tensor(np.asarray(v), np.asarray(v).dtype) for v in y]
-        return host_tensor(np.asarray(y), np.asarray(y).dtype)
-
-    return call
-
-
-def through_float32(f: Callable, kind: DType) -> Callable:
-    """`f` computed in float32 on operands of an 8-bit float type."""
-    narrow = TORCH_DTYPE[kind]
-
-    def call(*xs: Any) -> Any:
-        y = f(*[x.float() if type(x) is torch.Tensor and x.dtype is narrow else x for x in xs])
-        if type(y) is not torch.Tensor:
-            return [v.to(narrow) if v.dtype is torch.float32 else v for v in y]
-        return y.to(narrow) if y.dtype is torch.float32 else y
-
-    return call
-
-
 # ---- linear in one operand ----
 
 
@@ -303,8 +206,6 @@ def linear(
     *,
     transpose: Callable[..., Any],
     batch: Callable,
-    torch: Callable | None = None,
-    torch_for: Callable | None = None,
     lowering: Lowering | None = None,
     precision: str = "follow",
 ) -> Primitive:
@@ -314,9 +215,7 @@ def linear(
     **params)` gets one value with its batch dimension. Integer and boolean operands carry no
     tangent.
     """
-    prim = Primitive(
-        name, shape, torch=torch, torch_for=torch_for, lowering=lowering, precision=precision
-    )
+    prim = Primitive(name, shape, lowering=lowering, precision=precision)
 
     def linearize(nonzero: Any, x: Any, /, **params: Any) -> Any:
         return bind(prim, x, **params), lambda t: bind(prim, t, **params)
@@ -340,20 +239,9 @@ def no_tangent(prim: Primitive) -> Callable:
 # ---- no operand ----
 
 
-def _full_torch(avals: Any, *, value: Any, shape: tuple[int, ...], dtype: DType) -> Callable:
-    stored = TORCH_DTYPE[dtype]
-    if dtype in SIGNED_STORAGE:
-        filled = host_tensor(np.full((), value, dtype), dtype)
-        return lambda: filled.expand(shape).clone()
-    if dtype in NARROW_FLOATS:
-        return lambda: torch.full(shape, value, dtype=torch.float32).to(stored)
-    return lambda: torch.full(shape, value, dtype=stored)
-
-
 full_p = Primitive(
     "full",
     lambda *, value, shape, dtype: aval(shape, dtype),
-    torch_for=_full_torch,
     lowering=Source(lambda at, *, value, **_: value),
 )
 full_p.linearize = no_tangent(full_p)
@@ -387,8 +275,7 @@ def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 __all__ = [
-    "KINDS", "NARROW_FLOATS", "NEG", "ONE", "PRIM", "SIGNED_STORAGE", "TORCH_DTYPE", "axes_except",
-    "batch_all_at_zero", "batch_elementwise", "elementwise", "full", "full_p", "host_tensor",
-    "host_view", "instantiate", "linear", "move_batch", "named", "no_tangent", "scale", "show",
-    "through_float32", "through_numpy", "zeros",
+    "KINDS", "NEG", "ONE", "PRIM", "axes_except", "batch_all_at_zero", "batch_elementwise",
+    "elementwise", "full", "full_p", "instantiate", "linear", "move_batch", "named", "no_tangent",
+    "scale", "show", "zeros",
 ]  # fmt: skip

@@ -23,17 +23,12 @@ from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, typeof
 from genesis_fn.primitives.define import (
-    NARROW_FLOATS,
     NEG,
     ONE,
     PRIM,
-    SIGNED_STORAGE,
-    TORCH_DTYPE,
     batch_elementwise,
     elementwise,
     full_p,
-    host_tensor,
-    host_view,
     instantiate,
     move_batch,
     named,
@@ -48,36 +43,22 @@ _bool = lambda d: BOOL  # noqa: E731
 # ---- arithmetic ----
 
 
-def _by_parts(op: Callable) -> Callable:
-    """A function of complex tensors that treats real and imaginary parts alike. torch's own
-    multiplies by 1 + 0j, which makes NaN of infinities, and loses the signs of zeros."""
-
-    def run(*xs: Any, kind: torch.dtype) -> torch.Tensor:
-        ts = [x if type(x) is torch.Tensor else torch.tensor(x, dtype=kind) for x in xs]
-        return torch.view_as_complex(op(*map(torch.view_as_real, ts)))
-
-    return run
-
-
 neg = elementwise(
     "neg", [NEG], transpose=lambda ct, x: [neg(ct)],
     torch=operator.neg, python=operator.neg, wraps=True, fold=np.negative,
     triton=lambda kind, x: f"negate({x})" if dtypes.is_float(kind) else f"(-{x})",
-    of_complex=_by_parts(torch.neg),
 )  # fmt: skip
 add = elementwise(
     "add", [ONE, ONE], kinds="any",
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
     torch=operator.add, python=operator.add, wraps=True, fold=np.add, scalars=(0, 1),
     triton=lambda kind, x, y: f"({x} | {y})" if kind == BOOL else f"({x} + {y})",
-    of_complex=_by_parts(torch.add),
 )  # fmt: skip
 sub = elementwise(
     "sub", [ONE, NEG],
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, neg(ct) if is_linear(y) else None],
     torch=operator.sub, triton="{0} - {1}", python=operator.sub, wraps=True,
     fold=np.subtract, scalars=(0, 1),
-    of_complex=_by_parts(torch.sub),
 )  # fmt: skip
 mul = elementwise(
     "mul", [lambda o, x, y: y, lambda o, x, y: x], kinds="any",
@@ -101,47 +82,6 @@ def _safe_mul_tangent(ts: Sequence[Any], t: Any, d: Any) -> Any:
     return second if first is None else first if second is None else add(first, second)
 
 
-def _div_torch(x: Any, y: Any) -> Any:
-    kind = x.dtype if type(x) is torch.Tensor else y.dtype
-    if kind.is_floating_point or kind.is_complex:
-        return operator.truediv(x, y)
-    x = x if type(x) is torch.Tensor else torch.tensor(x, dtype=kind)
-    low = 255 if kind is torch.uint8 else -1  # all bits set: x / 0 as XLA defines it
-    if type(y) is not torch.Tensor:
-        if y in (0, -1):
-            return torch.neg(x) if y else torch.full_like(x, low)
-        return torch.div(x, y, rounding_mode="trunc")
-    # The processor would trap on division by zero and on the least number's by -1, which wraps.
-    zero = torch.eq(y, 0)
-    if kind is torch.uint8:
-        quotient = torch.div(x, torch.where(zero, 1, y), rounding_mode="trunc")
-    else:
-        minus = torch.eq(y, -1)
-        divisor = torch.where(torch.logical_or(zero, minus), 1, y)
-        quotient = torch.div(torch.where(minus, -x, x), divisor, rounding_mode="trunc")
-    return torch.where(zero, low, quotient)
-
-
-def _rem_torch(x: Any, y: Any) -> Any:
-    if type(y) is not torch.Tensor and y != 0 and not x.is_floating_point():
-        return torch.fmod(x, y)
-    x, y = _tensors(x, y)
-    if x.is_floating_point():
-        r = torch.fmod(x, y)
-        # Where x / y overflows torch gives NaN. A finite remainder of finite operands exists.
-        lost = (r != r) & torch.isfinite(x) & (y == y) & (y != 0)
-        if lost.any():
-            wide = [v.broadcast_to(r.shape)[lost].double().numpy() for v in (x, y)]
-            r[lost] = torch.from_numpy(np.asarray(np.fmod(*wide))).to(r.dtype)
-        return r
-    zero = torch.eq(y, 0)
-    return torch.where(zero, x, torch.fmod(x, torch.where(zero, 1, y)))
-
-
-def _on_nonzero(f: Callable, x: np.ndarray, y: np.ndarray, at_zero: Any) -> np.ndarray:
-    return np.where(y == 0, at_zero, f(x, np.where(y == 0, 1, y))).astype(x.dtype)
-
-
 def over(t: Any, d: Any) -> Any:
     """The tangent t / d; where t is zero it is zero under `grad(..., safe_zero=True)`."""
     return scale(t, div(1, d)) if ctx.safe_zero else div(t, d)
@@ -155,24 +95,13 @@ def _div_tangent(ts: Sequence[Any], o: Any, x: Any, y: Any) -> Any:
 
 div = elementwise(
     "div", tangent=_div_tangent, transpose=lambda ct, x, y: [div(ct, y), None],
-    torch=_div_torch,
-    numpy=lambda x, y: _on_nonzero(np.floor_divide, x, y, np.iinfo(x.dtype).max),
     triton=lambda kind, x, y: f"div({x}, {y})", python=operator.truediv, cost=8, scalars=(0, 1),
 )  # fmt: skip
 rem = elementwise(
     "rem", [ONE, lambda o, x, y: neg(trunc(div(x, y)))], kinds="real",
-    torch=_rem_torch, numpy=lambda x, y: _on_nonzero(np.fmod, x, y, x), triton="rem({0}, {1})",
+    triton="rem({0}, {1})",
     cost=8,
 )  # fmt: skip
-
-
-def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both operands as tensors, for torch functions that take no Python scalar."""
-    if type(x) is not torch.Tensor:
-        x = torch.tensor(x, dtype=y.dtype)
-    elif type(y) is not torch.Tensor:
-        y = torch.tensor(y, dtype=x.dtype)
-    return x, y
 
 
 # At 0**0 the partials are 0, though their derivatives by the other operand are infinite: there they
@@ -201,28 +130,17 @@ def _pow_dy(o: Any, x: Any, y: Any) -> Any:
     return mul(o, math.log(x) if x.real > 0 else math.nan)
 
 
-def _complex_pow(x: Any, y: Any, *, kind: torch.dtype) -> torch.Tensor:
-    x, y = [v if type(v) is torch.Tensor else torch.tensor(v, dtype=kind) for v in (x, y)]
-    return torch.where(y == 0, torch.ones((), dtype=kind), torch.pow(x, y))
-
-
 pow = elementwise(  # noqa: A001
     "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
     torch=operator.pow, triton="pow({0}, {1})", python=operator.pow, cost=8,
     scalars=(0, 1),
-    of_complex=_complex_pow,
 )  # fmt: skip
-
-
-def _power_of_integers_torch(x: Any, y: Any) -> Any:
-    # torch refuses numbers below 0 as exponents, not tensors of them.
-    return torch.pow(*_tensors(x, y))
 
 
 # x**y of integers, wrapped as their products are; the reciprocals that y < 0 asks for are cut to
 # integers, 0 for all but 1 and -1.
 power_of_integers = elementwise(
-    "power_of_integers", kinds="integer", torch=_power_of_integers_torch, numpy=np.power,
+    "power_of_integers", kinds="integer", numpy=np.power,
     triton="power_of_integers({0}, {1})",
 )  # fmt: skip
 
@@ -239,20 +157,14 @@ def half(kind: Aval) -> Any:
     return bind(PRIM["full"], value=0.5, shape=kind.shape, dtype=kind.dtype)
 
 
-def _max_torch(x: Any, y: Any) -> Any:
-    if type(x) is torch.Tensor and type(y) is torch.Tensor:
-        return torch.maximum(x, y)
-    return torch.maximum(*_tensors(x, y))
-
-
 max = elementwise(  # noqa: A001
     "max", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
-    torch=_max_torch, numpy=np.maximum, triton="maximum({0}, {1})",
+    numpy=np.maximum, triton="maximum({0}, {1})",
     scalars=(0, 1),
 )  # fmt: skip
 min = elementwise(  # noqa: A001
     "min", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
-    torch=lambda x, y: torch.minimum(*_tensors(x, y)), numpy=np.minimum, triton="minimum({0}, {1})",
+    numpy=np.minimum, triton="minimum({0}, {1})",
     scalars=(0, 1),
 )  # fmt: skip
 atan2 = elementwise(
@@ -262,12 +174,12 @@ atan2 = elementwise(
         lambda o, y, x: neg(div(y, add(mul(x, x), mul(y, y)))),
     ],
     kinds="float", precision="high",
-    torch=lambda y, x: torch.atan2(*_tensors(y, x)), triton="atan2({0}, {1})",
+    triton="atan2({0}, {1})",
     cost=8,
 )  # fmt: skip
 nextafter = elementwise(
     "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float",
-    torch=lambda x, y: torch.nextafter(*_tensors(x, y)), triton=IN_KERNELS,
+    triton=IN_KERNELS,
 )  # fmt: skip
 abs = elementwise(  # noqa: A001
     "abs", tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x), result=dtypes.real_of,
@@ -275,15 +187,7 @@ abs = elementwise(  # noqa: A001
 )  # fmt: skip
 
 
-def _sign_torch(x: torch.Tensor) -> torch.Tensor:
-    # NaN and -0.0 are their own signs; torch makes both of them 0.
-    y = torch.sgn(x)
-    if x.is_complex():
-        return torch.where(x == 0, x, torch.where(x != x, complex(np.nan, np.nan), y))
-    return torch.where((x != x) | (x == 0), x, y) if x.is_floating_point() else y
-
-
-sign = elementwise("sign", kinds="number", torch=_sign_torch, numpy=np.sign, triton="sign({0})")
+sign = elementwise("sign", kinds="number", numpy=np.sign, triton="sign({0})")
 
 
 def _abs_tangent(t: Any, o: Any, x: Any) -> Any:
@@ -292,24 +196,6 @@ def _abs_tangent(t: Any, o: Any, x: Any) -> Any:
         length = select(eq(o, 0), 1.0, o)
         return real(mul(t, div(conj(x), convert(length, typeof(x).dtype))))
     return scale(t, sign(x))
-
-
-def _integer_pow_torch(avals: Sequence[Any], *, y: int) -> Callable:
-    kind = avals[0].dtype
-    if y == 2 and kind not in NARROW_FLOATS:
-        return lambda x: x * x
-    if y == -1 and dtypes.is_inexact(kind) and kind not in NARROW_FLOATS:
-        return torch.reciprocal
-    bits = 8 * kind.itemsize
-    if dtypes.is_integer(kind) and y > bits:
-        # Even powers beyond the width are 0, those of odd numbers repeat (Carmichael): a smaller
-        # exponent, which the dtype holds, has the same power.
-        y = bits + (y - bits) % 2 ** (bits - 2)
-    if kind in SIGNED_STORAGE:
-        return lambda x: host_tensor(np.power(host_view(x, kind), kind.type(y)), kind)
-    if kind in NARROW_FLOATS:
-        return lambda x: torch.pow(x.float(), y).to(TORCH_DTYPE[kind])
-    return lambda x: torch.pow(x, y)
 
 
 def _integer_pow_shape(x: Aval, *, y: int) -> Aval:
@@ -324,7 +210,7 @@ def _integer_pow_triton(kind: DType, x: str, *, y: int) -> str:
 
 
 integer_pow_p = Primitive(
-    "integer_pow", _integer_pow_shape, torch_for=_integer_pow_torch,
+    "integer_pow", _integer_pow_shape,
     lowering=Elementwise(_integer_pow_triton), precision="high",
 )  # fmt: skip
 integer_pow_p.batch = functools.partial(batch_elementwise, integer_pow_p)
@@ -368,7 +254,7 @@ def _compare(
         return f"({x} {sign} {y})"
 
     return elementwise(
-        name, kinds=kinds, result=_bool, torch=op, numpy=ufunc, wraps=wraps, python=op,
+        name, kinds=kinds, result=_bool, torch=op, wraps=wraps, python=op,
         triton=triton, fold=ufunc, scalars=(0, 1),
     )  # fmt: skip
 
@@ -415,121 +301,19 @@ bitwise_not = elementwise(
 )
 
 
-def _shift(name: str, ufunc: Callable, triton: str) -> Callable:
-    # Shifting by the width or more gives 0 (or the sign), as JAX defines it; C leaves it undefined.
-    def host(x: Any, n: Any) -> Any:
-        bits = x.dtype.itemsize * 8
-        n = np.asarray(n).astype(np.int64)
-        beyond = (n < 0) | (n >= bits)
-        return ufunc(x, np.where(beyond, 0, n), beyond, bits)
-
-    prim = elementwise(name, kinds="integer", torch=torch.add, numpy=host, triton=triton)
-
-    def lower(avals: Sequence[Any]) -> Callable:
-        kind = next(a.dtype for a in avals if type(a) is Aval)
-
-        def run(x: Any, n: Any) -> Any:
-            x = host_view(x, kind) if type(x) is torch.Tensor else np.asarray(x, kind)
-            n = host_view(n, kind) if type(n) is torch.Tensor else n
-            return host_tensor(np.asarray(host(x, n)).astype(kind, copy=False), kind)
-
-        def direct(x: Any, n: Any) -> Any:
-            if not 0 <= n < 8 * kind.itemsize:
-                return run(x, n)
-            return (operator.lshift if name == "shift_left" else operator.rshift)(x, n)
-
-        # A literal amount inside the width needs no care, but for logical shifts of signed storage.
-        if type(avals[1]) is int:
-            if name == "shift_left" or (name == "shift_right_arithmetic" and kind.kind == "i"):
-                return direct
-        if name == "shift_right_logical" and type(avals[1]) in (int,):
-            return _logical_shift(kind)
-        return run
-
-    prim.prim.torch_for = lower
-    return prim
-
-
-def _logical_shift(kind: DType) -> Callable:
-    bits = kind.itemsize * 8
-    if kind == dtypes.U8:
-        return lambda x, n: x >> n if n < 8 else torch.zeros_like(x)
-
-    def run(x: Any, n: int) -> Any:
-        if n <= 0:
-            return x if n == 0 else torch.zeros_like(x)
-        if n >= bits:
-            return torch.zeros_like(x)
-        return (x >> n) & ((1 << (bits - n)) - 1)
-
-    return run
-
-
-def _unsigned(x: np.ndarray) -> np.ndarray:
-    return x.view(np.dtype(f"u{x.dtype.itemsize}"))
-
-
-shift_left = _shift(
-    "shift_left",
-    lambda x, n, beyond, bits: np.where(beyond, 0, np.left_shift(x, n.astype(x.dtype))),
-    "shift_left({0}, {1})",
+# Shifting by the width or more gives 0 (or the sign), as JAX defines it.
+shift_left = elementwise("shift_left", kinds="integer", triton="shift_left({0}, {1})")
+shift_right_logical = elementwise(
+    "shift_right_logical", kinds="integer", triton="shift_right_logical({0}, {1})"
 )
-shift_right_logical = _shift(
-    "shift_right_logical",
-    lambda x, n, beyond, bits: np.where(
-        beyond, 0, np.right_shift(_unsigned(x), n.astype(_unsigned(x).dtype))
-    ).astype(x.dtype),
-    "shift_right_logical({0}, {1})",
+shift_right_arithmetic = elementwise(
+    "shift_right_arithmetic", kinds="integer", triton="shift_right_arithmetic({0}, {1})"
 )
-shift_right_arithmetic = _shift(
-    "shift_right_arithmetic",
-    lambda x, n, beyond, bits: np.right_shift(
-        x.view(np.dtype(f"i{x.dtype.itemsize}")),
-        np.where(beyond, bits - 1, n).astype(np.dtype(f"i{x.dtype.itemsize}")),
-    ).view(x.dtype),
-    "shift_right_arithmetic({0}, {1})",
-)
-
-
-def _count(name: str, ufunc: Callable, triton: str) -> Callable:
-    # Of the bits; torch has no such functions, NumPy computes them for all integers.
-    def lower(avals: Sequence[Any]) -> Callable:
-        kind = avals[0].dtype
-        return lambda x: host_tensor(np.asarray(ufunc(host_view(x, kind))), kind)
-
-    call = elementwise(name, kinds="integer", triton=triton, torch=torch.abs, numpy=ufunc)
-    call.prim.torch_for = lower
-    return call
-
-
-def _clz(x: np.ndarray) -> np.ndarray:
-    bits = x.dtype.itemsize * 8
-    u, count = _unsigned(x).astype(np.uint64), np.full(x.shape, bits, np.int64)
-    for _ in range(bits):
-        count -= u != 0
-        u = u >> np.uint64(1)
-    return count.astype(x.dtype)
-
-
-population_count = _count(
-    "population_count", lambda x: np.bitwise_count(_unsigned(x)).astype(x.dtype), "count_bits({0})"
-)
-clz = _count("clz", _clz, "clz({0})")
+# Of bits: those that are one, and zeros in front.
+population_count = elementwise("population_count", kinds="integer", triton="popcount({0})")
+clz = elementwise("clz", kinds="integer", triton="clz({0})")
 
 # ---- exponentials, roots, logistic ----
-
-
-def _complex_log1p(z: torch.Tensor, *, kind: torch.dtype) -> torch.Tensor:
-    # torch's cancels near 0 and is NaN for parts that are tiny.
-    x, y = z.real, z.imag
-    near = torch.log1p(x * (2 + x) + y * y) / 2
-    length = torch.where(torch.maximum(x.abs(), y.abs()) < 0.5, near, torch.hypot(1 + x, y).log())
-    return torch.complex(length, torch.atan2(y, 1 + x))
-
-
-def _cbrt_torch(x: torch.Tensor) -> torch.Tensor:
-    wide = x.float() if x.dtype.itemsize < 4 else x
-    return torch.copysign(torch.pow(wide.abs(), 1 / 3), wide).to(x.dtype)
 
 
 exp = elementwise(
@@ -550,7 +334,7 @@ log = elementwise(
 )  # fmt: skip
 log1p = elementwise(
     "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
-    torch=torch.log1p, triton="log1p({0})", of_complex=_complex_log1p,
+    torch=torch.log1p, triton="log1p({0})",
     cost=8,
 )  # fmt: skip
 sqrt = elementwise(
@@ -563,7 +347,7 @@ rsqrt = elementwise(
 )  # fmt: skip
 cbrt = elementwise(
     "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
-    torch=_cbrt_torch, triton="cube_root({0})", cost=8,
+    triton="cube_root({0})", cost=8,
 )  # fmt: skip
 logistic = elementwise(
     "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
@@ -627,44 +411,9 @@ is_finite = elementwise(
 # ---- casts ----
 
 
-def _convert_torch(avals: Sequence[Any], *, dtype: DType) -> Callable:
-    source, target = avals[0].dtype, TORCH_DTYPE[dtype]
-    odd = source in SIGNED_STORAGE or dtype in SIGNED_STORAGE
-    both = dtypes.is_integer(source) and dtypes.is_integer(dtype)
-    if odd and not (both and source.itemsize == dtype.itemsize):
-        return lambda x: host_tensor(_cast(host_view(x, source), dtype), dtype)
-    if odd:
-        return lambda x: x.view(target) if x.dtype is not target else x.clone()
-    if dtypes.is_inexact(source) and dtypes.is_integer(dtype):
-        # Out of range saturates and NaN is 0, as JAX defines it; C leaves it undefined.
-        low, high = dtypes.iinfo(dtype).min, dtypes.iinfo(dtype).max
-
-        def saturate(x: torch.Tensor) -> torch.Tensor:
-            x = x.real if x.is_complex() else x
-            wide = torch.nan_to_num(x.double(), 0.0, float("inf"), float("-inf"))
-            y = wide.clamp(low, high).to(target)
-            return torch.where(wide >= high, high, y) if dtype.itemsize == 8 else y
-
-        return saturate
-    if dtypes.is_complex(source) and not dtypes.is_complex(dtype):
-        return lambda x: x.real.to(target) if dtype != BOOL else x != 0
-    return lambda x: x.to(target)
-
-
-def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        if dtypes.is_inexact(x.dtype) and dtypes.is_integer(dtype):
-            info = np.iinfo(dtype)
-            wide = np.nan_to_num(x.real.astype(np.float64), nan=0.0)
-            y = np.clip(wide, float(info.min), float(info.max)).astype(dtype)
-            return np.where(wide >= float(info.max), info.max, y).astype(dtype)
-        return x.astype(dtype)
-
-
 convert_p = Primitive(
     "convert_element_type",
     lambda x, *, dtype: x.update(dtype=dtype),
-    torch_for=_convert_torch,
     lowering=Elementwise(IN_KERNELS),
     weak=None,
 )
@@ -699,20 +448,8 @@ def _bitcast_shape(x: Aval, *, dtype: DType) -> Aval:
     return x.update(x.shape[:-1], dtype)
 
 
-def _bitcast_torch(avals: Sequence[Any], *, dtype: DType) -> Callable:
-    source, result = avals[0].dtype, _bitcast_shape(avals[0], dtype=dtype)
-    if source.itemsize == dtype.itemsize and BOOL not in (source, dtype):
-        return lambda x: x.view(TORCH_DTYPE[dtype])
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        flat = np.ascontiguousarray(host_view(x, source)).reshape(-1)
-        return host_tensor(flat.view(dtype).reshape(result.shape), dtype)
-
-    return run
-
-
 bitcast_p = Primitive(
-    "bitcast_convert_type", _bitcast_shape, torch_for=_bitcast_torch,
+    "bitcast_convert_type", _bitcast_shape,
     lowering=Elementwise(IN_KERNELS), weak=None,
 )  # fmt: skip
 bitcast_p.linearize = no_tangent(bitcast_p)
@@ -765,28 +502,10 @@ def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list:
 
 select_p = Primitive(
     "select", _select_shape, linearize=_select_linearize, transpose=_select_transpose,
-    torch_for=lambda avals: _select_torch(avals),
     lowering=Elementwise(lambda kind, c, x, y: f"tl.where({c}, {x}, {y})", scalars=(1, 2)),
     weak=slice(1, None),
 )  # fmt: skip
 select_p.batch = functools.partial(batch_elementwise, select_p)
-
-
-def _select_torch(avals: Sequence[Any]) -> Callable:
-    kind = next(a.dtype for a in avals[1:] if type(a) is Aval)
-    if all(type(a) is Aval for a in avals) and kind not in NARROW_FLOATS:
-        return torch.where
-
-    def run(c: Any, x: Any, y: Any) -> Any:
-        x, y = [
-            v if type(v) is torch.Tensor else host_tensor(np.asarray(v).astype(kind), kind)
-            for v in (x, y)
-        ]
-        if kind in NARROW_FLOATS:
-            return torch.where(c, x.float(), y.float()).to(TORCH_DTYPE[kind])
-        return torch.where(c, x, y)
-
-    return run
 
 
 def select(c: Any, x: Any, y: Any) -> Any:
@@ -826,19 +545,13 @@ conj = elementwise(
 
 polygamma_p = Primitive(
     "polygamma", lambda x, *, n: x,
-    torch_for=lambda avals, *, n: _polygamma_torch(avals[0].dtype, n), precision="high",
+    precision="high",
 )  # fmt: skip
 polygamma_p.batch = functools.partial(batch_elementwise, polygamma_p)
 polygamma_p.linearize = lambda nonzero, x, *, n: (
     polygamma(n, x),
     lambda t: scale(t, polygamma(n + 1, x)),
 )
-
-
-def _polygamma_torch(kind: DType, n: int) -> Callable:
-    if n == 1 and kind == dtypes.F64:  # torch's own is good to nine digits
-        return lambda x: torch.where(x > 0, torch.special.zeta(2.0, x), torch.polygamma(1, x))
-    return lambda x: torch.polygamma(n, x)
 
 
 def polygamma(n: int, x: Any) -> Any:
@@ -855,26 +568,11 @@ digamma = elementwise(
 # ---- sums of cotangents ----
 
 
-def _add_n_torch(*xs: torch.Tensor) -> torch.Tensor:
-    kind = xs[0].dtype
-    if kind.is_complex:
-        return torch.view_as_complex(_add_n_torch(*map(torch.view_as_real, xs)))
-    if kind in (torch.bfloat16, torch.float16):
-        total = xs[0].float()
-        for x in xs[1:]:
-            total += x
-        return total.to(kind)
-    total = xs[0] + xs[1]
-    for x in xs[2:]:
-        total += x
-    return total
-
-
 # One rounding for any number of terms: 16-bit floats are added in float32.
 add_n = elementwise(
     "add_n", tangent=lambda ts, o, *xs: total([t for t in ts if t is not None]),
     transpose=lambda ct, *xs: [ct if is_linear(x) else None for x in xs],
-    kinds="any", torch=_add_n_torch, wraps=True,
+    kinds="any", wraps=True,
     triton=lambda kind, *xs: "(" + (" | " if kind == BOOL else " + ").join(xs) + ")",
 )  # fmt: skip
 
@@ -886,7 +584,7 @@ def total(xs: Sequence[Any]) -> Any:
 
 # ---- identity with a meaning ----
 
-stop_gradient_p = Primitive("stop_gradient", lambda x: x, torch=lambda x: x, lowering=same())
+stop_gradient_p = Primitive("stop_gradient", lambda x: x, lowering=same())
 stop_gradient_p.linearize = no_tangent(stop_gradient_p)
 stop_gradient_p.batch = functools.partial(batch_elementwise, stop_gradient_p)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.define import TORCH_DTYPE, full, linear, move_batch
+from genesis_fn.primitives.define import full, linear, move_batch
 from genesis_fn.primitives.elementwise import bitwise_or, conj, convert, eq, mul, real, select
 
 
@@ -48,22 +46,6 @@ def _fft_shape(x: Aval, *, fft_type: FftType, fft_lengths: tuple[int, ...]) -> A
     return x
 
 
-def _fft_torch(
-    avals: Sequence[Any], *, fft_type: FftType, fft_lengths: tuple[int, ...]
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    result = _fft_shape(avals[0], fft_type=fft_type, fft_lengths=fft_lengths)
-    if result.size == 0:
-        return lambda x: torch.zeros(result.shape, dtype=TORCH_DTYPE[result.dtype])
-    dims = tuple(range(-len(fft_lengths), 0))
-    if fft_type is FftType.FFT:
-        return lambda x: torch.fft.fftn(x, dim=dims)
-    if fft_type is FftType.IFFT:
-        return lambda x: torch.fft.ifftn(x, dim=dims)
-    if fft_type is FftType.RFFT:
-        return lambda x: torch.fft.rfftn(x, dim=dims)
-    return lambda x: torch.fft.irfftn(x, fft_lengths, dim=dims)
-
-
 def _fft_transpose(ct: Any, x: Aval, *, fft_type: FftType, fft_lengths: tuple[int, ...]) -> Any:
     if fft_type in (FftType.FFT, FftType.IFFT):
         return fft(ct, fft_type, fft_lengths)  # the matrix is symmetric
@@ -86,7 +68,7 @@ def _fft_transpose(ct: Any, x: Aval, *, fft_type: FftType, fft_lengths: tuple[in
 
 
 fft_p = linear(
-    "fft", _fft_shape, transpose=_fft_transpose, torch_for=_fft_torch,
+    "fft", _fft_shape, transpose=_fft_transpose,
     batch=lambda size, x, d, **params: (bind(fft_p, move_batch(x, d, 0, size), **params), 0),
     precision="high",
 )  # fmt: skip

@@ -6,13 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.dtypes import BOOL
 from genesis_fn.core.lowering import Reduce
 from genesis_fn.core.primitive import bind, typeof
-from genesis_fn.primitives.define import PRIM, TORCH_DTYPE, axes_except
+from genesis_fn.primitives.define import PRIM, axes_except
 from genesis_fn.primitives.elementwise import add, mul
 from genesis_fn.primitives.reduce import (
     axes_in,
@@ -30,24 +27,8 @@ from genesis_fn.primitives.shape import reshape, slice as slice_, transpose
 # ---- product ----
 
 
-def _prod_torch(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
-    kind = avals[0].dtype
-    stored = TORCH_DTYPE[kind]
-    wide = torch.float32 if kind.itemsize < 4 and dtypes.is_float(kind) else stored
-    if kind == BOOL:
-        return lambda x: torch.all(x, axes)
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        x = x.to(wide)
-        for a in sorted(axes, reverse=True):
-            x = torch.prod(x, a, dtype=wide)
-        return x.to(stored)
-
-    return run
-
-
 reduce_prod_p = reduction(
-    "reduce_prod", "any", _prod_torch, precision="high",
+    "reduce_prod", "any", precision="high",
     lowering=Reduce("multiply", lambda kind: (True, 1, 1.0, 1.0)[dtypes.kind_rank(kind)]),
 )  # fmt: skip
 

@@ -9,7 +9,6 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, typeof
-from genesis_fn.primitives import windows_torch
 from genesis_fn.primitives.define import PRIM, move_batch
 from genesis_fn.primitives.elementwise import add, convert, lt, rem, select
 from genesis_fn.primitives.shape import canonical_axes, concatenate, expand_dims, ints
@@ -97,7 +96,7 @@ def _gather_visits(operand: Aval, indices: Aval, **params: Any) -> tuple[Aval, l
 
 gather_p = Primitive(
     "gather", _gather_shape, linearize=_gather_linearize, batch=_gather_batch,
-    torch_for=windows_torch.gather, visits=_gather_visits,
+    visits=_gather_visits,
     weak=slice(1),
 )  # fmt: skip
 PRIM["gather"] = gather_p
@@ -208,7 +207,7 @@ def _take_batch(
 
 take_rows_p = Primitive(
     "take_rows", _take_shape, linearize=_take_linearize, batch=_take_batch,
-    torch_for=windows_torch.take_rows, visits=lambda table, indices, **_: (table, [(0, 1)]),
+    visits=lambda table, indices, **_: (table, [(0, 1)]),
     weak=slice(1),
 )  # fmt: skip
 PRIM["take_rows"] = take_rows_p

@@ -8,17 +8,14 @@ no primitive of their own: that is a static slice.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
 from genesis_fn.primitives.define import (
     PRIM,
-    SIGNED_STORAGE,
     full,
     instantiate,
     move_batch,
@@ -53,7 +50,6 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     squeeze,
 )
-from genesis_fn.primitives.windows_torch import as_int64
 
 # ---- what both primitives share ----
 
@@ -68,28 +64,6 @@ def _check_starts(name: str, operand: Aval, starts: Sequence[Any]) -> None:
             raise errors.ShapeError(f"{name}: start index {i} must be a scalar, got {s}")
         if not (dtypes.is_integer(s.dtype) if type(s) is Aval else type(s) is int):
             raise errors.DTypeError(f"{name}: start index {i} must be an integer, got {s}")
-
-
-def _place(
-    operand: Aval, starts: Sequence[Any], sizes: Sequence[int]
-) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
-    """A function: (tensor, starts) -> the view of it that the window is."""
-    widen = [
-        as_int64(s.dtype) if type(s) is Aval and s.dtype in SIGNED_STORAGE else None for s in starts
-    ]
-    cuts = [
-        (d, n - size, size, widen[d]) for d, (n, size) in enumerate(zip(operand.shape, sizes))
-        if n != size
-    ]  # fmt: skip
-
-    def run(x: torch.Tensor, at: Sequence[Any]) -> torch.Tensor:
-        for d, bound, size, wide in cuts:
-            s = int(at[d] if wide is None else wide(at[d]))
-            s = s + bound + size if s < 0 else s
-            x = x.narrow(d, min(max(s, 0), bound), size)
-        return x
-
-    return run
 
 
 def _vectors(
@@ -143,11 +117,6 @@ def _slice_shape(operand: Aval, *starts: Any, slice_sizes: tuple[int, ...]) -> A
     return operand.update(slice_sizes)
 
 
-def _slice_torch(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Callable:
-    place = _place(avals[0], avals[1:], slice_sizes)
-    return lambda x, *starts: place(x, starts)
-
-
 def _slice_linearize(nonzero: Any, x: Any, *starts: Any, slice_sizes: tuple[int, ...]) -> Any:
     def again(t: Any, *_: Any) -> Any:
         return None if t is None else bind(dynamic_slice_p, t, *starts, slice_sizes=slice_sizes)
@@ -184,7 +153,7 @@ def _slice_batch(
 
 dynamic_slice_p = Primitive(
     "dynamic_slice", _slice_shape, linearize=_slice_linearize, transpose=_slice_transpose,
-    batch=_slice_batch, torch_for=_slice_torch,
+    batch=_slice_batch,
     weak=slice(1),
 )  # fmt: skip
 PRIM["dynamic_slice"] = dynamic_slice_p
@@ -203,17 +172,6 @@ def _update_shape(operand: Aval, update: Aval, *starts: Any) -> Aval:
             f"dynamic_update_slice: an update {update} does not fit in {operand}"
         )
     return operand
-
-
-def _update_torch(avals: Sequence[Any]) -> Callable:
-    place = _place(avals[0], avals[2:], avals[1].shape)
-
-    def run(x: torch.Tensor, u: torch.Tensor, *starts: Any) -> torch.Tensor:
-        y = x.clone(memory_format=torch.contiguous_format)
-        place(y, starts).copy_(u)
-        return y
-
-    return run
 
 
 def _update_linearize(nonzero: Any, x: Any, u: Any, *starts: Any) -> Any:
@@ -257,7 +215,7 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
 
 dynamic_update_slice_p = Primitive(
     "dynamic_update_slice", _update_shape, linearize=_update_linearize,
-    transpose=_update_transpose, batch=_update_batch, torch_for=_update_torch,
+    transpose=_update_transpose, batch=_update_batch,
     updates=0,
     weak=slice(1),
 )  # fmt: skip

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import I32
@@ -151,13 +149,7 @@ def _cholesky_shape(x: Aval) -> Aval:
     return x
 
 
-def _cholesky_torch(x: torch.Tensor) -> torch.Tensor:
-    factor, info = torch.linalg.cholesky_ex(x)
-    failed = info != 0
-    return factor.masked_fill_(failed[..., None, None], float("nan")) if failed.any() else factor
-
-
-cholesky_p = Primitive("cholesky", _cholesky_shape, torch=_cholesky_torch, precision="high")
+cholesky_p = Primitive("cholesky", _cholesky_shape, precision="high")
 cholesky_p.batch = _leading(cholesky_p)
 
 
@@ -202,20 +194,8 @@ def _triangular_shape(
     return b
 
 
-def _triangular_torch(
-    a: torch.Tensor, b: torch.Tensor, *, left_side: bool, lower: bool, transpose_a: bool,
-    conjugate_a: bool, unit_diagonal: bool,
-) -> torch.Tensor:  # fmt: skip
-    a = a.conj().resolve_conj() if conjugate_a else a
-    if transpose_a:
-        a, lower = a.mT, not lower
-    return torch.linalg.solve_triangular(
-        a, b, upper=not lower, left=left_side, unitriangular=unit_diagonal
-    )
-
-
 triangular_solve_p = Primitive(
-    "triangular_solve", _triangular_shape, torch=_triangular_torch, precision="high",
+    "triangular_solve", _triangular_shape, precision="high",
 )  # fmt: skip
 triangular_solve_p.batch = _leading(triangular_solve_p)
 
@@ -285,12 +265,6 @@ def _solve_shape(a: Aval, b: Aval, *, transpose_a: bool) -> Aval:
     return b
 
 
-def _solve_torch(a: torch.Tensor, b: torch.Tensor, *, transpose_a: bool) -> torch.Tensor:
-    x, info = torch.linalg.solve_ex(a.mT if transpose_a else a, b)
-    failed = info != 0
-    return x.masked_fill(failed[..., None, None], float("nan")) if failed.any() else x
-
-
 def _solve_linearize(nonzero: Any, a: Any, b: Any, *, transpose_a: bool) -> Any:
     x = bind(solve_p, a, b, transpose_a=transpose_a)
 
@@ -312,7 +286,7 @@ def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list:
 
 solve_p = Primitive(
     "solve", _solve_shape, linearize=_solve_linearize, transpose=_solve_transpose,
-    torch=_solve_torch, precision="high",
+    precision="high",
 )  # fmt: skip
 solve_p.batch = _leading(solve_p)
 
@@ -333,24 +307,7 @@ def _lu_shape(x: Aval) -> list[Aval]:
     return [x, x.update((*lead, min(m, n)), I32), x.update((*lead, m), I32)]
 
 
-def _lu_torch(x: torch.Tensor) -> list[torch.Tensor]:
-    m, n = x.shape[-2:]
-    if x.numel() == 0:
-        order = torch.arange(m, dtype=torch.int32).expand(*x.shape[:-2], m).clone()
-        return [x.clone(), torch.zeros(*x.shape[:-2], min(m, n), dtype=torch.int32), order]
-    factors, pivots, _ = torch.linalg.lu_factor_ex(x)
-    pivots = pivots - 1
-    order = torch.arange(m).expand(*x.shape[:-2], m).clone()
-    flat, swaps = order.view(-1, m), pivots.reshape(-1, pivots.shape[-1]).tolist()
-    for row, swap in zip(flat, swaps):
-        permuted = row.tolist()
-        for i, j in enumerate(swap):
-            permuted[i], permuted[j] = permuted[j], permuted[i]
-        row.copy_(torch.tensor(permuted))
-    return [factors, pivots.to(torch.int32), order.to(torch.int32)]
-
-
-lu_p = Primitive("lu", _lu_shape, multi=True, torch=_lu_torch, precision="high")
+lu_p = Primitive("lu", _lu_shape, multi=True, precision="high")
 lu_p.batch = _leading(lu_p)
 
 
@@ -417,9 +374,6 @@ def _qr_shape(x: Aval, *, full_matrices: bool) -> list[Aval]:
 
 qr_p = Primitive(
     "qr", _qr_shape, multi=True, precision="high",
-    torch=lambda x, *, full_matrices: list(
-        torch.linalg.qr(x, "complete" if full_matrices else "reduced")
-    ),
 )  # fmt: skip
 qr_p.batch = _leading(qr_p)
 
@@ -464,12 +418,7 @@ def _eigh_shape(x: Aval) -> list[Aval]:
     return [x, x.update(x.shape[:-1], dtypes.real_of(x.dtype))]
 
 
-def _eigh_torch(x: torch.Tensor) -> list[torch.Tensor]:
-    w, v = torch.linalg.eigh(x, UPLO="L")
-    return [v, w]
-
-
-eigh_p = Primitive("eigh", _eigh_shape, multi=True, torch=_eigh_torch, precision="high")
+eigh_p = Primitive("eigh", _eigh_shape, multi=True, precision="high")
 eigh_p.batch = _leading(eigh_p)
 
 
@@ -530,14 +479,7 @@ def _svd_shape(x: Aval, *, full_matrices: bool, compute_uv: bool) -> list[Aval]:
     return [s, x.update((*lead, m, a)), x.update((*lead, b, n))]
 
 
-def _svd_torch(x: torch.Tensor, *, full_matrices: bool, compute_uv: bool) -> list[torch.Tensor]:
-    if not compute_uv:
-        return [torch.linalg.svdvals(x)]
-    u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
-    return [s, u, vh]
-
-
-svd_p = Primitive("svd", _svd_shape, multi=True, torch=_svd_torch, precision="high")
+svd_p = Primitive("svd", _svd_shape, multi=True, precision="high")
 svd_p.batch = _leading(svd_p)
 
 

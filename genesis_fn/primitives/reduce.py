@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
@@ -16,13 +15,8 @@ from genesis_fn.core.lowering import Reduce
 from genesis_fn.core.primitive import Primitive, bind, typeof
 from genesis_fn.primitives.define import (
     KINDS,
-    NARROW_FLOATS,
     PRIM,
-    SIGNED_STORAGE,
-    TORCH_DTYPE,
     axes_except,
-    host_tensor,
-    host_view,
     linear,
     move_batch,
     no_tangent,
@@ -65,16 +59,6 @@ def _spread(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
 # ---- sum ----
 
 
-def _sum_torch(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
-    kind = avals[0].dtype
-    stored = TORCH_DTYPE[kind]
-    if kind in NARROW_FLOATS:
-        return lambda x: x.float().sum(axes).to(stored)
-    if kind == BOOL:
-        return lambda x: x.any(axes[0]) if len(axes) == 1 else x.sum(axes) != 0
-    return lambda x: torch.sum(x, axes, dtype=stored)
-
-
 def _sum_transpose(ct: Any, x: Aval, *, axes: tuple[int, ...]) -> Any:
     kept = axes_except(x.ndim, axes)
     return bind(PRIM["broadcast_in_dim"], ct, shape=x.shape, dims=kept)
@@ -87,7 +71,7 @@ def _sum_batch(size: int, x: Any, d: int, *, axes: tuple[int, ...]) -> Any:
 
 reduce_sum_p = linear(
     "reduce_sum", lambda x, *, axes: reduced(x, axes, "reduce_sum"), transpose=_sum_transpose,
-    batch=_sum_batch, torch_for=_sum_torch, precision="high",
+    batch=_sum_batch, precision="high",
     lowering=Reduce("add", lambda kind: (False, 0, 0.0, 0.0)[dtypes.kind_rank(kind)]),
 )  # fmt: skip
 PRIM["reduce_sum"] = reduce_sum_p
@@ -103,7 +87,7 @@ def reduce_sum(x: Any, axes: Sequence[int]) -> Any:
 
 
 def reduction(
-    name: str, kinds: str, torch_for: Callable, lowering: Reduce | None, precision: str = "follow"
+    name: str, kinds: str, lowering: Reduce | None, precision: str = "follow"
 ) -> Primitive:
     """A primitive that reduces one operand over `axes` to the same dtype."""
 
@@ -113,7 +97,7 @@ def reduction(
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         return reduced(x, axes, name)
 
-    prim = Primitive(name, shape, torch_for=torch_for, precision=precision, lowering=lowering)
+    prim = Primitive(name, shape, precision=precision, lowering=lowering)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axes: tuple[int, ...]) -> Any:
         x, axes = shifted(size, xs[0], dims[0], axes)
@@ -135,34 +119,6 @@ def extreme_over_nothing(kind: DType, greatest: bool) -> Any:
     return float(value) if dtypes.is_float(kind) else int(value)
 
 
-def flip_sign(kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A self-inverse map from the signed storage of an unsigned dtype to integers ordered alike."""
-    low = torch.iinfo(SIGNED_STORAGE[kind]).min
-    return lambda x: x ^ low
-
-
-def in_order(kind: DType, f: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
-    """`f`, which compares and moves elements but makes none, for storage of any dtype."""
-    if kind in SIGNED_STORAGE:
-        flip = flip_sign(kind)
-        return lambda x: flip(f(flip(x)))
-    if kind in NARROW_FLOATS:
-        return lambda x: f(x.float()).to(x.dtype)
-    return f
-
-
-def _extreme_torch(function: Callable, greatest: bool) -> Callable:
-    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
-        x = avals[0]
-        if x.size == 0:
-            shape, kind = reduced(x, axes, "").shape, x.dtype
-            value = np.full(shape, extreme_over_nothing(kind, greatest), kind)
-            return lambda _: host_tensor(value, kind)
-        return in_order(x.dtype, lambda v: function(v, axes))
-
-    return lower
-
-
 def _extreme_of(greatest: bool, position: bool = False) -> Reduce:
     return Reduce(
         "maximum" if greatest else "minimum", lambda kind: extreme_over_nothing(kind, greatest),
@@ -170,8 +126,8 @@ def _extreme_of(greatest: bool, position: bool = False) -> Reduce:
     )  # fmt: skip
 
 
-def _extreme(name: str, function: Callable, greatest: bool) -> Primitive:
-    prim = reduction(name, "ordered", _extreme_torch(function, greatest), _extreme_of(greatest))
+def _extreme(name: str, greatest: bool) -> Primitive:
+    prim = reduction(name, "ordered", _extreme_of(greatest))
 
     def linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         y = bind(prim, x, axes=axes)
@@ -187,8 +143,8 @@ def _extreme(name: str, function: Callable, greatest: bool) -> Primitive:
     return prim
 
 
-reduce_max_p = _extreme("reduce_max", torch.amax, greatest=True)
-reduce_min_p = _extreme("reduce_min", torch.amin, greatest=False)
+reduce_max_p = _extreme("reduce_max", greatest=True)
+reduce_min_p = _extreme("reduce_min", greatest=False)
 
 
 def reduce_max(operand: Any, axes: Sequence[int]) -> Any:
@@ -206,27 +162,14 @@ def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
 # ---- and, or, xor ----
 
 
-def _logic_torch(on_bool: Callable, ufunc: np.ufunc) -> Callable:
-    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
-        kind = avals[0].dtype
-        if kind == BOOL:
-            return lambda x: on_bool(x, axes)
-        return lambda x: host_tensor(np.asarray(ufunc.reduce(host_view(x, kind), axes)), kind)
-
-    return lower
-
-
 reduce_and_p = reduction(
-    "reduce_and", "bits", _logic_torch(torch.all, np.bitwise_and),
-    Reduce("bit_and", lambda kind: True if kind == BOOL else ~0),
+    "reduce_and", "bits", Reduce("bit_and", lambda kind: True if kind == BOOL else ~0),
 )  # fmt: skip
 reduce_or_p = reduction(
-    "reduce_or", "bits", _logic_torch(torch.any, np.bitwise_or),
-    Reduce("bit_or", lambda kind: False if kind == BOOL else 0),
+    "reduce_or", "bits", Reduce("bit_or", lambda kind: False if kind == BOOL else 0),
 )  # fmt: skip
 reduce_xor_p = reduction(
-    "reduce_xor", "bits", _logic_torch(lambda x, axes: x.sum(axes) % 2 != 0, np.bitwise_xor),
-    Reduce("bit_xor", lambda kind: False if kind == BOOL else 0),
+    "reduce_xor", "bits", Reduce("bit_xor", lambda kind: False if kind == BOOL else 0),
 )  # fmt: skip
 
 
@@ -251,7 +194,7 @@ def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
 # ---- argmax, argmin ----
 
 
-def _position(name: str, function: Callable, greatest: bool) -> Primitive:
+def _position(name: str, greatest: bool) -> Primitive:
     def shape(x: Aval, *, axis: int, index_dtype: DType) -> Aval:
         if not KINDS["ordered"][0](x.dtype):
             raise errors.DTypeError(f"{name} takes real numbers or booleans, got {x}")
@@ -264,23 +207,8 @@ def _position(name: str, function: Callable, greatest: bool) -> Primitive:
             raise errors.ShapeError(f"{name}: axis {axis} of {x} has no elements")
         return result.update(dtype=index_dtype)
 
-    def lower(avals: Sequence[Any], *, axis: int, index_dtype: DType) -> Callable:
-        x = avals[0]
-        stored = TORCH_DTYPE[index_dtype]
-        if reduced(x, (axis,), name).size == 0:
-            empty = reduced(x, (axis,), name).shape
-            return lambda v: torch.empty(empty, dtype=stored)
-        comparable: Callable = lambda v: v  # noqa: E731
-        if x.dtype in SIGNED_STORAGE:
-            comparable = flip_sign(x.dtype)
-        elif x.dtype in NARROW_FLOATS:
-            comparable = torch.Tensor.float
-        elif x.dtype == BOOL:
-            comparable = lambda v: v.to(torch.uint8)  # noqa: E731
-        return lambda v: function(comparable(v), axis).to(stored)
-
     lowering = _extreme_of(greatest, position=True)
-    prim = Primitive(name, shape, torch_for=lower, lowering=lowering, weak=None)
+    prim = Primitive(name, shape, lowering=lowering, weak=None)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, index_dtype: DType) -> Any:
         x = move_batch(xs[0], dims[0], 0, size)
@@ -291,8 +219,8 @@ def _position(name: str, function: Callable, greatest: bool) -> Primitive:
     return prim
 
 
-argmax_p = _position("argmax", torch.argmax, greatest=True)
-argmin_p = _position("argmin", torch.argmin, greatest=False)
+argmax_p = _position("argmax", greatest=True)
+argmin_p = _position("argmin", greatest=False)
 
 
 def argmax(operand: Any, axis: int, index_dtype: Any = dtypes.I32) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
-from genesis_fn.primitives import windows_torch
 from genesis_fn.primitives.define import PRIM, full, instantiate, move_batch, scale, show, zeros
 from genesis_fn.primitives.elementwise import convert, div, eq, neg, select
 from genesis_fn.primitives.gather import gather_p, take_rows, take_rows_p
@@ -242,7 +241,7 @@ def _scatter_visits(
 
 scatter_p = Primitive(
     "scatter", _scatter_shape, linearize=_scatter_linearize, transpose=_scatter_transpose,
-    batch=_scatter_batch, torch_for=windows_torch.scatter, updates=0, visits=_scatter_visits,
+    batch=_scatter_batch, updates=0, visits=_scatter_visits,
     weak=slice(1),
 )  # fmt: skip
 PRIM["scatter"] = scatter_p
@@ -391,7 +390,7 @@ def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> l
 
 segment_sum_p = Primitive(
     "segment_sum", _segment_shape, linearize=_segment_linearize, transpose=_segment_transpose,
-    batch=_segment_batch, torch_for=windows_torch.segment_sum,
+    batch=_segment_batch,
     visits=lambda data, ids, **params: (_segment_shape(data, ids, **params), [(0, 1)]),
     weak=slice(1),
 )  # fmt: skip

@@ -8,11 +8,10 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from genesis_fn.core import dtypes, errors, index as ix
 from genesis_fn.core.aval import Aval, aval
@@ -21,17 +20,12 @@ from genesis_fn.core.index import Guard, Index
 from genesis_fn.core.lowering import IN_KERNELS, Elementwise, Piece, Source, View, moved, same
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
 from genesis_fn.primitives.define import (
-    NARROW_FLOATS,
     PRIM,
-    SIGNED_STORAGE,
-    TORCH_DTYPE,
     full,
-    host_tensor,
     instantiate,
     linear,
     move_batch,
     no_tangent,
-    through_float32,
 )
 from genesis_fn.primitives.elementwise import select
 from genesis_fn.primitives.reduce import reduce_sum
@@ -76,15 +70,6 @@ def _broadcast_shape(x: Aval, *, shape: tuple[int, ...], dims: tuple[int, ...]) 
     return x.update(shape)
 
 
-def _broadcast_torch(x: torch.Tensor, *, shape: tuple[int, ...], dims: tuple[int, ...]):
-    if len(dims) != len(shape):
-        ones = [1] * len(shape)
-        for n, d in zip(x.shape, dims):
-            ones[d] = n
-        x = x.reshape(ones)
-    return x.expand(shape)
-
-
 def _broadcast_index(at: Index, x: Aval, *, shape: tuple[int, ...], dims: tuple[int, ...]) -> Index:
     return tuple([at[d] if n != 1 else ix.ZERO for n, d in zip(x.shape, dims)])
 
@@ -102,7 +87,7 @@ def _broadcast_batch(size: int, x: Any, d: int, *, shape: tuple, dims: tuple) ->
 
 broadcast_in_dim_p = linear(
     "broadcast_in_dim", _broadcast_shape, transpose=_broadcast_transpose, batch=_broadcast_batch,
-    torch=_broadcast_torch, lowering=moved(_broadcast_index),
+    lowering=moved(_broadcast_index),
 )  # fmt: skip
 PRIM["broadcast_in_dim"] = broadcast_in_dim_p
 
@@ -152,7 +137,6 @@ reshape_p = linear(
     _reshape_shape,
     transpose=lambda ct, x, *, shape: reshape(ct, x.shape),
     batch=lambda size, x, d, *, shape: (reshape(move_batch(x, d, 0, size), (size, *shape)), 0),
-    torch=lambda x, *, shape: x.reshape(shape),
     lowering=moved(lambda at, x, *, shape: ix.unravel(ix.ravel(at, shape), x.shape)),
 )
 
@@ -218,7 +202,6 @@ transpose_p = linear(
         transpose(x, (d, *(i + (i >= d) for i in permutation))),
         0,
     ),
-    torch=lambda x, *, permutation: x.permute(permutation),
     lowering=moved(lambda at, x, *, permutation: tuple([at[d] for d in _inverse(permutation)])),
 )
 PRIM["transpose"] = transpose_p
@@ -259,11 +242,6 @@ def _slice_shape(
     )
 
 
-def _slice_torch(avals: Sequence[Aval], *, start: tuple, limit: tuple, strides: tuple) -> Callable:
-    taken = tuple([builtins.slice(*each) for each in zip(start, limit, strides)])
-    return lambda x: x[taken]
-
-
 def _slice_index(at: Index, x: Aval, *, start: tuple, limit: tuple, strides: tuple) -> Index:
     return tuple([ix.shift(ix.scale(i, s), a) for i, a, s in zip(at, start, strides)])
 
@@ -284,7 +262,7 @@ def _slice_batch(size: int, x: Any, d: int, *, start: tuple, limit: tuple, strid
 
 slice_p = linear(
     "slice", _slice_shape, transpose=_slice_transpose, batch=_slice_batch,
-    torch_for=_slice_torch, lowering=moved(_slice_index),
+    lowering=moved(_slice_index),
 )  # fmt: skip
 
 
@@ -359,40 +337,6 @@ def _pad_shape(x: Aval, value: Any, *, config: tuple[tuple[int, int, int], ...])
     return x.update(tuple(shape))
 
 
-def scalar_tensor(value: Any, kind: DType) -> torch.Tensor:
-    """A 0-d tensor of a Python number, stored as this library stores dtype `kind`."""
-    return host_tensor(np.asarray(value).astype(kind), kind)
-
-
-def _pad_torch(avals: Sequence[Any], *, config: tuple) -> Callable:
-    x, value = avals
-    shape = _pad_shape(x, value, config=config).shape
-    source, target = [], []
-    for n, m, (low, _, interior) in zip(x.shape, shape, config):
-        step = interior + 1
-        first = max(0, -(low // step)) if low < 0 else 0
-        end = max(first, min(n, (m - 1 - low) // step + 1))
-        source.append(builtins.slice(first, end))
-        place = low + first * step
-        target.append(builtins.slice(place, max(place, low + (end - 1) * step + 1), step))
-    source, target = tuple(source), tuple(target)
-    if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
-        return lambda x, value: x[source]
-    stored, empty = TORCH_DTYPE[x.dtype], any(s.stop <= s.start for s in source)
-
-    def run(a: torch.Tensor, v: Any) -> torch.Tensor:
-        if type(v) is not torch.Tensor:
-            v = scalar_tensor(v, x.dtype)
-        if x.dtype in NARROW_FLOATS:
-            a, v = a.view(torch.uint8), v.view(torch.uint8)
-        out = torch.empty(shape, dtype=a.dtype).fill_(v)
-        if not empty:
-            out[target] = a[source]
-        return out.view(stored) if out.dtype is not stored else out
-
-    return run
-
-
 def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple) -> Any:
     out = bind(pad_p, x, value, config=config)
     kind = typeof(x)
@@ -442,7 +386,7 @@ def _pad_pieces(k: int, at: Index, x: Aval, value: Any, *, config: tuple) -> lis
 
 pad_p = Primitive(
     "pad", _pad_shape, linearize=_pad_linearize, transpose=_pad_transpose, batch=_pad_batch,
-    torch_for=_pad_torch, lowering=View(_pad_pieces, joins=True, shares=False),
+    lowering=View(_pad_pieces, joins=True, shares=False),
 )  # fmt: skip
 
 
@@ -491,13 +435,6 @@ def _concatenate_shape(*xs: Aval, dimension: int) -> Aval:
     return first.update(tuple(shape))
 
 
-def _concatenate_torch(avals: Sequence[Aval], *, dimension: int) -> Callable:
-    if avals[0].dtype in NARROW_FLOATS:
-        stored = TORCH_DTYPE[avals[0].dtype]
-        return lambda *xs: torch.cat([x.view(torch.uint8) for x in xs], dimension).view(stored)
-    return lambda *xs: torch.cat(xs, dimension)
-
-
 def _concatenate_linearize(nonzero: Any, *xs: Any, dimension: int) -> Any:
     kinds = [typeof(x) for x in xs]
 
@@ -535,7 +472,7 @@ def _concatenate_pieces(k: int, at: Index, *xs: Aval, dimension: int) -> list[Pi
 
 concatenate_p = Primitive(
     "concatenate", _concatenate_shape, linearize=_concatenate_linearize,
-    transpose=_concatenate_transpose, batch=_concatenate_batch, torch_for=_concatenate_torch,
+    transpose=_concatenate_transpose, batch=_concatenate_batch,
     lowering=View(_concatenate_pieces, joins=True, shares=False),
 )  # fmt: skip
 
@@ -582,7 +519,7 @@ def _split_batch(size: int, xs: Sequence, dims: Sequence, *, sizes: tuple, axis:
 
 split_p = Primitive(
     "split", _split_shape, multi=True, linearize=_split_linearize, transpose=_split_transpose,
-    batch=_split_batch, torch=lambda x, *, sizes, axis: torch.split(x, sizes, axis),
+    batch=_split_batch,
     lowering=View(_split_pieces),
 )  # fmt: skip
 
@@ -610,17 +547,10 @@ def _rev_index(at: Index, x: Aval, *, dimensions: tuple[int, ...]) -> Index:
     ])  # fmt: skip
 
 
-def _rev_torch(avals: Sequence[Aval], *, dimensions: tuple) -> Callable:
-    if avals[0].dtype in NARROW_FLOATS:
-        stored = TORCH_DTYPE[avals[0].dtype]
-        return lambda x: torch.flip(x.view(torch.uint8), dimensions).view(stored)
-    return lambda x: torch.flip(x, dimensions)
-
-
 rev_p = linear(
     "rev", _rev_shape, transpose=lambda ct, x, *, dimensions: rev(ct, dimensions),
     batch=lambda size, x, d, *, dimensions: (rev(x, [i + (i >= d) for i in dimensions]), d),
-    torch_for=_rev_torch, lowering=moved(_rev_index, shares=False),
+    lowering=moved(_rev_index, shares=False),
 )  # fmt: skip
 
 
@@ -641,25 +571,9 @@ def _iota_shape(*, dtype: DType, shape: tuple[int, ...], dimension: int) -> Aval
     return aval(shape, dtype)
 
 
-def _iota_torch(avals: Any, *, dtype: DType, shape: tuple[int, ...], dimension: int) -> Callable:
-    n = shape[dimension]
-    lengths = [n if i == dimension else 1 for i in range(len(shape))]
-
-    def run() -> torch.Tensor:
-        count = torch.arange(n)
-        if dtype in SIGNED_STORAGE:
-            count = host_tensor(np.arange(n).astype(dtype), dtype)
-        else:
-            count = count.to(TORCH_DTYPE[dtype])
-        return count.view(lengths).expand(shape) if len(shape) > 1 else count
-
-    return run
-
-
 iota_p = Primitive(
     "iota",
     _iota_shape,
-    torch_for=_iota_torch,
     lowering=Source(lambda at, *, dimension, **_: at[dimension]),
 )
 iota_p.linearize = no_tangent(iota_p)
@@ -683,7 +597,7 @@ def iota(dtype: DTypeLike, size: int | Sequence[int], dimension: int = 0) -> Any
 
 copy_p = linear(
     "copy", lambda x: x, transpose=lambda ct, x: ct, batch=lambda size, x, d: (copy(x), d),
-    torch=lambda x: x.clone(), lowering=same(shares=False),
+    lowering=same(shares=False),
 )  # fmt: skip
 
 
@@ -703,7 +617,7 @@ barrier_p = Primitive(
     linearize=lambda nonzero, *xs: (optimization_barrier(xs), lambda *ts: _some(ts)),
     transpose=lambda cts, *xs: _some([c if is_linear(x) else None for c, x in zip(cts, xs)]),
     batch=lambda size, xs, dims: (optimization_barrier(xs), list(dims)),
-    torch=lambda *xs: xs, lowering=same(),
+    lowering=same(),
 )  # fmt: skip
 
 
@@ -714,11 +628,6 @@ def optimization_barrier(operands: Sequence[Any]) -> list[Any]:
 
 
 # ---- reduce_precision ----
-
-_LAYOUT = {  # exponent bits, mantissa bits, integer type of the same width
-    dtypes.F16: (5, 10, torch.int16), dtypes.BF16: (8, 7, torch.int16),
-    dtypes.F32: (8, 23, torch.int32), dtypes.F64: (11, 52, torch.int64),
-}  # fmt: skip
 
 
 def _precision_shape(x: Aval, *, exponent_bits: int, mantissa_bits: int) -> Aval:
@@ -732,35 +641,8 @@ def _precision_shape(x: Aval, *, exponent_bits: int, mantissa_bits: int) -> Aval
     return x
 
 
-def _precision_torch(avals: Sequence[Aval], *, exponent_bits: int, mantissa_bits: int) -> Callable:
-    kind = avals[0].dtype
-    if kind in NARROW_FLOATS:
-        reduce = _precision_torch([aval((), dtypes.F32)], exponent_bits=exponent_bits,
-                                  mantissa_bits=mantissa_bits)  # fmt: skip
-        return through_float32(reduce, kind)
-    exponent, mantissa, integer = _LAYOUT[kind]
-    width, bias = 1 + exponent + mantissa, (1 << (exponent - 1)) - 1
-    sign, every = -(1 << (width - 1)), ((1 << exponent) - 1) << mantissa
-    dropped = mantissa - mantissa_bits
-    small = (1 << (exponent_bits - 1)) - 1  # the exponent bias of the reduced format
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        bits = x.view(integer)
-        if dropped > 0:
-            # Round half to even: add just under half a unit, and the unit's own last bit.
-            odd = (bits >> dropped) & 1
-            bits = (bits + odd + ((1 << (dropped - 1)) - 1)) & -(1 << dropped)
-        if exponent_bits < exponent:
-            scale = bits & every
-            bits = torch.where(scale > (bias + small) << mantissa, (bits & sign) | every, bits)
-            bits = torch.where(scale <= (bias - small) << mantissa, bits & sign, bits)
-        return torch.where(torch.isnan(x), x, bits.view(x.dtype))
-
-    return run
-
-
 reduce_precision_p = linear(
-    "reduce_precision", _precision_shape, torch_for=_precision_torch,
+    "reduce_precision", _precision_shape,
     transpose=lambda ct, x, **bits: reduce_precision(ct, **bits),
     batch=lambda size, x, d, **bits: (reduce_precision(x, **bits), d),
     lowering=Elementwise(IN_KERNELS),

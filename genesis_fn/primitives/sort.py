@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 import genesis_fn.primitives.scatter  # noqa: F401 - gives gather its transpose
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.dtypes import BOOL, I32, DType
+from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, typeof, with_weak
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.define import (
-    NARROW_FLOATS,
-    SIGNED_STORAGE,
     axes_except,
     move_batch,
     show,
 )
 from genesis_fn.primitives.gather import gather
-from genesis_fn.primitives.reduce import axis_in, flip_sign
+from genesis_fn.primitives.reduce import axis_in
 from genesis_fn.primitives.windows import GatherDimensionNumbers
 
 # ---- the derivative of a permutation ----
@@ -51,50 +47,7 @@ def _sort_shape(*xs: Aval, dimension: int, is_stable: bool, num_keys: int) -> li
     return list(xs)
 
 
-def comparable(kind: DType) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From storage of a real dtype to a tensor that torch orders as the dtype is ordered."""
-    if kind in SIGNED_STORAGE:
-        return flip_sign(kind)
-    if kind in NARROW_FLOATS:
-        return torch.Tensor.float
-    return lambda x: x
-
-
-def _sort_torch(
-    avals: Sequence[Any], *, dimension: int, is_stable: bool, num_keys: int
-) -> Callable[..., list]:
-    kind = avals[0].dtype
-    simple = kind not in SIGNED_STORAGE and kind not in NARROW_FLOATS
-    if len(avals) == 1 and simple and not dtypes.is_complex(kind):
-        return lambda x: [torch.sort(x, dim=dimension, stable=is_stable).values]
-    if len(avals) == 1 and kind in SIGNED_STORAGE:
-        flip = flip_sign(kind)
-        return lambda x: [flip(torch.sort(flip(x), dim=dimension).values)]
-    narrow = [a.dtype in NARROW_FLOATS for a in avals]
-
-    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
-        keys: list[torch.Tensor] = []
-        for x, a in zip(xs[:num_keys], avals):
-            if dtypes.is_complex(a.dtype):  # by real part, then imaginary part
-                keys.extend((x.real, x.imag))
-            else:
-                keys.append(comparable(a.dtype)(x))
-        # Stable sorts from the least key up.
-        order = torch.sort(keys[-1], dim=dimension, stable=True).indices
-        for key in reversed(keys[:-1]):
-            moved = key.gather(dimension, order)
-            step = torch.sort(moved, dim=dimension, stable=True).indices
-            order = order.gather(dimension, step)
-        return [
-            (x.view(torch.uint8).gather(dimension, order).view(x.dtype) if n
-             else x.gather(dimension, order))
-            for x, n in zip(xs, narrow)
-        ]  # fmt: skip
-
-    return run
-
-
-sort_p = Primitive("sort", _sort_shape, multi=True, torch_for=_sort_torch)
+sort_p = Primitive("sort", _sort_shape, multi=True)
 
 
 def _sort_linearize(nonzero: Any, *xs: Any, dimension: int, **params: Any) -> Any:
@@ -166,45 +119,7 @@ def _top_k_shape(x: Aval, *, k: int, axis: int) -> list[Aval]:
     return [result, result.update(dtype=I32)]
 
 
-# Below this length a full stable sort is as fast as a selection.
-_SHORT = 512
-
-
-def _top_k_torch(avals: Sequence[Any], *, k: int, axis: int) -> Callable[..., list]:
-    kind, n = avals[0].dtype, avals[0].shape[axis]
-    to_comparable = (lambda x: x.to(torch.uint8)) if kind == BOOL else comparable(kind)
-
-    def by_sorting(x: torch.Tensor) -> torch.Tensor:
-        return torch.sort(x, dim=axis, descending=True, stable=True).indices.narrow(axis, 0, k)
-
-    def by_selection(x: torch.Tensor) -> torch.Tensor:
-        # torch.topk does not say which of equal elements it takes. If the k-th value has no equal
-        # outside, the set is right, and sorting it by position and then value makes it stable.
-        values, index = torch.topk(x, k, dim=axis)
-        least = values.narrow(axis, k - 1, 1)
-        candidates = x >= least
-        if x.is_floating_point():
-            candidates |= x.isnan()
-            if bool(least.isnan().any()):
-                return by_sorting(x)
-        if int(candidates.sum()) != values.numel():
-            return by_sorting(x)
-        index = index.sort(dim=axis).values
-        order = torch.sort(x.gather(axis, index), dim=axis, descending=True, stable=True).indices
-        return index.gather(axis, order)
-
-    choose = by_sorting if n <= _SHORT or 4 * k > n or k == 0 else by_selection
-    narrow = kind in NARROW_FLOATS
-
-    def run(x: torch.Tensor) -> list[torch.Tensor]:
-        index = choose(to_comparable(x))
-        values = (x.view(torch.uint8) if narrow else x).gather(axis, index)
-        return [values.view(x.dtype) if narrow else values, index.to(torch.int32)]
-
-    return run
-
-
-top_k_p = Primitive("top_k", _top_k_shape, multi=True, torch_for=_top_k_torch)
+top_k_p = Primitive("top_k", _top_k_shape, multi=True)
 
 
 def _top_k_linearize(nonzero: Any, x: Any, *, k: int, axis: int) -> Any:

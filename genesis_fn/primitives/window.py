@@ -6,34 +6,26 @@ finds the winner's place inside the window, `window_take` reads there, and `wind
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
-from genesis_fn.core import dtypes, errors
+from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, I32
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.conv import dilated, padtype_to_pads
-from genesis_fn.primitives.conv_host import spread
 from genesis_fn.primitives.define import (
     KINDS,
-    SIGNED_STORAGE,
-    TORCH_DTYPE,
     full,
-    host_tensor,
     linear,
     move_batch,
     no_tangent,
 )
 from genesis_fn.primitives.elementwise import select
 from genesis_fn.primitives.fold import monoid_of
-from genesis_fn.primitives.reduce import extreme_over_nothing, flip_sign
+from genesis_fn.primitives.reduce import extreme_over_nothing
 
 
 class Window(NamedTuple):
@@ -83,97 +75,6 @@ class Window(NamedTuple):
         )
 
 
-# ---- on the CPU ----
-
-
-def _prepared(x: torch.Tensor, window: Window, fill: Any) -> torch.Tensor:
-    """`x` with its dilation and padding written out."""
-    for i, a in enumerate(window.base_dilation):
-        if a > 1 and x.shape[i] > 1:
-            x = spread(x, i, a, fill)
-    if any(v for pair in window.padding for v in pair):
-        # Not torch's `pad`: its value passes through a double, which is no exact int64.
-        pads = [v for pair in reversed(window.padding) for v in pair]
-        x = torch.constant_pad_nd(x, pads, fill)
-    return x
-
-
-def _slices(x: torch.Tensor, axis: int, k: int, s: int, d: int, m: int) -> list[torch.Tensor]:
-    """The elements that m windows along `axis` have at each of their k places."""
-    index: list[Any] = [slice(None)] * x.ndim
-    found = []
-    for j in range(k):
-        index[axis] = slice(j * d, j * d + (m - 1) * s + 1, s)
-        found.append(x[tuple(index)])
-    return found
-
-
-def _separable(combine: Callable, window: Window, outputs: Sequence[int]) -> Callable:
-    """Windows reduced one dimension after the other."""
-    axes = [i for i, (k, s) in enumerate(zip(window.lengths, window.strides)) if k > 1 or s > 1]
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        for i in axes:
-            x = functools.reduce(
-                combine,
-                _slices(x, i, window.lengths[i], window.strides[i], window.window_dilation[i],
-                        outputs[i]),
-            )  # fmt: skip
-        return x
-
-    return run
-
-
-def _window_torch(combine: Callable, fill_of: Callable) -> Callable:
-    """The lowering of a window reduction; `fill_of(dtype)` is what padding holds."""
-
-    def lower(avals: Sequence[Any], *, window: Window) -> Callable:
-        x = avals[0]
-        outputs = window.outputs(x.shape, "", x)
-        load, store = _comparable(x.dtype) if combine is not torch.add else _summable(x.dtype)
-        fill = fill_of(x.dtype)
-        nothing = full_torch(outputs, fill, x.dtype)
-        if 0 in outputs or x.size == 0:
-            return lambda _: nothing.clone()
-        if combine is not torch.add:
-            fill = _stored_fill(x.dtype, fill)
-        reduce = _separable(combine, window, outputs)
-        return lambda v: store(reduce(_prepared(load(v), window, fill)))
-
-    return lower
-
-
-def full_torch(shape: Sequence[int], value: Any, kind: Any) -> torch.Tensor:
-    """A tensor of one value in the storage of dtype `kind`."""
-    return host_tensor(np.full(shape, value, kind), kind)
-
-
-def _stored_fill(kind: Any, fill: Any) -> Any:
-    """The least or greatest value of an unsigned dtype, as `_comparable` stores it."""
-    if kind not in SIGNED_STORAGE:
-        return fill
-    limits = torch.iinfo(SIGNED_STORAGE[kind])
-    return limits.min if fill == 0 else limits.max
-
-
-def _summable(kind: Any) -> tuple[Callable, Callable]:
-    """(to, from) a dtype in which torch adds `kind`; narrow floats in float32."""
-    if dtypes.is_float(kind) and kind.itemsize < 4:
-        stored = TORCH_DTYPE[kind]
-        return torch.Tensor.float, lambda x: x.to(stored)
-    return lambda x: x, lambda x: x
-
-
-def _comparable(kind: Any) -> tuple[Callable, Callable]:
-    """(to, from) a dtype that torch pads and compares as `kind`."""
-    if kind in SIGNED_STORAGE:
-        flip = flip_sign(kind)
-        return flip, flip
-    if kind == BOOL:
-        return lambda x: x.to(torch.uint8), lambda x: x != 0
-    return _summable(kind)
-
-
 # ---- sum ----
 
 
@@ -198,7 +99,6 @@ reduce_window_sum_p = linear(
         ct, window.backward(x.shape, typeof(ct).shape)
     ),
     batch=lambda size, x, d, *, window: (_window_sum(x, window.batched(d)), d),
-    torch_for=_window_torch(torch.add, lambda kind: 0),
     precision="high",
 )  # fmt: skip
 
@@ -210,44 +110,7 @@ def _offset_shape(x: Aval, *, window: Window, greatest: bool) -> Aval:
     return x.update(window.outputs(x.shape, "window_offset", x), I32)
 
 
-def _places(x: torch.Tensor, window: Window, outputs: Sequence[int]) -> list[torch.Tensor]:
-    """Views of prepared `x`: what the windows have at each place, in row-major order."""
-    views = [x]
-    for i, (k, s, d, m) in enumerate(
-        zip(window.lengths, window.strides, window.window_dilation, outputs)
-    ):
-        views = [part for v in views for part in _slices(v, i, k, s, d, m)]
-    return views
-
-
-def _offset_torch(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable:
-    x = avals[0]
-    outputs = window.outputs(x.shape, "window_offset", x)
-    if 0 in outputs or x.size == 0:
-        return lambda _: torch.zeros(outputs, dtype=torch.int32)
-    load, _ = _comparable(x.dtype)
-    fill = _stored_fill(x.dtype, extreme_over_nothing(x.dtype, greatest))
-    reduce = _separable(torch.maximum if greatest else torch.minimum, window, outputs)
-
-    def run(v: torch.Tensor) -> torch.Tensor:
-        v = _prepared(load(v), window, fill)
-        best = reduce(v)
-        lost = best.isnan() if best.is_floating_point() else None
-        if lost is not None and not bool(lost.any()):
-            lost = None
-        offset = torch.zeros(outputs, dtype=torch.int32)
-        # Backwards, so that the first of equal winners is what remains.
-        for j, part in reversed(list(enumerate(_places(v, window, outputs)))):
-            wins = part == best
-            if lost is not None:
-                wins |= lost & part.isnan()
-            offset.masked_fill_(wins, j)
-        return offset
-
-    return run
-
-
-window_offset_p = Primitive("window_offset", _offset_shape, torch_for=_offset_torch, weak=None)
+window_offset_p = Primitive("window_offset", _offset_shape, weak=None)
 window_offset_p.linearize = no_tangent(window_offset_p)
 window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (
     bind(window_offset_p, xs[0], window=window.batched(dims[0]), greatest=greatest),
@@ -255,50 +118,9 @@ window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (
 )
 
 
-def _take_torch(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Callable:
-    outputs, kind = avals[1].shape, avals[0].dtype
-    if 0 in outputs or 0 in shape:
-        return lambda x, offset: torch.zeros(outputs, dtype=torch.float32).to(TORCH_DTYPE[kind])
-    load, store = _summable(kind)
-
-    def run(x: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-        x = _prepared(load(x), window, 0)
-        y = torch.zeros(outputs, dtype=x.dtype)
-        for j, part in enumerate(_places(x, window, outputs)):
-            y = torch.where(offset == j, part, y)
-        return store(y)
-
-    return run
-
-
-def _put_torch(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Callable:
-    outputs, kind = avals[1].shape, avals[0].dtype
-    if 0 in outputs or 0 in shape:
-        return lambda u, offset: torch.zeros(shape, dtype=torch.float32).to(TORCH_DTYPE[kind])
-    load, store = _summable(kind)
-    spans = [
-        dilated(n, a) + low + high
-        for n, a, (low, high) in zip(shape, window.base_dilation, window.padding)
-    ]
-    crop = [v for low, high in reversed(window.padding) for v in (-low, -high)]
-    steps = tuple([slice(None, None, a) for a in window.base_dilation])
-
-    def run(u: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-        u = load(u)
-        total = torch.zeros(spans, dtype=u.dtype)
-        # One place at a time: there no two windows meet, so this is no scatter.
-        for j, part in enumerate(_places(total, window, outputs)):
-            part += torch.where(offset == j, u, 0)
-        if any(crop):
-            total = torch.constant_pad_nd(total, crop, 0)
-        return store(total[steps])
-
-    return run
-
-
-def _moving(name: str, result: Callable, lower: Callable) -> Primitive:
+def _moving(name: str, result: Callable) -> Primitive:
     """A primitive, linear in its first operand, that moves elements to or from the winners."""
-    prim = Primitive(name, result, torch_for=lower)
+    prim = Primitive(name, result)
 
     def linearize(nonzero: Any, x: Any, offset: Any, **params: Any) -> Any:
         return (
@@ -314,12 +136,8 @@ def _moving(name: str, result: Callable, lower: Callable) -> Primitive:
     return prim
 
 
-window_take_p = _moving(
-    "window_take", lambda x, offset, *, window, shape: x.update(offset.shape), _take_torch
-)
-window_put_p = _moving(
-    "window_put", lambda u, offset, *, window, shape: u.update(shape), _put_torch
-)
+window_take_p = _moving("window_take", lambda x, offset, *, window, shape: x.update(offset.shape))
+window_put_p = _moving("window_put", lambda u, offset, *, window, shape: u.update(shape))
 window_take_p.transpose = lambda ct, x, offset, **params: [
     bind(window_put_p, ct, offset, **params), None,
 ]  # fmt: skip
@@ -331,11 +149,8 @@ window_put_p.transpose = lambda ct, u, offset, **params: [
 # ---- maximum, minimum ----
 
 
-def _extreme(name: str, combine: Callable, greatest: bool) -> Primitive:
-    prim = Primitive(
-        name, _window_shape(name, "ordered"),
-        torch_for=_window_torch(combine, lambda kind: extreme_over_nothing(kind, greatest)),
-    )  # fmt: skip
+def _extreme(name: str, greatest: bool) -> Primitive:
+    prim = Primitive(name, _window_shape(name, "ordered"))
     prim.batch = lambda size, xs, dims, *, window: (
         bind(prim, xs[0], window=window.batched(dims[0])),
         dims[0],
@@ -353,8 +168,8 @@ def _extreme(name: str, combine: Callable, greatest: bool) -> Primitive:
     return prim
 
 
-reduce_window_max_p = _extreme("reduce_window_max", torch.maximum, True)
-reduce_window_min_p = _extreme("reduce_window_min", torch.minimum, False)
+reduce_window_max_p = _extreme("reduce_window_max", True)
+reduce_window_min_p = _extreme("reduce_window_min", False)
 
 _PRIMITIVES = {
     "add": reduce_window_sum_p, "max": reduce_window_max_p, "min": reduce_window_min_p,

@@ -241,7 +241,7 @@ def checkpoint(
 
 remat = checkpoint
 
-name_p = Primitive("name", lambda x, *, name: x, torch=lambda x, *, name: x, lowering=same())
+name_p = Primitive("name", lambda x, *, name: x, lowering=same())
 name_p.batch = lambda size, xs, dims, *, name: (bind(name_p, xs[0], name=name), dims[0])
 name_p.linearize = lambda nonzero, x, *, name: (
     bind(name_p, x, name=name),

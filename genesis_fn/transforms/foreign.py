@@ -14,25 +14,21 @@ import torch
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.convert import as_array
+from genesis_fn.core.convert import as_array, of_torch
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.core.source import where
 from genesis_fn.core.static import aux_key
-from genesis_fn.primitives.define import SIGNED_STORAGE, TORCH_DTYPE, move_batch, zeros
+from genesis_fn.primitives.define import move_batch, zeros
 from genesis_fn.transforms.call import linear_call
 from genesis_fn.transforms.callback import _declared, _one_by_one
 from genesis_fn.transforms.custom import custom_vjp
 from genesis_fn.transforms.flat import flatten_arrays, name_of
 from genesis_fn.transforms.stage import stage_closed
 
-_TORCH_UNSIGNED = {dtypes.U16: torch.uint16, dtypes.U32: torch.uint32, dtypes.U64: torch.uint64}
-_DTYPE_OF = {t: d for d, t in TORCH_DTYPE.items() if d not in SIGNED_STORAGE} | {
-    t: d for d, t in _TORCH_UNSIGNED.items()
-}
 
-
-def _torch_type(d: Any) -> torch.dtype:
-    return _TORCH_UNSIGNED.get(d, TORCH_DTYPE[d])
+def torch_type(d: Any) -> torch.dtype:
+    """The torch.dtype of dtype `d`."""
+    return getattr(torch, d.name)
 
 
 # ---- torch functions of flat tensors; equal ones share programs ----
@@ -167,48 +163,17 @@ def _output_avals(f: _Function, avals: Sequence[Aval]) -> tuple[Aval, ...]:
     except Exception:
         outs = _run(f, avals, "cpu")
     for o in outs:
-        if o.dtype not in _DTYPE_OF:
+        if of_torch(o.dtype) is None:
             raise errors.DTypeError(
                 f"torch_call: {name_of(f)} returns {o.dtype}, not a data type of this library"
             )
-    return tuple([aval(tuple(o.shape), _DTYPE_OF[o.dtype]) for o in outs])
+    return tuple([aval(tuple(o.shape), of_torch(o.dtype)) for o in outs])
 
 
 def _run(f: _Function, avals: Sequence[Aval], device: str) -> list[torch.Tensor]:
     make = torch.empty if device == "meta" else torch.ones
     with torch.no_grad():
-        return f(*[make(a.shape, dtype=_torch_type(a.dtype), device=device) for a in avals])
-
-
-def _lower(avals: Sequence[Aval], *, f: _Function, out_avals: tuple[Aval, ...]) -> Callable:
-    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
-        given = [
-            x.view(_TORCH_UNSIGNED[a.dtype]) if a.dtype in _TORCH_UNSIGNED else x
-            for x, a in zip(xs, avals)
-        ]
-        versions = [x._version for x in given]
-        with torch.no_grad():
-            outs = f(*given)
-        for i, (x, v) in enumerate(zip(given, versions)):
-            if x._version != v:
-                raise errors.GenesisError(
-                    f"torch_call: {name_of(f)} changed its argument {i} in place; arrays are "
-                    "immutable, clone it first"
-                )
-        memory = {x.untyped_storage().data_ptr() for x in given}
-        result = []
-        for o, a in zip(outs, out_avals, strict=True):
-            if tuple(o.shape) != a.shape or _DTYPE_OF.get(o.dtype) != a.dtype:
-                raise errors.ShapeError(
-                    f"torch_call: {name_of(f)} returned {o.dtype} {tuple(o.shape)}, expected {a}"
-                )
-            o = o.detach()
-            if o.untyped_storage().data_ptr() in memory:
-                o = o.clone()
-            result.append(o.view(TORCH_DTYPE[a.dtype]) if a.dtype in _TORCH_UNSIGNED else o)
-        return result
-
-    return run
+        return f(*[make(a.shape, dtype=torch_type(a.dtype), device=device) for a in avals])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -263,7 +228,7 @@ def _batch(
 
 torch_call_p = Primitive(
     "torch_call", lambda *avals, f, out_avals: list(out_avals), multi=True, linearize=_linearize,
-    batch=_batch, torch_for=_lower,
+    batch=_batch,
 )  # fmt: skip
 
 
@@ -298,33 +263,6 @@ def _outputs(f: _User, avals: tuple[Aval, ...]) -> tuple[tuple[Aval, ...], Any]:
 # ---- Triton ----
 
 
-def _launch(
-    avals: Sequence[Any], *, kernel: Any, grid: Any, out_avals: tuple[Aval, ...], constants: tuple,
-    scalars: tuple, kinds: tuple,
-) -> Callable:  # fmt: skip
-    if type(kernel).__name__ != "InterpretedFunction":
-        raise errors.BackendError(
-            f"triton_call: {name_of(kernel)} on a CPU needs Triton's interpreter: set the "
-            "environment variable TRITON_INTERPRET=1 before the kernel is defined"
-        )
-    named = dict(constants)
-    blocks = grid(named) if callable(grid) else grid
-    blocks = (blocks,) if isinstance(blocks, int) else tuple(blocks)  # pyright: ignore[reportArgumentType]
-
-    def run(*xs: torch.Tensor) -> list[torch.Tensor]:
-        outs = [torch.zeros(a.shape, dtype=_torch_type(a.dtype)) for a in out_avals]
-        given = [
-            x.view(_TORCH_UNSIGNED[a.dtype]) if a.dtype in _TORCH_UNSIGNED else x
-            for x, a in zip([x.contiguous() for x in xs], avals)
-        ]
-        fixed, rest = dict(scalars), iter(given)
-        operands = [fixed[i] if i in fixed else next(rest) for i in range(len(fixed) + len(given))]
-        kernel[blocks](*operands, *outs, **named)
-        return [o.view(TORCH_DTYPE[a.dtype]) for o, a in zip(outs, out_avals)]
-
-    return run
-
-
 def _no_rule(nonzero: Any, *xs: Any, kernel: Any, **_: Any) -> Any:
     raise errors.NotDifferentiableError(
         f"the derivative of the Triton kernel {name_of(kernel)} is not known\n"
@@ -339,7 +277,7 @@ def _batch_kernel(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: A
 
 triton_call_p = Primitive(
     "triton_call", lambda *avals, out_avals, **_: list(out_avals), multi=True, linearize=_no_rule,
-    batch=_batch_kernel, torch_for=_launch,
+    batch=_batch_kernel,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import torch
 
+from genesis_fn.backends.cpu.storage import host_view
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr
@@ -14,7 +15,7 @@ from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.norms import rms_norm
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.contract import dot_general
-from genesis_fn.primitives.define import full, host_view
+from genesis_fn.primitives.define import full
 from genesis_fn.primitives.indexing import dynamic_update_slice
 from genesis_fn.primitives.reduce import reduce_max, reduce_sum
 from genesis_fn.primitives.shape import (

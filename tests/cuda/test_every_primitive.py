@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 
 import genesis_fn  # noqa: F401 - defines every primitive
+from genesis_fn.backends.cpu.lower import RULES, has_lowering as runs_on_cpu
+from genesis_fn.backends.cpu.lowerings import call, host
 from genesis_fn.backends.cuda.eager import PlanRunner
 from genesis_fn.backends.cuda.lowerings import has_lowering, plan_for
 from genesis_fn.backends.cuda.runtime import runtime
@@ -454,11 +456,18 @@ def first_order() -> list[str]:
     """The primitives that hold no program, name no axis and do not call the user's code."""
     return [
         n for n, p in PRIMITIVES.items()
-        if (p.torch is not None or p.torch_for is not None) and not p.collective and not p.effect
+        if n not in HIGHER and not p.collective and not p.effect
     ]  # fmt: skip
 
 
-HIGHER = frozenset(n for n, p in PRIMITIVES.items() if p.torch is None and p.torch_for is None)
+# What holds a program or calls the user's code on the host, and what backends never see.
+HIGHER = frozenset(
+    n
+    for n, p in PRIMITIVES.items()
+    if not runs_on_cpu(p)
+    or RULES.get(p) in vars(call).values()
+    or RULES.get(p) in vars(host).values()
+)
 
 
 def run(prim: Primitive, operands: Sequence[Any], params: dict[str, Any], device: Any) -> list:

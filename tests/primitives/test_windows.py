@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from genesis_fn.backends.cpu.lowerings.indexing import Plan
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.primitives import gather as G, scatter as S
 from genesis_fn.primitives.windows import GatherDimensionNumbers, ScatterDimensionNumbers
-from genesis_fn.primitives.windows_torch import Plan
 from tests.primitives.check import (
     assert_same,
     check_batched,

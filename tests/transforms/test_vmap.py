@@ -107,7 +107,7 @@ def test_refusals(call, kind, match):
 
 
 def test_a_primitive_without_a_batching_rule():
-    prim = Primitive("test_no_batching", lambda x: x, torch=lambda x: x)
+    prim = Primitive("test_no_batching", lambda x: x)
     with pytest.raises(
         errors.NotDifferentiableError, match="test_no_batching has no batching rule"
     ):

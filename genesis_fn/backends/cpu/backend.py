@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from genesis_fn.backends.cpu import (
-    callbacks as _callbacks,  # registers the lowerings  # noqa: F401
-    control as _control,  # registers the lowerings  # noqa: F401
-)
+from genesis_fn.backends.cpu import lowerings as _lowerings  # registers them  # noqa: F401
 from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.forks import note_compiled
 from genesis_fn.backends.cpu.inductor import InductorExecutable
 from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
@@ -27,7 +25,6 @@ from genesis_fn.core.device import Device
 from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.define import TORCH_DTYPE, host_tensor, host_view
 from genesis_fn.transforms.words import physical
 
 

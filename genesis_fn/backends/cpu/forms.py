@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, matrix_plan, product_shape
+from genesis_fn.backends.cpu.lowerings.indexing import place_of
+from genesis_fn.backends.cpu.storage import NARROW_FLOATS, SIGNED_STORAGE, TORCH_DTYPE
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
-from genesis_fn.primitives.contract import _matrix_plan, _product_shape, compute_dtype
-from genesis_fn.primitives.define import NARROW_FLOATS, SIGNED_STORAGE, TORCH_DTYPE
-from genesis_fn.primitives.indexing import _place
 
 FRESH, VIEW, UNKNOWN = "fresh", "view", "unknown"
 
@@ -383,7 +383,7 @@ def _update(e: Eqn, names: Names) -> Step:
     step = _call(e, names)
     x, u, *starts = e.ins
     avals = [i.aval if type(i) is Var else i for i in starts]
-    place = _place(x.aval, avals, u.aval.shape)
+    place = place_of(x.aval, avals, u.aval.shape)
 
     def write(x: torch.Tensor, u: torch.Tensor, *starts: Any) -> torch.Tensor:
         place(x, starts).copy_(u)
@@ -434,11 +434,11 @@ def product(e: Eqn) -> Product | None:
         return None
     pairs = sorted(zip(xc, yc))
     xc, yc = [i for i, _ in pairs], [j for _, j in pairs]
-    left = _matrix_plan(x.aval.shape, (), xc, contract_last=True)
-    right = _matrix_plan(y.aval.shape, (), yc, contract_last=False)
+    left = matrix_plan(x.aval.shape, (), xc, contract_last=True)
+    right = matrix_plan(y.aval.shape, (), yc, contract_last=False)
     return Product(
         _matrix_text("{0}", left, x.aval.shape), _matrix_text("{1}", right, y.aval.shape),
-        _product_shape(left, right),
+        product_shape(left, right),
     )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu.compile import TensorProgram, has_function
+from genesis_fn.backends.cpu.lowerings.indexing import starts_for
+from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.compiler.simplify import simplify
 from genesis_fn.core import errors
 from genesis_fn.core.array import Array
@@ -22,10 +24,9 @@ from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.source import line_of
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import TORCH_DTYPE
 from genesis_fn.primitives.scatter import segment_sum, segment_sum_p
 from genesis_fn.primitives.shape import slice_in_dim
-from genesis_fn.primitives.windows_torch import starts_for, window_sizes
+from genesis_fn.primitives.windows import window_sizes
 from genesis_fn.transforms.active import unchecked
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.cost import memory

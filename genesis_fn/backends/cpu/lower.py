@@ -1,4 +1,8 @@
-"""The torch function that computes one primitive for operands of given avals."""
+"""The torch function that computes one primitive for operands of given avals.
+
+An elementwise primitive's is in its definition; those of others, and longer ones, are registered by
+`lowerings`.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,90 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core.errors import BackendError
+from genesis_fn.backends.cpu.storage import (
+    NARROW_FLOATS,
+    SIGNED_STORAGE,
+    TORCH_DTYPE,
+    through_float32,
+    through_numpy,
+)
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive
 
-# Lowerings of higher-order primitives, which need this backend's compiler (`control.py`).
-BY_PRIMITIVE: dict[Primitive, Callable[..., Callable]] = {}
+# `build(avals, **params)` by primitive.
+RULES: dict[Primitive, Callable[..., Callable]] = {}
+# Elementwise functions of complex tensors, where those for numbers are wrong for some of them.
+OF_COMPLEX: dict[Primitive, Callable] = {}
 
 
 def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Callable:
     """A function of torch tensors (and Python scalars where `avals` has scalars)."""
-    build = BY_PRIMITIVE.get(prim) or prim.torch_for
+    build = RULES.get(prim)
     if build is not None:
         return build(avals, **params)
-    if prim.torch is None:
-        raise BackendError(f"{prim.name} has no lowering on the CPU")
-    return functools.partial(prim.torch, **params) if params else prim.torch
+    own = prim.lowering
+    if type(own) is not Elementwise or own.torch is None:
+        raise errors.BackendError(f"{prim.name} has no lowering on the CPU")
+    return _around(prim, own.torch, own.numpy, avals, **params)
 
 
-def lowers(prim: Primitive) -> Callable[[Callable], Callable]:
-    """Decorator: `build(avals, **params)` makes the torch function of a higher-order primitive."""
+def has_lowering(prim: Primitive) -> bool:
+    """Whether `lower` knows the primitive."""
+    return prim in RULES or (type(prim.lowering) is Elementwise and prim.lowering.torch is not None)
+
+
+def lowers(*prims: Primitive) -> Callable[[Callable], Callable]:
+    """Decorator: `build(avals, **params)` makes the torch function of these primitives."""
 
     def register(build: Callable) -> Callable:
-        BY_PRIMITIVE[prim] = build
+        RULES.update(dict.fromkeys(prims, build))
         return build
 
     return register
+
+
+def computes(*prims: Primitive) -> Callable[[Callable], Callable]:
+    """Decorator: `f(*tensors, **params)` is the torch function of these primitives, whatever the
+    operands are."""
+
+    def register(f: Callable) -> Callable:
+        lowers(*prims)(lambda avals, **params: with_params(f, params))
+        return f
+
+    return register
+
+
+def elementwise(prim: Primitive, numpy: Callable | None = None) -> Callable[[Callable], Callable]:
+    """Decorator: `f(*tensors, **params)` computes this elementwise primitive for dtypes that torch
+    has, and `numpy` (or the definition's) unsigned integers that it lacks."""
+
+    def register(f: Callable) -> Callable:
+        unsigned = numpy or prim.lowering.numpy
+        lowers(prim)(functools.partial(_around, prim, f, unsigned))
+        return f
+
+    return register
+
+
+def _around(
+    prim: Primitive, f: Callable, numpy: Callable | None, avals: Sequence[Any], /, **params: Any
+) -> Callable:
+    """`f` around what torch lacks: 8-bit floats are computed in float32; unsigned integers in their
+    signed storage, where that wraps alike, or by NumPy."""
+    kind = next(a.dtype for a in avals if type(a) is Aval)
+    if kind in NARROW_FLOATS:
+        return through_float32(f, kind)
+    if kind in SIGNED_STORAGE and not prim.lowering.wraps:
+        if numpy is None:
+            raise errors.DTypeError(f"no operation for {kind.name} on the CPU")
+        return through_numpy(numpy, kind)
+    if dtypes.is_complex(kind) and prim in OF_COMPLEX:
+        return functools.partial(OF_COMPLEX[prim], kind=TORCH_DTYPE[kind])
+    return with_params(f, params)
+
+
+def with_params(f: Callable, params: dict[str, Any]) -> Callable:
+    """`f` of the operands alone."""
+    return functools.partial(f, **params) if params else f

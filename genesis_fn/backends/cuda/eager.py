@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
 from genesis_fn.backends.cuda.memory import Buffer
 from genesis_fn.backends.cuda.runtime import Runtime
@@ -24,7 +25,6 @@ from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.core.source import Where, where
 from genesis_fn.kernels.launch import Clear, Launch, Plan
-from genesis_fn.primitives.define import host_tensor, host_view
 from genesis_fn.transforms.fused import fused_p
 
 _REMEMBERED = 64  # scalar values for each function

@@ -22,12 +22,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.driver import Driver, Graph, PredicateMode, Prepared, Stream
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.memory import Block
 from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.kernels.launch import Buf, Clear, Descriptor, Launch, Scalar
-from genesis_fn.primitives.define import host_tensor, host_view
 
 
 @dataclass(frozen=True, slots=True)

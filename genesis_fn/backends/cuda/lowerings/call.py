@@ -40,9 +40,9 @@ class HostCall:
 def runs_on_host(prim: Primitive) -> bool:
     """Whether the CPU backend has a lowering for the primitive."""
     import genesis_fn.backends.cpu  # noqa: F401 - registers lowerings
-    from genesis_fn.backends.cpu.lower import BY_PRIMITIVE
+    from genesis_fn.backends.cpu.lower import has_lowering
 
-    return prim.torch is not None or prim.torch_for is not None or prim in BY_PRIMITIVE
+    return has_lowering(prim)
 
 
 @dataclass(frozen=True)

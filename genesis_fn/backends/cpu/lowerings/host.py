@@ -10,10 +10,10 @@ import torch
 
 from genesis_fn.backends.cpu.compile import tensor_function
 from genesis_fn.backends.cpu.lower import lowers
+from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import running
-from genesis_fn.primitives.define import host_tensor, host_view
 from genesis_fn.transforms.assertions import assert_p, failure
 from genesis_fn.transforms.callback import (
     HostFunction,

@@ -1,4 +1,4 @@
-"""How a convolution runs on the CPU: one torch call, chosen by what the convolution looks like.
+"""The CPU lowering of convolutions: one torch call, chosen by what the convolution looks like.
 
 * no input dilation: torch's forward convolution;
 * input dilation (the gradient of a strided input): torch's transposed convolution;
@@ -14,22 +14,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from genesis_fn.core.aval import Aval
-from genesis_fn.primitives.contract import compute_dtype, from_compute, to_compute
-from genesis_fn.primitives.define import TORCH_DTYPE
+from genesis_fn.backends.cpu.lower import lowers
+from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, from_compute, to_compute
+from genesis_fn.backends.cpu.storage import TORCH_DTYPE
+from genesis_fn.primitives.conv import conv_p
 
 _FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-def conv_torch(
-    avals: Sequence[Any], result: Aval, *, window_strides: tuple, padding: tuple,
-    lhs_dilation: tuple, rhs_dilation: tuple, dimension_numbers: Any, feature_group_count: int,
-    batch_group_count: int, **_: Any,
-) -> Callable:  # fmt: skip
-    """A function of the two operands' tensors."""
+@lowers(conv_p)
+def _conv(avals: Sequence[Any], **params: Any) -> Callable:
     x, w = avals
-    lhs, rhs, out = dimension_numbers
+    result = conv_p.abstract((x, w), params)
+    lhs, rhs, out = params["dimension_numbers"]
+    window_strides, padding = params["window_strides"], params["padding"]
+    lhs_dilation, rhs_dilation = params["lhs_dilation"], params["rhs_dilation"]
     stored = TORCH_DTYPE[result.dtype]
     if result.size == 0 or x.size == 0 or w.size == 0:
         return lambda a, b: torch.zeros(result.shape, dtype=torch.float32).to(stored)
@@ -44,7 +44,7 @@ def conv_torch(
     wide = TORCH_DTYPE[result.dtype] if target is None else target
     run = _choose(
         x_shape, w_shape, y_shape, window_strides, padding, lhs_dilation, rhs_dilation,
-        feature_group_count, batch_group_count, wide,
+        params["feature_group_count"], params["batch_group_count"], wide,
     )  # fmt: skip
     load_x, load_w = to_compute(x.dtype, wide), to_compute(w.dtype, wide)
     store = from_compute(wide, result.dtype)

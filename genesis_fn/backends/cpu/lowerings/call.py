@@ -1,5 +1,4 @@
-"""CPU lowerings of the higher-order primitives: calls, loops and branches over compiled
-programs."""
+"""CPU lowerings of higher-order primitives: calls, loops and branches over compiled programs."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu.compile import tensor_function, tensor_program
-from genesis_fn.backends.cpu.lower import lowers
+from genesis_fn.backends.cpu.lower import computes, lowers
+from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.primitives.define import TORCH_DTYPE
 from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
-from genesis_fn.transforms.checkpoint import checkpoint_p
+from genesis_fn.transforms.checkpoint import checkpoint_p, name_p
 from genesis_fn.transforms.cond import cond_p
 from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
 from genesis_fn.transforms.fused import Fused, fused_p
@@ -29,6 +28,11 @@ from genesis_fn.transforms.scan import scan_p, stacked
 @lowers(custom_vjp_p)
 def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable:
     return tensor_function(jaxpr)
+
+
+@computes(name_p)
+def _name(x: torch.Tensor, *, name: str) -> torch.Tensor:
+    return x
 
 
 @lowers(fused_p)

@@ -1,5 +1,5 @@
-"""Gather and scatter on the CPU: common forms as the torch operator made for them, no loop over
-elements in any.
+"""CPU lowerings of gather, scatter, rows of a table and dynamic slices: common forms as the torch
+operator made for them, no loop over elements in any.
 
 A `Plan` looks at shapes only, and picks how the window positions reach memory:
 
@@ -22,15 +22,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from genesis_fn.core import dtypes, errors
-from genesis_fn.core.aval import Aval
-from genesis_fn.core.dtypes import DType
-from genesis_fn.primitives.define import (
+from genesis_fn.backends.cpu.lower import lowers
+from genesis_fn.backends.cpu.storage import (
     NARROW_FLOATS,
     SIGNED_STORAGE,
     TORCH_DTYPE,
-    host_tensor,
+    moved,
+    scalar,
 )
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import DType
+from genesis_fn.primitives.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing import dynamic_slice_p, dynamic_update_slice_p
+from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
 from genesis_fn.primitives.windows import Numbers, window_sizes
 
 # ---- indices ----
@@ -264,18 +269,11 @@ def fill_tensor(value: Any, kind: DType) -> torch.Tensor:
             value = True
         else:
             value = dtypes.iinfo(kind).max if dtypes.is_unsigned(kind) else dtypes.iinfo(kind).min
-    return host_tensor(np.asarray(value).astype(kind), kind)
+    return scalar(value, kind)
 
 
-def moved_as_bytes(kind: DType, move: Callable) -> Callable:
-    """`move`, which only copies elements of its first operand, for every dtype."""
-    if kind not in NARROW_FLOATS:
-        return move
-    stored = TORCH_DTYPE[kind]
-    return lambda x, *rest: move(x.view(torch.uint8), *rest).view(stored)
-
-
-def gather(
+@lowers(gather_p)
+def _gather(
     avals: Sequence[Aval],
     *,
     dimension_numbers: Any,
@@ -285,14 +283,13 @@ def gather(
     mode: str,
     fill_value: Any,
 ) -> Callable:
-    """The torch function of the gather primitive."""
     operand, indices = avals
     plan = Plan(operand, indices, dimension_numbers, slice_sizes)
     starts_of = starts_for(operand, indices, dimension_numbers.start_index_map, slice_sizes, mode)
     empty = 0 in plan.result
     form = plan.form()
     finish = plan.to_result(form)
-    read = moved_as_bytes(operand.dtype, _READ[form](plan))
+    read = moved(operand.dtype, _READ[form](plan))
     mask_shape = [plan.lengths[i] if i < plan.window else 1 for i in plan.order]
     fill = fill_tensor(fill_value, operand.dtype) if mode == "fill" else None
 
@@ -356,7 +353,8 @@ _READ = {"slice": _read_slice, "axis": _read_axis, "along": _read_along, "rows":
 # ---- scatter ----
 
 
-def scatter(
+@lowers(scatter_p)
+def _scatter(
     avals: Sequence[Aval],
     *,
     kind: str,
@@ -365,7 +363,6 @@ def scatter(
     indices_are_sorted: bool,
     mode: str,
 ) -> Callable:
-    """The torch function of the scatter primitive."""
     operand, indices, updates = avals
     sizes = window_sizes(operand, updates, dimension_numbers)
     plan = Plan(operand, indices, dimension_numbers, sizes)
@@ -517,15 +514,15 @@ def arithmetic(kind: str, dtype: DType, unique: bool) -> tuple[str, Change, Chan
 # ---- rows of a table ----
 
 
-def take_rows(avals: Sequence[Aval], *, mode: str, fill_value: Any) -> Callable:
-    """The torch function of the take_rows primitive."""
+@lowers(take_rows_p)
+def _take_rows(avals: Sequence[Aval], *, mode: str, fill_value: Any) -> Callable:
     table, indices = avals
     shape = (*indices.shape, *table.shape[1:])
     row = (1, *table.shape[1:])
     starts_of = starts_for(table, indices, (0,), row, mode)
     fill = fill_tensor(fill_value, table.dtype) if mode == "fill" else None
     mask_shape = (*indices.shape, *[1] * (table.ndim - 1))
-    select = moved_as_bytes(table.dtype, lambda x, i: x.index_select(0, i).view(shape))
+    select = moved(table.dtype, lambda x, i: x.index_select(0, i).view(shape))
     direct = mode == "check" and indices.dtype in (dtypes.I32, dtypes.I64)
 
     def run(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -551,10 +548,10 @@ def take_rows(avals: Sequence[Aval], *, mode: str, fill_value: Any) -> Callable:
     return run_checked if direct else run
 
 
-def segment_sum(
+@lowers(segment_sum_p)
+def _segment_sum(
     avals: Sequence[Aval], *, num_segments: int, indices_are_sorted: bool, mode: str
 ) -> Callable:
-    """The torch function of the segment_sum primitive."""
     data, ids = avals
     rest = data.shape[ids.ndim :]
     result = data.update((num_segments, *rest))
@@ -578,5 +575,48 @@ def segment_sum(
             else:
                 out.scatter_reduce_(0, index, x, op, include_self=True)
         return decode(out.reshape(result.shape))
+
+    return run
+
+
+# ---- slices at positions that are values ----
+
+
+def place_of(
+    operand: Aval, starts: Sequence[Any], sizes: Sequence[int]
+) -> Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]:
+    """A function: (tensor, starts) -> the view of it that the window is."""
+    widen = [
+        as_int64(s.dtype) if type(s) is Aval and s.dtype in SIGNED_STORAGE else None for s in starts
+    ]
+    cuts = [
+        (d, n - size, size, widen[d]) for d, (n, size) in enumerate(zip(operand.shape, sizes))
+        if n != size
+    ]  # fmt: skip
+
+    def run(x: torch.Tensor, at: Sequence[Any]) -> torch.Tensor:
+        for d, bound, size, wide in cuts:
+            s = int(at[d] if wide is None else wide(at[d]))
+            s = s + bound + size if s < 0 else s
+            x = x.narrow(d, min(max(s, 0), bound), size)
+        return x
+
+    return run
+
+
+@lowers(dynamic_slice_p)
+def _dynamic_slice(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Callable:
+    place = place_of(avals[0], avals[1:], slice_sizes)
+    return lambda x, *starts: place(x, starts)
+
+
+@lowers(dynamic_update_slice_p)
+def _dynamic_update_slice(avals: Sequence[Any]) -> Callable:
+    place = place_of(avals[0], avals[2:], avals[1].shape)
+
+    def run(x: torch.Tensor, u: torch.Tensor, *starts: Any) -> torch.Tensor:
+        y = x.clone(memory_format=torch.contiguous_format)
+        place(y, starts).copy_(u)
+        return y
 
     return run

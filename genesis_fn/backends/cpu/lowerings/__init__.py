@@ -1,0 +1,23 @@
+"""The torch functions of primitives, one module a family, as in `backends/cuda/lowerings`.
+
+Elementwise primitives have theirs in their definition where it is an expression. Importing this
+package registers all (see `lower`).
+"""
+
+from genesis_fn.backends.cpu.lowerings import (
+    call as call,
+    contraction as contraction,
+    conv as conv,
+    elementwise as elementwise,
+    fft as fft,
+    foreign as foreign,
+    host as host,
+    indexing as indexing,
+    linalg as linalg,
+    random as random,
+    reductions as reductions,
+    scans as scans,
+    shape as shape,
+    sorting as sorting,
+    window as window,
+)

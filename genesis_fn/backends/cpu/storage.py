@@ -1,0 +1,131 @@
+"""How the CPU backend stores each dtype: as a torch tensor; unsigned integers that torch lacks, in
+signed storage of the same width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.dtypes import DType
+
+SIGNED_STORAGE = {dtypes.U16: torch.int16, dtypes.U32: torch.int32, dtypes.U64: torch.int64}
+NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
+
+TORCH_DTYPE = {d: getattr(torch, d.name) for d in dtypes.ALL} | SIGNED_STORAGE
+
+
+def host_view(x: torch.Tensor, kind: DType) -> np.ndarray:
+    """A CPU tensor's memory as a NumPy array of dtype `kind`, without a copy."""
+    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
+        same_width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
+        return x.detach().view(same_width).numpy().view(kind)
+    if kind in NARROW_FLOATS:
+        return x.detach().view(torch.uint8).numpy().view(kind)
+    return x.detach().numpy()
+
+
+def host_tensor(value: np.ndarray, kind: DType) -> torch.Tensor:
+    """A CPU tensor over a NumPy array's memory, in this library's storage for dtype `kind`."""
+    value = np.asarray(value, dtype=kind, order="C")
+    if not value.flags.writeable:
+        value = value.copy()
+    shape = value.shape
+    value = value.reshape(-1)  # 0-d arrays cannot be viewed as another dtype
+    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
+        same_width = {2: np.int16, 4: np.int32, 8: np.int64}[kind.itemsize]
+        stored = torch.from_numpy(value.view(same_width))
+        return stored.view(TORCH_DTYPE[kind]).reshape(shape)
+    if kind in NARROW_FLOATS:
+        return torch.from_numpy(value.view(np.uint8)).view(TORCH_DTYPE[kind]).reshape(shape)
+    return torch.from_numpy(value).reshape(shape)
+
+
+def through_numpy(f: Callable, *kinds: DType) -> Callable:
+    """`f` of NumPy arrays as a function of tensors: the operands have dtype `kinds[i]` (the last
+    repeats), and the result is stored as this library stores its own dtype."""
+
+    def call(*xs: Any) -> Any:
+        views = [
+            host_view(x, kinds[min(i, len(kinds) - 1)])
+            if type(x) is torch.Tensor
+            else kinds[min(i, len(kinds) - 1)].type(x)
+            for i, x in enumerate(xs)
+        ]
+        with np.errstate(all="ignore"):
+            y = f(*views)
+        if isinstance(y, tuple):
+            return [host_tensor(np.asarray(v), np.asarray(v).dtype) for v in y]
+        return host_tensor(np.asarray(y), np.asarray(y).dtype)
+
+    return call
+
+
+def through_float32(f: Callable, kind: DType) -> Callable:
+    """`f` computed in float32 on operands of an 8-bit float type."""
+    narrow = TORCH_DTYPE[kind]
+
+    def call(*xs: Any) -> Any:
+        y = f(*[x.float() if type(x) is torch.Tensor and x.dtype is narrow else x for x in xs])
+        if type(y) is not torch.Tensor:
+            return [v.to(narrow) if v.dtype is torch.float32 else v for v in y]
+        return y.to(narrow) if y.dtype is torch.float32 else y
+
+    return call
+
+
+def same(x: Any) -> Any:
+    """`x`."""
+    return x
+
+
+def ordered(kind: DType) -> tuple[Callable, Callable]:
+    """(to, from) storage in which torch compares, reverses and pads as `kind` is ordered."""
+    if kind in SIGNED_STORAGE:
+        least = torch.iinfo(SIGNED_STORAGE[kind]).min
+        flip = lambda x: x ^ least  # noqa: E731
+        return flip, flip
+    if kind in NARROW_FLOATS:
+        return torch.Tensor.float, lambda x: x.to(TORCH_DTYPE[kind])
+    if kind == dtypes.BOOL:
+        return lambda x: x.to(torch.uint8), lambda x: x.to(torch.bool)
+    return same, same
+
+
+def in_order(kind: DType, f: Callable) -> Callable:
+    """`f`, which compares and moves elements but makes none, for storage of any dtype."""
+    to, back = ordered(kind)
+    return f if to is same else lambda x: back(f(to(x)))
+
+
+def summed(kind: DType) -> tuple[Callable, Callable]:
+    """(to, from) a dtype in which torch adds `kind`: floats of 16 and 8 bits in float32."""
+    if kind in dtypes.NARROW:
+        return torch.Tensor.float, lambda x: x.to(TORCH_DTYPE[kind])
+    return same, same
+
+
+def moved(kind: DType, move: Callable) -> Callable:
+    """`move`, which only copies elements of its operands, for every dtype of theirs: torch moves
+    no 8-bit floats, but their bytes."""
+    if kind not in NARROW_FLOATS:
+        return move
+    stored = TORCH_DTYPE[kind]
+
+    def run(*xs: Any) -> torch.Tensor:
+        return move(*[x.view(torch.uint8) if x.dtype is stored else x for x in xs]).view(stored)
+
+    return run
+
+
+def full(shape: Sequence[int], value: Any, kind: DType) -> torch.Tensor:
+    """A tensor of one Python number, as this library stores dtype `kind`."""
+    return host_tensor(np.full(shape, value, kind), kind)
+
+
+def scalar(value: Any, kind: DType) -> torch.Tensor:
+    """A 0-d tensor of a Python number; integers wrap."""
+    return host_tensor(np.asarray(value).astype(kind), kind)
