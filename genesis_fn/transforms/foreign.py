@@ -162,12 +162,15 @@ def _output_avals(f: _Function, avals: Sequence[Aval]) -> tuple[Aval, ...]:
         outs = _run(f, avals, "meta")
     except Exception:
         outs = _run(f, avals, "cpu")
+    found = []
     for o in outs:
-        if of_torch(o.dtype) is None:
+        kind = of_torch(o.dtype)
+        if kind is None:
             raise errors.DTypeError(
                 f"torch_call: {name_of(f)} returns {o.dtype}, not a data type of this library"
             )
-    return tuple([aval(tuple(o.shape), of_torch(o.dtype)) for o in outs])
+        found.append(aval(tuple(o.shape), kind))
+    return tuple(found)
 
 
 def _run(f: _Function, avals: Sequence[Aval], device: str) -> list[torch.Tensor]:
