@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Times again, in about 150 s of one GPU, the kernels that were slower than their peers, each with
-# its candidates.
+# Times again, in about 150 s of one GPU, the kernels that were slower than their peers.
 #
 #     benchmarks/kernels/missed.sh [OUT]
 #

@@ -35,7 +35,7 @@ for part in $parts; do
         run runtime "$(limit runtime 120)" python3 $bench/runtime_check.py --out "$out/runtime.json"
         ;;
     matmul)
-        seconds=$(limit matmul 240)
+        seconds=$(limit matmul 125)
         run matmul "$seconds" python3 $bench/matmul_bench.py --out "$out/matmul.json" \
             --budget $((seconds - 15)) --only "${MATMUL_ONLY:-}"
         ;;
@@ -48,7 +48,7 @@ for part in $parts; do
             --out "$out/$part.json" --only $only --budget $((seconds - 15))
         ;;
     rows)
-        seconds=$(limit rows 240)
+        seconds=$(limit rows 125)
         run rows "$seconds" python3 $bench/rows_bench.py --out "$out/rows.json" \
             --budget $((seconds - 15)) --only "${ROWS_ONLY:-}" ${ROWS_FLAGS:-}
         ;;
