@@ -24,7 +24,7 @@ from genesis_fn.core.errors import (
     TreeError,
     UnexpectedTracerError,
 )
-from genesis_fn.transforms.retrace import RecompilationWarning
+from genesis_fn.transforms.jit.retrace import RecompilationWarning
 
 __all__ = [
     "ArgumentError", "AssertionFailed", "BackendError", "ConcretizationTypeError", "DTypeError",

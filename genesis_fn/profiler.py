@@ -133,7 +133,7 @@ def profile(fun: Callable, *, repeats: int = 3) -> Callable[..., Profile]:
     @functools.wraps(fun)
     def profiled(*args: Any, **kwargs: Any) -> Profile:
         found = traced.trace(*args, **kwargs)
-        arrays = [*found.program.captured, *traced.arrays(args, kwargs)]
+        arrays = [*found.program.captured, *traced.spec.bind(args, kwargs).arrays()]
         place = arrays[0].device if arrays else default_device()
         executable = found.executable(place)
         measured = executable.measure(arrays, repeats)

@@ -32,7 +32,7 @@ from genesis_fn.core.static import Frozen, NotStatic
 from genesis_fn.transforms.fused import fused
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::genesis_fn.transforms.retrace.RecompilationWarning"
+    "ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning"
 )
 
 
@@ -909,7 +909,7 @@ def test_b36_new_functions_share_programs_without_keeping_arrays():
             g = gf.jit(f())
             assert g(float(k)).tolist() == (np.asarray(w if name == "array" else held["w"][0]) * k
                                             ).tolist()  # fmt: skip
-            found |= {id(p.jaxpr) for p in g.cache.programs.values()}
+            found |= {id(p.jaxpr) for p in g.cache.programs}
             assert [c.nbytes for c in g.captures] == [12]
             del g
         assert len(found) == 1
@@ -954,7 +954,7 @@ def test_b36_lambdas_of_one_meaning_still_share_their_programs():
     for _ in range(4):
         f = gf.jit(lambda x: jnp.sin(x) * 2)
         assert float(f(0.0)) == 0.0
-        programs |= {id(p) for p in f.cache.programs.values()}
+        programs |= {id(p) for p in f.cache.programs}
     assert len(programs) == 1
 
 

@@ -18,8 +18,8 @@ from genesis_fn.core.array import Array
 from genesis_fn.transforms.abstract import Abstract
 from genesis_fn.transforms.grad import grad
 from genesis_fn.transforms.jit import clear_caches, jit
-from genesis_fn.transforms.programs import LARGE, SHARED
-from genesis_fn.transforms.retrace import RecompilationWarning
+from genesis_fn.transforms.jit.jit_cache import LARGE, SHARED
+from genesis_fn.transforms.jit.retrace import RecompilationWarning
 from genesis_fn.transforms.vmap import vmap
 from tests.transforms.both import agree, normal, ours
 
@@ -93,7 +93,7 @@ def test_ndarrays_and_numpy_scalars():
     assert f(V, np.float32(2)).dtype == np.float32
 
 
-@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.retrace.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning")
 def test_static_arguments():
     f, traces = counted(lambda x, n, *, mode="a": x * n if mode == "a" else x - n)
     by_number = jit(lambda x, n: f(x, n), static_argnums=1)
@@ -111,7 +111,7 @@ def test_static_arguments():
         jit(lambda x: x, static_argnames="k")
 
 
-@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.retrace.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning")
 def test_automatic_static_leaves():
     @dataclasses.dataclass(frozen=True)
     class Config:
@@ -138,7 +138,7 @@ def test_equal_lambdas_share_programs():
     made = [jit(lambda x: jnp.sin(x) * settings["k"][0]) for _ in range(3)]
     for f in made:
         assert float(f(0.0)) == 0.0
-    assert len({id(p) for f in made for p in f.cache.programs.values()}) == 1
+    assert len({id(p) for f in made for p in f.cache.programs}) == 1
 
 
 def test_large_captured_arrays_go_with_their_function():
@@ -222,7 +222,7 @@ def test_captures_are_inputs_and_listed():
     (found,) = f.captures
     assert found[:3] == ("big", "f64[3,4]", 96)
     assert "test_jit.py:" in found.line and "f = jit(lambda x: x * big.sum()" in found.line
-    (program,) = f.cache.programs.values()
+    (program,) = f.cache.programs
     assert program.jaxpr.labels[0] == "captured f64[3,4]"
     with pytest.warns(UserWarning, match="captured 64 MiB|captured 65 MiB"):
         large = jnp.zeros((65, 1 << 18), "float32")
@@ -428,7 +428,7 @@ def test_a_thousand_recompilations_stay_bounded():
         warnings.simplefilter("ignore")
         for n in range(1000):
             f(x, n=n)
-    assert len(f.cache.programs) <= 256 and len(f.cache.entries) <= 512
+    assert len(f.cache.programs) <= 256 and len(f.cache.fast) <= 32
     for k in range(1000):
         jit(lambda y, k=k: y, static_argnums=())
     assert len(SHARED) <= 512

@@ -11,7 +11,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, random
 from genesis_fn.core import config
 from genesis_fn.core.primitive import ctx, surroundings
-from genesis_fn.transforms.retrace import RecompilationWarning
+from genesis_fn.transforms.jit.retrace import RecompilationWarning
 from genesis_fn.transforms.stage import inlined
 
 

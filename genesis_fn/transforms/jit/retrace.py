@@ -6,34 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import config, tree
-from genesis_fn.core.array import Array
-from genesis_fn.core.aval import Aval, aval
-from genesis_fn.core.dtypes import kind_rank, scalar_dtype
-from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import kind_rank
 from genesis_fn.core.static import Frozen
-from genesis_fn.transforms.abstract import Abstract
-from genesis_fn.transforms.arguments import Static
-from genesis_fn.transforms.programs import Program
+from genesis_fn.transforms.jit.argspec import ArgSpec
+from genesis_fn.transforms.jit.jit_cache import Program
 
 
 class RecompilationWarning(UserWarning):
     """A jitted function was traced again; the message says what changed."""
 
 
-def program_key(x: Any) -> Any:
-    """What a leaf of the arguments contributes to the key of a program."""
-    kind = type(x)
-    if kind is Array:
-        return (x.sig.aval, True) if x.sig.weak else x.sig.aval
-    if kind in SCALARS:
-        return (aval((), scalar_dtype(kind)), True)
-    if isinstance(x, (Tracer, Abstract)):
-        return (x.aval, True) if x.weak else x.aval
-    return x  # a Frozen
-
-
 def show_key(key: Any) -> str:
-    """A `program_key` in words."""
+    """A `leaf_key` in words."""
     if isinstance(key, Aval):
         return str(key)
     if isinstance(key, tuple) and isinstance(key[0], Aval):
@@ -54,7 +39,7 @@ def _around_difference(before: tuple, now: tuple) -> list[str]:
     ]
 
 
-def _structures(before: Program, now: Program, static: Static) -> list[str]:
+def _structures(before: Program, now: Program, spec: ArgSpec) -> list[str]:
     """How the containers of the arguments differ."""
     try:
         (args0, kwargs0), (args, kwargs) = [
@@ -62,7 +47,7 @@ def _structures(before: Program, now: Program, static: Static) -> list[str]:
         ]
     except Exception:  # a node of the user's that refuses to hold texts
         return []
-    pairs = [(static.label(i), *ab) for i, ab in enumerate(zip(args0, args))]
+    pairs = [(spec.label(i), *ab) for i, ab in enumerate(zip(args0, args))]
     pairs += [(k, kwargs0[k], kwargs[k]) for k in kwargs if k in kwargs0]
     found = [tree.first_difference(a, b, name) for name, a, b in pairs]
     # "at p: expected a list of 2, got a tuple of 2", in the words of this module
@@ -79,7 +64,7 @@ def _advice(key: Any) -> str:
     return ""
 
 
-def difference(program: Program, earlier: Sequence[Program], static: Static) -> str:
+def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> str:
     """What distinguishes a program from the most similar of the earlier ones."""
     best: list[str] | None = None
     (statics, _, around), now = program.keys, dict(zip(program.paths, program.keys[1]))
@@ -93,10 +78,10 @@ def difference(program: Program, earlier: Sequence[Program], static: Static) -> 
             for p in now if p in before and before[p] != now[p]
         ]  # fmt: skip
         if not found and program.in_tree != other.in_tree:
-            found = _structures(other, program, static) or ["the argument structure changed"]
+            found = _structures(other, program, spec) or ["the argument structure changed"]
         given0, given = dict(statics0), dict(statics)
         found += [
-            f"static {static.label(n)}: {shown(given0, n)} -> {shown(given, n)}"
+            f"static {spec.label(n)}: {shown(given0, n)} -> {shown(given, n)}"
             + ("; pass it as an array to trace it once" if n in given and given[n].is_int else "")
             for n in {**given0, **given}
             if shown(given0, n) != shown(given, n)
@@ -111,4 +96,4 @@ def difference(program: Program, earlier: Sequence[Program], static: Static) -> 
     return "; ".join(best[:3]) + (f"; and {len(best) - 3} more" if len(best) > 3 else "")
 
 
-__all__ = ["RecompilationWarning", "difference", "program_key", "show_key"]
+__all__ = ["RecompilationWarning", "difference", "show_key"]

@@ -1,0 +1,126 @@
+"""Ahead of time: programs traced for given shapes, and their executables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from genesis_fn.core import device as devices, errors
+from genesis_fn.core.executable import Executable
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import ctx
+from genesis_fn.core.source import where
+from genesis_fn.core.static import Frozen
+from genesis_fn.transforms.abstract import Abstract
+from genesis_fn.transforms.cost import cost, memory
+from genesis_fn.transforms.jit.argspec import Arguments
+from genesis_fn.transforms.jit.jit_cache import Program
+
+if TYPE_CHECKING:
+    from genesis_fn.transforms.jit.function import JitFunction
+
+
+class Traced:
+    """A program for given argument shapes: printable, and ready to compile. `donated` are the
+    positions of donated arguments among its inputs."""
+
+    def __init__(self, function: JitFunction, program: Program, donated: tuple[int, ...]) -> None:
+        self.function, self.program, self.donated = function, program, donated
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        """The program."""
+        return self.program.jaxpr
+
+    @property
+    def out_info(self) -> Any:
+        """The output's pytree of shapes and dtypes."""
+        kinds = zip(self.jaxpr.out_avals, self.program.outs_weak, strict=True)
+        return self.program.build([Abstract(a.shape, a.dtype, weak_type=w) for a, w in kinds])
+
+    def as_text(self) -> str:
+        """The program as text."""
+        return str(self.jaxpr)
+
+    def lower(self) -> Traced:
+        """Itself: tracing and lowering are one step here."""
+        return self
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Floating-point operations and bytes that the program needs at least."""
+        return cost(self.jaxpr)
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes of arguments, outputs, and the peak of what lives between them."""
+        return memory(self.jaxpr)
+
+    def compile(self) -> Compiled:
+        """The executable on the default device."""
+        return Compiled(self, self.executable(devices.default_device()))
+
+    def executable(self, place: devices.Device) -> Executable:
+        """The program compiled for a device, which may reuse the memory of donated arguments."""
+        return place.backend.compile(self.jaxpr, place, self.program.mask(self.donated))
+
+
+class Compiled:
+    """An executable for fixed argument shapes."""
+
+    def __init__(self, traced: Traced, executable: Executable) -> None:
+        self.traced, self.executable = traced, executable
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        function, program = self.traced.function, self.traced.program
+        name, given = function.spec.name, function.spec.bind(args, kwargs)
+        if given.treedef != program.in_tree:
+            raise errors.TreeError(
+                f"a compiled {name} was called with arguments of structure {given.treedef}, "
+                f"it was compiled for {program.in_tree}\n  at {where().describe()}"
+            )
+        self._check_static(given)
+        if ctx.trace is not None:
+            raise TypeError(
+                f"a compiled {name} was called within a transformed function, which cannot "
+                f"look into it\n  at {where().describe()}\n  call the jitted function there"
+            )
+        arrays, first = given.arrays(), len(program.captured)
+        for x, v, label in zip(arrays, program.jaxpr.invars[first:], program.jaxpr.labels[first:]):
+            if x.aval is not v.aval:
+                raise errors.ShapeError(
+                    f"a compiled {name} takes {v.aval} for {label}, got {x.aval}\n"
+                    f"  at {where().describe()}"
+                )
+        return function._run(program, self.executable, arrays, self.traced.donated)
+
+    def _check_static(self, given: Arguments) -> None:
+        """Raise TypeError for a static value other than the one that was compiled for."""
+        spec, program = self.traced.function.spec, self.traced.program
+        known = dict(program.keys[0])
+        pairs = [(spec.label(n), known.get(n), v) for n, v in given.statics]
+        pairs += [
+            (path, key, x)
+            for path, key, x in zip(program.paths, program.keys[1], given.leaves)
+            if type(key) is Frozen or type(x) is Frozen
+        ]
+        for name, key, x in pairs:
+            if key != x:
+                raise TypeError(
+                    f"a compiled {spec.name} was called with {name}={x!r:.60}, it was compiled "
+                    f"for {key!r:.60}\n  at {where().describe()}\n"
+                    "  compile it again for another static value, or call the jitted function"
+                )
+
+    def as_text(self) -> str:
+        """The program as text, as it was compiled."""
+        return self.executable.as_text()
+
+    def cost_analysis(self) -> dict[str, float]:
+        """Floating-point operations and bytes."""
+        return self.traced.cost_analysis()
+
+    def memory_analysis(self) -> dict[str, int]:
+        """Bytes of arguments, outputs and temporaries: as planned where the backend says so, else
+        as the program needs them."""
+        return self.executable.memory_analysis()
+
+
+__all__ = ["Compiled", "Traced"]

@@ -1,0 +1,579 @@
+"""Generated code for the call path: take the leaves out of arguments of one known structure, and
+put outputs back together. It replaces generic flattening, which costs several times more per leaf.
+
+`fast_call` makes the whole of a call one such function: check, take out, run, put together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from sys import getrefcount
+from typing import Any
+from weakref import getweakrefcount
+
+import numpy as np
+
+from genesis_fn.core import tree
+from genesis_fn.core.array import Array, Deleted, from_numpy, offers_array
+from genesis_fn.core.aval import sig
+from genesis_fn.core.convert import as_array, fitted, is_value
+from genesis_fn.core.device import Device
+from genesis_fn.core.dtypes import scalar_dtype
+from genesis_fn.core.executable import Carry, Executable
+from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.source import where
+from genesis_fn.core.static import Frozen, Same, aux_key
+from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
+from genesis_fn.transforms.key_uses import Uses, after_call, before_call
+
+# What a generated call returns for arguments that it is not for.
+MISS = object()
+# With so many results the collector waits: until the caller lets go of the arrays before them, they
+# would look like garbage in the making, and be traversed at every call.
+_MANY = 64
+_SHORT = 8  # tuples of so many static values are compared in line
+_LINES = 16  # lines that a jitted function is called from and that are remembered
+
+
+class Writer:
+    """Source lines, and the objects that they refer to by name."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.space: dict[str, Any] = {"MISS": MISS}
+        self.names: dict[int, str] = {}  # by the id of what they stand for, which `space` holds
+        self.count = 0
+
+    def fresh(self) -> str:
+        """A name for a value of the generated function."""
+        self.count += 1
+        return f"x{self.count}"
+
+    def name(self, value: Any) -> str:
+        """The name of an object."""
+        text = self.names.get(id(value))
+        if text is None:
+            text = self.names[id(value)] = f"c{len(self.space)}"
+            self.space[text] = value
+        return text
+
+    def missing(self, condition: str) -> None:
+        """The call is another one where this holds."""
+        self.lines.append(f"if {condition}: return MISS")
+
+    def unpack(self, names: Sequence[str], source: str) -> None:
+        """Give the elements of a sequence names."""
+        if names:
+            self.lines.append(f"{', '.join(names)}, = {source}")
+
+    def function(self, parameters: str, result: str) -> Callable:
+        """The function of these lines."""
+        body = "\n".join(f"    {line}" for line in self.lines)
+        source = f"def f({parameters}):\n{body}\n    return {result}\n"
+        exec(compile(source, "<genesis call>", "exec"), self.space)
+        # Not among its own globals: what the code holds is freed with the function at once.
+        return self.space.pop("f")
+
+
+# ---- static values ----
+
+
+def _static_key(x: Any) -> tuple[Any, bool]:
+    """(key, whether the same object has it for ever) of a static argument."""
+    found = Frozen(x)
+    return found.key, found.fixed
+
+
+def _has_key(key: Any, read: Callable, x: Any) -> bool:
+    try:
+        return read(x)[0] == key
+    except TypeError:  # an array, say: the full path tells of it
+        return False
+
+
+def _refuse_others(out: Writer, at: str, x: Any, read: Callable = _static_key) -> None:
+    """Write the line that refuses a value other than the static `x`, by type and content: as
+    `read` gives (key, whether the same object has it for ever)."""
+    out.missing(f"not ({_is_like(out, at, x, read)})")
+
+
+def _is_like(out: Writer, at: str, x: Any, read: Callable) -> str:
+    kind = type(x)
+    if x is None or kind is bool:
+        return f"{at} is {x}"
+    if kind in (str, int, bytes) or (kind is float and x == x and x):
+        return f"type({at}) is {kind.__name__} and {at} == {x!r}"
+    key, fixed = read(x)
+    if kind is tuple and len(x) <= _SHORT:
+        parts = [f"type({at}) is tuple and len({at}) == {len(x)}"]
+        parts += [_is_like(out, f"{at}[{i}]", v, read) for i, v in enumerate(x)]
+        like = " and ".join(f"({p})" for p in parts)
+    elif key == (kind, Same(x)):
+        return f"{at} is {out.name(x)}"
+    else:
+        like = f"{out.name(partial(_has_key, key, read))}({at})"
+    return f"{at} is {out.name(x)} or {like}" if fixed else like
+
+
+# ---- structures ----
+
+
+def _is_namedtuple(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(type(x), "_fields") and type(x) not in tree.NODE_TYPES
+
+
+def flatten_source(out: Writer, at: str, x: Any, leaves: list[tuple[str, Any]]) -> bool:
+    """Write the lines that take the leaves of a value like `x` out of what `at` names, and append
+    (name, example) for each; False where `x` has a node of no known form."""
+    kind = type(x)
+    if x is None:
+        out.missing(f"{at} is not None")
+        return True
+    if kind in (tuple, list) or _is_namedtuple(x):
+        out.missing(f"type({at}) is not {out.name(kind)} or len({at}) != {len(x)}")
+        children, source = x, at
+    elif kind in (dict, OrderedDict):
+        out.missing(f"type({at}) is not {out.name(kind)} or len({at}) != {len(x)}")
+        if any(type(k) is not str for k in x):
+            _refuse_others(out, f"tuple({at})", tuple(x))
+        if kind is OrderedDict:
+            out.missing(f"list({at}) != {out.name(list(x))}")
+        keys = tree.structure(x, is_leaf=lambda v: v is not x).entries()
+        children = [x[k] for k in keys]
+        source = "".join(f"{at}[{_key(out, k)}]," for k in keys)
+    elif kind in tree.NODE_TYPES:
+        flat = tree.NODE_TYPES[kind][0]
+        children, static = flat(x)[:2]
+        children = tuple(children)
+        source, meta = out.fresh(), out.fresh()
+        out.missing(f"type({at}) is not {out.name(kind)}")
+        out.lines.append(f"{source}, {meta}, *_ = {out.name(flat)}({at})")
+        out.lines.append(f"{source} = tuple({source})")
+        out.missing(f"len({source}) != {len(children)}")
+        _refuse_others(out, meta, static, aux_key)
+    elif not tree.structure(x).is_leaf():
+        return False
+    else:
+        leaves.append((at, x))
+        return True
+    names = [out.fresh() for _ in children]
+    if kind in (dict, OrderedDict) and names:
+        # Equal length and every key found means equal key sets.
+        out.lines += ["try:", f"    {', '.join(names)}, = {source}", "except KeyError: return MISS"]
+    else:
+        out.unpack(names, source)
+    return all([flatten_source(out, n, v, leaves) for n, v in zip(names, children)])
+
+
+def _key(out: Writer, key: Any) -> str:
+    return repr(key) if type(key) in (str, int) else out.name(key)
+
+
+class _Leaf:
+    """The name that the generated text has for a leaf."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _build(out: Writer, treedef: tree.PyTreeDef, names: Sequence[str]) -> str:
+    """The expression of the pytree of these leaves."""
+    text = _build_node(out, tree.unflatten(treedef, [_Leaf(n) for n in names]))
+    if text is None:
+        text = f"{out.name(partial(tree.unflatten, treedef))}([{', '.join(names)}])"
+    return text
+
+
+def _build_node(out: Writer, x: Any) -> str | None:
+    kind = type(x)
+    if x is None:
+        return "None"
+    if kind is _Leaf:
+        return x.name
+    static = None
+    if kind is dict:
+        children = list(x.values())
+    elif kind in tree.NODE_TYPES:
+        children, static = tree.NODE_TYPES[kind][0](x)[:2]
+    elif kind in (tuple, list) or _is_namedtuple(x):
+        children = x
+    else:
+        return None
+    parts = [_build_node(out, v) for v in children]
+    if None in parts:
+        return None
+    if kind is dict:
+        return "{" + ", ".join(f"{_key(out, k)}: {v}" for k, v in zip(x, parts)) + "}"
+    inside = "".join(f"{p}, " for p in parts)
+    if kind in (tuple, list):
+        return f"({inside})" if kind is tuple else f"[{inside}]"
+    if kind in tree.NODE_TYPES:
+        return f"{out.name(tree.NODE_TYPES[kind][1])}({out.name(static)}, ({inside}))"
+    return f"{out.name(kind)}({inside})"
+
+
+def builder(treedef: tree.PyTreeDef) -> Callable[[list], Any]:
+    """A function from leaves to the pytree of that structure."""
+    if treedef.is_leaf():
+        return lambda leaves: leaves[0]
+    out = Writer()
+    names = [f"l{i}" for i in range(treedef.num_leaves)]
+    out.unpack(names, "leaves")
+    return out.function("leaves", _build(out, treedef, names))
+
+
+# ---- donated memory ----
+
+
+class Donated(Deleted):
+    """Stands in an Array that was donated to a jitted call."""
+
+    __slots__ = ("path", "function", "line")
+
+    def __init__(self, path: str, function: str, line: Any, aval: Any) -> None:
+        self.path, self.function, self.line, self.aval = path, function, line, aval
+
+    @property
+    def why(self) -> str:  # type: ignore[override]
+        """Which argument of which call."""
+        return f"{self.path} was donated to {self.function} at {self.line}"
+
+
+def _marks(
+    paths: Sequence[str], avals: Sequence[Any], function: str
+) -> Callable[[Any], list[Donated]]:
+    """What stands in donated arrays, by the line of the call: made once for each line."""
+    known: dict[tuple[int, int], list[Donated]] = {}
+
+    def marks(line: Any) -> list[Donated]:
+        key = (id(line.code), line.line)  # the marks keep the code object alive
+        found = known.get(key)
+        if found is None:
+            if len(known) >= _LINES:
+                known.clear()
+            found = [Donated(path, function, line, a) for path, a in zip(paths, avals)]
+            known[key] = found
+        return found
+
+    return marks
+
+
+class ArrayPool:
+    """Arrays without memory: those donated to a call become the results of the next call but one,
+    if nobody else has them by then. Making and freeing as many costs more than the rest of a call.
+    """
+
+    def __init__(self, sigs: Sequence[Any]) -> None:
+        self._sigs = sigs
+        self._kept: list[list[Array]] = []
+
+    def take(self) -> list[Array]:
+        """An array without memory for each signature, nobody else's."""
+        found = self._kept.pop() if self._kept else None
+        if found is not None and sum(map(getrefcount, found)) == _ALONE * len(found):
+            if not sum(map(getweakrefcount, found)):
+                return found
+        return [Array(None, s) for s in self._sigs]
+
+    def keep(self, arrays: list[Array]) -> None:
+        """Hold arrays of these signatures that were just donated until a call can use them."""
+        self._kept = [arrays]
+
+
+# What counting the references of an object gives that a list alone holds.
+_ALONE = next(map(getrefcount, [object()]))
+
+
+def _pooled(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:
+    """{result: donated argument of its signature}, for as many results as there are."""
+    free: dict[Any, list[int]] = {}
+    for k, s in reversed(list(enumerate(donated))):
+        free.setdefault(s, []).append(k)
+    return {i: free[s].pop() for i, s in enumerate(sigs) if free.get(s)}
+
+
+# ---- states ----
+
+# Stands for a state among the arguments and results of a call that carries one.
+_STATE = object()
+
+
+@dataclasses.dataclass
+class _Carried:
+    """A state that a call carries: the arguments and the structure of results with one leaf for
+    it."""
+
+    values: tuple
+    out_tree: tree.PyTreeDef
+    layout: Layout
+    carry: Carry
+    place: int  # of the state among the leaves of the result
+    results: range  # its leaves' numbers among the program's results
+    inputs: range  # and among its arguments
+
+
+def _carried(
+    values: tuple, sigs: Sequence[Any], program: Any, executable: Executable,
+    donated: Sequence[int],
+) -> _Carried | None:  # fmt: skip
+    """How a call carries its state: it has one, which is donated and nothing else is, and the
+    executable updates it in place."""
+    is_state = lambda x: type(x) is TrainState
+    given = tree.leaves(values, is_leaf=is_state)
+    whole = tree.unflatten(program.out_tree, [_Leaf("")] * program.out_tree.num_leaves)
+    returned = tree.leaves(whole, is_leaf=is_state)
+    inputs = [i for i, x in enumerate(given) if is_state(x)]
+    outs = [k for k, x in enumerate(returned) if is_state(x)]
+    if len(inputs) != 1 or len(outs) != 1:
+        return None
+    state, place = given[inputs[0]], outs[0]
+    layout, leaves = state._layout, tree.leaves(state)
+    # Static leaves are not inputs of the program.
+    first = sum(is_value(x) for x in given[: inputs[0]])
+    inside, results = range(first, first + layout.count), range(place, place + layout.count)
+    if returned[place]._layout is not layout or list(donated) != list(inside):
+        return None
+    carry = executable.carry(len(program.captured) + first, place, layout.count)
+    kept = list(sigs[place : results.stop])
+    if (
+        carry is None
+        or any(type(x) is not Array for x in leaves)
+        or [x.sig for x in leaves] != kept
+    ):
+        return None
+    if program.key_uses is not None and program.key_uses.same:
+        return None  # marks of keys go by arrays, which a carried state lacks
+    carry.sigs = kept
+    swapped = tree.map(lambda x: _STATE if x is state else x, values, is_leaf=is_state)
+    out_tree = tree.structure(whole, is_leaf=is_state)
+    return _Carried(swapped, out_tree, layout, carry, place, results, inside)
+
+
+# ---- a whole call ----
+
+
+def fast_call(
+    spec: Any, args: tuple, kwargs: dict[str, Any], program: Any, executable: Executable,
+    place: Device, donated: Sequence[int],
+) -> Callable | None:  # fmt: skip
+    """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
+
+    Like means: equal structure and static values, and for each leaf an array of the same signature,
+    a number of the same type, or an equal static leaf; what the program read is as it was. Numbers
+    and ndarrays go to `place`. A donated `TrainState` that comes back is one leaf where the
+    executable can `carry` it. None where the structure has no known form, or a leaf is a tracer.
+
+    The function refers to no program and holds no captured arrays: `bound` gives it those.
+    """
+    out = Writer()
+    out.space |= {"Array": Array, "new": Array.__new__, "as_array": as_array, "where": where}
+    out.space |= {"from_numpy": from_numpy, "fitted": fitted}
+    out.space |= {"failed": partial(_failed, executable), "place": place}
+    sigs = [
+        sig(s.aval, s.device, s.dense, w)
+        for s, w in zip(executable.sigs, program.outs_weak, strict=True)
+    ]
+    static, values = spec.static(args, kwargs), spec.without_static(args, kwargs)
+    carried = _carried(values, sigs, program, executable, donated) if donated else None
+    leaves = _take_out(out, spec, carried.values if carried else values, static)
+    inputs = None if leaves is None else _check_leaves(out, leaves)
+    if inputs is None:
+        return None
+    state = next((at for at, x in leaves or () if x is _STATE), "")
+    if program.reads is not None:
+        out.lines += ["try:", f"    if not ({program.reads.text(out.name)}): return MISS"]
+        out.lines.append("except AttributeError: return MISS")
+    arrays = [f"k{i}" for i in range(len(program.captured))] + [at for at, _ in inputs]
+    if carried is None:
+        return _run_plain(out, spec, arrays, inputs, sigs, program, executable, donated)
+    return _run_carried(out, spec, arrays, inputs, sigs, program, carried, state)
+
+
+def bound(call: Callable, captured: Sequence[Any]) -> Callable:
+    """What `fast_call` made, for the captured arrays of one copy of the program."""
+    if not captured:
+        return call
+    space: dict[str, Any] = call.__globals__  # pyright: ignore[reportFunctionMemberAccess]
+    space = space | {f"k{i}": x for i, x in enumerate(captured)}
+    return types.FunctionType(call.__code__, space)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def explained(error: Exception, arrays: Sequence[Any]) -> Exception:
+    """The error of a call: that an array was donated before, where that is so."""
+    for x in arrays:
+        if type(x) is Array and isinstance(x.data, Deleted):
+            return x.data.error()
+    return error
+
+
+def _failed(executable: Executable, error: Exception, arrays: Sequence[Any]) -> Exception:
+    return explained(executable.explained(error), arrays)
+
+
+def _take_out(
+    out: Writer, spec: Any, values: tuple, static: dict[int | str, Any]
+) -> list[tuple[str, Any]] | None:
+    """Write the lines that take the leaves out of args and kwargs, as they are written, and give
+    (name, example) in the order in which the program takes them."""
+    args, kwargs = values
+    given = [k for k in static if isinstance(k, str)]
+    out.missing(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs) + len(given)}")
+    names = [out.fresh() for _ in args]
+    out.unpack(names, "args")
+    places: dict[int | str, str] = dict(enumerate(names))
+    for k in sorted([*kwargs, *given]):
+        places[k] = out.fresh()
+        out.lines += [f"try: {places[k]} = kwargs[{k!r}]", "except KeyError: return MISS"]
+    found: dict[int | str, list[tuple[str, Any]]] = {}
+    for k, at in places.items():
+        found[k] = []
+        if k in static:
+            _refuse_others(out, at, static[k])
+        elif not flatten_source(out, at, args[k] if isinstance(k, int) else kwargs[k], found[k]):
+            return None
+    inside, named = spec.placed(
+        tuple([found[i] for i in range(len(args))]),
+        {k: each for k, each in found.items() if isinstance(k, str)},
+    )
+    return [x for each in (*inside, *[named[k] for k in sorted(named)]) for x in each]
+
+
+def _check_leaves(out: Writer, leaves: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]] | None:
+    """Write the lines that compare leaves with those of the example; the ones that are inputs of
+    the program, or None where there can be no such lines."""
+    inputs, checks = [], []
+    for at, x in leaves:
+        kind = type(x)
+        if x is _STATE:
+            continue
+        if kind is Array:
+            checks.append(f"{at}.sig is not {out.name(x.sig)}")
+        elif isinstance(x, (np.ndarray, np.generic)) or offers_array(kind):
+            x = as_array(x, None, out.space["place"])
+            out.missing(f"type({at}) is not {out.name(kind)}")
+            out.lines.append(f"{at} = as_array({at}, None, place)")
+            checks.append(f"{at}.sig is not {out.name(x.sig)}")
+        elif kind in SCALARS:
+            out.missing(f"type({at}) is not {kind.__name__}")
+            number = f"fitted({at}, {out.name(scalar_dtype(kind))})"
+            out.lines.append(f"{at} = from_numpy({number}, place)")
+        elif hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
+            return None
+        else:
+            _refuse_others(out, at, x)
+            continue
+        inputs.append((at, x))
+    if checks:
+        # Anything but an array has no signature.
+        out.lines += ["try:", f"    if {' or '.join(checks)}: return MISS"]
+        out.lines.append("except AttributeError: return MISS")
+    return inputs
+
+
+def _run(out: Writer, results: str, given: str, arrays: Sequence[str]) -> None:
+    out.lines += [
+        "try:", f"    {results}run({given})", "except Exception as error:",
+        f"    raise failed(error, [{', '.join(arrays)}]) from None",
+    ]  # fmt: skip
+
+
+def _use_keys(out: Writer, uses: Uses | None, inputs: Sequence[tuple[str, Any]]) -> None:
+    if uses is not None:
+        out.space["before_call"] = before_call
+        out.lines.append(f"before_call({out.name(uses)}, [{', '.join([at for at, _ in inputs])}])")
+
+
+def _run_plain(
+    out: Writer, spec: Any, arrays: Sequence[str], inputs: Sequence[tuple[str, Any]],
+    sigs: Sequence[Any], program: Any, executable: Executable, donated: Sequence[int],
+) -> Callable:  # fmt: skip
+    """Write the run from storages to storages, the marks of donated arrays, and the results."""
+    _use_keys(out, program.key_uses, inputs)
+    out.space |= {"run": executable.run, "own": executable.own}
+    lent = [inputs[i] for i in donated]
+    results = [f"y{i}" for i in range(len(sigs))]
+    pooled = _pooled(sigs, [x.sig for _, x in lent])
+    for i in pooled:
+        results[i] = f"s{i}"
+    if pooled:
+        pool = out.name(ArrayPool([sigs[i] for i in pooled]))
+        out.unpack([results[i] for i in pooled], f"{pool}.take()")
+    storages = [
+        f"own({a})" if i in executable.overwritten else f"{a}.data" for i, a in enumerate(arrays)
+    ]
+    # Results go where they belong as they are unpacked: pooled arrays need no more than that.
+    places = "".join(f"{y}.data, " if i in pooled else f"{y}, " for i, y in enumerate(results))
+    _run(out, f"{places}= " if places else "", f"[{', '.join(storages)}]", arrays)
+    if donated:
+        paths = program.jaxpr.labels[len(program.captured) :]
+        avals = [x.sig.aval for _, x in lent]
+        out.space["marks"] = _marks([paths[i] for i in donated], avals, spec.name)
+        out.unpack([f"{at}.data" for at, _ in lent], "marks(where(depth=4))")
+    if pooled:
+        worn = ", ".join([lent[k][0] for k in pooled.values()])
+        out.lines.append(f"{pool}.keep([{worn}])")
+    made = [(y, s) for i, (y, s) in enumerate(zip(results, sigs)) if i not in pooled]
+    return _results(out, program.out_tree, results, made, len(sigs), program.key_uses, inputs)
+
+
+def _run_carried(
+    out: Writer, spec: Any, arrays: Sequence[str], inputs: Sequence[tuple[str, Any]],
+    sigs: Sequence[Any], program: Any, carried: _Carried, state: str,
+) -> Callable:  # fmt: skip
+    """The same where a state goes through as one value."""
+    uses, carry, layout = program.key_uses, carried.carry, carried.layout
+    if uses is not None:  # those of the state are given up
+        uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in carried.inputs]))
+    out.space |= {"held": held, "holding": holding, "give_up": give_up, "run": carry.run}
+    out.space |= {"layout": layout, "sigs": carry.sigs}
+    out.lines.append(f"memory = held({state}, layout, sigs)")
+    out.missing("memory is None")
+    _use_keys(out, uses, inputs)
+    storages = ", ".join([f"{a}.data" for a in arrays])
+    _run(out, "after, others = ", f"memory, [{storages}]", arrays)
+    results = [f"y{i}" for i in range(len(sigs) - layout.count)]
+    out.unpack(results, "others")
+    paths, avals = program.jaxpr.labels[len(program.captured) :], [s.aval for s in carry.sigs]
+    out.space["marks"] = _marks(
+        ["a state", *[paths[i] for i in carried.inputs]], ["of a state", *avals], spec.name
+    )
+    out.lines += [
+        "mark, *marked = marks(where(depth=4))",
+        "if type(memory) is list:",
+        "    for x, m in zip(memory, marked): x.data = m",
+        f"give_up({state}, mark)",
+    ]
+    rest = [s for k, s in enumerate(sigs) if k not in carried.results]
+    made = list(zip(results, rest))
+    results.insert(carried.place, "holding(layout, after)")
+    return _results(out, carried.out_tree, results, made, len(rest), None, inputs)
+
+
+def _results(
+    out: Writer, out_tree: tree.PyTreeDef, results: Sequence[str],
+    made: Sequence[tuple[str, Any]], count: int, uses: Uses | None,
+    inputs: Sequence[tuple[str, Any]],
+) -> Callable:  # fmt: skip
+    """Write how arrays are made of storages and put together; the function that is written then."""
+    if count >= _MANY:
+        out.space["gc"] = gc
+        out.lines += ["collects = gc.isenabled()", "gc.disable()"]
+    for y, s in made:
+        out.lines.append(f"a = new(Array); a.data = {y}; a.sig = {out.name(s)}; {y} = a")
+    if uses is not None and uses.same:
+        out.space["after_call"] = after_call
+        given, outs = ", ".join([at for at, _ in inputs]), ", ".join(results)
+        out.lines.append(f"after_call({out.name(uses)}, [{given}], [{outs}])")
+    text = _build(out, out_tree, results)
+    if count >= _MANY:
+        out.lines += ["try:", f"    result = {text}", "finally:", "    if collects: gc.enable()"]
+        text = "result"
+    return out.function("args, kwargs", text)
+
+
+__all__ = ["ArrayPool", "Donated", "MISS", "bound", "builder", "explained", "fast_call"]

@@ -1,0 +1,406 @@
+"""jit: trace a function once per signature, compile it, and run the executable from then on.
+
+Arrays and numbers are traced; leaves of other types are static by themselves, by type and content.
+What a function reads beside its arguments (globals, closures) is as it was when it was traced; what
+a bound method or a partial brings along, and attributes of objects among the arguments, are looked
+at in every call (see `reads.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from genesis_fn.core import config, device as devices, errors
+from genesis_fn.core.array import Array, Deleted, from_numpy, like, live, stored
+from genesis_fn.core.collector import no_collection
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.executable import Executable
+from genesis_fn.core.primitive import Tracer, beside, ctx, marked, surroundings
+from genesis_fn.core.source import warn, where
+from genesis_fn.core.static import Frozen, meaning
+from genesis_fn.core.traceback import trimmed
+from genesis_fn.transforms.call import jit_p
+from genesis_fn.transforms.copies import Copied
+from genesis_fn.transforms.flat import FlatFunction
+from genesis_fn.transforms.jit.aot import Traced
+from genesis_fn.transforms.jit.argspec import ArgSpec, Arguments
+from genesis_fn.transforms.jit.call_codegen import MISS, Donated, bound, explained, fast_call
+from genesis_fn.transforms.jit.captures import Captured, captures_of
+from genesis_fn.transforms.jit.jit_cache import (
+    LARGE,
+    Cache,
+    Program,
+    Shelf,
+    forget,
+    forget_all,
+    shelf_of,
+)
+from genesis_fn.transforms.jit.reads import owners, reads_of
+from genesis_fn.transforms.jit.retrace import RecompilationWarning, difference, show_key
+from genesis_fn.transforms.key_uses import after_call, before_call, user_call
+from genesis_fn.transforms.stage import stage
+
+log = logging.getLogger("genesis_fn")
+
+_live: weakref.WeakSet[JitFunction] = weakref.WeakSet()
+
+
+class JitFunction(Copied):
+    """The callable that `jit` returns."""
+
+    def __init__(self, fun: Callable, options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, fun)
+        self.fun, self.options = fun, options
+        self.spec = ArgSpec(fun, options)
+        self.cache = Cache()
+        # Whether it brings along what may change: a method's object, a partial's arguments.
+        self.owned = any(True for _ in owners(fun))
+        _live.add(self)
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        return JitFunction, (self.fun, self.options)
+
+    def __repr__(self) -> str:
+        return f"<jit of {self.spec.name}: {len(self.cache.programs)} programs>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        # A jitted method: `self` is an argument like any other.
+        return self if instance is None else functools.partial(self, instance)
+
+    # ---- the call ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            settings = config.current()
+            if ctx.trace is None and ctx.watch is None and not ctx.axes:
+                for known, call in self.cache.fast:
+                    if known is settings:
+                        result = call(args, kwargs)
+                        if result is not MISS:
+                            return result
+            return self._full(args, kwargs, settings)
+        except Exception as error:
+            raise trimmed(error)  # noqa: B904
+
+    def _full(self, args: tuple, kwargs: dict[str, Any], settings: config.Config) -> Any:
+        """Any call. What it needs is looked up, or else made by one of three passes: `_trace` the
+        program, `_compile` the executable, `_generate` the function for further calls like this."""
+        if settings.disable_jit:
+            return self.fun(*args, **kwargs)
+        given = self.spec.bind(args, kwargs)
+        if ctx.trace is not None:
+            program = self._program(given, settings)
+            outs = user_call(jit_p, *program.captured, *given.arrays(), jaxpr=program.jaxpr)
+            return program.build(marked(outs, program.outs_weak))
+        for x in given.leaves:
+            if isinstance(x, Tracer):
+                raise x._trace.leaked(x)
+            if type(x) is Array and isinstance(x.data, Deleted):
+                raise x.data.error()
+        with self.cache.lock:
+            program = self._program(given, settings)
+            place = self._device(given, program)
+            donated = self.spec.donated(given)
+            executable = program.executables.get((place, donated))
+            if executable is None:
+                executable = self._compile(program, place, donated, settings)
+            if not (settings.debug_nans or settings.debug_infs or ctx.watch or ctx.axes):
+                form = (settings, len(args), *sorted(kwargs), *given.kinds())
+                if form not in program.calls:
+                    self._generate(form, args, kwargs, program, executable, place, donated)
+                call = program.calls[form]
+                if call is not None:
+                    self.cache.add_fast(settings, bound(call, program.captured))
+        return self._run(program, executable, given.arrays(place), donated)
+
+    def _run(
+        self, program: Program, executable: Executable, arrays: list[Array],
+        donated: Sequence[int],
+    ) -> Any:  # fmt: skip
+        """The result of a compiled program for its inputs after the captured ones."""
+        settings = config.current()
+        replay = ctx.watch or settings.debug_nans or settings.debug_infs
+        held = [*program.captured, *arrays] if replay else []
+        if donated:  # the inputs are needed again
+            held = list(map(_copy, held))
+        if program.key_uses is not None:
+            before_call(program.key_uses, arrays)
+        try:
+            outs = executable(*program.captured, *arrays)
+        except Exception as error:
+            raise explained(error, [*program.captured, *arrays]) from None
+        if program.key_uses is not None:
+            after_call(program.key_uses, arrays, outs)
+        for i in donated:
+            path = program.jaxpr.labels[len(program.captured) + i]
+            arrays[i].data = Donated(path, self.spec.name, where(), arrays[i].aval)
+        if replay:
+            from genesis_fn.transforms.nan_trace import check_outputs
+
+            check_outputs(program.jaxpr, held, outs)
+        return program.build(marked(outs, program.outs_weak) if program.weak else outs)
+
+    def _program(self, given: Arguments, settings: config.Config) -> Program:
+        # What is captured while tracing is made beside the arguments.
+        near = beside(given.leaves)
+        key = (*given.key(), surroundings(), near.place)
+        cache = self.cache
+        with cache.lock:
+            for program in cache.variants.get(key, ()):
+                if program.reads is None or program.reads.same():
+                    cache.variants.move_to_end(key)
+                    return program
+            with near:
+                return self._trace(key, given, settings)
+
+    def _device(self, given: Arguments, program: Program) -> devices.Device:
+        """Where a call runs: where its arrays are, or else those that the program captured."""
+        found = {x.sig.device: i for i, x in enumerate(given.leaves) if type(x) is Array}
+        if len(found) > 1:
+            places = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(found.items())[:4])
+            raise errors.DeviceError(
+                f"{self.spec.name}: arguments on several devices: {places}\n"
+                f"  at {where().describe()}\n  move them with device_put(x, device)"
+            )
+        if not found:
+            return program.captured[0].device if program.captured else devices.default_device()
+        return next(iter(found))
+
+    # ---- the passes ----
+
+    def _trace(self, key: tuple, given: Arguments, settings: config.Config) -> Program:
+        """The program of new arguments: that of another function of the same meaning, or a trace of
+        this one, which is kept for others of its meaning."""
+        shelf = self._shelf(given)
+        program = shelf.get(key) if shelf is not None else None
+        if program is None:
+            program = self._staged(given)
+            if not program.cacheable:
+                return program
+            self._explain_retrace(program, settings)
+            # What the trace itself changed it would have to change for others too.
+            if shelf is not None and shelf is self._shelf(given):
+                shelf.put(key, program)
+        self.cache.put(key, program)
+        return program
+
+    def _shelf(self, given: Arguments) -> Shelf | None:
+        """Where programs for these static values are shared with functions of the same meaning.
+        Asked for whenever the function would be traced: what it reads may have changed since."""
+        if self.owned or not all(v.fixed and not v.weak for v in given.frozen()):
+            return None
+        known = meaning(self.fun)
+        if known is None:
+            return None
+        return shelf_of(known, tuple(map(repr, self.options.values())))
+
+    def _staged(self, given: Arguments) -> Program:
+        spec = self.spec
+        if ctx.no_tracing:
+            raise errors.GenesisError(
+                f"{spec.name} would have to be traced within no_tracing()\n"
+                f"  called at {where().describe()}"
+            )
+        paths, frozen = spec.paths(given.values), given.frozen()
+        dynamic = [i for i, x in enumerate(given.leaves) if type(x) is not Frozen]
+        objects = [x for v in frozen for x in v.objects]
+        reads = reads_of(self.fun, objects) if self.owned or objects else None
+
+        def f(args: tuple, kwargs: dict) -> Any:
+            return spec.call(args, kwargs, given.statics)
+
+        flat = FlatFunction(f, given.treedef)
+        flat.f.__name__ = spec.name
+
+        def body(*tracers: Any) -> list[Any]:
+            filled = [x.value if type(x) is Frozen else x for x in given.leaves]
+            for i, t in zip(dynamic, tracers):
+                filled[i] = t
+            return flat(*filled)
+
+        kinds = [as_array(given.leaves[i]) for i in dynamic]
+        with contextlib.nullcontext() if reads is None else reads, no_collection():
+            jaxpr, captured = stage(
+                body, [k.aval for k in kinds], name=spec.name,
+                labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
+            )  # fmt: skip
+        for v in frozen:
+            v.settle()
+        keys = (given.statics, given.shapes(), surroundings())
+        program = Program(jaxpr, captured, flat, keys, paths, reads)
+        self._warn_captures(program)
+        return program
+
+    def _compile(
+        self, program: Program, place: devices.Device, donated: tuple[int, ...],
+        settings: config.Config,
+    ) -> Executable:  # fmt: skip
+        """The executable of a program for a device, which may reuse the donated inputs."""
+        if settings.log_compiles:
+            log.warning("compiling %s for %s", self.spec.name, program.jaxpr.in_avals)
+        mask = program.mask(donated)
+        with no_collection():
+            executable = place.backend.compile(program.jaxpr, place, mask, self.options["compiler"])
+        self._check_donation(executable, program)
+        program.executables[place, donated] = executable
+        return executable
+
+    def _generate(self, form: tuple, args: tuple, kwargs: dict[str, Any], *compiled: Any) -> None:
+        """The function for calls of one form, if it can be had."""
+        program, executable, place, donated = compiled
+        call = fast_call(self.spec, args, kwargs, program, executable, place, donated)
+        program.add_call(form, call)
+
+    # ---- what is said about programs ----
+
+    def _check_donation(self, executable: Executable, program: Program) -> None:
+        unused, action = executable.unused_donations, self.options["on_unusable_donation"]
+        if not unused or action == "ignore":
+            return
+        labels = program.jaxpr.labels
+        text = "; ".join(f"{labels[i]} ({why})" for i, why in unused[:4])
+        text += f"; and {len(unused) - 4} more" if len(unused) > 4 else ""
+        message = (
+            f"{self.spec.name}: {len(unused)} donated inputs cannot be reused: {text}\n"
+            f"  called at {where().describe()}\n"
+            "  donate only what the function returns in updated form, or pass "
+            'on_unusable_donation="ignore"'
+        )
+        if action == "error":
+            raise errors.DonatedError(message)
+        warn(message)
+
+    def _explain_retrace(self, program: Program, settings: config.Config) -> None:
+        """Warn of a new program, or refuse it, where there are many already."""
+        earlier = self.cache.programs
+        count, limit = len(earlier) + 1, self.options["max_traces"]
+        if limit is not None and count > limit:
+            raise errors.GenesisError(
+                f"{self.spec.name} was traced {count} times, but max_traces={limit}\n"
+                f"  {difference(program, earlier, self.spec)}\n  called at {where().describe()}\n"
+                "  keep shapes, dtypes and static values the same, or raise max_traces"
+            )
+        if settings.explain_cache_misses and (
+            count == 3 or (count > 3 and not count & (count - 1))
+        ):
+            warn(
+                f"{self.spec.name} has been traced {count} times\n"
+                f"  {difference(program, earlier, self.spec)}\n  called at {where().describe()}",
+                RecompilationWarning,
+            )
+
+    def _warn_captures(self, program: Program) -> None:
+        large = sum(x.nbytes for x in program.captured if type(x) is Array)
+        if large <= LARGE:
+            return
+        found = captures_of(self.fun, [(program.jaxpr, program.captured)])
+        most = max(found, key=lambda c: c.nbytes)
+        warn(
+            f"{self.spec.name} captured {large >> 20} MiB of arrays from outside; they stay alive "
+            f"with its compiled programs\n  called at {where().describe()}\n"
+            f"  the largest is {most}, first read at {most.line}\n"
+            "  pass them as arguments; .captures lists them"
+        )
+
+    @property
+    def traces(self) -> list[dict[str, str]]:
+        """What the function has been traced for: one {leaf path: type or static value} a
+        program."""
+        return [
+            {
+                **dict(zip(p.paths, map(show_key, p.keys[1]))),
+                **{self.spec.label(n): repr(v) for n, v in p.keys[0]},
+            }
+            for p in self.cache.programs
+        ]
+
+    @property
+    def captures(self) -> list[Captured]:
+        """(name, type, nbytes, line that reads it first) of every array that the traced programs
+        captured from outside."""
+        return captures_of(self.fun, [(p.jaxpr, p.captured) for p in self.cache.programs])
+
+    def cache_size(self) -> int:
+        """How many executables there are."""
+        return sum(len(p.executables) for p in self.cache.programs)
+
+    _cache_size = cache_size
+
+    def clear_cache(self) -> None:
+        """Forget all programs and executables of this function."""
+        forget(self.cache)
+        self.cache.clear()
+
+    # ---- ahead of time ----
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """The program for these arguments (arrays or ShapeDtypeStructs), not yet compiled."""
+        given = self.spec.bind(args, kwargs, shapes=True)
+        return Traced(self, self._staged(given), self.spec.donated(given))
+
+    lower = trace
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The output's shapes and dtypes, without computing it."""
+        return self.trace(*args, **kwargs).out_info
+
+
+def _copy(x: Array) -> Array:
+    return like(x, from_numpy(x.device.backend.to_numpy(stored(live(x))), x.device))
+
+
+def jit(
+    fun: Callable | None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    on_unusable_donation: str = "warn",
+    max_traces: int | None = None,
+    compiler: str | None = None,
+    **ignored: Any,
+) -> Any:
+    """`fun`, traced once per signature of its arguments and compiled.
+
+    Arrays, those of NumPy and torch too, and numbers are traced; leaves of other types are static
+    by themselves, by type and content as they are at each call (ints by `static_argnums` or
+    `static_argnames`). Globals and closures are read while tracing, and never again. Donated
+    arguments lend their memory to the outputs and cannot be used afterwards;
+    `on_unusable_donation` is "warn", "error" or "ignore". `max_traces` turns retracing beyond it
+    into an error. `compiler="inductor"` compiles by TorchInductor on CPU.
+    """
+    options = {
+        "static_argnums": static_argnums, "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums, "donate_argnames": donate_argnames,
+        "on_unusable_donation": on_unusable_donation, "max_traces": max_traces,
+        "compiler": compiler,
+    }  # fmt: skip
+    unknown = set(ignored) - {"inline", "keep_unused", "device", "backend"}
+    if unknown:
+        raise TypeError(
+            f"jit has no option {sorted(unknown)}; it has {', '.join(options)}; what a call may "
+            "overwrite is named by donate_argnums and donate_argnames"
+        )
+    if on_unusable_donation not in ("warn", "error", "ignore"):
+        raise ValueError('on_unusable_donation is "warn", "error" or "ignore"')
+    if fun is None:
+        return lambda f: jit(f, **{k: v for k, v in options.items()})
+    if not callable(fun):
+        raise TypeError(f"jit takes a function, got {fun!r}")
+    return JitFunction(fun, options)
+
+
+def clear_caches() -> None:
+    """Forget every traced program and executable of the process."""
+    forget_all()
+    for f in list(_live):
+        f.cache.clear()
+
+
+__all__ = ["JitFunction", "clear_caches", "jit"]
