@@ -89,7 +89,7 @@ class JitFunction(Copied):
 
     def _full(self, args: tuple, kwargs: dict[str, Any], settings: config.Config) -> Any:
         """Any call. What it needs is looked up, or else made by one of three passes: `_trace` the
-        program, `_compile` the executable, `_generate` the function for further calls like this."""
+        program, `_compile` the executable; `_generate` a function for further calls like this."""
         if settings.disable_jit:
             return self.fun(*args, **kwargs)
         given = self.spec.bind(args, kwargs)
@@ -111,11 +111,7 @@ class JitFunction(Copied):
                 executable = self._compile(program, place, donated, settings)
             if not (settings.debug_nans or settings.debug_infs or ctx.watch or ctx.axes):
                 form = (settings, len(args), *sorted(kwargs), *given.kinds())
-                if form not in program.calls:
-                    self._generate(form, args, kwargs, program, executable, place, donated)
-                call = program.calls[form]
-                if call is not None:
-                    self.cache.add_fast(settings, bound(call, program.captured))
+                self._generate(form, args, kwargs, program, executable, place, donated)
         return self._run(program, executable, given.arrays(place), donated)
 
     def _run(
@@ -250,11 +246,17 @@ class JitFunction(Copied):
         program.executables[place, donated] = executable
         return executable
 
-    def _generate(self, form: tuple, args: tuple, kwargs: dict[str, Any], *compiled: Any) -> None:
-        """The function for calls of one form, if it can be had."""
-        program, executable, place, donated = compiled
-        call = fast_call(self.spec, args, kwargs, program, executable, place, donated)
-        program.add_call(form, call)
+    def _generate(
+        self, form: tuple, args: tuple, kwargs: dict[str, Any], program: Program,
+        executable: Executable, place: devices.Device, donated: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        """Try a function for calls of this form, if it can be had, before the full path."""
+        if form not in program.calls:
+            call = fast_call(self.spec, args, kwargs, program, executable, place, donated)
+            program.add_call(form, call)
+        call = program.calls[form]
+        if call is not None:
+            self.cache.add_fast(form[0], bound(call, program.captured))
 
     # ---- what is said about programs ----
 

@@ -1,0 +1,116 @@
+"""How many modules of the library a call passes through on its way: what somebody reads who follows
+it with a debugger.
+
+Counted are distinct modules of `genesis_fn` of which a Python function is entered, in the calling
+thread, from the call of a jitted function up to that of its executable, for a program of three
+equations. What lies beneath a pass is not counted: the passes make what later calls only look up,
+`JitFunction._trace` (tracing the user's function, or finding the program of one that means the
+same), `_compile` (the backend) and `_generate` (writing the call code). Everything else is: binding
+and flattening the arguments, keys, looking up, errors, settings.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+import genesis_fn as gf
+import genesis_fn.numpy as jnp
+from genesis_fn.transforms.jit import JitFunction
+
+MOST = 6
+
+
+def code_of(function: Any) -> CodeType:
+    return getattr(function, "__func__", function).__code__
+
+
+def modules_entered(
+    call: Callable[[], Any], until: Iterable[Any], beneath: Iterable[Any] = (),
+    start: Any = None,
+) -> list[str]:  # fmt: skip
+    """The modules of the library that `call` enters, in order, from function `start` (or at once)
+    up to the first call of a function in `until`, without what functions in `beneath` call."""
+    found: dict[str, None] = {}
+    ends, passes = set(map(code_of, until)), set(map(code_of, beneath))
+    inside: list[FrameType] = []
+    running = [start is None, False]  # whether it has begun, and ended
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if running[1]:
+            return
+        if event == "call":
+            code = frame.f_code
+            running[0] = running[0] or code is code_of(start)
+            if not running[0]:
+                return
+            if code in ends:
+                running[1] = True
+                return
+            name = frame.f_globals.get("__name__", "")
+            if not inside and name.partition(".")[0] == "genesis_fn":
+                found[name] = None
+            if code in passes:
+                inside.append(frame)
+        elif event == "return" and inside and frame is inside[-1]:
+            inside.pop()
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert running[1], "nothing of `until` was called"
+    return list(found)
+
+
+def program(x: Any, y: Any) -> Any:
+    return jnp.tanh(x * y) + 1.0
+
+
+PASSES = (JitFunction._trace, JitFunction._compile, JitFunction._generate)
+
+
+def check_jit(executable: type) -> None:
+    """Count a first and a second call of a function whose program is an `executable`."""
+    gf.clear_caches()
+    jitted = gf.jit(lambda x, y: program(x, y))
+    xs = jnp.ones(3), jnp.full((3,), 2.0)
+    first = modules_entered(lambda: jitted(*xs), [executable.__call__], PASSES)
+    (found,) = jitted.cache.programs
+    assert len(found.jaxpr.eqns) == 3
+    (compiled,) = found.executables.values()
+    assert type(compiled) is executable
+    second = modules_entered(lambda: jitted(*xs), [compiled.run], PASSES)
+    assert len(first) <= MOST and len(second) <= MOST, (first, second)
+    # The generated call is the whole way: beside it only the settings are looked at.
+    assert second == ["genesis_fn.transforms.jit.function", "genesis_fn.core.config"]
+
+
+@pytest.mark.cpu
+def test_from_a_jitted_call_to_its_executable():
+    from genesis_fn.backends.cpu.compile import CpuExecutable
+
+    check_jit(CpuExecutable)
+
+
+def test_the_count_counts():
+    """It sees what it is to see, and leaves out what lies beneath a pass."""
+    jitted = gf.jit(lambda x, y: program(x, y))
+    xs = jnp.ones(3), jnp.full((3,), 2.0)
+    jitted(*xs)
+    (found,) = jitted.cache.programs
+    (compiled,) = found.executables.values()
+    jitted.cache.fast.clear()
+    full = modules_entered(lambda: jitted(*xs), [type(compiled).__call__])
+    assert "genesis_fn.transforms.jit.argspec" in full and "genesis_fn.core.tree" in full
+    jitted.cache.fast.clear()
+    beneath = [JitFunction._full]
+    with pytest.raises(AssertionError, match="was called"):
+        modules_entered(lambda: None, [compiled.run])
+    rest = modules_entered(lambda: jitted(*xs), [type(compiled).__call__], beneath)
+    assert rest == ["genesis_fn.transforms.jit.function", "genesis_fn.core.config"]
