@@ -178,13 +178,6 @@ def _convert(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> l
     return None
 
 
-# Bits of the significand and of the exponent.
-_FLOATS = {
-    dtypes.F8E4: (4, 4), dtypes.F8E5: (3, 5), dtypes.BF16: (8, 8), dtypes.F16: (11, 5),
-    dtypes.F32: (24, 8), dtypes.F64: (53, 11),
-}  # fmt: skip
-
-
 def holds(wide: DType, narrow: DType) -> bool:
     """Whether every value of dtype `narrow` is one of `wide`."""
     if wide == narrow or narrow == BOOL:
@@ -199,14 +192,14 @@ def holds(wide: DType, narrow: DType) -> bool:
     if dtypes.is_float(narrow):
         if not dtypes.is_float(wide):
             return False
-        (p, q), (a, b) = _FLOATS[wide], _FLOATS[narrow]
+        a, b = dtypes.finfo(wide), dtypes.finfo(narrow)
         # Only with a wider exponent or an equal layout: F8E4 has no infinity.
-        return p >= a and q >= b and dtypes.F8E4 not in (wide,)
+        return a.nmant >= b.nmant and a.nexp >= b.nexp and wide != dtypes.F8E4
     signed = int(dtypes.iinfo(narrow).min) < 0
     bits = 8 * narrow.itemsize - signed
     if dtypes.is_float(wide):
-        p, q = _FLOATS[wide]
-        return p >= bits and 2 ** (q - 1) > bits
+        layout = dtypes.finfo(wide)
+        return layout.nmant + 1 >= bits and 2 ** (layout.nexp - 1) > bits
     return 8 * wide.itemsize - (int(dtypes.iinfo(wide).min) < 0) >= bits and (
         not signed or int(dtypes.iinfo(wide).min) < 0
     )

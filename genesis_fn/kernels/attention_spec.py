@@ -20,7 +20,7 @@ from typing import Any
 
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor
 
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+DTYPES = ("bf16", "fp16", "fp32")
 MAX_HEAD_DIM = 256
 Strides = tuple[int, int, int]
 Shape4 = tuple[int, int, int, int]
@@ -77,9 +77,9 @@ class AttentionSpec:
             raise ValueError(
                 f"attention: head dimensions {self.head_dim} and {self.v_dim} exceed {MAX_HEAD_DIM}"
             )
-        if self.dtype not in DTYPE_BYTES or self.bias_dtype not in DTYPE_BYTES:
+        if self.dtype not in DTYPES or self.bias_dtype not in DTYPES:
             raise ValueError(
-                f"attention: dtypes must be among {sorted(DTYPE_BYTES)}, "
+                f"attention: dtypes must be among {sorted(DTYPES)}, "
                 f"got {self.dtype} (bias {self.bias_dtype})"
             )
         if self.align not in ("start", "end"):

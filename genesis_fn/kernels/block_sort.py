@@ -5,8 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import Buf, Scalar
-from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder, cdiv, next_power_of_two, raw_dtype
+from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.sort_keys import key_constants, ordered
 
 BLOCK = 2048  # the longest row that one program sorts

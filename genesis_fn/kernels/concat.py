@@ -15,14 +15,9 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import (
-    INT32_MAX,
-    ITEMSIZE,
-    PlanBuilder,
-    cdiv,
-    next_power_of_two,
-)
+from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 
 MOST = 8  # operands of one launch
 TILE = 256

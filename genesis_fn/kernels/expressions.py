@@ -25,25 +25,9 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.lowering import IN_KERNELS, Elementwise
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.kernels.dtypes import MEMORY
 from genesis_fn.primitives.elementwise import bitcast_p, convert_p, is_finite, nextafter
 from genesis_fn.primitives.shape import reduce_precision_p
-
-NAMES: Mapping[DType, str] = {
-    dtypes.BOOL: "i1", dtypes.I8: "i8", dtypes.I16: "i16", dtypes.I32: "i32", dtypes.I64: "i64",
-    dtypes.U8: "u8", dtypes.U16: "u16", dtypes.U32: "u32", dtypes.U64: "u64",
-    dtypes.F8E4: "fp8e4nv", dtypes.F8E5: "fp8e5", dtypes.BF16: "bf16", dtypes.F16: "fp16",
-    dtypes.F32: "fp32", dtypes.F64: "fp64",
-}  # fmt: skip
-"""What `kernels.launch` calls each dtype; complex types are missing, the hardware has none."""
-
-MEMORY: Mapping[DType, str] = {
-    dtypes.BOOL: "tl.int1", dtypes.I8: "tl.int8", dtypes.I16: "tl.int16", dtypes.I32: "tl.int32",
-    dtypes.I64: "tl.int64", dtypes.U8: "tl.uint8", dtypes.U16: "tl.uint16",
-    dtypes.U32: "tl.uint32", dtypes.U64: "tl.uint64", dtypes.F8E4: "tl.float8e4nv",
-    dtypes.F8E5: "tl.float8e5", dtypes.BF16: "tl.bfloat16", dtypes.F16: "tl.float16",
-    dtypes.F32: "tl.float32", dtypes.F64: "tl.float64",
-}  # fmt: skip
-"""Text of the Triton type of each dtype in memory."""
 
 MODULES = ("genesis_fn.kernels.language", "genesis_fn.kernels.device_functions")
 """The modules whose functions the text uses."""
@@ -100,8 +84,6 @@ _FAST = {
 }  # fmt: skip
 _NEAR = _FAST | {"log": "log"}
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
-_LAYOUT = {dtypes.F16: (5, 10), dtypes.BF16: (8, 7), dtypes.F32: (8, 23), dtypes.F64: (11, 52)}
-
 
 Writer = Callable[..., str]
 _WRITERS: dict[Primitive, Writer] = {}
@@ -194,9 +176,9 @@ def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
 def _reduce_precision(
     texts: Sequence[str], kind: DType, *, exponent_bits: int, mantissa_bits: int
 ) -> str:
-    layout = _LAYOUT.get(kind, (8, 23))
+    layout = dtypes.finfo(kind if kind.itemsize > 1 else dtypes.F32)
     return (
-        f"reduce_precision({texts[0]}, {MEMORY[kind]}, {layout[0]}, {layout[1]}, "
+        f"reduce_precision({texts[0]}, {MEMORY[kind]}, {layout.nexp}, {layout.nmant}, "
         f"{exponent_bits}, {mantissa_bits})"
     )
 
@@ -215,6 +197,6 @@ def _is_finite(texts: Sequence[str], kind: DType) -> str:
 
 
 __all__ = [
-    "MEMORY", "MODULES", "NAMES", "PRELUDE", "expression", "has_expression", "literal",
+    "MODULES", "PRELUDE", "expression", "has_expression", "literal",
     "loaded", "register", "rounded", "stored", "template", "writes",
 ]  # fmt: skip

@@ -8,31 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import ml_dtypes
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
-_RAW = {
-    tl.bfloat16: np.dtype(ml_dtypes.bfloat16),
-    tl.float8e4nv: np.dtype(ml_dtypes.float8_e4m3fn),
-    tl.float8e5: np.dtype(ml_dtypes.float8_e5m2),
-}
-_PLAIN = {
-    tl.int1: np.bool_,
-    tl.int8: np.int8,
-    tl.int16: np.int16,
-    tl.int32: np.int32,
-    tl.int64: np.int64,
-    tl.uint8: np.uint8,
-    tl.uint16: np.uint16,
-    tl.uint32: np.uint32,
-    tl.uint64: np.uint64,
-    tl.float16: np.float16,
-    tl.float32: np.float32,
-    tl.float64: np.float64,
-}
+from genesis_fn.core import dtypes
+from genesis_fn.kernels.dtypes import TYPES
+
+_DTYPES = {getattr(tl, name): d for d, name in TYPES.items()}
+_RAW = {t: d for t, d in _DTYPES.items() if d in dtypes.NARROW and d != dtypes.F16}
 _LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0}
 
 
@@ -66,7 +51,7 @@ def cast(x: tl.tensor, dtype: tl.dtype) -> tl.tensor:
     if dtype == tl.int1:
         return _tensor(values != 0, dtype, x)
     with np.errstate(all="ignore"):
-        return _tensor(values.astype(_RAW.get(dtype) or _PLAIN[dtype]), dtype, x)
+        return _tensor(values.astype(_DTYPES[dtype]), dtype, x)
 
 
 def up(x: tl.tensor) -> tl.tensor:
@@ -83,7 +68,7 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor, precision: str) -> tl.tensor
     left, right = _values(a), _values(b)
     if a.dtype == tl.float32 and _plain(precision) in ("default", "tf32"):
         left, right = _tf32(left), _tf32(right)
-    wide = _PLAIN[acc.dtype]
+    wide = _DTYPES[acc.dtype]
     return _tensor(
         acc.handle.data + np.matmul(left.astype(wide), right.astype(wide)), acc.dtype, acc
     )
@@ -96,7 +81,7 @@ def _function(f: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
             np.array(_values(x)) if isinstance(x, tl.tensor) else np.asarray(_plain(x))
             for x in operands
         ]
-        arrays = [x.astype(_PLAIN[first.dtype], copy=False) for x in np.broadcast_arrays(*arrays)]
+        arrays = [x.astype(_DTYPES[first.dtype], copy=False) for x in np.broadcast_arrays(*arrays)]
         result = f(*(torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)).numpy()
         blocks = [x for x in operands if isinstance(x, tl.tensor) and x.type.is_block()]
         return _tensor(result.reshape(arrays[0].shape), first.dtype, (blocks or [first])[0])

@@ -15,10 +15,11 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.cross_entropy import CrossEntropy, add_row_losses
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.matmul import plan_matmul
 from genesis_fn.kernels.matmul_spec import Epilogue, MatmulSpec
-from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder, accumulator, cdiv
+from genesis_fn.kernels.planning import PlanBuilder, accumulator, cdiv
 
 LOGITS_BYTES = 1 << 30
 REDUCTIONS = ("mean", "sum")

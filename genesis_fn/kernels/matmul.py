@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan, Scalar, Workspace
 from genesis_fn.kernels.matmul_source import (
     Text,
@@ -23,7 +24,7 @@ from genesis_fn.kernels.matmul_source import (
     reduction_source,
     tiled_source,
 )
-from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Epilogue, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_spec import Config, Epilogue, Hooks, MatmulSpec
 from genesis_fn.kernels.matmul_tuning import (
     TENSOR_CORE_DTYPES,
     configs,

@@ -10,7 +10,8 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Hooks, MatmulSpec
+from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
+from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
 
 _TL = {
     "fp64": "tl.float64",

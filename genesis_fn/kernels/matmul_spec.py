@@ -5,24 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-ITEMSIZE = {
-    "fp64": 8,
-    "fp32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "fp8e4nv": 1,
-    "fp8e5": 1,
-    "i1": 1,
-    "i8": 1,
-    "i16": 2,
-    "i32": 4,
-    "i64": 8,
-    "u8": 1,
-    "u16": 2,
-    "u32": 4,
-    "u64": 8,
-}
-FLOAT8 = ("fp8e4nv", "fp8e5")
+from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
+
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 PRECISIONS = ("default", "tf32", "tf32x3", "ieee")
 

@@ -7,8 +7,9 @@ import math
 from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.matmul_source import joins_gate
-from genesis_fn.kernels.matmul_spec import FLOAT8, ITEMSIZE, Config, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
 from genesis_fn.kernels.prepared import copies, prepared_spec
 
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import (
     Argument,
     Buf,
@@ -16,27 +17,6 @@ from genesis_fn.kernels.launch import (
     Scalar,
     Workspace,
 )
-
-ITEMSIZE: Mapping[str, int] = {
-    "fp8e4nv": 1,
-    "fp8e5": 1,
-    "i1": 1,
-    "i8": 1,
-    "u8": 1,
-    "i16": 2,
-    "u16": 2,
-    "fp16": 2,
-    "bf16": 2,
-    "i32": 4,
-    "u32": 4,
-    "fp32": 4,
-    "i64": 8,
-    "u64": 8,
-    "fp64": 8,
-}
-
-FLOATING = frozenset({"fp8e4nv", "fp8e5", "fp16", "bf16", "fp32", "fp64"})
-UNSIGNED = frozenset({"i1", "u8", "u16", "u32", "u64"})
 
 INT32_MAX = 2**31 - 1
 

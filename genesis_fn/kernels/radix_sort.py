@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import Buf, Scalar
-from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder, cdiv, raw_dtype
+from genesis_fn.kernels.planning import PlanBuilder, cdiv, raw_dtype
 from genesis_fn.kernels.scan import Scan, add_scan
 from genesis_fn.kernels.sort_keys import key_constants, ordered
 

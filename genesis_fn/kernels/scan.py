@@ -13,17 +13,10 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.dtypes import FLOATING, ITEMSIZE, UNSIGNED
 from genesis_fn.kernels.language import cast, log1p, up
 from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import (
-    FLOATING,
-    INT32_MAX,
-    ITEMSIZE,
-    UNSIGNED,
-    PlanBuilder,
-    cdiv,
-    next_power_of_two,
-)
+from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 
 OPERATIONS = ("add", "mul", "max", "min", "logaddexp")
 PROGRAMS = 8  # for each multiprocessor, where lines are cut into chunks

@@ -16,17 +16,11 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.block_sort import add_block_sort
+from genesis_fn.kernels.dtypes import FLOATING
 from genesis_fn.kernels.error_word import flag_error
 from genesis_fn.kernels.language import cast, up
 from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import (
-    FLOATING,
-    INT32_MAX,
-    PlanBuilder,
-    cdiv,
-    next_power_of_two,
-    raw_dtype,
-)
+from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.radix_sort import add_radix_sort
 from genesis_fn.kernels.scan import add, multiply, nan_max, nan_min
 

@@ -13,16 +13,10 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.language import cast, up
 from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import (
-    ITEMSIZE,
-    PlanBuilder,
-    Tile,
-    add_row_kernel,
-    fits_registers,
-    row_tile,
-)
+from genesis_fn.kernels.planning import PlanBuilder, Tile, add_row_kernel, fits_registers, row_tile
 
 KINDS = ("softmax", "log_softmax", "logsumexp")
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.planning import FLOATING, UNSIGNED
-
-INFINITY = {
-    "fp64": 0x7FF0000000000000,
-    "fp32": 0x7F800000,
-    "bf16": 0x7F80,
-    "fp16": 0x7C00,
-    "fp8e5": 0x7C,
-    "fp8e4nv": 0x7E,  # no infinity: the largest finite number
-}
+from genesis_fn.kernels.dtypes import DTYPES, FLOATING, UNSIGNED
+from genesis_fn.primitives.reduce import extreme_over_nothing
 
 
 @triton.jit
@@ -37,5 +30,7 @@ def ordered(bits, KIND: tl.constexpr, INF: tl.constexpr, DESCENDING: tl.constexp
 def key_constants(dtype: str) -> dict[str, str | int]:
     """What `ordered` needs to know of an element type, as constants of a kernel."""
     if dtype in FLOATING:
-        return {"KIND": "float", "INF": INFINITY[dtype]}
+        kind = DTYPES[dtype]
+        largest = np.array(extreme_over_nothing(kind, greatest=False), kind)
+        return {"KIND": "float", "INF": int(largest.view(f"u{kind.itemsize}"))}
     return {"KIND": "unsigned" if dtype in UNSIGNED else "signed", "INF": 0}

@@ -10,8 +10,9 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels import block_sort
 from genesis_fn.kernels.block_sort import add_block_sort, kept_length
+from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import ITEMSIZE, PlanBuilder, cdiv, next_power_of_two, raw_dtype
+from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.radix_sort import add_radix_sort
 from genesis_fn.kernels.sort import add_permutation
 from genesis_fn.kernels.sort_keys import key_constants, ordered

@@ -24,25 +24,9 @@ from genesis_fn.backends.cuda.compile import SourceKernel
 from genesis_fn.backends.cuda.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.compiler.target import H200, Target
+from genesis_fn.kernels.dtypes import DTYPES
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Scalar
 
-_TORCH_NAMES = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp8e4nv": "float8_e4m3fn",
-    "fp8e5": "float8_e5m2",
-    "i1": "bool",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "u8": "uint8",
-    "u16": "uint16",
-    "u32": "uint32",
-    "u64": "uint64",
-}
 _NORESERVE = 0x4000  # Linux; named in `mmap` from Python 3.13 on
 _KERNEL_LOCK = threading.Lock()  # the interpreter patches Triton's language while it runs
 
@@ -253,7 +237,7 @@ class InterpretDriver:
         import torch
 
         self._check(address, 1)
-        kind = getattr(torch, _TORCH_NAMES[dtype])
+        kind = getattr(torch, DTYPES[dtype].name)
         if address % kind.itemsize:
             raise CudaError("launch", "CUDA_ERROR_MISALIGNED_ADDRESS", f"{address:#x} as {dtype}")
         raw = torch.frombuffer((ctypes.c_uint8 * 16).from_address(address), dtype=torch.uint8)

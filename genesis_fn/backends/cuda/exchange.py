@@ -16,38 +16,16 @@ from typing import Any
 
 from genesis_fn.backends.cuda.driver import Driver, Event
 from genesis_fn.backends.cuda.memory import Block, Buffer, Foreign
+from genesis_fn.core import dtypes
 
-# DLPack: (type code, bits) of each dtype.
+# DLPack: (type code, bits) of each dtype, by its name.
+_CODE_OF_KIND = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_CODE = {dtypes.BF16: 4, dtypes.F8E4: 10, dtypes.F8E5: 12}
 _CODES = {
-    "int8": (0, 8),
-    "int16": (0, 16),
-    "int32": (0, 32),
-    "int64": (0, 64),
-    "uint8": (1, 8),
-    "uint16": (1, 16),
-    "uint32": (1, 32),
-    "uint64": (1, 64),
-    "float16": (2, 16),
-    "float32": (2, 32),
-    "float64": (2, 64),
-    "bfloat16": (4, 16),
-    "complex64": (5, 64),
-    "complex128": (5, 128),
-    "bool": (6, 8),
-    "float8_e4m3fn": (10, 8),
-    "float8_e5m2": (12, 8),
+    d.name: (_CODE[d] if d in _CODE else _CODE_OF_KIND[d.kind], 8 * d.itemsize) for d in dtypes.ALL
 }
 _NAMES = {code: name for name, code in _CODES.items()}
-_TYPESTR = {
-    "bool": "|b1",
-    "int8": "|i1",
-    "uint8": "|u1",
-    **{f"int{8 * n}": f"<i{n}" for n in (2, 4, 8)},
-    **{f"uint{8 * n}": f"<u{n}" for n in (2, 4, 8)},
-    **{f"float{8 * n}": f"<f{n}" for n in (2, 4, 8)},
-    "complex64": "<c8",
-    "complex128": "<c16",
-}
+_TYPESTR = {d.name: d.str for d in dtypes.ALL if d not in _CODE}
 _TYPESTR_NAMES = {text: name for name, text in _TYPESTR.items()}
 _CUDA_KINDS = (2, 13)
 _READ_ONLY = 1

@@ -12,12 +12,12 @@ from typing import Any
 
 from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.backends.cuda.graph import Child
-from genesis_fn.kernels.expressions import MEMORY, NAMES, PRELUDE
+from genesis_fn.kernels.dtypes import DTYPES, MEMORY
+from genesis_fn.kernels.expressions import PRELUDE
 from genesis_fn.kernels.launch import Buf, Launch
 
 _SMALL = 32 << 20  # bytes that a step moves; longer ones gain nothing from sharing a launch
 _MOST = 512
-_TYPES = {name: MEMORY[d] for d, name in NAMES.items()}
 
 
 def merged_alike(items: list[Any], table: Any, fixed: set[int]) -> list[Any]:
@@ -136,7 +136,7 @@ def _many(launch: Launch, width: int, count: int) -> Launch:
     head, body = launch.kernel.text.removeprefix(PRELUDE).split("\n", 1)
     lines = [f"    row = table + tl.program_id(2) * {width}\n"]
     for name, argument in launch.arguments.items():
-        kind = _TYPES[argument.dtype]  # type: ignore[union-attr]
+        kind = MEMORY[DTYPES[argument.dtype]]  # type: ignore[union-attr]
         place = f"tl.multiple_of(tl.load(row + {argument.index}), 16)"  # type: ignore[union-attr]
         lines.append(f"    {name} = {place}.to(tl.pointer_type({kind}))\n")
     name = head.removeprefix("def ").split("(", 1)[0]

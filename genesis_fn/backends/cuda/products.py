@@ -15,7 +15,8 @@ from genesis_fn.compiler.kernel import Body
 from genesis_fn.compiler.products import FusedProduct, sizes
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
-from genesis_fn.kernels.expressions import NAMES, rounded
+from genesis_fn.kernels.dtypes import NAMES
+from genesis_fn.kernels.expressions import rounded
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.kernels.matmul import plan_matmul
 from genesis_fn.kernels.matmul_source import Text as Source, gemv_steps

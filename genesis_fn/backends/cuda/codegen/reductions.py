@@ -10,7 +10,8 @@ from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator
 from genesis_fn.backends.cuda.codegen.text import Text
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
-from genesis_fn.kernels.expressions import MEMORY, literal
+from genesis_fn.kernels.dtypes import MEMORY
+from genesis_fn.kernels.expressions import literal
 
 _EXTREME = ("maximum", "minimum")
 

@@ -12,15 +12,8 @@ from genesis_fn.compiler.kernel import Instr
 from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.aval import aval
 from genesis_fn.core.index import Expr, Guard
-from genesis_fn.kernels.expressions import (
-    NAMES,
-    expression,
-    literal,
-    loaded,
-    register,
-    rounded,
-    stored,
-)
+from genesis_fn.kernels.dtypes import NAMES
+from genesis_fn.kernels.expressions import expression, literal, loaded, register, rounded, stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.dtypes import NAMES
 from genesis_fn.kernels.launch import Buf, Plan
 
 SITES = 8

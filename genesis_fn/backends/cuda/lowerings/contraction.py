@@ -14,7 +14,7 @@ from genesis_fn.backends.cuda.lowerings.text import add_copy, collapsed, dense
 from genesis_fn.compiler.contractions import JOINED
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
-from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.dtypes import NAMES
 from genesis_fn.kernels.launch import Buf
 from genesis_fn.kernels.matmul import plan_matmul
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul

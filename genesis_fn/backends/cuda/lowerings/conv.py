@@ -10,7 +10,7 @@ from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.backends.cuda.lowerings.text import dense
 from genesis_fn.core import dtypes
 from genesis_fn.kernels.conv import Convolution, plan_convolution
-from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.dtypes import NAMES
 from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.primitives.conv import conv_p
 

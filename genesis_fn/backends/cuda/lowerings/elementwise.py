@@ -12,13 +12,8 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.lowering import Elementwise
-from genesis_fn.kernels.expressions import (
-    MEMORY,
-    NAMES,
-    expression,
-    loaded,
-    stored,
-)
+from genesis_fn.kernels.dtypes import MEMORY, NAMES
+from genesis_fn.kernels.expressions import expression, loaded, stored
 from genesis_fn.kernels.launch import Buf, Scalar
 from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.primitives.elementwise import bitcast_p, convert_p

@@ -25,7 +25,7 @@ from genesis_fn.kernels.cross_entropy import (
     plan_cross_entropy_backward,
     plan_cross_entropy_forward,
 )
-from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.dtypes import NAMES
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
 from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward

@@ -27,7 +27,7 @@ from genesis_fn.backends.cuda.lowerings.text import (
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
-from genesis_fn.kernels.expressions import NAMES
+from genesis_fn.kernels.dtypes import NAMES
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder
 from genesis_fn.kernels.scatter import (

@@ -23,7 +23,8 @@ from genesis_fn.backends.cuda.lowerings.text import (
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.lowering import Reduce
-from genesis_fn.kernels.expressions import MEMORY, NAMES, literal, loaded, register, stored
+from genesis_fn.kernels.dtypes import MEMORY, NAMES
+from genesis_fn.kernels.expressions import literal, loaded, register, stored
 from genesis_fn.kernels.launch import Argument, Buf, Scalar
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 

@@ -8,7 +8,8 @@ from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.text import indented, source_kernel
 from genesis_fn.core import dtypes
-from genesis_fn.kernels.expressions import NAMES, loaded, register, stored
+from genesis_fn.kernels.dtypes import NAMES
+from genesis_fn.kernels.expressions import loaded, register, stored
 from genesis_fn.kernels.launch import Scalar
 from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two
 from genesis_fn.kernels.scan import Scan, plan_scan
