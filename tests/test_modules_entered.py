@@ -11,6 +11,7 @@ and flattening the arguments, keys, looking up, errors, settings.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
@@ -26,45 +27,48 @@ MOST = 6
 
 
 def code_of(function: Any) -> CodeType:
+    function = inspect.unwrap(function)
     return getattr(function, "__func__", function).__code__
 
 
 def modules_entered(
     call: Callable[[], Any], until: Iterable[Any], beneath: Iterable[Any] = (),
-    start: Any = None,
+    within: Iterable[Any] = (),
 ) -> list[str]:  # fmt: skip
-    """The modules of the library that `call` enters, in order, from function `start` (or at once)
-    up to the first call of a function in `until`, without what functions in `beneath` call."""
+    """The modules of the library that `call` enters, in order, up to the first call of a function
+    in `until`: without what functions in `beneath` call, and only inside of those in `within`."""
     found: dict[str, None] = {}
-    ends, passes = set(map(code_of, until)), set(map(code_of, beneath))
+    ends, passes, parts = [set(map(code_of, each)) for each in (until, beneath, within)]
+    below: list[FrameType] = []
     inside: list[FrameType] = []
-    running = [start is None, False]  # whether it has begun, and ended
+    ended = []
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        if running[1]:
+        if ended:
             return
         if event == "call":
             code = frame.f_code
-            running[0] = running[0] or code is code_of(start)
-            if not running[0]:
-                return
             if code in ends:
-                running[1] = True
+                ended.append(code)
                 return
+            if code in parts:
+                inside.append(frame)
             name = frame.f_globals.get("__name__", "")
-            if not inside and name.partition(".")[0] == "genesis_fn":
+            if (inside or not parts) and not below and name.partition(".")[0] == "genesis_fn":
                 found[name] = None
             if code in passes:
-                inside.append(frame)
-        elif event == "return" and inside and frame is inside[-1]:
-            inside.pop()
+                below.append(frame)
+        elif event == "return":
+            for stack in (below, inside):
+                if stack and frame is stack[-1]:
+                    stack.pop()
 
     sys.setprofile(watch)
     try:
         call()
     finally:
         sys.setprofile(None)
-    assert running[1], "nothing of `until` was called"
+    assert ended, "nothing of `until` was called"
     return list(found)
 
 

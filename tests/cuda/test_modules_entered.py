@@ -1,0 +1,76 @@
+"""How many modules a program passes through on its way to the GPU, on the interpreting driver.
+
+Counted are distinct modules of `genesis_fn` of which a Python function is entered in
+`Backend.compile` and in the executable's first call, up to the driver's launch of its graph, for a
+program of three equations. The passes that `pipeline.compile_jaxpr` names are not counted, nor what
+lies beneath them or beneath `Driver.prepare`, which compiles the kernels. Memory that other
+programs left is there: growing the pool is no part of this program's way.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+
+import pytest
+
+import genesis_fn as gf
+import genesis_fn.numpy as jnp
+from genesis_fn.backends.cuda import pipeline
+from genesis_fn.backends.cuda.backend import CudaBackend
+from genesis_fn.backends.cuda.executable import CudaExecutable
+from genesis_fn.backends.cuda.steps import Scope, Table
+from genesis_fn.core.device import device, using_device
+from tests.test_modules_entered import PASSES, check_jit, modules_entered, program
+
+pytestmark = pytest.mark.interpreted
+MOST = 12
+# The passes of the list, by the names that it calls them by.
+LIST = {
+    "physical": pipeline.physical, "prepared": pipeline.prepared,
+    "rematerialise": pipeline.rematerialise, "donations": pipeline.donations,
+    "Table": Table.__init__, "Scope": Scope.__init__,
+}  # fmt: skip
+
+
+def from_compile_to_launch() -> tuple[list[str], list[str]]:
+    """What a first call enters from `compile` on, and a second one from its executable on."""
+    from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
+
+    with using_device(device("cuda")):
+        xs = jnp.ones(3), jnp.full((3,), 2.0)
+        gf.jit(lambda x, y: program(x, y) * 2)(*xs).block_until_ready()  # memory is there now
+        gf.clear_caches()
+        jitted = gf.jit(lambda x, y: program(x, y))
+
+        def call() -> None:
+            jitted(*xs).block_until_ready()
+
+        beneath = [*LIST.values(), InterpretDriver.prepare]
+        within = [CudaBackend.compile, CudaExecutable.__call__]
+        launch = [InterpretDriver.launch_graph]
+        first = modules_entered(call, launch, beneath, within)
+        assert len(jitted.cache.programs[0].jaxpr.eqns) == 3
+        return first, modules_entered(call, launch, PASSES, [CudaExecutable.run])
+
+
+def test_from_a_jitted_call_to_its_executable():
+    with using_device(device("cuda")):
+        check_jit(CudaExecutable)
+
+
+def test_from_compile_to_the_launch():
+    first, second = from_compile_to_launch()
+    passes = {inspect.unwrap(f).__module__ for f in LIST.values()}
+    rest = [m for m in first if m not in passes]
+    assert len(rest) <= MOST, rest
+    # A further call touches its executable, the addresses of its arrays, and the graph.
+    assert [m.rpartition(".")[2] for m in second] == ["executable", "places", "graph"]
+
+
+def test_the_passes_are_those_of_the_list():
+    tree = ast.parse(textwrap.dedent(inspect.getsource(pipeline.compile_jaxpr)))
+    called = [n.func.id for n in ast.walk(tree)
+              if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]  # fmt: skip
+    assert [name for name in called if name in LIST] == list(LIST)
