@@ -8,8 +8,6 @@ twin for the interpreter and everything else.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -21,8 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from genesis_fn.kernels.attention import heads_per_section
-from genesis_fn.kernels.attention_backward import BackwardConfig, plan_attention_backward
+from genesis_fn.kernels.attention_backward import delta_launch
 from genesis_fn.kernels.attention_spec import (
     AttentionSpec,
     dense_strides,
@@ -31,13 +28,17 @@ from genesis_fn.kernels.attention_spec import (
 )
 from genesis_fn.kernels.attention_specialized import (
     BLOCK_M,
+    CONSUMER_REGISTERS,
     LOG2E,
     copy_in,
     copy_out,
     serves_specialized,
 )
-from genesis_fn.kernels.attention_specialized_dkdv import DkdvConfig, specialized_dkdv_launch
-from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan
+from genesis_fn.kernels.attention_specialized_dkdv import specialized_dkdv_launch
+from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan, Workspace
+
+BLOCK_N = 64
+LONG = 8192
 
 
 @gluon.jit
@@ -168,34 +169,6 @@ def _consume(
 
 
 @gluon.jit
-def _consume_first(
-    dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full, v_free,
-    batch, head, row, tiles,
-    T: gl.constexpr, S: gl.constexpr, H: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-    MASKED: gl.constexpr,
-):  # fmt: skip
-    _consume(
-        0, dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full,
-        v_free, batch, head, row, tiles, T, S, H, SCALE, FACTOR, CAUSAL, STAGES, MASKED,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _consume_second(
-    dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full, v_free,
-    batch, head, row, tiles,
-    T: gl.constexpr, S: gl.constexpr, H: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-    MASKED: gl.constexpr,
-):  # fmt: skip
-    _consume(
-        1, dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full,
-        v_free, batch, head, row, tiles, T, S, H, SCALE, FACTOR, CAUSAL, STAGES, MASKED,
-    )  # fmt: skip
-
-
-@gluon.jit
 def attention_specialized_dq_kernel(
     q,
     k,
@@ -258,13 +231,13 @@ def attention_specialized_dq_kernel(
     # Written in place: a tuple held in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
-            (_consume_first, (
-                dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles,
+            (_consume, (
+                0, dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles,
                 q_full, k_full, k_free, v_full, v_free,
                 batch, head, row, tiles, T, S, H, SCALE, FACTOR, CAUSAL, STAGES, MASKED,
             )),
-            (_consume_second, (
-                dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles,
+            (_consume, (
+                1, dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles,
                 q_full, k_full, k_free, v_full, v_free,
                 batch, head, row, tiles, T, S, H, SCALE, FACTOR, CAUSAL, STAGES, MASKED,
             )),
@@ -280,40 +253,45 @@ def attention_specialized_dq_kernel(
 
 
 def serves_specialized_backward(spec: AttentionSpec) -> bool:
-    """Whether the specialised dQ pass computes `spec`: as the forward, from one full tile on."""
+    """Whether the specialised passes compute `spec`: as the forward, from one full tile on."""
     return serves_specialized(spec) and spec.kv_len >= BLOCK_M
 
 
-def plan_attention_backward_specialized(
+def specialized_backward_plan(
     spec: AttentionSpec,
-    config: BackwardConfig | None = None,
     *,
-    block_n: int = 64,
-    stages: int = 2,
-    section: int = 0,
-    registers: int = 240,
-    lse_cotangent: bool = False,
-    dkdv: DkdvConfig | None = None,
+    stages: int = 3,
+    section: int | None = None,
+    dkdv_stages: int = 2,
+    dkdv_section: int = 4,
 ) -> Plan:
-    """`attention_backward.plan_attention_backward` with its dQ pass by the specialised kernel.
-
-    With `dkdv`, the dK/dV pass is a specialised one too.
-    """
+    """`attention_backward.general_backward_plan` with both passes by the specialised kernels."""
     if not serves_specialized_backward(spec):
         raise ValueError(f"the specialised attention kernel does not serve {spec}")
-    plain = plan_attention_backward(spec, config, lse_cotangent=lse_cotangent)
+    inputs, outputs = 6, 3
+    delta = Buf(inputs + outputs, "fp32")
+    steps = (
+        delta_launch(spec, delta),
+        specialized_dkdv_launch(spec, inputs, delta, dkdv_stages, dkdv_section),
+        _dq_launch(spec, inputs, delta, stages, section or (16 if spec.kv_len < LONG else 8)),
+    )
+    lines = spec.batch * spec.q_heads * spec.q_len
+    return Plan(inputs, outputs, steps, (Workspace(4 * lines),))
+
+
+def _dq_launch(spec: AttentionSpec, inputs: int, delta: Buf, stages: int, section: int) -> Launch:
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dtype, half = spec.head_dim, spec.dtype, BLOCK_M // 2
     q_strides, k_strides, v_strides = operand_strides(spec)
     dense = dense_strides(t, n, d)
     arguments: dict[str, Argument] = {
         "q": rows_view(Buf(0, dtype), b, t, n, d, q_strides, half),
-        "k": rows_view(Buf(1, dtype), b, s, kv, d, k_strides, block_n),
-        "v": rows_view(Buf(2, dtype), b, s, kv, d, v_strides, block_n),
+        "k": rows_view(Buf(1, dtype), b, s, kv, d, k_strides, BLOCK_N),
+        "v": rows_view(Buf(2, dtype), b, s, kv, d, v_strides, BLOCK_N),
         "dout": rows_view(Buf(5, dtype), b, t, n, d, dense, half),
         "lse": Buf(4, "fp32"),
-        "delta": Buf(plain.inputs + plain.outputs, "fp32"),
-        "dq": rows_view(Buf(plain.inputs, dtype), b, t, n, d, dense, half),
+        "delta": delta,
+        "dq": rows_view(Buf(inputs, dtype), b, t, n, d, dense, half),
     }
     heads, tiles = b * n, -(-t // BLOCK_M)
     constants = {
@@ -330,17 +308,11 @@ def plan_attention_backward_specialized(
         "CAUSAL": spec.right == 0,
         "TILES": tiles,
         "HEADS": heads,
-        "SECTION": min(section or heads_per_section(spec), heads),
+        "SECTION": min(section, heads),
         "STAGES": stages,
-        "MASKED": BLOCK_M // block_n if spec.right == 0 else int(s % block_n > 0),
-        "CONSUMER_REGISTERS": registers,
+        "MASKED": BLOCK_M // BLOCK_N if spec.right == 0 else int(s % BLOCK_N > 0),
+        "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }
-    launch = Launch(
+    return Launch(
         attention_specialized_dq_kernel, (tiles * heads, 1, 1), arguments, constants, num_warps=4
     )
-    delta_step, dkdv_step, _ = plain.steps
-    if dkdv is not None:
-        dkdv_step = specialized_dkdv_launch(
-            spec, plain.inputs, Buf(plain.inputs + plain.outputs, "fp32"), dkdv
-        )
-    return replace(plain, steps=(delta_step, dkdv_step, launch))

@@ -3,13 +3,11 @@
 A producer warp streams query tiles and their cotangents, of every query head that shares the key
 head; each of two consumer warpgroups holds half of a key tile and of its values and accumulates its
 rows of dK and dV, both of whose products run on under the next tile's. Serves what
-`attention_specialized` serves; `attention_backward.attention_dkdv_kernel` is its twin for the
-interpreter and everything else.
+`attention_specialized` serves, from one full tile on; `attention_backward.attention_dkdv_kernel` is
+its twin for the interpreter and everything else.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,33 +20,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from genesis_fn.kernels.attention import heads_per_section
 from genesis_fn.kernels.attention_spec import (
     AttentionSpec,
     dense_strides,
     operand_strides,
     rows_view,
 )
-from genesis_fn.kernels.attention_specialized import LOG2E, copy_in, copy_out
+from genesis_fn.kernels.attention_specialized import (
+    CONSUMER_REGISTERS,
+    LOG2E,
+    copy_in,
+    copy_out,
+)
 from genesis_fn.kernels.launch import Argument, Buf, Launch
 
 BLOCK_KEYS = 128
-MOST_UNROLLED = 4
-
-
-@gluon.jit
-def _place(
-    step, first, count, G: gl.constexpr, MASKED: gl.constexpr, UNROLLED: gl.constexpr
-):  # fmt: skip
-    """(member of the group, query tile) of one step: first every head's masked tiles."""
-    if UNROLLED == 0:
-        return step // count, first + step % count
-    else:
-        rest = gl.maximum(count - MASKED, 1)
-        late = step - UNROLLED
-        member = gl.where(step < UNROLLED, step // MASKED, late // rest)
-        tile = gl.where(step < UNROLLED, step % MASKED, MASKED + late % rest)
-        return member, first + tile
+BLOCK_QUERIES = 64  # tiles of 32 with both products overlapped were 15 % slower
 
 
 @gluon.jit
@@ -57,7 +44,7 @@ def _produce(
     q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
     batch, kv_head, col, first, count, steps,
     G: gl.constexpr, Q_HEAD: gl.constexpr, K_HEAD: gl.constexpr, V_HEAD: gl.constexpr,
-    O_HEAD: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, UNROLLED: gl.constexpr,
+    O_HEAD: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copies both halves of keys and values, then query tiles with their cotangents."""
     N: gl.constexpr = q.block_type.shape[1]
@@ -69,25 +56,24 @@ def _produce(
         copy_in(v, [batch, col + half * HALF, kv_head * V_HEAD], bar, v_tiles.index(half))
     for step in range(steps):
         stage = step % STAGES
-        member, tile = _place(step, first, count, G, MASKED, UNROLLED)
-        head = kv_head * G + member
+        head = kv_head * G + step // count
+        row = (first + step % count) * N
         mbarrier.wait(free.index(stage), ((step // STAGES) & 1) ^ 1)
         bar = full.index(stage)
         mbarrier.expect(bar, q.block_type.nbytes + dout.block_type.nbytes)
-        copy_in(q, [batch, tile * N, head * Q_HEAD], bar, q_tiles.index(stage))
-        copy_in(dout, [batch, tile * N, head * O_HEAD], bar, o_tiles.index(stage))
+        copy_in(q, [batch, row, head * Q_HEAD], bar, q_tiles.index(stage))
+        copy_in(dout, [batch, row, head * O_HEAD], bar, o_tiles.index(stage))
 
 
 @gluon.jit
 def _step(
-    step, dk_pending, dv_pending, MASK: gl.constexpr,
+    step, dk_pending, dv_pending,
     keys, values, places, lse, delta, batch, kv_head, first, count,
     q_tiles, o_tiles, full, free,
     T: gl.constexpr, H: gl.constexpr, G: gl.constexpr, FACTOR: gl.constexpr,
-    STAGES: gl.constexpr, MASKED: gl.constexpr, UNROLLED: gl.constexpr,
-    OVERLAP: gl.constexpr, DRAIN: gl.constexpr,
+    CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Adds one query tile to dK and dV; unless drained, its last products are left in flight."""
+    """Adds one query tile to dK and dV; its last product is left in flight."""
     M: gl.constexpr = keys.shape[0]
     D: gl.constexpr = keys.shape[1]
     DV: gl.constexpr = values.shape[1]
@@ -104,9 +90,8 @@ def _step(
     dk_operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dk_layout, k_width=2)
     dv_operand: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=dv_layout, k_width=2)
     stage = step % STAGES
-    member, tile = _place(step, first, count, G, MASKED, UNROLLED)
-    rows = tile * N + gl.arange(0, N, gl.SliceLayout(0, score_layout))
-    saved = (batch * H + kv_head * G + member) * T + rows
+    rows = (first + step % count) * N + gl.arange(0, N, gl.SliceLayout(0, score_layout))
+    saved = (batch * H + kv_head * G + step // count) * T + rows
     # Rows past the end get probability exp2(-inf) = 0.
     if T % (2 * M) == 0:
         norm = gl.load(lse + saved) * LOG2E
@@ -122,17 +107,11 @@ def _step(
     dprobs_pending = warpgroup_mma(
         values, cotangents.permute([1, 0]), zero, use_acc=False, is_async=True
     )
-    if DRAIN:
-        scores = warpgroup_mma_wait(1, deps=[scores_pending])
-        dk_acc, dv_acc = dk_pending, dv_pending
-    else:
-        scores, dk_acc, dv_acc = warpgroup_mma_wait(
-            1, deps=[scores_pending, dk_pending, dv_pending]
-        )
-        # The products that were in flight were the last readers of the previous tile.
-        mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
+    scores, dk_acc, dv_acc = warpgroup_mma_wait(1, deps=[scores_pending, dk_pending, dv_pending])
+    # The products that were in flight were the last readers of the previous tile.
+    mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), count=1, pred=step > 0)
     probs = gl.exp2(scores * FACTOR - norm[None, :])
-    if MASK:
+    if CAUSAL:
         probs = gl.where(rows[None, :] >= places[:, None], probs, 0.0)
     weights = gl.convert_layout(probs.to(q_tiles.dtype), dv_operand)
     dv_next = warpgroup_mma(weights, cotangents, dv_acc, is_async=True)
@@ -141,20 +120,10 @@ def _step(
         mean = gl.load(delta + saved)
     else:
         mean = gl.load(delta + saved, mask=rows < T, other=0.0)
-    if OVERLAP:
-        dprobs = warpgroup_mma_wait(1, deps=[dprobs_pending])
-    else:
-        dprobs, dv_next = warpgroup_mma_wait(0, deps=[dprobs_pending, dv_next])
+    dprobs, dv_next = warpgroup_mma_wait(0, deps=[dprobs_pending, dv_next])
     dscores = probs * (dprobs - mean[None, :])
     slopes = gl.convert_layout(dscores.to(q_tiles.dtype), dk_operand)
-    dk_next = warpgroup_mma(slopes, queries, dk_acc, is_async=True)
-    if DRAIN:
-        if OVERLAP:
-            dk_next, dv_next = warpgroup_mma_wait(0, deps=[dk_next, dv_next])
-        else:
-            dk_next = warpgroup_mma_wait(0, deps=[dk_next])
-        mbarrier.arrive(free.index(stage), count=1)
-    return dk_next, dv_next
+    return warpgroup_mma(slopes, queries, dk_acc, is_async=True), dv_next
 
 
 @gluon.jit
@@ -164,8 +133,7 @@ def _consume(
     q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
     batch, kv_head, col, first, count, steps,
     T: gl.constexpr, H: gl.constexpr, G: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, UNROLLED: gl.constexpr,
-    PEELED: gl.constexpr, OVERLAP: gl.constexpr, DRAIN: gl.constexpr,
+    FACTOR: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup's half of the key tile."""
     M: gl.constexpr = k_tiles.shape[2]
@@ -185,44 +153,20 @@ def _consume(
     keys = k_tiles.index(half).reshape([M, D])
     values = v_tiles.index(half).reshape([M, DV])
     mbarrier.wait(kv_full.index(half), 0)
-    if DRAIN:
-        dk_pending = gl.zeros([M, D], gl.float32, dk_layout)
-        dv_pending = gl.zeros([M, DV], gl.float32, dv_layout)
-        for step in range(0, UNROLLED):
-            dk_pending, dv_pending = _step(
-                step, dk_pending, dv_pending, True,
-                keys, values, places, lse, delta, batch, kv_head, first, count,
-                q_tiles, o_tiles, full, free, T, H, G, FACTOR, STAGES, MASKED, UNROLLED, OVERLAP,
-                DRAIN,
-            )  # fmt: skip
-        for step in range(UNROLLED, steps):
-            dk_pending, dv_pending = _step(
-                step, dk_pending, dv_pending, MASKED > 0 and UNROLLED == 0,
-                keys, values, places, lse, delta, batch, kv_head, first, count,
-                q_tiles, o_tiles, full, free, T, H, G, FACTOR, STAGES, MASKED, UNROLLED, OVERLAP,
-                DRAIN,
-            )  # fmt: skip
-        dk_acc, dv_acc = dk_pending, dv_pending
-    else:
-        dk_pending = warpgroup_mma_init(gl.zeros([M, D], gl.float32, dk_layout))
-        dv_pending = warpgroup_mma_init(gl.zeros([M, DV], gl.float32, dv_layout))
-        # The masked tiles are unrolled: with a second loop around products in flight, ptxas runs
-        # every product by itself.
-        for step in gl.static_range(PEELED):
-            dk_pending, dv_pending = _step(
-                step, dk_pending, dv_pending, MASKED > 0,
-                keys, values, places, lse, delta, batch, kv_head, first, count,
-                q_tiles, o_tiles, full, free, T, H, G, FACTOR, STAGES, MASKED, UNROLLED, OVERLAP,
-                DRAIN,
-            )  # fmt: skip
-        for step in range(PEELED, steps):
-            dk_pending, dv_pending = _step(
-                step, dk_pending, dv_pending, MASKED > 0 and UNROLLED == 0,
-                keys, values, places, lse, delta, batch, kv_head, first, count,
-                q_tiles, o_tiles, full, free, T, H, G, FACTOR, STAGES, MASKED, UNROLLED, OVERLAP,
-                DRAIN,
-            )  # fmt: skip
-        dk_acc, dv_acc = warpgroup_mma_wait(0, deps=[dk_pending, dv_pending])
+    dk_pending = warpgroup_mma_init(gl.zeros([M, D], gl.float32, dk_layout))
+    dv_pending = warpgroup_mma_init(gl.zeros([M, DV], gl.float32, dv_layout))
+    # The first step stands apart: ptxas overlaps nothing in a loop whose first round does not.
+    dk_pending, dv_pending = _step(
+        0, dk_pending, dv_pending, keys, values, places, lse, delta, batch, kv_head, first, count,
+        q_tiles, o_tiles, full, free, T, H, G, FACTOR, CAUSAL, STAGES,
+    )  # fmt: skip
+    for step in range(1, steps):
+        dk_pending, dv_pending = _step(
+            step, dk_pending, dv_pending,
+            keys, values, places, lse, delta, batch, kv_head, first, count,
+            q_tiles, o_tiles, full, free, T, H, G, FACTOR, CAUSAL, STAGES,
+        )  # fmt: skip
+    dk_acc, dv_acc = warpgroup_mma_wait(0, deps=[dk_pending, dv_pending])
     # This half's keys and values are spent: their memory carries the results out.
     keys.store((dk_acc * SCALE).to(k_tiles.dtype))
     values.store(dv_acc.to(v_tiles.dtype))
@@ -230,36 +174,6 @@ def _consume(
     copy_out(dk, [batch, col + half * M, kv_head * D], k_tiles.index(half))
     copy_out(dv, [batch, col + half * M, kv_head * DV], v_tiles.index(half))
     tma.store_wait(pendings=0)
-
-
-@gluon.jit
-def _consume_first(
-    dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-    batch, kv_head, col, first, count, steps,
-    T: gl.constexpr, H: gl.constexpr, G: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, UNROLLED: gl.constexpr,
-    PEELED: gl.constexpr, OVERLAP: gl.constexpr, DRAIN: gl.constexpr,
-):  # fmt: skip
-    _consume(
-        0, dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-        batch, kv_head, col, first, count, steps, T, H, G, SCALE, FACTOR, STAGES, MASKED, UNROLLED,
-        PEELED, OVERLAP, DRAIN,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _consume_second(
-    dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-    batch, kv_head, col, first, count, steps,
-    T: gl.constexpr, H: gl.constexpr, G: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, UNROLLED: gl.constexpr,
-    PEELED: gl.constexpr, OVERLAP: gl.constexpr, DRAIN: gl.constexpr,
-):  # fmt: skip
-    _consume(
-        1, dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-        batch, kv_head, col, first, count, steps, T, H, G, SCALE, FACTOR, STAGES, MASKED, UNROLLED,
-        PEELED, OVERLAP, DRAIN,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -286,11 +200,6 @@ def attention_specialized_dkdv_kernel(
     HEADS: gl.constexpr,
     SECTION: gl.constexpr,
     STAGES: gl.constexpr,
-    MASKED: gl.constexpr,
-    UNROLLED: gl.constexpr,
-    PEELED: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    DRAIN: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
 ):
     """dk and dv of two half tiles of keys of one key head."""
@@ -310,8 +219,6 @@ def attention_specialized_dkdv_kernel(
     if CAUSAL:
         first = col // N
     count = (T + N - 1) // N - first
-    if UNROLLED > 0:
-        count = gl.maximum(count, MASKED)
     steps = G * count
 
     q_tiles = gl.allocate_shared_memory(q.dtype, [STAGES] + q.block_type.shape, q.layout)
@@ -330,20 +237,20 @@ def attention_specialized_dkdv_kernel(
     # Written in place: a tuple held in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
-            (_consume_first, (
-                dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
+            (_consume, (
+                0, dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
                 batch, kv_head, col, first, count, steps,
-                T, H, G, SCALE, FACTOR, STAGES, MASKED, UNROLLED, PEELED, OVERLAP, DRAIN,
+                T, H, G, SCALE, FACTOR, CAUSAL, STAGES,
             )),
-            (_consume_second, (
-                dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
+            (_consume, (
+                1, dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
                 batch, kv_head, col, first, count, steps,
-                T, H, G, SCALE, FACTOR, STAGES, MASKED, UNROLLED, PEELED, OVERLAP, DRAIN,
+                T, H, G, SCALE, FACTOR, CAUSAL, STAGES,
             )),
             (_produce, (
                 q, k, v, dout, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
                 batch, kv_head, col, first, count, steps,
-                G, Q_HEAD, K_HEAD, V_HEAD, O_HEAD, STAGES, MASKED, UNROLLED,
+                G, Q_HEAD, K_HEAD, V_HEAD, O_HEAD, STAGES,
             )),
         ],
         [4, 1],
@@ -351,50 +258,25 @@ def attention_specialized_dkdv_kernel(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class DkdvConfig:
-    """How the specialised dK/dV pass is cut: queries of a tile, pipeline stages.
-
-    `overlap` leaves both of a tile's products in flight, for which tiles of 64 queries lack the
-    registers. `unrolled` takes the masked tiles first, in code of their own, where they are few.
-    `drain` leaves nothing in flight from one tile to the next. `section` is as in
-    `AttentionConfig`.
-    """
-
-    block_q: int = 64
-    stages: int = 2
-    overlap: bool = False
-    unrolled: bool = False
-    section: int = 4
-    drain: bool = False
-
-
 def specialized_dkdv_launch(
-    spec: AttentionSpec, inputs: int, delta: Buf, config: DkdvConfig | None = None
+    spec: AttentionSpec, inputs: int, delta: Buf, stages: int, section: int
 ) -> Launch:
     """The dK/dV pass of a backward plan of so many inputs, by the specialised kernel."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dtype, half = spec.head_dim, spec.dtype, BLOCK_KEYS // 2
-    config = config or DkdvConfig()
-    block_q = config.block_q
     q_strides, k_strides, v_strides = operand_strides(spec)
     dense, dense_kv = dense_strides(t, n, d), dense_strides(s, kv, d)
     arguments: dict[str, Argument] = {
-        "q": rows_view(Buf(0, dtype), b, t, n, d, q_strides, block_q),
+        "q": rows_view(Buf(0, dtype), b, t, n, d, q_strides, BLOCK_QUERIES),
         "k": rows_view(Buf(1, dtype), b, s, kv, d, k_strides, half),
         "v": rows_view(Buf(2, dtype), b, s, kv, d, v_strides, half),
-        "dout": rows_view(Buf(5, dtype), b, t, n, d, dense, block_q),
+        "dout": rows_view(Buf(5, dtype), b, t, n, d, dense, BLOCK_QUERIES),
         "lse": Buf(4, "fp32"),
         "delta": delta,
         "dk": rows_view(Buf(inputs + 1, dtype), b, s, kv, d, dense_kv, half),
         "dv": rows_view(Buf(inputs + 2, dtype), b, s, kv, d, dense_kv, half),
     }
     heads, tiles = b * kv, -(-s // BLOCK_KEYS)
-    masked = BLOCK_KEYS // block_q if spec.right == 0 else 0
-    section = config.section or max(1, heads_per_section(spec) // spec.group**2)
-    unrolled = masked * spec.group
-    if not config.unrolled or unrolled > MOST_UNROLLED and not config.drain:
-        unrolled = 0
     constants = {
         "T": t,
         "H": n,
@@ -409,14 +291,8 @@ def specialized_dkdv_launch(
         "TILES": tiles,
         "HEADS": heads,
         "SECTION": min(section, heads),
-        "STAGES": config.stages,
-        "MASKED": masked,
-        "UNROLLED": unrolled,
-        # ptxas overlaps nothing in a loop whose first round is not apart.
-        "PEELED": max(unrolled, 1),
-        "OVERLAP": config.overlap,
-        "DRAIN": config.drain,
-        "CONSUMER_REGISTERS": 240,
+        "STAGES": stages,
+        "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }
     return Launch(
         attention_specialized_dkdv_kernel,
