@@ -7,11 +7,12 @@ need no mask; heads that share keys run side by side and long rows of tiles run 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention_scores import (
     BLIND_BELOW,
     BLIND_LSE,
@@ -40,16 +41,14 @@ from genesis_fn.kernels.attention_spec import (
 from genesis_fn.kernels.language import cast, dot
 from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan
 
-L2_BYTES = 24 * 2**20
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """How an attention kernel is cut: tile [block_m, block_n], warps, pipeline stages.
 
-    `section` is how many heads run side by side (0: as many as fit in the L2 cache); `tma` moves
-    tiles by descriptors; `registers` caps those of a thread (None: no cap), so that two programs
-    share a multiprocessor and one's softmax hides under the other's products.
+    `section` is how many heads run side by side (0: as many as fit in the L2 cache); `registers`
+    caps those of a thread (None: no cap), so that two programs share a multiprocessor and one's
+    softmax hides under the other's products.
     """
 
     block_m: int
@@ -57,7 +56,6 @@ class AttentionConfig:
     num_warps: int
     num_stages: int
     section: int = 0
-    tma: bool = True
     registers: int | None = None
 
 
@@ -212,9 +210,9 @@ def attention_forward_kernel(
         tl.store(lse + line.to(tl.int64) * T + rows, value, mask=rows < T)
 
 
-def forward_configs(spec: AttentionSpec) -> list[AttentionConfig]:
+def forward_configs(spec: AttentionSpec, target: Target) -> list[AttentionConfig]:
     """The configurations worth timing for `spec`, the default first."""
-    if not serves_descriptors(spec):
+    if not serves_descriptors(spec, target):
         return [_pointer_config(spec)]
     wide = max(spec.head_dim, spec.v_dim)
     if spec.dropout > 0.0:
@@ -233,35 +231,36 @@ def forward_configs(spec: AttentionSpec) -> list[AttentionConfig]:
 def _pointer_config(spec: AttentionSpec) -> AttentionConfig:
     wide = max(spec.head_dim, spec.v_dim)
     if spec.dtype == "fp32":
-        return AttentionConfig(32, 32, 4 if wide <= 64 else 8, 1, tma=False)
+        return AttentionConfig(32, 32, 4 if wide <= 64 else 8, 1)
     if wide > 128 or spec.dropout > 0.0:
-        return AttentionConfig(64, 32, 4, 2, tma=False)
-    return AttentionConfig(64, 64, 4, 2, tma=False)
+        return AttentionConfig(64, 32, 4, 2)
+    return AttentionConfig(64, 64, 4, 2)
 
 
-def heads_per_section(spec: AttentionSpec) -> int:
+def heads_per_section(spec: AttentionSpec, target: Target) -> int:
     """How many query heads run side by side so that their keys and values stay in the L2 cache."""
     size = 4 if spec.dtype == "fp32" else 2
     pair = spec.kv_len * (spec.head_dim + spec.v_dim) * size
-    shared = max(1, L2_BYTES // pair)
+    shared = max(1, 12 * target.l2 // 25 // pair)  # a little less than half of it
     return min(shared * spec.group, spec.batch * spec.q_heads)
 
 
-def plan_attention_forward(spec: AttentionSpec, config: AttentionConfig | None = None) -> Plan:
+def general_plan(
+    spec: AttentionSpec, target: Target, config: AttentionConfig | None = None
+) -> Plan:
     """The plan (query, key, value, *options) -> (out [B, T, N, V], lse [B, N, T] float32).
 
     Options follow in the order of `option_inputs(spec)`; without `return_lse` there is no lse.
     lse is in natural logarithm.
     """
-    config = config or forward_configs(spec)[0]
-    if config.tma and not serves_descriptors(spec):
-        config = replace(config, tma=False)
+    config = config or forward_configs(spec, target)[0]
+    descriptors = serves_descriptors(spec, target)
     wanted = option_inputs(spec)
     inputs = 3 + len(wanted)
     options, absent = option_arguments(spec, 3)
     arguments: dict[str, Argument] = {"q": Buf(0, spec.dtype), "k": Buf(1, spec.dtype)}
     arguments |= {"v": Buf(2, spec.dtype), "out": Buf(inputs, spec.dtype)}
-    if config.tma:
+    if descriptors:
         q_strides, k_strides, v_strides = operand_strides(spec)
         out_strides = dense_strides(spec.q_len, spec.q_heads, spec.v_dim)
         b, t, s, n, d, dv = (
@@ -287,9 +286,9 @@ def plan_attention_forward(spec: AttentionSpec, config: AttentionConfig | None =
         arguments | options,
         constants
         | {
-            "TMA": config.tma,
+            "TMA": descriptors,
             "HEADS": heads,
-            "SECTION": min(config.section or heads_per_section(spec), heads),
+            "SECTION": min(config.section or heads_per_section(spec, target), heads),
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "STAGES": config.num_stages,

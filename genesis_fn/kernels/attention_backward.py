@@ -8,12 +8,12 @@ give their uniform probabilities to dV and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention import AttentionConfig, heads_per_section
 from genesis_fn.kernels.attention_scores import (
     BLIND_BELOW,
@@ -55,7 +55,6 @@ class BackwardConfig:
 def attention_delta_kernel(
     out,
     dout,
-    dlse,
     delta,
     T: tl.constexpr,
     H: tl.constexpr,
@@ -64,7 +63,7 @@ def attention_delta_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """delta[b, n, t] = <out[b, t, n], dout[b, t, n]> - dlse[b, n, t]."""
+    """delta[b, n, t] = <out[b, t, n], dout[b, t, n]>."""
     line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     cols = tl.arange(0, BLOCK_DV)
     offsets = line.to(tl.int64)[:, None] * DV + cols[None, :]
@@ -75,8 +74,6 @@ def attention_delta_kernel(
     head = line % H
     time = line // H % T
     place = (line // (H * T) * H + head).to(tl.int64) * T + time
-    if dlse is not None:
-        value -= tl.load(dlse + place, mask=line < LINES, other=0.0)
     tl.store(delta + place, value, mask=line < LINES)
 
 
@@ -533,20 +530,19 @@ def attention_dbias_kernel(
         tl.store(pointers, cast(acc, element), mask=(rows < T)[:, None] & (cols < S)[None, :])
 
 
-def backward_configs(spec: AttentionSpec) -> list[BackwardConfig]:
+def backward_configs(spec: AttentionSpec, target: Target) -> list[BackwardConfig]:
     """The configurations worth timing for `spec`, the default first."""
-    tma = serves_descriptors(spec)
     wide = max(spec.head_dim, spec.v_dim)
     if spec.dtype == "fp32":
-        tile = AttentionConfig(32, 32, 4 if wide <= 64 else 8, 1, tma=False)
+        tile = AttentionConfig(32, 32, 4 if wide <= 64 else 8, 1)
         return [BackwardConfig(tile, tile)]
     if wide > 128:
-        tile = AttentionConfig(32, 64, 8, 1, tma=tma)
-        return [BackwardConfig(tile, AttentionConfig(64, 32, 8, 1, tma=tma))]
-    if not tma or spec.dropout > 0.0 or not spec.plain_scores or spec.every_tile_masked:
-        stages = 2 if tma else 1
-        tile = AttentionConfig(32, 64, 4, stages, tma=tma)
-        return [BackwardConfig(tile, AttentionConfig(64, 32, 4, stages, tma=tma))]
+        return [BackwardConfig(AttentionConfig(32, 64, 8, 1), AttentionConfig(64, 32, 8, 1))]
+    masks = spec.dropout > 0.0 or not spec.plain_scores or spec.every_tile_masked
+    if not serves_descriptors(spec, target) or masks:
+        stages = 2 if serves_descriptors(spec, target) else 1
+        tile = AttentionConfig(32, 64, 4, stages)
+        return [BackwardConfig(tile, AttentionConfig(64, 32, 4, stages))]
     dkdv = [(64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 3)]
     dq = [(128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (128, 32, 8, 2)]
     if wide <= 64:
@@ -557,25 +553,25 @@ def backward_configs(spec: AttentionSpec) -> list[BackwardConfig]:
     ]
 
 
-def plan_attention_backward(
-    spec: AttentionSpec, config: BackwardConfig | None = None, *, lse_cotangent: bool = False
+def general_backward_plan(
+    spec: AttentionSpec,
+    target: Target,
+    config: BackwardConfig | None = None,
 ) -> Plan:
-    """The plan (query, key, value, out, lse, dout, *options[, dlse]) -> (dq, dk, dv[, dbias]).
+    """The plan (query, key, value, out, lse, dout, *options) -> (dq, dk, dv[, dbias]).
 
     `out` and `lse` are the forward's, `dout` is dense like `out`; options are as in the forward.
     With a bias its gradient follows, in the bias's shape and dtype, rounded once.
     """
-    config = config or backward_configs(spec)[0]
-    if not serves_descriptors(spec):
-        config = BackwardConfig(replace(config.dkdv, tma=False), replace(config.dq, tma=False))
+    config = config or backward_configs(spec, target)[0]
     wanted = option_inputs(spec)
-    inputs = 6 + len(wanted) + lse_cotangent
+    inputs = 6 + len(wanted)
     outputs = 4 if spec.bias is not None else 3
     delta = Buf(inputs + outputs, "fp32")
     steps = [
-        _delta_launch(spec, delta, Buf(inputs - 1, "fp32") if lse_cotangent else None),
-        _pass_launch(spec, config.dkdv, inputs, delta, "dkdv"),
-        _pass_launch(spec, config.dq, inputs, delta, "dq"),
+        delta_launch(spec, delta),
+        _pass_launch(spec, target, config.dkdv, inputs, delta, "dkdv"),
+        _pass_launch(spec, target, config.dq, inputs, delta, "dq"),
     ]
     if spec.bias is not None:
         steps.append(_dbias_launch(spec, inputs, delta))
@@ -583,33 +579,28 @@ def plan_attention_backward(
     return Plan(inputs, outputs, tuple(steps), (Workspace(4 * lines),))
 
 
-def _delta_launch(spec: AttentionSpec, delta: Buf, dlse: Buf | None) -> Launch:
+def delta_launch(spec: AttentionSpec, delta: Buf) -> Launch:
+    """What every backward plan begins with: the row sums of out * dout."""
     lines = spec.batch * spec.q_heads * spec.q_len
-    arguments: dict[str, Argument] = {"out": Buf(3, spec.dtype), "dout": Buf(5, spec.dtype)}
-    constants: dict[str, Any] = {
-        "T": spec.q_len,
-        "H": spec.q_heads,
-        "LINES": lines,
-        "DV": spec.v_dim,
-        "BLOCK_DV": padded(spec.v_dim),
-        "BLOCK": 32,
-    }
-    if dlse is None:
-        constants["dlse"] = None
-    else:
-        arguments["dlse"] = dlse
     return Launch(
         attention_delta_kernel,
         (-(-lines // 32), 1, 1),
-        arguments | {"delta": delta},
-        constants,
+        {"out": Buf(3, spec.dtype), "dout": Buf(5, spec.dtype), "delta": delta},
+        {
+            "T": spec.q_len,
+            "H": spec.q_heads,
+            "LINES": lines,
+            "DV": spec.v_dim,
+            "BLOCK_DV": padded(spec.v_dim),
+            "BLOCK": 32,
+        },
         num_warps=4,
         num_stages=1,
     )
 
 
 def _operands(
-    spec: AttentionSpec, tma: bool, block_m: int, block_n: int, delta: Buf
+    spec: AttentionSpec, descriptors: bool, block_m: int, block_n: int, delta: Buf
 ) -> dict[str, Argument]:
     """What all passes read: q, k, v, dout as tiles or pointers, lse and delta."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
@@ -621,7 +612,7 @@ def _operands(
         "v": Buf(2, spec.dtype),
         "dout": Buf(5, spec.dtype),
     }
-    if tma:
+    if descriptors:
         dense = dense_strides(t, n, dv)
         rows = {
             "q": rows_view(Buf(0, spec.dtype), b, t, n, d, q_strides, block_m),
@@ -633,32 +624,38 @@ def _operands(
 
 
 def _pass_launch(
-    spec: AttentionSpec, config: AttentionConfig, inputs: int, delta: Buf, which: str
+    spec: AttentionSpec,
+    target: Target,
+    config: AttentionConfig,
+    inputs: int,
+    delta: Buf,
+    which: str,
 ) -> Launch:
     """The launch of the dK/dV pass (`which="dkdv"`) or of the dQ pass (`which="dq"`)."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dv = spec.head_dim, spec.v_dim
     m, c = config.block_m, config.block_n
     options, absent = option_arguments(spec, 6)
-    arguments = _operands(spec, config.tma, m, c, delta)
+    descriptors = serves_descriptors(spec, target)
+    arguments = _operands(spec, descriptors, m, c, delta)
     if which == "dq":
         results = {"dq": (0, t, n, d, m)}
-        heads, tiles, section = b * n, -(-t // m), heads_per_section(spec)
+        heads, tiles, section = b * n, -(-t // m), heads_per_section(spec, target)
         kernel = attention_dq_kernel
     else:
         results = {"dk": (1, s, kv, d, c), "dv": (2, s, kv, dv, c)}
         heads, tiles = b * kv, -(-s // c)
-        section = max(1, heads_per_section(spec) // spec.group**2)
+        section = max(1, heads_per_section(spec, target) // spec.group**2)
         kernel = attention_dkdv_kernel
     for name, (place, length, count, dim, rows) in results.items():
         buffer = Buf(inputs + place, spec.dtype)
         strides = dense_strides(length, count, dim)
         arguments[name] = (
-            rows_view(buffer, b, length, count, dim, strides, rows) if config.tma else buffer
+            rows_view(buffer, b, length, count, dim, strides, rows) if descriptors else buffer
         )
     constants = problem_constants(spec) | absent
     constants |= {
-        "TMA": config.tma,
+        "TMA": descriptors,
         "HEADS": heads,
         "SECTION": min(config.section or section, heads),
         "BLOCK_M": m,

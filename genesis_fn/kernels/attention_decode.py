@@ -13,6 +13,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention_scores import (
     BLIND_BELOW,
     BLIND_LSE,
@@ -40,7 +41,6 @@ from genesis_fn.kernels.language import (
 )
 from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan, Workspace
 
-PROCESSORS = 132
 MAX_ROWS = 128
 
 
@@ -224,14 +224,14 @@ def attention_combine_kernel(
         tl.store(lse + (batch * H + head) * T + row, norm)
 
 
-def decode_splits(spec: AttentionSpec, block_n: int = 64) -> int:
+def decode_splits(spec: AttentionSpec, target: Target, block_n: int = 64) -> int:
     """How many programs share a (batch, key head)'s keys: about one program per multiprocessor."""
     tiles = -(-spec.kv_len // block_n)
-    return max(1, min(tiles, PROCESSORS // (spec.batch * spec.kv_heads)))
+    return max(1, min(tiles, target.processors // (spec.batch * spec.kv_heads)))
 
 
-def plan_attention_decode(
-    spec: AttentionSpec, *, splits: int | None = None, block_n: int | None = None
+def decode_plan(
+    spec: AttentionSpec, target: Target, *, splits: int | None = None, block_n: int | None = None
 ) -> Plan:
     """The plan (query, key, value, *options) -> (out, lse), as the forward's, for few queries.
 
@@ -242,12 +242,12 @@ def plan_attention_decode(
     if rows > MAX_ROWS:
         raise ValueError(
             f"decode attention: {spec.q_len} queries of {spec.group} heads per key head make "
-            f"{rows} rows, at most {MAX_ROWS} fit; use plan_attention_forward"
+            f"{rows} rows, at most {MAX_ROWS} fit; use the general plan"
         )
     if spec.dropout > 0.0:
         raise ValueError("decode attention has no dropout: it is for inference")
     block_n = block_n or (32 if spec.dtype == "fp32" or spec.v_dim > 128 else 64)
-    splits = splits or decode_splits(spec, block_n)
+    splits = splits or decode_splits(spec, target, block_n)
     block_m = padded(rows)
     chunk = -(-spec.kv_len // (splits * block_n)) * block_n
     lines = spec.batch * spec.kv_heads * splits * block_m

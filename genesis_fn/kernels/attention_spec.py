@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Argument, Buf, Descriptor
 
 DTYPES = ("bf16", "fp16", "fp32")
@@ -216,9 +217,11 @@ def operand_strides(spec: AttentionSpec) -> tuple[Strides, Strides, Strides]:
     )
 
 
-def serves_descriptors(spec: AttentionSpec) -> bool:
-    """Whether tiles can move by TMA: 16-bit, head dimensions 64, 128 or 256, aligned strides."""
-    if spec.dtype == "fp32" or not {spec.head_dim, spec.v_dim} <= {64, 128, 256}:
+def serves_descriptors(spec: AttentionSpec, target: Target) -> bool:
+    """Whether tiles move by TMA: 16-bit, head dimensions 64, 128 or 256, aligned strides."""
+    if not target.descriptors or spec.dtype == "fp32":
+        return False
+    if not {spec.head_dim, spec.v_dim} <= {64, 128, 256}:
         return False
     return all(s % 8 == 0 for strides in operand_strides(spec) for s in strides)
 

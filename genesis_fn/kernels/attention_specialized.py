@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention_spec import (
     AttentionSpec,
     dense_strides,
@@ -229,10 +230,11 @@ def attention_specialized_kernel(
     )  # fmt: skip
 
 
-def serves_specialized(spec: AttentionSpec) -> bool:
+def serves_specialized(spec: AttentionSpec, target: Target) -> bool:
     """Whether the specialised kernels compute `spec`: plain logits, no masks but the causal one."""
     return (
-        serves_descriptors(spec)
+        target.warp_groups
+        and serves_descriptors(spec, target)
         and spec.plain_scores
         and not spec.blind_rows
         and not spec.every_tile_masked
@@ -247,8 +249,6 @@ def serves_specialized(spec: AttentionSpec) -> bool:
 
 def specialized_plan(spec: AttentionSpec, *, stages: int = 2, section: int = 4) -> Plan:
     """The forward plan of `attention.general_plan`, by the specialised kernel."""
-    if not serves_specialized(spec):
-        raise ValueError(f"the specialised attention kernel does not serve {spec}")
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dtype, half = spec.head_dim, spec.dtype, BLOCK_M // 2
     q_strides, k_strides, v_strides = operand_strides(spec)

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention_backward import delta_launch
 from genesis_fn.kernels.attention_spec import (
     AttentionSpec,
@@ -252,9 +253,9 @@ def attention_specialized_dq_kernel(
     )  # fmt: skip
 
 
-def serves_specialized_backward(spec: AttentionSpec) -> bool:
+def serves_specialized_backward(spec: AttentionSpec, target: Target) -> bool:
     """Whether the specialised passes compute `spec`: as the forward, from one full tile on."""
-    return serves_specialized(spec) and spec.kv_len >= BLOCK_M
+    return serves_specialized(spec, target) and spec.kv_len >= BLOCK_M
 
 
 def specialized_backward_plan(
@@ -266,8 +267,6 @@ def specialized_backward_plan(
     dkdv_section: int = 4,
 ) -> Plan:
     """`attention_backward.general_backward_plan` with both passes by the specialised kernels."""
-    if not serves_specialized_backward(spec):
-        raise ValueError(f"the specialised attention kernel does not serve {spec}")
     inputs, outputs = 6, 3
     delta = Buf(inputs + outputs, "fp32")
     steps = (

@@ -12,7 +12,7 @@ import json
 import sys
 
 from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
-from genesis_fn.kernels.attention_choice import backward_plan, forward_plan
+from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.launch import Launch, Plan
 from genesis_fn.kernels.matmul import MatmulSpec, plan_matmul
@@ -42,8 +42,8 @@ def plans(target: Target) -> dict[str, Plan]:
     chosen["norm"] = plan_norm_forward(Norm(4096, 1024, "bf16", 1e-6, "bf16"), target)
     chosen["softmax"] = plan_softmax_forward(Softmax(4096, 4096, "bf16"), target)
     chosen["scan"] = plan_scan(Scan(64, 4096, 1, "fp32"), target)
-    chosen["attention"] = forward_plan(attention, arch=target.architecture)
-    chosen["attention backward"] = backward_plan(attention, arch=target.architecture)
+    chosen["attention"] = plan_attention(attention, target)
+    chosen["attention backward"] = plan_attention_backward(attention, target)
     return chosen
 
 

@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.attention import AttentionConfig, plan_attention_forward
-from genesis_fn.kernels.attention_backward import BackwardConfig, plan_attention_backward
-from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
+from genesis_fn.kernels.attention import AttentionConfig, general_plan
+from genesis_fn.kernels.attention_backward import BackwardConfig, general_backward_plan
+from genesis_fn.kernels.attention_decode import decode_plan
 from genesis_fn.kernels.attention_scores import tile_and_head
-from genesis_fn.kernels.attention_spec import AttentionSpec, serves_descriptors
+from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.launch import Buf, Launch, Plan
 from tests.kernels.attention_reference import (
     TORCH,
@@ -29,6 +30,8 @@ from tests.kernels.attention_reference import (
 )
 from tests.kernels.run import run_plan
 
+INTERPRETED = replace(H200, interpreted=True)
+WITHOUT_DESCRIPTORS = replace(OF_ARCHITECTURE[80], interpreted=True)
 TOLERANCE = {"fp32": 5e-6, "bf16": 1.5e-2, "fp16": 2e-3}
 
 
@@ -38,38 +41,34 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float(torch.nan_to_num(distance, nan=float("inf")))
 
 
-def forward(spec, inputs, config):
+def forward(spec, inputs, config, target=INTERPRETED):
     out = torch.full((spec.batch, spec.q_len, spec.q_heads, spec.v_dim), 7.0).to(TORCH[spec.dtype])
     lse = torch.full((spec.batch, spec.q_heads, spec.q_len), 7.0)
-    plan = plan_attention_forward(spec, config)
+    plan = general_plan(spec, target, config)
     run_plan(plan, list(inputs.values()), [out, lse][: plan.outputs])
     return out, lse
 
 
-def backward(spec, inputs, out, lse, dout, dlse, config):
+def backward(spec, inputs, out, lse, dout, config):
     results = {f"d{n}": torch.full_like(inputs[n], 7.0) for n in ("q", "k", "v")}
     if "bias" in inputs:
         results["dbias"] = torch.full_like(inputs["bias"], 7.0)
     q, k, v, *options = inputs.values()
-    given = [q, k, v, out, lse, dout, *options, *([] if dlse is None else [dlse])]
-    plan = plan_attention_backward(spec, config, lse_cotangent=dlse is not None)
+    given = [q, k, v, out, lse, dout, *options]
+    plan = general_backward_plan(spec, INTERPRETED, config)
     run_plan(plan, given, list(results.values()))
     return results
 
 
-def check(spec, block_m=32, block_n=16, *, with_dlse=False, seed=0, inputs=None):
+def check(spec, block_m=32, block_n=16, *, seed=0, inputs=None):
     """Holds forward and gradients of one spec to the float64 reference."""
-    tma = serves_descriptors(spec)
-    tile = AttentionConfig(block_m, block_n, 4, 2, section=3, tma=tma)
+    tile = AttentionConfig(block_m, block_n, 4, 2, section=3)
     inputs = inputs or random_inputs(spec, seed)
     g = torch.Generator().manual_seed(seed + 1)
     dout = torch.randn(spec.batch, spec.q_len, spec.q_heads, spec.v_dim, generator=g).to(
         TORCH[spec.dtype]
     )
-    dlse = None
-    if with_dlse:
-        dlse = torch.randn(spec.batch, spec.q_heads, spec.q_len, generator=g)
-    wanted = reference_gradients(spec, inputs, dout, dlse)
+    wanted = reference_gradients(spec, inputs, dout)
     out, lse = forward(spec, inputs, tile)
     tolerance = TOLERANCE[spec.dtype]
     assert error(out, wanted["out"]) < tolerance
@@ -77,7 +76,7 @@ def check(spec, block_m=32, block_n=16, *, with_dlse=False, seed=0, inputs=None)
     assert torch.equal(blind, lse < -1e30)
     assert error(lse[~blind], wanted["lse"][~blind]) < min(tolerance, 1e-3)
     turned = replace(tile, block_m=block_n, block_n=block_m)
-    found = backward(spec, inputs, out, lse, dout, dlse, BackwardConfig(turned, tile))
+    found = backward(spec, inputs, out, lse, dout, BackwardConfig(turned, tile))
     for name, value in found.items():
         terms = 1.0
         if name == "dbias":
@@ -86,7 +85,7 @@ def check(spec, block_m=32, block_n=16, *, with_dlse=False, seed=0, inputs=None)
             spread = inputs | {"bias": inputs["bias"].expand(full).clone()}
             norms = [
                 x["dbias"].norm().clamp(min=1.0)
-                for x in (reference_gradients(spec, spread, dout, dlse), wanted)
+                for x in (reference_gradients(spec, spread, dout), wanted)
             ]
             terms = max(float(norms[0] / norms[1]), 1.0)
         assert error(value, wanted[name]) < tolerance * terms, name
@@ -163,11 +162,6 @@ def test_tiles_of_any_shape_agree(name, blocks):
     check(CASES[name], *blocks)
 
 
-@pytest.mark.parametrize("name", ["causal", "lengths", "bias_heads"])
-def test_the_log_sum_exp_can_have_a_cotangent(name):
-    check(CASES[name], with_dlse=True)
-
-
 def test_rows_without_keys_take_the_mean_of_all_values_and_give_no_nan():
     spec = AttentionSpec(2, 2, 1, 20, 33, 16, dtype="fp32", kv_lengths=True, causal=True)
     inputs = random_inputs(spec)
@@ -184,7 +178,7 @@ def test_an_additive_mask_as_bias(fill):
     seen = torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(3)) < 0.3
     seen[..., 0] = True
     inputs["bias"] = torch.where(seen, 0.0, fill)
-    out, _ = forward(spec, inputs, AttentionConfig(32, 16, 4, 1, tma=False))
+    out, _ = forward(spec, inputs, AttentionConfig(32, 16, 4, 1), WITHOUT_DESCRIPTORS)
     masked = {n: x for n, x in inputs.items() if n != "bias"} | {"mask": seen}
     wide = {n: x.double() if x.is_floating_point() else x for n, x in masked.items()}
     wanted, _ = attention_reference(replace(SMALL, mask=(1, 1, 40, 40)), wide)
@@ -200,8 +194,9 @@ def test_packed_projections_need_no_copy():
     q = packed[..., : 4 * 64].reshape(2, 40, 4, 64).contiguous()
     inputs = random_inputs(spec) | {"q": q}
     wanted, _ = forward(spec, inputs, AttentionConfig(32, 16, 4, 1))
-    for tma in (True, False):
-        found, _ = forward(strided, inputs | {"q": packed}, AttentionConfig(32, 16, 4, 1, tma=tma))
+    for target in (INTERPRETED, WITHOUT_DESCRIPTORS):
+        config = AttentionConfig(32, 16, 4, 1)
+        found, _ = forward(strided, inputs | {"q": packed}, config, target)
         assert torch.equal(found, wanted)
 
 
@@ -211,7 +206,7 @@ def test_two_runs_are_bit_identical():
     runs = []
     for _ in range(2):
         out, lse = forward(spec, inputs, None)
-        found = backward(spec, inputs, out, lse, torch.ones_like(out), None, None)
+        found = backward(spec, inputs, out, lse, torch.ones_like(out), None)
         runs.append([out, lse, *found.values()])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
@@ -249,7 +244,7 @@ def test_values_and_gradients_are_jax_s(spec):
     wanted, pull = jax.vjp(attend, *arrays)
     dout = np.random.default_rng(0).normal(size=wanted.shape).astype(np.float32)
     out, lse = forward(spec, inputs, None)
-    found = backward(spec, inputs, out, lse, torch.from_numpy(dout), None, None)
+    found = backward(spec, inputs, out, lse, torch.from_numpy(dout), None)
     assert error(out, torch.from_numpy(np.array(wanted))) < 5e-6
     for value, gradient in zip(found.values(), pull(dout), strict=True):
         assert error(value, torch.from_numpy(np.array(gradient))) < 1e-5
@@ -282,7 +277,7 @@ def test_decode_matches_the_formula(name, splits):
     wanted, lse_wanted = attention_reference(spec, wide)
     out = torch.full((spec.batch, spec.q_len, spec.q_heads, spec.v_dim), 7.0).to(TORCH[spec.dtype])
     lse = torch.full((spec.batch, spec.q_heads, spec.q_len), 7.0)
-    plan = plan_attention_decode(spec, splits=splits, block_n=16)
+    plan = decode_plan(spec, INTERPRETED, splits=splits, block_n=16)
     run_plan(plan, list(inputs.values()), [out, lse])
     assert error(out, wanted) < TOLERANCE[spec.dtype]
     live = lse_wanted > -1e30
@@ -317,4 +312,4 @@ def test_bad_specs_say_what_is_wrong():
     with pytest.raises(ValueError, match="exceed 256"):
         AttentionSpec(1, 2, 2, 4, 4, 257)
     with pytest.raises(ValueError, match="dropout"):
-        plan_attention_decode(AttentionSpec(1, 2, 2, 1, 4, 16, dropout=0.5))
+        decode_plan(AttentionSpec(1, 2, 2, 1, 4, 16, dropout=0.5), INTERPRETED)

@@ -11,44 +11,36 @@ import pytest
 
 PROGRAM = """
 import json, sys
-from dataclasses import replace
 from genesis_fn.compiler.target import H200
-from genesis_fn.kernels.attention import forward_configs, plan_attention_forward
-from genesis_fn.kernels.attention_backward import backward_configs, plan_attention_backward
-from genesis_fn.kernels.attention_choice import backward_plan
-from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.kernels.attention import general_plan
+from genesis_fn.kernels.attention_backward import general_backward_plan
+from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.attention_specialized import plan_attention_specialized
-from genesis_fn.kernels.attention_specialized_backward import plan_attention_backward_specialized
 from tests.kernels.compile_only import compile_plan
 
 found = {}
 for dim in (64, 128):
     spec = AttentionSpec(8, 16, 8, 2048, 2048, dim, causal=True)
-    found[f"forward {dim}"] = compile_plan(plan_attention_forward(spec), H200)
-    found[f"backward {dim}"] = compile_plan(plan_attention_backward(spec), H200)
-    found[f"specialized {dim}"] = compile_plan(plan_attention_specialized(spec), H200)
-    backward = plan_attention_backward_specialized(spec)
-    backward = replace(backward, steps=backward.steps[2:])
-    found[f"specialized backward {dim}"] = compile_plan(backward, H200)
+    found[f"general {dim}"] = compile_plan(general_plan(spec, H200), H200)
+    found[f"general backward {dim}"] = compile_plan(general_backward_plan(spec, H200), H200)
 for group in (1, 2):
     spec = AttentionSpec(8, 16, 16 // group, 2048, 2048, 128, causal=True)
-    found[f"chosen backward of group {group}"] = compile_plan(backward_plan(spec), H200)
-cache = AttentionSpec(1, 16, 8, 1, 2048, 128, kv_lengths=True)
-found["decode 128"] = compile_plan(plan_attention_decode(cache), H200)
+    found[f"chosen of group {group}"] = compile_plan(plan_attention(spec, H200), H200)
+    backward = compile_plan(plan_attention_backward(spec, H200), H200)
+    found[f"chosen backward of group {group}"] = backward
+cache = AttentionSpec(1, 16, 8, 1, 2048, 128, kv_lengths=True, return_lse=False)
+found["decode 128"] = compile_plan(plan_attention(cache, H200), H200)
 json.dump(found, sys.stdout)
 """
 
 # name: registers of each kernel that must not grow, in launch order
 CEILINGS = {
-    "forward 64": [128],
-    "backward 64": [40, 255, 136],
-    "specialized 64": [168],
-    "specialized backward 64": [168],
-    "specialized backward 128": [168],
-    "forward 128": [160],
-    "backward 128": [40, 255, 168],
-    "specialized 128": [168],
+    "general 64": [128],
+    "general backward 64": [40, 255, 136],
+    "general 128": [160],
+    "general backward 128": [40, 255, 168],
+    "chosen of group 1": [168],
+    "chosen of group 2": [168],
     "chosen backward of group 1": [40, 168, 168],
     "chosen backward of group 2": [40, 168, 168],
     "decode 128": [96, 64],
@@ -56,7 +48,7 @@ CEILINGS = {
 # Triton 3.6 spills ten registers of the dK/dV pass at head dimension 128, 3.9 none; of the
 # specialised one 3.6 spills ten too, 3.9 thirty.
 SPILLS = {
-    "backward 128": [0, 64, 0],
+    "general backward 128": [0, 64, 0],
     "chosen backward of group 1": [0, 120, 0],
     "chosen backward of group 2": [0, 120, 0],
 }

@@ -13,7 +13,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE, Target
-from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.kernels.attention_decode import decode_plan
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.concat import Concatenate
 from genesis_fn.kernels.cross_entropy import CrossEntropy
@@ -71,8 +71,8 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: replace(ATTENTION, align="middle"), 'align must be "start" or "end"'),
     (lambda: replace(ATTENTION, precision="exact"), "unknown float32 precision"),
     (lambda: replace(ATTENTION, dropout=1.0), "the dropout rate must be in"),
-    (lambda: plan_attention_decode(replace(ATTENTION, q_len=200)), "use plan_attention_forward"),
-    (lambda: plan_attention_decode(replace(ATTENTION, dropout=0.5)), "it is for inference"),
+    (lambda: decode_plan(replace(ATTENTION, q_len=200), H200), "use the general plan"),
+    (lambda: decode_plan(replace(ATTENTION, dropout=0.5), H200), "it is for inference"),
     (lambda: Epilogue(bias="both"), "bias must be None, 'row' or 'col'"),
     (lambda: Epilogue(activation="swish"), "activation must be one of"),
     (lambda: Epilogue(gating="half"), "gating must be None"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
@@ -16,9 +15,7 @@ from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converte
 from genesis_fn.core import config, dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr, Var
-from genesis_fn.kernels.attention import plan_attention_forward
-from genesis_fn.kernels.attention_backward import plan_attention_backward
-from genesis_fn.kernels.attention_decode import plan_attention_decode
+from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention_spec import MAX_HEAD_DIM, AttentionSpec, Shape4
 from genesis_fn.kernels.cross_entropy import (
     CrossEntropy,
@@ -209,36 +206,7 @@ def _four(kind: Aval | None) -> Shape4 | None:
 @kernel("attention", "attention_forward")
 def _attention(call: Call, results: Sequence[Aval], *, has: tuple, **static: Any) -> Plan | None:
     spec = _attention_spec(call.operands, has, lse=len(results) > 1, **static)
-    if spec is None:
-        return None
-    if len(results) == 1 and _decodes(spec):
-        return _without_lse(plan_attention_decode(_with_lse(spec)), call)
-    if call.target.warp_groups:
-        from genesis_fn.kernels.attention_specialized import (
-            plan_attention_specialized,
-            serves_specialized,
-        )
-
-        if serves_specialized(spec):
-            return plan_attention_specialized(spec)
-    return plan_attention_forward(spec)
-
-
-def _decodes(spec: AttentionSpec) -> bool:
-    return spec.q_len * spec.group <= 16 and spec.kv_len >= 1024
-
-
-def _with_lse(spec: AttentionSpec) -> AttentionSpec:
-    return replace(spec, return_lse=True)
-
-
-def _without_lse(plan: Plan, call: Call) -> Plan:
-    """A plan whose second output goes to scratch."""
-    q = call.operands[0]
-    builder = PlanBuilder(plan.inputs, 1)
-    lse = builder.workspace(q.shape[0] * q.shape[1] * q.shape[2], "fp32")
-    builder.include(plan, [*[Buf(i, "i8") for i in range(plan.inputs + 1)], lse])
-    return builder.build()
+    return None if spec is None else plan_attention(spec, call.target)
 
 
 @kernel("attention_backward")
@@ -251,15 +219,7 @@ def _attention_backward(
     out, lse, ct = operands[3 + extras :]
     if spec is None or ct.dtype != operands[0].dtype or lse.dtype != dtypes.F32:
         return None
-    plan = plan_attention_backward(spec)
-    if call.target.warp_groups:
-        from genesis_fn.kernels.attention_specialized_backward import (
-            plan_attention_backward_specialized,
-            serves_specialized_backward,
-        )
-
-        if serves_specialized_backward(spec):
-            plan = plan_attention_backward_specialized(spec)
+    plan = plan_attention_backward(spec, call.target)
     last = 3 + extras
     order = [0, 1, 2, last, last + 1, last + 2, *range(3, last)]
     return _ordered(plan, order, range(plan.outputs))
