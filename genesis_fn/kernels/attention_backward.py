@@ -43,6 +43,9 @@ from genesis_fn.kernels.language import cast, dot, up
 from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan, Workspace
 
 
+LARGE_SHARED = 160 << 10  # what the widest tiles take, pipelined
+
+
 @dataclass(frozen=True, slots=True)
 class BackwardConfig:
     """The tiles of the dK/dV pass and of the dQ pass; in both block_m counts queries."""
@@ -533,14 +536,18 @@ def attention_dbias_kernel(
 def backward_configs(spec: AttentionSpec, target: Target) -> list[BackwardConfig]:
     """The configurations worth timing for `spec`, the default first."""
     wide = max(spec.head_dim, spec.v_dim)
+    little = target.shared_memory < LARGE_SHARED
     if spec.dtype == "fp32":
-        tile = AttentionConfig(32, 32, 4 if wide <= 64 else 8, 1)
+        side = 16 if little and wide > 128 else 32
+        tile = AttentionConfig(side, side, 4 if wide <= 64 else 8, 1)
         return [BackwardConfig(tile, tile)]
     if wide > 128:
-        return [BackwardConfig(AttentionConfig(32, 64, 8, 1), AttentionConfig(64, 32, 8, 1))]
+        dkdv = AttentionConfig(32, 32 if little else 64, 8, 1)
+        return [BackwardConfig(dkdv, AttentionConfig(64, 32, 8, 1))]
+    whole = {spec.head_dim, spec.v_dim} <= {64, 128}
     masks = spec.dropout > 0.0 or not spec.plain_scores or spec.every_tile_masked
-    if not serves_descriptors(spec, target) or masks:
-        stages = 2 if serves_descriptors(spec, target) else 1
+    if masks or not whole or little and wide > 64:
+        stages = 2 if whole else 1
         tile = AttentionConfig(32, 64, 4, stages)
         return [BackwardConfig(tile, AttentionConfig(64, 32, 4, stages))]
     dkdv = [(64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 3)]
@@ -574,7 +581,7 @@ def general_backward_plan(
         _pass_launch(spec, target, config.dq, inputs, delta, "dq"),
     ]
     if spec.bias is not None:
-        steps.append(_dbias_launch(spec, inputs, delta))
+        steps.append(_dbias_launch(spec, target, inputs, delta))
     lines = spec.batch * spec.q_heads * spec.q_len
     return Plan(inputs, outputs, tuple(steps), (Workspace(4 * lines),))
 
@@ -673,11 +680,13 @@ def _pass_launch(
     )
 
 
-def _dbias_launch(spec: AttentionSpec, inputs: int, delta: Buf) -> Launch:
+def _dbias_launch(spec: AttentionSpec, target: Target, inputs: int, delta: Buf) -> Launch:
     assert spec.bias is not None
     options, absent = option_arguments(spec, 6)
     wide = max(spec.head_dim, spec.v_dim)
     m, c = 32, 32 if spec.dtype == "fp32" or wide > 128 else 64
+    if target.shared_memory < LARGE_SHARED and spec.dtype == "fp32" and wide > 128:
+        m, c = 16, 16
     arguments = _operands(spec, False, m, c, delta)
     arguments["dbias"] = Buf(inputs + 3, spec.bias_dtype)
     batches, heads, rows, cols = spec.bias
