@@ -1,9 +1,15 @@
-"""Attention kernels on a GPU: every option checked against torch, every configuration timed.
+"""Attention on a GPU: every option checked against torch, and what a user gets timed by its peers.
 
     python -m benchmarks.kernels.attention_bench [--out results.json] [--only check|speed|decode]
+                                                 [--quick] [--search]
 
-Peers are torch's scaled_dot_product_attention with its cuDNN and FlashAttention backends, timed in
-the same run. Times are medians of CUDA-graph replays over rotated inputs; the table comes last.
+"ours" is `nn.dot_product_attention` under `jit`, and the pullback of its `vjp` under `jit`. Peers
+are torch's scaled_dot_product_attention with its cuDNN and FlashAttention backends, forward and
+through autograd. All are timed alike: many calls in a row over rotated inputs by the host's clock,
+which is the GPU's time as long as a call is started faster than it ends. A decoded token is too
+short for that: there, chains of calls that need each other are timed, ours in one program and
+torch's in one CUDA graph. `--search` adds the kernels in every configuration, by replays of a
+CUDA graph. The table comes last.
 """
 
 from __future__ import annotations
@@ -11,36 +17,31 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import genesis_fn as gf
 from benchmarks.kernels.torch_launch import bound_plan, graph_time, rehearse, run_plan_torch
-from genesis_fn.kernels.attention import forward_configs, plan_attention_forward
-from genesis_fn.kernels.attention_backward import (
-    BackwardConfig,
-    backward_configs,
-    plan_attention_backward,
-)
-from genesis_fn.kernels.attention_decode import plan_attention_decode
+from benchmarks.results_file import surroundings
+from genesis_fn import nn
+from genesis_fn.compiler.target import H200
+from genesis_fn.kernels.attention import forward_configs, general_plan
+from genesis_fn.kernels.attention_backward import backward_configs, general_backward_plan
+from genesis_fn.kernels.attention_decode import decode_plan
+from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.attention_specialized import (
-    plan_attention_specialized,
-    serves_specialized,
-)
+from genesis_fn.kernels.attention_specialized import serves_specialized, specialized_plan
 from genesis_fn.kernels.attention_specialized_backward import (
-    plan_attention_backward_specialized,
     serves_specialized_backward,
+    specialized_backward_plan,
 )
-from genesis_fn.kernels.attention_specialized_dkdv import DkdvConfig
 from genesis_fn.kernels.launch import Plan
 from tests.kernels.attention_reference import (
     TORCH,
@@ -121,63 +122,57 @@ def backward_tensors(
 
 
 def check(spec: AttentionSpec) -> dict[str, float]:
-    """Errors of forward and gradients against float64, for the default configuration."""
+    """Errors against float64 of the chosen kernels, and of the general ones where these differ."""
     inputs = random_inputs(spec, device="cuda")
     dout = torch.randn(
         spec.batch, spec.q_len, spec.q_heads, spec.v_dim, device="cuda", dtype=TORCH[spec.dtype]
     )
     wanted = reference_gradients(spec, inputs, dout)
-    tensors = forward_tensors(spec, inputs)
-    run_plan_torch(plan_attention_forward(spec), tensors)
-    out, lse = tensors[-2:]
     live = wanted["lse"] > -1e30
-    found = {"out": error(out, wanted["out"]), "lse": error(lse[live], wanted["lse"][live])}
-    found["blind"] = float((live != (lse > -1e30)).sum())
-    if serves_specialized(spec):
-        again = forward_tensors(spec, inputs)
-        run_plan_torch(plan_attention_specialized(spec), again)
-        found["specialized"] = error(again[-2], wanted["out"])
-        found["specialized_lse"] = error(again[-1], wanted["lse"])
-    runs = []
-    for _ in range(2):
-        given = backward_tensors(inputs, out, lse, dout)
-        run_plan_torch(plan_attention_backward(spec), given)
-        runs.append(given[6 + len(inputs) - 3 :])
-    names = ["dq", "dk", "dv", "dbias"][: len(runs[0])]
-    found |= {n: error(x, wanted[n]) for n, x in zip(names, runs[0], strict=True)}
-    if serves_specialized_backward(spec):
-        for i, config in enumerate(DKDV):
+    found: dict[str, float] = {}
+    forwards = {"": plan_attention(spec, H200)}
+    if serves_specialized(spec, H200):
+        forwards["general_"] = general_plan(spec, H200)
+    for name, plan in forwards.items():
+        tensors = forward_tensors(spec, inputs)
+        run_plan_torch(plan, tensors)
+        out, lse = tensors[-2:]
+        found[f"{name}out"] = error(out, wanted["out"])
+        found[f"{name}lse"] = error(lse[live], wanted["lse"][live])
+        found["blind"] = float((live != (lse > -1e30)).sum())
+    backwards = {"": plan_attention_backward(spec, H200)}
+    if serves_specialized_backward(spec, H200):
+        backwards["general_"] = general_backward_plan(spec, H200)
+    for name, plan in backwards.items():
+        runs = []
+        for _ in range(2):
             given = backward_tensors(inputs, out, lse, dout)
-            stages = 2 + i % 2
-            plan = plan_attention_backward_specialized(spec, stages=stages, dkdv=config)
             run_plan_torch(plan, given)
-            for name, x in zip(("dq", "dk", "dv"), given[-3:], strict=True):
-                found[f"specialized_{name}_{i}"] = error(x, wanted[name])
-    same = all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-    return found | {"nondeterministic": float(not same)}
+            runs.append(given[plan.inputs :])
+        for result, x in zip(("dq", "dk", "dv", "dbias"), runs[0], strict=False):
+            found[name + result] = error(x, wanted[result])
+        same = all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+        found["nondeterministic"] = max(found.get("nondeterministic", 0.0), float(not same))
+    return found
 
 
-def eager_milliseconds(call: Callable[[], Any], repeats: int = 15) -> float:
-    """Median time of one call outside a graph, for peers that cannot be captured."""
-    warm = time.perf_counter() + 0.05
-    while time.perf_counter() < warm:
+def milliseconds(calls: Sequence[Callable[[], Any]], wait: Callable[[], Any], rounds: int) -> float:
+    """Median time of one of these calls, made in turn without waiting between them."""
+    for call in calls:
         call()
-        torch.cuda.synchronize()
-    return _median(call, repeats)
-
-
-def _median(call: Callable[[], Any], repeats: int) -> float:
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
+    wait()
+    start = time.perf_counter()
+    calls[0]()
+    wait()
+    count = len(calls) * max(1, round(0.03 / (time.perf_counter() - start) / len(calls)))
     times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
+    for number in range(rounds + 1):
+        start = time.perf_counter()
+        for i in range(count):
+            calls[i % len(calls)]()
+        wait()
+        if number:  # clocks rise for some milliseconds after an idle moment
+            times.append(1e3 * (time.perf_counter() - start) / count)
     return statistics.median(times)
 
 
@@ -190,27 +185,69 @@ def plan_milliseconds(plan: Plan, rotated: list[list[torch.Tensor]]) -> float | 
         return f"{type(problem).__name__}: {str(problem)[:120]}"
 
 
-def peer(spec: AttentionSpec, backend: SDPBackend) -> tuple[float, float]:
+def peer(spec: AttentionSpec, backend: SDPBackend, rounds: int) -> tuple[float, float]:
     """(forward, backward) milliseconds of torch's attention on contiguous [B, N, T, H] arrays."""
     shape = (spec.batch, spec.q_heads, spec.q_len, spec.head_dim)
     shape_kv = (spec.batch, spec.kv_heads, spec.kv_len, spec.head_dim)
-    q, k, v = (
-        torch.randn(s, device="cuda", dtype=TORCH[spec.dtype], requires_grad=True)
-        for s in (shape, shape_kv, shape_kv)
-    )
-    gqa = spec.group > 1
+    rotated = [
+        [
+            torch.randn(s, device="cuda", dtype=TORCH[spec.dtype], requires_grad=True)
+            for s in (shape, shape_kv, shape_kv)
+        ]
+        for _ in range(ROTATION)
+    ]
+
+    def attend(given: list[torch.Tensor]) -> torch.Tensor:
+        return F.scaled_dot_product_attention(
+            *given, is_causal=spec.causal, enable_gqa=spec.group > 1
+        )
+
+    def pull(given: list[torch.Tensor], out: torch.Tensor, dout: torch.Tensor) -> Any:
+        return torch.autograd.grad(out, given, dout, retain_graph=True)
+
     with sdpa_kernel(backend):
-
-        def attend() -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
-
-        out = attend()
-        dout = torch.randn_like(out)
-        forward = eager_milliseconds(attend)
-        backward = eager_milliseconds(
-            lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+        outs = [attend(x) for x in rotated]
+        couts = [torch.randn_like(x) for x in outs]
+        wait = torch.cuda.synchronize
+        forward = milliseconds([lambda x=x: attend(x) for x in rotated], wait, rounds)
+        backward = milliseconds(
+            [lambda a=a: pull(*a) for a in zip(rotated, outs, couts, strict=True)], wait, rounds
         )
     return forward, backward
+
+
+def ours(spec: AttentionSpec, rounds: int) -> dict[str, Any]:
+    """(forward, backward) milliseconds of the public function under `jit`, and its errors."""
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return nn.dot_product_attention(q, k, v, is_causal=spec.causal)
+
+    run = gf.jit(attend)
+    both = gf.jit(lambda q, k, v: gf.vjp(attend, q, k, v))
+    pull = gf.jit(lambda pullback, ct: pullback(ct))
+    rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
+    couts = [torch.randn_like(x["q"]) for x in rotated]
+    given = [[gf.dlpack.from_dlpack(x[n]) for n in ("q", "k", "v")] for x in rotated]
+    pulled = [(both(*x)[1], gf.dlpack.from_dlpack(ct)) for x, ct in zip(given, couts, strict=True)]
+    torch.cuda.synchronize()
+    last: list[Any] = [None]
+
+    def call(function: Any, *args: Any) -> None:
+        last[0] = function(*args)
+
+    def wait() -> None:
+        gf.block_until_ready(last[0])
+
+    forward = milliseconds([lambda x=x: call(run, *x) for x in given], wait, rounds)
+    backward = milliseconds([lambda x=x: call(pull, *x) for x in pulled], wait, rounds)
+    group = spec.group
+    wanted, _ = attention_slice(spec, rotated[0])
+    out = torch.from_dlpack(run(*given[0]))
+    slices = backward_slice(spec, rotated[0], couts[0])
+    dq, dk, dv = (torch.from_dlpack(x) for x in pull(*pulled[0]))
+    found = (dq[:1, :, :group], dk[:1, :, :1], dv[:1, :, :1])
+    wrong = max(error(a, b) for a, b in zip(found, slices, strict=True))
+    return {"ms": [forward, backward], "errors": [error(out[:1, :, :group], wanted), wrong]}
 
 
 def label(config: Any) -> str:
@@ -223,52 +260,33 @@ def label(config: Any) -> str:
     return name
 
 
-DKDV = [
-    *(DkdvConfig(section=n) for n in (0, 2, 4, 8, 16, 32)),
-    DkdvConfig(stages=3, section=8),
-    *(DkdvConfig(unrolled=True, drain=True, section=n) for n in (0, 4, 8, 16)),
-    DkdvConfig(overlap=True, unrolled=True, drain=True, section=0),
-    DkdvConfig(32, 4, overlap=True, unrolled=True, drain=True, section=0),
-    DkdvConfig(32, 4, overlap=True, unrolled=True),
-]
-
-
-def dkdv_label(config: DkdvConfig) -> str:
-    """A specialised dK/dV configuration in a few characters."""
-    text = f"dkdv specialized q{config.block_q} s{config.stages} sec{config.section}"
-    text += " overlap" * config.overlap + " unrolled" * config.unrolled
-    return text + " drain" * config.drain
-
-
 def forward_plans(spec: AttentionSpec) -> dict[str, Plan]:
     """Every forward plan worth timing, by a label."""
-    base = forward_configs(spec)
+    base = forward_configs(spec, H200)
     swept = base + [replace(base[0], section=n) for n in (1, 4, 16)]
-    plans = {label(c): plan_attention_forward(spec, c) for c in swept}
-    stages = [(2, 0), (2, 1), (2, 4), (2, 16), *(((3, 0),) * (spec.v_dim < 128))]
-    return plans | {
-        f"specialized s{s} sec{section}": plan_attention_specialized(
-            spec, stages=s, section=section
-        )
-        for s, section in stages
-    }
+    plans = {label(c): general_plan(spec, H200, c) for c in swept}
+    if serves_specialized(spec, H200):
+        for n in (1, 4, 16):
+            plans[f"specialized s2 sec{n}"] = specialized_plan(spec, section=n)
+    return plans
 
 
 def backward_plans(spec: AttentionSpec) -> dict[str, Plan]:
     """Each backward pass alone, in every configuration, by a label."""
     plans: dict[str, Plan] = {}
     for which, step in (("delta", 0), ("dkdv", 1), ("dq", 2)):
-        for config in backward_configs(spec) if step else backward_configs(spec)[:1]:
-            plan = plan_attention_backward(spec, config)
+        for config in backward_configs(spec, H200) if step else backward_configs(spec, H200)[:1]:
+            plan = general_backward_plan(spec, H200, config)
             tile = config.dq if which == "dq" else config.dkdv
             name = "delta" if which == "delta" else f"{which} {label(tile)}"
             plans[name] = replace(plan, steps=(plan.steps[step],))
-    for stages, section in ((2, 0), (3, 0), (2, 4), (3, 4), (3, 8), (3, 16)):
-        plan = plan_attention_backward_specialized(spec, stages=stages, section=section)
-        plans[f"dq specialized s{stages} sec{section}"] = replace(plan, steps=(plan.steps[2],))
-    for config in DKDV:
-        plan = plan_attention_backward_specialized(spec, dkdv=config)
-        plans[dkdv_label(config)] = replace(plan, steps=(plan.steps[1],))
+    if serves_specialized_backward(spec, H200):
+        for stages, section in ((2, 4), (3, 4), (3, 8), (3, 16)):
+            plan = specialized_backward_plan(spec, stages=stages, section=section)
+            plans[f"dq specialized s{stages} sec{section}"] = replace(plan, steps=plan.steps[2:])
+        for stages, section in ((2, 2), (2, 4), (2, 8), (2, 16), (3, 4), (3, 8)):
+            plan = specialized_backward_plan(spec, dkdv_stages=stages, dkdv_section=section)
+            plans[f"dkdv specialized s{stages} sec{section}"] = replace(plan, steps=plan.steps[1:2])
     return plans
 
 
@@ -292,102 +310,55 @@ def rehearse_plan(shape: int, which: str, name: str) -> float | str:
     return plan_milliseconds(backward_plans(spec)[name], [given])
 
 
-def speed(shape: int, rehearsed: dict[tuple, Any]) -> dict[str, Any]:
-    """Times of the peers, of every forward plan, and of each backward pass alone."""
-    spec = SHAPES[shape]
-    flops = spec.flops
+def speed(spec: AttentionSpec, rounds: int) -> dict[str, Any]:
+    """TFLOP/s and milliseconds, forward and backward, of the public function and of its peers."""
     row: dict[str, Any] = {"spec": describe(spec)}
+
+    def add(name: str, times: Sequence[float]) -> None:
+        row[f"{name}_ms"] = list(times)
+        work = (spec.flops, 2.5 * spec.flops)
+        row[name] = [round(w / t / 1e9) for w, t in zip(work, times, strict=True)]
+
+    found = ours(spec, rounds)
+    add("ours", found["ms"])
+    row["errors"] = found["errors"]
     for name, backend in (
         ("cudnn", SDPBackend.CUDNN_ATTENTION),
         ("flash", SDPBackend.FLASH_ATTENTION),
     ):
         try:
-            times = peer(spec, backend)
-            row[name] = [round(flops * f / t / 1e9) for f, t in zip((1, 2.5), times, strict=True)]
-            row[f"{name}_ms"] = times
+            add(name, peer(spec, backend, rounds))
         except RuntimeError as problem:
             row[name] = str(problem)[:120]
-    rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
-    tensors = [forward_tensors(spec, inputs) for inputs in rotated]
-    wanted, _ = attention_slice(spec, rotated[0])
-
-    def timed(which: str, name: str, plan: Plan, given: list) -> float | str:
-        problem = rehearsed.get((shape, which, name), "not rehearsed")
-        return problem if isinstance(problem, str) else plan_milliseconds(plan, given)
-
-    forward: dict[str, Any] = {}
-    for name, plan in forward_plans(spec).items():
-        for t in tensors:
-            t[-2].fill_(7.0)
-        taken = timed("forward", name, plan, tensors)
-        wrong = error(tensors[0][-2][:1, :, : spec.group], wanted)
-        forward[name] = [
-            taken if isinstance(taken, str) else round(flops / taken / 1e9), taken, wrong
-        ]  # fmt: skip
-    row["forward"] = forward
-    plan = plan_attention_forward(spec)
-    for t in tensors:
-        run_plan_torch(plan, t)
-    couts = [torch.randn_like(t[-2]) for t in tensors]
-    given = [
-        backward_tensors(inputs, t[-2], t[-1], c)
-        for inputs, t, c in zip(rotated, tensors, couts, strict=True)
-    ]
-    row["backward_passes"] = {
-        name: timed("backward", name, plan, given) for name, plan in backward_plans(spec).items()
-    }
-    best = best_backward(spec, row["backward_passes"])
-    specialized = min(
-        (n for n in row["backward_passes"] if n.startswith("dq specialized")),
-        key=lambda n: (isinstance(t := row["backward_passes"][n], str), t),
-    )
-    stages, section = (int("".join(filter(str.isdigit, x))) for x in specialized.split()[2:])
-    plans = {"backward": plan_attention_backward(spec, best)}
-    if not isinstance(row["backward_passes"][specialized], str):
-        plans["backward_specialized_dq"] = plan_attention_backward_specialized(
-            spec, best, stages=stages, section=section
-        )
-    chosen_dkdv = min(
-        DKDV,
-        key=lambda c: (isinstance(t := row["backward_passes"][dkdv_label(c)], str), t),
-    )
-    if not isinstance(row["backward_passes"][dkdv_label(chosen_dkdv)], str):
-        plans["backward_specialized"] = plan_attention_backward_specialized(
-            spec, best, stages=stages, section=section, dkdv=chosen_dkdv
-        )
-    slices = backward_slice(spec, rotated[0], couts[0])
-    for name, plan in plans.items():
-        for t in given:
-            for x in t[-3:]:
-                x.fill_(7.0)
-        taken = plan_milliseconds(plan, given)
-        parts = (
-            given[0][-3][:1, :, : spec.group],
-            given[0][-2][:1, :, :1],
-            given[0][-1][:1, :, :1],
-        )
-        wrong = max(error(a, b) for a, b in zip(parts, slices, strict=True))
-        rate = taken if isinstance(taken, str) else round(2.5 * flops / taken / 1e9)
-        chosen = label(best.dq) if name == "backward" else specialized
-        first = f"dkdv {label(best.dkdv)}"
-        if name == "backward_specialized":
-            first = dkdv_label(chosen_dkdv)
-        row[name] = [rate, taken, wrong, f"{first}, {chosen}"]
     return row
 
 
-def best_backward(spec: AttentionSpec, passes: dict[str, Any]) -> BackwardConfig:
-    """The fastest pair of passes."""
-    configs = backward_configs(spec)
+def search(shape: int, rehearsed: dict[tuple, Any]) -> dict[str, Any]:
+    """Milliseconds of every forward plan, and of each backward pass alone, by replayed graphs."""
+    spec = SHAPES[shape]
+    rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
+    tensors = [forward_tensors(spec, inputs) for inputs in rotated]
+    for t in tensors:
+        run_plan_torch(plan_attention(spec, H200), t)
+    given = [
+        backward_tensors(inputs, t[-2], t[-1], torch.randn_like(t[-2]))
+        for inputs, t in zip(rotated, tensors, strict=True)
+    ]
 
-    def seconds(which: str, config: Any) -> float:
-        value = passes[f"{which} {label(config)}"]
-        return float("inf") if isinstance(value, str) else value
+    def timed(which: str, name: str, plan: Plan, arrays: list) -> float | str:
+        problem = rehearsed.get((shape, which, name), "not rehearsed")
+        return problem if isinstance(problem, str) else plan_milliseconds(plan, arrays)
 
-    return BackwardConfig(
-        min((c.dkdv for c in configs), key=lambda c: seconds("dkdv", c)),
-        min((c.dq for c in configs), key=lambda c: seconds("dq", c)),
-    )
+    forward = {n: timed("forward", n, p, tensors) for n, p in forward_plans(spec).items()}
+    backward = {n: timed("backward", n, p, given) for n, p in backward_plans(spec).items()}
+    return {"forward": forward, "backward_passes": backward}
+
+
+def fastest(times: dict[str, Any], prefix: str = "") -> tuple[float, str]:
+    """(milliseconds, label) of the fastest configuration whose label begins so."""
+    right = {n: t for n, t in times.items() if n.startswith(prefix) and not isinstance(t, str)}
+    name = min(right, key=lambda n: right[n])
+    return right[name], name
 
 
 def attention_slice(
@@ -411,27 +382,60 @@ def backward_slice(
     return [found[name] for name in ("dq", "dk", "dv")]
 
 
-def decode(spec: AttentionSpec) -> dict[str, Any]:
-    """Microseconds of decode attention by number of splits, against torch's attention."""
+def decode(spec: AttentionSpec, rounds: int, configurations: bool) -> dict[str, Any]:
+    """Microseconds of one of a chain of calls, each on what the one before gave as its queries."""
     row: dict[str, Any] = {"spec": describe(spec)}
     rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
     for inputs in rotated:
         inputs["kv_lengths"].fill_(spec.kv_len - 1)
-    tensors = [forward_tensors(spec, inputs) for inputs in rotated]
+    links = 8 * ROTATION
+    caches = [[gf.dlpack.from_dlpack(x[n]) for n in ("k", "v", "kv_lengths")] for x in rotated]
+
+    @gf.jit
+    def chain(q: Any, caches: Any) -> Any:
+        first = None
+        for i in range(links):
+            k, v, lengths = caches[i % ROTATION]
+            q = nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
+            first = q if first is None else first
+        return first, q
+
+    start = gf.dlpack.from_dlpack(rotated[0]["q"])
+    last: list[Any] = [None]
+
+    def run() -> None:
+        last[0] = chain(start, caches)
+
+    taken = milliseconds([run], lambda: gf.block_until_ready(last[0]), rounds)
     wide = {n: x.double() if x.is_floating_point() else x for n, x in rotated[0].items()}
     wanted, _ = attention_reference(spec, wide)
-    for splits, block_n in itertools.product((None, 4, 8, 16, 32), (32, 64, 128)):
-        plan = plan_attention_decode(spec, splits=splits, block_n=block_n)
-        taken = plan_milliseconds(plan, tensors * 4)
-        row[f"splits {splits} x{block_n}"] = [
-            taken if isinstance(taken, str) else round(1000 * taken, 2),
-            error(tensors[0][-2], wanted),
-        ]
-    q, k, v = (rotated[0][n].transpose(1, 2).contiguous() for n in ("q", "k", "v"))
-    row["torch"] = round(
-        1e6 * graph_time([lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)] * 8),
-        2,
-    )
+    row["ours"] = [round(1e3 * taken / links, 2), error(torch.from_dlpack(last[0][0]), wanted)]
+    heads_first = [[x[n].transpose(1, 2).contiguous() for n in ("q", "k", "v")] for x in rotated]
+
+    def torch_chain() -> torch.Tensor:
+        q = heads_first[0][0]
+        for i in range(links):
+            _, k, v = heads_first[i % ROTATION]
+            q = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return q
+
+    with torch.no_grad():
+        torch_chain()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch_chain()
+        taken = milliseconds([graph.replay], torch.cuda.synchronize, rounds)
+    row["torch"] = round(1e3 * taken / links, 2)
+    if configurations:
+        tensors = [forward_tensors(spec, inputs) for inputs in rotated]
+        for splits, block_n in itertools.product((None, 4, 8, 16, 32), (32, 64, 128)):
+            plan = decode_plan(spec, H200, splits=splits, block_n=block_n)
+            time_ = plan_milliseconds(plan, tensors * 4)
+            row[f"splits {splits} x{block_n}"] = [
+                time_ if isinstance(time_, str) else round(1000 * time_, 2),
+                error(tensors[0][-2], wanted),
+            ]
     return row
 
 
@@ -450,15 +454,14 @@ def main() -> None:
     parser.add_argument("--only", choices=("check", "speed", "decode"))
     parser.add_argument("--names", default="", help="the checks to run, with commas between")
     parser.add_argument("--budget", type=float, default=160, help="seconds, about, of a part")
+    parser.add_argument("--quick", action="store_true", help="fewer checks, shapes and rounds")
+    parser.add_argument("--search", action="store_true", help="time every configuration, too")
     given = parser.parse_args()
     torch.manual_seed(0)
-    results: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": os.environ.get("KERNEL_COMMIT"),
-        "check": {}, "speed": [], "decode": [],
-    }  # fmt: skip
+    rounds = 3 if given.quick else 9
+    checks = list(CHECKS)[: 4 if given.quick else None]
+    shapes = range(2 if given.quick else len(SHAPES))
+    results: dict[str, Any] = {**surroundings(), "check": {}, "speed": [], "decode": []}
     table: list[str] = []
 
     def save() -> None:
@@ -467,7 +470,8 @@ def main() -> None:
                 json.dump(results, file, indent=1)
 
     if given.only in (None, "check"):
-        chosen = {n: s for n, s in CHECKS.items() if not given.names or n in given.names.split(",")}
+        names = given.names.split(",") if given.names else checks
+        chosen = {n: CHECKS[n] for n in names}
         ended = rehearse(rehearse_check, [(name,) for name in chosen], given.budget)
         for name, spec in chosen.items():
             found = ended.get((name,), "did not run")
@@ -486,36 +490,35 @@ def main() -> None:
         good = sum(x["verdict"] == "ok" for x in results["check"].values())
         table.append(f"checks: {good} of {len(chosen)} ok")
     if given.only in (None, "speed"):
+        for shape in shapes:
+            row = speed(SHAPES[shape], rounds)
+            results["speed"].append(row)
+            save()
+            line = f"{row['spec']}: ours {row['ours']} cuDNN {row['cudnn']} flash {row['flash']}"
+            table.append(f"{line} errors {[f'{e:.1e}' for e in row['errors']]}")
+            print(table[-1], flush=True)
+    if given.search and given.only in (None, "speed"):
         items = [
             (shape, which, name)
-            for shape, spec in enumerate(SHAPES)
+            for shape in shapes
             for which, plans in (("forward", forward_plans), ("backward", backward_plans))
-            for name in plans(spec)
+            for name in plans(SHAPES[shape])
         ]
         rehearsed = rehearse(rehearse_plan, items, given.budget / 2)
-        for shape in range(len(SHAPES)):
-            row = speed(shape, rehearsed)
-            results["speed"].append(row)
-            print(json.dumps(row), flush=True)
+        for shape in shapes:
+            row = results["speed"][shape]
+            row |= search(shape, rehearsed)
             save()
-            timed = {n: x for n, x in row["forward"].items() if not isinstance(x[0], str)}
-            best = max(timed, key=lambda n: timed[n][0])
-            table.append(
-                f"{row['spec']}: cuDNN {row['cudnn']} flash {row['flash']} | "
-                f"forward {timed[best][0]} ({best}, err {timed[best][2]:.1e}) "
-                f"backward {row['backward']}, specialized dq {row.get('backward_specialized_dq')}, "
-                f"specialized {row.get('backward_specialized')}"
-            )
+            best = [fastest(row["forward"])]
+            best += [fastest(row["backward_passes"], n) for n in ("dkdv", "dq")]
+            table.append(f"{row['spec']}, fastest configurations: {best}")
     if given.only in (None, "decode"):
         for batch in (1, 16):
-            row = decode(AttentionSpec(batch, 16, 8, 1, 2048, 128, kv_lengths=True))
+            spec = AttentionSpec(batch, 16, 8, 1, 2048, 128, kv_lengths=True)
+            row = decode(spec, rounds, given.search)
             results["decode"].append(row)
             save()
-            timed = {
-                n: x[0] for n, x in row.items() if isinstance(x, list) and not isinstance(x[0], str)
-            }
-            best = min(timed, key=lambda n: timed[n])
-            table.append(f"decode {row['spec']}: {timed[best]} us ({best}), torch {row['torch']}")
+            table.append(f"decode {row['spec']}: ours {row['ours']} us, torch {row['torch']}")
     print("\n".join(table), flush=True)
 
 

@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
+from genesis_fn.compiler.target import H200
 from genesis_fn.kernels import block_sort
+from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention_spec import AttentionSpec
 from genesis_fn.kernels.cross_entropy import CrossEntropy
 from genesis_fn.kernels.language import INTERPRETED
@@ -119,25 +121,22 @@ def attention_decode() -> None:
 
 def attention_specialized() -> None:
     """The kernels with specialised warps, which have no interpreter."""
-    from genesis_fn.kernels import attention_specialized_backward as specialized
-    from genesis_fn.kernels.attention_choice import backward_plan
-    from genesis_fn.kernels.attention_specialized import plan_attention_specialized
-
-    for dim in (64, 128):
-        spec = AttentionSpec(1, 2, 1, 300, 300, dim, causal=True)
+    for spec in (
+        AttentionSpec(1, 4, 2, 300, 300, 128, causal=True),
+        AttentionSpec(1, 2, 2, 140, 300, 128),
+    ):
         inputs = attention_reference.random_inputs(spec)
         shape = (spec.batch, spec.q_len, spec.q_heads, spec.v_dim)
         dout = torch.randn(*shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-        wanted = attention_reference.reference_gradients(spec, inputs, dout, None)
+        wanted = attention_reference.reference_gradients(spec, inputs, dout)
         out, lse = torch.empty_like(dout), torch.empty(spec.batch, spec.q_heads, spec.q_len)
-        run.run_plan(plan_attention_specialized(spec), list(inputs.values()), [out, lse])
+        run.run_plan(plan_attention(spec, H200), list(inputs.values()), [out, lse])
         check_close(out, wanted["out"])
-        plans = [specialized.plan_attention_backward_specialized(spec), backward_plan(spec)]
-        for plan in plans:
-            found = [torch.empty_like(inputs[n]) for n in ("q", "k", "v")]
-            run.run_plan(plan, [*inputs.values(), out, lse, dout], found)
-            for name, value in zip(("dq", "dk", "dv"), found, strict=True):
-                check_close(value, wanted[name])
+        found = [torch.empty_like(inputs[n]) for n in ("q", "k", "v")]
+        backward = plan_attention_backward(spec, H200)
+        run.run_plan(backward, [*inputs.values(), out, lse, dout], found)
+        for name, value in zip(("dq", "dk", "dv"), found, strict=True):
+            check_close(value, wanted[name])
 
 
 def check_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
