@@ -37,10 +37,10 @@ import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
 from benchmarks.results_file import surroundings
+from genesis_fn.backends.cuda.compile import compiled_by_triton, request
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.compile_only import compiled_kernel
 from genesis_fn.kernels.launch import Launch, Plan
 
 LAUNCHES = 10_000
@@ -211,7 +211,7 @@ def compile_all(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
     texts: list[tuple[str, Path]] = []
     for case in cases:
         for kernel in KERNELS:
-            ptx = compiled_kernel(launch_of(case, kernel), H200).asm["ptx"]
+            ptx = compiled_by_triton(request(launch_of(case, kernel), H200)).asm["ptx"]
             variants: dict[str, tuple[int, ...] | None] = {"delayed": None}
             if case == "causal":
                 variants |= mutants(ptx)
@@ -283,7 +283,7 @@ class Device:
         from genesis_fn.backends.cuda.driver_cuda import PreparedLaunch, _Module
 
         launch = launch_of(job["case"], job["kernel"])
-        (shipped,) = compile_launches([launch], 90)
+        (shipped,) = compile_launches([launch], self.driver.info.target)
         binary = Path(job["binary"]).read_bytes()
         compiled = replace(shipped, binary=binary, key=job["binary"])
         module = _Module(self.driver, compiled)

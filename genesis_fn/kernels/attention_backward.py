@@ -42,7 +42,6 @@ from genesis_fn.kernels.attention_spec import (
 from genesis_fn.kernels.language import cast, dot, up
 from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan, Workspace
 
-
 LARGE_SHARED = 160 << 10  # what the widest tiles take, pipelined
 
 
