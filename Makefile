@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-.PHONY: demo test lint sweep bench coverage clean
+.PHONY: demo test test-slow lint sweep bench coverage clean
 
 $(VENV)/base: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -32,8 +32,12 @@ lint: $(VENV)/test
 
 # The interpreter of Triton is chosen when Triton is imported, so its tests are a process of their own.
 test: lint
-	$(PYTEST) tests --ignore tests/kernels --ignore tests/cuda
-	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) tests/kernels tests/cuda
+	$(PYTEST) -m "not slow" tests --ignore tests/kernels --ignore tests/cuda
+	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) -m "not slow" tests/kernels tests/cuda
+
+# The rest of what is planned, compiled and run for GPUs of five architectures.
+test-slow: $(VENV)/test
+	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(PYTEST) -m slow tests/kernels tests/cuda
 
 # Lines that the tests run: the CPU's, and the CUDA path's through the interpreter. Takes twice as long as
 # the tests; fails under 95 %.
@@ -41,8 +45,8 @@ test: lint
 MEASURED := $(subst -m pytest,-m coverage run -m pytest,$(PYTEST))
 coverage: $(VENV)/test
 	$(BIN)/coverage erase
-	$(MEASURED) tests --ignore tests/kernels --ignore tests/cuda
-	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(MEASURED) tests/kernels tests/cuda
+	$(MEASURED) -m "not slow" tests --ignore tests/kernels --ignore tests/cuda
+	TRITON_INTERPRET=1 GENESIS_CUDA_DRIVER=interpret $(MEASURED) -m "not slow" tests/kernels tests/cuda
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
 

@@ -91,7 +91,7 @@ class Fusion:
 def fuse(jaxpr: Jaxpr, target: Target, placed: dict[Var, Placement] | None = None) -> Fusion:
     """The steps that compute a simplified program on `target`. `placed` says which outputs are
     written into part of another buffer."""
-    graph = Graph(jaxpr)
+    graph = Graph(jaxpr, target)
     while True:
         try:
             merging = _Merging(graph, target, placed or {})

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis_fn.compiler.kernel import is_reduction
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.lowering import Elementwise, Reduce, Source, View
@@ -51,6 +52,11 @@ def kind_of(e: Eqn) -> str:
     return "map" if pointwise and lowering.triton is not None else "opaque"
 
 
+def _lacking(e: Eqn, target: Target) -> bool:
+    """Whether an equation has a value that kernels of the target cannot hold."""
+    return any([target.lacks(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var])
+
+
 class Graph:
     """`jaxpr` with what is known of its values.
 
@@ -59,11 +65,11 @@ class Graph:
     kernels reads.
     """
 
-    def __init__(self, jaxpr: Jaxpr) -> None:
+    def __init__(self, jaxpr: Jaxpr, target: Target) -> None:
         self.jaxpr = jaxpr
         self.made: dict[Var, Eqn] = {}
         self.position: dict[Var, int] = {}
-        self.kinds = [kind_of(e) for e in jaxpr.eqns]
+        self.kinds = ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns]
         self.uses: dict[Var, int] = {}
         self.alias: dict[Var, tuple[Var, int]] = {}
         self.real: set[Var] = set(jaxpr.invars)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.kernel import LOOP_SLICE, Placement
+from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
@@ -25,12 +26,15 @@ class LoopBody:
     stacks: list[Var]
 
 
-def _bits_of(v: Any) -> Any:
-    """`v`, or a variable of integers of as many bytes if it is complex: kernels have no complex
-    numbers, and copy their bits."""
-    if not dtypes.is_complex(v.aval.dtype):
+def _bits_of(v: Any, target: Target) -> Any:
+    """`v`, or a variable of integers of as many bytes where kernels lack its dtype: they copy its
+    bits."""
+    kind = v.aval.dtype
+    if not target.lacks(kind):
         return v
-    words = v.aval.dtype.itemsize // 8
+    if not dtypes.is_complex(kind):
+        return Var(aval(v.aval.shape, dtypes.I8))
+    words = kind.itemsize // 8
     return Var(aval((*v.aval.shape, *([words] if words > 1 else [])), dtypes.I64))
 
 
@@ -39,7 +43,9 @@ def _as_bits(x: Any, y: Var, where: Any) -> Eqn:
     return Eqn(bitcast_p, [x], {"dtype": y.aval.dtype}, (y,), where)
 
 
-def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool) -> LoopBody:
+def loop_body(
+    jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool, target: Target
+) -> LoopBody:
     """The body of a scan, which slices and stacks by itself."""
     counter = Var(aval((), dtypes.I32))
     fixed, rows = jaxpr.invars[: consts + carry], jaxpr.invars[consts + carry :]
@@ -47,7 +53,7 @@ def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool)
     params = {"length": length, "reverse": reverse}
     wholes, eqns = [], []
     for v in rows:
-        row = _bits_of(v)
+        row = _bits_of(v, target)
         whole = Var(stacked(row.aval, length))
         eqns.append(Eqn(LOOP_SLICE, [whole, counter], params, (row,), where))
         if row is not v:
@@ -56,7 +62,7 @@ def loop_body(jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool)
     eqns += jaxpr.eqns
     outs, placed, stacks = jaxpr.outs[:carry], {}, []
     for v in jaxpr.outs[carry:]:
-        bits = _bits_of(v)
+        bits = _bits_of(v, target)
         if bits is not v:
             eqns.append(_as_bits(v, bits, where))
         row, whole = Var(bits.aval), Var(stacked(bits.aval, length))

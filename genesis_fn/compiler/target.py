@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from genesis_fn.core.dtypes import F8E4, F8E5, DType, is_complex
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -56,6 +58,10 @@ class Target:
     def programmatic_launch(self) -> bool:
         """Whether a kernel may be started before the one ahead of it has ended."""
         return self.architecture >= 90
+
+    def lacks(self, kind: DType) -> bool:
+        """Whether kernels cannot hold values of a dtype: the host computes with them."""
+        return is_complex(kind) or (kind in (F8E4, F8E5) and not self.float8)
 
     def matrix_rate(self, itemsize: int) -> float:
         """Operations per second of matrix products whose operands have so many bytes each."""

@@ -23,27 +23,27 @@ from genesis_fn.backends.cuda.runtime import runtime
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval, sig
-from genesis_fn.core.device import cpu, cuda
+from genesis_fn.core.device import Device, cpu, cuda
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.transforms.stage import stage
 
 PLACE = cuda(0)
 
 
-def put(x: Any) -> Array:
+def put(x: Any, place: Device = PLACE) -> Array:
     """An array in the interpreting driver's memory."""
     x = np.ascontiguousarray(x).reshape(np.shape(x))
-    block = runtime(0).alloc(max(x.nbytes, 1))
+    block = runtime(place.index).alloc(max(x.nbytes, 1))
     if x.nbytes:
-        runtime(0).staging.to_device(block.address, x.ctypes.data, x.nbytes)
-    return Array(block, sig(aval(x.shape, x.dtype), PLACE))
+        runtime(place.index).staging.to_device(block.address, x.ctypes.data, x.nbytes)
+    return Array(block, sig(aval(x.shape, x.dtype), place))
 
 
 def get(x: Array) -> np.ndarray:
     """Its values."""
     out = np.empty(x.shape, x.dtype)
     if out.nbytes:
-        runtime(0).read(out.ctypes.data, x.data.address, out.nbytes)
+        runtime(x.device.index).read(out.ctypes.data, x.data.address, out.nbytes)
     return out
 
 
@@ -88,16 +88,20 @@ def ranges_have_their_axis_first(text: str) -> None:
 
 
 def compare(
-    f: Callable, *args: Any, tolerance: float = 2e-5, donated: Sequence[bool] = ()
+    f: Callable,
+    *args: Any,
+    tolerance: float = 2e-5,
+    donated: Sequence[bool] = (),
+    place: Device = PLACE,
 ) -> CudaExecutable:
     """Runs `f` on both backends, asserts that they agree, and returns the executable. `donated`
     marks the arguments; captured arrays come before them."""
     jaxpr, inputs = traced(f, *args)
     donated = [False] * (len(inputs) - len(donated)) + [bool(d) for d in donated]
-    executable = compile_jaxpr(jaxpr, PLACE, donated=donated)
+    executable = compile_jaxpr(jaxpr, place, donated=donated)
     ranges_have_their_axis_first(executable.as_text())
     want = on_cpu(jaxpr, inputs)
     for _ in range(2):
-        for g, w in zip(executable(*map(put, inputs)), want, strict=True):
+        for g, w in zip(executable(*[put(x, place) for x in inputs]), want, strict=True):
             close(get(g), w, tolerance)
     return executable

@@ -485,7 +485,7 @@ def _scan(s: Scope, e: Eqn) -> _Item:
     kept, stacks = outs[:carry], outs[carry:]
     start = s.started(kept, ins[consts : consts + carry])
     counter = s.temporary(4)
-    body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"])
+    body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
     scope = s.inner(
         body.jaxpr, [*ins[:consts], *kept, *ins[consts + carry :], counter],
         [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),

@@ -25,7 +25,6 @@ from genesis_fn.backends.cuda.lowerings.call import (
     runs_on_host,
 )
 from genesis_fn.compiler.target import Target
-from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
@@ -63,9 +62,8 @@ def plan_for(
         raise ValueError(f"{prim.name} cannot update its operand in place")
     call = Call(prim, tuple(avals), dict(params), target, site, in_place=in_place)
     kinds = [a.dtype for a in (*call.operands, *call.outs)]
-    if any(map(dtypes.is_complex, kinds)) and prim is not fused_p:
-        # The hardware has no complex arithmetic: the host computes.
-        return HostCall(prim, call.avals, call.params)
+    if any(map(target.lacks, kinds)):
+        return None if prim is fused_p else HostCall(prim, call.avals, call.params)
     rule = _rule_of(prim)
     if rule is not None:
         return rule(call)

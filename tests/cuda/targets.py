@@ -1,0 +1,115 @@
+"""The programs that every target plans, compiles and runs: one of each family of kernels, small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import genesis_fn as g
+import genesis_fn.numpy as gnp
+from genesis_fn import lax
+from genesis_fn.core import dtypes
+from genesis_fn.lax.attention import dot_product_attention
+from genesis_fn.lax.cross_entropy import cross_entropy_last, linear_cross_entropy
+from genesis_fn.lax.norms import layer_norm, rms_norm
+from genesis_fn.nn.layers import linear
+
+BF16, F16, F32, F8E4, F8E5 = dtypes.BF16, dtypes.F16, dtypes.F32, dtypes.F8E4, dtypes.F8E5
+
+
+def values(shape: Sequence[int], kind: Any = F32, seed: int = 0) -> np.ndarray:
+    """Numbers about one, or small integers."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(kind).kind in "iu":
+        return rng.integers(0, 7, shape).astype(kind)
+    return rng.normal(size=shape).astype(kind)
+
+
+def gradient(f: Callable) -> Callable:
+    """The derivatives of the sum of a function's results."""
+    return lambda *xs: g.vjp(f, *xs)[1](f(*xs))
+
+
+def attention(q, k, v):
+    return dot_product_attention(q, k, v, is_causal=True)
+
+
+def gate(x, scale, a, b):
+    h = rms_norm(x, scale, eps=1e-6)
+    return lax.logistic(linear(h, a)) * linear(h, b)
+
+
+def conv(x, w):
+    return lax.conv(x, w, (1, 1), "SAME", precision="highest")
+
+
+HEADS = [((1, 40, 4, 64), BF16), ((1, 40, 2, 64), BF16), ((1, 40, 2, 64), BF16)]
+CACHE = [((1, 1, 4, 64), BF16), ((1, 1024, 2, 64), BF16), ((1, 1024, 2, 64), BF16)]
+
+# name: (function, operands as (shape, dtype), tolerance)
+PROGRAMS: dict[str, tuple[Callable, list, float]] = {
+    "elementwise": (lambda x, y: (gnp.tanh(x) * y + 1, x < y), [((7, 33), F32)] * 2, 2e-6),
+    "views": (lambda x: gnp.transpose(x, (1, 0, 2))[::2] + 1, [((4, 70, 6), BF16)], 0.0),
+    "rows": (lambda x: (gnp.sum(x, -1), gnp.argmax(x, -1)), [((5, 3000), F32)], 2e-4),
+    "columns": (lambda x: (gnp.max(x, 0), gnp.sum(x, 0)), [((2000, 33), F32)], 2e-4),
+    "bf16 product": (gnp.matmul, [((128, 64), BF16), ((64, 96), BF16)], 2e-2),
+    "products": (
+        lambda x, y, v: (gnp.matmul(x.T, y), gnp.matmul(x.T, v) + gnp.matmul(y.T, v)),
+        [((512, 128), BF16)] * 3, 2e-1,
+    ),
+    "fp32 product": (gnp.matmul, [((70, 64), F32), ((64, 72), F32)], 5e-2),
+    "fp64 product": (gnp.matmul, [((33, 20), np.float64), ((20, 17), np.float64)], 1e-12),
+    "gate of one row": (
+        gate, [((1, 64), F32), ((64,), F32), ((96, 64), F32), ((96, 64), F32)], 2e-5,
+    ),
+    "attention": (attention, HEADS, 2e-2),
+    "attention backward": (gradient(attention), HEADS, 4e-2),
+    "decoding": (attention, CACHE, 2e-2),
+    "norms": (
+        gradient(lambda x, w: rms_norm(layer_norm(x, w, w, eps=1e-5), w, eps=1e-6)),
+        [((300, 64), F32), ((64,), F32)], 2e-3,
+    ),
+    "cross-entropy": (
+        gradient(cross_entropy_last), [((20, 300), F32), ((20,), np.int32)], 2e-5,
+    ),
+    "linear cross-entropy": (
+        lambda x, w, y: g.value_and_grad(linear_cross_entropy, (0, 1))(x, w, y),
+        [((24, 32), F32), ((130, 32), F32), ((24,), np.int32)], 5e-3,
+    ),
+    "sort": (lambda x: (gnp.sort(x, -1), gnp.argsort(x, -1)), [((3, 50), F32)], 0.0),
+    "top k": (lambda x: lax.top_k(x, 3), [((3, 70), F32)], 0.0),
+    "scan": (lambda x: gnp.cumsum(x, -1), [((3, 2100), F32)], 2e-4),
+    "convolution": (gradient(conv), [((2, 8, 9, 9), F32), ((8, 8, 3, 3), F32)], 5e-4),
+    "gather": (lambda x, i: x[i], [((9, 33), BF16), ((20,), np.int32)], 0.0),
+    "scatter": (
+        lambda x, i, u: x.at[i].add(u), [((9, 33), F32), ((20,), np.int32), ((20, 33), F32)], 2e-6,
+    ),
+    "loop": (
+        lambda x: lax.fori_loop(0, 3, lambda i, c: gnp.tanh(c) + i, x), [((5, 40), F32)], 2e-6,
+    ),
+    "branches": (
+        lambda x: lax.cond(gnp.sum(x) > 0, lambda y: y * 2, lambda y: y - 1, x),
+        [((5, 40), F32)], 0.0,
+    ),
+    "random bits": (
+        lambda x: x + g.random.uniform(g.random.key(3), (50,)), [((50,), F32)], 2e-6,
+    ),
+    "8-bit floats": (
+        lambda x, y: (x.astype(F32) * 2, (x.astype(F32) + 1).astype(F8E5), x[1:], gnp.matmul(x, y)),
+        [((40, 48), F8E4), ((48, 32), F8E4)], 7e-2,
+    ),
+}  # fmt: skip
+
+
+QUICK = (
+    "elementwise", "rows", "bf16 product", "fp32 product", "attention", "attention backward",
+    "norms", "cross-entropy", "top k", "scan", "convolution", "gather", "scatter", "8-bit floats",
+)  # fmt: skip
+"""Those that the tests always run; the others take longer."""
+
+
+def operands(name: str) -> list[np.ndarray]:
+    """Arrays for one of the programs."""
+    return [values(shape, kind, i) for i, (shape, kind) in enumerate(PROGRAMS[name][1])]
