@@ -22,7 +22,7 @@ from genesis_fn.core import dtypes, index as ix
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.index import Expr, Guard, Guards, Index
 from genesis_fn.core.jaxpr import Eqn, Var
-from genesis_fn.core.lowering import Reduce, Source, View
+from genesis_fn.core.lowering import Piece, Reduce, Source, View
 from genesis_fn.core.primitive import Primitive
 
 LOOP_SLICE = Primitive(
@@ -403,23 +403,23 @@ class Body:
             return self.at(e.ins[0], (row, *at), guards)
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
+        return self._pieces(e, pieces, 0, guards, v.aval.dtype)
 
-        def build(k: int, guards: Guards) -> int:
-            operand, index, conditions = pieces[k]
-            x = e.ins[operand]
+    def _pieces(self, e: Eqn, pieces: Sequence[Piece], k: int, guards: Guards, dtype: DType) -> int:
+        """The element that pieces k and later give where `guards` hold."""
+        operand, index, conditions = pieces[k]
+        x = e.ins[operand]
 
-            def inside(held: Guards) -> int:
-                if type(x) is Var:
-                    return self.at(x, index, held)
-                return self._emit("const", (), Literal(x), v.aval.dtype)
+        def inside(held: Guards) -> int:
+            if type(x) is Var:
+                return self.at(x, index, held)
+            return self._emit("const", (), Literal(x), dtype)
 
-            if k == len(pieces) - 1:
-                return inside(guards | (ix.holding(conditions) or frozenset()))
-            return self._chosen(
-                conditions, guards, inside, lambda: build(k + 1, guards), v.aval.dtype
-            )
-
-        return build(0, guards)
+        if k == len(pieces) - 1:
+            held = ix.holding(conditions) if conditions else None
+            return inside(guards | held if held else guards)
+        rest = lambda: self._pieces(e, pieces, k + 1, guards, dtype)  # noqa: E731
+        return self._chosen(conditions, guards, inside, rest, dtype)
 
     def _chosen(self, conditions: Sequence[Guard], guards: Guards, inside: Callable,
                 outside: Callable, dtype: DType) -> int:  # fmt: skip
