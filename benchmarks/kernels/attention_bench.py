@@ -1,15 +1,13 @@
 """Attention on a GPU: every option checked against torch, and what a user gets timed by its peers.
 
-    python -m benchmarks.kernels.attention_bench [--out results.json] [--only check|speed|decode]
+    python benchmarks/kernels/attention_bench.py [--out results.json] [--only check|speed|decode]
                                                  [--quick] [--search]
 
 "ours" is `nn.dot_product_attention` under `jit`, and the pullback of its `vjp` under `jit`. Peers
 are torch's scaled_dot_product_attention with its cuDNN and FlashAttention backends, forward and
-through autograd. All are timed alike: many calls in a row over rotated inputs by the host's clock,
-which is the GPU's time as long as a call is started faster than it ends. A decoded token is too
-short for that: there, chains of calls that need each other are timed, ours in one program and
-torch's in one CUDA graph. `--search` adds the kernels in every configuration, by replays of a
-CUDA graph. The table comes last.
+through autograd. All are timed alike: events around calls on inputs in rotation, which the device
+begins when the host has enqueued them all. A decoded token is one of a chain of calls that need
+each other. `--search` adds the kernels in every configuration. The table comes last.
 """
 
 from __future__ import annotations
@@ -17,21 +15,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.nn.functional as F
+from jitted import in_turn, our_time, ours
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch_launch import TARGET, bound_plan, graph_time, rehearse, replay_time, run_plan_torch
 
 import genesis_fn as gf
-from benchmarks.kernels.torch_launch import bound_plan, graph_time, rehearse, run_plan_torch
 from benchmarks.results_file import surroundings
 from genesis_fn import nn
-from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.attention import forward_configs, general_plan
 from genesis_fn.kernels.attention_backward import backward_configs, general_backward_plan
 from genesis_fn.kernels.attention_decode import decode_plan
@@ -130,9 +130,9 @@ def check(spec: AttentionSpec) -> dict[str, float]:
     wanted = reference_gradients(spec, inputs, dout)
     live = wanted["lse"] > -1e30
     found: dict[str, float] = {}
-    forwards = {"": plan_attention(spec, H200)}
-    if serves_specialized(spec, H200):
-        forwards["general_"] = general_plan(spec, H200)
+    forwards = {"": plan_attention(spec, TARGET)}
+    if serves_specialized(spec, TARGET):
+        forwards["general_"] = general_plan(spec, TARGET)
     for name, plan in forwards.items():
         tensors = forward_tensors(spec, inputs)
         run_plan_torch(plan, tensors)
@@ -140,9 +140,9 @@ def check(spec: AttentionSpec) -> dict[str, float]:
         found[f"{name}out"] = error(out, wanted["out"])
         found[f"{name}lse"] = error(lse[live], wanted["lse"][live])
         found["blind"] = float((live != (lse > -1e30)).sum())
-    backwards = {"": plan_attention_backward(spec, H200)}
-    if serves_specialized_backward(spec, H200):
-        backwards["general_"] = general_backward_plan(spec, H200)
+    backwards = {"": plan_attention_backward(spec, TARGET)}
+    if serves_specialized_backward(spec, TARGET):
+        backwards["general_"] = general_backward_plan(spec, TARGET)
     for name, plan in backwards.items():
         runs = []
         for _ in range(2):
@@ -156,26 +156,6 @@ def check(spec: AttentionSpec) -> dict[str, float]:
     return found
 
 
-def milliseconds(calls: Sequence[Callable[[], Any]], wait: Callable[[], Any], rounds: int) -> float:
-    """Median time of one of these calls, made in turn without waiting between them."""
-    for call in calls:
-        call()
-    wait()
-    start = time.perf_counter()
-    calls[0]()
-    wait()
-    count = len(calls) * max(1, round(0.03 / (time.perf_counter() - start) / len(calls)))
-    times = []
-    for number in range(rounds + 1):
-        start = time.perf_counter()
-        for i in range(count):
-            calls[i % len(calls)]()
-        wait()
-        if number:  # clocks rise for some milliseconds after an idle moment
-            times.append(1e3 * (time.perf_counter() - start) / count)
-    return statistics.median(times)
-
-
 def plan_milliseconds(plan: Plan, rotated: list[list[torch.Tensor]]) -> float | str:
     """Median time of a plan over rotated inputs, or the error that it raised."""
     try:
@@ -185,7 +165,7 @@ def plan_milliseconds(plan: Plan, rotated: list[list[torch.Tensor]]) -> float | 
         return f"{type(problem).__name__}: {str(problem)[:120]}"
 
 
-def peer(spec: AttentionSpec, backend: SDPBackend, rounds: int) -> tuple[float, float]:
+def peer(spec: AttentionSpec, backend: SDPBackend) -> tuple[float, float]:
     """(forward, backward) milliseconds of torch's attention on contiguous [B, N, T, H] arrays."""
     shape = (spec.batch, spec.q_heads, spec.q_len, spec.head_dim)
     shape_kv = (spec.batch, spec.kv_heads, spec.kv_len, spec.head_dim)
@@ -197,57 +177,53 @@ def peer(spec: AttentionSpec, backend: SDPBackend, rounds: int) -> tuple[float, 
         for _ in range(ROTATION)
     ]
 
-    def attend(given: list[torch.Tensor]) -> torch.Tensor:
-        return F.scaled_dot_product_attention(
-            *given, is_causal=spec.causal, enable_gqa=spec.group > 1
-        )
+    def attend() -> list[torch.Tensor]:
+        return [
+            F.scaled_dot_product_attention(*x, is_causal=spec.causal, enable_gqa=spec.group > 1)
+            for x in rotated
+        ]
 
-    def pull(given: list[torch.Tensor], out: torch.Tensor, dout: torch.Tensor) -> Any:
-        return torch.autograd.grad(out, given, dout, retain_graph=True)
-
-    with sdpa_kernel(backend):
-        outs = [attend(x) for x in rotated]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with sdpa_kernel(backend), torch.cuda.stream(stream):
+        outs = attend()
         couts = [torch.randn_like(x) for x in outs]
-        wait = torch.cuda.synchronize
-        forward = milliseconds([lambda x=x: attend(x) for x in rotated], wait, rounds)
-        backward = milliseconds(
-            [lambda a=a: pull(*a) for a in zip(rotated, outs, couts, strict=True)], wait, rounds
-        )
-    return forward, backward
+
+        def pull() -> None:
+            for x, out, ct in zip(rotated, outs, couts, strict=True):
+                torch.autograd.grad(out, x, ct, retain_graph=True)
+
+        seconds = [replay_time(run, stream) / ROTATION for run in (attend, pull)]
+    return 1e3 * seconds[0], 1e3 * seconds[1]
 
 
-def ours(spec: AttentionSpec, rounds: int) -> dict[str, Any]:
-    """(forward, backward) milliseconds of the public function under `jit`, and its errors."""
+def public(spec: AttentionSpec) -> tuple[list[float], list[float]]:
+    """(forward, backward) milliseconds of the public function under `jit`, and their errors."""
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         return nn.dot_product_attention(q, k, v, is_causal=spec.causal)
 
-    run = gf.jit(attend)
-    both = gf.jit(lambda q, k, v: gf.vjp(attend, q, k, v))
-    pull = gf.jit(lambda pullback, ct: pullback(ct))
     rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
+    sets = [[x[n] for n in ("q", "k", "v")] for x in rotated]
     couts = [torch.randn_like(x["q"]) for x in rotated]
-    given = [[gf.dlpack.from_dlpack(x[n]) for n in ("q", "k", "v")] for x in rotated]
-    pulled = [(both(*x)[1], gf.dlpack.from_dlpack(ct)) for x, ct in zip(given, couts, strict=True)]
     torch.cuda.synchronize()
-    last: list[Any] = [None]
-
-    def call(function: Any, *args: Any) -> None:
-        last[0] = function(*args)
-
-    def wait() -> None:
-        gf.block_until_ready(last[0])
-
-    forward = milliseconds([lambda x=x: call(run, *x) for x in given], wait, rounds)
-    backward = milliseconds([lambda x=x: call(pull, *x) for x in pulled], wait, rounds)
+    forward = our_time(attend, sets)
+    both = gf.jit(lambda q, k, v: gf.vjp(attend, q, k, v))
+    pulled = [(both(*ours(x))[1], ours(ct)) for x, ct in zip(sets, couts, strict=True)]
+    pull = gf.jit(in_turn(lambda pullback, ct: pullback(ct)))
+    gradients = pull(pulled)
+    gf.cuda.synchronize()
+    stream = torch.cuda.ExternalStream(gf.cuda.current_stream().handle)
+    backward = replay_time(lambda: pull(pulled), stream) / ROTATION
     group = spec.group
     wanted, _ = attention_slice(spec, rotated[0])
-    out = torch.from_dlpack(run(*given[0]))
-    slices = backward_slice(spec, rotated[0], couts[0])
-    dq, dk, dv = (torch.from_dlpack(x) for x in pull(*pulled[0]))
+    out = torch.from_dlpack(gf.jit(attend)(*ours(sets[0])))
+    dq, dk, dv = (torch.from_dlpack(x) for x in gradients[0])
+    gf.cuda.synchronize()
     found = (dq[:1, :, :group], dk[:1, :, :1], dv[:1, :, :1])
+    slices = backward_slice(spec, rotated[0], couts[0])
     wrong = max(error(a, b) for a, b in zip(found, slices, strict=True))
-    return {"ms": [forward, backward], "errors": [error(out[:1, :, :group], wanted), wrong]}
+    return [1e3 * forward, 1e3 * backward], [error(out[:1, :, :group], wanted), wrong]
 
 
 def label(config: Any) -> str:
@@ -262,10 +238,10 @@ def label(config: Any) -> str:
 
 def forward_plans(spec: AttentionSpec) -> dict[str, Plan]:
     """Every forward plan worth timing, by a label."""
-    base = forward_configs(spec, H200)
+    base = forward_configs(spec, TARGET)
     swept = base + [replace(base[0], section=n) for n in (1, 4, 16)]
-    plans = {label(c): general_plan(spec, H200, c) for c in swept}
-    if serves_specialized(spec, H200):
+    plans = {label(c): general_plan(spec, TARGET, c) for c in swept}
+    if serves_specialized(spec, TARGET):
         for n in (1, 4, 16):
             plans[f"specialized s2 sec{n}"] = specialized_plan(spec, section=n)
     return plans
@@ -275,12 +251,14 @@ def backward_plans(spec: AttentionSpec) -> dict[str, Plan]:
     """Each backward pass alone, in every configuration, by a label."""
     plans: dict[str, Plan] = {}
     for which, step in (("delta", 0), ("dkdv", 1), ("dq", 2)):
-        for config in backward_configs(spec, H200) if step else backward_configs(spec, H200)[:1]:
-            plan = general_backward_plan(spec, H200, config)
+        for config in (
+            backward_configs(spec, TARGET) if step else backward_configs(spec, TARGET)[:1]
+        ):
+            plan = general_backward_plan(spec, TARGET, config)
             tile = config.dq if which == "dq" else config.dkdv
             name = "delta" if which == "delta" else f"{which} {label(tile)}"
             plans[name] = replace(plan, steps=(plan.steps[step],))
-    if serves_specialized_backward(spec, H200):
+    if serves_specialized_backward(spec, TARGET):
         for stages, section in ((2, 4), (3, 4), (3, 8), (3, 16)):
             plan = specialized_backward_plan(spec, stages=stages, section=section)
             plans[f"dq specialized s{stages} sec{section}"] = replace(plan, steps=plan.steps[2:])
@@ -310,7 +288,7 @@ def rehearse_plan(shape: int, which: str, name: str) -> float | str:
     return plan_milliseconds(backward_plans(spec)[name], [given])
 
 
-def speed(spec: AttentionSpec, rounds: int) -> dict[str, Any]:
+def speed(spec: AttentionSpec) -> dict[str, Any]:
     """TFLOP/s and milliseconds, forward and backward, of the public function and of its peers."""
     row: dict[str, Any] = {"spec": describe(spec)}
 
@@ -319,15 +297,14 @@ def speed(spec: AttentionSpec, rounds: int) -> dict[str, Any]:
         work = (spec.flops, 2.5 * spec.flops)
         row[name] = [round(w / t / 1e9) for w, t in zip(work, times, strict=True)]
 
-    found = ours(spec, rounds)
-    add("ours", found["ms"])
-    row["errors"] = found["errors"]
+    times, row["errors"] = public(spec)
+    add("ours", times)
     for name, backend in (
         ("cudnn", SDPBackend.CUDNN_ATTENTION),
         ("flash", SDPBackend.FLASH_ATTENTION),
     ):
         try:
-            add(name, peer(spec, backend, rounds))
+            add(name, peer(spec, backend))
         except RuntimeError as problem:
             row[name] = str(problem)[:120]
     return row
@@ -339,7 +316,7 @@ def search(shape: int, rehearsed: dict[tuple, Any]) -> dict[str, Any]:
     rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
     tensors = [forward_tensors(spec, inputs) for inputs in rotated]
     for t in tensors:
-        run_plan_torch(plan_attention(spec, H200), t)
+        run_plan_torch(plan_attention(spec, TARGET), t)
     given = [
         backward_tensors(inputs, t[-2], t[-1], torch.randn_like(t[-2]))
         for inputs, t in zip(rotated, tensors, strict=True)
@@ -382,34 +359,32 @@ def backward_slice(
     return [found[name] for name in ("dq", "dk", "dv")]
 
 
-def decode(spec: AttentionSpec, rounds: int, configurations: bool) -> dict[str, Any]:
+def decode(spec: AttentionSpec, configurations: bool) -> dict[str, Any]:
     """Microseconds of one of a chain of calls, each on what the one before gave as its queries."""
     row: dict[str, Any] = {"spec": describe(spec)}
     rotated = [random_inputs(spec, seed, device="cuda") for seed in range(ROTATION)]
     for inputs in rotated:
         inputs["kv_lengths"].fill_(spec.kv_len - 1)
     links = 8 * ROTATION
-    caches = [[gf.dlpack.from_dlpack(x[n]) for n in ("k", "v", "kv_lengths")] for x in rotated]
+    torch.cuda.synchronize()
+    start = ours(rotated[0]["q"])
+    caches = [ours([x[n] for n in ("k", "v", "kv_lengths")]) for x in rotated]
 
     @gf.jit
-    def chain(q: Any, caches: Any) -> Any:
-        first = None
+    def chain(q: Any, caches: Any) -> list[Any]:
+        outs = [q]
         for i in range(links):
             k, v, lengths = caches[i % ROTATION]
-            q = nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
-            first = q if first is None else first
-        return first, q
+            outs.append(nn.dot_product_attention(outs[-1], k, v, key_value_seq_lengths=lengths))
+        return [outs[1], outs[-1]]
 
-    start = gf.dlpack.from_dlpack(rotated[0]["q"])
-    last: list[Any] = [None]
-
-    def run() -> None:
-        last[0] = chain(start, caches)
-
-    taken = milliseconds([run], lambda: gf.block_until_ready(last[0]), rounds)
+    first = torch.from_dlpack(chain(start, caches)[0])
+    gf.cuda.synchronize()
+    stream = torch.cuda.ExternalStream(gf.cuda.current_stream().handle)
+    taken = replay_time(lambda: chain(start, caches), stream)
     wide = {n: x.double() if x.is_floating_point() else x for n, x in rotated[0].items()}
     wanted, _ = attention_reference(spec, wide)
-    row["ours"] = [round(1e3 * taken / links, 2), error(torch.from_dlpack(last[0][0]), wanted)]
+    row["ours"] = [round(1e6 * taken / links, 2), error(first, wanted)]
     heads_first = [[x[n].transpose(1, 2).contiguous() for n in ("q", "k", "v")] for x in rotated]
 
     def torch_chain() -> torch.Tensor:
@@ -419,18 +394,11 @@ def decode(spec: AttentionSpec, rounds: int, configurations: bool) -> dict[str, 
             q = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         return q
 
-    with torch.no_grad():
-        torch_chain()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            torch_chain()
-        taken = milliseconds([graph.replay], torch.cuda.synchronize, rounds)
-    row["torch"] = round(1e3 * taken / links, 2)
+    row["torch"] = round(1e6 * graph_time([torch_chain]) / links, 2)
     if configurations:
         tensors = [forward_tensors(spec, inputs) for inputs in rotated]
         for splits, block_n in itertools.product((None, 4, 8, 16, 32), (32, 64, 128)):
-            plan = decode_plan(spec, H200, splits=splits, block_n=block_n)
+            plan = decode_plan(spec, TARGET, splits=splits, block_n=block_n)
             time_ = plan_milliseconds(plan, tensors * 4)
             row[f"splits {splits} x{block_n}"] = [
                 time_ if isinstance(time_, str) else round(1000 * time_, 2),
@@ -458,7 +426,6 @@ def main() -> None:
     parser.add_argument("--search", action="store_true", help="time every configuration, too")
     given = parser.parse_args()
     torch.manual_seed(0)
-    rounds = 3 if given.quick else 9
     checks = list(CHECKS)[: 4 if given.quick else None]
     shapes = range(2 if given.quick else len(SHAPES))
     results: dict[str, Any] = {**surroundings(), "check": {}, "speed": [], "decode": []}
@@ -491,7 +458,7 @@ def main() -> None:
         table.append(f"checks: {good} of {len(chosen)} ok")
     if given.only in (None, "speed"):
         for shape in shapes:
-            row = speed(SHAPES[shape], rounds)
+            row = speed(SHAPES[shape])
             results["speed"].append(row)
             save()
             line = f"{row['spec']}: ours {row['ours']} cuDNN {row['cudnn']} flash {row['flash']}"
@@ -515,7 +482,7 @@ def main() -> None:
     if given.only in (None, "decode"):
         for batch in (1, 16):
             spec = AttentionSpec(batch, 16, 8, 1, 2048, 128, kv_lengths=True)
-            row = decode(spec, rounds, given.search)
+            row = decode(spec, given.search)
             results["decode"].append(row)
             save()
             table.append(f"decode {row['spec']}: ours {row['ours']} us, torch {row['torch']}")

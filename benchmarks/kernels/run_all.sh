@@ -44,7 +44,7 @@ for part in $parts; do
         [ $part = attention_check ] && only=check
         [ $part = decode ] && only=decode
         seconds=$(limit $part 120)
-        run $part "$seconds" python3 -m benchmarks.kernels.attention_bench \
+        run $part "$seconds" python3 $bench/attention_bench.py \
             --out "$out/$part.json" --only $only --budget $((seconds - 15))
         ;;
     rows)
