@@ -67,7 +67,8 @@ def attention_lines(report: dict[str, Any]) -> list[str]:
             best = fastest_attention(row, which)
             gate = 1.0 if which == "backward" and "T2048" in row["spec"] else 0.85
             text = f"{gate}: {verdict(cudnn / ours, gate)}" if "D128" in row["spec"] else "-"
-            rates = " | ".join(str(row[n][number]) for n in ("cudnn", "flash", "ours"))
+            flash = row["flash"][number] if "flash_ms" in row else "failed"
+            rates = f"{row['cudnn'][number]} | {flash} | {row['ours'][number]}"
             lines.append(
                 f"| {row['spec']} | {which} | {rates} | {cudnn / ours:.3f} "
                 f"| {f'{cudnn / best:.3f}' if best else '-'} | {text} |"
