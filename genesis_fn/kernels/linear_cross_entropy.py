@@ -18,7 +18,7 @@ from genesis_fn.kernels.cross_entropy import CrossEntropy, add_row_losses
 from genesis_fn.kernels.dtypes import ITEMSIZE
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_spec import Epilogue, MatmulSpec
+from genesis_fn.kernels.matmul_spec import MatmulSpec
 from genesis_fn.kernels.planning import PlanBuilder, accumulator, cdiv
 
 LOGITS_BYTES = 1 << 30
@@ -196,5 +196,5 @@ def product(
         return MatmulSpec(rows, features, classes, lhs_strides=(spec.stride, 1), **types)
     return MatmulSpec(
         classes, features, rows, lhs_strides=(1, spec.stride), accumulate=accumulate,
-        epilogue=Epilogue(residual=residual), **types,
+        residual=residual, **types,
     )  # fmt: skip

@@ -2,9 +2,8 @@
 
     plan = plan_matmul(MatmulSpec(m=4096, n=4096, k=1024, rhs_transposed=True), target)
 
-Buffers are the left operand, the right one, the gate's right operand if separate, the bias, the
-residual and the hooks' inputs; then the output and the hooks' outputs. An accumulating output is
-read before it is written.
+Buffers are the left operand, the right one, the gate's right operand, the residual and the hooks'
+inputs; then the output and the hooks' outputs. An accumulating output is read before it is written.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
-from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan, Scalar, Workspace
+from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan, Workspace
 from genesis_fn.kernels.matmul_source import (
     Text,
     adds_in_place,
@@ -24,11 +23,11 @@ from genesis_fn.kernels.matmul_source import (
     reduction_source,
     tiled_source,
 )
-from genesis_fn.kernels.matmul_spec import Config, Epilogue, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_spec import FEW_ROWS, Config, Hooks, MatmulSpec
 from genesis_fn.kernels.matmul_tuning import (
     TENSOR_CORE_DTYPES,
+    chosen_config,
     configs,
-    default_config,
     stores_descriptor,
     takes_descriptors,
 )
@@ -38,28 +37,26 @@ from genesis_fn.kernels.source import kernel_from_source
 
 
 @functools.lru_cache(512)
-def plan_matmul(
-    spec: MatmulSpec, target: Target, config: Config | None = None, hooks: Hooks | None = None
-) -> Plan:
+def plan_matmul(spec: MatmulSpec, target: Target, config: Config | None = None) -> Plan:
     """The plan of one (batched) product: one launch, or two if k is split.
 
-    Raises `ValueError` if the configuration cannot serve the spec's layout or types.
+    The door chooses the configuration. Raises `ValueError` for one given that cannot serve the
+    spec's layout or types.
     """
-    hooks = hooks or Hooks()
-    buffers = buffers_of(spec, hooks)
-    outputs = 1 + len(hooks.outputs)
-    inputs = len({b.index for b in buffers.values()}) - outputs
-    if hooks.makes_lhs and config is not None and config.family != "gemv":
+    buffers = buffers_of(spec)
+    outputs = 1 + len(spec.hooks.outputs)
+    inputs = buffers["out"].index
+    if spec.hooks.lhs and config is not None and config.family != "gemv":
         raise ValueError(f"only a gemv makes its left operand, not family {config.family!r}")
     if 0 in (spec.m, spec.n, *spec.batch):
         return Plan(inputs, outputs, ())
-    if spec.segments and not (hooks.outputs or hooks.inputs or segmented(spec, target)):
+    if spec.segments and not segmented(spec, target):
         return _one_by_one(spec, target)
-    config = config or default_config(spec, target, hooks)
+    config = config or chosen_config(spec, target)
     if config.prepared:
-        return _prepared(spec, config, hooks, target)
+        return _prepared(spec, config, target)
     _check(spec, config, target)
-    text = Text(spec, config, hooks, out_kind(spec, config))
+    text = Text(spec, config, out_kind(spec, config))
     if config.split_k == 1:
         return Plan(inputs, outputs, (_launch(text, buffers, target),))
     planes = config.split_k * (2 if spec.gated else 1)
@@ -71,7 +68,7 @@ def plan_matmul(
 
 def segmented(spec: MatmulSpec, target: Target) -> bool:
     """Whether one loop can run through the segments of a product."""
-    return spec.m > 64 and all(
+    return spec.m > FEW_ROWS and all(
         takes_descriptors(piece, target)
         and all(
             piece.contiguous_axis(side) == spec.contiguous_axis(side) for side in ("lhs", "rhs")
@@ -85,8 +82,8 @@ def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
     builder = PlanBuilder(2 * len(spec.pieces), 1)
     wide = spec.acc_dtype
     held = builder.workspace(spec.m * spec.n, wide)
-    pieces, plain = spec.pieces, Epilogue()
-    if spec.epilogue != plain:
+    pieces = spec.pieces
+    if spec.residual or spec.hooks != Hooks():
         raise ValueError("segments that are not added in one loop take no epilogue")
     for i, piece in enumerate(pieces):
         operands = [Buf(2 * i, piece.lhs_dtype), Buf(2 * i + 1, piece.rhs_dtype)]
@@ -94,16 +91,16 @@ def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
             part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
             builder.include(plan_matmul(part, target), [*operands, held])
         else:
-            last = replace(piece, epilogue=Epilogue(residual=wide))
+            last = replace(piece, residual=wide)
             out = Buf(2 * len(pieces), spec.out_dtype)
             builder.include(plan_matmul(last, target), [*operands, held, out])
     return builder.build()
 
 
-def _prepared(spec: MatmulSpec, config: Config, hooks: Hooks, target: Target) -> Plan:
+def _prepared(spec: MatmulSpec, config: Config, target: Target) -> Plan:
     """The product of copies of its operands, as `kernels.prepared` lays them out."""
     ready = prepared_spec(spec)
-    inner = plan_matmul(ready, target, replace(config, prepared=False), hooks)
+    inner = plan_matmul(ready, target, replace(config, prepared=False))
     builder = PlanBuilder(inner.inputs, inner.outputs)
     buffers = [Buf(i, "i8") for i in range(inner.inputs + inner.outputs)]
     for i, operand in enumerate(("lhs", "rhs")):
@@ -113,33 +110,20 @@ def _prepared(spec: MatmulSpec, config: Config, hooks: Hooks, target: Target) ->
     return builder.build()
 
 
-def buffers_of(spec: MatmulSpec, hooks: Hooks) -> dict[str, Buf]:
+def buffers_of(spec: MatmulSpec) -> dict[str, Buf]:
     """The pointer arguments of a product by name, buffers numbered in the plan's order."""
-    epilogue = spec.epilogue
-    buffers = {"lhs": Buf(0, spec.lhs_dtype, spec.lhs_offset * ITEMSIZE[spec.lhs_dtype])}
-    size = ITEMSIZE[spec.rhs_dtype]
-    buffers["rhs"] = Buf(1, spec.rhs_dtype, spec.rhs_offset * size)
+    buffers = {"lhs": Buf(0, spec.lhs_dtype), "rhs": Buf(1, spec.rhs_dtype)}
     for i in range(1, len(spec.segments) + 1):
         buffers[f"lhs_s{i}"] = Buf(2 * i, spec.lhs_dtype)
         buffers[f"rhs_s{i}"] = Buf(2 * i + 1, spec.rhs_dtype)
-    if spec.gated:
-        separate = epilogue.gating != "packed"
-        offset = spec.rhs_offset + (0 if separate else epilogue.gate_offset)
-        buffers["rhs1"] = Buf(2 if separate else 1, spec.rhs_dtype, offset * size)
-    following = [("bias", epilogue.bias_dtype)] * bool(epilogue.bias)
-    following += [("residual", epilogue.residual)] * bool(epilogue.residual)
-    following += hooks.inputs
-    next_index = 1 + max(b.index for b in buffers.values())
-    for name, dtype in following:
-        offset = spec.out_offset * ITEMSIZE[dtype] if name == "residual" else 0
-        buffers[name] = Buf(next_index, dtype, offset)
-        next_index += 1
-    out = Buf(next_index, spec.out_dtype, spec.out_offset * ITEMSIZE[spec.out_dtype])
-    buffers["out"] = out
+    following = [("rhs1", spec.rhs_dtype)] * spec.gated
+    if spec.residual:
+        following.append(("residual", spec.residual))
+    following += [*spec.hooks.inputs, ("out", spec.out_dtype), *spec.hooks.outputs]
+    for i, (name, dtype) in enumerate(following, len(buffers)):
+        buffers[name] = Buf(i, dtype)
     if spec.accumulate:
-        buffers["held"] = out
-    for i, (name, dtype) in enumerate(hooks.outputs, 1):
-        buffers[name] = Buf(next_index + i, dtype)
+        buffers["held"] = buffers["out"]
     return buffers
 
 
@@ -155,9 +139,9 @@ def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
     spec, arguments = text.spec, {}
     partial = text.out == "partial"
     for name, buffer in buffers.items():
-        if partial and name not in ("lhs", "rhs", "rhs1", "partial", *_loop_names(text.hooks)):
+        if partial and name not in ("lhs", "rhs", "rhs1", "partial", *_loop_names(spec.hooks)):
             continue
-        if name == "rhs1" and text.joined or name == "lhs" and text.hooks.makes_lhs:
+        if name == "lhs" and spec.hooks.lhs:
             continue
         if name in ("lhs", "rhs", "rhs1") and text.config.family == "tma":
             arguments[text.name(name)] = _operand_descriptor(text, name[:3], buffer)
@@ -182,7 +166,7 @@ def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
 
 
 def _loop_names(hooks: Hooks) -> list[str]:
-    used = hooks.lhs + hooks.rhs + hooks.setup
+    used = hooks.lhs + hooks.setup
     return [name for name, _ in (*hooks.inputs, *hooks.outputs) if name in used]
 
 
@@ -195,9 +179,6 @@ def _operand_descriptor(text: Text, operand: str, buffer: Buf) -> Descriptor:
     inner = steps[-2:]
     if spec.contiguous_axis(operand) == 0:
         shape, block, inner = shape[::-1], block[::-1], inner[::-1]
-    if operand == "rhs" and text.joined:
-        shape, block = (2, *shape), (2, *block)
-        inner = (spec.epilogue.gate_offset, *inner)
     return Descriptor(
         buffer,
         (*(spec.batch[i] for i in kept), *shape),
@@ -206,23 +187,8 @@ def _operand_descriptor(text: Text, operand: str, buffer: Buf) -> Descriptor:
     )
 
 
-def split_numbers(
-    numbers: dict[str, int], dynamic: bool
-) -> tuple[dict[str, Argument], dict[str, int]]:
-    """Sizes and strides as (run-time arguments, constants)."""
-    if not dynamic:
-        return {}, numbers
-    run_time = {
-        name: Scalar(value, "i64" if value >= 2**31 else "i32")
-        for name, value in numbers.items()
-        if name in ("M", "N", "K") or value > 1
-    }
-    return run_time, {name: value for name, value in numbers.items() if name not in run_time}
-
-
 def _source(text: Text, arguments: list[str], numbers: dict[str, int]) -> str:
-    run_time, constants = split_numbers(numbers, text.config.dynamic)
-    parameters = [*arguments, *run_time, *(f"{name}: tl.constexpr" for name in constants)]
+    parameters = [*arguments, *(f"{name}: tl.constexpr" for name in numbers)]
     parameters += ["EARLY: tl.constexpr"] * text.config.early
     name = f"matmul_{text.config.family}_{text.spec.lhs_dtype}_{text.spec.rhs_dtype}"
     if text.config.family == "tma":
@@ -234,22 +200,14 @@ def _launch(text: Text, buffers: dict[str, Buf], target: Target) -> Launch:
     spec, config = text.spec, text.config
     arguments, numbers = arguments_of(text, buffers), text.numbers()
     kernel = kernel_from_source(_source(text, list(arguments), numbers))
-    run_time, constants = split_numbers(numbers, config.dynamic)
+    constants: dict[str, int | bool] = {**numbers}
     programs = tiles_of(spec, config)
     if config.family == "tma":
         programs = min(programs, target.processors * config.residents)
-        constants = {**constants, "PROGRAMS": programs}
+        constants["PROGRAMS"] = programs
     if config.early:
-        constants = {**constants, "EARLY": False}
-    return Launch(
-        kernel,
-        (programs, 1, 1),
-        {**arguments, **run_time},
-        constants,
-        config.warps,
-        config.stages,
-        config.programmatic,
-    )
+        constants["EARLY"] = False
+    return Launch(kernel, (programs, 1, 1), arguments, constants, config.warps, config.stages)
 
 
 def tiles_of(spec: MatmulSpec, config: Config) -> int:
@@ -266,11 +224,11 @@ def _reduction(text: Text, buffers: dict[str, Buf]) -> Launch:
     arguments: dict[str, Argument] = {
         name: buffer for name, buffer in buffers.items() if name not in ("lhs", "rhs", "rhs1")
     }
-    run_time, constants = split_numbers(text.numbers(), config.dynamic)
-    parameters = [*arguments, *run_time, *(f"{name}: tl.constexpr" for name in constants)]
+    numbers = text.numbers()
+    parameters = [*arguments, *(f"{name}: tl.constexpr" for name in numbers)]
     kernel = kernel_from_source(reduction_source("matmul_reduce", parameters, text))
     grid = (math.ceil(spec.m / tile.bm), math.ceil(spec.n / tile.bn), spec.batches)
-    return Launch(kernel, grid, {**arguments, **run_time}, constants, 4, 1, config.programmatic)
+    return Launch(kernel, grid, arguments, numbers, 4, 1)
 
 
 def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
@@ -293,10 +251,8 @@ def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
 
 __all__ = [
     "Config",
-    "Epilogue",
     "Hooks",
     "MatmulSpec",
     "configs",
-    "default_config",
     "plan_matmul",
 ]

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, islice
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.launch import Argument, Buf, Descriptor, Launch, Plan
+from genesis_fn.kernels.launch import Argument, Buf, Launch, Plan
 from genesis_fn.kernels.matmul import (
     arguments_of,
     buffers_of,
@@ -20,8 +21,9 @@ from genesis_fn.kernels.matmul import (
     tiles_of,
 )
 from genesis_fn.kernels.matmul_source import Text, persistent_source
-from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_spec import Config, MatmulSpec
 from genesis_fn.kernels.matmul_tuning import configs, seconds, takes_descriptors
+from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.kernels.source import kernel_from_source
 
 
@@ -70,11 +72,11 @@ def _group_seconds(specs: Sequence[MatmulSpec], config: Config, target: Target) 
 
 
 def _fused(specs: Sequence[MatmulSpec], config: Config, target: Target) -> Plan:
-    texts = [Text(s, config, Hooks(), out_kind(s, config), f"_{i}") for i, s in enumerate(specs)]
+    texts = [Text(s, config, out_kind(s, config), f"_{i}") for i, s in enumerate(specs)]
     arguments: dict[str, Argument] = {}
     numbers: dict[str, int] = {}
-    own = [buffers_of(spec, Hooks()) for spec in specs]
-    counts = [_input_count(buffers) for buffers in own]
+    own = [buffers_of(spec) for spec in specs]
+    counts = [buffers["out"].index for buffers in own]
     for i, (text, buffers) in enumerate(zip(texts, own, strict=True)):
         moved = {
             name: _moved(b, counts[i], sum(counts[:i]), sum(counts) + i)
@@ -93,13 +95,8 @@ def _fused(specs: Sequence[MatmulSpec], config: Config, target: Target) -> Plan:
         {**numbers, "PROGRAMS": programs},
         config.warps,
         config.stages,
-        config.programmatic,
     )
     return Plan(sum(counts), len(specs), (launch,))
-
-
-def _input_count(buffers: dict[str, Buf]) -> int:
-    return buffers["out"].index
 
 
 def _moved(buffer: Buf, inputs: int, first_input: int, output: int) -> Buf:
@@ -108,27 +105,9 @@ def _moved(buffer: Buf, inputs: int, first_input: int, output: int) -> Buf:
 
 
 def _joined(plans: Sequence[Plan]) -> Plan:
-    inputs, outputs = sum(p.inputs for p in plans), sum(p.outputs for p in plans)
-    steps, workspaces = [], []
-    first_input, first_output = 0, inputs
+    builder = PlanBuilder(sum(p.inputs for p in plans), sum(p.outputs for p in plans))
+    inputs, outputs = count(), count(builder.inputs)
     for plan in plans:
-        places = list(range(first_input, first_input + plan.inputs))
-        places += range(first_output, first_output + plan.outputs)
-        start = inputs + outputs + len(workspaces)
-        places += range(start, start + len(plan.workspaces))
-        steps += [_placed(step, places) for step in plan.steps]
-        workspaces += plan.workspaces
-        first_input, first_output = first_input + plan.inputs, first_output + plan.outputs
-    return Plan(inputs, outputs, tuple(steps), tuple(workspaces))
-
-
-def _placed(launch: Launch, places: list[int]) -> Launch:
-    arguments: dict[str, Argument] = {}
-    for name, argument in launch.arguments.items():
-        if isinstance(argument, Buf):
-            argument = replace(argument, index=places[argument.index])
-        elif isinstance(argument, Descriptor):
-            buffer = replace(argument.buffer, index=places[argument.buffer.index])
-            argument = replace(argument, buffer=buffer)
-        arguments[name] = argument
-    return replace(launch, arguments=arguments)
+        numbers = [*islice(inputs, plan.inputs), *islice(outputs, plan.outputs)]
+        builder.include(plan, [Buf(i, "i8") for i in numbers])
+    return builder.build()

@@ -1,7 +1,7 @@
 """The Triton source of matrix products: one template, into which prologues and epilogues are put.
 
 A plain product is the template with an empty epilogue. Sizes and strides are names (`M`, `L_K`...)
-that a launch gives as constants or as run-time numbers, so one text serves every shape.
+that a launch gives as constants, so one text serves many shapes.
 """
 
 from __future__ import annotations
@@ -10,28 +10,13 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
-from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
+from genesis_fn.kernels.dtypes import DTYPES, FLOAT8, ITEMSIZE, MEMORY
+from genesis_fn.kernels.matmul_spec import Config, MatmulSpec
+from genesis_fn.kernels.planning import INT32_MAX
 
-_TL = {
-    "fp64": "tl.float64",
-    "fp32": "tl.float32",
-    "fp16": "tl.float16",
-    "bf16": "tl.bfloat16",
-    "fp8e4nv": "tl.float8e4nv",
-    "fp8e5": "tl.float8e5",
-    "i1": "tl.int1",
-    "i8": "tl.int8",
-    "i16": "tl.int16",
-    "i32": "tl.int32",
-    "i64": "tl.int64",
-    "u8": "tl.uint8",
-    "u16": "tl.uint16",
-    "u32": "tl.uint32",
-    "u64": "tl.uint64",
-}
+_TL = {name: MEMORY[kind] for name, kind in DTYPES.items()}
+_GROUP = 8  # rows of tiles that are walked together, for the L2 cache
 _AXES = {"lhs": "MK", "rhs": "KN", "out": "MN"}
-_LARGEST_OFFSET = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +29,6 @@ class Text:
 
     spec: MatmulSpec
     config: Config
-    hooks: Hooks
     out: str
     suffix: str = ""
 
@@ -66,31 +50,11 @@ class Text:
 
     def divides(self, size: str, block: int) -> bool:
         """Whether blocks cover a size exactly, so that no mask is needed."""
-        return not self.config.dynamic and self.numbers()[self.name(size)] % block == 0
+        return self.numbers()[self.name(size)] % block == 0
 
     def wide(self, operand: str) -> bool:
         """Whether the operand's offsets may need 64 bits."""
-        return self.config.dynamic or self.spec.extent(operand) > _LARGEST_OFFSET
-
-    @property
-    def joined(self) -> bool:
-        """Whether a gated product is one dot, its right tile the gate's columns beside the other's.
-
-        Two accumulators in one flattened loop make the tensor cores wait for each other.
-        """
-        spec = self.spec
-        return (
-            joins_gate(spec)
-            and self.config.family == "tma"
-            and not (self.config.swap or self.hooks.rhs)
-        )
-
-
-def joins_gate(spec: MatmulSpec) -> bool:
-    """Whether one descriptor can fetch the tiles of both right operands, k contiguous."""
-    gate = spec.epilogue.gate_offset
-    packed = spec.epilogue.gating == "packed" and gate > 0
-    return packed and spec.contiguous_axis("rhs") == 0
+        return self.spec.extent(operand) > INT32_MAX
 
 
 def kernel_text(name: str, parameters: Iterable[str], body: Iterable[str]) -> str:
@@ -114,12 +78,11 @@ def product_lines(text: Text, tile: str) -> list[str]:
         lines += ["batch = rest // (tiles_m * tiles_n)", "rest = rest % (tiles_m * tiles_n)"]
         lines += batch_lines(text)
     lines += [
-        f"tile_m, tile_n = tile_of(rest, tiles_m, tiles_n, {config.group})",
+        f"tile_m, tile_n = tile_of(rest, tiles_m, tiles_n, {_GROUP})",
         f"m0 = tile_m * {config.bm}",
         f"n0 = tile_n * {config.bn}",
         f"rm = m0 + tl.arange(0, {config.bm})[:, None]",
         f"rn = n0 + tl.arange(0, {config.bn})[None, :]",
-        *([] if config.family == "gemv" and text.hooks.lhs else text.hooks.setup.splitlines()),
         *loop_lines(text),
         *output_lines(text),
     ]
@@ -175,18 +138,14 @@ def loop_lines(text: Text) -> list[str]:
     if config.family == "gemv":
         return gemv_lines(text)
     shape = (config.bn, config.bm) if config.swap else (config.bm, config.bn)
-    if text.joined:
-        shape = (config.bm, 2 * config.bn)
-    two = spec.gated and not text.joined
     zeros = f"tl.zeros({shape}, {_TL[spec.acc_dtype]})"
-    lines = [f"acc = {zeros}"] + ([f"acc1 = {zeros}"] if two else [])
+    lines = [f"acc = {zeros}"] + [f"acc1 = {zeros}"] * spec.gated
     steps, k0 = steps_text(text), k0_text(text)
     tma = config.family == "tma"
     exact_k = text.divides("K", config.bk * config.split_k)
     body = [k0, *segment_lines(text)]
-    sides = [("lhs", "lhs", "a"), ("rhs", "rhs", "b")] + [("rhs", "rhs1", "b1")] * two
-    hooked = bool(text.hooks.lhs or text.hooks.rhs)
-    if hooked or not tma:
+    sides = [("lhs", "lhs", "a"), ("rhs", "rhs", "b")] + [("rhs", "rhs1", "b1")] * spec.gated
+    if not tma:
         body += [f"rk_row = k0 + tl.arange(0, {config.bk})[None, :]"]
         body += [f"rk_col = k0 + tl.arange(0, {config.bk})[:, None]"]
     for operand, pointer, value in sides:
@@ -195,17 +154,10 @@ def loop_lines(text: Text) -> list[str]:
         else:
             lines += base_lines(text, operand, pointer)
             body += pointer_load_lines(text, operand, pointer, value, exact_k)
-        hook = text.hooks.lhs if operand == "lhs" else text.hooks.rhs
-        if hook:
-            # A hook speaks of `b`, whichever right operand it is.
-            body += [f"b = {value}"] * (value == "b1") + hook.splitlines()
-            body += [f"{value} = b"] * (value == "b1")
     body += dot_lines(text)
     lines += [f"for step in range({steps}):", *indent(body)]
-    if text.joined:
-        lines += ["acc, acc1 = halves(acc)"]
     if config.swap:
-        lines += ["acc = tl.trans(acc)"] + ["acc1 = tl.trans(acc1)"] * two
+        lines += ["acc = tl.trans(acc)"] + ["acc1 = tl.trans(acc1)"] * spec.gated
     return lines
 
 
@@ -259,21 +211,21 @@ def gemv_lines(text: Text) -> list[str]:
     spec, config = text.spec, text.config
     deep = spec.contiguous_axis("rhs") == 0
     shape = (config.bn, config.bk) if deep else (config.bk, config.bn)
-    wide, rows = _TL[spec.acc_dtype], min(config.bm, spec.m)
+    wide, rows, hooks = _TL[spec.acc_dtype], min(config.bm, spec.m), spec.hooks
     cols = f"n0 + tl.arange(0, {config.bn})" + ("[:, None]" if deep else "[None, :]")
     names = [("rhs", "acc", "right"), ("rhs1", "acc1", "right1")][: 2 if spec.gated else 1]
     lines = [f"rn_at = {cols}"]
-    if not text.hooks.makes_lhs:
+    if not hooks.lhs:
         lines += base_lines(text, "lhs", "lhs")
     for pointer, acc, _ in names:
         lines += base_lines(text, "rhs", pointer)
         lines += [f"{acc}_{row} = tl.zeros({shape}, {wide})" for row in range(rows)]
     setup: list[str] = []
     # What the left operand's lines assign themselves may have another shape in a step.
-    own = assigned_names(text.hooks.setup) - assigned_names(text.hooks.lhs)
-    for row in range(rows) if own and text.hooks.lhs else ():
+    own = assigned_names(hooks.setup) - assigned_names(hooks.lhs)
+    for row in range(rows) if own else ():
         setup += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
-        setup += renamed(text.hooks.setup, assigned_names(text.hooks.setup), f"_{row}")
+        setup += renamed(hooks.setup, assigned_names(hooks.setup), f"_{row}")
     written_out = gemv_steps(text)
     if written_out:
         for step in range(written_out):
@@ -305,8 +257,6 @@ _MOST_HELD = 192  # bytes of the right operand's tiles that a thread holds at on
 def gemv_steps(text: Text) -> int:
     """The number of blocks of k in one split if they are few enough to be written out, else 0."""
     spec, config = text.spec, text.config
-    if config.dynamic:
-        return 0
     steps = -(-spec.k // (config.bk * config.split_k))
     size = ITEMSIZE[spec.rhs_dtype] * (2 if spec.gated else 1)
     held = steps * config.bk * config.bn * size // (32 * config.warps)
@@ -323,10 +273,6 @@ def gemv_right_lines(text: Text, deep: bool, number: str) -> list[str]:
     mask = mask_text(edges, spec.rhs_dtype)
     for pointer, value in [("rhs", "right"), ("rhs1", "right1")][: 2 if spec.gated else 1]:
         lines += [f"b = tl.load({pointer}_at + ({index_text(text, 'rhs', 'rk', 'rn_at')}){mask})"]
-        if text.hooks.rhs:
-            lines += ["rk_col = " + ("tl.trans(rk)" if deep else "rk")]
-            lines += ["b = tl.trans(b)"] * deep + text.hooks.rhs.splitlines()
-            lines += ["b = tl.trans(b)"] * deep + [f"b = cast(b, {_TL[spec.operand_dtype]})"]
         lines += [f"{value}{number} = b"]
     return [*lines, f"rk{number} = rk"] if number else lines
 
@@ -335,25 +281,22 @@ def gemv_left_lines(
     text: Text, deep: bool, shape: tuple[int, int], own: set[str], number: str
 ) -> list[str]:
     """The products of a step's tiles with every row of the left operand, added up."""
-    spec, config, n, hooks = text.spec, text.config, text.name, text.hooks
+    spec, config, n, hook = text.spec, text.config, text.name, text.spec.hooks.lhs
     wide = _TL[spec.acc_dtype]
     exact = text.divides("K", config.bk * config.split_k)
     edge = [] if exact else [f"tl.broadcast_to(rk < {n('K')}, {shape})"]
     mask = mask_text(edge, spec.lhs_dtype)
     lines = []
-    if hooks.makes_lhs:
+    if hook:
         lines += [f"rk_row = tl.broadcast_to(rk, {shape})"]
-    elif hooks.lhs:
-        lines += ["rk_row = " + ("rk" if deep else "tl.trans(rk)")]
     for row in range(min(config.bm, spec.m)):
-        if not hooks.makes_lhs:
+        if hook:
+            lines += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
+            lines += renamed(hook, own, f"_{row}")
+            lines += [f"a = cast(a, {_TL[spec.operand_dtype]})"]
+        else:
             at = f"lhs_at + ({index_text(text, 'lhs', str(row), 'rk')})"
             lines += [f"a = tl.load(tl.broadcast_to({at}, {shape}){mask})"]
-        if hooks.lhs:
-            turned = ["a = tl.trans(a)"] * (not deep and not hooks.makes_lhs)
-            lines += [f"rm = tl.full((1, 1), {row}, tl.int32)", *turned]
-            lines += renamed(hooks.lhs, own, f"_{row}") + turned
-            lines += [f"a = cast(a, {_TL[spec.operand_dtype]})"]
         lines += [f"a = cast(a, {wide})"]
         for acc, value in [("acc", "right"), ("acc1", "right1")][: 2 if spec.gated else 1]:
             lines += [f"{acc}_{row} += a * cast({value}{number}, {wide})"]
@@ -384,8 +327,6 @@ def descriptor_load_lines(text: Text, operand: str, pointer: str, value: str) ->
     if flipped:
         corner, block = corner[::-1], block[::-1]
     batch = [f"b{i}" for i in range(len(spec.batch)) if spec.strides(operand)[i]]
-    if operand == "rhs" and text.joined:
-        batch, block = [*batch, "0"], (2 * config.bn, config.bk)
     source = f"{operand}_now" if spec.segments else text.name(pointer)
     load = f"{source}.load([{', '.join(batch + corner)}])"
     if batch:
@@ -413,15 +354,13 @@ def dot_lines(text: Text) -> list[str]:
     """`acc += a @ b` (and `acc1 += a @ b1`)."""
     spec, lines = text.spec, []
     kind, wide = spec.operand_dtype, _TL[spec.acc_dtype]
-    hooked = bool(text.hooks.lhs or text.hooks.rhs)
-    two = spec.gated and not text.joined
     for value, dtype in [("a", spec.lhs_dtype), ("b", spec.rhs_dtype), ("b1", spec.rhs_dtype)]:
-        if value == "b1" and not two:
+        if value == "b1" and not spec.gated:
             continue
         target = dtype if kind in FLOAT8 else kind
-        if hooked or dtype != target:
+        if dtype != target:
             lines.append(f"{value} = cast({value}, {_TL[target]})")
-    for acc, b in [("acc", "b")] + [("acc1", "b1")] * two:
+    for acc, b in [("acc", "b")] + [("acc1", "b1")] * spec.gated:
         if not text.config.tensor_cores:
             product = f"cast(a, {wide})[:, :, None] * cast({b}, {wide})[None, :, :]"
             lines.append(f"{acc} += tl.sum({product}, axis=1)")
@@ -461,7 +400,7 @@ def part_lines(text: Text, width: int, column: str) -> list[str]:
     inside = inside_line(text, config.bm, width)
     if text.out == "partial":
         return [inside, *partial_store_lines(text, width, column)]
-    lines = [inside, *epilogue_lines(text), *text.hooks.epilogue.splitlines()]
+    lines = [inside, *epilogue_lines(text)]
     if spec.accumulate and not adds_in_place(text):
         lines += base_lines(text, "out", "held")
         place = f"held_at + ({index_text(text, 'out', 'rm', 'rn')})"
@@ -530,8 +469,7 @@ def reduction_source(name: str, parameters: Iterable[str], text: Text) -> str:
     spec, config, n = text.spec, text.config, text.name
     batches = " * ".join(n(f"B{i}") for i in range(len(spec.batch)))
     planes = 2 if spec.gated else 1
-    lines = ["wait_for_dependencies()"] * config.programmatic
-    lines += [f"rm = tl.program_id(0) * {config.bm} + tl.arange(0, {config.bm})[:, None]"]
+    lines = [f"rm = tl.program_id(0) * {config.bm} + tl.arange(0, {config.bm})[:, None]"]
     lines += [f"rn = tl.program_id(1) * {config.bn} + tl.arange(0, {config.bn})[None, :]"]
     if spec.batch:
         lines += ["batch = tl.program_id(2)", *batch_lines(text)]
@@ -544,30 +482,14 @@ def reduction_source(name: str, parameters: Iterable[str], text: Text) -> str:
             at = f"partial + {slot} * ({n('M')} * {n('N')}) + (rm * {n('N')} + rn)"
             load = f"tl.load({at}, mask=inside, other={zero_text(spec.acc_dtype)})"
             lines.append(f"{value} {'+=' if split else '='} {load}")
-    lines += ["launch_dependents()"] * config.programmatic
     return kernel_text(name, parameters, lines + part_lines(text, config.bn, ""))
 
 
 def epilogue_lines(text: Text) -> list[str]:
-    """The lines of the spec's own epilogue on `acc`."""
-    spec, n = text.spec, text.name
-    epilogue, lines = spec.epilogue, []
-    real = spec.acc_dtype.startswith("fp")
-    if not real and epilogue != type(epilogue)():
-        lines += ["acc = acc.to(tl.float32)"] + ["acc1 = acc1.to(tl.float32)"] * spec.gated
-    if epilogue.scale is not None:
-        lines += [f"acc = acc * {epilogue.scale!r}"]
-        lines += [f"acc1 = acc1 * {epilogue.scale!r}"] * spec.gated
-    if epilogue.bias:
-        index, size = ("rm", "M") if epilogue.bias == "row" else ("rn", "N")
-        edge = mask_text([f"{index} < {n(size)}"], epilogue.bias_dtype)
-        load = f"tl.load({n('bias')} + {index}{edge})"
-        lines += [f"acc = acc + up({load})"]
-    if epilogue.activation:
-        lines += [f"acc = {epilogue.activation}(acc)"]
-    if spec.gated and epilogue.gating != "kept":
-        lines += ["acc = acc * acc1"]
-    if epilogue.residual:
+    """The generated epilogue on `acc`, then the residual."""
+    spec = text.spec
+    lines = spec.hooks.epilogue.splitlines()
+    if spec.residual:
         lines += base_lines(text, "out", "residual")
         place = f"residual_at + ({index_text(text, 'out', 'rm', 'rn')})"
         zero = zero_text(spec.out_dtype)
@@ -596,17 +518,12 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Text
         lines += [f"for tile in tl.range({first}, {tiles}, PROGRAMS{flatten}):"]
         lines += indent(product_lines(text, "tile"))
         dealt += f" + {tiles}" if dealt else tiles
-    programmatic = texts[0].config.programmatic
-    lines = ["wait_for_dependencies()"] * programmatic + lines
-    return kernel_text(name, parameters, lines + ["launch_dependents()"] * programmatic)
+    return kernel_text(name, parameters, lines)
 
 
 def tiled_source(name: str, parameters: Iterable[str], text: Text) -> str:
     """A kernel with one program for each tile of the product."""
     if text.config.early and not gemv_steps(text):
         raise ValueError(f"the steps of {text.config} are too many to load them early")
-    lines = ["wait_for_dependencies()"] * text.config.programmatic
-    lines += ["if EARLY:", "    launch_dependents()"] if text.config.early else []
-    lines += product_lines(text, "tl.program_id(0)")
-    lines += ["launch_dependents()"] * text.config.programmatic
-    return kernel_text(name, parameters, lines)
+    lines = ["if EARLY:", "    launch_dependents()"] if text.config.early else []
+    return kernel_text(name, parameters, lines + product_lines(text, "tl.program_id(0)"))

@@ -7,62 +7,28 @@ from dataclasses import dataclass, field, replace
 
 from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+FEW_ROWS = 64  # of products whose time is that of reading the right operand
 PRECISIONS = ("default", "tf32", "tf32x3", "ieee")
-
-
-@dataclass(frozen=True, slots=True)
-class Epilogue:
-    """`f(scale * x + bias) * gate + residual`, in the accumulator's precision.
-
-    `bias` is "row" (one value per row of the output) or "col"; the bias and the residual (dense, in
-    the output's layout) are inputs of the types given. `gating` multiplies by a second product of
-    the same left operand: with a second right operand ("separate"), or with the one that starts
-    `gate_offset` elements further in the right operand's buffer ("packed"). "kept" is "separate"
-    with nothing multiplied: the hooks' epilogue makes one of both.
-    """
-
-    scale: float | None = None
-    bias: str | None = None
-    bias_dtype: str = "fp32"
-    activation: str | None = None
-    gating: str | None = None
-    gate_offset: int = 0
-    residual: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.bias not in (None, "row", "col"):
-            raise ValueError(f"bias must be None, 'row' or 'col', got {self.bias!r}")
-        if self.activation not in (None, *ACTIVATIONS):
-            raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}")
-        if self.gating not in (None, "separate", "packed", "kept"):
-            raise ValueError(
-                f"gating must be None, 'separate', 'packed' or 'kept', got {self.gating!r}"
-            )
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """Generated lines put into a kernel, and the pointer arguments that they use.
 
-    `epilogue` runs once per output tile (or half tile) on `acc` (and `acc1` if gated), after the
-    spec's own epilogue and before an accumulating output is added, and leaves the result in `acc`.
-    In scope are `rm` [rows, 1] and `rn` [1, cols] (indices), `inside` (which elements exist), `b0`,
-    `b1`, ... (batch indices). `lhs` transforms `a` [rows, depth] with `rm` and `rk_row` [1, depth];
-    `rhs` transforms `b` [depth, cols] with `rk_col` [depth, 1] and `rn`; both must leave zeros
-    where `rk >= K`. `setup` runs before a tile's loop over k. With `makes_lhs` (gemv only) `lhs`
-    makes `a`, at `rk_row` of row `rm` of any shape, and the left operand is not read. Every public
-    name of `kernels.language` may be used; `inputs` and `outputs` are (name, element type) of the
-    pointers.
+    `epilogue` runs once per output tile (or part of one) on `acc` (and `acc1` if gated), before a
+    residual or an accumulating output is added, and leaves the result in `acc`. In scope are `rm`
+    [rows, 1] and `rn` [1, cols] (indices), `inside` (which elements exist), `b0`, `b1`, ... (batch
+    indices). `lhs`, of products of a row or a few, makes the left operand instead of reading it:
+    `a`, at `rk_row` of row `rm` of any shape; `setup` runs before it, once for each row. Every
+    public name of `kernels.language` may be used; `inputs` and `outputs` are (name, element type)
+    of the pointers.
     """
 
     epilogue: str = ""
     lhs: str = ""
-    rhs: str = ""
     setup: str = ""
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
-    makes_lhs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +44,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class MatmulSpec:
-    """out[b, i, j] = epilogue(sum over l of lhs[b, i, l] * rhs[b, l, j]), b over `batch`.
+    """out[b, i, j] = sum over l of lhs[b, i, l] * rhs[b, l, j], b over `batch`.
 
     Dense operands are [*batch, m, k] and [*batch, k, n], or with the last two axes stored the other
     way round if `transposed`. Explicit strides (in elements: batch axes, then (m, k), (k, n) or
-    (m, n)) describe any other view; a zero batch stride broadcasts. Offsets count elements.
+    (m, n)) describe any other view; a zero batch stride broadcasts. `hooks` are generated lines
+    before and after. `gated`, for few rows: with a second right operand, whose product the
+    epilogue finds in `acc1`. A `residual` of this type, in the output's layout, is added last.
     With `accumulate` the product is added to what the output holds. `segments` are more products
-    that are added before the epilogue: for products without batch axes or gate.
+    that are added before the epilogue: for products without batch axes or gate. A `steady` right
+    operand is written by nothing that may run when the product is started.
     """
 
     m: int
@@ -99,15 +68,17 @@ class MatmulSpec:
     lhs_strides: tuple[int, ...] | None = None
     rhs_strides: tuple[int, ...] | None = None
     out_strides: tuple[int, ...] | None = None
-    lhs_offset: int = 0
-    rhs_offset: int = 0
-    out_offset: int = 0
     precision: str = "default"
-    epilogue: Epilogue = field(default_factory=Epilogue)
+    hooks: Hooks = field(default_factory=Hooks)
+    gated: bool = False
+    residual: str | None = None
     accumulate: bool = False
     segments: tuple[Segment, ...] = ()
+    steady: bool = False
 
     def __post_init__(self) -> None:
+        if self.gated and self.m > FEW_ROWS:
+            raise ValueError(f"a product of {self.m} rows cannot be gated: {FEW_ROWS} are the most")
         if self.segments and (self.batch or self.gated):
             raise ValueError("a product with segments has no batch axes and no gate")
         if self.precision not in PRECISIONS:
@@ -136,17 +107,9 @@ class MatmulSpec:
         """The plain products that are added."""
         first = replace(self, segments=())
         return (first, *(
-            replace(
-                first, k=part.k, lhs_strides=part.lhs_strides, rhs_strides=part.rhs_strides,
-                lhs_offset=0, rhs_offset=0,
-            )
+            replace(first, k=part.k, lhs_strides=part.lhs_strides, rhs_strides=part.rhs_strides)
             for part in self.segments
         ))  # fmt: skip
-
-    @property
-    def gated(self) -> bool:
-        """Whether two products share the left operand."""
-        return self.epilogue.gating is not None
 
     @property
     def operand_dtype(self) -> str:
@@ -191,7 +154,7 @@ class MatmulSpec:
         inner = {"lhs": (self.m, self.k), "rhs": (self.k, self.n)}.get(operand, (self.m, self.n))
         steps = self.strides(operand)
         reach = sum((n - 1) * s for n, s in zip((*self.batch, *inner), steps, strict=True))
-        return reach + 1 + getattr(self, f"{operand}_offset")
+        return reach + 1
 
     def contiguous_axis(self, operand: str) -> int | None:
         """0 or 1: which of the operand's two inner axes has stride one; None if neither has."""
@@ -208,9 +171,8 @@ class Config:
     in more, for epilogues that hold several tiles in registers; `swap`
     computes the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
     launch, in a fixed order. Without `tensor_cores` products are multiplied and added one by one,
-    as integers other than int8 need. `dynamic` passes sizes and strides at run time (one compiled
-    kernel for all shapes). `programmatic`: launched with programmatic dependent launch. `residents`
-    programs of the "tma" family share a multiprocessor. `prepared` copies float32 operands first,
+    as integers other than int8 need. `residents` programs of the "tma" family share a
+    multiprocessor. `prepared` copies float32 operands first,
     with k contiguous, and for "tf32x3" cut into high and low parts. `early`, of a gemv whose right
     operand nothing around it writes: started while the kernel before it ends (if the launch's
     constant EARLY is set), it loads the right operand before it waits for that one.
@@ -223,13 +185,10 @@ class Config:
     warps: int = 4
     stages: int = 3
     split_k: int = 1
-    group: int = 8
     halves: bool = False
     swap: bool = False
     flatten: bool = True
     tensor_cores: bool = True
-    dynamic: bool = False
-    programmatic: bool = False
     residents: int = 1
     prepared: bool = False
     early: bool = False

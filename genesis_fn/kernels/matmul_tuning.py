@@ -1,4 +1,4 @@
-"""Which configurations a matrix product may run with, and the one to start from."""
+"""Which configurations a matrix product may run with, and the one that it runs with."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.dtypes import FLOAT8, ITEMSIZE
-from genesis_fn.kernels.matmul_source import joins_gate
-from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul_source import Text, gemv_steps
+from genesis_fn.kernels.matmul_spec import FEW_ROWS, Config, MatmulSpec
 from genesis_fn.kernels.prepared import copies, prepared_spec
 
+_EPILOGUE_COLUMNS = 32  # of a wide product's tile, that a generated epilogue works on at once
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
@@ -23,15 +24,14 @@ _SKINNY_TILE_SECONDS = 0.15e-6
 def takes_descriptors(spec: MatmulSpec, target: Target) -> bool:
     """Whether both operands can be read through TMA descriptors (the "tma" family).
 
-    An operand needs one inner stride of one, every other stride and its offset a multiple of 16
-    bytes, and no empty axis.
+    An operand needs one inner stride of one, every other stride a multiple of 16 bytes, and no
+    empty axis.
     """
     if not target.descriptors or 0 in (spec.m, spec.n, spec.k, *spec.batch) or len(spec.batch) > 3:
         return False
     if spec.operand_dtype not in TENSOR_CORE_DTYPES or spec.operand_dtype == "fp64":
         return False
-    gate = spec.epilogue.gate_offset * ITEMSIZE[spec.rhs_dtype]
-    return gate % 16 == 0 and _describable(spec, "lhs") and _describable(spec, "rhs")
+    return _describable(spec, "lhs") and _describable(spec, "rhs")
 
 
 def stores_descriptor(spec: MatmulSpec) -> bool:
@@ -47,18 +47,31 @@ def _describable(spec: MatmulSpec, operand: str) -> bool:
         return False
     size = ITEMSIZE[getattr(spec, f"{operand}_dtype")]
     others = [s for i, s in enumerate(steps) if i != len(spec.batch) + axis]
-    if 0 in others[-1:]:
-        return False
-    return all(s * size % 16 == 0 for s in (*others, getattr(spec, f"{operand}_offset")))
+    return 0 not in others[-1:] and all(s * size % 16 == 0 for s in others)
 
 
-def default_config(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> Config:
-    """The configuration a product starts from: the first of `configs`."""
-    return configs(spec, target, hooks)[0]
+def chosen_config(spec: MatmulSpec, target: Target) -> Config:
+    """The configuration that a product runs with: the first of `configs` that serves its hooks.
+
+    Products of one or two rows are gemvs, which can share a launch with others of their kind.
+    """
+    menu, hooks = configs(spec, target), spec.hooks
+    gemv = [c for c in menu if c.family == "gemv"]
+    if gemv and (hooks.lhs or (spec.m <= 2 and not spec.batch)):
+        early = spec.steady and gemv[0].split_k == 1
+        return replace(gemv[0], early=early and gemv_steps(Text(spec, gemv[0], "pointer")) > 0)
+    if hooks.epilogue and spec.m > FEW_ROWS:
+        config = next(c for c in menu if c.split_k == c.residents == 1)
+        if config.family == "tma":
+            # Beside the accumulator there is room for few columns of the other tiles.
+            parts = config.bn // _EPILOGUE_COLUMNS
+            config = replace(config, halves=False, pieces=parts, stages=4)
+        return fitted(spec, config, target)
+    return menu[0]
 
 
 @functools.lru_cache(512)
-def configs(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> tuple[Config, ...]:
+def configs(spec: MatmulSpec, target: Target) -> tuple[Config, ...]:
     """Up to ten configurations worth timing, the best by a model of the machine first.
 
     All of one list with the same `split_k` and `bk` add up in one order.
@@ -69,8 +82,8 @@ def configs(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> tup
         spec.operand_dtype == "fp64" and target.generation == 10
     ):
         return (Config("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
-    if spec.m <= 64:
-        menu = _fitting(spec, _skinny_menu(spec, target), target, hooks)
+    if spec.m <= FEW_ROWS:
+        menu = _fitting(spec, _skinny_menu(spec, target), target)
         menu.sort(key=lambda c: (skinny_seconds(spec, c, target), -c.bk))
         if spec.m <= 8 and spec.operand_dtype not in ("fp64", "i8"):
             gemv = _gemv_menu(spec, target)[:7]
@@ -78,37 +91,26 @@ def configs(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> tup
             deep = spec.contiguous_axis("rhs") == 0
             fast = menu[0].family == "tma" and (spec.m > 2 or not deep)
             menu = menu[:4] + gemv[:4] if fast else gemv + menu[:3]
-        elif hooks and (hooks.lhs or hooks.rhs):
-            menu = [replace(config, flatten=False) for config in menu]
         return tuple(menu[:10])
-    menu = _wide_menu(spec, target)
-    if hooks and (hooks.lhs or hooks.rhs):
-        # An operand that passes through registers stalls the tensor cores in a flattened loop.
-        menu = [replace(config, flatten=False) for config in menu]
-    menu = _fitting(spec, menu, target, hooks)
+    menu = _fitting(spec, _wide_menu(spec, target), target)
     if spec.segments:
-        menu = [
-            c for c in menu
-            if c.family == "tma" and c.split_k == c.residents == 1 and not c.prepared
-        ]  # fmt: skip
+        menu = [c for c in menu if c.family == "tma" and c.split_k == c.residents == 1]
     menu.sort(key=lambda config: seconds(spec, config, target))
-    if prepares(spec, target, hooks):
-        ready = configs(prepared_spec(spec), target, hooks)
+    if prepares(spec, target):
+        ready = configs(prepared_spec(spec), target)
         menu = [replace(config, prepared=True) for config in ready[:6]] + menu
     return tuple(menu[:10])
 
 
-def prepares(spec: MatmulSpec, target: Target, hooks: Hooks | None = None) -> bool:
+def prepares(spec: MatmulSpec, target: Target) -> bool:
     """Whether copies of the operands with k contiguous are worth their time.
 
     Hopper's tensor cores want k contiguous in 32-bit operands, and "tf32x3" costs less if operands
     are cut in two once instead of in every tile.
     """
-    if target.generation != 9 or _kind(spec) not in ("tf32", "tf32x3") or spec.gated:
+    if target.generation != 9 or _kind(spec) not in ("tf32", "tf32x3"):
         return False
-    if spec.segments or (hooks and (hooks.lhs or hooks.rhs or hooks.makes_lhs)):
-        return False
-    if min(spec.m, spec.n, spec.k) < 128:
+    if spec.segments or min(spec.m, spec.n, spec.k) < 128:
         return False
     if {spec.lhs_dtype, spec.rhs_dtype} != {"fp32"}:
         return False
@@ -123,19 +125,16 @@ def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     # A target's rate is that of whole products, with the starts and ends of their tiles.
     peak = target.matrix_rate(size) * 38 / 35
     peak /= 3 if spec.precision == "tf32x3" and size == 4 else 1
-    products = 2 if spec.gated else 1
     area = config.bm * config.bn
-    rate = peak / target.processors * _tile_rate(config, area * products)
+    rate = peak / target.processors * _tile_rate(config, area)
     rate *= {1: 0.55, 2: 0.8, 3: 0.985}.get(config.stages, 1.0)
-    if config.halves and spec.epilogue.activation and not spec.gated:
-        rate *= 0.95
     depth = math.ceil(spec.depth / config.split_k / config.bk) * config.bk
-    tile = _TILE_SECONDS + 2 * area * depth * products / rate
-    read = size * spec.batches * spec.depth * (spec.m + spec.n * products)
+    tile = _TILE_SECONDS + 2 * area * depth / rate
+    read = size * spec.batches * spec.depth * (spec.m + spec.n)
     busy = min(1.0, tiles * config.split_k / target.processors)
     total = max(waves * tile, read / (target.bandwidth * busy))
     if config.split_k > 1:
-        partial = 8 * spec.batches * spec.m * spec.n * config.split_k * products
+        partial = 8 * spec.batches * spec.m * spec.n * config.split_k
         total += _LAUNCH_SECONDS + partial / target.bandwidth
     return total
 
@@ -166,9 +165,7 @@ def skinny_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     return total
 
 
-def shared_bytes(
-    spec: MatmulSpec, config: Config, target: Target, hooks: Hooks | None = None
-) -> int:
+def shared_bytes(spec: MatmulSpec, config: Config, target: Target) -> int:
     """Shared memory of a pipelined kernel: the stages, the staged output tile, and the tile through
     which values that the epilogue reads change their layout."""
     size = ITEMSIZE[spec.operand_dtype]
@@ -179,11 +176,10 @@ def shared_bytes(
     turned = 8 if target.generation >= 10 and size == 4 else 0
     if config.split_k > 1:
         return stages + area * (4 + turned) + 1024
-    read = [spec.epilogue.residual] if spec.epilogue.residual else []
+    read = [spec.residual] if spec.residual else []
     if spec.accumulate and spec.out_dtype != "fp32":
         read.append(spec.out_dtype)
-    if hooks and hooks.epilogue:
-        read += [dtype for name, dtype in hooks.inputs if name in hooks.epilogue]
+    read += [dtype for name, dtype in spec.hooks.inputs if name in spec.hooks.epilogue]
     scratch = max([turned, *(ITEMSIZE[dtype] for dtype in read)])
     return stages + area * (ITEMSIZE[spec.out_dtype] + scratch) + 1024
 
@@ -258,7 +254,6 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     # With exact float32 there are no tensor cores to feed, and staging in shared memory only costs.
     described = takes_descriptors(spec, target) and _kind(spec) != "ieee"
     family = "tma" if described else "pointer"
-    wide = 2 if spec.gated else 1
     menu = []
     shapes = _SHAPES[_kind(spec) if described else _pointer_kind(spec)]
     fitting = [
@@ -271,16 +266,9 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
         columns = 64 if spec.n > 32 else 32
         fitting = [(128, columns, 64, 4, 4), (64, columns, 64, 4, 4)]
     for bm, bn, bk, warps, stages in fitting:
-        if spec.gated and not described and bm * bn > 128 * 128:
-            continue
-        # A joined pair of tiles is stored in one piece, of half the accumulator's size, anyway.
-        joined = described and joins_gate(spec)
-        halves = described and bm * bn >= 128 * 256 and not joined
-        flatten = not spec.gated or joined
+        halves = described and bm * bn >= 128 * 256
         for split in _splits(spec, bk):
-            config = Config(
-                family, bm, bn // wide, bk, warps, stages, split, halves=halves, flatten=flatten
-            )
+            config = Config(family, bm, bn, bk, warps, stages, split, halves=halves)
             menu.append(config)
             if _kind(spec) == "fp8" and described and warps == 4 and split == 1:
                 # Promotion to float32 stalls a program: others may use the tensor cores meanwhile.
@@ -352,20 +340,18 @@ _SHAPES = {
 """(rows, columns, depth, warps, stages) of the tiles worth trying; none of them spills."""
 
 
-def fitted(spec: MatmulSpec, config: Config, target: Target, hooks: Hooks | None = None) -> Config:
+def fitted(spec: MatmulSpec, config: Config, target: Target) -> Config:
     """The configuration with as many of its stages as fit in shared memory for this product."""
     limit = target.shared_memory // config.residents - 1024 * (config.residents - 1)
-    while config.stages > 1 and shared_bytes(spec, config, target, hooks) > limit:
+    while config.stages > 1 and shared_bytes(spec, config, target) > limit:
         config = replace(config, stages=config.stages - 1)
     return config
 
 
-def _fitting(
-    spec: MatmulSpec, menu: list[Config], target: Target, hooks: Hooks | None
-) -> list[Config]:
+def _fitting(spec: MatmulSpec, menu: list[Config], target: Target) -> list[Config]:
     fitting = []
     for config in menu:
-        config = fitted(spec, config, target, hooks)
+        config = fitted(spec, config, target)
         if config not in fitting:
             fitting.append(config)
     return [config for config in fitting if config.stages > 1] or fitting

@@ -98,7 +98,7 @@ def prepared_spec(spec: MatmulSpec) -> MatmulSpec:
                 strides[i] = size
                 size *= batch[i]
         inner = (line, 1) if operand == "lhs" else (1, line)
-        fields |= {f"{operand}_strides": (*strides, *inner), f"{operand}_offset": 0}
+        fields[f"{operand}_strides"] = (*strides, *inner)
     # A copy beside an operand that is read as it is adds no products of padding.
     both = copies(spec, "lhs") and copies(spec, "rhs")
     depth = _depth(spec) if both else spec.k
@@ -136,7 +136,7 @@ def add_prepared(builder: PlanBuilder, spec: MatmulSpec, operand: str) -> Buf:
     builder.launch(
         prepare_kernel,
         (cdiv(rows, TILE), cdiv(_padded(spec), TILE), math.prod(batch)),
-        {"x": Buf(not left, "fp32", 4 * getattr(spec, f"{operand}_offset")), "y": copy},
+        {"x": Buf(not left, "fp32"), "y": copy},
         {
             "ROWS": rows,
             "DEPTH": spec.k,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.launch import Plan
-from genesis_fn.kernels.matmul import Config, Epilogue, Hooks, MatmulSpec, plan_matmul
+from genesis_fn.kernels.matmul import Config, Hooks, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul_spec import Segment
 
@@ -12,7 +12,7 @@ from genesis_fn.kernels.matmul_spec import Segment
 def cases() -> dict[str, Plan]:
     """Plans by name: the default configuration of one product of each kind."""
     square = {"m": 4096, "n": 4096, "k": 4096}
-    swiglu = Epilogue(activation="silu", gating="separate")
+    swiglu = {"gated": True, "hooks": Hooks("acc = silu(acc) * acc1")}
     specs = {
         f"bf16 {'T' if a else 'N'}{'T' if b else 'N'}": {
             **square,
@@ -34,14 +34,7 @@ def cases() -> dict[str, Plan]:
         "batched": {**square, "batch": (8,)},
         "odd sizes": {"m": 4097, "n": 4095, "k": 4093},
         "64-bit offsets": {"m": 16384, "n": 151937, "k": 1024},
-        "gated": {**square, "rhs_transposed": True, "epilogue": swiglu},
-        "gated, one weight": {
-            **square,
-            "rhs_transposed": True,
-            "epilogue": Epilogue(activation="silu", gating="packed", gate_offset=4096 * 4096),
-        },
-        "residual": {**square, "epilogue": Epilogue(residual="bf16")},
-        "bias and gelu": {**square, "epilogue": Epilogue(bias="col", activation="gelu")},
+        "residual": {**square, "residual": "bf16"},
         "weight gradient, split": {"m": 1024, "n": 3072, "k": 16384, "lhs_transposed": True},
         "accumulating": {**square, "out_dtype": "fp32", "accumulate": True},
         "one row": {"m": 1, "n": 4096, "k": 1024, "rhs_transposed": True},
@@ -51,7 +44,7 @@ def cases() -> dict[str, Plan]:
             "n": 3072,
             "k": 1024,
             "rhs_transposed": True,
-            "epilogue": swiglu,
+            **swiglu,
         },
         "32 rows": {"m": 32, "n": 4096, "k": 1024, "rhs_transposed": True},
         "16 rows, split": {"m": 16, "n": 1024, "k": 3072, "rhs_transposed": True},
@@ -62,12 +55,10 @@ def cases() -> dict[str, Plan]:
     plans["fp8e4nv deep tiles"] = plan_matmul(MatmulSpec(**square, **float8), H200, deep)
     hooks = Hooks(
         setup="scale = tl.load(rms + rm)",
-        lhs="a = up(a) * scale",
-        inputs=(("rms", "fp32"),),
+        lhs="a = up(tl.load(x + rm * 1024 + rk_row)) * scale",
+        inputs=(("rms", "fp32"), ("x", "bf16")),
     )
-    plans["norm as prologue"] = plan_matmul(MatmulSpec(m=1, n=4096, k=1024), H200, hooks=hooks)
-    sizes = Config("tma", 128, 128, 64, 8, 3, dynamic=True)
-    plans["run-time sizes"] = plan_matmul(MatmulSpec(**square), H200, sizes)
+    plans["norm as prologue"] = plan_matmul(MatmulSpec(m=1, n=4096, k=1024, hooks=hooks), H200)
     layer = [(1024, 2048), (1024, 1024), (2048, 1024), (1024, 3072), (3072, 1024)]
     plans["grouped weight gradients"] = plan_grouped_matmul(
         [MatmulSpec(m=m, n=n, k=16384, lhs_transposed=True) for m, n in layer], H200
@@ -85,9 +76,7 @@ acc = g * s * u"""
         epilogue=lines, inputs=(("gate", "bf16"), ("second", "bf16")),
         outputs=(("dup", "bf16"), ("dgate", "bf16")),
     )  # fmt: skip
-    plans["gated backward"] = plan_matmul(
-        MatmulSpec(16384, 3072, 1024), H200, Config("tma", 128, 256, 64, 8, 4, pieces=8), gated
-    )
+    plans["gated backward"] = plan_matmul(MatmulSpec(16384, 3072, 1024, hooks=gated), H200)
     # The gradients of the inputs of gate and up, and of queries, keys and values.
     for name, depths in [("two segments", (3072, 3072)), ("three segments", (2048, 1024, 1024))]:
         more = tuple(Segment(k, (k, 1), (1024, 1)) for k in depths[1:])

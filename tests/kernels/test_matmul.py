@@ -10,19 +10,17 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.compiler.target import H200
+from genesis_fn.compiler.target import H200, Target
 from genesis_fn.kernels.matmul import (
     Config,
-    Epilogue,
     Hooks,
     MatmulSpec,
     configs,
-    matmul_source,
     plan_matmul,
 )
 from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul_spec import Segment
-from genesis_fn.kernels.source import kernel_from_source
+from genesis_fn.kernels.matmul_tuning import chosen_config
 from tests.kernels.run import run_plan
 
 DTYPES = {
@@ -46,8 +44,8 @@ EPSILON = {
     "fp8e5": 2**-2,
 }
 FEW = replace(H200, processors=3)
-TMA = Config("tma", 16, 32, 16, stages=3, group=2)
-POINTER = Config("pointer", 16, 16, 16, group=2)
+TMA = Config("tma", 16, 32, 16, stages=3)
+POINTER = Config("pointer", 16, 16, 16)
 
 
 def draw(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
@@ -94,10 +92,10 @@ def close(spec: MatmulSpec, got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def run(
-    spec: MatmulSpec, config: Config | None, *more: torch.Tensor, hooks: Hooks | None = None, **kw
+    spec: MatmulSpec, config: Config | None, *more: torch.Tensor, target: Target = FEW
 ) -> torch.Tensor:
     out = torch.full((*spec.batch, spec.m, spec.n), 7, dtype=DTYPES[spec.out_dtype])
-    plan = plan_matmul(spec, kw.pop("target", FEW), config, hooks)
+    plan = plan_matmul(spec, target, config)
     run_plan(plan, [*operands(spec), *more], [out])
     return out
 
@@ -222,71 +220,43 @@ def test_heads_as_strided_views(config):
     close(spec, out, torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()))
 
 
-def test_offsets_and_a_transposed_output():
-    wide = draw((40, 96), "fp16", 6)
-    rhs = draw((32, 24), "fp16", 7)
-    spec = MatmulSpec(
-        m=40,
-        n=24,
-        k=32,
-        lhs_dtype="fp16",
-        rhs_dtype="fp16",
-        out_dtype="fp16",
-        lhs_strides=(96, 1),
-        lhs_offset=64,
-        out_strides=(1, 40),
-    )
+def test_a_transposed_output():
+    lhs, rhs = draw((40, 32), "fp16", 6), draw((32, 24), "fp16", 7)
+    types = {"lhs_dtype": "fp16", "rhs_dtype": "fp16", "out_dtype": "fp16"}
+    spec = MatmulSpec(m=40, n=24, k=32, out_strides=(1, 40), **types)
     out = torch.empty(24, 40, dtype=torch.float16)
     for config in (TMA, POINTER):
-        run_plan(plan_matmul(spec, FEW, config), [wide, rhs], [out.fill_(9)])
-        close(spec, out.T, wide[:, 64:].double() @ rhs.double())
+        run_plan(plan_matmul(spec, FEW, config), [lhs, rhs], [out.fill_(9)])
+        close(spec, out.T, lhs.double() @ rhs.double())
+
+
+BIAS = Hooks(
+    epilogue="acc = silu(acc * 0.5 + up(tl.load(bias + rn, mask=rn < N, other=0.0)))",
+    inputs=(("bias", "fp32"),),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("split", [2, 3, 5])
 @pytest.mark.parametrize("family", ["tma", "pointer"])
 def test_split_k(family, split):
     config = Config(family, 16, 32, 16, split_k=split, halves=split == 2)
-    epilogue = Epilogue(scale=0.5, bias="col", activation="silu", residual="bf16")
-    spec = MatmulSpec(m=24, n=40, k=112, batch=(2,), epilogue=epilogue)
+    spec = MatmulSpec(m=24, n=40, k=112, batch=(2,), hooks=BIAS, residual="bf16")
     bias, residual = draw((40,), "fp32", 8), draw((2, 24, 40), "bf16", 9)
     want = torch.nn.functional.silu(0.5 * product(spec, *operands(spec)) + bias.double())
-    first = run(spec, config, bias, residual)
+    first = run(spec, config, residual, bias)
     close(spec, first, want + residual.double())
-    assert torch.equal(first, run(spec, config, bias, residual))
+    assert torch.equal(first, run(spec, config, residual, bias))
     odd = MatmulSpec(m=17, n=37, k=96)
     close(odd, run(odd, replace(config, family="pointer")), product(odd, *operands(odd)))
 
 
-ACTIVATIONS = {
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
-
-
-@pytest.mark.parametrize("activation", list(ACTIVATIONS))
-def test_activations(activation):
-    spec = MatmulSpec(
-        m=16, n=32, k=32, out_dtype="fp32", epilogue=Epilogue(scale=0.3, activation=activation)
-    )
-    want = ACTIVATIONS[activation](0.3 * product(spec, *operands(spec)))
-    close(spec, run(spec, TMA), want)
-
-
-@pytest.mark.parametrize("bias", ["row", "col"])
 @pytest.mark.parametrize("config", [TMA, POINTER, Config("tma", 16, 64, 16, halves=True)])
-def test_bias_residual_and_accumulation(config, bias):
-    epilogue = Epilogue(bias=bias, bias_dtype="bf16", residual="fp16")
+def test_residual_and_accumulation(config):
     for out_dtype in ("fp32", "bf16"):
-        spec = MatmulSpec(m=24, n=80, k=32, out_dtype=out_dtype, epilogue=epilogue, accumulate=True)
-        values = draw((24 if bias == "row" else 80,), "bf16", 10)
+        spec = MatmulSpec(m=24, n=80, k=32, out_dtype=out_dtype, residual="fp16", accumulate=True)
         residual = draw((24, 80), "fp16", 11)
-        got = run(spec, config, values, residual)
-        shown = values.double()[:, None] if bias == "row" else values.double()
-        close(spec, got, product(spec, *operands(spec)) + shown + residual.double() + 7)
+        got = run(spec, config, residual)
+        close(spec, got, product(spec, *operands(spec)) + residual.double() + 7)
 
 
 @pytest.mark.parametrize(
@@ -302,28 +272,10 @@ def test_bias_residual_and_accumulation(config, bias):
 )
 def test_gating(config):
     gate = draw((32, 48), "bf16", 12)
-    spec = MatmulSpec(m=24, n=48, k=32, epilogue=Epilogue(activation="silu", gating="separate"))
+    spec = MatmulSpec(m=24, n=48, k=32, gated=True, hooks=Hooks("acc = silu(acc) * acc1"))
     lhs, rhs = operands(spec)
     want = torch.nn.functional.silu(product(spec, lhs, rhs)) * (lhs.double() @ gate.double())
     close(spec, run(spec, config, gate), want)
-    # The same two right operands side by side in one buffer.
-    packed = MatmulSpec(
-        m=24,
-        n=48,
-        k=32,
-        rhs_strides=(96, 1),
-        epilogue=Epilogue(activation="silu", gating="packed", gate_offset=48),
-    )
-    out = torch.empty(24, 48, dtype=torch.bfloat16)
-    both = torch.cat([rhs, gate], 1).contiguous()
-    run_plan(plan_matmul(packed, FEW, config), [lhs, both], [out])
-    close(spec, out, want)
-    # And as one weight [2 n, k], which tensor cores read as one tile.
-    weight = torch.cat([rhs.T, gate.T]).contiguous()
-    stacked = replace(packed, rhs_strides=None, rhs_transposed=True)
-    stacked = replace(stacked, epilogue=replace(packed.epilogue, gate_offset=48 * 32))
-    run_plan(plan_matmul(stacked, FEW, config), [lhs, weight], [out.fill_(9)])
-    close(spec, out, want)
 
 
 @pytest.mark.parametrize("rhs_transposed", [False, True])
@@ -334,7 +286,7 @@ def test_few_rows_without_tensor_cores(m, rhs_transposed):
         n=70,
         k=90,
         rhs_transposed=rhs_transposed,
-        epilogue=Epilogue(residual="bf16"),
+        residual="bf16",
     )
     residual = draw((m, 70), "bf16", 13)
     menu = configs(spec, H200)
@@ -355,79 +307,65 @@ def test_few_rows_with_swapped_operands(family, m):
     assert all(config.swap or config.bn == 32 for config in configs(spec, H200))
 
 
-@pytest.mark.parametrize("family", ["tma", "pointer"])
-@pytest.mark.parametrize("split", [1, 2])
-def test_run_time_sizes_share_one_kernel(family, split):
-    config = Config(family, 16, 16, 16, split_k=split, dynamic=True)
-    kernels = set()
-    for m, n, k in [(24, 40, 32), (56, 24, 48)]:
-        spec = MatmulSpec(m=m, n=n, k=k, batch=(2,), rhs_transposed=True)
-        close(spec, run(spec, config), product(spec, *operands(spec)))
-        kernels.add(plan_matmul(spec, FEW, config).steps[0].kernel)
-    assert len(kernels) == 1
-
-
-def test_run_time_sizes_of_few_rows():
-    kernels = set()
-    for n, k in [(40, 32), (24, 80)]:
-        spec = MatmulSpec(m=3, n=n, k=k, rhs_transposed=True)
-        config = Config("gemv", 4, 16, 32, dynamic=True)
-        close(spec, run(spec, config), product(spec, *operands(spec)))
-        kernels.add(plan_matmul(spec, H200, config).steps[0].kernel)
-    assert len(kernels) == 1
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        TMA,
-        POINTER,
-        Config("tma", 16, 64, 16, halves=True),
-        Config("tma", 16, 32, 16, split_k=2),
-        Config("gemv", 32, 32, 16),
-    ],
+EPILOGUE = Hooks(
+    epilogue=(
+        "acc = acc * tl.load(cols + rn, mask=rn < N, other=0)\n"
+        "tl.store(squares + (rm * N + rn), acc * acc, mask=inside)"
+    ),
+    inputs=(("cols", "fp32"),),
+    outputs=(("squares", "fp32"),),
 )
-def test_generated_prologue_and_epilogue(config):
-    # RMSNorm of the rows as prologue; a column scale and a second output as epilogue.
-    spec = MatmulSpec(m=24, n=48, k=32, out_dtype="fp32")
-    hooks = Hooks(
-        setup="scale = tl.load(rms + rm, mask=rm < M, other=0)",
-        lhs="a = up(a) * scale",
-        epilogue=(
-            "acc = acc * tl.load(cols + rn, mask=rn < N, other=0)\n"
-            "tl.store(squares + (rm * N + rn), acc * acc, mask=inside)"
-        ),
-        inputs=(("rms", "fp32"), ("cols", "fp32")),
-        outputs=(("squares", "fp32"),),
-    )
+EPILOGUE_CONFIGS = [
+    TMA, POINTER, Config("tma", 16, 64, 16, halves=True), Config("tma", 16, 32, 16, split_k=2),
+    Config("gemv", 32, 32, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", EPILOGUE_CONFIGS)
+def test_generated_epilogue(config):
+    spec = MatmulSpec(m=24, n=48, k=32, out_dtype="fp32", hooks=EPILOGUE)
     lhs, rhs = operands(spec)
-    rms, cols = draw((24,), "fp32", 14), draw((48,), "fp32", 15)
+    cols = draw((48,), "fp32", 15)
     out, squares = torch.empty(24, 48), torch.empty(24, 48)
-    plan = plan_matmul(spec, FEW, config, hooks)
-    run_plan(plan, [lhs, rhs, rms, cols], [out, squares])
-    scaled = (lhs.float() * rms[:, None]).bfloat16().double()
-    want = (scaled @ rhs.double()) * cols.double()
+    run_plan(plan_matmul(spec, FEW, config), [lhs, rhs, cols], [out, squares])
+    want = (lhs.double() @ rhs.double()) * cols.double()
     torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(squares, out * out)
 
 
-def test_the_plain_product_is_the_same_source_without_an_epilogue():
-    spec = MatmulSpec(m=128, n=256, k=64)
-    assert plan_matmul(spec, H200).steps[0].kernel is kernel_from_source(matmul_source(spec, H200))
-    line = "acc = acc + tl.load(shift + rn)"
-    text = matmul_source(spec, H200, line, [("shift", "fp32")])
-    assert [x for x in text.splitlines() if x.strip() == line] and "shift, out" in text
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("m", [1, 2, 7])
+@pytest.mark.parametrize("k", [32, 5000])
+def test_generated_left_operand(m, k, steady):
+    # The rows of x, scaled: by the kernel itself, which chooses its configuration.
+    hooks = Hooks(
+        setup="scale = tl.load(scales + rm)",
+        lhs=f"a = tl.load(x + rm * {k} + rk_row, rk_row < {k}, other=0.0) * scale",
+        inputs=(("x", "fp32"), ("scales", "fp32")),
+    )
+    spec = MatmulSpec(m, 48, k, rhs_transposed=True, out_dtype="fp32", hooks=hooks, steady=steady)
+    x, w, scales = draw((m, k), "fp32", 3), draw((48, k), "bf16", 4), draw((m,), "fp32", 5)
+    plan, out = plan_matmul(spec, FEW), torch.empty(m, 48)
+    assert ("EARLY" in plan.steps[0].constants) <= steady
+    run_plan(plan, [w, w, x, scales], [out])
+    want = (x * scales[:, None]).bfloat16().double() @ w.double().T
+    torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-3)
+
+
+def test_a_wide_epilogue_works_on_few_columns_at_once():
+    config = chosen_config(MatmulSpec(4096, 4096, 1024, hooks=EPILOGUE), H200)
+    assert (config.family, config.bn // config.parts) == ("tma", 32)
 
 
 def test_empty_sizes():
     assert plan_matmul(MatmulSpec(m=0, n=4, k=4), H200).steps == ()
-    spec = MatmulSpec(m=3, n=20, k=0, out_dtype="fp32", epilogue=Epilogue(bias="col"))
-    bias = draw((20,), "fp32", 16)
-    assert torch.equal(run(spec, None, bias), bias.expand(3, 20))
+    spec = MatmulSpec(m=3, n=20, k=0, out_dtype="fp32", residual="fp32")
+    residual = draw((3, 20), "fp32", 16)
+    assert torch.equal(run(spec, None, residual), residual)
 
 
 def test_the_menu_runs():
-    spec = MatmulSpec(m=72, n=136, k=192, rhs_transposed=True, epilogue=Epilogue(scale=2.0))
+    spec = MatmulSpec(m=72, n=136, k=192, rhs_transposed=True, hooks=Hooks("acc = acc * 2"))
     menu = configs(spec, H200)
     assert 2 <= len(menu) <= 10 and len(set(menu)) == len(menu)
     want = 2 * product(spec, *operands(spec))
@@ -456,7 +394,7 @@ def test_segments_share_an_accumulator(m, transposed):
              for i, s in enumerate(specs)]  # fmt: skip
     segments = tuple(Segment(s.k, s.strides("lhs"), s.strides("rhs")) for s in specs[1:])
     whole = replace(specs[0], segments=segments)
-    config = Config("tma", 16, 32, 16, stages=3, group=2) if m > 64 else None
+    config = Config("tma", 16, 32, 16, stages=3) if m > 64 else None
     plan = plan_matmul(whole, FEW, config)
     # Few rows take one launch for each segment.
     assert len(plan.steps) == (1 if m > 64 else 3)
@@ -490,7 +428,7 @@ def test_grouped_products(processors):
         for i, (m, n) in enumerate(sizes)
     ]
     inputs = [x for s in specs for x in operands(s)]
-    config = Config("tma", 16, 32, 16, group=2, halves=True)
+    config = Config("tma", 16, 32, 16, halves=True)
     plan = plan_grouped_matmul(specs, replace(H200, processors=processors), config)
     assert len(plan.steps) == 1 and (plan.inputs, plan.outputs) == (8, 4)
     outputs = [torch.full((s.m, s.n), 3.0) for s in specs]
@@ -501,7 +439,10 @@ def test_grouped_products(processors):
 
 
 def test_grouped_products_without_descriptors():
-    specs = [MatmulSpec(m=20, n=15, k=33), MatmulSpec(m=8, n=40, k=512, epilogue=Epilogue(scale=2))]
+    specs = [
+        MatmulSpec(m=20, n=15, k=33),
+        MatmulSpec(m=8, n=40, k=512, hooks=Hooks("acc = acc * 2")),
+    ]
     inputs = [x for s in specs for x in operands(s)]
     outputs = [torch.empty(s.m, s.n, dtype=torch.bfloat16) for s in specs]
     run_plan(plan_grouped_matmul(specs, H200), inputs, outputs)

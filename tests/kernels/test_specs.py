@@ -20,7 +20,7 @@ from genesis_fn.kernels.cross_entropy import CrossEntropy
 from genesis_fn.kernels.launch import Buf
 from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy
 from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_spec import Config, Epilogue, MatmulSpec, Segment
+from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec, Segment
 from genesis_fn.kernels.norm import Norm
 from genesis_fn.kernels.planning import PlanBuilder
 from genesis_fn.kernels.random import RandomBits
@@ -37,7 +37,7 @@ HOPPER, AMPERE = H200, OF_ARCHITECTURE[80]
 SEGMENT = Segment(4, (4, 1), (4, 1))
 
 
-def planned(family: str, target: Target, m: int = 16, **types: str) -> Any:
+def planned(family: str, target: Target, m: int = 16, **types: Any) -> Any:
     config = Config(family, 16, 16, 16)
     return plan_matmul(MatmulSpec(m, 16, 16, **types), target, config)
 
@@ -73,9 +73,11 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: replace(ATTENTION, dropout=1.0), "the dropout rate must be in"),
     (lambda: decode_plan(replace(ATTENTION, q_len=200), H200), "use the general plan"),
     (lambda: decode_plan(replace(ATTENTION, dropout=0.5), H200), "it is for inference"),
-    (lambda: Epilogue(bias="both"), "bias must be None, 'row' or 'col'"),
-    (lambda: Epilogue(activation="swish"), "activation must be one of"),
-    (lambda: Epilogue(gating="half"), "gating must be None"),
+    (lambda: MatmulSpec(65, 4, 4, gated=True), "a product of 65 rows cannot be gated"),
+    (
+        lambda: planned("tma", HOPPER, hooks=Hooks(lhs="a = 0")),
+        "only a gemv makes its left operand",
+    ),
     (lambda: MatmulSpec(4, 4, 4, precision="exact"), "precision must be one of"),
     (lambda: MatmulSpec(4, 4, 4, lhs_dtype="bf8"), "is not an element type"),
     (lambda: MatmulSpec(4, 4, 4, lhs_strides=(1,)), "lhs_strides must have 2 entries"),

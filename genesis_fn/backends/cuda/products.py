@@ -19,9 +19,7 @@ from genesis_fn.kernels.dtypes import NAMES
 from genesis_fn.kernels.expressions import rounded
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_source import Text as Source, gemv_steps
-from genesis_fn.kernels.matmul_spec import Epilogue, Hooks
-from genesis_fn.kernels.matmul_tuning import configs, fitted
+from genesis_fn.kernels.matmul_spec import Hooks
 from genesis_fn.kernels.planning import next_power_of_two
 
 
@@ -36,30 +34,24 @@ def plan_product(
     first = product.eqns[0]
     found = sizes(first)
     assert found is not None
-    rows, columns, depth = found
+    _, columns, depth = found
     spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), target))
     assert not any(copies)
     spec = replace(spec, out_dtype=NAMES[result.aval.dtype])
     left = first.ins[1] if product.prologue is not None else first.ins[0]
     operands: list[Any] = [left, *[e.ins[1] for e in product.eqns]]
     hooks = Hooks()
-    if len(product.eqns) == 2:
-        spec = replace(spec, epilogue=Epilogue(gating="kept"))
     if product.prologue is not None:
         setup, lhs, inputs = prologue_text(product.prologue, depth)
-        hooks = replace(hooks, setup=setup, lhs=lhs, makes_lhs=True, inputs=_types(inputs))
+        hooks = Hooks(setup=setup, lhs=lhs, inputs=_types(inputs))
         operands += inputs.values()
     if product.epilogue is not None:
         values = [e.outs[0] for e in product.eqns]
         text, inputs = epilogue_text(product.epilogue, values, columns)
         hooks = replace(hooks, epilogue=text, inputs=hooks.inputs + _types(inputs))
         operands += inputs.values()
-    gemv = [c for c in configs(spec, target, hooks) if c.family == "gemv"]
-    chosen = gemv[0] if hooks.makes_lhs or rows <= 2 else None
-    if chosen is not None and steady and chosen.split_k == 1:
-        text = Source(spec, chosen, hooks, "pointer")
-        chosen = replace(chosen, early=gemv_steps(text) > 0)
-    return plan_matmul(spec, target, chosen, hooks), operands
+    spec = replace(spec, hooks=hooks, gated=len(product.eqns) == 2, steady=steady)
+    return plan_matmul(spec, target), operands
 
 
 def plan_wide(product: FusedProduct, results: list[Var], target: Target) -> tuple[Plan, list[Any]]:
@@ -71,13 +63,7 @@ def plan_wide(product: FusedProduct, results: list[Var], target: Target) -> tupl
     spec = replace(spec, out_dtype=NAMES[results[0].aval.dtype])
     text, inputs, outputs = wide_epilogue_text(product.epilogue, e.outs[0], results, spec.n)
     hooks = Hooks(epilogue=text, inputs=_types(inputs), outputs=_types(outputs))
-    whole = [c for c in configs(spec, target, hooks) if c.split_k == c.residents == 1]
-    config = whole[0]
-    if config.family == "tma":
-        # Beside the accumulator there is room for few columns of the other tiles.
-        config = replace(config, halves=False, pieces=config.bn // _COLUMNS, stages=4)
-    config = fitted(spec, config, target, hooks)
-    return plan_matmul(spec, target, config, hooks), [*e.ins, *inputs.values()]
+    return plan_matmul(replace(spec, hooks=hooks), target), [*e.ins, *inputs.values()]
 
 
 def _avals(e: Any) -> tuple[Any, ...]:
@@ -86,9 +72,6 @@ def _avals(e: Any) -> tuple[Any, ...]:
 
 def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
     return tuple([(name, NAMES[v.aval.dtype]) for name, v in inputs.items()])
-
-
-_COLUMNS = 32  # of a tile, that an epilogue works on at once
 
 
 class _Lines(Text):
