@@ -12,7 +12,7 @@ import inspect
 import keyword
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,16 +22,51 @@ _NOTHING = object()
 _MISSING = object()
 
 
+class _Guard:
+    """What a trace read, as it was when it ended: attribute `name` of `x`, or `x` itself where that
+    is None. `fixed` says that the same object is the same value for ever."""
+
+    __slots__ = ("x", "name", "value", "key", "fixed")
+
+    def __init__(self, x: Any, name: str | None = None) -> None:
+        self.x, self.name = x, name
+        value = self.value = self._now()
+        self.key, self.fixed, _ = _key(value)
+        # Of an object that equals only itself, what was read is looked at itself.
+        self.fixed = self.fixed or self.key == (type(value), Same(value))
+
+    def _now(self) -> Any:
+        return self.x if self.name is None else getattr(self.x, self.name, _MISSING)
+
+    def holds(self) -> bool:
+        """Whether the value is as it was."""
+        now = self._now()
+        return (now is self.value and self.fixed) or _key(now)[0] == self.key
+
+    def text(self, name: Callable[[Any], str]) -> str:
+        """`holds` as an expression: immutable values that are the same objects need no call."""
+        x, attribute, value, call = self.x, self.name, self.value, f"{name(self.holds)}()"
+        if attribute is not None:
+            plain = attribute.isidentifier() and not keyword.iskeyword(attribute)
+            if self.fixed and value is not _MISSING and plain:
+                return f"({name(x)}.{attribute} is {name(value)} or {call})"
+        elif type(x) is dict and all(_key(v)[1] for v in x.values()):
+            items = [f"len({name(x)}) == {len(x)}"]
+            items += [f"{name(x)}.get({name(k)}) is {name(v)}" for k, v in x.items()]
+            return f"({' and '.join(items)} or {call})"
+        return call
+
+
 class Reads:
-    """The attributes that a trace read, as they were when it ended."""
+    """The attributes that a trace read, and values that the function brings along."""
 
     __slots__ = ("objects", "names", "guards", "held")
 
-    def __init__(self, objects: Iterable[Any], held: Iterable[Any] = ()) -> None:
+    def __init__(self, objects: Iterable[Any], held: Sequence[Any] = ()) -> None:
         self.objects: dict[int, Any] = {}
         self.names: dict[tuple[int, str], None] = {}
-        self.guards: list[tuple[Any, str, Any, Any, bool]] = []
-        self.held = [(x, *_key(x)[:2]) for x in held]
+        self.guards: list[_Guard] = []
+        self.held = held
         for x in objects:
             self.watch(x)
 
@@ -52,52 +87,20 @@ class Reads:
             for inner in _key(value)[2]:
                 self.watch(inner)
 
-    def close(self) -> None:
-        """Stop noting. What the trace itself changed counts as it left it."""
-        for x in self.objects.values():
-            _close(type(x))
-        for k, name in self.names:
-            x = self.objects[k]
-            value = _value(x, name)
-            key, fixed, _ = _key(value)
-            # Of an object that equals only itself, what was read is looked at itself.
-            fixed = fixed or key == (type(value), Same(value))
-            self.guards.append((x, name, value, key, fixed))
-        self.held = [(x, *_key(x)[:2]) for x, _, _ in self.held]
-        self.objects, self.names = {}, {}
-
     def same(self) -> bool:
         """Whether all that was read is as it was."""
-        return all(_is_same(g) for g in self.guards) and all(_is_held_same(h) for h in self.held)
+        return all(g.holds() for g in self.guards)
 
     def text(self, name: Callable[[Any], str]) -> str:
-        """`same` as an expression, in which objects have the names that `name` gives: immutable
-        values that are the same objects need no more than that. Where an attribute is gone, it may
-        raise AttributeError."""
-        parts = []
-        for guard in self.guards:
-            x, attribute, value, _, fixed = guard
-            part = f"{name(partial(_is_same, guard))}()"
-            if fixed and value is not _MISSING and _is_plain(attribute):
-                part = f"({name(x)}.{attribute} is {name(value)} or {part})"
-            parts.append(part)
-        for held in self.held:
-            x, _, fixed = held
-            if fixed:
-                continue
-            part = f"{name(partial(_is_held_same, held))}()"
-            if type(x) is dict and all(_key(v)[1] for v in x.values()):
-                items = [f"len({name(x)}) == {len(x)}"]
-                items += [f"{name(x)}.get({name(k)}) is {name(v)}" for k, v in x.items()]
-                part = f"({' and '.join(items)} or {part})"
-            parts.append(part)
-        return " and ".join(parts) or "True"
+        """`same` as an expression, in which objects have the names that `name` gives. Where an
+        attribute is gone, it may raise AttributeError."""
+        return " and ".join(g.text(name) for g in self.guards) or "True"
 
     def changed(self) -> list[str]:
         """The names of the attributes that differ now."""
         return [
-            f"{type(x).__name__}.{name}"
-            for x, name, _, key, _ in self.guards if _key(_value(x, name))[0] != key
+            f"{type(g.x).__name__}.{g.name}"
+            for g in self.guards if g.name is not None and not g.holds()
         ]  # fmt: skip
 
     def __enter__(self) -> Reads:
@@ -105,8 +108,13 @@ class Reads:
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        """Stop noting. What the trace itself changed counts as it left it."""
         _noting.stack.remove(self)
-        self.close()
+        for x in self.objects.values():
+            _close(type(x))
+        held = [g for g in map(_Guard, self.held) if not g.fixed]
+        self.guards = [_Guard(self.objects[k], name) for k, name in self.names] + held
+        self.objects, self.names, self.held = {}, {}, ()
 
 
 class _Noting(threading.local):
@@ -181,25 +189,6 @@ def _is_held(x: Any, name: str) -> bool:
         or isinstance(found, types.MemberDescriptorType)
         or not hasattr(type(found), "__get__")
     )
-
-
-def _is_same(guard: tuple[Any, str, Any, Any, bool]) -> bool:
-    x, name, value, key, fixed = guard
-    now = _value(x, name)
-    return (now is value and fixed) or _key(now)[0] == key
-
-
-def _is_held_same(held: tuple[Any, Any, bool]) -> bool:
-    x, key, fixed = held
-    return fixed or _key(x)[0] == key
-
-
-def _is_plain(name: str) -> bool:
-    return name.isidentifier() and not keyword.iskeyword(name)
-
-
-def _value(x: Any, name: str) -> Any:
-    return getattr(x, name, _MISSING)
 
 
 def _key(x: Any) -> tuple[Any, bool, list[Any]]:
