@@ -29,6 +29,7 @@ from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen, Same, aux_key
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
+from genesis_fn.transforms.jit.argspec import ArgSpec
 from genesis_fn.transforms.key_uses import Uses, after_call, before_call
 
 # What a generated call returns for arguments that it is not for.
@@ -312,7 +313,6 @@ class _Carried:
     out_tree: tree.PyTreeDef
     layout: Layout
     carry: Carry
-    place: int  # of the state among the leaves of the result
     results: range  # its leaves' numbers among the program's results
     inputs: range  # and among its arguments
 
@@ -327,38 +327,33 @@ def _carried(
     given = tree.leaves(values, is_leaf=is_state)
     whole = tree.unflatten(program.out_tree, [_Leaf("")] * program.out_tree.num_leaves)
     returned = tree.leaves(whole, is_leaf=is_state)
-    inputs = [i for i, x in enumerate(given) if is_state(x)]
-    outs = [k for k, x in enumerate(returned) if is_state(x)]
-    if len(inputs) != 1 or len(outs) != 1:
-        return None
-    state, place = given[inputs[0]], outs[0]
-    layout, leaves = state._layout, tree.leaves(state)
-    # Static leaves are not inputs of the program.
-    first = sum(is_value(x) for x in given[: inputs[0]])
-    inside, results = range(first, first + layout.count), range(place, place + layout.count)
-    if returned[place]._layout is not layout or list(donated) != list(inside):
-        return None
-    carry = executable.carry(len(program.captured) + first, place, layout.count)
-    kept = list(sigs[place : results.stop])
-    if (
-        carry is None
-        or any(type(x) is not Array for x in leaves)
-        or [x.sig for x in leaves] != kept
-    ):
+    at, outs = [[i for i, x in enumerate(xs) if is_state(x)] for xs in (given, returned)]
+    if len(at) != 1 or len(outs) != 1:
         return None
     if program.key_uses is not None and program.key_uses.same:
         return None  # marks of keys go by arrays, which a carried state lacks
+    state, layout = given[at[0]], returned[outs[0]]._layout
+    leaves = tree.leaves(state)
+    # Static leaves are not inputs of the program.
+    first = sum(is_value(x) for x in given[: at[0]])
+    inputs, results = [range(n, n + layout.count) for n in (first, outs[0])]
+    if state._layout is not layout or list(donated) != list(inputs):
+        return None
+    carry = executable.carry(len(program.captured) + first, results.start, layout.count)
+    kept = list(sigs[results.start : results.stop])
+    if carry is None or [type(x) is Array and x.sig for x in leaves] != kept:
+        return None
     carry.sigs = kept
     swapped = tree.map(lambda x: _STATE if x is state else x, values, is_leaf=is_state)
     out_tree = tree.structure(whole, is_leaf=is_state)
-    return _Carried(swapped, out_tree, layout, carry, place, results, inside)
+    return _Carried(swapped, out_tree, layout, carry, results, inputs)
 
 
 # ---- a whole call ----
 
 
 def fast_call(
-    spec: Any, args: tuple, kwargs: dict[str, Any], program: Any, executable: Executable,
+    spec: ArgSpec, args: tuple, kwargs: dict[str, Any], program: Any, executable: Executable,
     place: Device, donated: Sequence[int],
 ) -> Callable | None:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
@@ -370,28 +365,14 @@ def fast_call(
 
     The function refers to no program and holds no captured arrays: `bound` gives it those.
     """
-    out = Writer()
-    out.space |= {"Array": Array, "new": Array.__new__, "as_array": as_array, "where": where}
-    out.space |= {"from_numpy": from_numpy, "fitted": fitted}
-    out.space |= {"failed": partial(_failed, executable), "place": place}
-    sigs = [
-        sig(s.aval, s.device, s.dense, w)
-        for s, w in zip(executable.sigs, program.outs_weak, strict=True)
-    ]
-    static, values = spec.static(args, kwargs), spec.without_static(args, kwargs)
-    carried = _carried(values, sigs, program, executable, donated) if donated else None
-    leaves = _take_out(out, spec, carried.values if carried else values, static)
-    inputs = None if leaves is None else _check_leaves(out, leaves)
-    if inputs is None:
+    out = _CallWriter(spec, program, executable, place)
+    values = spec.without_static(args, kwargs)
+    carried = _carried(values, out.sigs, program, executable, donated) if donated else None
+    leaves = out.take_out(carried.values if carried else values, spec.static(args, kwargs))
+    if leaves is None or not out.check_leaves(leaves):
         return None
-    state = next((at for at, x in leaves or () if x is _STATE), "")
-    if program.reads is not None:
-        out.lines += ["try:", f"    if not ({program.reads.text(out.name)}): return MISS"]
-        out.lines.append("except AttributeError: return MISS")
-    arrays = [f"k{i}" for i in range(len(program.captured))] + [at for at, _ in inputs]
-    if carried is None:
-        return _run_plain(out, spec, arrays, inputs, sigs, program, executable, donated)
-    return _run_carried(out, spec, arrays, inputs, sigs, program, carried, state)
+    out.check_reads()
+    return out.run_plain(executable, donated) if carried is None else out.run_carried(carried)
 
 
 def bound(call: Callable, captured: Sequence[Any]) -> Callable:
@@ -411,169 +392,182 @@ def explained(error: Exception, arrays: Sequence[Any]) -> Exception:
     return error
 
 
-def _failed(executable: Executable, error: Exception, arrays: Sequence[Any]) -> Exception:
-    return explained(executable.explained(error), arrays)
+class _CallWriter(Writer):
+    """Writes a call. `inputs` are (name, example) of what the program takes after its captured
+    arrays, which are named `k0`, `k1` ...; `state` is the name of a state that is carried."""
 
+    def __init__(self, spec: ArgSpec, program: Any, executable: Executable, place: Device) -> None:
+        super().__init__()
+        self.spec, self.program = spec, program
+        self.sigs = [
+            sig(s.aval, s.device, s.dense, w)
+            for s, w in zip(executable.sigs, program.outs_weak, strict=True)
+        ]
+        self.inputs: list[tuple[str, Any]] = []
+        self.state = ""
+        failed = lambda error, arrays: explained(executable.explained(error), arrays)
+        self.space |= {
+            "Array": Array, "new": Array.__new__, "as_array": as_array, "place": place,
+            "from_numpy": from_numpy, "fitted": fitted, "failed": failed, "where": where,
+        }  # fmt: skip
 
-def _take_out(
-    out: Writer, spec: Any, values: tuple, static: dict[int | str, Any]
-) -> list[tuple[str, Any]] | None:
-    """Write the lines that take the leaves out of args and kwargs, as they are written, and give
-    (name, example) in the order in which the program takes them."""
-    args, kwargs = values
-    given = [k for k in static if isinstance(k, str)]
-    out.missing(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs) + len(given)}")
-    names = [out.fresh() for _ in args]
-    out.unpack(names, "args")
-    places: dict[int | str, str] = dict(enumerate(names))
-    for k in sorted([*kwargs, *given]):
-        places[k] = out.fresh()
-        out.lines += [f"try: {places[k]} = kwargs[{k!r}]", "except KeyError: return MISS"]
-    found: dict[int | str, list[tuple[str, Any]]] = {}
-    for k, at in places.items():
-        found[k] = []
-        if k in static:
-            _refuse_others(out, at, static[k])
-        elif not flatten_source(out, at, args[k] if isinstance(k, int) else kwargs[k], found[k]):
-            return None
-    inside, named = spec.placed(
-        tuple([found[i] for i in range(len(args))]),
-        {k: each for k, each in found.items() if isinstance(k, str)},
-    )
-    return [x for each in (*inside, *[named[k] for k in sorted(named)]) for x in each]
+    def take_out(self, values: tuple, static: dict[int | str, Any]) -> list[tuple[str, Any]] | None:
+        """Take the leaves out of args and kwargs, as they are written: (name, example) in the order
+        in which the program takes them."""
+        args, kwargs = values
+        given = [k for k in static if isinstance(k, str)]
+        self.missing(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs) + len(given)}")
+        places: dict[int | str, str] = {i: self.fresh() for i in range(len(args))}
+        self.unpack(list(places.values()), "args")
+        for k in sorted([*kwargs, *given]):
+            places[k] = self.fresh()
+            self.lines += [f"try: {places[k]} = kwargs[{k!r}]", "except KeyError: return MISS"]
+        found: dict[int | str, list[tuple[str, Any]]] = {k: [] for k in places}
+        for k, at in places.items():
+            if k in static:
+                _refuse_others(self, at, static[k])
+            else:
+                value = args[k] if isinstance(k, int) else kwargs[k]
+                if not flatten_source(self, at, value, found[k]):
+                    return None
+        inside, named = self.spec.placed(
+            tuple([found[i] for i in range(len(args))]),
+            {k: each for k, each in found.items() if isinstance(k, str)},
+        )
+        return [x for each in (*inside, *[named[k] for k in sorted(named)]) for x in each]
 
+    def check_leaves(self, leaves: Sequence[tuple[str, Any]]) -> bool:
+        """Compare the leaves with those of the example; False where there can be no such lines."""
+        checks = []
+        for at, x in leaves:
+            kind = type(x)
+            if x is _STATE:
+                self.state = at
+                continue
+            if kind is Array:
+                checks.append(f"{at}.sig is not {self.name(x.sig)}")
+            elif isinstance(x, (np.ndarray, np.generic)) or offers_array(kind):
+                x = as_array(x, None, self.space["place"])
+                self.missing(f"type({at}) is not {self.name(kind)}")
+                self.lines.append(f"{at} = as_array({at}, None, place)")
+                checks.append(f"{at}.sig is not {self.name(x.sig)}")
+            elif kind in SCALARS:
+                self.missing(f"type({at}) is not {kind.__name__}")
+                number = f"fitted({at}, {self.name(scalar_dtype(kind))})"
+                self.lines.append(f"{at} = from_numpy({number}, place)")
+            elif hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
+                return False
+            else:
+                _refuse_others(self, at, x)
+                continue
+            self.inputs.append((at, x))
+        if checks:
+            self._refuse_unless_known(" or ".join(checks))
+        return True
 
-def _check_leaves(out: Writer, leaves: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]] | None:
-    """Write the lines that compare leaves with those of the example; the ones that are inputs of
-    the program, or None where there can be no such lines."""
-    inputs, checks = [], []
-    for at, x in leaves:
-        kind = type(x)
-        if x is _STATE:
-            continue
-        if kind is Array:
-            checks.append(f"{at}.sig is not {out.name(x.sig)}")
-        elif isinstance(x, (np.ndarray, np.generic)) or offers_array(kind):
-            x = as_array(x, None, out.space["place"])
-            out.missing(f"type({at}) is not {out.name(kind)}")
-            out.lines.append(f"{at} = as_array({at}, None, place)")
-            checks.append(f"{at}.sig is not {out.name(x.sig)}")
-        elif kind in SCALARS:
-            out.missing(f"type({at}) is not {kind.__name__}")
-            number = f"fitted({at}, {out.name(scalar_dtype(kind))})"
-            out.lines.append(f"{at} = from_numpy({number}, place)")
-        elif hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
-            return None
-        else:
-            _refuse_others(out, at, x)
-            continue
-        inputs.append((at, x))
-    if checks:
-        # Anything but an array has no signature.
-        out.lines += ["try:", f"    if {' or '.join(checks)}: return MISS"]
-        out.lines.append("except AttributeError: return MISS")
-    return inputs
+    def check_reads(self) -> None:
+        """Compare what the trace read beside the arguments."""
+        if self.program.reads is not None:
+            self._refuse_unless_known(f"not ({self.program.reads.text(self.name)})")
 
+    def _refuse_unless_known(self, condition: str) -> None:
+        # Anything but an array has no signature, and an attribute may be gone.
+        self.lines += ["try:", f"    if {condition}: return MISS"]
+        self.lines.append("except AttributeError: return MISS")
 
-def _run(out: Writer, results: str, given: str, arrays: Sequence[str]) -> None:
-    out.lines += [
-        "try:", f"    {results}run({given})", "except Exception as error:",
-        f"    raise failed(error, [{', '.join(arrays)}]) from None",
-    ]  # fmt: skip
+    def run_plain(self, executable: Executable, donated: Sequence[int]) -> Callable:
+        """Run from storages to storages, and mark what was donated."""
+        self._use_keys(self.program.key_uses)
+        self.space |= {"run": executable.run, "own": executable.own}
+        lent = [self.inputs[i] for i in donated]
+        results = [f"y{i}" for i in range(len(self.sigs))]
+        pooled = _pooled(self.sigs, [x.sig for _, x in lent])
+        for i in pooled:
+            results[i] = f"s{i}"
+        if pooled:
+            pool = self.name(ArrayPool([self.sigs[i] for i in pooled]))
+            self.unpack([results[i] for i in pooled], f"{pool}.take()")
+        # Results go where they belong as they are unpacked: pooled arrays need no more than that.
+        places = "".join(f"{y}.data, " if i in pooled else f"{y}, " for i, y in enumerate(results))
+        self._run(f"{places}= " if places else "", "", executable.overwritten)
+        if donated:
+            self._mark(donated, [x.sig.aval for _, x in lent])
+            self.unpack([f"{at}.data" for at, _ in lent], "marks(where(depth=4))")
+        if pooled:
+            self.lines.append(f"{pool}.keep([{', '.join([lent[k][0] for k in pooled.values()])}])")
+        made = [(y, s) for i, (y, s) in enumerate(zip(results, self.sigs)) if i not in pooled]
+        return self._put_together(self.program.out_tree, results, made, self.program.key_uses)
 
+    def run_carried(self, carried: _Carried) -> Callable:
+        """The same where a state goes through as one value."""
+        uses, carry, layout = self.program.key_uses, carried.carry, carried.layout
+        self.space |= {"held": held, "holding": holding, "give_up": give_up, "run": carry.run}
+        self.space |= {"layout": layout, "sigs": carry.sigs}
+        self.lines.append(f"memory = held({self.state}, layout, sigs)")
+        self.missing("memory is None")
+        if uses is not None:  # those of the state are given up
+            uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in carried.inputs]))
+        self._use_keys(uses)
+        self._run("after, others = ", "memory, ", ())
+        sigs = [s for k, s in enumerate(self.sigs) if k not in carried.results]
+        results = [f"y{i}" for i in range(len(sigs))]
+        self.unpack(results, "others")
+        self._mark(carried.inputs, [s.aval for s in carry.sigs], ["a state"], ["of a state"])
+        self.lines += [
+            "mark, *marked = marks(where(depth=4))",
+            "if type(memory) is list:",
+            "    for x, m in zip(memory, marked): x.data = m",
+            f"give_up({self.state}, mark)",
+        ]
+        made = list(zip(results, sigs))
+        results.insert(carried.results.start, "holding(layout, after)")
+        return self._put_together(carried.out_tree, results, made, None)
 
-def _use_keys(out: Writer, uses: Uses | None, inputs: Sequence[tuple[str, Any]]) -> None:
-    if uses is not None:
-        out.space["before_call"] = before_call
-        out.lines.append(f"before_call({out.name(uses)}, [{', '.join([at for at, _ in inputs])}])")
+    def _run(self, results: str, first: str, overwritten: Sequence[int]) -> None:
+        arrays = [f"k{i}" for i in range(len(self.program.captured))]
+        arrays += [at for at, _ in self.inputs]
+        storages = [f"own({a})" if i in overwritten else f"{a}.data" for i, a in enumerate(arrays)]
+        self.lines += [
+            "try:", f"    {results}run({first}[{', '.join(storages)}])",
+            "except Exception as error:",
+            f"    raise failed(error, [{', '.join(arrays)}]) from None",
+        ]  # fmt: skip
 
+    def _use_keys(self, uses: Uses | None) -> None:
+        if uses is not None:
+            self.space["before_call"] = before_call
+            given = ", ".join([at for at, _ in self.inputs])
+            self.lines.append(f"before_call({self.name(uses)}, [{given}])")
 
-def _run_plain(
-    out: Writer, spec: Any, arrays: Sequence[str], inputs: Sequence[tuple[str, Any]],
-    sigs: Sequence[Any], program: Any, executable: Executable, donated: Sequence[int],
-) -> Callable:  # fmt: skip
-    """Write the run from storages to storages, the marks of donated arrays, and the results."""
-    _use_keys(out, program.key_uses, inputs)
-    out.space |= {"run": executable.run, "own": executable.own}
-    lent = [inputs[i] for i in donated]
-    results = [f"y{i}" for i in range(len(sigs))]
-    pooled = _pooled(sigs, [x.sig for _, x in lent])
-    for i in pooled:
-        results[i] = f"s{i}"
-    if pooled:
-        pool = out.name(ArrayPool([sigs[i] for i in pooled]))
-        out.unpack([results[i] for i in pooled], f"{pool}.take()")
-    storages = [
-        f"own({a})" if i in executable.overwritten else f"{a}.data" for i, a in enumerate(arrays)
-    ]
-    # Results go where they belong as they are unpacked: pooled arrays need no more than that.
-    places = "".join(f"{y}.data, " if i in pooled else f"{y}, " for i, y in enumerate(results))
-    _run(out, f"{places}= " if places else "", f"[{', '.join(storages)}]", arrays)
-    if donated:
-        paths = program.jaxpr.labels[len(program.captured) :]
-        avals = [x.sig.aval for _, x in lent]
-        out.space["marks"] = _marks([paths[i] for i in donated], avals, spec.name)
-        out.unpack([f"{at}.data" for at, _ in lent], "marks(where(depth=4))")
-    if pooled:
-        worn = ", ".join([lent[k][0] for k in pooled.values()])
-        out.lines.append(f"{pool}.keep([{worn}])")
-    made = [(y, s) for i, (y, s) in enumerate(zip(results, sigs)) if i not in pooled]
-    return _results(out, program.out_tree, results, made, len(sigs), program.key_uses, inputs)
+    def _mark(
+        self, donated: Sequence[int], avals: Sequence[Any], paths: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        labels = self.program.jaxpr.labels[len(self.program.captured) :]
+        paths = [*paths, *[labels[i] for i in donated]]
+        self.space["marks"] = _marks(paths, [*kinds, *avals], self.spec.name)
 
-
-def _run_carried(
-    out: Writer, spec: Any, arrays: Sequence[str], inputs: Sequence[tuple[str, Any]],
-    sigs: Sequence[Any], program: Any, carried: _Carried, state: str,
-) -> Callable:  # fmt: skip
-    """The same where a state goes through as one value."""
-    uses, carry, layout = program.key_uses, carried.carry, carried.layout
-    if uses is not None:  # those of the state are given up
-        uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in carried.inputs]))
-    out.space |= {"held": held, "holding": holding, "give_up": give_up, "run": carry.run}
-    out.space |= {"layout": layout, "sigs": carry.sigs}
-    out.lines.append(f"memory = held({state}, layout, sigs)")
-    out.missing("memory is None")
-    _use_keys(out, uses, inputs)
-    storages = ", ".join([f"{a}.data" for a in arrays])
-    _run(out, "after, others = ", f"memory, [{storages}]", arrays)
-    results = [f"y{i}" for i in range(len(sigs) - layout.count)]
-    out.unpack(results, "others")
-    paths, avals = program.jaxpr.labels[len(program.captured) :], [s.aval for s in carry.sigs]
-    out.space["marks"] = _marks(
-        ["a state", *[paths[i] for i in carried.inputs]], ["of a state", *avals], spec.name
-    )
-    out.lines += [
-        "mark, *marked = marks(where(depth=4))",
-        "if type(memory) is list:",
-        "    for x, m in zip(memory, marked): x.data = m",
-        f"give_up({state}, mark)",
-    ]
-    rest = [s for k, s in enumerate(sigs) if k not in carried.results]
-    made = list(zip(results, rest))
-    results.insert(carried.place, "holding(layout, after)")
-    return _results(out, carried.out_tree, results, made, len(rest), None, inputs)
-
-
-def _results(
-    out: Writer, out_tree: tree.PyTreeDef, results: Sequence[str],
-    made: Sequence[tuple[str, Any]], count: int, uses: Uses | None,
-    inputs: Sequence[tuple[str, Any]],
-) -> Callable:  # fmt: skip
-    """Write how arrays are made of storages and put together; the function that is written then."""
-    if count >= _MANY:
-        out.space["gc"] = gc
-        out.lines += ["collects = gc.isenabled()", "gc.disable()"]
-    for y, s in made:
-        out.lines.append(f"a = new(Array); a.data = {y}; a.sig = {out.name(s)}; {y} = a")
-    if uses is not None and uses.same:
-        out.space["after_call"] = after_call
-        given, outs = ", ".join([at for at, _ in inputs]), ", ".join(results)
-        out.lines.append(f"after_call({out.name(uses)}, [{given}], [{outs}])")
-    text = _build(out, out_tree, results)
-    if count >= _MANY:
-        out.lines += ["try:", f"    result = {text}", "finally:", "    if collects: gc.enable()"]
-        text = "result"
-    return out.function("args, kwargs", text)
+    def _put_together(
+        self, out_tree: tree.PyTreeDef, results: Sequence[str], made: Sequence[tuple[str, Any]],
+        uses: Uses | None,
+    ) -> Callable:  # fmt: skip
+        """Make arrays of storages and the output of arrays; the function that is written then."""
+        many = len(results) >= _MANY
+        if many:
+            self.space["gc"] = gc
+            self.lines += ["collects = gc.isenabled()", "gc.disable()"]
+        for y, s in made:
+            self.lines.append(f"a = new(Array); a.data = {y}; a.sig = {self.name(s)}; {y} = a")
+        if uses is not None and uses.same:
+            self.space["after_call"] = after_call
+            given, outs = ", ".join([at for at, _ in self.inputs]), ", ".join(results)
+            self.lines.append(f"after_call({self.name(uses)}, [{given}], [{outs}])")
+        text = _build(self, out_tree, results)
+        if many:
+            end = "    if collects: gc.enable()"
+            self.lines += ["try:", f"    result = {text}", "finally:", end]
+            text = "result"
+        return self.function("args, kwargs", text)
 
 
 __all__ = ["ArrayPool", "Donated", "MISS", "bound", "builder", "explained", "fast_call"]
