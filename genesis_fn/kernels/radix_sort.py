@@ -177,6 +177,7 @@ def radix_move_kernel(
     lane = tl.arange(0, BLOCK)
     # Lanes past the end have the largest digit and position: they come last and are not stored.
     if VOTES:
+        tl.static_assert(BLOCK == 1024, "a warp's votes rank 32 x 32 digits")
         source = lane_places(lane)
         bits = tl.load(keys + first + source, source < length, other=0)
         digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
