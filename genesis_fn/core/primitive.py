@@ -100,6 +100,17 @@ class Primitive:
       `mode` may be "check".
     * `program`: the parameter that holds what a call runs, once, on all of its operands.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
+    * `bounded`: its derivatives are bounded whatever the operands are.
+    * `flops(ins, outs, **params)`: the floating-point operations of a call by its avals; None: one
+      for each element of the results, none where elements only move. `transcendental`: they are
+      exponentials, roots and the like.
+
+    Rules of primitives that run programs (loops, branches, calls), each for one transform:
+
+    * `plain`: it runs `jaxpr` on its operands, and nothing is meant by the call.
+    * `depends(ins, **params)`: which outputs depend on the operands marked in `ins`.
+    * `key_uses(**params)`: what it does with the random keys among its operands.
+    * `guard(ins, active, **params)`: the operands, with `active` in front of those of each program.
 
     * `words(prim, values, avals, params)`: the operation on random keys, done on their words:
       values (those of keys as uint32[..., 2]) to outputs. Primitives without it refuse keys.
@@ -112,8 +123,9 @@ class Primitive:
 
     __slots__ = (
         "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "lowering", "updates", "visits", "program", "effect", "collective",
-        "weak", "inline", "stage", "words", "abstract_cache", "eager_cache",
+        "lowering", "updates", "visits", "program", "effect", "collective", "weak", "bounded",
+        "flops", "transcendental", "plain", "depends", "key_uses", "guard", "inline", "stage",
+        "words", "abstract_cache", "eager_cache",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +146,9 @@ class Primitive:
         effect: bool = False,
         collective: bool = False,
         weak: slice | None = slice(None),
+        bounded: bool = False,
+        flops: Callable | None = None,
+        transcendental: bool = False,
         listed: bool = True,
     ) -> None:
         if name in PRIMITIVES:
@@ -147,6 +162,11 @@ class Primitive:
         self.visits, self.program = visits, program
         self.effect, self.collective = effect, collective
         self.weak = None if multi else weak
+        self.bounded, self.flops, self.transcendental = bounded, flops, transcendental
+        self.plain = False
+        self.depends: Callable | None = None
+        self.key_uses: Callable | None = None
+        self.guard: Callable | None = None
         self.inline: Callable | None = None
         self.stage: Callable | None = None
         self.words: Callable | None = None
@@ -238,6 +258,11 @@ class Primitive:
 by_words: Callable | None = None
 
 PRIMITIVES: dict[str, Primitive] = {}
+
+
+def no_flops(ins: Sequence[Aval], outs: Sequence[Aval], **params: Any) -> float:
+    """The `flops` of an operation that only moves elements, or computes none with floats."""
+    return 0
 
 
 def _of_name(name: str) -> Primitive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,9 +205,15 @@ def _dot_batch(
     return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), position
 
 
+def _dot_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers: Any, **_: Any):
+    (contracting, _), _ = dimension_numbers
+    return 2 * outs[0].size * math.prod([ins[0].shape[i] for i in contracting])
+
+
 dot_general_p = Primitive(
     "dot_general", _dot_shape, linearize=_dot_linearize, transpose=_dot_transpose,
     batch=_dot_batch, precision="low",
+    flops=_dot_flops,
 )  # fmt: skip
 
 

@@ -282,9 +282,14 @@ def _conv_batch(
     return _into(y, out[1] + 1, out[1] + 1), 0
 
 
+def _conv_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers: Any, **_: Any):
+    return 2 * outs[0].size * math.prod([ins[1].shape[i] for i in dimension_numbers.rhs_spec[1:]])
+
+
 conv_p = Primitive(
     "conv_general_dilated", _conv_shape, linearize=_conv_linearize, transpose=_conv_transpose_rule,
     batch=_conv_batch, precision="low",
+    flops=_conv_flops,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from genesis_fn.core.primitive import SCALARS, Primitive, bind, is_linear, typeo
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.define import (
     KINDS,
+    each_operand,
     full,
     linear,
     move_batch,
@@ -52,6 +53,7 @@ cumsum_p = linear(
     transpose=lambda ct, x, *, axis, reverse: cumsum(ct, axis, not reverse),
     batch=lambda size, x, d, *, axis, reverse: (cumsum(x, axis + (axis >= d), reverse), d),
     precision="high",
+    flops=each_operand,
 )  # fmt: skip
 
 
@@ -126,6 +128,7 @@ def linear_recurrence(a: Any, b: Any, axis: int = 0, reverse: bool = False) -> A
 cumprod_p = Primitive(
     "cumprod", _same_shape("cumprod", "number"), precision="high",
    
+    flops=each_operand,
 )  # fmt: skip
 cumprod_p.batch = _along(cumprod_p)
 
@@ -158,7 +161,7 @@ def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 
 
 def _extreme(name: str) -> Primitive:
-    prim = Primitive(name, _same_shape(name, "ordered"))
+    prim = Primitive(name, _same_shape(name, "ordered"), flops=each_operand)
     prim.batch = _along(prim)
 
     def linearize(nonzero: Any, x: Any, *, axis: int, reverse: bool) -> Any:
@@ -200,6 +203,7 @@ def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 cumlogsumexp_p = Primitive(
     "cumlogsumexp", _same_shape("cumlogsumexp", "float"), precision="high",
    
+    flops=each_operand, transcendental=True,
 )  # fmt: skip
 cumlogsumexp_p.batch = _along(cumlogsumexp_p)
 

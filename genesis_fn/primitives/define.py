@@ -12,7 +12,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.lowering import Elementwise, Lowering, Source
+from genesis_fn.core.lowering import Elementwise, Source
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof
 
 # Partial derivatives that are constant, so that no multiplication is emitted.
@@ -57,6 +57,9 @@ def elementwise(
     numpy: Callable | None = None,
     python: Callable | None = None,
     wraps: bool = False,
+    bounded: bool = False,
+    flops: Callable | None = None,
+    transcendental: bool = False,
 ) -> Callable[..., Any]:
     """The function of a new elementwise primitive, on operands of one shape and dtype.
 
@@ -64,6 +67,7 @@ def elementwise(
       for zero. They are evaluated in the backward pass, or at once (and kept) with `save=True`.
     * `tangent(ts, y, *operands)` instead of partials, where a product with a partial will not do.
     * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
+    * `bounded`, `flops`, `transcendental`: see `core.primitive.Primitive`.
     * `python`: what to do when every operand is a Python scalar.
     * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32); `torch`,
       `numpy`, `wraps`, `cost`, `fold` and `scalars`: see `core.lowering.Elementwise`.
@@ -87,6 +91,9 @@ def elementwise(
         shape,
         transpose=transpose,
         precision=precision,
+        bounded=bounded or (partials is None and tangent is None),
+        flops=flops,
+        transcendental=transcendental,
         lowering=Elementwise(
             triton, torch=torch, numpy=numpy, wraps=wraps, cost=cost, fold=fold, scalars=scalars
         ),
@@ -206,16 +213,15 @@ def linear(
     *,
     transpose: Callable[..., Any],
     batch: Callable,
-    lowering: Lowering | None = None,
-    precision: str = "follow",
+    **traits: Any,
 ) -> Primitive:
-    """A new primitive that is linear in its one operand.
+    """A new primitive that is linear in its one operand; its derivatives are bounded.
 
     `transpose(ct, aval, **params)` maps the cotangent to the operand's; `batch(size, x, dim,
     **params)` gets one value with its batch dimension. Integer and boolean operands carry no
     tangent.
     """
-    prim = Primitive(name, shape, lowering=lowering, precision=precision)
+    prim = Primitive(name, shape, bounded=True, **traits)
 
     def linearize(nonzero: Any, x: Any, /, **params: Any) -> Any:
         return bind(prim, x, **params), lambda t: bind(prim, t, **params)
@@ -224,6 +230,11 @@ def linear(
     prim.transpose = lambda ct, x, /, **params: [transpose(ct, x.aval, **params)]
     prim.batch = lambda size, xs, dims, /, **params: batch(size, xs[0], dims[0], **params)
     return prim
+
+
+def each_operand(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
+    """The `flops` of a reduction: one operation for each element of its operand."""
+    return ins[0].size
 
 
 def no_tangent(prim: Primitive) -> Callable:
@@ -276,6 +287,6 @@ def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 __all__ = [
     "KINDS", "NEG", "ONE", "PRIM", "axes_except", "batch_all_at_zero", "batch_elementwise",
-    "elementwise", "full", "full_p", "instantiate", "linear", "move_batch", "named", "no_tangent",
-    "scale", "show", "zeros",
+    "each_operand", "elementwise", "full", "full_p", "instantiate", "linear", "move_batch", "named",
+    "no_tangent", "scale", "show", "zeros",
 ]  # fmt: skip

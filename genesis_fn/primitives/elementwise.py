@@ -21,7 +21,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.lowering import IN_KERNELS, Elementwise, same
-from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, typeof
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, no_flops, typeof
 from genesis_fn.primitives.define import (
     NEG,
     ONE,
@@ -47,18 +47,21 @@ neg = elementwise(
     "neg", [NEG], transpose=lambda ct, x: [neg(ct)],
     torch=operator.neg, python=operator.neg, wraps=True, fold=np.negative,
     triton=lambda kind, x: f"negate({x})" if dtypes.is_float(kind) else f"(-{x})",
+    bounded=True,
 )  # fmt: skip
 add = elementwise(
     "add", [ONE, ONE], kinds="any",
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
     torch=operator.add, python=operator.add, wraps=True, fold=np.add, scalars=(0, 1),
     triton=lambda kind, x, y: f"({x} | {y})" if kind == BOOL else f"({x} + {y})",
+    bounded=True,
 )  # fmt: skip
 sub = elementwise(
     "sub", [ONE, NEG],
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, neg(ct) if is_linear(y) else None],
     torch=operator.sub, triton="{0} - {1}", python=operator.sub, wraps=True,
     fold=np.subtract, scalars=(0, 1),
+    bounded=True,
 )  # fmt: skip
 mul = elementwise(
     "mul", [lambda o, x, y: y, lambda o, x, y: x], kinds="any",
@@ -134,6 +137,7 @@ pow = elementwise(  # noqa: A001
     "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
     torch=operator.pow, triton="pow({0}, {1})", python=operator.pow, cost=8,
     scalars=(0, 1),
+    transcendental=True,
 )  # fmt: skip
 
 
@@ -161,11 +165,13 @@ max = elementwise(  # noqa: A001
     "max", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
     numpy=np.maximum, triton="maximum({0}, {1})",
     scalars=(0, 1),
+    bounded=True,
 )  # fmt: skip
 min = elementwise(  # noqa: A001
     "min", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
     numpy=np.minimum, triton="minimum({0}, {1})",
     scalars=(0, 1),
+    bounded=True,
 )  # fmt: skip
 atan2 = elementwise(
     "atan2",
@@ -176,6 +182,7 @@ atan2 = elementwise(
     kinds="float", precision="high",
     triton="atan2({0}, {1})",
     cost=8,
+    transcendental=True,
 )  # fmt: skip
 nextafter = elementwise(
     "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float",
@@ -184,6 +191,7 @@ nextafter = elementwise(
 abs = elementwise(  # noqa: A001
     "abs", tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x), result=dtypes.real_of,
     torch=torch.abs, numpy=np.abs, triton="tl.abs({0})",
+    bounded=True,
 )  # fmt: skip
 
 
@@ -319,39 +327,48 @@ clz = elementwise("clz", kinds="integer", triton="clz({0})")
 exp = elementwise(
     "exp", [lambda y, x: y], kinds="inexact", precision="high",
     torch=torch.exp, triton="exp({0})", cost=8,
+    transcendental=True,
 )  # fmt: skip
 exp2 = elementwise(
     "exp2", [lambda y, x: mul(y, math.log(2))], kinds="inexact", precision="high",
-    torch=lambda x: torch.exp2(x), triton="exp2({0})", cost=8,
+    torch=torch.exp2, triton="exp2({0})", cost=8,
+    transcendental=True,
 )  # fmt: skip
 expm1 = elementwise(
     "expm1", [lambda y, x: add(y, 1)], kinds="inexact", precision="high",
     torch=torch.expm1, triton="expm1({0})", cost=8,
+    transcendental=True,
 )  # fmt: skip
 log = elementwise(
     "log", tangent=lambda ts, y, x: over(ts[0], x), kinds="inexact", precision="high",
     torch=torch.log, triton="log({0})", python=math.log, cost=8,
+    transcendental=True,
 )  # fmt: skip
 log1p = elementwise(
     "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
     torch=torch.log1p, triton="log1p({0})",
     cost=8,
+    transcendental=True,
 )  # fmt: skip
 sqrt = elementwise(
     "sqrt", tangent=lambda ts, y, x: over(ts[0], mul(y, 2)), kinds="inexact", precision="high",
     torch=torch.sqrt, triton="square_root({0})",
+    transcendental=True,
 )  # fmt: skip
 rsqrt = elementwise(
     "rsqrt", [lambda y, x: mul(div(y, x), -0.5)], kinds="inexact", precision="high",
     torch=torch.rsqrt, triton="rsqrt({0})",
+    transcendental=True,
 )  # fmt: skip
 cbrt = elementwise(
     "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
     triton="cube_root({0})", cost=8,
+    transcendental=True,
 )  # fmt: skip
 logistic = elementwise(
     "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
     torch=torch.sigmoid, triton="logistic({0})", cost=8,
+    bounded=True, transcendental=True,
 )  # fmt: skip
 
 # ---- trigonometry ----
@@ -362,19 +379,19 @@ def _function(name: str, partial: Callable, triton: str, kinds: str = "inexact",
     options.setdefault("cost", 8)
     return elementwise(
         name, [partial], kinds=kinds, precision="high", torch=torch_function, triton=triton,
-        **options,
+        transcendental=True, **options,
     )  # fmt: skip
 
 
-sin = _function("sin", lambda y, x: cos(x), "sin({0})")
-cos = _function("cos", lambda y, x: neg(sin(x)), "cos({0})")
+sin = _function("sin", lambda y, x: cos(x), "sin({0})", bounded=True)
+cos = _function("cos", lambda y, x: neg(sin(x)), "cos({0})", bounded=True)
 tan = _function("tan", lambda y, x: add(mul(y, y), 1), "tan({0})")
 asin = _function("asin", lambda y, x: rsqrt(sub(1, mul(x, x))), "asin({0})")
 acos = _function("acos", lambda y, x: neg(rsqrt(sub(1, mul(x, x)))), "acos({0})")
 atan = _function("atan", lambda y, x: reciprocal(add(mul(x, x), 1)), "atan({0})")
 sinh = _function("sinh", lambda y, x: cosh(x), "sinh({0})")
 cosh = _function("cosh", lambda y, x: sinh(x), "cosh({0})")
-tanh = _function("tanh", lambda y, x: sub(1, mul(y, y)), "tanh({0})")
+tanh = _function("tanh", lambda y, x: sub(1, mul(y, y)), "tanh({0})", bounded=True)
 asinh = _function("asinh", lambda y, x: rsqrt(add(mul(x, x), 1)), "asinh({0})")
 acosh = _function("acosh", lambda y, x: mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))), "acosh({0})")
 atanh = _function("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "atanh({0})")
@@ -386,6 +403,7 @@ _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 erf = _function(
     "erf", lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI), "erf({0})",
     kinds="float", save=True,
+    bounded=True,
 )  # fmt: skip
 erfc = _function(
     "erfc", lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI), "erfc({0})",
@@ -416,6 +434,8 @@ convert_p = Primitive(
     lambda x, *, dtype: x.update(dtype=dtype),
     lowering=Elementwise(IN_KERNELS),
     weak=None,
+    bounded=True,
+    flops=no_flops,
 )
 convert_p.batch = functools.partial(batch_elementwise, convert_p)
 convert_p.transpose = lambda ct, x, *, dtype: [convert(ct, x.aval.dtype)]
@@ -451,6 +471,7 @@ def _bitcast_shape(x: Aval, *, dtype: DType) -> Aval:
 bitcast_p = Primitive(
     "bitcast_convert_type", _bitcast_shape,
     lowering=Elementwise(IN_KERNELS), weak=None,
+    flops=no_flops,
 )  # fmt: skip
 bitcast_p.linearize = no_tangent(bitcast_p)
 
@@ -504,6 +525,7 @@ select_p = Primitive(
     "select", _select_shape, linearize=_select_linearize, transpose=_select_transpose,
     lowering=Elementwise(lambda kind, c, x, y: f"tl.where({c}, {x}, {y})", scalars=(1, 2)),
     weak=slice(1, None),
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 select_p.batch = functools.partial(batch_elementwise, select_p)
 
@@ -519,10 +541,12 @@ def select(c: Any, x: Any, y: Any) -> Any:
 real = elementwise(
     "real", tangent=lambda ts, y, x: real(ts[0]), kinds="complex", result=dtypes.real_of,
     transpose=lambda ct, x: [complex_(ct, zeros(typeof(ct)))], torch=torch.real,
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 imag = elementwise(
     "imag", tangent=lambda ts, y, x: imag(ts[0]), kinds="complex", result=dtypes.real_of,
     transpose=lambda ct, x: [complex_(zeros(typeof(ct)), neg(ct))], torch=torch.imag,
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 complex_ = elementwise(
     "complex",
@@ -534,10 +558,12 @@ complex_ = elementwise(
     transpose=lambda ct, x, y: [
         real(ct) if is_linear(x) else None, neg(imag(ct)) if is_linear(y) else None,
     ],
+    flops=no_flops,
 )  # fmt: skip
 conj = elementwise(
     "conj", tangent=lambda ts, y, x: conj(ts[0]), kinds="complex",
-    transpose=lambda ct, x: [conj(ct)], torch=lambda x: torch.conj_physical(x),
+    transpose=lambda ct, x: [conj(ct)], torch=torch.conj_physical,
+    bounded=True,
 )  # fmt: skip
 
 
@@ -546,6 +572,7 @@ conj = elementwise(
 polygamma_p = Primitive(
     "polygamma", lambda x, *, n: x,
     precision="high",
+    transcendental=True,
 )  # fmt: skip
 polygamma_p.batch = functools.partial(batch_elementwise, polygamma_p)
 polygamma_p.linearize = lambda nonzero, x, *, n: (
@@ -562,6 +589,7 @@ def polygamma(n: int, x: Any) -> Any:
 digamma = elementwise(
     "digamma", [lambda y, x: polygamma(1, x)], kinds="float", precision="high",
     torch=torch.digamma, triton="digamma({0})", cost=30,
+    transcendental=True,
 )  # fmt: skip
 
 
@@ -574,6 +602,7 @@ add_n = elementwise(
     transpose=lambda ct, *xs: [ct if is_linear(x) else None for x in xs],
     kinds="any", wraps=True,
     triton=lambda kind, *xs: "(" + (" | " if kind == BOOL else " + ").join(xs) + ")",
+    bounded=True, flops=lambda ins, outs: outs[0].size * (len(ins) - 1),
 )  # fmt: skip
 
 

@@ -67,10 +67,16 @@ def _fft_transpose(ct: Any, x: Aval, *, fft_type: FftType, fft_lengths: tuple[in
     return conj(mul(half, scale))
 
 
+def _fft_flops(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
+    n = max(ins[0].shape[-1:] or (1,))
+    return 5 * outs[0].size * math.log2(max(n, 2))
+
+
 fft_p = linear(
     "fft", _fft_shape, transpose=_fft_transpose,
     batch=lambda size, x, d, **params: (bind(fft_p, move_batch(x, d, 0, size), **params), 0),
     precision="high",
+    flops=_fft_flops,
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.core.primitive import Primitive, bind, no_flops, typeof
 from genesis_fn.primitives.define import PRIM, move_batch
 from genesis_fn.primitives.elementwise import add, convert, lt, rem, select
 from genesis_fn.primitives.shape import canonical_axes, concatenate, expand_dims, ints
@@ -98,6 +98,7 @@ gather_p = Primitive(
     "gather", _gather_shape, linearize=_gather_linearize, batch=_gather_batch,
     visits=_gather_visits,
     weak=slice(1),
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 PRIM["gather"] = gather_p
 
@@ -209,6 +210,7 @@ take_rows_p = Primitive(
     "take_rows", _take_shape, linearize=_take_linearize, batch=_take_batch,
     visits=lambda table, indices, **_: (table, [(0, 1)]),
     weak=slice(1),
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 PRIM["take_rows"] = take_rows_p
 

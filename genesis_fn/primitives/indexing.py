@@ -13,7 +13,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.primitive import Primitive, bind, is_linear, no_flops, typeof
 from genesis_fn.primitives.define import (
     PRIM,
     full,
@@ -155,6 +155,7 @@ dynamic_slice_p = Primitive(
     "dynamic_slice", _slice_shape, linearize=_slice_linearize, transpose=_slice_transpose,
     batch=_slice_batch,
     weak=slice(1),
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 PRIM["dynamic_slice"] = dynamic_slice_p
 
@@ -218,6 +219,7 @@ dynamic_update_slice_p = Primitive(
     transpose=_update_transpose, batch=_update_batch,
     updates=0,
     weak=slice(1),
+    bounded=True, flops=no_flops,
 )  # fmt: skip
 PRIM["dynamic_update_slice"] = dynamic_update_slice_p
 

@@ -8,6 +8,7 @@ differentiable operations, so that any order is available.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,6 +142,17 @@ def _half(x: Any) -> Any:
     return mul(x, 0.5)
 
 
+def _cubic(multiple: float) -> Callable[..., float]:
+    """The `flops` of a decomposition: a multiple of n^3, by Golub and Van Loan, "Matrix
+    Computations"."""
+
+    def flops(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
+        *batch, rows, columns = ins[0].shape
+        return multiple * math.prod(batch) * max(rows, columns) * min(rows, columns) ** 2
+
+    return flops
+
+
 # ---- Cholesky ----
 
 
@@ -149,7 +161,7 @@ def _cholesky_shape(x: Aval) -> Aval:
     return x
 
 
-cholesky_p = Primitive("cholesky", _cholesky_shape, precision="high")
+cholesky_p = Primitive("cholesky", _cholesky_shape, flops=_cubic(1 / 3), precision="high")
 cholesky_p.batch = _leading(cholesky_p)
 
 
@@ -195,7 +207,8 @@ def _triangular_shape(
 
 
 triangular_solve_p = Primitive(
-    "triangular_solve", _triangular_shape, precision="high",
+    "triangular_solve", _triangular_shape,
+    flops=lambda ins, outs, **_: ins[1].size * ins[0].shape[-2], precision="high",
 )  # fmt: skip
 triangular_solve_p.batch = _leading(triangular_solve_p)
 
@@ -286,7 +299,7 @@ def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list:
 
 solve_p = Primitive(
     "solve", _solve_shape, linearize=_solve_linearize, transpose=_solve_transpose,
-    precision="high",
+    precision="high", flops=_cubic(2 / 3),
 )  # fmt: skip
 solve_p.batch = _leading(solve_p)
 
@@ -307,7 +320,7 @@ def _lu_shape(x: Aval) -> list[Aval]:
     return [x, x.update((*lead, min(m, n)), I32), x.update((*lead, m), I32)]
 
 
-lu_p = Primitive("lu", _lu_shape, multi=True, precision="high")
+lu_p = Primitive("lu", _lu_shape, flops=_cubic(2 / 3), multi=True, precision="high")
 lu_p.batch = _leading(lu_p)
 
 
@@ -373,7 +386,7 @@ def _qr_shape(x: Aval, *, full_matrices: bool) -> list[Aval]:
 
 
 qr_p = Primitive(
-    "qr", _qr_shape, multi=True, precision="high",
+    "qr", _qr_shape, flops=_cubic(4 / 3), multi=True, precision="high",
 )  # fmt: skip
 qr_p.batch = _leading(qr_p)
 
@@ -418,7 +431,7 @@ def _eigh_shape(x: Aval) -> list[Aval]:
     return [x, x.update(x.shape[:-1], dtypes.real_of(x.dtype))]
 
 
-eigh_p = Primitive("eigh", _eigh_shape, multi=True, precision="high")
+eigh_p = Primitive("eigh", _eigh_shape, flops=_cubic(9), multi=True, precision="high")
 eigh_p.batch = _leading(eigh_p)
 
 
@@ -479,7 +492,7 @@ def _svd_shape(x: Aval, *, full_matrices: bool, compute_uv: bool) -> list[Aval]:
     return [s, x.update((*lead, m, a)), x.update((*lead, b, n))]
 
 
-svd_p = Primitive("svd", _svd_shape, multi=True, precision="high")
+svd_p = Primitive("svd", _svd_shape, flops=_cubic(22), multi=True, precision="high")
 svd_p.batch = _leading(svd_p)
 
 

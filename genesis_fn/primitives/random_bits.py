@@ -25,7 +25,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import U8, U16, U32, U64, is_key
 from genesis_fn.core.extended import IMPLEMENTATIONS as IMPLS, WORDS, KeyType, key_type
-from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.core.primitive import Primitive, bind, no_flops, typeof
 from genesis_fn.primitives.define import (
     PRIM,
     move_batch,
@@ -69,7 +69,7 @@ def _bits_shape(key: Aval, *, shape: tuple[int, ...], width: int, impl: str) -> 
     return aval((*keys, *shape), WIDTHS[width])
 
 
-random_bits_p = Primitive("random_bits", _bits_shape, weak=None)
+random_bits_p = Primitive("random_bits", _bits_shape, weak=None, flops=no_flops)
 random_bits_p.linearize, random_bits_p.words = no_tangent(random_bits_p), _on_words
 random_bits_p.batch = lambda size, xs, dims, **params: (
     bind(random_bits_p, move_batch(xs[0], dims[0], 0, size), **params),
@@ -94,7 +94,7 @@ def _hash_shape(key: Aval, data: Aval, *, impl: str, tag: int) -> Aval:
     return key.update(data.shape) if is_key(key.dtype) else aval((*data.shape, WORDS), U32)
 
 
-key_hash_p = Primitive("key_hash", _hash_shape, weak=None)
+key_hash_p = Primitive("key_hash", _hash_shape, weak=None, flops=no_flops)
 key_hash_p.linearize, key_hash_p.words = no_tangent(key_hash_p), _on_words
 
 

@@ -17,6 +17,7 @@ from genesis_fn.primitives.define import (
     KINDS,
     PRIM,
     axes_except,
+    each_operand,
     linear,
     move_batch,
     no_tangent,
@@ -71,7 +72,7 @@ def _sum_batch(size: int, x: Any, d: int, *, axes: tuple[int, ...]) -> Any:
 
 reduce_sum_p = linear(
     "reduce_sum", lambda x, *, axes: reduced(x, axes, "reduce_sum"), transpose=_sum_transpose,
-    batch=_sum_batch, precision="high",
+    batch=_sum_batch, precision="high", flops=each_operand,
     lowering=Reduce("add", lambda kind: (False, 0, 0.0, 0.0)[dtypes.kind_rank(kind)]),
 )  # fmt: skip
 PRIM["reduce_sum"] = reduce_sum_p
@@ -97,7 +98,7 @@ def reduction(
             raise errors.DTypeError(f"{name} takes {words}, got {x}")
         return reduced(x, axes, name)
 
-    prim = Primitive(name, shape, precision=precision, lowering=lowering)
+    prim = Primitive(name, shape, flops=each_operand, precision=precision, lowering=lowering)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axes: tuple[int, ...]) -> Any:
         x, axes = shifted(size, xs[0], dims[0], axes)
@@ -208,7 +209,7 @@ def _position(name: str, greatest: bool) -> Primitive:
         return result.update(dtype=index_dtype)
 
     lowering = _extreme_of(greatest, position=True)
-    prim = Primitive(name, shape, lowering=lowering, weak=None)
+    prim = Primitive(name, shape, lowering=lowering, flops=each_operand, weak=None)
 
     def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, index_dtype: DType) -> Any:
         x = move_batch(xs[0], dims[0], 0, size)

@@ -243,6 +243,7 @@ scatter_p = Primitive(
     "scatter", _scatter_shape, linearize=_scatter_linearize, transpose=_scatter_transpose,
     batch=_scatter_batch, updates=0, visits=_scatter_visits,
     weak=slice(1),
+    flops=lambda ins, outs, **_: ins[-1].size,
 )  # fmt: skip
 PRIM["scatter"] = scatter_p
 
@@ -393,6 +394,7 @@ segment_sum_p = Primitive(
     batch=_segment_batch,
     visits=lambda data, ids, **params: (_segment_shape(data, ids, **params), [(0, 1)]),
     weak=slice(1),
+    flops=lambda ins, outs, **_: ins[0].size,
 )  # fmt: skip
 PRIM["segment_sum"] = segment_sum_p
 

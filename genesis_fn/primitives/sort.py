@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,10 @@ def take_along(x: Any, index: Any, axis: int) -> Any:
 # ---- sort ----
 
 
+def _comparisons(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
+    return ins[0].size * max(math.log2((ins[0].shape[-1:] or (1,))[0] + 1), 1)
+
+
 def _sort_shape(*xs: Aval, dimension: int, is_stable: bool, num_keys: int) -> list[Aval]:
     if not xs or any(x.shape != xs[0].shape for x in xs):
         raise errors.ShapeError(f"sort: operands must have one shape, got {show(xs)}")
@@ -47,7 +52,7 @@ def _sort_shape(*xs: Aval, dimension: int, is_stable: bool, num_keys: int) -> li
     return list(xs)
 
 
-sort_p = Primitive("sort", _sort_shape, multi=True)
+sort_p = Primitive("sort", _sort_shape, multi=True, flops=_comparisons)
 
 
 def _sort_linearize(nonzero: Any, *xs: Any, dimension: int, **params: Any) -> Any:
@@ -119,7 +124,7 @@ def _top_k_shape(x: Aval, *, k: int, axis: int) -> list[Aval]:
     return [result, result.update(dtype=I32)]
 
 
-top_k_p = Primitive("top_k", _top_k_shape, multi=True)
+top_k_p = Primitive("top_k", _top_k_shape, multi=True, flops=_comparisons)
 
 
 def _top_k_linearize(nonzero: Any, x: Any, *, k: int, axis: int) -> Any:

@@ -7,6 +7,7 @@ finds the winner's place inside the window, `window_take` reads there, and `wind
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -89,12 +90,16 @@ def _window_shape(name: str, kinds: str) -> Callable[..., Aval]:
     return shape
 
 
+def _flops(ins: Sequence[Aval], outs: Sequence[Aval], *, window: Window) -> float:
+    return outs[0].size * math.prod(window.lengths)
+
+
 def _window_sum(x: Any, window: Window) -> Any:
     return bind(reduce_window_sum_p, x, window=window)
 
 
 reduce_window_sum_p = linear(
-    "reduce_window_sum", _window_shape("reduce_window_sum", "number"),
+    "reduce_window_sum", _window_shape("reduce_window_sum", "number"), flops=_flops,
     transpose=lambda ct, x, *, window: _window_sum(
         ct, window.backward(x.shape, typeof(ct).shape)
     ),
@@ -150,7 +155,7 @@ window_put_p.transpose = lambda ct, u, offset, **params: [
 
 
 def _extreme(name: str, greatest: bool) -> Primitive:
-    prim = Primitive(name, _window_shape(name, "ordered"))
+    prim = Primitive(name, _window_shape(name, "ordered"), flops=_flops)
     prim.batch = lambda size, xs, dims, *, window: (
         bind(prim, xs[0], window=window.batched(dims[0])),
         dims[0],

@@ -15,12 +15,17 @@ from typing import Any
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
+from genesis_fn.core.lowering import Source, View
 from genesis_fn.core.primitive import Primitive, typeof
 from genesis_fn.primitives.define import move_batch
-from genesis_fn.primitives.elementwise import select
+from genesis_fn.primitives.elementwise import div, mul, select
 from genesis_fn.primitives.reduce import reduce_or
 from genesis_fn.primitives.shape import broadcast_in_dim
-from genesis_fn.transforms.call import jit_p
+from genesis_fn.transforms.assertions import assert_p
+from genesis_fn.transforms.call import jit_p, linear_call_p
+from genesis_fn.transforms.custom_batch import custom_vmap_p
+from genesis_fn.transforms.fused import fused_p
+from genesis_fn.transforms.scan import scan_p
 
 ACTIVE = aval((), dtypes.BOOL)
 
@@ -62,9 +67,9 @@ def _has_checks(jaxpr: Jaxpr, seen: set[int]) -> bool:
 
 
 def _checks(e: Eqn, seen: set[int]) -> bool:
-    if e.prim.name == "assert" or e.params.get("mode") == "check":
+    if e.prim is assert_p or e.params.get("mode") == "check":
         return True
-    if e.prim.name == "fused" and any(map(_is_index, e.ins)):
+    if e.prim is fused_p and any(map(_is_index, e.ins)):
         return True
     return any(_has_checks(j, seen) for j in [*e_jaxprs(e), *_rule_programs(e)])
 
@@ -81,19 +86,6 @@ def _is_index(x: Any) -> bool:
     return type(x) is Var and dtypes.is_integer(x.aval.dtype)
 
 
-# Operations whose derivatives are bounded whatever the operands are. (A product's are not: one
-# factor may be infinite where the other has a tangent.)
-_BOUNDED = frozenset({
-    "abs", "add", "add_n", "and", "argmax", "argmin", "broadcast_in_dim", "ceil", "concatenate",
-    "conj", "convert_element_type", "copy", "cos", "cumsum", "dynamic_slice",
-    "dynamic_update_slice", "eq", "erf", "floor", "full", "gather", "ge", "gt", "imag", "iota",
-    "is_finite", "le", "logistic", "lt", "max", "min", "name", "ne", "neg", "not", "or", "pad",
-    "real", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "reshape", "rev",
-    "round_even", "select", "sign", "sin", "slice", "split", "stop_gradient", "sub", "take_rows",
-    "tanh", "transpose", "trunc", "xor",
-})  # fmt: skip
-
-
 @memoized
 def may_be_infinite(jaxpr: Jaxpr) -> bool:
     """Whether a derivative of the program may be infinite or NaN for some operands."""
@@ -101,12 +93,16 @@ def may_be_infinite(jaxpr: Jaxpr) -> bool:
 
 
 def _is_bounded(e: Eqn) -> bool:
-    if e.prim.name in ("mul", "div"):  # by a number
-        factor = e.ins[1] if e.prim.name == "div" or type(e.ins[0]) is Var else e.ins[0]
+    if e.prim in (mul.prim, div.prim):
+        # By a number. A product's derivatives are not bounded otherwise: one factor may be infinite
+        # where the other has a tangent.
+        factor = e.ins[1] if e.prim is div.prim or type(e.ins[0]) is Var else e.ins[0]
         return type(factor) is not Var and 0 < abs(factor) < math.inf
-    if e.prim.name in ("jit", "cond"):
+    if e.prim.plain or "branches" in e.params:
         return not any(may_be_infinite(j) for j in e_jaxprs(e))
-    return e.prim.name in _BOUNDED or not any(dtypes.is_inexact(o.aval.dtype) for o in e.outs)
+    if e.prim.bounded or type(e.prim.lowering) in (View, Source):
+        return True
+    return not any(dtypes.is_inexact(o.aval.dtype) for o in e.outs)
 
 
 @memoized
@@ -120,30 +116,25 @@ def guarded(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
-    name, params = e.prim.name, e.params
-    if name == "assert":
+    prim, params = e.prim, e.params
+    if prim is assert_p:
         return _replaced(e, active, {0: True})
     if params.get("mode") == "check":  # gather, scatter, take_rows, segment_sum
         return _replaced(e, active, {1: 0})
-    if name == "fused":
+    if prim is fused_p:
         if has_checks(params["jaxpr"]):
             call = {"jaxpr": guarded(params["jaxpr"])}
             return [e.replace(prim=jit_p, ins=[active, *e.ins], params=call)]
         return _replaced(e, active, {i: 0 for i, x in enumerate(e.ins) if _is_index(x)})
-    if name == "custom_vmap":
+    if prim is custom_vmap_p:
         # What the user's rule does with lanes is not known.
         return [e.replace(params=_without_checks(e))]
     new = {k: v + 1 if k in _COUNTS else _guarded_param(v) for k, v in params.items()}
-    ins = [active, *e.ins]
-    if name == "cond":
-        ins = [e.ins[0], active, *e.ins[1:]]
-    elif name == "while":
-        a = params["cond_consts"]
-        ins = [active, *e.ins[:a], active, *e.ins[a:]]
-    elif name == "scan":
+    ins = prim.guard(e.ins, active, **params) if prim.guard is not None else [active, *e.ins]
+    if prim is scan_p:
         fixed, moving = params["residuals"]
         new["residuals"] = (fixed + 1, moving)
-    elif name == "linear_call":
+    elif prim is linear_call_p:
         new["residuals"] = params["residuals"] + 1
     elif "rules" in params:
         rules = params["rules"]
@@ -207,7 +198,7 @@ def unchecked(jaxpr: Jaxpr) -> Jaxpr:
 
     eqns = []
     for e in jaxpr.eqns:
-        if e.prim.name != "assert":
+        if e.prim is not assert_p:
             params = {k: change(v) for k, v in e.params.items()}
             if params.get("mode") == "check":
                 params["mode"] = "clip"

@@ -38,10 +38,16 @@ from genesis_fn.core.primitive import (
     typeof,
 )
 from genesis_fn.core.traceback import boundary
+from genesis_fn.primitives.contract import dot_general_p
 from genesis_fn.primitives.elementwise import convert
-from genesis_fn.transforms.call import region_p, wide_p
+from genesis_fn.transforms.call import jit_p, region_p, wide_p
+from genesis_fn.transforms.checkpoint import checkpoint_p
+from genesis_fn.transforms.cond import cond_p
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.fused import fused_p
 from genesis_fn.transforms.inline import Wrapped
+from genesis_fn.transforms.loops import while_p
+from genesis_fn.transforms.scan import scan_p
 from genesis_fn.transforms.stage import StageTrace, evaluate, stage, stage_closed
 
 
@@ -57,7 +63,7 @@ class Precision:
 
     def of(self, prim: Primitive, params: Mapping[str, Any]) -> str:
         """The class of an operation."""
-        op = params["op"] if prim.name == "fused" else prim
+        op = params["op"] if prim is fused_p else prim
         return dict(self.overrides).get(op.name, op.precision)
 
 
@@ -144,7 +150,7 @@ class AutocastTrace(Trace):
             except Exception as error:
                 raise located(error) from None
             xs = [x.value if type(x) is AutocastTracer else x for x in args]
-            rule = _RULES.get(prim.name)
+            rule = _RULES.get(prim)
             if rule is not None:
                 result = rule(prim, kinds, xs, params, self.policy)
             elif any(True for _ in jaxprs_in(params)):
@@ -302,15 +308,15 @@ def _rewrite_dot(
 
 
 # rule(primitive, types without amp, operands, parameters, policy) -> outputs
-_RULES: Mapping[str, Callable[[Primitive, tuple, Sequence[Any], dict, Precision], Any]] = {
-    "jit": _rewrite_call,
-    "wide_region": _rewrite_wide,
-    "checkpoint": _rewrite_call,
-    "scan": _rewrite_scan,
-    "while": _rewrite_while,
-    "cond": _rewrite_cond,
-    "fused": _rewrite_fused,
-    "dot_general": _rewrite_dot,
+_RULES: Mapping[Primitive, Callable[[Primitive, tuple, Sequence[Any], dict, Precision], Any]] = {
+    jit_p: _rewrite_call,
+    wide_p: _rewrite_wide,
+    checkpoint_p: _rewrite_call,
+    scan_p: _rewrite_scan,
+    while_p: _rewrite_while,
+    cond_p: _rewrite_cond,
+    fused_p: _rewrite_fused,
+    dot_general_p: _rewrite_dot,
 }
 
 

@@ -76,6 +76,7 @@ def call_primitive(name: str) -> Primitive:
 
 
 jit_p = call_primitive("jit")
+jit_p.plain = True
 # The program of `amp`: an enclosing `amp` leaves its precision alone.
 region_p = call_primitive("precision_region")
 # A program that `amp` runs in float32 as a whole.

@@ -19,6 +19,8 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
 from genesis_fn.core.lowering import same
 from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
 from genesis_fn.core.traceback import boundary
+from genesis_fn.primitives.contract import dot_general_p
+from genesis_fn.primitives.conv import conv_p
 from genesis_fn.primitives.define import instantiate
 from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
@@ -274,7 +276,7 @@ class checkpoint_policies:
     @staticmethod
     def dots_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
         """Save the results of matrix products and convolutions."""
-        return prim.name in ("dot_general", "conv_general_dilated")
+        return prim in (dot_general_p, conv_p)
 
     checkpoint_dots = dots_saveable
 
@@ -282,7 +284,7 @@ class checkpoint_policies:
     def dots_with_no_batch_dims_saveable(prim: Primitive, *_: Any, **params: Any) -> bool:
         """Save the results of matrix products without batch dimensions: weights times
         activations."""
-        return prim.name == "dot_general" and not params["dimension_numbers"][1][0]
+        return prim is dot_general_p and not params["dimension_numbers"][1][0]
 
     checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 

@@ -21,10 +21,10 @@ from genesis_fn.core.primitive import (
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import move_batch, zeros
+from genesis_fn.transforms import dependence, key_uses
 from genesis_fn.transforms.active import guarded, has_checks, may_be_infinite
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, missing, name_of
-from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, share_captures, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_jaxpr
@@ -219,6 +219,8 @@ def _along(mask: Any, kind: Aval) -> Any:
 cond_p = Primitive(
     "cond", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
 )
+cond_p.depends, cond_p.key_uses = dependence.of_branches, key_uses.of_cond
+cond_p.guard = lambda ins, active, **_: [ins[0], active, *ins[1:]]
 
 
 # ---- what users call ----
@@ -291,7 +293,7 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
             staged.append((flat, jaxpr, captured))
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)
-    outs = user_call(cond_p, index, *consts, *leaves, branches=tuple(branches))
+    outs = key_uses.user_call(cond_p, index, *consts, *leaves, branches=tuple(branches))
     weak = [all(w) for w in zip(*[flat.weak for flat, _, _ in staged])]
     return staged[0][0].output(marked(outs, weak))
 

@@ -23,18 +23,21 @@ def dependent(jaxpr: Jaxpr, given: Sequence[bool]) -> list[bool]:
 
 
 def _outputs(e: Eqn, ins: list[bool]) -> list[bool]:
-    program: Any = e.params.get("jaxpr")
-    if e.prim.name == "scan":
-        return _of_loop(program, ins, e.params["consts"], e.params["carry"])
-    if isinstance(program, Jaxpr) and len(program.invars) == len(ins):
-        return dependent(program, ins)
-    branches = e.params.get("branches")
-    if branches and not ins[0]:
-        return [any(d) for d in zip(*[dependent(b, ins[1:]) for b in branches])]
-    return [True] * len(e.outs)
+    if e.prim.depends is not None:
+        return e.prim.depends(ins, **e.params)
+    program = e.params[e.prim.program] if e.prim.program else None
+    return [True] * len(e.outs) if program is None else dependent(program, ins)
 
 
-def _of_loop(body: Jaxpr, ins: list[bool], consts: int, carry: int) -> list[bool]:
+def of_branches(ins: list[bool], *, branches: Sequence[Jaxpr]) -> list[bool]:
+    """The rule of a choice by the first operand."""
+    found = [any(d) for d in zip(*[dependent(b, ins[1:]) for b in branches])]
+    return [True] * len(found) if ins[0] else found
+
+
+def of_loop(ins: list[bool], *, jaxpr: Jaxpr, consts: int, carry: int, **_: Any) -> list[bool]:
+    """The rule of a loop over rows: what the carry depends on grows."""
+    body = jaxpr
     while True:
         outs = dependent(body, ins)
         grown = [a or b for a, b in zip(ins[consts : consts + carry], outs)]

@@ -7,16 +7,21 @@ sight of. The backward pass computes again and uses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from genesis_fn.core.array import from_numpy
+from genesis_fn.core.device import cpu
 from genesis_fn.core.extended import is_key
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, memoized
-from genesis_fn.core.primitive import Primitive, bind
+from genesis_fn.core.lowering import View
+from genesis_fn.core.primitive import Primitive, bind, running
 from genesis_fn.core.source import where
-from genesis_fn.primitives.random_bits import SPLIT
+from genesis_fn.primitives.random_bits import SPLIT, key_hash_p, random_bits_p
+from genesis_fn.primitives.shape import copy_p
+from genesis_fn.transforms.call import linear_call_p
 from genesis_fn.transforms.key_reuse import drawn_on_purpose, reused, same_keys, use
 
 
@@ -65,12 +70,15 @@ def _follow(
     e: Eqn, found: list[np.ndarray | None], numbers: dict[Var, np.ndarray], spent: np.ndarray
 ) -> None:
     """Mark what one equation uses, and number its results."""
-    if e.prim.name == "random_bits" or (e.prim.name == "key_hash" and e.params["tag"] == SPLIT):
+    if e.prim is random_bits_p or (e.prim is key_hash_p and e.params["tag"] == SPLIT):
         spent[found[0]] = True
-    elif e.prim.name in _MOVES:
+    elif type(e.prim.lowering) is View and e.prim is not copy_p:  # a copy is drawn from on purpose
         unknown = lambda i: np.full(i.aval.shape, -1)  # noqa: E731
         known = [unknown(i) if f is None else f for i, f in zip(e.ins, found)]
-        numbers.update(zip(e.outs, _MOVES[e.prim.name](known, e.params)))
+        with running(None):  # it does to the numbers what it does to the keys
+            outs = bind(e.prim, *[from_numpy(k.astype(np.int32), cpu()) for k in known], **e.params)
+        outs = outs if e.prim.multi else [outs]
+        numbers.update(zip(e.outs, [o.device.backend.to_numpy(o) for o in outs]))
     else:
         inner = of_operation(e.prim, e.params)
         for f, used in zip(found, inner.used):
@@ -81,39 +89,13 @@ def _follow(
                 numbers[e.outs[o]] = f
 
 
-def _broadcast(xs: list[np.ndarray], params: dict[str, Any]) -> list[np.ndarray]:
-    shape = [1] * len(params["shape"])
-    for n, d in zip(xs[0].shape, params["dims"]):
-        shape[d] = n
-    return [np.broadcast_to(xs[0].reshape(shape), params["shape"])]
-
-
-def _slice(xs: list[np.ndarray], params: dict[str, Any]) -> list[np.ndarray]:
-    bounds = zip(params["start"], params["limit"], params["strides"])
-    return [xs[0][tuple([slice(*each) for each in bounds])]]
-
-
-# What moves keys from known to known places, on their numbers.
-_MOVES: dict[str, Callable[[list[np.ndarray], dict[str, Any]], list[np.ndarray]]] = {
-    "reshape": lambda xs, params: [xs[0].reshape(params["shape"])],
-    "transpose": lambda xs, params: [xs[0].transpose(params["permutation"])],
-    "broadcast_in_dim": _broadcast,
-    "slice": _slice,
-    "rev": lambda xs, params: [np.flip(xs[0], params["dimensions"])],
-    "concatenate": lambda xs, params: [np.concatenate(xs, params["dimension"])],
-    "split": lambda xs, params: np.split(xs[0], np.cumsum(params["sizes"])[:-1], params["axis"]),
-    "optimization_barrier": lambda xs, params: xs,
-    "name": lambda xs, params: xs,
-}
-
-
 def of_operation(prim: Primitive, params: dict[str, Any]) -> Uses:
     """What an operation that runs programs does with the keys among its operands."""
-    rule = _CALLS.get(prim.name)
-    if rule is not None:
-        return rule(**params)
-    program = params.get("jaxpr")
-    return uses(program) if type(program) is Jaxpr else NOTHING
+    if prim.key_uses is not None:
+        return prim.key_uses(**params)
+    if prim is linear_call_p or prim.program is None:
+        return NOTHING  # of a derivative: what it draws was drawn before
+    return uses(params[prim.program])
 
 
 def _either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
@@ -125,7 +107,8 @@ def _used(found: Uses, count: int) -> list[np.ndarray | None]:
     return list(found.used) or [None] * count
 
 
-def _of_scan(*, jaxpr: Jaxpr, consts: int, carry: int, length: int, **_: Any) -> Uses:
+def of_scan(*, jaxpr: Jaxpr, consts: int, carry: int, length: int, **_: Any) -> Uses:
+    """The rule of a loop over rows."""
     body, start = uses(jaxpr), consts + carry
     same = [(o, i) for o, i in body.same if o < carry and i == consts + o]
     if not length:
@@ -136,7 +119,8 @@ def _of_scan(*, jaxpr: Jaxpr, consts: int, carry: int, length: int, **_: Any) ->
     return Uses((*used[:start], *rows), tuple(same), tuple(again))
 
 
-def _of_while(*, cond: Jaxpr, body: Jaxpr, cond_consts: int, body_consts: int) -> Uses:
+def of_while(*, cond: Jaxpr, body: Jaxpr, cond_consts: int, body_consts: int) -> Uses:
+    """The rule of a while loop."""
     test = _used(uses(cond), len(cond.invars))
     step = _used(uses(body), len(body.invars))
     carry = [_either(a, b) for a, b in zip(test[cond_consts:], step[body_consts:])]
@@ -145,19 +129,14 @@ def _of_while(*, cond: Jaxpr, body: Jaxpr, cond_consts: int, body_consts: int) -
     return Uses(used, tuple(same), tuple([i for _, i in same if used[i] is not None]))
 
 
-def _of_cond(*, branches: tuple[Jaxpr, ...]) -> Uses:
+def of_cond(*, branches: tuple[Jaxpr, ...]) -> Uses:
+    """The rule of a choice between programs."""
     found = [uses(b) for b in branches]
     used: list[np.ndarray | None] = [None] * len(branches[0].invars)
     for each in found:
         used = [_either(a, b) for a, b in zip(used, _used(each, len(used)))]
     same = set(found[0].same).intersection(*[f.same for f in found])
     return Uses((None, *used), tuple([(o, i + 1) for o, i in sorted(same)]))  # after the index
-
-
-_CALLS: dict[str, Callable[..., Uses]] = {
-    "scan": _of_scan, "while": _of_while, "cond": _of_cond,
-    "linear_call": lambda **_: NOTHING,  # a derivative: what it draws was drawn before
-}  # fmt: skip
 
 
 # ---- calls ----
@@ -213,7 +192,10 @@ __all__ = [
     "after_call",
     "before_call",
     "of_arguments",
+    "of_cond",
     "of_operation",
+    "of_scan",
+    "of_while",
     "user_call",
     "uses",
 ]

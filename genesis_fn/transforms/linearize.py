@@ -97,7 +97,7 @@ class SplitTrace(Trace):
         late = any(map(self.holds, args))
         if late and prim.stage is not None:
             return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
-        if late and prim.name == "jit":
+        if late and prim.plain:
             program = params["jaxpr"]
             if not all(dependent(program, list(map(self.holds, args)))):
                 return evaluate(program, *args)  # it computes both

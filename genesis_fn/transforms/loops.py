@@ -17,10 +17,10 @@ from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, ctx, mark
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import instantiate, move_batch
+from genesis_fn.transforms import key_uses
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.flat import flatten_arrays, labels_of, missing, name_of
-from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr
 from genesis_fn.transforms.scan import _fixed_point, grown, mismatch, named_scan, scan
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
@@ -160,6 +160,10 @@ def _while_active(
 while_p = Primitive(
     "while", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
 )
+while_p.key_uses = key_uses.of_while
+while_p.guard = lambda ins, active, *, cond_consts, **_: [
+    active, *ins[:cond_consts], active, *ins[cond_consts:],
+]  # fmt: skip
 
 
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
@@ -234,7 +238,7 @@ def _while(
             f"while_loop: {name_of(cond_fun)} must return a boolean scalar, got {kind}\n"
             f"  at {where().describe()}"
         )
-    outs = user_call(
+    outs = key_uses.user_call(
         while_p, *cond_captured, *body_captured, *leaves, cond=cond_jaxpr, body=body_jaxpr,
         cond_consts=len(cond_captured), body_consts=len(body_captured),
     )  # fmt: skip

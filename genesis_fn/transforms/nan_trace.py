@@ -18,7 +18,12 @@ from genesis_fn.core.array import Array, stored
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive, bind, ctx, running
 from genesis_fn.core.source import where
-from genesis_fn.transforms.checkpoint import without_effects
+from genesis_fn.primitives.define import full_p
+from genesis_fn.primitives.shape import broadcast_in_dim_p, copy_p, reshape_p
+from genesis_fn.transforms.checkpoint import name_p, without_effects
+from genesis_fn.transforms.cond import cond_p
+from genesis_fn.transforms.loops import while_p
+from genesis_fn.transforms.scan import scan_p
 
 
 class Watch(NamedTuple):
@@ -129,23 +134,22 @@ def follow(jaxpr: Jaxpr, args: Sequence[Any], index: int, watch: Watch) -> Origi
 
 def _inside(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None:
     """The origin within an equation that runs programs; its `index` is then an operand of `e`."""
-    params, name = e.params, e.prim.name
-    if name == "scan":
+    if e.prim is scan_p:
         return _in_scan(e, xs, out, watch)
-    if name == "while":
+    if e.prim is while_p:
         return _in_while(e, xs, out, watch)
-    if name == "cond":
-        branches = params["branches"]
+    if e.prim is cond_p:
+        branches = e.params["branches"]
         chosen = min(max(int(_host(xs[0])), 0), len(branches) - 1)
         found = follow(branches[chosen], xs[1:], out, watch)
         if found is None or found.eqn is None:
             return found and found._replace(index=found.index + 1)
         return _within(found, f"branch {chosen} of cond{_at(e)}")
-    inner = params.get("forward") if name == "linear_call" else params.get("jaxpr")
-    if type(inner) is not Jaxpr:
+    inner = e.params[e.prim.program] if e.prim.program else None
+    if inner is None:
         return None
     found = follow(inner, xs, out, watch)
-    return _within(found, f"{inner.name or name}{_at(e)}") if found and found.eqn else found
+    return _within(found, f"{inner.name or e.prim}{_at(e)}") if found and found.eqn else found
 
 
 def _within(found: Origin, place: str) -> Origin:
@@ -283,7 +287,7 @@ _plain_eager = Primitive.eager
 def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
     out = _plain_eager(self, args, params)
     watch = current_watch()
-    if watch is None or watch is _NOTHING or self.name in _PASSING:
+    if watch is None or watch is _NOTHING or self in _PASSING:
         return out
     outs = out if self.multi else [out]
     if any(_is_bad(o, watch) for o in outs):
@@ -299,7 +303,7 @@ def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
 
 
 # These hold the values that the user gave.
-_PASSING = frozenset(("full", "copy", "broadcast_in_dim", "reshape", "convert", "name"))
+_PASSING = frozenset((full_p, copy_p, broadcast_in_dim_p, reshape_p, name_p))
 
 
 def _install(settings: config.Config | None = None) -> None:

@@ -29,10 +29,10 @@ from genesis_fn.core.primitive import (
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import instantiate, move_batch, zeros
 from genesis_fn.primitives.elementwise import add, convert
+from genesis_fn.transforms import dependence, key_uses
 from genesis_fn.transforms.batch import batch_jaxpr
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.flat import flatten_arrays, missing, name_of
-from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.stage import evaluate, stage, stage_closed
 from genesis_fn.transforms.transpose import transpose_flat
@@ -279,6 +279,7 @@ def _batch(
 scan_p = Primitive(
     "scan", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
 )
+scan_p.depends, scan_p.key_uses = dependence.of_loop, key_uses.of_scan
 
 
 # ---- what users call ----
@@ -330,7 +331,7 @@ def named_scan(
     if unroll is True or (type(unroll) is int and unroll >= max(length, 2)):
         outs = _unrolled(jaxpr, captured, inits, leaves, length, reverse)
     else:
-        outs = user_call(
+        outs = key_uses.user_call(
             scan_p, *captured, *inits, *leaves, jaxpr=jaxpr, consts=len(captured), carry=count,
             length=length, reverse=reverse, unroll=int(unroll), residuals=(0, 0),
         )  # fmt: skip

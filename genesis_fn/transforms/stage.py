@@ -248,7 +248,7 @@ def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
 @memoized
 def inlined(jaxpr: Jaxpr) -> Jaxpr:
     """The program with the calls in it (`jit`) replaced by what they run."""
-    if not any(e.prim.name == "jit" for e in jaxpr.eqns):
+    if not any(e.prim.plain for e in jaxpr.eqns):
         return jaxpr
     eqns: list[Eqn] = []
     rename: dict[Var, Any] = {}
@@ -265,7 +265,7 @@ def _inline(
     pass if its call does."""
     for e in jaxpr.eqns:
         ins = [rename.get(i, i) if type(i) is Var else i for i in e.ins]
-        if e.prim.name != "jit":
+        if not e.prim.plain:
             outs = e.outs
             if copy:
                 outs = [Var(o.aval) for o in e.outs]

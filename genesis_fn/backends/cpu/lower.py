@@ -33,10 +33,10 @@ def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Call
     build = RULES.get(prim)
     if build is not None:
         return build(avals, **params)
-    own = prim.lowering
-    if type(own) is not Elementwise or own.torch is None:
+    lowering = prim.lowering
+    if type(lowering) is not Elementwise or lowering.torch is None:
         raise errors.BackendError(f"{prim.name} has no lowering on the CPU")
-    return _around(prim, own.torch, own.numpy, avals, **params)
+    return _around(prim, lowering.torch, lowering.numpy, avals, **params)
 
 
 def has_lowering(prim: Primitive) -> bool:
