@@ -129,6 +129,7 @@ def _extreme_of(greatest: bool, position: bool = False) -> Reduce:
 
 def _extreme(name: str, greatest: bool) -> Primitive:
     prim = reduction(name, "ordered", _extreme_of(greatest))
+    prim.bounded = True
 
     def linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
         y = bind(prim, x, axes=axes)

@@ -17,7 +17,7 @@ from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.forks import note_compiled
 from genesis_fn.backends.cpu.inductor import InductorExecutable
 from genesis_fn.backends.cpu.lower import lower
-from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view
+from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view, same
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
@@ -25,6 +25,7 @@ from genesis_fn.core.device import Device
 from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives import elementwise as ops
 from genesis_fn.transforms.words import physical
 
 
@@ -90,8 +91,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 
-def _same(x: Any) -> Any:
-    return x
+_ARITHMETIC = frozenset(f.prim for f in (ops.add, ops.sub, ops.mul, ops.div))
 
 
 class CpuBackend:
@@ -122,11 +122,11 @@ class CpuBackend:
             return lambda x: Array(run(x.data), one)
         if len(avals) == 2 and all(type(a) is Aval for a in avals):
             return lambda x, y: Array(run(x.data, y.data), one)
-        if prim.name in ("add", "sub", "mul", "div") and len(avals) == 2:
+        if prim in _ARITHMETIC:
             if type(avals[0]) is Aval:
-                known = _NUMBERS.get(avals[0].dtype, _same)
+                known = _NUMBERS.get(avals[0].dtype, same)
                 return lambda x, y: Array(run(x.data, known(y)), one)
-            known = _NUMBERS.get(avals[1].dtype, _same)
+            known = _NUMBERS.get(avals[1].dtype, same)
             return lambda x, y: Array(run(known(x), y.data), one)
         return lambda *args: Array(run(*[a.data if type(a) is Array else a for a in args]), one)
 

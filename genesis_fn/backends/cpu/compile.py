@@ -34,8 +34,11 @@ from genesis_fn.core.device import Device
 from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs
 from genesis_fn.core.source import equation_of
+from genesis_fn.primitives.define import full_p
+from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 from genesis_fn.transforms.callback import pure_callback_p
 from genesis_fn.transforms.cost import memory
+from genesis_fn.transforms.fused import fused_p
 
 # Values known without inputs are computed once and kept, up to this many bytes each.
 _KEPT = 4 << 20
@@ -62,7 +65,7 @@ def tensor_program(
 
 def has_function(e: Eqn) -> bool:
     """Whether an equation is a fused function with a torch function for these operands."""
-    if e.prim.name != "fused" or e.params["op"].torch is None:
+    if e.prim is not fused_p or e.params["op"].torch is None:
         return False
     avals = [i.aval if type(i) is Var else i for i in e.ins]
     return e.params["op"].torch(avals, **dict(e.params["static"])) is not None
@@ -91,7 +94,8 @@ class TensorProgram:
 
 # What must run when the program does, though it changes nothing.
 _HOST = frozenset({pure_callback_p})
-_LAZY = frozenset({"broadcast_in_dim", "full", "optimization_barrier"})
+# What stays a number, or a smaller array, until someone needs all of it.
+_LAZY = frozenset({broadcast_in_dim_p, full_p, barrier_p})
 
 
 class _Writer:
@@ -162,7 +166,7 @@ class _Writer:
                     self._lines([t for t in todo[n : n + count] if isinstance(t, Step)])
                 else:
                     self._line(s, n, last)
-            elif s.prim.name == "broadcast_in_dim":
+            elif s.prim is broadcast_in_dim_p:
                 self._broadcast(s)
             elif s.outs[0] in results:
                 self._line(step(s, self.names), n, last)
@@ -202,7 +206,7 @@ class _Writer:
             ):
                 fixed.append(e)
                 known.update(e.outs)
-        if all([e.prim.name == "full" for e in fixed]):
+        if all([e.prim is full_p for e in fixed]):
             return jaxpr
         early = set(fixed)
         needed = set(jaxpr.outs)
@@ -212,7 +216,7 @@ class _Writer:
         kept: list[Var] = []
         for e in reversed(fixed):
             asked = [o for o in e.outs if o in needed]
-            if asked and e.prim.name not in _LAZY and sum(o.aval.nbytes for o in asked) <= _KEPT:
+            if asked and e.prim not in _LAZY and sum(o.aval.nbytes for o in asked) <= _KEPT:
                 kept.extend(asked)
             elif asked:
                 early.discard(e)
@@ -346,7 +350,7 @@ class _Writer:
                 self._share(o, self.homes[x])
                 if s.dense and x in self.dense and x not in self.thin:
                     self.dense.add(o)
-                    if s.eqn.prim.name == "reshape" and x in self.flat:
+                    if s.eqn.prim is reshape_p and x in self.flat:
                         self.flat.add(o)
             else:
                 shared = frozenset().union(*[self.homes[i] for i in s.ins])
@@ -371,13 +375,13 @@ class _Writer:
 
 def _without_barriers(jaxpr: Jaxpr) -> Jaxpr:
     """Lines run in order here, so that a barrier is only another name for its operands."""
-    if not any(e.prim.name == "optimization_barrier" for e in jaxpr.eqns):
+    if not any(e.prim is barrier_p for e in jaxpr.eqns):
         return jaxpr
     env: dict[Var, Var] = {}
     eqns = []
     for e in jaxpr.eqns:
         ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
-        if e.prim.name == "optimization_barrier":
+        if e.prim is barrier_p:
             env.update(zip(e.outs, ins))
         elif env:
             eqns.append(Eqn(e.prim, ins, e.params, e.outs, e.where, e.backward))

@@ -12,17 +12,30 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.backends.cpu.lower import FRESH_RESULTS, OF_COMPLEX, lower
 from genesis_fn.backends.cpu.lowerings.contraction import compute_dtype, matrix_plan, product_shape
 from genesis_fn.backends.cpu.lowerings.indexing import place_of
 from genesis_fn.backends.cpu.storage import NARROW_FLOATS, SIGNED_STORAGE, TORCH_DTYPE
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.contract import dot_general_p
+from genesis_fn.primitives.indexing import dynamic_update_slice_p
+from genesis_fn.primitives.reduce import reduce_max_p, reduce_min_p, reduce_sum_p
+from genesis_fn.primitives.shape import (
+    concatenate_p,
+    reshape_p,
+    slice_p,
+    split_p,
+    transpose_p,
+)
+from genesis_fn.transforms.fused import fused_p
 
 FRESH, VIEW, UNKNOWN = "fresh", "view", "unknown"
 
@@ -85,49 +98,44 @@ class Names:
         return f"({value!r})" if type(value) is complex or value < 0 else repr(value)
 
 
-# Primitives of one operand whose torch function has an in-place method of the same name.
-_UNARY = {
-    "neg": "neg", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p",
-    "sqrt": "sqrt", "rsqrt": "rsqrt", "logistic": "sigmoid", "sin": "sin", "cos": "cos",
-    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh",
-    "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf",
-    "erfc": "erfc", "erf_inv": "erfinv", "lgamma": "lgamma", "digamma": "digamma", "floor": "floor",
-    "ceil": "ceil", "trunc": "trunc", "round_even": "round", "abs": "abs",
-    "not": "bitwise_not",
-}  # fmt: skip
 _TORCH = {
-    n: getattr(torch, n)
-    for n in (
-        "add", "sub", "mul", "div", "maximum", "minimum", "atan2", "where", "mm", "bmm", "addmm",
-        "addcmul", "addcdiv", "cat", "sum", "amax", "amin", "full", "sigmoid", "reciprocal",
+    f.__name__: f
+    for f in (
+        torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.atan2,
+        torch.where, torch.mm, torch.addmm, torch.addcmul, torch.addcdiv, torch.cat,
     )
 }  # fmt: skip
-for _name in ("add", "sub", "mul", "div", *_UNARY.values()):
-    if hasattr(torch, f"_foreach_{_name}"):
-        _TORCH[f"foreach_{_name}"] = getattr(torch, f"_foreach_{_name}")
+for _name in dir(torch):
+    if _name.startswith("_foreach_") and not _name.endswith("_"):
+        _TORCH[_name[1:]] = getattr(torch, _name)
 _TORCH["row_major"] = torch.contiguous_format
 _TORCH["silu"] = torch.nn.functional.silu
 _TORCH["silu_backward"] = torch.ops.aten.silu_backward.default
 _TORCH["silu_backward_out"] = torch.ops.aten.silu_backward.grad_input
 
-# Operators of torch that are wrong for some complex numbers; the definitions have others.
-_NOT_OF_COMPLEX = ("neg", "log1p", "add", "sub", "pow")
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "eq": "==", "ne": "!=", "lt": "<",
-    "le": "<=", "gt": ">", "ge": ">=", "and": "&", "or": "|", "xor": "^",
+class _Infix(NamedTuple):
+    """How a primitive of two operands is written: its sign, the torch function that takes `out=`,
+    the method that writes over the first operand, and whether the operands may be exchanged."""
+
+    sign: str = ""
+    function: str = ""
+    method: str = ""
+    commutes: bool = False
+
+
+_BINARY = {
+    ops.add.prim: _Infix("+", "add", "add_", True), ops.sub.prim: _Infix("-", "sub", "sub_"),
+    ops.mul.prim: _Infix("*", "mul", "mul_", True), ops.div.prim: _Infix("/", "div", "div_"),
+    ops.pow.prim: _Infix("**", "", "pow_"),
+    ops.bitwise_and.prim: _Infix("&", "", "bitwise_and_", True),
+    ops.bitwise_or.prim: _Infix("|", "", "bitwise_or_", True),
+    ops.bitwise_xor.prim: _Infix("^", "", "bitwise_xor_", True),
+    ops.eq.prim: _Infix("=="), ops.ne.prim: _Infix("!="), ops.lt.prim: _Infix("<"),
+    ops.le.prim: _Infix("<="), ops.gt.prim: _Infix(">"), ops.ge.prim: _Infix(">="),
+    ops.max.prim: _Infix("", "maximum"), ops.min.prim: _Infix("", "minimum"),
+    ops.atan2.prim: _Infix("", "atan2"),
 }  # fmt: skip
-_IN_PLACE = {
-    "add": "add_", "sub": "sub_", "mul": "mul_", "div": "div_", "pow": "pow_",
-    "and": "bitwise_and_", "or": "bitwise_or_", "xor": "bitwise_xor_",
-}  # fmt: skip
-_COMMUTES = ("add", "mul", "and", "or", "xor")
-# Results that are memory of their own, whatever the operands are.
-_FRESH = frozenset({
-    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "argmax", "argmin", "dot_general",
-    "concatenate", "dynamic_update_slice", "take_rows", "segment_sum", "conv_general_dilated",
-    "integer_pow", "select", "cumsum", "clamp", "rem",
-})  # fmt: skip
 
 
 def placeholders(e: Eqn, names: Names) -> tuple[list[Var], list[str]]:
@@ -153,7 +161,9 @@ def plain(x: Atom) -> bool:
 
 def step(e: Eqn, names: Names) -> Step:
     """The line for an equation."""
-    write = _FORMS.get(e.prim.name)
+    write = _FORMS.get(e.prim)
+    if write is None and len(e.ins) == 1 and not e.params and _method(e.prim):
+        write = _unary
     if write is not None and all(map(plain, e.ins)) and all(map(plain, e.outs)):
         found = write(e, names)
         if found is not None:
@@ -167,8 +177,8 @@ def _call(e: Eqn, names: Names) -> Step:
     ins = [i for i in e.ins if type(i) is Var]
     count = iter(range(len(ins)))
     texts = [f"{{{next(count)}}}" if type(i) is Var else repr(i) for i in e.ins]
-    fresh = e.prim.name in _FRESH and all(map(plain, e.outs))
-    if e.prim.name == "fused":
+    fresh = e.prim in FRESH_RESULTS and all(map(plain, e.outs))
+    if e.prim is fused_p:
         # The library's own fused functions return memory of their own, apart from operands and
         # repeated results, which the simplifier has recognised.
         fresh = e.params["op"].reference.__module__.startswith("genesis_fn.lax.")
@@ -176,10 +186,10 @@ def _call(e: Eqn, names: Names) -> Step:
     return Step(e, e.outs, ins, f"{f}({', '.join(texts)})", memory=memory)
 
 
-_FORMS: dict[str, Callable[[Eqn, Names], Step | None]] = {}
+_FORMS: dict[Primitive, Callable[[Eqn, Names], Step | None]] = {}
 
 
-def _form(*prims: str) -> Callable:
+def _form(*prims: Primitive) -> Callable:
     def register(f: Callable) -> Callable:
         _FORMS.update(dict.fromkeys(prims, f))
         return f
@@ -190,29 +200,35 @@ def _form(*prims: str) -> Callable:
 # ---- elementwise ----
 
 
-@_form(*_UNARY)
+@functools.cache
+def _method(prim: Primitive) -> str:
+    """The name of a primitive of one operand as torch's method, if there is one in place too."""
+    name = getattr(getattr(prim.lowering, "torch", None), "__name__", "")
+    return name if hasattr(torch.Tensor, f"{name}_") else ""
+
+
 def _unary(e: Eqn, names: Names) -> Step | None:
     (x,), out = e.ins, e.outs[0]
-    if type(x) is not Var or (dtypes.is_complex(x.aval.dtype) and e.prim.name in _NOT_OF_COMPLEX):
+    if type(x) is not Var or (dtypes.is_complex(x.aval.dtype) and e.prim in OF_COMPLEX):
         return None
-    name = _UNARY[e.prim.name]
+    name = _method(e.prim)
     over = {0: f"{{0}}.{name}_()"} if x.aval is out.aval else {}
     return Step(e, e.outs, [x], f"{{0}}.{name}()", over, elementwise=True)
 
 
-@_form(*_INFIX, "max", "min", "atan2")
+@_form(*_BINARY)
 def _binary(e: Eqn, names: Names) -> Step | None:
-    name, out = e.prim.name, e.outs[0]
+    prim, out = e.prim, e.outs[0]
+    sign, function, method, commutes = _BINARY[prim]
     ins, (x, y) = placeholders(e, names)
-    if not ins or (name == "div" and not dtypes.is_inexact(out.aval.dtype)):
+    if not ins or (prim is ops.div.prim and not dtypes.is_inexact(out.aval.dtype)):
         return None
-    if name in _NOT_OF_COMPLEX and dtypes.is_complex(out.aval.dtype):
+    if prim in OF_COMPLEX and dtypes.is_complex(out.aval.dtype):
         return None
-    if name == "pow" and len(ins) == 1:
+    if prim is ops.pow.prim and len(ins) == 1:
         return None  # exponents that are numbers have kernels of their own
-    function = {"max": "maximum", "min": "minimum", "atan2": "atan2"}.get(name)
-    if function is None:
-        text = f"{x} {_INFIX[name]} {y}"
+    if sign:
+        text = f"{x} {sign} {y}"
     else:
         if "{" not in x + y or any(t[0] not in "{k" for t in (x, y)):
             return None
@@ -222,17 +238,16 @@ def _binary(e: Eqn, names: Names) -> Step | None:
         if v.aval is not out.aval:
             continue
         mine = f"{{{place}}}"
-        method = _IN_PLACE.get(name)
         if method and mine == x:
             over[place] = f"{mine}.{method}({y})"
-        elif method and name in _COMMUTES and mine == y:
+        elif commutes and mine == y:
             over[place] = f"{mine}.{method}({x})"
-        elif function or (name in ("sub", "div") and x[0] in "{k"):
-            over[place] = f"{function or name}({x}, {y}, out={mine})"
+        elif function and (not sign or x[0] in "{k"):
+            over[place] = f"{function}({x}, {y}, out={mine})"
     return Step(e, e.outs, ins, text, over, spreads=len(ins) == 2, elementwise=True)
 
 
-@_form("integer_pow")
+@_form(ops.integer_pow_p)
 def _integer_pow(e: Eqn, names: Names) -> Step | None:
     (x,), y = e.ins, e.params["y"]
     if type(x) is not Var:
@@ -244,7 +259,7 @@ def _integer_pow(e: Eqn, names: Names) -> Step | None:
     return None
 
 
-@_form("select")
+@_form(ops.select_p)
 def _select(e: Eqn, names: Names) -> Step | None:
     c, *cases = e.ins
     ins, texts = [c], []
@@ -263,7 +278,7 @@ def _select(e: Eqn, names: Names) -> Step | None:
     return Step(e, e.outs, ins, f"where({inside})", over, spreads=spreads, elementwise=True)
 
 
-@_form("add_n")
+@_form(ops.add_n.prim)
 def _add_n(e: Eqn, names: Names) -> Step | None:
     if e.outs[0].aval.dtype.itemsize < 4 or dtypes.is_complex(e.outs[0].aval.dtype):
         return None
@@ -281,7 +296,7 @@ def _add_n(e: Eqn, names: Names) -> Step | None:
     return Step(e, e.outs, ins, start, {} if twice else over, elementwise=True)
 
 
-@_form("convert_element_type")
+@_form(ops.convert_p)
 def _convert(e: Eqn, names: Names) -> Step | None:
     (x,), target = e.ins, e.params["dtype"]
     if type(x) is not Var:
@@ -316,12 +331,12 @@ def many_of(text: str) -> tuple[str, list[str]] | None:
 # ---- shapes ----
 
 
-@_form("reshape")
+@_form(reshape_p)
 def _reshape(e: Eqn, names: Names) -> Step:
     return Step(e, e.outs, list(e.ins), f"{{0}}.reshape({e.params['shape']})", memory=VIEW)
 
 
-@_form("transpose")
+@_form(transpose_p)
 def _transpose(e: Eqn, names: Names) -> Step:
     order = e.params["permutation"]
     moved = [i for i, p in enumerate(order) if i != p]
@@ -331,7 +346,7 @@ def _transpose(e: Eqn, names: Names) -> Step:
     return Step(e, e.outs, list(e.ins), text, memory=VIEW)
 
 
-@_form("slice")
+@_form(slice_p)
 def _slice(e: Eqn, names: Names) -> Step:
     p, (x,) = e.params, e.ins
     cut = [
@@ -351,7 +366,7 @@ def _slice(e: Eqn, names: Names) -> Step:
     return Step(e, e.outs, [x], text, memory=VIEW, dense=False)
 
 
-@_form("split")
+@_form(split_p)
 def _split(e: Eqn, names: Names) -> Step:
     p = e.params
     text = f"{{0}}.split({list(p['sizes'])}, {p['axis']})"
@@ -371,14 +386,14 @@ def thin_shape(e: Eqn) -> tuple[int, ...] | None:
     return tuple(sizes)
 
 
-@_form("concatenate")
+@_form(concatenate_p)
 def _concatenate(e: Eqn, names: Names) -> Step:
     ins = list(e.ins)
     inside = ", ".join([f"{{{i}}}" for i in range(len(ins))])
     return Step(e, e.outs, ins, f"cat(({inside}), {e.params['dimension']})", contiguous=True)
 
 
-@_form("dynamic_update_slice")
+@_form(dynamic_update_slice_p)
 def _update(e: Eqn, names: Names) -> Step:
     step = _call(e, names)
     x, u, *starts = e.ins
@@ -397,7 +412,7 @@ def _update(e: Eqn, names: Names) -> Step:
 # ---- reductions and contractions ----
 
 
-@_form("reduce_sum")
+@_form(reduce_sum_p)
 def _sum(e: Eqn, names: Names) -> Step | None:
     kind = e.outs[0].aval.dtype
     if not dtypes.is_inexact(kind):
@@ -405,11 +420,11 @@ def _sum(e: Eqn, names: Names) -> Step | None:
     return Step(e, e.outs, list(e.ins), f"{{0}}.sum({e.params['axes']})")
 
 
-@_form("reduce_max", "reduce_min")
+@_form(reduce_max_p, reduce_min_p)
 def _extreme(e: Eqn, names: Names) -> Step | None:
     if e.ins[0].aval.size == 0:
         return None
-    name = "amax" if e.prim.name == "reduce_max" else "amin"
+    name = "amax" if e.prim is reduce_max_p else "amin"
     return Step(e, e.outs, list(e.ins), f"{{0}}.{name}({e.params['axes']})")
 
 
@@ -452,7 +467,7 @@ def _matrix_text(name: str, plan: tuple, shape: tuple[int, ...]) -> str:
     return name + (".t()" if swap else "")
 
 
-@_form("dot_general")
+@_form(dot_general_p)
 def _dot(e: Eqn, names: Names) -> Step | None:
     found = product(e)
     if found is None:

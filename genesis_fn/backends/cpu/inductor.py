@@ -26,7 +26,6 @@ from genesis_fn.core.source import line_of
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.scatter import segment_sum, segment_sum_p
 from genesis_fn.primitives.shape import slice_in_dim
-from genesis_fn.primitives.windows import window_sizes
 from genesis_fn.transforms.active import unchecked
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.cost import memory
@@ -146,26 +145,11 @@ def _check(e: Eqn) -> tuple[Var, Callable[[torch.Tensor], Any]] | None:
     """(the indices of a checked equation, a function that raises for those out of range)."""
     if e.params.get("mode") != "check" or type(e.ins[1]) is not Var:
         return None
-    name, (x, indices, *rest) = e.prim.name, [i.aval for i in e.ins]
-    if name == "take_rows":
-        find = starts_for(x, indices, (0,), (1, *x.shape[1:]), "check")
-    elif name == "segment_sum":
-        rows = e.outs[0].aval
-        find = starts_for(rows, indices, (0,), (1, *rows.shape[1:]), "check")
-    elif name == "gather":
-        mapped = e.params["dimension_numbers"].start_index_map
-        find = starts_for(x, indices, mapped, e.params["slice_sizes"], "check")
-    elif name == "scatter":
-        numbers = e.params["dimension_numbers"]
-        sizes = window_sizes(x, rest[0], numbers)
-        find = starts_for(x, indices, numbers.scatter_dims_to_operand_dims, sizes, "check")
-    else:
-        return None
-    vectors = name in ("gather", "scatter")  # else plain row numbers
+    find = starts_for(e.prim, [i.aval for i in e.ins], e.params)
 
-    def check(tensor: torch.Tensor) -> None:
+    def check(indices: torch.Tensor) -> None:
         try:
-            find(tensor if vectors else tensor.unsqueeze(-1))
+            find(indices)
         except errors.IndexOutOfRange as error:
             raise errors.at_line(error, e.where) from None
 

@@ -24,6 +24,8 @@ from genesis_fn.core.primitive import Primitive
 
 # `build(avals, **params)` by primitive.
 RULES: dict[Primitive, Callable[..., Callable]] = {}
+# Primitives whose results are memory of their own, whatever the operands are.
+FRESH_RESULTS: set[Primitive] = set()
 # Elementwise functions of complex tensors, where those for numbers are wrong for some of them.
 OF_COMPLEX: dict[Primitive, Callable] = {}
 
@@ -44,11 +46,13 @@ def has_lowering(prim: Primitive) -> bool:
     return prim in RULES or (type(prim.lowering) is Elementwise and prim.lowering.torch is not None)
 
 
-def lowers(*prims: Primitive) -> Callable[[Callable], Callable]:
-    """Decorator: `build(avals, **params)` makes the torch function of these primitives."""
+def lowers(*prims: Primitive, fresh: bool = False) -> Callable[[Callable], Callable]:
+    """Decorator: `build(avals, **params)` makes the torch function of these primitives; `fresh`:
+    its results are memory of their own."""
 
     def register(build: Callable) -> Callable:
         RULES.update(dict.fromkeys(prims, build))
+        FRESH_RESULTS.update(prims if fresh else ())
         return build
 
     return register

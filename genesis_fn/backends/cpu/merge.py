@@ -14,12 +14,20 @@ import torch
 from genesis_fn.backends.cpu.forms import Names, Step, plain, product, step
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.contract import dot_general_p
+from genesis_fn.primitives.elementwise import integer_pow_p
+from genesis_fn.primitives.shape import broadcast_in_dim_p, pad_p
+
+add, sub, mul, div = ops.add.prim, ops.sub.prim, ops.mul.prim, ops.div.prim
+add_n, logistic = ops.add_n.prim, ops.logistic.prim
 
 _KINDS = (dtypes.F32, dtypes.F64)
 
 
-def steps(jaxpr: Jaxpr, names: Names, lazy: frozenset[str]) -> list[Step | Eqn]:
-    """The lines of a program; equations of primitives named in `lazy` are left to the caller."""
+def steps(jaxpr: Jaxpr, names: Names, lazy: frozenset[Primitive]) -> list[Step | Eqn]:
+    """The lines of a program; equations of primitives in `lazy` are left to the caller."""
     merger = _Merger(jaxpr, names)
     # Gradients first: they may leave a forward silu as the only user of its gate.
     for merge in (merger.silu_backward, merger.merge):
@@ -27,7 +35,7 @@ def steps(jaxpr: Jaxpr, names: Names, lazy: frozenset[str]) -> list[Step | Eqn]:
             if e not in merger.found and e not in merger.absorbed:
                 merge(e)
     return [
-        merger.found.get(e) or (e if e.prim.name in lazy else step(e, names))
+        merger.found.get(e) or (e if e.prim in lazy else step(e, names))
         for e in jaxpr.eqns
         if e not in merger.absorbed
     ]
@@ -49,25 +57,25 @@ class _Merger:
         self.found: dict[Eqn, Step] = {}
         self.absorbed: set[Eqn] = set()
 
-    def only(self, x: Any, *prims: str) -> Eqn | None:
+    def only(self, x: Any, *prims: Primitive) -> Eqn | None:
         """The equation that makes `x`, if it is one of `prims` and `x` has no other use."""
         e = self.made.get(x) if type(x) is Var else None
-        if e is None or e.prim.name not in prims or self.uses[x] != 1:
+        if e is None or e.prim not in prims or self.uses[x] != 1:
             return None
         return None if e in self.absorbed or e in self.found else e
 
     def merge(self, e: Eqn) -> None:
         """Find the largest merger that ends in `e`."""
-        name = e.prim.name
-        if name not in ("add", "sub", "mul", "add_n") or e.outs[0].aval.dtype not in _KINDS:
+        prim = e.prim
+        if prim not in (add, sub, mul, add_n) or e.outs[0].aval.dtype not in _KINDS:
             return
         if not all([type(i) is Var for i in e.ins]):
             return
-        if name == "add_n":
+        if prim is add_n:
             found = [self._padded(e), self._products(e)]
-        elif name == "mul":
+        elif prim is mul:
             found = [self._silu(e, *e.ins), self._silu(e, *reversed(e.ins))]
-        elif name == "sub":
+        elif prim is sub:
             x, y = e.ins
             found = [self._sum(e, x, y, -1.0)]
         else:
@@ -81,7 +89,7 @@ class _Merger:
     # ---- silu ----
 
     def _silu(self, e: Eqn, x: Var, y: Var) -> tuple | None:
-        gate = self.only(y, "logistic")
+        gate = self.only(y, logistic)
         if gate is None or gate.ins[0] is not x:
             return None
         made = Step(e, e.outs, [x], "silu({0})", {0: "silu({0}, True)"}, elementwise=True)
@@ -89,17 +97,17 @@ class _Merger:
 
     def silu_backward(self, e: Eqn) -> None:
         """t * s + (t * x) * (s * (1 - s)) with s = logistic(x): the gradient of x * s."""
-        if e.prim.name not in ("add", "add_n") or len(e.ins) != 2:
+        if e.prim not in (add, add_n) or len(e.ins) != 2:
             return
         if e.outs[0].aval.dtype not in _KINDS:
             return
         for a, b in (e.ins, e.ins[::-1]):
-            direct, through = self.only(a, "mul"), self.only(b, "mul")
+            direct, through = self.only(a, mul), self.only(b, mul)
             if direct is None or through is None:
                 continue
             for t, s in (direct.ins, direct.ins[::-1]):
                 gate = self.made.get(s) if type(s) is Var else None
-                if gate is None or gate.prim.name != "logistic" or type(t) is not Var:
+                if gate is None or gate.prim is not logistic or type(t) is not Var:
                     continue
                 parts = self._gate_slope(through, t, s, gate.ins[0])
                 if parts is not None:
@@ -114,11 +122,11 @@ class _Merger:
     def _gate_slope(self, e: Eqn, t: Var, s: Var, x: Var) -> list[Eqn] | None:
         """The parts of `e` if it is (t * x) * (s * (1 - s))."""
         for p, q in (e.ins, e.ins[::-1]):
-            outer, slope = self.only(p, "mul"), self.only(q, "mul")
+            outer, slope = self.only(p, mul), self.only(q, mul)
             if outer is None or slope is None or set(outer.ins) != {t, x}:
                 continue
             for r, again in (slope.ins, slope.ins[::-1]):
-                rest = self.only(r, "sub")
+                rest = self.only(r, sub)
                 if again is s and rest is not None and rest.ins[1] is s:
                     if type(rest.ins[0]) in (int, float) and rest.ins[0] == 1:
                         return [outer, slope, rest]
@@ -130,11 +138,11 @@ class _Merger:
         """base + sign * term, where term is made by a product or a quotient."""
         if base is term:
             return None
-        inner = self.only(term, "dot_general") if sign == 1.0 else None
+        inner = self.only(term, dot_general_p) if sign == 1.0 else None
         if inner is not None:
             return self._addmm(e, base, inner)
         scale, parts = sign, []
-        scaled = self.only(term, "mul")
+        scaled = self.only(term, mul)
         if scaled is not None:
             a, c = scaled.ins
             a, c = (a, c) if type(a) is Var else (c, a)
@@ -143,12 +151,12 @@ class _Merger:
                 parts.append(scaled)
         if not math.isfinite(scale):
             return None
-        inner = self.only(term, "mul", "div", "integer_pow")
+        inner = self.only(term, mul, div, integer_pow_p)
         name, pair = "", ()
-        if inner is not None and inner.prim.name == "integer_pow" and inner.params["y"] == 2:
+        if inner is not None and inner.prim is integer_pow_p and inner.params["y"] == 2:
             name, pair = "addcmul", (inner.ins[0],) * 2
-        elif inner is not None and inner.prim.name != "integer_pow":
-            name, pair = f"addc{inner.prim.name}", inner.ins
+        elif inner is not None and inner.prim is not integer_pow_p:
+            name, pair = "addcmul" if inner.prim is mul else "addcdiv", inner.ins
         # torch multiplies by the value first: what the product alone keeps in range may leave it.
         tame = 2**-24 <= abs(scale) <= 1
         if name and tame and all([type(i) is Var for i in pair]):
@@ -183,7 +191,7 @@ class _Merger:
 
     def _products(self, e: Eqn) -> tuple | None:
         """A sum of three terms or more, some of them matrix products that add to the others."""
-        dots = [(d, product(d)) for d in [self.only(i, "dot_general") for i in e.ins] if d]
+        dots = [(d, product(d)) for d in [self.only(i, dot_general_p) for i in e.ins] if d]
         dots = [(d, p) for d, p in dots if p is not None and all(map(plain, d.ins))]
         if len(dots) == len(e.ins):
             dots = dots[1:]  # the first makes the memory that the others add to
@@ -220,7 +228,7 @@ class _Merger:
     def _bias(self, base: Var) -> Var | None:
         """The vector along the last axis that `base` repeats, if it is one."""
         e = self.made.get(base)
-        if e is None or e.prim.name != "broadcast_in_dim":
+        if e is None or e.prim is not broadcast_in_dim_p:
             return None
         (x,) = e.ins
         last = (len(e.params["shape"]) - 1,)
@@ -231,7 +239,7 @@ class _Merger:
         parts: list[Eqn] = []
         rest: list[Var] = []
         for i in e.ins:
-            pad = self.only(i, "pad")
+            pad = self.only(i, pad_p)
             if pad is not None and _widens_by_zero(pad) and pad not in parts:
                 parts.append(pad)
             else:
@@ -243,12 +251,12 @@ class _Merger:
             sizes, config = p.ins[0].aval.shape, p.params["config"]
             windows.append(tuple([slice(low, low + n) for n, (low, _, _) in zip(sizes, config)]))
 
-        def add(total: torch.Tensor, *terms: torch.Tensor) -> torch.Tensor:
+        def add_parts(total: torch.Tensor, *terms: torch.Tensor) -> torch.Tensor:
             for window, term in zip(windows, terms):
                 total[window].add_(term)
             return total
 
-        f, count = self.names.add(add), len(rest)
+        f, count = self.names.add(add_parts), len(rest)
         terms = "".join([f", {{{count + i}}}" for i in range(len(parts))])
         more = "".join([f".add_({{{i}}})" for i in range(2, count)])
         head = f"({{0}} + {{1}}){more}" if count > 1 else "{0}.clone()"

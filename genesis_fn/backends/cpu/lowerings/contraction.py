@@ -112,7 +112,7 @@ def from_compute(source: torch.dtype, kind: DType) -> Callable[[torch.Tensor], t
     return lambda x: x.to(stored)
 
 
-@lowers(dot_general_p)
+@lowers(dot_general_p, fresh=True)
 def _dot(avals: Sequence[Any], **params: Any) -> Callable:
     x, y = avals
     (xc, yc), (xb, yb) = params["dimension_numbers"]

@@ -23,7 +23,7 @@ _FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
-@lowers(conv_p)
+@lowers(conv_p, fresh=True)
 def _conv(avals: Sequence[Any], **params: Any) -> Callable:
     x, w = avals
     result = conv_p.abstract((x, w), params)

@@ -110,7 +110,7 @@ def _cbrt(x: torch.Tensor) -> torch.Tensor:
     return torch.copysign(torch.pow(wide.abs(), 1 / 3), wide).to(x.dtype)
 
 
-@lowers(ops.integer_pow_p)
+@lowers(ops.integer_pow_p, fresh=True)
 def _integer_pow(avals: Sequence[Any], *, y: int) -> Callable:
     kind = avals[0].dtype
     if y == 2 and kind not in NARROW_FLOATS:
@@ -318,7 +318,7 @@ def _bitcast(avals: Sequence[Any], *, dtype: DType) -> Callable:
     return run
 
 
-@lowers(ops.select_p)
+@lowers(ops.select_p, fresh=True)
 def _select(avals: Sequence[Any]) -> Callable:
     kind = next(a.dtype for a in avals[1:] if type(a) is Aval)
     if all(type(a) is Aval for a in avals) and kind not in NARROW_FLOATS:

@@ -33,6 +33,7 @@ from genesis_fn.backends.cpu.storage import (
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing import dynamic_slice_p, dynamic_update_slice_p
 from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
@@ -72,15 +73,18 @@ def clipped(starts: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
     return torch.minimum(starts.clamp_min(0), torch.tensor(bounds, dtype=torch.int64))
 
 
-def starts_for(
-    operand: Aval, indices: Aval, mapped: Sequence[int], sizes: Sequence[int], mode: str
-) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]:
+Starts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def starts_for(prim: Primitive, avals: Sequence[Aval], params: dict[str, Any]) -> Starts:
     """A function: indices -> (window starts inside the operand, which are valid; None: all)."""
-    widen = as_int64(indices.dtype)
-    bounds = [operand.shape[d] - sizes[d] for d in mapped]
+    operand, places = prim.visits(*avals, **params)  # pyright: ignore[reportOptionalCall]
+    mode, rows = params["mode"], "dimension_numbers" not in params
+    widen = as_int64(avals[1].dtype)
+    bounds = [operand.shape[d] - size for d, size in places]
 
     def run(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        starts = widen(indices)
+        starts = widen(indices.unsqueeze(-1) if rows else indices)
         if not bounds:
             return starts, None
         if mode in ("clip", "promise_in_bounds"):
@@ -89,21 +93,21 @@ def starts_for(
         if valid is None:
             return starts, None
         if mode == "check":
-            raise first_outside(operand, starts, mapped, sizes)
+            raise first_outside(operand, starts, places)
         return clipped(starts, bounds), valid
 
     return run
 
 
 def first_outside(
-    operand: Aval, starts: torch.Tensor, mapped: Sequence[int], sizes: Sequence[int]
+    operand: Aval, starts: torch.Tensor, places: Sequence[tuple[int, int]]
 ) -> errors.IndexOutOfRange:
     """The error for the first index vector out of range."""
-    for k, d in enumerate(mapped):
+    for k, (d, size) in enumerate(places):
         column = starts[..., k]
-        bad = column[(column < 0) | (column > operand.shape[d] - sizes[d])]
+        bad = column[(column < 0) | (column > operand.shape[d] - size)]
         if bad.numel():
-            return errors.IndexOutOfRange.at(int(bad[0]), d, operand, sizes[d])
+            return errors.IndexOutOfRange.at(int(bad[0]), d, operand, size)
     raise AssertionError("no index is out of range")
 
 
@@ -273,28 +277,19 @@ def fill_tensor(value: Any, kind: DType) -> torch.Tensor:
 
 
 @lowers(gather_p)
-def _gather(
-    avals: Sequence[Aval],
-    *,
-    dimension_numbers: Any,
-    slice_sizes: tuple[int, ...],
-    unique_indices: bool,
-    indices_are_sorted: bool,
-    mode: str,
-    fill_value: Any,
-) -> Callable:
-    operand, indices = avals
-    plan = Plan(operand, indices, dimension_numbers, slice_sizes)
-    starts_of = starts_for(operand, indices, dimension_numbers.start_index_map, slice_sizes, mode)
+def _gather(avals: Sequence[Aval], **params: Any) -> Callable:
+    (operand, indices), mode = avals, params["mode"]
+    plan = Plan(operand, indices, params["dimension_numbers"], params["slice_sizes"])
+    starts_of = starts_for(gather_p, avals, params)
     empty = 0 in plan.result
     form = plan.form()
     finish = plan.to_result(form)
     read = moved(operand.dtype, _READ[form](plan))
     mask_shape = [plan.lengths[i] if i < plan.window else 1 for i in plan.order]
-    fill = fill_tensor(fill_value, operand.dtype) if mode == "fill" else None
+    fill = fill_tensor(params["fill_value"], operand.dtype) if mode == "fill" else None
 
     if mode == "check" and form in ("axis", "along") and not empty and len(plan.column) == 1:
-        if len(dimension_numbers.start_index_map) == 1 and indices.dtype not in SIGNED_STORAGE:
+        if indices.shape[-1] == 1 and indices.dtype not in SIGNED_STORAGE:
 
             def run_checked(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
                 # The operator checks the indices itself; look for the culprit when it objects.
@@ -354,22 +349,12 @@ _READ = {"slice": _read_slice, "axis": _read_axis, "along": _read_along, "rows":
 
 
 @lowers(scatter_p)
-def _scatter(
-    avals: Sequence[Aval],
-    *,
-    kind: str,
-    dimension_numbers: Any,
-    unique_indices: bool,
-    indices_are_sorted: bool,
-    mode: str,
-) -> Callable:
+def _scatter(avals: Sequence[Aval], **params: Any) -> Callable:
     operand, indices, updates = avals
-    sizes = window_sizes(operand, updates, dimension_numbers)
-    plan = Plan(operand, indices, dimension_numbers, sizes)
-    starts_of = starts_for(
-        operand, indices, dimension_numbers.scatter_dims_to_operand_dims, sizes, mode
-    )
-    op, encode, decode = arithmetic(kind, operand.dtype, unique_indices)
+    numbers = params["dimension_numbers"]
+    plan = Plan(operand, indices, numbers, window_sizes(operand, updates, numbers))
+    starts_of = starts_for(scatter_p, avals, params)
+    op, encode, decode = arithmetic(params["kind"], operand.dtype, params["unique_indices"])
     form = plan.form()
     arrange, write = plan.from_updates(form), _WRITE[form](plan, op)
     arrange_rows, write_rows = plan.from_updates("rows"), _WRITE["rows"](plan, op)
@@ -514,19 +499,18 @@ def arithmetic(kind: str, dtype: DType, unique: bool) -> tuple[str, Change, Chan
 # ---- rows of a table ----
 
 
-@lowers(take_rows_p)
-def _take_rows(avals: Sequence[Aval], *, mode: str, fill_value: Any) -> Callable:
-    table, indices = avals
+@lowers(take_rows_p, fresh=True)
+def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable:
+    (table, indices), mode = avals, params["mode"]
     shape = (*indices.shape, *table.shape[1:])
-    row = (1, *table.shape[1:])
-    starts_of = starts_for(table, indices, (0,), row, mode)
-    fill = fill_tensor(fill_value, table.dtype) if mode == "fill" else None
+    starts_of = starts_for(take_rows_p, avals, params)
+    fill = fill_tensor(params["fill_value"], table.dtype) if mode == "fill" else None
     mask_shape = (*indices.shape, *[1] * (table.ndim - 1))
     select = moved(table.dtype, lambda x, i: x.index_select(0, i).view(shape))
     direct = mode == "check" and indices.dtype in (dtypes.I32, dtypes.I64)
 
     def run(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        starts, valid = starts_of(indices.unsqueeze(-1))
+        starts, valid = starts_of(indices)
         out = select(x, starts.reshape(-1))
         return out if valid is None else torch.where(valid.reshape(mask_shape), out, fill)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
@@ -535,32 +519,30 @@ def _take_rows(avals: Sequence[Aval], *, mode: str, fill_value: Any) -> Callable
         try:
             return select(x, indices.reshape(-1))
         except IndexError:
-            starts_of(indices.unsqueeze(-1))
+            starts_of(indices)
             raise
 
     if math.prod(shape) == 0:
 
         def run_empty(x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-            starts_of(indices.unsqueeze(-1))
+            starts_of(indices)
             return x.new_empty(shape)
 
         return run_empty
     return run_checked if direct else run
 
 
-@lowers(segment_sum_p)
-def _segment_sum(
-    avals: Sequence[Aval], *, num_segments: int, indices_are_sorted: bool, mode: str
-) -> Callable:
-    data, ids = avals
+@lowers(segment_sum_p, fresh=True)
+def _segment_sum(avals: Sequence[Aval], **params: Any) -> Callable:
+    (data, ids), num_segments = avals, params["num_segments"]
     rest = data.shape[ids.ndim :]
     result = data.update((num_segments, *rest))
     op, encode, decode = arithmetic("add", data.dtype, False)
-    starts_of = starts_for(result, ids, (0,), (1, *rest), mode)
+    starts_of = starts_for(segment_sum_p, avals, params)
     width = math.prod(rest)
 
     def run(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        starts, valid = starts_of(ids.unsqueeze(-1))
+        starts, valid = starts_of(ids)
         x = encode(x).reshape(starts.numel(), width)
         out = x.new_zeros(num_segments, width)
         index = starts.reshape(-1)
@@ -610,7 +592,7 @@ def _dynamic_slice(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Cal
     return lambda x, *starts: place(x, starts)
 
 
-@lowers(dynamic_update_slice_p)
+@lowers(dynamic_update_slice_p, fresh=True)
 def _dynamic_update_slice(avals: Sequence[Any]) -> Callable:
     place = place_of(avals[0], avals[2:], avals[1].shape)
 

@@ -25,7 +25,7 @@ from genesis_fn.primitives import reduce
 from genesis_fn.primitives.fold import reduce_prod_p
 
 
-@lowers(reduce.reduce_sum_p)
+@lowers(reduce.reduce_sum_p, fresh=True)
 def _sum(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
     kind = avals[0].dtype
     stored = TORCH_DTYPE[kind]
@@ -36,7 +36,7 @@ def _sum(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
     return lambda x: torch.sum(x, axes, dtype=stored)
 
 
-@lowers(reduce_prod_p)
+@lowers(reduce_prod_p, fresh=True)
 def _prod(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
     kind = avals[0].dtype
     if kind == BOOL:
@@ -53,7 +53,7 @@ def _prod(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
 
 
 def _extreme(prim: Primitive, function: Callable, greatest: bool) -> None:
-    @lowers(prim)
+    @lowers(prim, fresh=True)
     def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
         x = avals[0]
         if x.size == 0:
@@ -82,7 +82,7 @@ _logic(reduce.reduce_xor_p, lambda x, axes: x.sum(axes) % 2 != 0, np.bitwise_xor
 
 
 def _position(prim: Primitive, function: Callable) -> None:
-    @lowers(prim)
+    @lowers(prim, fresh=True)
     def lower(avals: Sequence[Any], *, axis: int, index_dtype: DType) -> Callable:
         stored = TORCH_DTYPE[index_dtype]
         result = reduce.reduced(avals[0], (axis,), "")

@@ -16,7 +16,7 @@ from genesis_fn.primitives import cumulative
 def _running(prim: Primitive, function: Callable, storage: Callable) -> None:
     """Register torch's `function(x, axis)`; `storage(dtype)` is (to, from) what it computes in."""
 
-    @lowers(prim)
+    @lowers(prim, fresh=True)
     def lower(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
         if avals[0].size == 0:
             return lambda x: x.clone()

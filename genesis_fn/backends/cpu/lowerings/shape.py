@@ -102,7 +102,7 @@ def _pad(avals: Sequence[Any], *, config: tuple) -> Callable:
     return write if number is None else lambda a, v: write(a, number)
 
 
-@lowers(shapes.concatenate_p)
+@lowers(shapes.concatenate_p, fresh=True)
 def _concatenate(avals: Sequence[Aval], *, dimension: int) -> Callable:
     return moved(avals[0].dtype, lambda *xs: torch.cat(xs, dimension))
 
