@@ -75,7 +75,7 @@ def elementwise(prim: Primitive, numpy: Callable | None = None) -> Callable[[Cal
 
     def register(f: Callable) -> Callable:
         unsigned = numpy or prim.lowering.numpy
-        lowers(prim)(functools.partial(_around, prim, f, unsigned))
+        lowers(prim, fresh=True)(functools.partial(_around, prim, f, unsigned))
         return f
 
     return register
