@@ -31,12 +31,9 @@ for _module in pkgutil.walk_packages(genesis_fn.transforms.__path__, "genesis_fn
 ELSEWHERE = {
     "jit": "transforms/test_jit.py", "precision_region": "transforms/test_amp.py",
     "wide_region": "amp/test_autocast_lists.py",
-    "linear_call": "transforms/test_custom.py", "scan": "transforms/test_scan.py",
+    "custom_call": "transforms/test_custom.py", "scan": "transforms/test_scan.py",
     "while": "transforms/test_loops.py", "cond": "transforms/test_cond.py",
-    "fused": "transforms/test_fused.py", "custom_jvp": "transforms/test_custom.py",
-    "custom_vjp": "transforms/test_custom.py",
-    "custom_jvp_call": "transforms/test_rules_run.py",
-    "custom_vjp_call": "transforms/test_rules_run.py", "pullback": "transforms/test_rules_run.py",
+    "fused": "transforms/test_fused.py",
     "checkpoint": "transforms/test_checkpoint.py",
     "name": "transforms/test_checkpoint.py",
     **dict.fromkeys(
@@ -48,7 +45,7 @@ ELSEWHERE = {
 }  # fmt: skip
 ELSEWHERE |= {
     "if_active": "transforms/test_active_lanes.py", "torch_call": "transforms/test_foreign.py",
-    "triton_call": "transforms/test_foreign.py", "custom_vmap": "transforms/test_surroundings.py",
+    "triton_call": "transforms/test_foreign.py",
     "pure_callback": "transforms/test_callback.py",
     "random_wrap": "random/test_keys.py", "random_unwrap": "random/test_keys.py",
     "power_of_integers": "primitives/test_specials.py",

@@ -9,23 +9,17 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
-from genesis_fn.core.aval import aval
+from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Tracer
 
 
-class Abstract:
-    """Shape and dtype standing for an array: what `eval_shape` returns and `lower` accepts."""
+class Described:
+    """What stands for an array of the aval `aval`, and has its attributes."""
 
-    __slots__ = ("aval", "weak")
+    __slots__ = ("aval",)
 
-    def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
-        self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), bool(weak_type)
-
-    @property
-    def weak_type(self) -> bool:
-        """Whether the dtype yields to that of arrays, as that of a Python number does."""
-        return self.weak
+    aval: Aval
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,6 +45,20 @@ class Abstract:
     def nbytes(self) -> int:
         """The bytes of a dense array of this kind."""
         return self.aval.nbytes
+
+
+class Abstract(Described):
+    """Shape and dtype standing for an array: what `eval_shape` returns and `lower` accepts."""
+
+    __slots__ = ("weak",)
+
+    def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
+        self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), bool(weak_type)
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the dtype yields to that of arrays, as that of a Python number does."""
+        return self.weak
 
     def __repr__(self) -> str:
         weak = ", weak_type=True" if self.weak else ""
@@ -78,4 +86,4 @@ def abstract_of(x: Any) -> Any:
     return x
 
 
-__all__ = ["Abstract", "abstract_of"]
+__all__ = ["Abstract", "Described", "abstract_of"]

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core import dtypes
+from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import aval
+from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
 from genesis_fn.core.lowering import Source, View
 from genesis_fn.core.primitive import Primitive, typeof
@@ -22,10 +23,12 @@ from genesis_fn.primitives.elementwise import div, mul, select
 from genesis_fn.primitives.reduce import reduce_or
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.assertions import assert_p
-from genesis_fn.transforms.call import jit_p, linear_call_p
-from genesis_fn.transforms.custom_batch import custom_vmap_p
+from genesis_fn.transforms.call import jit_p
+from genesis_fn.transforms.custom_call import Wrapped, custom_call_p
+from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.fused import fused_p
 from genesis_fn.transforms.scan import scan_p
+from genesis_fn.transforms.stage import evaluate, stage, stage_closed
 
 ACTIVE = aval((), dtypes.BOOL)
 
@@ -71,15 +74,8 @@ def _checks(e: Eqn, seen: set[int]) -> bool:
         return True
     if e.prim is fused_p and any(map(_is_index, e.ins)):
         return True
-    return any(_has_checks(j, seen) for j in [*e_jaxprs(e), *_rule_programs(e)])
-
-
-def _rule_programs(e: Eqn) -> list[Jaxpr]:
-    """The programs of a custom derivative that can be had already."""
-    rules = e.params.get("rules")
-    if rules is None or (None not in rules.made and rules.make is None):
-        return []
-    return [j for j in rules.programs() if j is not None]
+    rules = e.params["call"].programs_known() if e.prim is custom_call_p else []
+    return any(_has_checks(j, seen) for j in [*e_jaxprs(e), *rules])
 
 
 def _is_index(x: Any) -> bool:
@@ -126,7 +122,7 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
             call = {"jaxpr": guarded(params["jaxpr"])}
             return [e.replace(prim=jit_p, ins=[active, *e.ins], params=call)]
         return _replaced(e, active, {i: 0 for i, x in enumerate(e.ins) if _is_index(x)})
-    if prim is custom_vmap_p:
+    if prim is custom_call_p and params["call"].batch is not None:
         # What the user's rule does with lanes is not known.
         return [e.replace(params=_without_checks(e))]
     new = {k: v + 1 if k in _COUNTS else _guarded_param(v) for k, v in params.items()}
@@ -134,12 +130,53 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
     if prim is scan_p:
         fixed, moving = params["residuals"]
         new["residuals"] = (fixed + 1, moving)
-    elif prim is linear_call_p:
-        new["residuals"] = params["residuals"] + 1
-    elif "rules" in params:
-        rules = params["rules"]
-        new["rules"] = rules.batched("active", lambda p: _guarded_param(rules.programs(p)))
+    elif prim is custom_call_p:
+        new["call"] = _Guarded(params["call"])
     return [e.replace(ins=ins, params=new)]
+
+
+class _Guarded(Wrapped):
+    """A custom call of which the first operand says whether it is active; its rules' checks count
+    only there."""
+
+    __slots__ = ()
+
+    @property
+    def linear(self) -> int | None:
+        n = self.call.linear
+        return None if n is None else n + 1
+
+    def _run(self, f: Callable, active: Any, *args: Any) -> Any:
+        """`f(*args)`, which are lists of values or None and have such a list as its result."""
+        leaves, in_tree = tree.flatten(args)
+        flat = FlatFunction(f, in_tree)
+        program = stage_closed(flat, [typeof(x) for x in leaves], self.name)
+        return flat.output(evaluate(guarded(program), active, *leaves))
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        active, *xs = primals
+        return self._run(self.call.jvp, active, xs, list(tangents[1:]))
+
+    def fwd(
+        self, nonzero: Sequence[bool], xs: Sequence[Any]
+    ) -> tuple[list[Any], list[Any], Callable]:
+        pulls: list[Callable] = []
+
+        def forward(ys: list[Any]) -> Any:
+            outs, saved, pull = self.call.fwd(nonzero[1:], ys)
+            pulls[:] = [pull]
+            return list(outs), list(saved)
+
+        active, *rest = xs
+        outs, saved = self._run(forward, active, rest)
+        (pull,) = pulls
+        back = lambda residuals, cts: [  # noqa: E731
+            None, *self._run(pull, residuals[0], list(residuals[1:]), list(cts))
+        ]  # fmt: skip
+        return outs, [active, *saved], back
+
+    def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        return self._run(self.call.pull, residuals[0], list(residuals[1:]), list(cts))
 
 
 def _guarded_param(value: Any) -> Any:
@@ -161,30 +198,19 @@ def _replaced(e: Eqn, active: Var, otherwise: dict[int, Any]) -> list[Eqn]:
 
 def _without_checks(e: Eqn) -> dict[str, Any]:
     """The parameters of a custom_vmap call whose function and batching rule check nothing."""
-    from genesis_fn.core import tree
-    from genesis_fn.core.convert import as_array
-    from genesis_fn.transforms.stage import evaluate, stage
+    jaxpr, call = unchecked(e.params["jaxpr"]), e.params["call"]
 
-    jaxpr = e.params["jaxpr"]
+    def rule(size: int, batched: Sequence[bool], xs: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+        flags: list[bool] = []
 
-    def without(given: Callable) -> Callable:
-        def f(size: int, in_batched: list, *args: Any) -> Any:
-            leaves, treedef = tree.flatten(args)
-            found: list[Any] = []
+        def flat(*ys: Any) -> list[Any]:
+            outs, flags[:] = call.rule(size, batched, ys)
+            return [as_array(x) for x in outs]
 
-            def flat(*xs: Any) -> list[Any]:
-                outs, flags = given(size, in_batched, *tree.unflatten(treedef, xs))
-                leaves, out_tree = tree.flatten(outs)
-                found[:] = [out_tree, flags]
-                return [as_array(x) for x in leaves]
+        program, captured = stage(flat, [typeof(x) for x in xs], name=jaxpr.name)
+        return evaluate(unchecked(program), *captured, *xs), flags
 
-            program, captured = stage(flat, [typeof(x) for x in leaves], name=jaxpr.name)
-            outs = evaluate(unchecked(program), *captured, *leaves)
-            return tree.unflatten(found[0], outs), found[1]
-
-        return f
-
-    return {"jaxpr": unchecked(jaxpr), "rule": e.params["rule"].changed(without)}
+    return {"jaxpr": jaxpr, "call": call.changed(jaxpr, rule)}
 
 
 @memoized

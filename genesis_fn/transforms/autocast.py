@@ -43,9 +43,9 @@ from genesis_fn.primitives.elementwise import convert
 from genesis_fn.transforms.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.checkpoint import checkpoint_p
 from genesis_fn.transforms.cond import cond_p
+from genesis_fn.transforms.custom_call import Wrapped
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.fused import fused_p
-from genesis_fn.transforms.inline import Wrapped
 from genesis_fn.transforms.loops import while_p
 from genesis_fn.transforms.scan import scan_p
 from genesis_fn.transforms.stage import StageTrace, evaluate, stage, stage_closed
@@ -141,9 +141,9 @@ class AutocastTrace(Trace):
         try:
             if self.policy is None:
                 return bind(prim, *map(known, args), **params)
-            if prim.stage is not None:
-                call = Shielded(params["call"])
-                outs = bind(prim, *map(known, args), call=call)
+            if prim.stage is not None:  # a custom call
+                call = params["call"] if params["jaxpr"] else Shielded(params["call"])
+                outs = bind(prim, *map(known, args), call=call, jaxpr=params["jaxpr"])
                 return [AutocastTracer(self, o, o.aval, o.weak) for o in outs]
             try:
                 out = prim.abstract(kinds, params)
@@ -197,9 +197,14 @@ class Shielded(Wrapped):
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return self._run(self.call.jvp, primals, tangents)
 
-    def fwd(self, *xs: Any) -> tuple[list[Any], list[Any], Callable]:
-        outs, saved, backward = self._run(self.call.fwd, *xs)
-        return outs, saved, lambda residuals, cts: self._run(backward, residuals, cts)
+    def fwd(
+        self, nonzero: Sequence[bool], xs: Sequence[Any]
+    ) -> tuple[list[Any], list[Any], Callable]:
+        outs, saved, pull = self._run(self.call.fwd, nonzero, xs)
+        return outs, saved, functools.partial(self._run, pull)
+
+    def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        return self._run(self.call.pull, residuals, cts)
 
 
 def recorded(trace: Trace | None) -> bool:

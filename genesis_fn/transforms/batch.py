@@ -118,11 +118,12 @@ class resumed:
     def __init__(self, trace: BatchTrace) -> None:
         self.trace, self.axis = trace, named_axis(trace.axis_name, trace.batch_size)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> BatchTrace:
         self.before = self.trace.parent, self.trace.alive
         self.trace.parent, self.trace.alive = ctx.trace, True
         ctx.trace = self.trace
         self.axis.__enter__()
+        return self.trace
 
     def __exit__(self, *exc: Any) -> None:
         self.axis.__exit__(*exc)

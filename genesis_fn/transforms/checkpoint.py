@@ -24,8 +24,8 @@ from genesis_fn.primitives.conv import conv_p
 from genesis_fn.primitives.define import instantiate
 from genesis_fn.primitives.shape import optimization_barrier
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.call import jit_p, jvp_call, linear_call
-from genesis_fn.transforms.custom import custom_vjp_p
+from genesis_fn.transforms.call import jit_p, jvp_call
+from genesis_fn.transforms.custom_call import CustomCall, custom_call_p, linear_call
 from genesis_fn.transforms.flat import FlatFunction, as_taken, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.key_uses import user_call
 from genesis_fn.transforms.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
@@ -54,10 +54,9 @@ def _ruled(jaxpr: Jaxpr) -> Jaxpr:
     mode runs, and what is differentiated further."""
     eqns = []
     for e in jaxpr.eqns:
-        if e.prim is custom_vjp_p:
-            fwd = e.params["rules"].programs()[0]
-            outs = fwd.outs[: len(e.outs)]
-            program = Jaxpr(fwd.invars, dead_code(fwd.eqns, outs)[0], outs, fwd.labels, fwd.name)
+        if e.prim is custom_call_p and e.params["call"].reverse:
+            fwd = functools.partial(_primal, e.params["call"])
+            program = stage_closed(fwd, [i.aval for i in e.ins], e.params["call"].name)
             e = Eqn(jit_p, e.ins, {"jaxpr": program}, e.outs, e.where, e.backward)
         elif any(True for _ in e_jaxprs(e)):
             params = {k: _mapped(_ruled, v) for k, v in e.params.items()}
@@ -67,6 +66,11 @@ def _ruled(jaxpr: Jaxpr) -> Jaxpr:
     if all(map(operator.is_, eqns, jaxpr.eqns)):
         return jaxpr
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _primal(call: CustomCall, *xs: Any) -> list[Any]:
+    """The outputs by the forward rule."""
+    return call.fwd((False,) * len(xs), xs)[0]
 
 
 def _mapped(f: Callable, value: Any) -> Any:
@@ -163,7 +167,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable
     kinds = tuple([typeof(o) for o in primals])
 
     def apply(*ts: Any) -> list[Any]:
-        back = linear_call(
+        return linear_call(
             [*xs, *kept],
             [t for t in ts if t is not None],
             forward=_forward_mode(jaxpr, saved, mask),
@@ -171,7 +175,6 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable
             out_avals=kinds,
             name=jaxpr.name,
         )
-        return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(back, kinds)]
 
     return primals, apply
 

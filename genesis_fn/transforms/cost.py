@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
 from genesis_fn.core.lowering import Source, View
-from genesis_fn.transforms.call import linear_call_p
 from genesis_fn.transforms.cond import cond_p
 from genesis_fn.transforms.loops import while_p
 from genesis_fn.transforms.scan import scan_p
@@ -57,8 +56,6 @@ def _count(jaxpr: Jaxpr) -> _Count:
         inner = [_count(j) for j in e_jaxprs(e)]
         if e.prim is cond_p:
             total.add(max(inner, key=lambda c: (c.flops, c.moved)), 1)
-        elif e.prim is linear_call_p:
-            total.add(_count(e.params["forward"] or e.params["backward"]), 1)
         elif inner:
             for c in inner:
                 total.add(c, e.params["length"] if e.prim is scan_p else 1)

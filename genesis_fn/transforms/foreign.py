@@ -19,9 +19,9 @@ from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.core.source import where
 from genesis_fn.core.static import aux_key
 from genesis_fn.primitives.define import move_batch, zeros
-from genesis_fn.transforms.call import linear_call
 from genesis_fn.transforms.callback import _declared, _one_by_one
 from genesis_fn.transforms.custom import custom_vjp
+from genesis_fn.transforms.custom_call import linear_call
 from genesis_fn.transforms.flat import flatten_arrays, name_of
 from genesis_fn.transforms.stage import stage_closed
 

@@ -22,7 +22,8 @@ from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
 from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.define import instantiate, move_batch
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.call import jit_p, jvp_call, linear_call, linearize_call
+from genesis_fn.transforms.call import jit_p, jvp_call, linearize_call
+from genesis_fn.transforms.custom_call import linear_call
 from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.linearize import jvp_jaxpr
 from genesis_fn.transforms.stage import stage_closed
@@ -124,11 +125,10 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
     push = _forward_program(jaxpr, tuple([typeof(s) for s in saved]), tuple(nonzero))
 
     def apply(*ts: Any) -> list[Any]:
-        outs = linear_call(
+        return linear_call(
             [*xs, *saved], [t for t in ts if t is not None], forward=push, backward=back,
             out_avals=kinds, name=op.name,
         )  # fmt: skip
-        return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(outs, kinds)]
 
     return primals, apply
 

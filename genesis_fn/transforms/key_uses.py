@@ -21,7 +21,6 @@ from genesis_fn.core.primitive import Primitive, bind, running
 from genesis_fn.core.source import where
 from genesis_fn.primitives.random_bits import SPLIT, key_hash_p, random_bits_p
 from genesis_fn.primitives.shape import copy_p
-from genesis_fn.transforms.call import linear_call_p
 from genesis_fn.transforms.key_reuse import drawn_on_purpose, reused, same_keys, use
 
 
@@ -93,9 +92,7 @@ def of_operation(prim: Primitive, params: dict[str, Any]) -> Uses:
     """What an operation that runs programs does with the keys among its operands."""
     if prim.key_uses is not None:
         return prim.key_uses(**params)
-    if prim is linear_call_p or prim.program is None:
-        return NOTHING  # of a derivative: what it draws was drawn before
-    return uses(params[prim.program])
+    return NOTHING if prim.program is None else uses(params[prim.program])
 
 
 def _either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

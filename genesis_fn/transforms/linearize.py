@@ -95,7 +95,7 @@ class SplitTrace(Trace):
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         late = any(map(self.holds, args))
-        if late and prim.stage is not None:
+        if late and prim.stage is not None and params["call"].linear is None:
             return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
         if late and prim.plain:
             program = params["jaxpr"]
@@ -138,10 +138,16 @@ class LinearizeTrace(Trace):
             else:
                 primals.append(a)
                 tangents.append(None)
-        ctx.trace = self.parent
-        if prim.stage is not None:  # it runs below this trace, whose tracers mean nothing there
+        linearize = prim.linearize
+        if prim.stage is not None:  # a custom call
+            call = params["call"]
+            if nonzero and call.linear is not None:  # not so in its residuals
+                return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
+            linearize = linearize if call.reverse else None
+            # It runs below this trace, whose tracers mean nothing there.
             before = self.calling
-            self.alive, self.calling = False, params["call"].name
+            self.alive, self.calling = False, call.name
+        ctx.trace = self.parent
         try:
             if not nonzero:
                 return bind(prim, *primals, **params)
@@ -151,19 +157,19 @@ class LinearizeTrace(Trace):
                     apart = any(map(self.rule.holds, tangents))
                 else:
                     apart = ctx.apart and prim.stage is None
-                parts = self._parts(prim, primals, tangents, params) if apart else None
+                parts = self._parts(linearize, primals, tangents, params) if apart else None
                 if parts is None:
                     parts = prim.jvp(primals, tangents, **params)
                 return self._wrap(prim, *parts)
-            if prim.jvp is not None and prim.linearize is None:
+            if prim.jvp is not None and linearize is None:
                 out, t = self._split(prim, primals, tangents, params)
                 return self._wrap(prim, out, t)
-            if prim.linearize is None:
+            if linearize is None:
                 raise errors.NotDifferentiableError(
                     f"{prim.name} has no derivative\n  at {where().describe()}\n"
                     "  wrap its operand in stop_gradient(...) if none is wanted"
                 )
-            out, tangent = prim.linearize([t is not None for t in tangents], *primals, **params)
+            out, tangent = linearize([t is not None for t in tangents], *primals, **params)
             ctx.trace = self.tape
             t = tangent(*tangents)
         finally:
@@ -174,14 +180,15 @@ class LinearizeTrace(Trace):
         return self._wrap(prim, out, t)
 
     def _parts(
-        self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
-    ) -> tuple[Any, Any] | None:
+        self, linearize: Callable | None, primals: list[Any], tangents: list[Any],
+        params: dict[str, Any],
+    ) -> tuple[Any, Any] | None:  # fmt: skip
         """(value, tangent), each computed by itself. None where that cannot be: of a while loop,
         whose derivative may still be one of the rule's values."""
-        if prim.linearize is None:
+        if linearize is None:
             return None
         try:
-            out, tangent = prim.linearize([t is not None for t in tangents], *primals, **params)
+            out, tangent = linearize([t is not None for t in tangents], *primals, **params)
         except errors.NotDifferentiableError:
             return None
         return out, tangent(*tangents)

@@ -118,7 +118,9 @@ class StageTrace(Trace):
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         if prim.stage is not None:
-            return prim.stage(self, args, **params)
+            staged = prim.stage(self, args, **params)
+            if staged is not None:
+                return staged
         ins = []
         for a in args:
             if type(a) is StageTracer and a._trace is self:
@@ -234,8 +236,7 @@ def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
         for e in jaxpr.eqns:
             ctx.line = e.where  # what comes of an equation keeps its line
             ins = [env[i] if type(i) is Var else i for i in e.ins]
-            inline = e.prim.inline
-            outs = bind(e.prim, *ins, **e.params) if inline is None else inline(*ins, **e.params)
+            outs = bind(e.prim, *ins, **e.params)
             if e.prim.multi:
                 env.update(zip(e.outs, outs))
             else:

@@ -18,11 +18,10 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, running, typeof
 from genesis_fn.primitives import elementwise, gather, indexing, reduce, scatter, shape
 from genesis_fn.primitives.define import full_p, move_batch
-from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
+from genesis_fn.transforms.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.checkpoint import checkpoint_p, name_p
 from genesis_fn.transforms.cond import cond_p
-from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
-from genesis_fn.transforms.custom_batch import custom_vmap_p
+from genesis_fn.transforms.custom_call import custom_call_p
 from genesis_fn.transforms.fused import fused_p
 from genesis_fn.transforms.loops import while_p
 from genesis_fn.transforms.scan import scan_p
@@ -89,8 +88,7 @@ for _prim in (
 ):  # fmt: skip
     _prim.words = _moved
 for _prim in (
-    jit_p, region_p, wide_p, linear_call_p, checkpoint_p, cond_p, custom_jvp_p, custom_vjp_p,
-    custom_vmap_p, fused_p, while_p, scan_p,
+    jit_p, region_p, wide_p, checkpoint_p, cond_p, custom_call_p, fused_p, while_p, scan_p,
 ):  # fmt: skip
     _prim.words = _nested
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):

@@ -15,6 +15,7 @@ from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.static import Meaning, meaning
+from genesis_fn.transforms.custom_call import CustomCall
 from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.jit.call_codegen import builder
 from genesis_fn.transforms.jit.reads import Reads
@@ -149,6 +150,8 @@ def _alone(jaxpr: Jaxpr) -> bool:
             return _alone(x)
         if type(x) is Array:
             return False
+        if isinstance(x, CustomCall):
+            return light(x.batch)
         if callable(x) and not isinstance(x, type):
             known = meaning(x)
             return known is not None and not known.lent and not known.keeps

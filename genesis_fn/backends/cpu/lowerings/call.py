@@ -11,10 +11,10 @@ from genesis_fn.backends.cpu.compile import tensor_function, tensor_program
 from genesis_fn.backends.cpu.lower import computes, lowers
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.transforms.call import jit_p, linear_call_p, region_p, wide_p
+from genesis_fn.transforms.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.checkpoint import checkpoint_p, name_p
 from genesis_fn.transforms.cond import cond_p
-from genesis_fn.transforms.custom import custom_jvp_p, custom_vjp_p
+from genesis_fn.transforms.custom_call import custom_call_p
 from genesis_fn.transforms.fused import Fused, fused_p
 from genesis_fn.transforms.loops import while_p
 from genesis_fn.transforms.scan import scan_p, stacked
@@ -24,8 +24,7 @@ from genesis_fn.transforms.scan import scan_p, stacked
 @lowers(region_p)
 @lowers(wide_p)
 @lowers(checkpoint_p)
-@lowers(custom_jvp_p)
-@lowers(custom_vjp_p)
+@lowers(custom_call_p)
 def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable:
     return tensor_function(jaxpr)
 
@@ -42,11 +41,6 @@ def _fused(avals: Sequence[Any], *, op: Fused, static: tuple, jaxpr: Jaxpr) -> C
         if run is not None:
             return run
     return tensor_function(jaxpr)
-
-
-@lowers(linear_call_p)
-def _linear_call(avals: Sequence[Any], *, forward: Jaxpr, **_: Any) -> Callable:
-    return tensor_function(forward)
 
 
 def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable, Callable]:

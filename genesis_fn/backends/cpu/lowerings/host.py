@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from genesis_fn.backends.cpu.compile import tensor_function
 from genesis_fn.backends.cpu.lower import lowers
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import running
 from genesis_fn.transforms.assertions import assert_p, failure
 from genesis_fn.transforms.callback import (
@@ -21,7 +19,6 @@ from genesis_fn.transforms.callback import (
     io_callback_p,
     pure_callback_p,
 )
-from genesis_fn.transforms.custom_batch import custom_vmap_p
 
 
 def _host(x: Any, kind: Any) -> np.ndarray:
@@ -43,11 +40,6 @@ def _callback(
         return [host_tensor(np.array(y), a.dtype) for y, a in zip(outs, out_avals, strict=True)]
 
     return run
-
-
-@lowers(custom_vmap_p)
-def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable:
-    return tensor_function(jaxpr)
 
 
 @lowers(assert_p)
