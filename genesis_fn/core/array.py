@@ -9,49 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes, errors, transfer
-from genesis_fn.core.aval import Aval, Sig, aval, sig
+from genesis_fn.core.aval import Aval, Described, Sig, aval, sig
 from genesis_fn.core.extended import is_key
 from genesis_fn.core.source import where
 
 
-class Operators:
+class Operators(Described):
     """What arrays and tracers share: metadata here, operators and methods from `numpy/`."""
 
     __slots__ = ()
     # NumPy arrays leave `np_array * x` to x; NumPy's functions take x by its `__array__`.
     __array_priority__ = 1000
 
-    aval: Aval
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of the dimensions."""
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The NumPy dtype; that of random keys is an extended one, `key<philox>`."""
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.aval.shape)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.aval.size
-
     @property
     def itemsize(self) -> int:
         """The bytes of one element."""
         return self.aval.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all elements."""
-        return self.aval.nbytes
 
     def on_device_size_in_bytes(self) -> int:
         """The bytes that the values take: `nbytes`."""

@@ -54,6 +54,39 @@ class Aval:
         return aval(self.shape if shape is None else shape, self.dtype if dtype is None else dtype)
 
 
+class Described:
+    """What has the metadata of an array, by an `aval`: arrays, tracers, and what stands for one."""
+
+    __slots__ = ()
+
+    aval: Aval
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the dimensions."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The NumPy dtype; that of random keys is an extended one, `key<philox>`."""
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.aval.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+        return self.aval.nbytes
+
+
 _avals: dict[Any, Aval] = {}
 
 

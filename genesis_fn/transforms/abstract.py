@@ -9,48 +9,15 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
-from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.aval import Described, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Tracer
-
-
-class Described:
-    """What stands for an array of the aval `aval`, and has its attributes."""
-
-    __slots__ = ("aval",)
-
-    aval: Aval
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The lengths of the dimensions."""
-        return self.aval.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The NumPy dtype."""
-        return self.aval.dtype
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return self.aval.ndim
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.aval.size
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a dense array of this kind."""
-        return self.aval.nbytes
 
 
 class Abstract(Described):
     """Shape and dtype standing for an array: what `eval_shape` returns and `lower` accepts."""
 
-    __slots__ = ("weak",)
+    __slots__ = ("aval", "weak")
 
     def __init__(self, shape: Sequence[int], dtype: Any, *, weak_type: bool = False) -> None:
         self.aval, self.weak = aval(tuple(shape), dtypes.dtype(dtype)), bool(weak_type)
@@ -86,4 +53,4 @@ def abstract_of(x: Any) -> Any:
     return x
 
 
-__all__ = ["Abstract", "Described", "abstract_of"]
+__all__ = ["Abstract", "abstract_of"]

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors, tree
-from genesis_fn.core.aval import Aval
+from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.core.source import Where, is_internal, where
 from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.define import zeros
-from genesis_fn.transforms.abstract import Described
 from genesis_fn.transforms.copies import Copied
 from genesis_fn.transforms.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.flat import FlatFunction, as_taken, flatten_arrays, missing, name_of
@@ -32,7 +31,7 @@ class SymbolicZero(Described):
     """A tangent or cotangent that is zero, with the aval that it would have as an array: what rules
     get that were given with `symbolic_zeros=True`, and may return."""
 
-    __slots__ = ()
+    __slots__ = ("aval",)
 
     def __init__(self, aval: Aval) -> None:
         self.aval = aval

@@ -802,7 +802,7 @@ def test_b26_symbolic_zeros_of_custom_vjp(name):
 
 
 def test_b26_in_recorded_programs():
-    """There the rules are traced for what is perturbed; cotangents are arrays."""
+    """There the rules are traced for what is perturbed, and for the cotangents that there are."""
     x = gf.numpy.asarray(vector(0))
     for around in (
         gf.jit,
@@ -815,7 +815,7 @@ def test_b26_in_recorded_programs():
         g = around(lambda b: f(x[0], {"a": x[0], "b": b}, 3)[1])  # noqa: B023
         got = gf.grad(lambda v: g(v).sum())(x)  # noqa: B023
         assert np.allclose(got, 3 * np.cos(vector(0)), rtol=1e-5)
-        assert (False, False, True, False) in seen
+        assert {(False, False, True, False), (True, False)} <= set(seen)
 
 
 def with_symbolic_jvp(L: Any, n: Any, seen: list) -> Any:
