@@ -254,8 +254,8 @@ def _batch(
 
 
 custom_call_p = _Custom(
-    "custom_call", _shape, multi=True, program="jaxpr", linearize=_linearize, jvp=_jvp, transpose=_transpose,
-    batch=_batch,
+    "custom_call", _shape, multi=True, program="jaxpr", linearize=_linearize, jvp=_jvp,
+    transpose=_transpose, batch=_batch,
 )  # fmt: skip
 custom_call_p.inline, custom_call_p.stage = _run, _stage
 # A linear map belongs to a derivative: what it draws was drawn before.
