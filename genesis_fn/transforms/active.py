@@ -24,7 +24,7 @@ from genesis_fn.primitives.reduce import reduce_or
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.assertions import assert_p
 from genesis_fn.transforms.call import jit_p
-from genesis_fn.transforms.custom_call import Wrapped, custom_call_p
+from genesis_fn.transforms.custom_call import CustomCall, Wrapped, custom_call_p
 from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.fused import fused_p
 from genesis_fn.transforms.scan import scan_p
@@ -141,10 +141,9 @@ class _Guarded(Wrapped):
 
     __slots__ = ()
 
-    @property
-    def linear(self) -> int | None:
-        n = self.call.linear
-        return None if n is None else n + 1
+    def __init__(self, call: CustomCall) -> None:
+        super().__init__(call)
+        self.linear = None if call.linear is None else call.linear + 1
 
     def _run(self, f: Callable, active: Any, *args: Any) -> Any:
         """`f(*args)`, which are lists of values or None and have such a list as its result."""

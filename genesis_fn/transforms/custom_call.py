@@ -29,48 +29,37 @@ from genesis_fn.transforms.stage import StageTrace, stage_closed
 class CustomCall:
     """A function on flat arrays with rules of its own.
 
-    A tangent or cotangent that is zero may be None wherever rules take or return one. What a record
-    does not have it says by `forward`, `reverse`, `linear` and `batch`.
+    * `fun(*xs)`: the outputs.
+    * `jvp(primals, tangents)`, if `forward`: (outputs, their tangents).
+    * `fwd(nonzero, xs)`, if `reverse`: (outputs, residuals, pull), where `nonzero` says which
+      operands have tangents; pull(residuals, cts) gives a cotangent for each operand, None for one
+      that has no derivatives.
+    * `pull(residuals, cts)` of a map that is linear in the operands after `linear` residuals: a
+      cotangent for each of them.
+    * `batch(size, which operands are batched, operands)`, where vmap is to use it: (outputs, which
+      of them are batched), all batches in front.
+    * `record(xs)`: the outputs in a program that is being recorded, and `key()` what tells recorded
+      forms apart.
+
+    A tangent or cotangent that is zero may be None wherever rules take or return one; with
+    `symbolic` they are told apart.
     """
 
     __slots__ = ()
 
     name: str  # what messages call the function
     owner: Any = None  # the user's function, which keeps recorded calls
-    forward = False  # whether `jvp` may be called
-    reverse = False  # whether `fwd` may be
-    symbolic = False  # whether rules tell zeros apart
-    linear: int | None = None  # how many residuals come before the operands that it is linear in
-    batch: Callable | None = None  # batch(size, which operands are batched, operands at the front)
     learned: Any = None  # what is known of the outputs after a run
     out_avals: Sequence[Aval] = ()  # of a linear map
-
-    def fun(self, *xs: Any) -> list[Any]:
-        """The outputs."""
-        raise NotImplementedError
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """(outputs, their tangents)."""
-        raise NotImplementedError
-
-    def fwd(
-        self, nonzero: Sequence[bool], xs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], Callable]:
-        """(outputs, residuals, pull), where only some operands have tangents: pull(residuals, cts)
-        gives a cotangent for each operand, None for one without derivatives."""
-        raise NotImplementedError
-
-    def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        """The transpose of a linear map: a cotangent for each operand after the residuals."""
-        raise NotImplementedError
-
-    def key(self) -> tuple:
-        """What tells recorded forms of the function apart."""
-        raise NotImplementedError
-
-    def record(self, xs: Sequence[Any]) -> list[Any]:
-        """The outputs in a program that is being recorded."""
-        raise NotImplementedError
+    forward = reverse = symbolic = False
+    linear: int | None = None
+    fun: Callable
+    jvp: Callable
+    fwd: Callable
+    pull: Callable
+    key: Callable
+    record: Callable
+    batch: Callable | None = None
 
     def programs_known(self) -> list[Jaxpr]:
         """The programs of rules, as far as there are any yet."""
@@ -81,7 +70,7 @@ class LinearCall(CustomCall):
     """A linear map of the operands after `linear` residuals, and its transpose: `push(*operands)`,
     None where only reverse mode is defined, and `pull(residuals, cts)`."""
 
-    __slots__ = ("name", "linear", "out_avals", "push", "pull", "backward")
+    __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "backward")
 
     def __init__(
         self, name: str, residuals: int, out_avals: Sequence[Aval], push: Callable | None,
@@ -89,11 +78,7 @@ class LinearCall(CustomCall):
     ) -> None:  # fmt: skip
         self.name, self.linear, self.out_avals = name, residuals, tuple(out_avals)
         self.push, self.pull, self.backward = push, pull, list(backward)
-
-    @property
-    def forward(self) -> bool:
-        """Whether `fun` may be called."""
-        return self.push is not None
+        self.forward = push is not None
 
     def fun(self, *xs: Any) -> list[Any]:
         if self.push is None:
@@ -268,36 +253,12 @@ custom_call_p.key_uses = lambda call, jaxpr: NOTHING if call.linear is not None 
 class Wrapped(CustomCall):
     """A call of which a trace hands a form of its own to the trace around it."""
 
-    __slots__ = ("call",)
+    __slots__ = ("call", "name", "owner", "forward", "reverse", "symbolic", "linear")
 
     def __init__(self, call: CustomCall) -> None:
-        self.call = call
-
-    @property
-    def name(self) -> str:
-        return self.call.name
-
-    @property
-    def forward(self) -> bool:
-        return self.call.forward
-
-    @property
-    def reverse(self) -> bool:
-        return self.call.reverse
-
-    @property
-    def linear(self) -> int | None:
-        return self.call.linear
-
-    @property
-    def symbolic(self) -> bool:
-        """Whether its rules tell zeros apart."""
-        return self.call.symbolic
-
-    @property
-    def owner(self) -> Any:
-        """The user's function."""
-        return self.call.owner
+        self.call, self.name, self.owner = call, call.name, call.owner
+        self.forward, self.reverse, self.symbolic = call.forward, call.reverse, call.symbolic
+        self.linear = call.linear
 
     @property
     def learned(self) -> Any:
