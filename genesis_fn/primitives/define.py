@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
@@ -223,10 +223,7 @@ def linear(
     """
     prim = Primitive(name, shape, bounded=True, **traits)
 
-    def linearize(nonzero: Any, x: Any, /, **params: Any) -> Any:
-        return bind(prim, x, **params), lambda t: bind(prim, t, **params)
-
-    prim.linearize = linearize
+    prim.linearize = linear_rule(prim)
     prim.transpose = lambda ct, x, /, **params: [transpose(ct, x.aval, **params)]
     prim.batch = lambda size, xs, dims, /, **params: batch(size, xs[0], dims[0], **params)
     return prim
@@ -235,6 +232,14 @@ def linear(
 def each_operand(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
     """The `flops` of a reduction: one operation for each element of its operand."""
     return ins[0].size
+
+
+def linear_rule(prim: Primitive) -> Callable:
+    """The linearize rule of an operation that is linear in its one operand: itself."""
+    return lambda nonzero, x, /, **params: (
+        bind(prim, x, **params),
+        lambda t: bind(prim, t, **params),
+    )
 
 
 def no_tangent(prim: Primitive) -> Callable:
@@ -278,6 +283,12 @@ def _zero(d: DType) -> Any:
 def instantiate(x: Any, kind: Aval) -> Any:
     """`x`, or zeros of that aval where `x` is None (a symbolic zero)."""
     return zeros(kind) if x is None else x
+
+
+def filled(given: Sequence[bool], xs: Iterable[Any]) -> list[Any]:
+    """`xs` at the places that are `given`; None, a symbolic zero, at the others."""
+    rest = iter(xs)
+    return [next(rest) if g else None for g in given]
 
 
 def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:

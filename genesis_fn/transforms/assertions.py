@@ -7,32 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import Primitive, bind, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives.define import move_batch, no_tangent
-from genesis_fn.transforms.callback import HostFunction, _check_format, _printable, _split
-
-
-class _Message:
-    """The text of a failed assertion, from the values that belong to it."""
-
-    __slots__ = ("format",)
-
-    def __init__(self, text: str) -> None:
-        self.format = text
-
-    def __eq__(self, other: Any) -> bool:
-        return type(other) is _Message and self.format == other.format
-
-    def __hash__(self) -> int:
-        return hash(self.format)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> str:
-        args, kwargs = tree.map(_printable, (args, kwargs))
-        return self.format.format(*args, **kwargs)
+from genesis_fn.transforms.callback import Formatted, HostFunction, _check_format, _split
 
 
 def failure(
@@ -48,12 +29,7 @@ def failure(
         return None
     at = tuple(np.argwhere(~pred)[0])
     example, element = at[:lead], at[lead:]
-    leaves, given = dict(function.fixed), iter([v[example] for v in values[1:]])
-    count = len(values) - 1 + len(leaves)
-    args, kwargs = tree.unflatten(
-        function.in_tree, [leaves[i] if i in leaves else next(given) for i in range(count)]
-    )
-    text = function.f(*args, **kwargs)
+    text = function.called([v[example] for v in values[1:]])
     if element:
         text += f" (first at element {tuple(map(int, element))} of {pred.shape[lead:]})"
     if example:
@@ -87,7 +63,7 @@ def assert_(pred: Any, message: str = "assertion failed", *args: Any, **kwargs: 
         )
     _check_format(message, args, kwargs)
     arrays, fixed, in_tree = _split(args, kwargs)
-    function = HostFunction(_Message(message), in_tree, fixed, None)
+    function = HostFunction(Formatted(message), in_tree, fixed, None)
     bind(assert_p, pred, *arrays, function=function, line=where().describe(), lead=0)
 
 

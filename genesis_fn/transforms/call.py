@@ -7,6 +7,7 @@ from typing import Any
 
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive, bind, is_linear
+from genesis_fn.primitives.define import filled
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
 from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
 from genesis_fn.transforms.transpose import transpose_jaxpr
@@ -24,8 +25,7 @@ def linearize_call(
 
     def apply(*ts: Any) -> list[Any]:
         given = [t for t in ts if t is not None]
-        back = iter(bind(call, *residuals, *given, jaxpr=tangent))
-        return [next(back) if n else None for n in found]
+        return filled(found, bind(call, *residuals, *given, jaxpr=tangent))
 
     return primals, apply
 
@@ -38,8 +38,18 @@ def jvp_call(
     program, found = jvp_jaxpr(jaxpr, nonzero, (False,) * len(jaxpr.outs))
     outs = bind(call or jit_p, *primals, *[t for t in tangents if t is not None], jaxpr=program)
     count = len(jaxpr.outs)
-    rest = iter(outs[count:])
-    return outs[:count], [next(rest) if n else None for n in found]
+    return outs[:count], filled(found, outs[count:])
+
+
+def batch_call(
+    size: int, xs: Sequence[Any], dims: Sequence[int | None], jaxpr: Jaxpr, axis_name: Any,
+    call: Primitive | None = None, **params: Any,
+) -> tuple[list[Any], list[int | None]]:  # fmt: skip
+    """The batching rule of running `jaxpr`: one call of the program over batches."""
+    batched = tuple([d is not None for d in dims])
+    program, found = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)
+    outs = bind(call or jit_p, *at_front(size, xs, dims), jaxpr=program, **params)
+    return outs, [0 if b else None for b in found]
 
 
 def call_primitive(name: str) -> Primitive:
@@ -47,24 +57,20 @@ def call_primitive(name: str) -> Primitive:
     prim = Primitive(name, lambda *avals, jaxpr: jaxpr.out_avals, multi=True, program="jaxpr")
     prim.linearize = lambda nonzero, *xs, jaxpr: linearize_call(nonzero, xs, jaxpr, prim)
     prim.jvp = lambda primals, tangents, *, jaxpr: jvp_call(primals, tangents, jaxpr, prim)
+    prim.batch = lambda size, xs, dims, *, jaxpr, axis_name=None: batch_call(
+        size, xs, dims, jaxpr, axis_name, prim
+    )
 
     def transpose(cts: Sequence[Any], *operands: Any, jaxpr: Jaxpr) -> list[Any]:
         linear = tuple([is_linear(x) for x in operands])
         nonzero = tuple([ct is not None for ct in cts])
         program = transpose_jaxpr(jaxpr, linear, nonzero)
         given = [x for x in operands if not is_linear(x)]
-        back = iter(bind(prim, *given, *[ct for ct in cts if ct is not None], jaxpr=program))
-        return [next(back) if n else None for n in linear]
+        return filled(
+            linear, bind(prim, *given, *[ct for ct in cts if ct is not None], jaxpr=program)
+        )
 
-    def batch(
-        size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, axis_name: Any = None
-    ) -> Any:
-        batched = tuple([d is not None for d in dims])
-        program, found = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)
-        outs = bind(prim, *at_front(size, xs, dims), jaxpr=program)
-        return outs, [0 if b else None for b in found]
-
-    prim.transpose, prim.batch = transpose, batch
+    prim.transpose = transpose
     return prim
 
 

@@ -60,9 +60,8 @@ class HostFunction:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    def run(self, values: Sequence[np.ndarray], out_avals: Sequence[Aval]) -> list[np.ndarray]:
-        """The outputs as NumPy arrays of `out_avals`. Raises TreeError, ShapeError or DTypeError
-        where the function returns something else."""
+    def called(self, values: Sequence[np.ndarray]) -> Any:
+        """What the function returns for these values."""
         leaves, given = dict(self.fixed), iter(values)
         keys = {i: x for i, x in leaves.items() if type(x) is _KeysOf}
         count = len(values) + len(leaves) - len(keys)
@@ -70,7 +69,12 @@ class HostFunction:
         args, kwargs = tree.unflatten(
             self.in_tree, [leaves[i] if i in leaves else next(given) for i in range(count)]
         )
-        out = self.f(*args, **kwargs)
+        return self.f(*args, **kwargs)
+
+    def run(self, values: Sequence[np.ndarray], out_avals: Sequence[Aval]) -> list[np.ndarray]:
+        """The outputs as NumPy arrays of `out_avals`. Raises TreeError, ShapeError or DTypeError
+        where the function returns something else."""
+        out = self.called(values)
         if self.out_tree is None:
             return []
         flat, found = tree.flatten(out)
@@ -149,8 +153,8 @@ def _no_derivative(what: str) -> Callable:
 def _one_by_one(
     prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], params: dict[str, Any],
     unroll: bool = False,
-) -> list[Any]:  # fmt: skip
-    """The outputs of one call per example, stacked."""
+) -> tuple[list[Any], list[int]]:  # fmt: skip
+    """The batching rule of one call per example: (outputs, stacked, where their batches are)."""
     rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]
 
     def step(_: Any, row: list[Any]) -> tuple[Any, list[Any]]:
@@ -158,7 +162,8 @@ def _one_by_one(
         operands = [x if d is None else next(given) for x, d in zip(xs, dims)]
         return _, list(bind(prim, *operands, **params))
 
-    return scan(step, (), rows, length=size, unroll=unroll or 1)[1]
+    outs = scan(step, (), rows, length=size, unroll=unroll or 1)[1]
+    return outs, [0] * len(outs)
 
 
 def _batch_pure(
@@ -174,8 +179,7 @@ def _batch_pure(
         )
     if vmap_method.startswith("sequential"):
         unroll = vmap_method.endswith("unrolled")
-        outs = _one_by_one(pure_callback_p, size, xs, dims, params, unroll)
-        return outs, [0] * len(outs)
+        return _one_by_one(pure_callback_p, size, xs, dims, params, unroll)
     whole = []
     for x, d in zip(xs, dims):
         if d is None and vmap_method == "expand_dims":
@@ -206,8 +210,7 @@ def _batch_io(
             f"no order\n  at {where().describe()}\n  pass ordered=False"
         )
     params = {"function": function, "out_avals": out_avals, "ordered": ordered}
-    outs = _one_by_one(io_callback_p, size, xs, dims, params)
-    return outs, [0] * len(outs)
+    return _one_by_one(io_callback_p, size, xs, dims, params)
 
 
 io_callback_p = Primitive(
@@ -219,8 +222,7 @@ io_callback_p = Primitive(
 def _batch_debug(
     size: int, xs: Sequence[Any], dims: Sequence[Any], *, function: HostFunction
 ) -> Any:
-    _one_by_one(debug_callback_p, size, xs, dims, {"function": function})
-    return [], []
+    return _one_by_one(debug_callback_p, size, xs, dims, {"function": function})
 
 
 debug_callback_p = Primitive(
@@ -309,8 +311,8 @@ def debug_callback(
     bind(debug_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, None))
 
 
-class _Print:
-    """What `debug.print` calls on the host; equal formats are equal callbacks."""
+class Formatted:
+    """A message of values; equal formats are equal callbacks."""
 
     __slots__ = ("format",)
 
@@ -318,14 +320,23 @@ class _Print:
         self.format = text
 
     def __eq__(self, other: Any) -> bool:
-        return type(other) is _Print and self.format == other.format
+        return type(other) is type(self) and self.format == other.format
 
     def __hash__(self) -> int:
-        return hash(self.format)
+        return hash((type(self), self.format))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree.map(_printable, (args, kwargs))
+        return self.format.format(*args, **kwargs)
+
+
+class _Print(Formatted):
+    """What `debug.print` calls on the host."""
+
+    __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        args, kwargs = tree.map(_printable, (args, kwargs))
-        print(self.format.format(*args, **kwargs))
+        print(super().__call__(*args, **kwargs))
 
 
 def _printable(x: Any) -> Any:

@@ -14,17 +14,16 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.convert import is_value
+from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
 from genesis_fn.core.lowering import same
 from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives.contract import dot_general_p
 from genesis_fn.primitives.conv import conv_p
-from genesis_fn.primitives.define import instantiate
+from genesis_fn.primitives.define import instantiate, linear_rule
 from genesis_fn.primitives.shape import optimization_barrier
-from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.call import jit_p, jvp_call
+from genesis_fn.transforms.call import batch_call, jit_p, jvp_call
 from genesis_fn.transforms.custom_call import CustomCall, custom_call_p, linear_call
 from genesis_fn.transforms.flat import FlatFunction, as_taken, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.key_uses import user_call
@@ -183,10 +182,7 @@ def _batch(
     size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, policy: Any,
     axis_name: Any = None,
 ) -> Any:  # fmt: skip
-    batched = tuple([d is not None for d in dims])
-    program, found = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)
-    outs = bind(checkpoint_p, *at_front(size, xs, dims), jaxpr=program, policy=policy)
-    return outs, [0 if b else None for b in found]
+    return batch_call(size, xs, dims, jaxpr, axis_name, checkpoint_p, policy=policy)
 
 
 def _shape(*avals: Aval, jaxpr: Jaxpr, policy: Any) -> list[Aval]:
@@ -248,18 +244,12 @@ remat = checkpoint
 
 name_p = Primitive("name", lambda x, *, name: x, lowering=same())
 name_p.batch = lambda size, xs, dims, *, name: (bind(name_p, xs[0], name=name), dims[0])
-name_p.linearize = lambda nonzero, x, *, name: (
-    bind(name_p, x, name=name),
-    lambda t: bind(name_p, t, name=name),
-)
+name_p.linearize = linear_rule(name_p)
 name_p.transpose = lambda ct, x, *, name: [ct]
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
     """`x`, under a name that checkpoint policies can refer to."""
-    from genesis_fn.core import tree
-    from genesis_fn.core.convert import as_array
-
     return tree.map(lambda v: bind(name_p, as_array(v), name=name), x)
 
 

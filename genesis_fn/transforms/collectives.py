@@ -18,7 +18,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof, with_weak
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import move_batch, no_tangent, zeros
+from genesis_fn.primitives.define import linear_rule, move_batch, no_tangent, zeros
 from genesis_fn.primitives.reduce import reduce_max, reduce_min, reduce_sum
 from genesis_fn.primitives.shape import (
     concatenate,
@@ -58,11 +58,6 @@ def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
     return tree.map(lambda leaf: f(leaf if type(leaf) in SCALARS else as_array(leaf)), x)
 
 
-def _after(d: int, axis: int) -> int:
-    """Where `axis` of one example is in the whole value with the batch at `d`."""
-    return axis + (axis >= d)
-
-
 # ---- sums and extremes ----
 
 
@@ -89,10 +84,7 @@ def _sum_here(size: int, x: Any, d: int | None) -> Any:
 
 
 psum_p = _over_axis("psum", _sum_here)
-psum_p.linearize = lambda nonzero, x, *, axis_name: (
-    bind(psum_p, x, axis_name=axis_name),
-    lambda t: bind(psum_p, t, axis_name=axis_name),
-)
+psum_p.linearize = linear_rule(psum_p)
 # The cotangents of every copy of the sum reach every term.
 psum_p.transpose = lambda ct, x, *, axis_name: [bind(psum_p, ct, axis_name=axis_name)]
 
@@ -191,10 +183,7 @@ def _gather_batch(
 
 
 all_gather_p = Primitive("all_gather", _gather_shape, collective=True, batch=_gather_batch)
-all_gather_p.linearize = lambda nonzero, x, **params: (
-    bind(all_gather_p, x, **params),
-    lambda t: bind(all_gather_p, t, **params),
-)
+all_gather_p.linearize = linear_rule(all_gather_p)
 all_gather_p.transpose = lambda ct, x, **params: [bind(psum_scatter_p, ct, **params)]
 
 
@@ -213,10 +202,7 @@ def _scatter_batch(
 
 
 psum_scatter_p = Primitive("psum_scatter", _scatter_shape, collective=True, batch=_scatter_batch)
-psum_scatter_p.linearize = lambda nonzero, x, **params: (
-    bind(psum_scatter_p, x, **params),
-    lambda t: bind(psum_scatter_p, t, **params),
-)
+psum_scatter_p.linearize = linear_rule(psum_scatter_p)
 psum_scatter_p.transpose = lambda ct, x, **params: [bind(all_gather_p, ct, **params)]
 
 
@@ -311,10 +297,7 @@ def _exchange_batch(
 
 
 all_to_all_p = Primitive("all_to_all", _exchange_shape, collective=True, batch=_exchange_batch)
-all_to_all_p.linearize = lambda nonzero, x, **params: (
-    bind(all_to_all_p, x, **params),
-    lambda t: bind(all_to_all_p, t, **params),
-)
+all_to_all_p.linearize = linear_rule(all_to_all_p)
 all_to_all_p.transpose = lambda ct, x, *, axis_name, split, concat, size: [
     bind(all_to_all_p, ct, axis_name=axis_name, split=concat, concat=split, size=size)
 ]
@@ -372,10 +355,7 @@ def _permute_batch(
 ppermute_p = Primitive(
     "ppermute", lambda x, *, axis_name, perm: x, collective=True, batch=_permute_batch
 )
-ppermute_p.linearize = lambda nonzero, x, **params: (
-    bind(ppermute_p, x, **params),
-    lambda t: bind(ppermute_p, t, **params),
-)
+ppermute_p.linearize = linear_rule(ppermute_p)
 ppermute_p.transpose = lambda ct, x, *, axis_name, perm: [
     bind(ppermute_p, ct, axis_name=axis_name, perm=tuple([(d, s) for s, d in perm]))
 ]

@@ -20,7 +20,7 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import move_batch, zeros
+from genesis_fn.primitives.define import filled, move_batch, zeros
 from genesis_fn.transforms import dependence, key_uses
 from genesis_fn.transforms.active import guarded, has_checks, may_be_infinite
 from genesis_fn.transforms.batch import at_front, batch_jaxpr
@@ -63,8 +63,7 @@ def _linearize(nonzero: Sequence[bool], index: Any, *xs: Any, branches: tuple[Ja
 
     def apply(_: Any, *ts: Any) -> list[Any]:
         given = [t for t in ts if t is not None]
-        back = iter(bind(cond_p, index, *residuals, *given, branches=tangents))
-        return [next(back) if n else None for n in found]
+        return filled(found, bind(cond_p, index, *residuals, *given, branches=tangents))
 
     return primals, apply
 
@@ -116,8 +115,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, branches: tuple[Jax
     given = [t for t in tangents[1:] if t is not None]
     outs = bind(cond_p, *primals, *given, branches=tuple(programs))
     count = len(branches[0].outs)
-    rest = iter(outs[count:])
-    return outs[:count], [next(rest) if n else None for n in found]
+    return outs[:count], filled(found, outs[count:])
 
 
 def _transpose(
@@ -127,10 +125,8 @@ def _transpose(
     nonzero = tuple([ct is not None for ct in cts])
     programs = tuple([transpose_jaxpr(b, linear, nonzero) for b in branches])
     given = [x for x in operands if not is_linear(x)]
-    back = iter(
-        bind(cond_p, index, *given, *[ct for ct in cts if ct is not None], branches=programs)
-    )
-    return [None] + [next(back) if n else None for n in linear]
+    back = bind(cond_p, index, *given, *[ct for ct in cts if ct is not None], branches=programs)
+    return filled((False, *linear), back)
 
 
 def _batch(

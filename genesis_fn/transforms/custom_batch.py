@@ -10,7 +10,7 @@ from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import bind, typeof
-from genesis_fn.primitives.define import instantiate, move_batch
+from genesis_fn.primitives.define import filled, instantiate, move_batch
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.copies import Copied
 from genesis_fn.transforms.custom_call import CustomCall, custom_call_p
@@ -54,8 +54,7 @@ class _Vmapped(CustomCall):
             rule = functools.partial(_forward_rule, self.rule, moved[self.consts :], found)
             call = _Vmapped(program, self.consts, rule)
             outs = bind(custom_call_p, *operands, call=call, jaxpr=program)
-        rest = iter(outs[len(found) :])
-        return outs[: len(found)], [next(rest) if f else None for f in found]
+        return outs[: len(found)], filled(found, outs[len(found) :])
 
 
 def _flat_rule(

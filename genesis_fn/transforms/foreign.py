@@ -274,8 +274,7 @@ def _no_rule(nonzero: Any, *xs: Any, kernel: Any, **_: Any) -> Any:
 
 
 def _batch_kernel(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    outs = _one_by_one(triton_call_p, size, xs, dims, params)
-    return outs, [0] * len(outs)
+    return _one_by_one(triton_call_p, size, xs, dims, params)
 
 
 triton_call_p = Primitive(

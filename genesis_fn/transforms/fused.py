@@ -21,8 +21,7 @@ from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
 from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.define import instantiate, move_batch
-from genesis_fn.transforms.batch import at_front, batch_jaxpr
-from genesis_fn.transforms.call import jit_p, jvp_call, linearize_call
+from genesis_fn.transforms.call import batch_call, jvp_call, linearize_call
 from genesis_fn.transforms.custom_call import linear_call
 from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.linearize import jvp_jaxpr
@@ -182,10 +181,7 @@ def _batch(
         moved = [move_batch(x, d, 0, size) if row else x for x, d, row in zip(xs, dims, op.rows)]
         outs, _ = op.bind(moved, jaxpr.cache["in_tree"], static)
         return outs, [0] * len(outs)
-    batched = tuple([d is not None for d in dims])
-    program, found = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)
-    outs = bind(jit_p, *at_front(size, xs, dims), jaxpr=program)
-    return outs, [0 if b else None for b in found]
+    return batch_call(size, xs, dims, jaxpr, axis_name)
 
 
 fused_p = Primitive(

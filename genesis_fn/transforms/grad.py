@@ -16,7 +16,7 @@ from genesis_fn.core.primitive import Called, Linear, beside, ctx, typeof, with_
 from genesis_fn.core.source import where
 from genesis_fn.core.traceback import boundary
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import full, instantiate, zeros
+from genesis_fn.primitives.define import filled, full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.dependence import dependent
 from genesis_fn.transforms.flat import FlatFunction, flatten_arrays, labels_of, name_of
@@ -134,8 +134,7 @@ def value_and_grad(
 
     @boundary(fun)
     def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
-        chosen = _selected(argnums, args, fun)
-        picked = tuple([args[i] for i in chosen])
+        chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
         leaves, in_tree, _ = flatten_arrays(
             picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
         )
@@ -146,15 +145,7 @@ def value_and_grad(
             return flat[i]
 
         mask = _differentiated(leaves, label, nonfloat, holomorphic)
-
-        def partial(*values: Any) -> Any:
-            full_args = list(args)
-            for i, v in zip(chosen, values):
-                full_args[i] = v
-            return fun(*full_args, **kwargs)
-
-        functools.update_wrapper(partial, fun)
-        flat = FlatFunction(partial, in_tree, has_aux=has_aux)
+        flat = FlatFunction(f, in_tree, has_aux=has_aux)
         with safe_zeros(safe_zero):
             called = Called("grad", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
             outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
@@ -172,8 +163,7 @@ def value_and_grad(
                     result.append(with_weak(instantiate(next(got), typeof(x)), x.weak))
                 else:
                     result.append(None if nonfloat == "none" else zeros(typeof(x)))
-        gradient = tree.unflatten(in_tree, result)
-        gradient = gradient[0] if isinstance(argnums, int) else gradient
+        gradient = _one(tree.unflatten(in_tree, result), argnums)
         return ((value, flat.aux(outs)) if has_aux else value), gradient
 
     return value_and_grad_f
@@ -252,8 +242,7 @@ class LinearMap:
         """Cotangents of the outputs to those of the inputs, both flat; None is zero."""
         jaxpr, nonzero, mask = self.static[:3]
         with beside([*cts, *self.residuals]):
-            got = iter(_pull(jaxpr, self.residuals, cts, nonzero))
-        return [next(got) if m else None for m in mask]
+            return filled(mask, _pull(jaxpr, self.residuals, cts, nonzero))
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
         """Tangents of the inputs to those of the outputs, both flat; None is zero."""
@@ -264,8 +253,7 @@ class LinearMap:
                 [t for t, m in zip(tangents, mask) if m], jaxpr.invars[len(self.residuals) :]
             )
         ]
-        outs = iter(evaluate(jaxpr, *self.residuals, *given))
-        return [next(outs) if n else None for n in nonzero]
+        return filled(nonzero, evaluate(jaxpr, *self.residuals, *given))
 
 
 class VJP(LinearMap):
@@ -287,7 +275,7 @@ class JVPMap(LinearMap):
     __slots__ = ()
 
     def __call__(self, *tangents: Any) -> Any:
-        in_tree, in_avals, out_tree, out_avals = self.static[3:]
+        in_tree, in_avals, out_tree, out_avals, _ = self.static[3:]
         ts = _matching(tangents, in_tree, in_avals, "the tangents", "the primals")
         outs = self.push(ts)
         return tree.unflatten(
@@ -354,50 +342,45 @@ def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
     )
 
 
+def _at(
+    what: str, fun: Callable, primals: tuple, has_aux: bool
+) -> tuple[FlatFunction, list[Any], Called]:
+    """(flat function, leaves of the primals, how messages tell of them) of a call of a derivative
+    at a point."""
+    labels = functools.partial(labels_of, fun, primals)
+    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", labels)
+    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
+    return flat, leaves, Called(what, name_of(fun), leaves, labels)
+
+
+def _linearized(what: str, kind: type, fun: Callable, primals: tuple, has_aux: bool) -> Any:
+    """(outputs, the linear map at that point as a `kind` of it), and aux if there is any."""
+    flat, leaves, called = _at(what, fun, primals, has_aux)
+    mask = tuple([differentiable(x) for x in leaves])
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
+    nonzero = tuple(nonzero[: flat.out_count])
+    jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero)], (), jaxpr.name)
+    static = (
+        jaxpr, nonzero, mask, flat.in_tree, tuple([typeof(x) for x in leaves]), flat.out_tree,
+        tuple([typeof(o) for o in outs[: flat.out_count]]), tuple([x.weak for x in leaves]),
+    )  # fmt: skip
+    result = flat.output(outs), kind(residuals, static)
+    return (*result, flat.aux(outs)) if has_aux else result
+
+
 def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     """(outputs, vjp function), or (outputs, vjp function, aux).
 
     The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
     pytree and may be returned from `jit`.
     """
-    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", lambda: labels_of(fun, primals))
-    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
-    mask = tuple([differentiable(x) for x in leaves])
-    called = Called("vjp", name_of(fun), leaves, lambda: labels_of(fun, primals))
-    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
-    avals = tuple([typeof(x) for x in leaves]), tuple([typeof(o) for o in outs[: flat.out_count]])
-    static = (
-        jaxpr,
-        tuple(nonzero[: flat.out_count]),
-        mask,
-        in_tree,
-        avals[0],
-        flat.out_tree,
-        avals[1],
-        tuple([x.weak for x in leaves]),
-    )
-    pull = VJP(residuals, static)
-    out = flat.output(outs)
-    return (out, pull, flat.aux(outs)) if has_aux else (out, pull)
+    return _linearized("vjp", VJP, fun, primals, has_aux)
 
 
 def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     """(outputs, linear function of tangents): the derivative at a point, to be applied many
     times."""
-    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", lambda: labels_of(fun, primals))
-    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
-    mask = tuple([differentiable(x) for x in leaves])
-    called = Called("linearize", name_of(fun), leaves, lambda: labels_of(fun, primals))
-    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
-    count = flat.out_count
-    jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero[:count])], (), jaxpr.name)
-    static = (
-        jaxpr, tuple(nonzero[:count]), mask, in_tree, tuple([typeof(x) for x in leaves]),
-        flat.out_tree, tuple([typeof(o) for o in outs[:count]]),
-    )  # fmt: skip
-    push = JVPMap(residuals, static)
-    out = flat.output(outs)
-    return (out, push, flat.aux(outs)) if has_aux else (out, push)
+    return _linearized("linearize", JVPMap, fun, primals, has_aux)
 
 
 def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> Any:
@@ -407,14 +390,9 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError("jvp takes tuples or lists of primals and tangents")
-    leaves, in_tree, _ = flatten_arrays(
-        tuple(primals), "a primal: ", lambda: labels_of(fun, primals)
-    )
-    ts = _matching(
-        tuple(tangents), in_tree, [typeof(x) for x in leaves], "the tangents", "the primals"
-    )
-    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
-    called = Called("jvp", name_of(fun), leaves, lambda: labels_of(fun, primals))
+    flat, leaves, called = _at("jvp", fun, tuple(primals), has_aux)
+    avals = [typeof(x) for x in leaves]
+    ts = _matching(tuple(tangents), flat.in_tree, avals, "the tangents", "the primals")
     outs, out_ts = jvp_flat(flat, leaves, ts, called)
     dense = [instantiate(t, typeof(o)) for t, o in zip(out_ts, outs)]
     dense = [

@@ -25,7 +25,7 @@ from genesis_fn.core.primitive import (
     with_weak,
 )
 from genesis_fn.core.source import where
-from genesis_fn.primitives.define import zeros
+from genesis_fn.primitives.define import filled, zeros
 from genesis_fn.transforms.dependence import dependent
 from genesis_fn.transforms.stage import StageTrace, StageTracer, evaluate, stage_closed
 
@@ -314,8 +314,7 @@ def jvp_jaxpr(
     found: list[tuple[bool, ...]] = []
 
     def f(*args: Any) -> list[Any]:
-        primals, rest = args[:count], iter(args[count:])
-        tangents = [next(rest) if n else None for n in nonzero]
+        primals, tangents = args[:count], filled(nonzero, args[count:])
         outs, out_tangents = jvp_flat(lambda *xs: evaluate(jaxpr, *xs), primals, tangents)
         out_tangents = [
             zeros(typeof(o)) if t is None and i else t

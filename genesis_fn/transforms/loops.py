@@ -16,7 +16,7 @@ from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, ctx, marked, typeof
 from genesis_fn.core.source import where
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import instantiate, move_batch
+from genesis_fn.primitives.define import filled, instantiate, move_batch
 from genesis_fn.transforms import key_uses
 from genesis_fn.transforms.active import guarded, has_checks
 from genesis_fn.transforms.batch import batch_jaxpr
@@ -75,8 +75,7 @@ def _jvp(
         while_p, *primals[: a + b], *ts[:n_consts], *primals[a + b :], *ts[n_consts:],
         cond=_ignoring(cond, tuple(extra)), body=body2, cond_consts=a, body_consts=b + n_consts,
     )  # fmt: skip
-    rest = iter(outs[count:])
-    return outs[:count], [next(rest) if m else None for m in mask[at]]
+    return outs[:count], filled(mask[at], outs[count:])
 
 
 @memoized

@@ -16,7 +16,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Jaxpr, Var
 from genesis_fn.core.primitive import Tracer, bind, marked, surroundings, typeof
 from genesis_fn.core.source import where
-from genesis_fn.primitives.define import instantiate
+from genesis_fn.primitives.define import filled, instantiate
 from genesis_fn.transforms.call import jit_p
 from genesis_fn.transforms.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.key_uses import user_call
@@ -99,9 +99,8 @@ class Recorded(CustomCall):
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             bwd = self.programs(mask, tuple([ct is not None for ct in cts])).bwd
             dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_kinds, strict=True)]
-            back = iter(bind(jit_p, *residuals, *dense, jaxpr=bwd))
-            found = [next(back) if dtypes.is_inexact(k.dtype) else None for k in self.kinds]
-            return [None] * self.consts + found
+            given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.kinds]
+            return filled(given, bind(jit_p, *residuals, *dense, jaxpr=bwd))
 
         return outs[:count], [*xs[: self.consts], *outs[count:]], pull
 

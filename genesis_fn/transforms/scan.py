@@ -27,7 +27,7 @@ from genesis_fn.core.primitive import (
     with_weak,
 )
 from genesis_fn.core.source import where
-from genesis_fn.primitives.define import instantiate, move_batch, zeros
+from genesis_fn.primitives.define import filled, instantiate, move_batch, zeros
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.transforms import dependence, key_uses
 from genesis_fn.transforms.batch import batch_jaxpr
@@ -138,19 +138,11 @@ def _linearize(
 
     def apply(*ts: Any) -> list[Any]:
         given = [instantiate(t, typeof(x)) for t, x, m in zip(ts, xs, mask) if m]
-        back = iter(
-            bind(
-                scan_p,
-                *fixed_values,
-                *given,
-                *moving_values,
-                jaxpr=program,
-                consts=len(fixed) + n_consts,
-                residuals=(len(fixed), len(moving)),
-                **options,
-            )  # fmt: skip
-        )
-        return [next(back) if n else None for n in found]
+        back = bind(
+            scan_p, *fixed_values, *given, *moving_values, jaxpr=program,
+            consts=len(fixed) + n_consts, residuals=(len(fixed), len(moving)), **options,
+        )  # fmt: skip
+        return filled(found, back)
 
     return primals, apply
 

@@ -8,7 +8,7 @@ from typing import Any
 from genesis_fn.core import errors
 from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
 from genesis_fn.core.primitive import Linear, bind, ctx
-from genesis_fn.primitives.define import instantiate
+from genesis_fn.primitives.define import filled, instantiate
 from genesis_fn.primitives.elementwise import total
 from genesis_fn.transforms.stage import stage_closed
 
@@ -78,7 +78,7 @@ def transpose_jaxpr(jaxpr: Jaxpr, linear: tuple[bool, ...], nonzero: tuple[bool,
     def f(*args: Any) -> list[Any]:
         rest = iter(args)
         operands = [Linear(a) if n else next(rest) for a, n in zip(avals, linear, strict=True)]
-        cts = [next(rest) if n else None for n in nonzero]
+        cts = filled(nonzero, rest)
         back = transpose_flat(jaxpr, operands, cts)
         return [instantiate(ct, a) for ct, a, n in zip(back, avals, linear) if n]
 
