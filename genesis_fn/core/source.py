@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -100,15 +101,20 @@ def where(scope: str = "", depth: int = 3) -> Where:
 def where_read() -> Where:
     """The line that asked for a value: the nearest one that is neither the library's own nor
     NumPy's, torch's or Python's, whose functions ask on behalf of it."""
-    frame: FrameType = user_frame(2)
-    while frame.f_back is not None and (
-        is_internal(frame.f_code) or _of_readers(frame.f_code.co_filename)
-    ):
+    return at_frame(_outside(user_frame(2), _of_readers))
+
+
+def _outside(frame: FrameType, hidden: Callable[[CodeType], bool]) -> FrameType:
+    """The nearest frame from this one up whose code is not hidden; the outermost if all is."""
+    while frame.f_back is not None and hidden(frame.f_code):
         frame = frame.f_back
-    return at_frame(frame)
+    return frame
 
 
-def _of_readers(file: str) -> bool:
+def _of_readers(code: CodeType) -> bool:
+    file = code.co_filename
+    if is_internal(code):
+        return True
     if "site-packages" in file or "dist-packages" in file:
         return f"{os.sep}numpy{os.sep}" in file or f"{os.sep}torch{os.sep}" in file
     return file.startswith(_PYTHON)
@@ -116,10 +122,7 @@ def _of_readers(file: str) -> bool:
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """`warnings.warn` at the user's line, however deep in the library."""
-    frame: FrameType | None = user_frame(2)
-    while frame is not None and _of_library(frame.f_code) and frame.f_back is not None:
-        frame = frame.f_back
-    assert frame is not None
+    frame = _outside(user_frame(2), _of_library)
     names = frame.f_globals
     warnings.warn_explicit(
         message, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"),
@@ -131,10 +134,8 @@ def at_frame(frame: FrameType, scope: str = "") -> Where:
     """The line that a frame is at."""
     code = frame.f_code
     if code.co_filename.startswith(_PACKAGE):
-        outer = frame.f_back
-        while outer is not None and _of_library(outer.f_code):
-            outer = outer.f_back
-        if outer is not None:
+        outer = _outside(frame, _of_library)
+        if not _of_library(outer.f_code):
             return Where(code, frame.f_lineno, scope, Where(outer.f_code, outer.f_lineno, scope))
     return Where(code, frame.f_lineno, scope)
 

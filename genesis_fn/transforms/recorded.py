@@ -6,8 +6,9 @@ so that a rule may close over traced values as long as those are not differentia
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from genesis_fn.core import dtypes, errors
@@ -108,9 +109,9 @@ class Recorded(CustomCall):
 class _Pending:
     """A call whose rules are being staged; `found` is known after a first pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Any = None) -> None:
         self.called = False  # whether a rule calls the function
-        self.found: tuple[Jaxpr, Recorded, list[Any]] | None = None
+        self.found: tuple[Jaxpr, Recorded, list[Any]] | None = found
 
 
 class _Active(threading.local):
@@ -167,16 +168,13 @@ class Recorder:
         weak = [x.weak for x in xs]
         first = stage(primal, [typeof(x) for x in xs], name=call.name, weak=weak)
         rules = _Rules(call, [typeof(x) for x in xs], weak, first[0].out_avals, out_weak)
-        pending = self.active.calls[key] = _Pending()
-        try:
+        with self._staging(key, _Pending()) as pending:
             programs, consts = share_captures([first, *rules.staged()])
             recorded = Recorded(call, len(consts), rules.kinds, rules.out_kinds, out_weak)
             found = programs[0], recorded, consts
             if pending.called:
                 pending.found = found
                 programs[1:] = _laid_out(rules.staged(), consts, call.name)
-        finally:
-            del self.active.calls[key]
         recorded.made[None, None] = rules.programs(programs[1:])
         if call.symbolic:
             recorded.stage_rules = lambda nonzero, cts: self._again(key, rules, found, nonzero, cts)
@@ -192,15 +190,17 @@ class Recorder:
         self, key: Any, rules: _Rules, found: tuple, nonzero: Mask, cts: Mask
     ) -> RulePrograms:
         """The rules' programs where only some operands and outputs have derivatives."""
-        before = self.active.calls.get(key)
-        pending = self.active.calls[key] = _Pending()
-        pending.found = found
-        try:
+        with self._staging(key, _Pending(found)):
             return rules.programs(_laid_out(rules.staged(nonzero, cts), found[2], rules.call.name))
+
+    @contextlib.contextmanager
+    def _staging(self, key: Any, pending: _Pending) -> Iterator[_Pending]:
+        before = self.active.calls
+        self.active.calls = {**before, key: pending}
+        try:
+            yield pending
         finally:
-            del self.active.calls[key]
-            if before is not None:
-                self.active.calls[key] = before
+            self.active.calls = before
 
 
 class _Rules:
