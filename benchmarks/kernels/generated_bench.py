@@ -27,10 +27,11 @@ from torch_launch import TARGET
 import genesis_fn as gf
 from genesis_fn import random
 from genesis_fn.backends.cuda.codegen import generate
-from genesis_fn.backends.cuda.steps import prepared
+from genesis_fn.backends.cuda.steps import keeps_fused
 from genesis_fn.compiler.fuse import Group, fuse
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.simplify import simplify
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.kernels.launch import Buf, Launch, Plan
 from genesis_fn.models import qwen
@@ -61,7 +62,7 @@ def program(layers: int, batch: int, length: int) -> Jaxpr:
     params = gf.eval_shape(lambda: qwen.init(random.key(0), config))
     state = gf.eval_shape(optimizer.init, params)
     tokens = gf.ShapeDtypeStruct((batch, length + 1), "int32")
-    return rematerialise(prepared(step.trace(params, state, tokens).jaxpr, TARGET))
+    return rematerialise(simplify(step.trace(params, state, tokens).jaxpr, keeps_fused(TARGET)))
 
 
 def kernels(jaxpr: Jaxpr) -> list[Kernel]:

@@ -50,10 +50,10 @@ def training_step(layers: int) -> CudaExecutable:
 
 def faults(program: CudaExecutable) -> list[str]:
     table = program.table
-    bound = {*program.binding.bound, program.scope.base, *table.pointers}
+    bound = {*program.binding.bound, program.schedule.base, *table.pointers}
     if table.word is not None:
         bound.add(table.word)
-    return check(program.scope.items, table, bound, program.scope.base)
+    return check(program.schedule.items, table, bound, program.schedule.base)
 
 
 @pytest.mark.parametrize("passes", [(), ("crossed", "parts", "beside")])

@@ -12,11 +12,13 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax, random
 from genesis_fn.backends.cuda.graph import Child
-from genesis_fn.backends.cuda.steps import Scope, Table, prepared
+from genesis_fn.backends.cuda.pipeline import schedule
+from genesis_fn.backends.cuda.steps import Table, keeps_fused
 from genesis_fn.compiler.contractions import contracted
 from genesis_fn.compiler.fuse import fuse
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
@@ -59,7 +61,7 @@ def both(f, *args, ulps: float):
         largest = np.abs(b.astype(np.float64)).max()
         error = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
         assert error <= ulps * ULP * largest, (error, largest)
-    return matrix_launches(joined.scope), matrix_launches(alone.scope)
+    return matrix_launches(joined.schedule), matrix_launches(alone.schedule)
 
 
 def test_weight_gradients_share_a_launch() -> None:
@@ -111,10 +113,13 @@ def test_few_rows_and_other_types_stay_alone() -> None:
 
     few = normal(16, 64), normal(16, 64), normal(64, 128), normal(64, 128)
     jaxpr, _ = programs.traced(f, *few)
-    assert contracted(prepared(jaxpr, H200), H200).eqns == prepared(jaxpr, H200).eqns
+    assert (
+        contracted(simplify(jaxpr, keeps_fused(H200)), H200).eqns
+        == simplify(jaxpr, keeps_fused(H200)).eqns
+    )
     wide = [np.asarray(x, np.float32) for x in (normal(128, 64), normal(64, 128))]
     jaxpr, _ = programs.traced(f, wide[0], wide[0], wide[1], wide[1])
-    assert "products" not in repr(contracted(prepared(jaxpr, H200), H200))
+    assert "products" not in repr(contracted(simplify(jaxpr, keeps_fused(H200)), H200))
 
 
 def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
@@ -124,7 +129,7 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
         return x, gnp.matmul(w, w)
 
     jaxpr, _ = programs.traced(f, normal(640, 640), normal(640, 640))
-    before = prepared(jaxpr, H200)
+    before = simplify(jaxpr, keeps_fused(H200))
     after = contracted(before, H200)
     check(after)
     # The square of w may run with any one of the chain, which stays in four steps.
@@ -154,7 +159,7 @@ def test_what_alone_reads_a_product_is_its_epilogue(sizes) -> None:
 
 
 def groups(jaxpr):
-    return fuse(prepared(jaxpr, H200), H200).groups
+    return fuse(simplify(jaxpr, keeps_fused(H200)), H200).groups
 
 
 def test_epilogues_read_and_write_tiles_only() -> None:
@@ -216,10 +221,10 @@ def planned(layers: int):
         lambda *xs: tree.leaves(f(*tree.unflatten(structure, xs))),
         [aval(x.shape, x.dtype) for x in leaves],
     )
-    program = rematerialise(prepared(jaxpr, H200), None)
+    program = rematerialise(simplify(jaxpr, keeps_fused(H200)), None)
     table = Table(H200)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
-    return program, Scope(table, program, inputs, [None] * len(program.outs))
+    return program, schedule(table, program, inputs, [None] * len(program.outs))
 
 
 @pytest.mark.parametrize("passes", [True, False])

@@ -113,11 +113,11 @@ def test_launches_of_a_layer(in_a_loop: bool) -> None:
     counts = []
     for layers in (1, 2):
         executable = planned(layers, greedy, in_a_loop)
-        steps = list(flat(executable.scope.steps))
+        steps = list(flat(executable.schedule.steps))
         counts.append(sum(isinstance(step, Launch) for step in steps))
         # The cache is updated where it is: nothing but a counter and a token is copied.
         assert all(step.bytes <= 4 for step in steps if isinstance(step, Copy))
-        assert executable.scope.arena < 2 << 20
+        assert executable.schedule.arena < 2 << 20
         # Every cache, the lengths, and in a loop the token.
         assert len(executable.replaced) >= 2 * layers + 1
     assert counts[1] - counts[0] <= LAUNCHES_OF_A_LAYER
@@ -130,7 +130,7 @@ def test_sampling_sorts_no_vocabulary() -> None:
         return sample(key, logits, temperature=0.7, top_k=50, top_p=0.9)
 
     def launches(choose: Any) -> int:
-        steps = flat(planned(1, choose).scope.steps)
+        steps = flat(planned(1, choose).schedule.steps)
         return sum(isinstance(step, Launch) for step in steps)
 
     assert launches(drawn) - launches(greedy) <= LAUNCHES_TO_SAMPLE

@@ -230,7 +230,7 @@ def test_alike_updates_share_a_launch() -> None:
     ps, gs = [[normal(40, 900) for _ in range(6)] for _ in range(2)]
     executable = programs.compare(update, ps, gs, tolerance=1e-4, donated=[True] * 6 + [False] * 6)
     assert "6 x " in executable.report() and "_of_many" in executable.as_text()
-    assert len(executable.scope.steps) <= 4
+    assert len(executable.schedule.steps) <= 4
 
 
 def test_a_donation_that_no_output_can_take_is_said(place) -> None:

@@ -31,7 +31,7 @@ def weights(*shape: int) -> np.ndarray:
 
 def launches(executable: Any) -> list[str]:
     found = []
-    for step in executable.scope.steps:
+    for step in executable.schedule.steps:
         for inner in step.steps if isinstance(step, Child) else (step,):
             assert isinstance(inner, Launch), inner
             found.append(inner.kernel.name if hasattr(inner.kernel, "name") else "kernel")

@@ -135,7 +135,7 @@ def test_parameters_are_updated_in_place() -> None:
     args = normal(512, 64), normal(512, 64), normal(64), normal(64)
     executable = programs.compare(step, *args, tolerance=2e-4, donated=(False, False, True, True))
     assert executable.memory_analysis()["alias_size_in_bytes"] == 2 * 64 * 4
-    copies = [s for s in executable.scope.steps if type(s).__name__ == "Copy"]
+    copies = [s for s in executable.schedule.steps if type(s).__name__ == "Copy"]
     assert not copies
 
 
@@ -147,7 +147,7 @@ def test_last_steps_of_alike_kernels_share_a_launch() -> None:
     args = [[normal(300, 32) for _ in range(n)], [normal(32) for _ in range(n)],
             [normal(300, 32) for _ in range(n)]]  # fmt: skip
     executable = programs.compare(f, *args, tolerance=2e-4)
-    assert len(executable.scope.steps) == 2
+    assert len(executable.schedule.steps) == 2
 
 
 @pytest.mark.parametrize("heads", [1, 3])

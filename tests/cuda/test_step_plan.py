@@ -9,10 +9,11 @@ import programs  # noqa: F401 (it chooses the interpreting driver)
 
 import genesis_fn as g
 from genesis_fn import random
-from genesis_fn.backends.cuda.steps import prepared
+from genesis_fn.backends.cuda.steps import keeps_fused
 from genesis_fn.compiler.fuse import Group, fuse
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import aval
@@ -47,7 +48,7 @@ def gradients(layers: int) -> Jaxpr:
         return [value, *tree.leaves(grads)]
 
     kinds = [aval((8, 2049), dtypes.I32), *[aval(x.shape, x.dtype) for x in leaves]]
-    return rematerialise(prepared(stage(run, kinds)[0], H200))
+    return rematerialise(simplify(stage(run, kinds)[0], keeps_fused(H200)))
 
 
 def generated(layers: int) -> list[Group]:

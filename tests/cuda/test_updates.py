@@ -53,11 +53,11 @@ def test_chains_of_updates_write_over_a_donated_input() -> None:
         return put_row(cache, x + 1, 9), gnp.sum(cache)
 
     executable = programs.compare(f, normal(*CACHE), normal(8), donated=[True, False])
-    assert moved(executable.scope.steps) == 0
-    assert executable.scope.arena < SIZE
+    assert moved(executable.schedule.steps) == 0
+    assert executable.schedule.arena < SIZE
     with without("in_place"):
         slow = programs.compare(f, normal(*CACHE), normal(8), donated=[True, False])
-    assert slow.scope.arena >= SIZE
+    assert slow.schedule.arena >= SIZE
 
 
 def test_temporaries_are_updated_where_they_are() -> None:
@@ -68,7 +68,7 @@ def test_temporaries_are_updated_where_they_are() -> None:
         return gnp.sum(cache, 0)
 
     executable = programs.compare(f, normal(8), tolerance=1e-4)
-    assert moved(executable.scope.steps) == 0 and executable.scope.arena < 2 * SIZE
+    assert moved(executable.schedule.steps) == 0 and executable.schedule.arena < 2 * SIZE
 
 
 @pytest.mark.parametrize("donated", [True, False])
@@ -87,7 +87,7 @@ def test_readers_come_before_the_update() -> None:
         return new, gnp.sum(cache, 1)
 
     executable = programs.compare(f, normal(*CACHE), normal(8), donated=[True, False])
-    assert moved(executable.scope.steps) == 0
+    assert moved(executable.schedule.steps) == 0
 
 
 def test_an_update_with_a_part_of_itself() -> None:
@@ -118,11 +118,11 @@ def test_a_cache_carried_through_a_loop_stays_where_it_is(loop: str) -> None:
         return state[0]
 
     executable = programs.compare(f, normal(*CACHE), np.int32(5), donated=[True, False])
-    assert moved(executable.scope.steps) == 0
-    assert executable.scope.arena < SIZE
+    assert moved(executable.schedule.steps) == 0
+    assert executable.schedule.arena < SIZE
     # Not donated: one copy, before the loop.
     executable = programs.compare(f, normal(*CACHE), np.int32(5))
-    assert moved(executable.scope.steps) == 1
+    assert moved(executable.schedule.steps) == 1
     # No iteration: the start is the result.
     programs.compare(f, normal(*CACHE), np.int32(0), donated=[True, False])
 
@@ -137,7 +137,7 @@ def test_a_cache_in_a_loop_in_a_loop_and_a_branch() -> None:
         )
 
     executable = programs.compare(f, normal(*CACHE), donated=[True])
-    assert moved(executable.scope.steps) == 0
+    assert moved(executable.schedule.steps) == 0
 
 
 def test_carries_that_share_or_are_read_as_constants() -> None:
@@ -170,4 +170,4 @@ def test_each_donated_input_goes_to_what_updates_it() -> None:
     executable = programs.compare(
         f, normal(*CACHE), normal(*CACHE), normal(8), donated=[True, True, False]
     )
-    assert executable.replaced == {0: 1, 1: 0} and moved(executable.scope.steps) == 0
+    assert executable.replaced == {0: 1, 1: 0} and moved(executable.schedule.steps) == 0

@@ -26,7 +26,7 @@ from genesis_fn.backends.cuda.measure import (
 from genesis_fn.backends.cuda.memory import Block
 from genesis_fn.backends.cuda.places import Places, Rerun, picker
 from genesis_fn.backends.cuda.runtime import Runtime
-from genesis_fn.backends.cuda.steps import Scope, Table
+from genesis_fn.backends.cuda.steps import Schedule, Table
 from genesis_fn.compiler.plan import ALIGNMENT
 from genesis_fn.core.array import Array, live
 from genesis_fn.core.aval import Sig
@@ -54,10 +54,10 @@ class Binding:
     """
 
     def __init__(
-        self, runtime: Runtime, table: Table, scope: Scope, bound: Sequence[int], site: str,
+        self, runtime: Runtime, table: Table, schedule: Schedule, bound: Sequence[int], site: str,
         programmatic: bool,
     ) -> None:  # fmt: skip
-        self.runtime, self.table, self.scope = runtime, table, scope
+        self.runtime, self.table, self.schedule = runtime, table, schedule
         self.bound, self.site, self.programmatic = bound, site, programmatic
         self.word = 0
         self._arena: Block | None = None
@@ -66,19 +66,19 @@ class Binding:
         """The program as graphs, with `bound` at these addresses."""
         memory, owners = self.memory(addresses)
         return Launched(
-            self.runtime, self.scope.steps, memory, owners, programmatic=self.programmatic
+            self.runtime, self.schedule.steps, memory, owners, programmatic=self.programmatic
         )
 
     def memory(self, addresses: Sequence[int]) -> tuple[list[Memory], list[Any]]:
         """(where each buffer is, with `bound` at these addresses; what keeps it alive)."""
         if self._arena is None:
             # Between the pieces of a program that the host takes part in, others may run.
-            pieces = any(map(has_host, self.scope.steps))
+            pieces = any(map(has_host, self.schedule.steps))
             pieces = pieces or not self.runtime.driver.info.target.conditional_nodes
-            self._arena = arena(self.runtime, self.scope.arena, shared=not pieces)
+            self._arena = arena(self.runtime, self.schedule.arena, shared=not pieces)
         table = self.table
         base = dict(zip(self.bound, addresses, strict=True))
-        base[self.scope.base] = self._arena.address if self._arena is not None else 0
+        base[self.schedule.base] = self._arena.address if self._arena is not None else 0
         if table.word is not None:
             base[table.word] = self.word
         owners: list[Any] = [self._arena]
@@ -112,7 +112,7 @@ class CudaExecutable(Executable):
         unused_donations: Sequence[tuple[int, str]],
     ) -> None:
         self.program, self.binding, self.sigs = program, binding, sigs
-        self.runtime, self.table, self.scope = binding.runtime, binding.table, binding.scope
+        self.runtime, self.table, self.schedule = binding.runtime, binding.table, binding.schedule
         self.places, self.replaced = places, replaced
         self.unused_donations = unused_donations
         self._all = Rerun(places, range(len(places.donated)), range(len(places.updated)))
@@ -183,7 +183,7 @@ class CudaExecutable(Executable):
             given = [self._copied(a) for a in args]
             addresses = [a.data.address for a in given] + self.places.renewed()
             memory, owners = self.binding.memory(addresses)
-            steps = measured(self.runtime, self.scope.items, memory, owners, repeats)
+            steps = measured(self.runtime, self.schedule.items, memory, owners, repeats)
         seconds = []
         for _ in range(repeats):
             given = [self._copied(a) for a in args]
@@ -213,13 +213,14 @@ class CudaExecutable(Executable):
                 f"{name[:36]:<36} {d.traffic / 1e6:>8.2f} {d.operations / 1e9:>8.3f} "
                 f"{seconds * 1e6:>8.1f}  {'; '.join(d.lines[:2])}"
             )
-        outputs = sum(out.bytes for _, out in self.places.made)
+        inputs = sum([v.aval.nbytes for v in self.program.invars])
+        outputs = sum([out.bytes for _, out in self.places.made])
         lines += [
             f"{len(self.table.described)} steps, {total * 1e6:.1f} us at the roofline "
             f"({limit.bandwidth / 1e12:.1f} TB/s, {limit.operations / 1e12:.0f} TFLOP/s; "
             "loop bodies counted once)",
-            f"memory: inputs {_mb(sum(v.aval.nbytes for v in self.program.invars))}, outputs "
-            f"{_mb(outputs)}, updated in place {len(self.replaced)}, arena {_mb(self.scope.arena)}",
+            f"memory: inputs {_mb(inputs)}, outputs {_mb(outputs)}, updated in place "
+            f"{len(self.replaced)}, arena {_mb(self.schedule.arena)}",
         ]
         return "\n".join(lines)
 
@@ -232,8 +233,8 @@ class CudaExecutable(Executable):
             "argument_size_in_bytes": arguments,
             "output_size_in_bytes": outputs,
             "alias_size_in_bytes": aliased,
-            "temp_size_in_bytes": self.scope.arena,
-            "peak_memory_in_bytes": arguments + outputs - aliased + self.scope.arena,
+            "temp_size_in_bytes": self.schedule.arena,
+            "peak_memory_in_bytes": arguments + outputs - aliased + self.schedule.arena,
         }
 
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.executable import Binding, CudaExecutable
+from genesis_fn.backends.cuda.horizontal import joined
 from genesis_fn.backends.cuda.places import Output, Places
 from genesis_fn.backends.cuda.runtime import runtime
-from genesis_fn.backends.cuda.steps import Scope, Table, check_error, prepared
+from genesis_fn.backends.cuda.steps import (
+    Schedule,
+    Scope,
+    Table,
+    check_error,
+    keeps_fused,
+    packed,
+)
+from genesis_fn.compiler.contractions import contracted
+from genesis_fn.compiler.fuse import fuse
+from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.updates import donations
 from genesis_fn.core import config
 from genesis_fn.core.aval import sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError
-from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.jaxpr import Jaxpr, Var
 from genesis_fn.transforms.words import physical
 
 
@@ -36,10 +48,10 @@ def compile_jaxpr(
     # Values of extended dtypes, such as random keys, become the words that they consist of.
     named = physical(jaxpr)
 
-    # Calls are inlined, but for fused functions with a kernel; what repeats or does nothing goes.
-    program = prepared(named, target)
+    # Calls are inlined, but for functions with a kernel; what repeats or does nothing goes.
+    program = simplify(named, keeps_fused(target))
 
-    # What the backward pass can compute again for less than its memory is worth is not kept.
+    # Values that the backward pass can make again for less than keeping them are not kept.
     program = rematerialise(program)
 
     # Results take the memory of donated inputs.
@@ -50,30 +62,60 @@ def compile_jaxpr(
         if d and i not in replaced.values()
     ]
 
-    # Steps over buffers.
+    # Equations become steps over numbered buffers: the passes of `schedule`.
     table = Table(target)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     table.steady = {b for i, b in enumerate(inputs) if i not in replaced.values()}
     targets = [inputs[replaced[k]] if k in replaced else None for k in range(len(program.outs))]
-    scope = Scope(table, program, inputs, targets)
+    steps = schedule(table, program, inputs, targets)
 
-    # Results that are no input's memory get some before each run.
+    # Results that are no input's memory get theirs before each run.
     number = {b: i for i, b in enumerate(inputs)}
     made: dict[int, tuple[list[int], Output]] = {}
-    for k, (b, a) in enumerate(zip(scope.outputs, program.out_avals, strict=True)):
+    for k, (b, a) in enumerate(zip(steps.outputs, program.out_avals, strict=True)):
         if b not in number:
             made.setdefault(b, ([], Output(a.nbytes)))[0].append(k)
 
-    # Graphs are captured at the addresses that the first calls bring.
+    # Steps become graphs (`graph.py`) at the addresses that calls bring, launches binaries then.
     programmatic = config.current().programmatic_launch
-    binding = Binding(place, table, scope, [*inputs, *made], site, programmatic)
+    binding = Binding(place, table, steps, [*inputs, *made], site, programmatic)
     if table.word is not None:
         describe = lambda site, index: check_error(table, named, site, index)  # noqa: E731
         binding.word = place.errors.register(binding, describe)
-    updated = [number.get(b) for b in scope.outputs]
+    updated = [number.get(b) for b in steps.outputs]
     places = Places(place, site, donated, updated, list(made.values()), binding.capture)
     sigs = [sig(a, device) for a in jaxpr.out_avals]
     return CudaExecutable(program, binding, places, sigs, replaced, unused)
 
 
-__all__ = ["compile_jaxpr"]
+def schedule(
+    table: Table,
+    jaxpr: Jaxpr,
+    inputs: Sequence[int],
+    targets: Sequence[int | None],
+    placed: dict[Var, Placement] | None = None,
+    extra: dict[Var, int] | None = None,
+    depth: int = 0,
+) -> Schedule:
+    """The steps of a program between buffers; see `Scope` for what the arguments are. Bodies of
+    loops and branches go through the same passes where they are met."""
+    # Matrix products that are too small for the machine, or are summed, become one.
+    jaxpr = contracted(jaxpr, table.target)
+
+    # Equations form groups, each one kernel's loops; what stands only inside of one is not stored.
+    fusion = fuse(jaxpr, table.target, placed)
+
+    # Loops become Triton source, other equations the plans of kernels, results get buffers.
+    base = table.new(0)
+    scope = Scope(table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth)
+    items, outputs = scope.lowered()
+
+    # Small launches that do not wait for each other become one.
+    items = joined(items, table, scope.fixed)
+
+    # Temporaries share an arena, each from its first step to its last.
+    arena = packed(items, outputs, table, scope.fixed, base)
+    return Schedule(items, outputs, base, arena)
+
+
+__all__ = ["compile_jaxpr", "schedule"]

@@ -13,20 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genesis_fn.backends.cuda import lowerings
-from genesis_fn.backends.cuda.beside import side_by_side
 from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
 from genesis_fn.backends.cuda.graph import Child, Copy, Host, Repeat, Step, Switch, While
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
-from genesis_fn.backends.cuda.many import merged_alike
 from genesis_fn.backends.cuda.products import plan_product, plan_wide
-from genesis_fn.compiler.contractions import JOINED, contracted
-from genesis_fn.compiler.fuse import Fusion, Group, fuse
+from genesis_fn.compiler.contractions import JOINED
+from genesis_fn.compiler.fuse import Fusion, Group
 from genesis_fn.compiler.kernel import Placement
 from genesis_fn.compiler.loops import loop_body
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.plan import pack
 from genesis_fn.compiler.products import wide
-from genesis_fn.compiler.simplify import simplify
 from genesis_fn.compiler.target import Target
 from genesis_fn.compiler.updates import updated
 from genesis_fn.core import errors
@@ -110,7 +107,7 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
 
 
 @dataclass(slots=True)
-class _Item:
+class Item:
     """Steps that stay together, with the buffers that they read and write."""
 
     steps: list[Step]
@@ -122,53 +119,65 @@ class _Item:
     described: Described | None = None
 
 
+@dataclass(slots=True)
+class Schedule:
+    """A program, or the body of a loop or branch, as `items` in order. Its results are in the
+    buffers `outputs`, its temporaries in the `arena` bytes of buffer `base`."""
+
+    items: list[Item]
+    outputs: list[int]
+    base: int
+    arena: int
+
+    @property
+    def steps(self) -> list[Step]:
+        """What runs, in order."""
+        return [s for item in self.items for s in item.steps]
+
+
 class Scope:
-    """The steps of one program (of the whole, or of a loop's or branch's body).
+    """How the groups of one program (of the whole, or of a loop's or branch's body) become items.
 
     `inputs` are the buffers of its inputs, `targets` those that its outputs must end in (None: the
     scope chooses); a target may be the buffer of an input, which is then overwritten when nothing
-    reads it any more. After construction `steps` holds the work, `outputs` the buffers of the
-    outputs and `arena` the bytes of temporaries that `base` must offer.
+    reads it any more. `placed` are values that are written into a part of what `extra` gives a
+    buffer. `schedule` makes the schedule of a body: (table, program, inputs, targets, options).
     """
 
     def __init__(
         self,
         table: Table,
         jaxpr: Jaxpr,
+        fusion: Fusion,
         inputs: Sequence[int],
         targets: Sequence[int | None],
+        schedule: Callable[..., Schedule],
         placed: dict[Var, Placement] | None = None,
         extra: dict[Var, int] | None = None,
         depth: int = 0,
     ) -> None:
-        self.table, self.depth = table, depth
-        jaxpr = contracted(jaxpr, table.target)
-        self.fusion: Fusion = fuse(jaxpr, table.target, placed)
-        self.graph = self.fusion.graph
+        self.table, self.jaxpr, self.fusion, self.depth = table, jaxpr, fusion, depth
+        self.targets, self.placed, self._schedule = targets, placed or {}, schedule
+        self.graph = fusion.graph
         self.ids: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
         self.fixed = {table.root(b) for b in self.ids.values()}
         self.fixed |= {table.root(t) for t in targets if t is not None}
-        self.placed = placed or {}
-        self.base = table.new(0)
         # What decides whether a value may take the memory of an input.
         self._results = {self.graph.memory(o)[0] for o in jaxpr.outs}
-        self._made_at = {v: n for n, g in enumerate(self.fusion.groups) for v in g.roots}
-        self._last_read = {v: n for n, g in enumerate(self.fusion.groups) for v in g.reads}
+        self._made_at = {v: n for n, g in enumerate(fusion.groups) for v in g.roots}
+        self._last_read = {v: n for n, g in enumerate(fusion.groups) for v in g.reads}
         self._held: dict[int, list[Var]] = {}
         for v, b in self.ids.items():
             self._held.setdefault(table.root(b), []).append(v)
-        self.items: list[_Item] = []
-        self.final: list[tuple[int, int]] = []  # (target, source): copies at the end
-        wanted = self._wanted(jaxpr, targets)
+        self.items: list[Item] = []
+
+    def lowered(self) -> tuple[list[Item], list[int]]:
+        """(the items that compute the program, the buffers of its outputs)."""
+        wanted = self._wanted()
         for g in self.fusion.groups:
             self._group(g, wanted)
-        self.outputs = self._finish(jaxpr, targets)
-        self.items = merged_alike(self.items, table, self.fixed)
-        if enabled("beside"):
-            self.items = side_by_side(self.items, table)
-        self.arena = self._pack()
-        table.bytes[self.base] = self.arena
-        self.steps: list[Step] = [s for item in self.items for s in item.steps]
+        outputs = self._finish()
+        return self.items, outputs
 
     # Values.
 
@@ -182,10 +191,10 @@ class Scope:
         """A new buffer in this scope's arena."""
         return self.table.new(size)
 
-    def _wanted(self, jaxpr: Jaxpr, targets: Sequence[int | None]) -> dict[Var, int]:
+    def _wanted(self) -> dict[Var, int]:
         """Which buffer a value should be written to at once, because an output must end there."""
         wanted: dict[Var, int] = {}
-        for v, t in zip(jaxpr.outs, targets):
+        for v, t in zip(self.jaxpr.outs, self.targets):
             u = self.graph.memory(v)[0]
             if t is not None and u not in self.ids and u not in wanted and v not in self.placed:
                 wanted[u] = t
@@ -246,7 +255,7 @@ class Scope:
         for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
             assert type(step) is Launch
             step, order = _compact(step)
-            item = _Item(
+            item = Item(
                 [Child((step,), tuple([(buffers[k], 0) for k in order]))],
                 [buffers[k] for k in sorted(use.reads)], [buffers[k] for k in sorted(use.writes)],
                 plan=Plan(len(order), 0, (step,)), traffic=g.traffic, described=described,
@@ -297,13 +306,13 @@ class Scope:
                 return False
         return True
 
-    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> _Item:
+    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> Item:
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
         used = (*reads, *writes, *scratch)
         child = Child(plan.steps, tuple([(b, 0) for b in used]))
-        return _Item([child], list(reads), list(writes), scratch)
+        return Item([child], list(reads), list(writes), scratch)
 
-    def _product(self, g: Group) -> _Item:
+    def _product(self, g: Group) -> Item:
         """A product with what is computed before and after it."""
         product, e = g.product, g.eqn
         assert product is not None and e is not None
@@ -331,7 +340,7 @@ class Scope:
         x = None if e.prim.updates is None else e.ins[e.prim.updates]
         return type(x) is Var and self.buffer(x) == self.ids[e.outs[0]]
 
-    def _opaque(self, g: Group) -> _Item:
+    def _opaque(self, g: Group) -> Item:
         e = g.eqn
         assert e is not None
         at = len(self.table.described)
@@ -365,13 +374,13 @@ class Scope:
         if type(lowered) is HostCall:
             given = iter(reads)
             operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
-            return _Item([Host(lowered, operands, tuple(writes))], reads, writes)
+            return Item([Host(lowered, operands, tuple(writes))], reads, writes)
         if type(lowered) is Views:
             for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
                 copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
                 if v.aval.nbytes:
-                    self.items.append(_Item([copy], [reads[source]], [b]))
-            return _Item([], reads, writes)
+                    self.items.append(Item([copy], [reads[source]], [b]))
+            return Item([], reads, writes)
         assert type(lowered) is Plan
         if checks(lowered, [v.aval for v in e.outs]):
             self.table.sites.append(e)
@@ -380,16 +389,16 @@ class Scope:
             writes = [*writes, self.table.word]
         return self._planned(lowered, reads, writes)
 
-    def inner(
+    def body(
         self, jaxpr: Jaxpr, inputs: Sequence[int], targets: Sequence[int | None], **options: Any
-    ) -> Scope:
-        """A scope inside this one; its arena must be given a place."""
-        return Scope(self.table, jaxpr, inputs, targets, depth=self.depth + 1, **options)
+    ) -> Schedule:
+        """The body of a loop or branch; its arena must be given a place."""
+        return self._schedule(self.table, jaxpr, inputs, targets, depth=self.depth + 1, **options)
 
-    def room(self, scopes: Sequence[Scope]) -> int:
-        """A buffer for the arenas of scopes that do not run at the same time."""
-        b = self.temporary(max([s.arena for s in scopes], default=0))
-        for s in scopes:
+    def room(self, bodies: Sequence[Schedule]) -> int:
+        """A buffer for the arenas of bodies that do not run at the same time."""
+        b = self.temporary(max([s.arena for s in bodies], default=0))
+        for s in bodies:
             self.table.place[s.base] = b, 0
         return b
 
@@ -400,13 +409,11 @@ class Scope:
             for c, i in zip(carry, inits) if self.table.bytes[c] and c != i
         ]  # fmt: skip
 
-    # Order and memory.
-
-    def _finish(self, jaxpr: Jaxpr, targets: Sequence[int | None]) -> list[int]:
+    def _finish(self) -> list[int]:
         """The buffers of the outputs, after copies of those that are not where they must be."""
         moves: list[tuple[int, int, int]] = []
         outputs = []
-        for v, t in zip(jaxpr.outs, targets):
+        for v, t in zip(self.jaxpr.outs, self.targets):
             if v in self.placed:
                 outputs.append(self.ids[self.placed[v].target])
                 continue
@@ -419,31 +426,31 @@ class Scope:
         for t, b, size in moves:
             if self.table.root(b) in overwritten and size:
                 held = self.temporary(size)
-                self.items.append(_Item([Copy(held, b, size)], [b], [held]))
+                self.items.append(Item([Copy(held, b, size)], [b], [held]))
                 b = held
             staged.append((t, b, size))
         for t, b, size in staged:
             if size:
-                self.items.append(_Item([Copy(t, b, size)], [b], [t]))
+                self.items.append(Item([Copy(t, b, size)], [b], [t]))
         return outputs
 
-    def _pack(self) -> int:
-        """Place the temporaries in this scope's arena; the result is its size."""
-        lives: dict[int, tuple[int, int]] = {}
-        root = self.table.root
-        for n, item in enumerate(self.items):
-            for b in (*item.reads, *item.writes, *item.scratch):
-                b = root(b)
-                if b not in self.fixed and b != self.table.word and b not in self.table.pointers:
-                    lives[b] = lives.get(b, (n, n))[0], n
-        for b in map(root, self.outputs):
-            if b in lives:
-                # Outputs that the scope chose are bound from outside.
-                del lives[b]
-        offsets, size = pack({b: self.table.bytes[b] for b in lives}, lives)
-        for b, at in offsets.items():
-            self.table.place[b] = self.base, at
-        return size
+
+def packed(
+    items: Sequence[Item], outputs: Sequence[int], table: Table, fixed: set[int], base: int
+) -> int:
+    """The size of the arena that holds the temporaries of `items`, which get a place in buffer
+    `base`; `fixed` are buffers that have one, outputs are given theirs from outside."""
+    lives: dict[int, tuple[int, int]] = {}
+    outside = {*fixed, *table.pointers, *map(table.root, outputs), table.word}
+    for n, item in enumerate(items):
+        for b in map(table.root, (*item.reads, *item.writes, *item.scratch)):
+            if b not in outside:
+                lives[b] = lives.get(b, (n, n))[0], n
+    offsets, size = pack({b: table.bytes[b] for b in lives}, lives)
+    for b, at in offsets.items():
+        table.place[b] = base, at
+    table.bytes[base] = size
+    return size
 
 
 def _compact(launch: Launch) -> tuple[Launch, list[int]]:
@@ -477,7 +484,7 @@ def _work_of_dot(x: Var, params: dict[str, Any], out: Var) -> int:
 # ---- control flow ----
 
 
-def _scan(s: Scope, e: Eqn) -> _Item:
+def _scan(s: Scope, e: Eqn) -> Item:
     p = e.params
     consts, carry, length = p["consts"], p["carry"], p["length"]
     ins = [s.buffer(i) for i in e.ins]
@@ -486,47 +493,42 @@ def _scan(s: Scope, e: Eqn) -> _Item:
     start = s.started(kept, ins[consts : consts + carry])
     counter = s.temporary(4)
     body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
-    scope = s.inner(
+    inner = s.body(
         body.jaxpr, [*ins[:consts], *kept, *ins[consts + carry :], counter],
         [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),
     )  # fmt: skip
-    room = s.room([scope])
-    loop = Repeat(length, Buf(counter, "i32"), tuple(scope.steps))
+    room = s.room([inner])
+    loop = Repeat(length, Buf(counter, "i32"), tuple(inner.steps))
     steps = [*start, loop] if length else start
-    return _Item(list(steps), ins, outs, [counter, room])
+    return Item(list(steps), ins, outs, [counter, room])
 
 
-def _while(s: Scope, e: Eqn) -> _Item:
+def _while(s: Scope, e: Eqn) -> Item:
     p = e.params
     a, b = p["cond_consts"], p["body_consts"]
     ins = [s.buffer(i) for i in e.ins]
     outs = [s.ids[v] for v in e.outs]
     start = s.started(outs, ins[a + b :])
     predicate = s.temporary(1)
-    test = s.inner(p["cond"], [*ins[:a], *outs], [predicate])
-    body = s.inner(p["body"], [*ins[a : a + b], *outs], outs)
+    test = s.body(p["cond"], [*ins[:a], *outs], [predicate])
+    body = s.body(p["body"], [*ins[a : a + b], *outs], outs)
     room = s.room([test, body])
     loop = While(tuple(test.steps), Buf(predicate, "i1"), tuple(body.steps))
-    return _Item([*start, loop], ins, outs, [predicate, room])
+    return Item([*start, loop], ins, outs, [predicate, room])
 
 
-def _cond(s: Scope, e: Eqn) -> _Item:
+def _cond(s: Scope, e: Eqn) -> Item:
     ins = [s.buffer(i) for i in e.ins]
     outs = [s.ids[v] for v in e.outs]
-    scopes = [s.inner(branch, ins[1:], outs) for branch in e.params["branches"]]
-    room = s.room(scopes)
-    branches = tuple([tuple(scope.steps) for scope in scopes])
-    return _Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])
+    bodies = [s.body(branch, ins[1:], outs) for branch in e.params["branches"]]
+    room = s.room(bodies)
+    branches = tuple([tuple(body.steps) for body in bodies])
+    return Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])
 
 
-_CONTROL: dict[Primitive, Callable[[Scope, Eqn], _Item]] = {
+_CONTROL: dict[Primitive, Callable[[Scope, Eqn], Item]] = {
     scan_p: _scan, while_p: _while, cond_p: _cond,
 }  # fmt: skip
-
-
-def prepared(jaxpr: Jaxpr, target: Target) -> Jaxpr:
-    """`jaxpr` simplified, with fused functions inlined unless `target` has a kernel for them."""
-    return simplify(jaxpr, keeps_fused(target))
 
 
 def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
@@ -540,5 +542,5 @@ def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
 
 
 __all__ = [
-    "Described", "Scope", "Table", "check_error", "keeps_fused", "prepared",
+    "Described", "Item", "Schedule", "Scope", "Table", "check_error", "keeps_fused", "packed",
 ]  # fmt: skip
