@@ -44,7 +44,7 @@ def training_step(layers: int) -> CudaExecutable:
     state = g.eval_shape(optimizer.init, params)
     jitted = g.jit(step, donate_argnames=("params", "state"))
     traced = jitted.lower(params, state, np.zeros((8, 2049), np.int32))
-    donated = [False] * len(traced.program.captured) + traced.donated
+    donated = [*[False] * len(traced.program.captured), *traced.donated]
     return programs.compile_jaxpr(traced.jaxpr, programs.PLACE, donated=donated)
 
 

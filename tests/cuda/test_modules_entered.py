@@ -2,9 +2,9 @@
 
 Counted are distinct modules of `genesis_fn` of which a Python function is entered in
 `Backend.compile` and in the executable's first call, up to the driver's launch of its graph, for a
-program of three equations. The passes that `pipeline.compile_jaxpr` names are not counted, nor what
-lies beneath them or beneath `Driver.prepare`, which compiles the kernels. Memory that other
-programs left is there: growing the pool is no part of this program's way.
+program of three equations. The passes that `pipeline.compile_jaxpr` and `schedule` name are not
+counted, nor what lies beneath them or beneath `Driver.prepare`, which compiles the kernels. Memory
+that other programs left is there: growing the pool is no part of this program's way.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ import genesis_fn.numpy as jnp
 from genesis_fn.backends.cuda import pipeline
 from genesis_fn.backends.cuda.backend import CudaBackend
 from genesis_fn.backends.cuda.executable import CudaExecutable
-from genesis_fn.backends.cuda.steps import Scope, Table
+from genesis_fn.backends.cuda.steps import Scope
 from genesis_fn.core.device import device, using_device
 from tests.test_modules_entered import PASSES, check_jit, modules_entered, program
 
 pytestmark = pytest.mark.interpreted
 MOST = 12
-# The passes of the list, by the names that it calls them by.
-LIST = {
-    "physical": pipeline.physical, "prepared": pipeline.prepared,
+# The passes of the lists, by the names that they call them by.
+PROGRAM = {
+    "physical": pipeline.physical, "simplify": pipeline.simplify,
     "rematerialise": pipeline.rematerialise, "donations": pipeline.donations,
-    "Table": Table.__init__, "Scope": Scope.__init__,
 }  # fmt: skip
+BODY = {
+    "contracted": pipeline.contracted, "fuse": pipeline.fuse, "lowered": Scope.lowered,
+    "joined": pipeline.joined, "packed": pipeline.packed,
+}  # fmt: skip
+LIST = PROGRAM | BODY
 
 
 def from_compile_to_launch() -> tuple[list[str], list[str]]:
@@ -69,8 +73,13 @@ def test_from_compile_to_the_launch():
     assert [m.rpartition(".")[2] for m in second] == ["executable", "places", "graph"]
 
 
-def test_the_passes_are_those_of_the_list():
-    tree = ast.parse(textwrap.dedent(inspect.getsource(pipeline.compile_jaxpr)))
-    called = [n.func.id for n in ast.walk(tree)
-              if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]  # fmt: skip
-    assert [name for name in called if name in LIST] == list(LIST)
+@pytest.mark.parametrize(
+    ("listing", "passes"), [(pipeline.compile_jaxpr, PROGRAM), (pipeline.schedule, BODY)]
+)
+def test_the_passes_are_those_of_the_list(listing, passes):
+    tree = ast.parse(textwrap.dedent(inspect.getsource(listing)))
+    called = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    lines = {ast.unparse(f).rpartition(".")[2]: f.lineno for f in called}
+    assert sorted(passes, key=lines.__getitem__) == list(passes)
+    if passes is PROGRAM:
+        assert lines["schedule"] > max([lines[name] for name in passes])

@@ -72,9 +72,9 @@ def compile_jaxpr(
     # Results that are no input's memory get theirs before each run.
     number = {b: i for i, b in enumerate(inputs)}
     made: dict[int, tuple[list[int], Output]] = {}
-    for k, (b, a) in enumerate(zip(steps.outputs, program.out_avals, strict=True)):
+    for k, (b, v) in enumerate(zip(steps.outputs, program.outs, strict=True)):
         if b not in number:
-            made.setdefault(b, ([], Output(a.nbytes)))[0].append(k)
+            made.setdefault(b, ([], Output(v.aval.nbytes)))[0].append(k)
 
     # Steps become graphs (`graph.py`) at the addresses that calls bring, launches binaries then.
     programmatic = config.current().programmatic_launch
@@ -84,7 +84,7 @@ def compile_jaxpr(
         binding.word = place.errors.register(binding, describe)
     updated = [number.get(b) for b in steps.outputs]
     places = Places(place, site, donated, updated, list(made.values()), binding.capture)
-    sigs = [sig(a, device) for a in jaxpr.out_avals]
+    sigs = [sig(v.aval, device) for v in jaxpr.outs]
     return CudaExecutable(program, binding, places, sigs, replaced, unused)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -57,14 +58,24 @@ def _order(first: Driver, then: Driver) -> None:
 
 
 _runtimes: dict[int, Runtime] = {}
+_of_parent: dict[int, Runtime] = {}
 _lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    # What the parent has open is of no use here, and must not be closed from here either.
+    global _runtimes, _of_parent
+    _of_parent, _runtimes = _runtimes, {}
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def runtime(device: int = 0) -> Runtime:
     """The runtime of device `device`; ValueError if there is none."""
-    check_fork()
     found = _runtimes.get(device)
     if found is None:
+        check_fork()
         with _lock:
             found = _runtimes.get(device)
             if found is None:

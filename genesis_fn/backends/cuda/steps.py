@@ -163,16 +163,20 @@ class Scope:
         self.fixed = {table.root(b) for b in self.ids.values()}
         self.fixed |= {table.root(t) for t in targets if t is not None}
         # What decides whether a value may take the memory of an input.
-        self._results = {self.graph.memory(o)[0] for o in jaxpr.outs}
-        self._made_at = {v: n for n, g in enumerate(fusion.groups) for v in g.roots}
-        self._last_read = {v: n for n, g in enumerate(fusion.groups) for v in g.reads}
+        self._results: set[Var] = set()
+        self._made_at: dict[Var, int] = {}
+        self._last_read: dict[Var, int] = {}
         self._held: dict[int, list[Var]] = {}
-        for v, b in self.ids.items():
-            self._held.setdefault(table.root(b), []).append(v)
         self.items: list[Item] = []
 
     def lowered(self) -> tuple[list[Item], list[int]]:
         """(the items that compute the program, the buffers of its outputs)."""
+        self._results |= {self.graph.memory(o)[0] for o in self.jaxpr.outs}
+        for n, g in enumerate(self.fusion.groups):
+            self._made_at |= dict.fromkeys(g.roots, n)
+            self._last_read |= dict.fromkeys(g.reads, n)
+        for v, b in self.ids.items():
+            self._held.setdefault(self.table.root(b), []).append(v)
         wanted = self._wanted()
         for g in self.fusion.groups:
             self._group(g, wanted)
