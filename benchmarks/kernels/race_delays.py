@@ -28,6 +28,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +46,8 @@ from genesis_fn.kernels.launch import Launch, Plan
 
 LAUNCHES = 10_000
 MUTANT_LAUNCHES = 300
-SILENCE = 20.0  # seconds without a result after which a process hangs
+SILENCE = 8.0  # seconds without a result after which a process hangs; START before its first one
+START = 60.0
 CASES = {
     "causal": AttentionSpec(2, 16, 8, 768, 768, 128, causal=True),
     "full": AttentionSpec(2, 8, 8, 500, 700, 128),
@@ -96,7 +98,9 @@ _DELAY = """{
 	and.b32 dld, dld, dlb;
 	selp.b32 dld, dld, 0, dlp;
 	add.u32 dld, dld, dlc;
+	shfl.sync.idx.b32 dld, dld, 0, 31, 0xffffffff;
 	nanosleep.u32 dld;
+	bar.warp.sync 0xffffffff;
 }
 """
 _BOUNDED = """{
@@ -159,8 +163,12 @@ def delayed(ptx: str, without: tuple[int, ...] | None = None) -> str:
         delays = [_DELAY.replace("PLACE", str(32 * number + 16 * side)) for side in (0, 1)]
         pieces.append(f"{delays[0]}{text}\n{delays[1]}")
         last = site.end
-    text = "".join([*pieces, ptx[last:]])
-    return re.sub(r"^(\.address_size 64\n)", r"\1" + _WORDS, text, count=1, flags=re.M)
+    return with_words("".join([*pieces, ptx[last:]]))
+
+
+def with_words(ptx: str) -> str:
+    """`ptx` with what delays read: a seed, the mask of the short ones, the long one; late waits."""
+    return re.sub(r"^(\.address_size 64\n)", r"\1" + _WORDS, ptx, count=1, flags=re.M)
 
 
 def mutants(ptx: str) -> dict[str, tuple[int, ...]]:
@@ -212,7 +220,7 @@ def compile_all(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
     for case in cases:
         for kernel in KERNELS:
             ptx = compiled_by_triton(request(launch_of(case, kernel), H200)).asm["ptx"]
-            variants: dict[str, tuple[int, ...] | None] = {"delayed": None}
+            variants: dict[str, tuple[int, ...] | None] = {"assembled": None, "delayed": None}
             if case == "causal":
                 variants |= mutants(ptx)
             for name, without in variants.items():
@@ -222,12 +230,19 @@ def compile_all(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
                     {"case": case, "kernel": kernel, "variant": name, "binary": str(path),
                      "mutant": without is not None, "sites": dict(kinds)}
                 )  # fmt: skip
-                texts.append((delayed(ptx, without), path))
+                text = with_words(ptx) if name == "assembled" else delayed(ptx, without)
+                texts.append((text, path))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         said = pool.map(lambda x: assemble(*x), texts)
         for job, text in zip(jobs, said, strict=True):
             job["assembler"] = text
-    return sorted(jobs, key=lambda job: (job["mutant"], job["variant"].startswith("barrier")))
+    order = ("assembled", "delayed")
+    return sorted(
+        jobs,
+        key=lambda job: (
+            job["mutant"], job["variant"] not in order[:1], job["variant"].startswith("barrier"),
+        ),
+    )  # fmt: skip
 
 
 # ---- running ----
@@ -245,11 +260,11 @@ class Device:
         torch.cuda.set_stream(self.stream)
         self.handle = self.driver.foreign_stream(self.stream.cuda_stream)
         self.arrays: dict[str, list[torch.Tensor]] = {}
+        for case in CASES:
+            self._compute(case)
 
     def tensors(self, case: str, kernel: str) -> list[torch.Tensor]:
         """Inputs, outputs and scratch of the plan that holds the kernel, computed as it ships."""
-        if case not in self.arrays:
-            self._compute(case)
         arrays = self.arrays[case]
         return arrays[:5] if kernel == "forward" else arrays
 
@@ -299,8 +314,9 @@ class Device:
         differing = torch.zeros((), dtype=torch.int64, device="cuda")
         self.driver.fill_words(words, 0, 4, self.handle)
         start, done, late = time.perf_counter(), 0, 0
-        step = 2 if job["mutant"] else 250
+        step = 2 if job["mutant"] else 100
         while done < count and not (late or int(differing)):
+            print(json.dumps({"progress": done}), flush=True)
             for _ in range(min(step, count - done)):
                 done += 1
                 mask, long = AMPLITUDES[done % len(AMPLITUDES)]
@@ -339,6 +355,7 @@ def child(path: Path) -> None:
     """Runs the jobs of a file, one line of JSON for each."""
     given = json.loads(path.read_text())
     device = Device()
+    print(json.dumps({"ready": True}), flush=True)
     for number, (job, launches) in enumerate(given):
         try:
             result = device.run(job, launches, 1 << (number % 20))
@@ -348,9 +365,12 @@ def child(path: Path) -> None:
         print(json.dumps(result), flush=True)
 
 
-def run_all(jobs: list[dict[str, Any]], launches: int, folder: Path, deadline: float) -> None:
+def run_all(
+    jobs: list[dict[str, Any]], launches: int, folder: Path, deadline: float, save: Callable
+) -> None:
     """Adds each job's result to it; a process that hangs or faults is replaced by another."""
-    work = [(job, MUTANT_LAUNCHES if job["mutant"] else launches) for job in jobs]
+    counts = {"assembled": 10, "delayed": launches}
+    work = [(job, counts.get(job["variant"], MUTANT_LAUNCHES)) for job in jobs]
     place = 0
     while place < len(work) and time.perf_counter() < deadline:
         path = folder / f"jobs-{place}.json"
@@ -359,19 +379,30 @@ def run_all(jobs: list[dict[str, Any]], launches: int, folder: Path, deadline: f
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
-        patience = 4 * SILENCE  # for the first result: imports and compiling
+        result = _next(lines, START)
+        if "ready" not in result:
+            raise RuntimeError(f"a process could not begin: {result}")
         while place < len(work) and time.perf_counter() < deadline:
-            try:
-                result = json.loads(lines.get(timeout=patience))
-            except queue.Empty:
-                result = {"hung": True}
-            patience = SILENCE
+            result = _next(lines, SILENCE)
             work[place][0].update(result)
+            save()
+            print(line(work[place][0]), flush=True)
             place += 1
             if "hung" in result or "fault" in result:
                 break
         process.kill()
         process.wait()
+
+
+def _next(lines: queue.Queue[str], seconds: float) -> dict[str, Any]:
+    """The next result, or that there was nothing for so long; news of progress begins anew."""
+    while True:
+        try:
+            found = json.loads(lines.get(timeout=seconds))
+        except queue.Empty:
+            return {"hung": True}
+        if "progress" not in found:
+            return found
 
 
 def _pump(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
@@ -401,7 +432,7 @@ def outcome(job: dict[str, Any]) -> str:
 def verdict(jobs: list[dict[str, Any]]) -> list[str]:
     """What is wrong: a delayed kernel that differs, or a kind of barrier whose loss went unseen."""
     wrong = [
-        f"{job['case']} {job['kernel']}, delayed: {outcome(job)}"
+        f"{job['case']} {job['kernel']}, {job['variant']}: {outcome(job)}"
         for job in jobs
         if not job["mutant"] and outcome(job) != "same"
     ]
@@ -416,16 +447,14 @@ def verdict(jobs: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-def table(jobs: list[dict[str, Any]]) -> str:
-    """The outcomes as a table in Markdown."""
-    lines = ["| kernel | case | variant | launches | outcome |", "|---|---|---|---|---|"]
-    for job in jobs:
-        lines.append(
-            f"| {job['kernel']} | {job['case']} | "
-            f"{'without ' * job['mutant']}{job['variant']} | {job.get('launches', '')} "
-            f"| {outcome(job)} |"
-        )
-    return "\n".join(lines)
+HEAD = "| kernel | case | variant | launches | outcome |\n|---|---|---|---|---|"
+
+
+def line(job: dict[str, Any]) -> str:
+    """A job's row of the table, in Markdown."""
+    variant = f"{'without ' * job['mutant']}{job['variant']}"
+    cells = (job["kernel"], job["case"], variant, str(job.get("launches", "")), outcome(job))
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -448,19 +477,26 @@ def main() -> int:
         if given.compile_only:
             print("\n".join(f"{j['kernel']} {j['variant']}: {j['assembler']}" for j in jobs))
             return 0
-        delayed_jobs = [j for j in jobs if not j["mutant"]]
-        run_all(jobs, -(-given.launches // len(delayed_jobs)), folder, start + given.budget)
+        delayed_jobs = [j for j in jobs if j["variant"] == "delayed"]
+
+        def save() -> None:
+            if given.out:
+                report = {
+                    **around,
+                    "launches": sum(j.get("launches", 0) for j in delayed_jobs),
+                    "wrong": verdict(jobs),
+                    "jobs": [{k: v for k, v in j.items() if k != "binary"} for j in jobs],
+                }
+                Path(given.out).write_text(json.dumps(report, indent=1) + "\n")
+
+        around = surroundings()
+        print(HEAD, flush=True)
+        count = -(-given.launches // len(delayed_jobs))
+        run_all(jobs, count, folder, start + given.budget, save)
+    save()
     wrong = verdict(jobs)
-    if given.out:
-        report = {
-            **surroundings(),
-            "launches": sum(j.get("launches", 0) for j in delayed_jobs), "wrong": wrong,
-            "jobs": [{k: v for k, v in j.items() if k != "binary"} for j in jobs],
-        }  # fmt: skip
-        Path(given.out).write_text(json.dumps(report, indent=1) + "\n")
-    print(table(jobs))
-    for line in wrong:
-        print(f"WRONG: {line}")
+    for problem in wrong:
+        print(f"WRONG: {problem}")
     print(f"{'WRONG' if wrong else 'ok'} in {time.perf_counter() - start:.0f} s", flush=True)
     return bool(wrong)
 

@@ -1,54 +1,55 @@
-"""Launches every hand-written kernel on small shapes, each buffer an allocation of its own.
+"""Runs the kernels of small programs one by one, each buffer an allocation of its own.
 
     python benchmarks/kernels/sanitize.py [FAMILY ...]        # all families
     compute-sanitizer --tool memcheck python benchmarks/kernels/sanitize.py norm
+    python benchmarks/kernels/sanitize.py --report LOGS OUT   # verdicts, from sanitize.sh's logs
 
-The shapes have odd sizes, tails and more than one block, so that masks and barriers matter. Results
-are held to the references of `tests/kernels`. Prints one line for each family.
+A family is a few calls of public functions. Every equation of their programs runs as the plan that
+the backend would give it; elementwise ones, whose kernels are generated, have a family of their
+own. The shapes have odd sizes, tails and more than one block, so that masks and barriers
+matter. Results are held to the CPU's. Prints one line for each family, with its kernels.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ["GENESIS_CUDA_DRIVER"] = os.environ.get("GENESIS_CUDA_DRIVER", "cuda")
 os.environ["TRITON_INTERPRET"] = "01"[os.environ["GENESIS_CUDA_DRIVER"] == "interpret"]
 os.environ["GENESIS_DEVICE"] = "cpu"
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cuda"))
 
+import numpy as np
 import torch
+from ml_dtypes import bfloat16
+from programs import on_cpu, traced
 
-from genesis_fn.compiler.target import H200
-from genesis_fn.kernels import block_sort
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.cross_entropy import CrossEntropy
-from genesis_fn.kernels.language import INTERPRETED
-from genesis_fn.kernels.matmul import Config
-from genesis_fn.kernels.norm import Norm
-from genesis_fn.kernels.scan import Scan
-from genesis_fn.kernels.scatter import ScatterRows
-from tests.kernels import (
-    attention_reference,
-    run,
-    test_attention,
-    test_concat,
-    test_conv,
-    test_cross_entropy,
-    test_linear_cross_entropy,
-    test_matmul,
-    test_norm,
-    test_pool,
-    test_random,
-    test_scan,
-    test_scatter,
-    test_softmax,
-    test_sort,
-)
+import genesis_fn as gf
+import genesis_fn.numpy as jnp
+from benchmarks.results_file import surroundings
+from genesis_fn import lax, nn, random
+from genesis_fn.backends.cuda.lowerings import plan_for
+from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.compiler.contractions import contracted
+from genesis_fn.compiler.simplify import simplify
+from genesis_fn.core.jaxpr import Jaxpr, Var
+from genesis_fn.core.lowering import Elementwise
+from genesis_fn.kernels.launch import Launch, Plan
+from genesis_fn.lax.norms import layer_norm, rms_norm
+from genesis_fn.optim import losses
+from genesis_fn.transforms.fused import fused_p
+from tests.kernels import run
+
+TOLERANCE = {4: 1e-2, 2: 2e-2, 8: 1e-9}  # by bytes: the distance over the norm of what is wanted
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
 class Allocation:
@@ -68,160 +69,314 @@ class Allocation:
             self._free(self.address)
 
 
-def norm() -> None:
-    for spec in (
-        Norm(5, 64, "fp32", weight_dtype="fp32"),
-        Norm(70, 48, "bf16", "layer", 1e-5, "fp32", "fp32"),
-        Norm(2, 17000, "fp32", "layer", 1e-5, "fp32", "fp32"),
-    ):
-        test_norm.test_forward_and_backward(spec)
+# ---- a program, equation by equation ----
 
 
-def softmax() -> None:
-    for kind in test_softmax.KINDS:
-        test_softmax.test_forward_and_backward(kind, 70, 100, "bf16")
-    test_softmax.test_forward_and_backward("softmax", 2, 17001, "fp32")
+class Machine:
+    """Runs programs on the device and remembers the kernels that it launched."""
+
+    def __init__(self, generated: bool) -> None:
+        self.generated = generated  # whether elementwise equations run on the device, too
+        self.kernels: set[str] = set()
+
+    def check(self, f: Callable, *args: Any) -> None:
+        """Holds the program of `f` to the CPU's results."""
+        jaxpr, inputs = traced(f, *args)
+        found = self.results(contracted(simplify(jaxpr), run.TARGET), inputs)
+        for x, y in zip(found, on_cpu(jaxpr, inputs), strict=True):
+            if y.dtype.kind in "biu":
+                np.testing.assert_array_equal(x, y)
+            else:
+                x, y, size = x.astype(np.float64), y.astype(np.float64), y.itemsize
+                distance = np.linalg.norm(x - y) / max(np.linalg.norm(y), 1.0)
+                assert distance < TOLERANCE[size], distance
+
+    def results(self, jaxpr: Jaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The program's results, each equation by the backend's plan for it."""
+        values = dict(zip(jaxpr.invars, inputs, strict=True))
+        for e in jaxpr.eqns:
+            operands = [v for v in e.ins if type(v) is Var]
+            arrays = [values[v] for v in operands]
+            avals = [x.aval if type(x) is Var else x for x in e.ins]
+            plan: Any = None
+            if self.generated or not isinstance(e.prim.lowering, Elementwise):
+                plan = plan_for(e.prim, avals, e.params, run.TARGET)
+            if type(plan) is Plan:
+                outs = self._run(plan, arrays, [v.aval for v in e.outs])
+                if e.prim is fused_p:
+                    outs = _handed_through(e.params["jaxpr"], arrays, outs)
+            elif e.prim is fused_p:
+                outs = self.results(e.params["jaxpr"], arrays)
+            else:
+                outs = on_cpu(Jaxpr(operands, [e], e.outs), arrays)
+            values.update(zip(e.outs, outs, strict=True))
+        return [values[v] for v in jaxpr.outs]
+
+    def _run(self, plan: Plan, arrays: Sequence[np.ndarray], kinds: Sequence[Any]) -> list:
+        outs = [np.zeros(kind.shape, kind.dtype) for kind in kinds]
+        error_words = [np.zeros(1, np.int64) for _ in range(plan.outputs - len(outs))]
+        run.run_plan(plan, [_bytes(x) for x in arrays], [_bytes(x) for x in (*outs, *error_words)])
+        assert not any(word[0] for word in error_words)
+        launches = [s for s in plan.steps if isinstance(s, Launch) and 0 not in s.grid]
+        if run.INTERPRETED:
+            self.kernels.update(getattr(s.kernel, "name", s.kernel) for s in launches)
+        else:
+            self.kernels.update(x.compiled.name for x in runtime(0).driver.prepare(launches))
+        return outs
 
 
-def cross_entropy() -> None:
-    test_cross_entropy.test_forward_and_backward(CrossEntropy(70, 33, "bf16", ignore_index=-100))
-    test_cross_entropy.test_forward_and_backward(
-        CrossEntropy(3, 17000, "fp32", label_smoothing=0.1, z_loss=1e-2, soft_cap=9.0)
-    )
+def _bytes(x: np.ndarray) -> torch.Tensor:
+    flat = x if x.flags.c_contiguous else np.ascontiguousarray(x)
+    return torch.from_numpy(flat.reshape(-1).view(np.uint8))
 
 
-def linear_cross_entropy() -> None:
-    test_linear_cross_entropy.test_loss_and_gradients(test_linear_cross_entropy.CASES[1])
+def _handed_through(jaxpr: Jaxpr, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    """The results with those that a kernel leaves alone: operands, and results given twice."""
+    known = dict(zip(jaxpr.invars, arrays, strict=True))
+    for v, out in zip(jaxpr.outs, outs, strict=True):
+        known.setdefault(v, out)
+    return [known[v] for v in jaxpr.outs]
 
 
-def matmul() -> None:
-    tma = Config("tma", 64, 64, 32, stages=3, group=2)
-    pointer = Config("pointer", 64, 64, 32, group=2)
-    for config in (tma, pointer):
-        test_matmul.test_layouts("bf16", False, True, config)
-        test_matmul.test_layouts("fp32", True, False, config)
-        test_matmul.test_bias_residual_and_accumulation(config, "col")
-    test_matmul.test_odd_sizes(100, 7, 129, False)
-    test_matmul.test_split_k("tma", 2)
-    test_matmul.test_few_rows_without_tensor_cores(5, True)
-    test_matmul.test_few_rows_with_swapped_operands("tma", 16)
-    test_matmul.test_run_time_sizes_share_one_kernel("tma", 1)
-    test_matmul.test_grouped_products(5)
+# ---- the families ----
+
+_random = np.random.default_rng(0)
 
 
-def attention() -> None:
-    for name in ("causal", "everything", "tma_causal_tails"):
-        test_attention.check(test_attention.CASES[name])
+def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    """Normal numbers."""
+    return _random.standard_normal(shape, np.float32).astype(dtype)
 
 
-def attention_decode() -> None:
-    test_attention.test_decode_matches_the_formula("bf16", 3)
-    test_attention.test_decode_matches_the_formula("several_queries", None)
+def integers(below: int, *shape: int) -> np.ndarray:
+    """Numbers of [0, below)."""
+    return _random.integers(0, below, shape, np.int32)
 
 
-def attention_specialized() -> None:
-    """The kernels with specialised warps, which have no interpreter."""
-    for spec in (
-        AttentionSpec(1, 4, 2, 300, 300, 128, causal=True),
-        AttentionSpec(1, 2, 2, 140, 300, 128),
-    ):
-        inputs = attention_reference.random_inputs(spec)
-        shape = (spec.batch, spec.q_len, spec.q_heads, spec.v_dim)
-        dout = torch.randn(*shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-        wanted = attention_reference.reference_gradients(spec, inputs, dout)
-        out, lse = torch.empty_like(dout), torch.empty(spec.batch, spec.q_heads, spec.q_len)
-        run.run_plan(plan_attention(spec, H200), list(inputs.values()), [out, lse])
-        check_close(out, wanted["out"])
-        found = [torch.empty_like(inputs[n]) for n in ("q", "k", "v")]
-        backward = plan_attention_backward(spec, H200)
-        run.run_plan(backward, [*inputs.values(), out, lse, dout], found)
-        for name, value in zip(("dq", "dk", "dv"), found, strict=True):
-            check_close(value, wanted[name])
+def pulled(f: Callable) -> Callable:
+    """The result and, for a cotangent that differs everywhere, the gradients."""
+
+    def both(*xs: Any) -> tuple:
+        y, pull = gf.vjp(f, *xs)
+        return y, *pull((y * 0.5 + 1).astype(y.dtype))
+
+    return both
 
 
-def check_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Assert that attention in bfloat16 is near its float64 reference."""
-    distance = test_attention.error(found, wanted)
-    assert distance < test_attention.TOLERANCE["bf16"], distance
+def norm(check: Callable) -> None:
+    rms, layer = (pulled(lambda *x, f=f: f(*x, eps=1e-5)) for f in (rms_norm, layer_norm))
+    check(rms, array(5, 64), array(64))
+    check(rms, array(300, 1000, dtype=bfloat16), array(1000, dtype=bfloat16))
+    check(layer, array(70, 48, dtype=bfloat16), array(48), array(48))
+    check(layer, array(2, 17000), array(17000), array(17000))
 
 
-def scan() -> None:
-    test_scan.test_short_lines("add", (3, 37, 1), False)
-    test_scan.test_long_lines(Scan(2, 11000, 1, "fp32", "add", True))
-    test_scan.test_long_lines(Scan(1, 300, 40, "fp64", "add", True))
+def softmax(check: Callable) -> None:
+    for f in (nn.softmax, nn.log_softmax, lambda x: nn.logsumexp(x, -1)):
+        check(pulled(f), array(70, 100, dtype=bfloat16))
+        check(pulled(f), array(2, 17001))
 
 
-def sorting() -> None:
-    block, block_sort.BLOCK = block_sort.BLOCK, 64
-    try:
-        test_sort.test_argsort_of_every_type("fp32", 33)
-        test_sort.test_argsort_of_every_type("bf16", 90)
-        test_sort.test_several_keys_and_a_payload(100)
-        test_sort.test_top_k(300, 4, "fp64")
-    finally:
-        block_sort.BLOCK = block
+def cross_entropy(check: Callable) -> None:
+    for rows, classes, dtype in ((70, 33, bfloat16), (3, 17000, np.float32)):
+        labels = integers(classes, rows)
+        check(
+            pulled(lambda x, y=labels: losses.softmax_cross_entropy_with_integer_labels(x, y)),
+            array(rows, classes, dtype=dtype),
+        )
 
 
-def scatter() -> None:
-    test_scatter.test_gather("bf16", 40, 70)
-    test_scatter.test_operations_on_repeated_indices("add", "operand")
-    test_scatter.test_operations_on_repeated_indices("max", "zeros")
-    test_scatter.check(
-        ScatterRows(300, 40, 100, "bf16", update_dtype="bf16"),
-        torch.randint(0, 300, (100,), dtype=torch.int32),
-    )
-    test_scatter.test_embedding_gradient_adds_to_the_tied_weight()
+def linear_cross_entropy(check: Callable) -> None:
+    labels = integers(300, 70)
+    loss = pulled(lambda x, w: nn.linear_cross_entropy(x, w, labels))
+    check(loss, array(70, 64, dtype=bfloat16), array(300, 64, dtype=bfloat16))
 
 
-def convolution() -> None:
-    test_conv.test_convolution_and_both_gradients(test_conv.CASES[3])
-    test_conv.test_types_and_channels_last("bf16")
+def matmul(check: Callable) -> None:
+    def product(x: Any, y: Any) -> Any:
+        return x @ y
+
+    for kind in (bfloat16, np.float32):
+        check(pulled(product), array(130, 72, dtype=kind), array(72, 264, dtype=kind))
+        check(product, array(100, 7, dtype=kind), array(7, 129, dtype=kind))
+        check(product, array(3, 256, dtype=kind), array(256, 512, dtype=kind))
+    check(product, array(64, 8192, dtype=bfloat16), array(8192, 64, dtype=bfloat16))
+    check(product, array(3, 40, 64, dtype=bfloat16), array(3, 64, 48, dtype=bfloat16))
+    check(product, array(40, 50, dtype=np.float64), array(50, 30, dtype=np.float64))
+
+    def weights(x: Any, *ys: Any) -> list[Any]:
+        return [lax.dot_general(x, y, (((0,), (0,)), ((), ()))) for y in ys]
+
+    check(weights, *(array(512, n, dtype=bfloat16) for n in (128, 128, 256, 64)))
 
 
-def pooling() -> None:
-    test_pool.test_max_pool_and_its_gradient(3, 2, 1, 2, True)
-    test_pool.test_average_pool_and_its_gradient(3, 2, 1, "valid")
+def attend(**options: Any) -> Callable:
+    """The public function with these options."""
+    return lambda q, k, v: nn.dot_product_attention(q, k, v, **options)
 
 
-def concatenate() -> None:
-    test_concat.test_each_axis_and_type(1, "fp32")
-    test_concat.test_sizes([(70, 16), (70, 1)], 1)
+def heads(t: int, s: int, n: int, kv: int, d: int, dtype: Any) -> list[np.ndarray]:
+    """Query, key and value of two batch entries."""
+    return [array(2, t, n, d, dtype=dtype), *(array(2, s, kv, d, dtype=dtype) for _ in range(2))]
 
 
-def random_bits() -> None:
-    test_random.test_bits_are_the_words_of_each_keys_stream(32, 1030)
+def attention(check: Callable) -> None:
+    check(pulled(attend(is_causal=True)), *heads(150, 150, 4, 2, 64, bfloat16))
+    check(pulled(attend(is_causal=True)), *heads(40, 40, 4, 2, 24, np.float32))
+    options = {
+        "bias": array(1, 4, 41, 51), "mask": integers(2, 2, 1, 41, 51) == 1,
+        "key_value_seq_lengths": np.array([0, 33], np.int32), "local_window_size": (30, 2),
+    }  # fmt: skip
+    check(pulled(attend(**options, softcap=3.0)), *heads(41, 51, 4, 2, 24, np.float32))
 
 
-FAMILIES: dict[str, Callable[[], None]] = {
+def attention_decode(check: Callable) -> None:
+    lengths = np.array([1, 1100], np.int32)
+    check(attend(key_value_seq_lengths=lengths), *heads(1, 1200, 16, 8, 128, bfloat16))
+    check(attend(key_value_seq_lengths=lengths), *heads(3, 1100, 4, 2, 32, np.float32))
+
+
+def attention_specialized(check: Callable) -> None:
+    check(pulled(attend(is_causal=True)), *heads(300, 300, 4, 2, 128, bfloat16))
+    check(pulled(attend()), *heads(140, 300, 2, 2, 128, bfloat16))
+
+
+def scan(check: Callable) -> None:
+    check(lambda x: jnp.cumsum(x, 1), array(3, 37))
+    check(lambda x: jnp.cumsum(x, 0), array(300, 40, dtype=np.float64))
+    check(lambda x: lax.cummax(x, axis=1), array(2, 11000))
+
+
+def sorting(check: Callable) -> None:
+    check(lambda x: jnp.sort(x, 1), array(3, 90, dtype=bfloat16))
+    check(lambda x: jnp.argsort(x, 1), array(2, 33))
+    check(jnp.sort, array(70000))
+    check(lambda x: lax.top_k(x, 4), array(3, 300))
+    check(lambda x: lax.top_k(x, 50), array(2, 40000))
+
+
+def scatter(check: Callable) -> None:
+    table, rows = array(300, 40, dtype=bfloat16), integers(300, 100)
+    check(lambda x: x[rows], table)
+    check(lambda x, y: x.at[rows].add(y), array(300, 40), array(100, 40))
+    check(lambda x, y: x.at[rows].max(y), array(300, 40), array(100, 40))
+    check(pulled(lambda x: jnp.take(x, rows, 0)), table)
+    check(lambda x: x[integers(300, 5, 1), integers(40, 7)], array(300, 40))
+
+
+def convolution(check: Callable) -> None:
+    def convolve(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (2, 1), ((1, 1), (0, 1)), precision="highest")
+
+    check(pulled(convolve), array(2, 5, 9, 8), array(7, 5, 3, 3))
+    check(pulled(convolve), array(2, 4, 9, 8, dtype=bfloat16), array(6, 4, 3, 3, dtype=bfloat16))
+
+
+def pooling(check: Callable) -> None:
+    def pool(start: float, combine: Callable) -> Callable:
+        return lambda x: lax.reduce_window(x, start, combine, (1, 1, 3, 2), (1, 1, 2, 1), "SAME")
+
+    check(pulled(pool(-np.inf, lax.max)), array(2, 3, 9, 8))
+    check(pulled(pool(0.0, lax.add)), array(2, 3, 9, 8))
+
+
+def concatenate(check: Callable) -> None:
+    check(lambda x, y: jnp.concatenate([x, y], 1), array(70, 16), array(70, 1))
+    check(lambda x, y: jnp.concatenate([x, y], 0), array(3, 70), array(40, 70))
+
+
+def random_bits(check: Callable) -> None:
+    check(lambda x: random.bits(random.key(3), (1030,)) + x, np.zeros(1030, np.uint32))
+
+
+def generated(check: Callable) -> None:
+    check(lambda x, y: jnp.tanh(x) * y + jnp.sum(x, 1, keepdims=True), array(70, 130), array(130))
+    check(lambda x: jnp.sum(x, 0), array(1000, 33, dtype=bfloat16))
+
+
+FAMILIES: dict[str, Callable[[Callable], None]] = {
     f.__name__: f
     for f in (
         norm, softmax, cross_entropy, linear_cross_entropy, matmul, attention, attention_decode,
         attention_specialized, scan, sorting, scatter, convolution, pooling, concatenate,
-        random_bits,
+        random_bits, generated,
     )
 }  # fmt: skip
 
 
+# ---- verdicts ----
+
+
+def report(logs: Path, out: Path) -> None:
+    """Writes what each tool said of each kernel, as JSON and as a table beside it."""
+    kernels: dict[str, dict[str, Any]] = {}
+    for family in FAMILIES:
+        text = {t: (logs / f"{t}-{family}.log") for t in ("plain", *TOOLS)}
+        said = {t: p.read_text(errors="replace") for t, p in text.items() if p.exists()}
+        found = re.search(rf"^{family}: .* kernels: (.*)$", said.get("plain", ""), re.M)
+        for kernel in found[1].split(", ") if found else ():
+            row = kernels.setdefault(kernel, {"families": []})
+            row["families"].append(family)
+            for tool in TOOLS:
+                row[tool] = _worse(row.get(tool), _verdict(said.get(tool), family, kernel))
+    rows = dict(sorted(kernels.items(), key=lambda x: (x[1]["families"][0], x[0])))
+    out.write_text(json.dumps({**surroundings(), "kernels": rows}, indent=1) + "\n")
+    lines = ["# compute-sanitizer on every kernel", ""]
+    lines += [
+        "What racecheck reports of the kernels with specialised warps, `race_delays.py` tests."
+    ]
+    lines += ["", "| kernel | of | " + " | ".join(TOOLS) + " |", "|---" * (2 + len(TOOLS)) + "|"]
+    for kernel, row in rows.items():
+        verdicts = " | ".join(row[t] for t in TOOLS)
+        lines.append(f"| `{kernel}` | {', '.join(row['families'])} | {verdicts} |")
+    out.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def _verdict(text: str | None, family: str, kernel: str) -> str:
+    """What a tool's log says of one kernel."""
+    if text is None:
+        return "not run"
+    reports = re.findall(r"^=* *(?:Error|Warning|Invalid|Uninit|Barrier).*$(?:\n=.*)*", text, re.M)
+    mine = [x for x in reports if re.search(rf"\b{re.escape(kernel)}\b", x)]
+    lines = sorted({int(n) for x in mine for n in re.findall(r"\.py:(\d+)", x)})
+    if mine:
+        at = f" (lines {', '.join(map(str, lines))})" if lines else ""
+        return f"{len(mine)} reports{at}"
+    ended = re.search(rf"^{family}: passed", text, re.M)
+    return "clean" if ended and "SUMMARY" in text else "did not end"
+
+
+def _worse(before: str | None, now: str) -> str:
+    order = ("clean", "not run", "did not end")
+    ranks = [order.index(x) if x in order else len(order) for x in (before or "clean", now)]
+    return now if before is None or ranks[1] > ranks[0] else before
+
+
 def main(names: list[str]) -> int:
     """Runs the families; the number of those that failed."""
+    if names[:1] == ["--report"]:
+        report(Path(names[1]), Path(names[2]))
+        return 0
     unknown = sorted(set(names) - set(FAMILIES))
     if unknown:
         raise SystemExit(f"no family {', '.join(unknown)}: there are {', '.join(FAMILIES)}")
-    if not INTERPRETED:
-        run.runtime(0)  # the context that the allocations belong to
+    if not run.INTERPRETED:
+        runtime(0)  # the context that the allocations belong to
         run.allocate = Allocation
     failed = 0
     for name in names or FAMILIES:
-        if INTERPRETED and name == "attention_specialized":
-            continue
         start = time.perf_counter()
+        machine = Machine(generated=name == "generated")
         try:
-            FAMILIES[name]()
+            FAMILIES[name](machine.check)
             outcome = "passed"
         except Exception as error:
             failed += 1
             outcome = f"FAILED: {type(error).__name__}: {str(error)[:300]}"
-        print(f"{name}: {outcome} in {time.perf_counter() - start:.1f} s", flush=True)
+        kernels = ", ".join(sorted(machine.kernels))
+        taken = time.perf_counter() - start
+        print(f"{name}: {outcome} in {taken:.1f} s; kernels: {kernels}", flush=True)
     return failed
 
 
