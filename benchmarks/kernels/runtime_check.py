@@ -303,7 +303,6 @@ def launch_host_descriptors() -> dict[str, Any]:
         require(error < 1e-2, f"{m} {n} {k}: relative error {error}")
         results[f"{m}x{n}x{k}"] = error
     results["shared"] = prepared.compiled.shared
-    results.update(prepared.module.resources())
     return results
 
 

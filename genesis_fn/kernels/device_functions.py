@@ -36,12 +36,6 @@ def narrow(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def logical_not(x):
-    """not x of a boolean."""
-    return x == 0
-
-
-@triton.jit
 def not_(x):
     """The complement of every bit."""
     if x.dtype == tl.int1:
@@ -417,7 +411,7 @@ def nextafter_narrow(x, y, narrow_type: tl.constexpr):
 __all__ = [
     "bit_and", "bit_or", "multiply", "recur",
     "bits_of", "clz", "count_bits", "cube_root", "digamma", "div", "div_fast", "divide_exactly",
-    "integer_pow", "is_finite", "logical_not", "logistic", "logistic_fast", "maximum", "minimum",
+    "integer_pow", "is_finite", "logistic", "logistic_fast", "maximum", "minimum",
     "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
     "safe_mul",
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",

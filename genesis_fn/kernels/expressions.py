@@ -100,11 +100,6 @@ def writes(prim: Primitive) -> Callable[[Writer], Writer]:
     return register
 
 
-def has_expression(prim: Primitive) -> bool:
-    """Whether `expression` knows the primitive: it treats every element alike."""
-    return type(prim.lowering) is Elementwise and prim.lowering.triton is not None
-
-
 def expression(
     prim: Primitive,
     names: Sequence[str],
@@ -197,6 +192,6 @@ def _is_finite(texts: Sequence[str], kind: DType) -> str:
 
 
 __all__ = [
-    "MODULES", "PRELUDE", "expression", "has_expression", "literal",
+    "MODULES", "PRELUDE", "expression", "literal",
     "loaded", "register", "rounded", "stored", "template", "writes",
 ]  # fmt: skip

@@ -156,36 +156,6 @@ else:
 
 
 @triton.jit
-def sigmoid(x):
-    """1 / (1 + exp(-x)) of a float32 tensor."""
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def silu(x):
-    """x * sigmoid(x) of a float32 tensor."""
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def gelu_tanh(x):
-    """GELU by its tanh approximation: x * sigmoid(2 * sqrt(2/pi) * (x + 0.044715 x^3))."""
-    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-
-
-@triton.jit
-def gelu(x):
-    """x * Phi(x), the exact GELU of a float32 tensor."""
-    return 0.5 * x * (1.0 + erf(x * 0.7071067811865476))
-
-
-@triton.jit
-def relu(x):
-    """max(x, 0); NaN stays NaN."""
-    return tl.where(x < 0.0, 0.0, x)
-
-
-@triton.jit
 def tile_of(tile, tiles_m, tiles_n, group: tl.constexpr):
     """(row, column) of a tile in an order that walks `group` rows of tiles at a time.
 
@@ -235,8 +205,6 @@ __all__ = [
     "expm1",
     "floor",
     "fmod",
-    "gelu",
-    "gelu_tanh",
     "halves",
     "hypot",
     "launch_dependents",
@@ -247,12 +215,9 @@ __all__ = [
     "nextafter",
     "popcount",
     "pow",
-    "relu",
     "round_away",
     "round_even",
     "rsqrt",
-    "sigmoid",
-    "silu",
     "sin",
     "sinh",
     "sqrt",

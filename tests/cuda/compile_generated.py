@@ -28,10 +28,10 @@ from genesis_fn.compiler.target import OF_ARCHITECTURE
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES, bind
-from genesis_fn.kernels.expressions import has_expression
 from genesis_fn.nn.layers import linear
 from genesis_fn.transforms.stage import stage
 from tests.kernels.compile_only import compile_launch
+from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY, UNARY
 
 BF16, F32, F16, I32 = dtypes.BF16, dtypes.F32, dtypes.F16, dtypes.I32

@@ -43,13 +43,13 @@ from genesis_fn.core.dtypes import (
     U64,
 )  # fmt: skip
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
-from genesis_fn.kernels.expressions import has_expression
 from genesis_fn.lax import attention, cross_entropy, norms, softmax  # noqa: F401
 from genesis_fn.primitives.conv import ConvDimensionNumbers
 from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.window import Window
 from genesis_fn.primitives.windows import GatherDimensionNumbers, ScatterDimensionNumbers
 from genesis_fn.transforms.fused import FUSED
+from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY
 
 REAL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F8E4, F8E5, BF16, F16, F32, F64)

@@ -12,7 +12,7 @@ from genesis_fn.kernels.matmul_spec import Segment
 def cases() -> dict[str, Plan]:
     """Plans by name: the default configuration of one product of each kind."""
     square = {"m": 4096, "n": 4096, "k": 4096}
-    swiglu = {"gated": True, "hooks": Hooks("acc = silu(acc) * acc1")}
+    swiglu = {"gated": True, "hooks": Hooks("acc = acc * logistic(acc) * acc1")}
     specs = {
         f"bf16 {'T' if a else 'N'}{'T' if b else 'N'}": {
             **square,

@@ -11,8 +11,15 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Var
+from genesis_fn.core.lowering import Elementwise
+from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.launch import Plan
 from genesis_fn.transforms.stage import stage
+
+
+def has_expression(prim: Primitive) -> bool:
+    """Whether kernels can compute the primitive among others, element by element."""
+    return type(prim.lowering) is Elementwise and prim.lowering.triton is not None
 
 
 def plans_of(name: str, f: Callable[..., Any], kinds: Any, target: Target) -> list[Plan]:

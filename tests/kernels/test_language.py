@@ -41,11 +41,6 @@ REFERENCES = {
     "round_even": torch.round,
     "bessel_i0": torch.special.i0,
     "bessel_i1": torch.special.i1,
-    "sigmoid": torch.sigmoid,
-    "silu": torch.nn.functional.silu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    "relu": torch.relu,
     "cbrt": lambda x: torch.sign(x) * x.abs() ** (1 / 3),
     "round_away": lambda x: torch.sign(x) * torch.floor(x.abs() + 0.5),
 }

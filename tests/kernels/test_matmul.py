@@ -231,7 +231,8 @@ def test_a_transposed_output():
 
 
 BIAS = Hooks(
-    epilogue="acc = silu(acc * 0.5 + up(tl.load(bias + rn, mask=rn < N, other=0.0)))",
+    epilogue="""acc = acc * 0.5 + up(tl.load(bias + rn, mask=rn < N, other=0.0))
+acc = acc * logistic(acc)""",
     inputs=(("bias", "fp32"),),
 )  # fmt: skip
 
@@ -272,7 +273,7 @@ def test_residual_and_accumulation(config):
 )
 def test_gating(config):
     gate = draw((32, 48), "bf16", 12)
-    spec = MatmulSpec(m=24, n=48, k=32, gated=True, hooks=Hooks("acc = silu(acc) * acc1"))
+    spec = MatmulSpec(m=24, n=48, k=32, gated=True, hooks=Hooks("acc = acc * logistic(acc) * acc1"))
     lhs, rhs = operands(spec)
     want = torch.nn.functional.silu(product(spec, lhs, rhs)) * (lhs.double() @ gate.double())
     close(spec, run(spec, config, gate), want)

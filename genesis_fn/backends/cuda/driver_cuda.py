@@ -104,15 +104,6 @@ class _Module:
         if hasattr(cu, "cuFuncLoad"):
             _check(cu.cuFuncLoad(self.function))
 
-    def resources(self) -> dict[str, int]:
-        """{registers, local_bytes} of one thread."""
-        attribute = cu.CUfunction_attribute
-        wanted = {
-            "registers": attribute.CU_FUNC_ATTRIBUTE_NUM_REGS,
-            "local_bytes": attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
-        }
-        return {k: _check(cu.cuFuncGetAttribute(a, self.function)) for k, a in wanted.items()}
-
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             try:
