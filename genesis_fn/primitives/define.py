@@ -182,14 +182,6 @@ def batch_elementwise(
     ), d
 
 
-def batch_all_at_zero(
-    prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any
-) -> list[Any]:
-    """A batching rule that lines every operand up with the batch in front; adjust params
-    yourself."""
-    return [x if type(x) in SCALARS else move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
-
-
 def move_batch(x: Any, source: int | None, target: int, size: int) -> Any:
     """`x` with its batch dimension at `target`; an unbatched `x` (source None) is repeated."""
     shape = typeof(x).shape
@@ -297,7 +289,7 @@ def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 __all__ = [
-    "KINDS", "NEG", "ONE", "PRIM", "axes_except", "batch_all_at_zero", "batch_elementwise",
+    "KINDS", "NEG", "ONE", "PRIM", "axes_except", "batch_elementwise",
     "each_operand", "elementwise", "full", "full_p", "instantiate", "linear", "move_batch", "named",
     "no_tangent", "scale", "show", "zeros",
 ]  # fmt: skip

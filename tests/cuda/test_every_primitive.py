@@ -465,6 +465,7 @@ HIGHER = frozenset(
     n
     for n, p in PRIMITIVES.items()
     if not runs_on_cpu(p)
+    or p.program is not None
     or RULES.get(p) in vars(call).values()
     or RULES.get(p) in vars(host).values()
 )

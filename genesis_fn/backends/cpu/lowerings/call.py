@@ -20,11 +20,7 @@ from genesis_fn.transforms.loops import while_p
 from genesis_fn.transforms.scan import scan_p, stacked
 
 
-@lowers(jit_p)
-@lowers(region_p)
-@lowers(wide_p)
-@lowers(checkpoint_p)
-@lowers(custom_call_p)
+@lowers(jit_p, region_p, wide_p, checkpoint_p, custom_call_p)
 def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable:
     return tensor_function(jaxpr)
 

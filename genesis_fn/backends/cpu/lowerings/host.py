@@ -1,4 +1,4 @@
-"""CPU lowerings of host callbacks, assertions, and functions with a batching rule."""
+"""CPU lowerings of host callbacks and assertions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def _host(x: Any, kind: Any) -> np.ndarray:
     return np.array(host_view(x, kind.dtype)) if type(kind) is Aval else np.asarray(x)
 
 
-@lowers(pure_callback_p)
-@lowers(io_callback_p)
-@lowers(debug_callback_p)
+@lowers(pure_callback_p, io_callback_p, debug_callback_p)
 def _callback(
     avals: Sequence[Any], *, function: HostFunction, out_avals: Sequence[Aval] = (), **_: Any
 ) -> Callable:
