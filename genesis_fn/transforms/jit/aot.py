@@ -94,15 +94,8 @@ class Compiled:
     def _check_static(self, given: Arguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""
         spec, program = self.traced.function.spec, self.traced.program
-        known = dict(program.keys[0])
-        pairs = [(spec.label(n), known.get(n), v) for n, v in given.statics]
-        pairs += [
-            (path, key, x)
-            for path, key, x in zip(program.paths, program.keys[1], given.leaves)
-            if type(key) is Frozen or type(x) is Frozen
-        ]
-        for name, key, x in pairs:
-            if key != x:
+        for name, key, x in zip(program.paths, program.keys[0], given.leaves):
+            if Frozen in (type(key), type(x)) and key != x:
                 raise TypeError(
                     f"a compiled {spec.name} was called with {name}={x!r:.60}, it was compiled "
                     f"for {key!r:.60}\n  at {where().describe()}\n"

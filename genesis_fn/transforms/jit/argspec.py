@@ -3,6 +3,7 @@ writing a call share."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 import weakref
@@ -70,33 +71,30 @@ def _as_tuple(x: Any) -> tuple:
     return () if x is None else (x,) if isinstance(x, (int, str)) else tuple(x)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Arguments:
     """A call in its one form.
 
-    `values` are (args, kwargs) without static arguments, `given` their leaves as they came,
-    `leaves` what they are to a program: arrays, numbers, tracers, shapes, or `Frozen` for static
-    ones. `statics` are (position or name, key) of static arguments.
+    `values` are (args, kwargs) with `Frozen` in place of static arguments, `given` their leaves as
+    they came, `leaves` what they are to a program: arrays, numbers, tracers, shapes, or `Frozen`.
     """
 
-    __slots__ = ("values", "given", "leaves", "treedef", "statics")
-
-    def __init__(
-        self, values: tuple, given: list, leaves: list, treedef: tree.PyTreeDef, statics: tuple
-    ) -> None:
-        self.values, self.given, self.leaves = values, given, leaves
-        self.treedef, self.statics = treedef, statics
+    values: tuple[tuple, dict[str, Any]]
+    given: list[Any]
+    leaves: list[Any]
+    treedef: tree.PyTreeDef
 
     def key(self) -> tuple:
         """What programs are told apart by: the structure, (the keys of dicts in it that are neither
-        text nor ints: structures are compared by equality, to which 1 and True are the same), the
-        static arguments, and what each leaf is traced as."""
+        text nor ints: structures are compared by equality, to which 1 and True are the same), and
+        what each leaf is traced as."""
         odd = [
             (i, j, Frozen(k))
             for i, path in enumerate(self.treedef.paths())
             for j, k in enumerate(path)
             if type(k) is not str and type(k) is not int
         ]
-        return self.treedef, tuple(odd), self.statics, self.shapes()
+        return self.treedef, tuple(odd), self.shapes()
 
     def shapes(self) -> tuple:
         """What each leaf is traced as."""
@@ -108,7 +106,7 @@ class Arguments:
 
     def frozen(self) -> list[Frozen]:
         """All static values."""
-        return [v for _, v in self.statics] + [x for x in self.leaves if type(x) is Frozen]
+        return [x for x in self.leaves if type(x) is Frozen]
 
     def arrays(self, device: Device | None = None) -> list[Any]:
         """The inputs of the program after the captured ones; numbers go to `device`."""
@@ -129,6 +127,9 @@ def leaf_key(x: Any) -> Any:
     if kind is Frozen:
         return x
     return (x.aval, True) if x.weak else x.aval
+
+
+_TAKEN = frozenset((Array, Frozen, *SCALARS))
 
 
 class ArgSpec:
@@ -174,22 +175,18 @@ class ArgSpec:
         """A call in the one form: an argument given by name stands at its position if all before it
         do. With `shapes`, leaves may be shapes and dtypes. Raises TypeError for static values that
         cannot be part of a program."""
-        args, kwargs = self.placed(args, kwargs)
-        values, statics = (args, kwargs), []
-        if self.nums or self.names:
-            values = self.without_static(args, kwargs)
-            statics = [(n, self._static(n, v)) for n, v in self.static(args, kwargs).items()]
+        values = self.with_frozen(*self.placed(args, kwargs))
         given, treedef = tree.flatten(values)
         place = next((x.sig.device for x in given if type(x) is Array), None)
         leaves = [
             x
-            if type(x) is Array or type(x) in SCALARS or isinstance(x, Tracer)
+            if type(x) in _TAKEN or isinstance(x, Tracer)
             else as_array(x, None, place)
             if is_value(x)
             else self._frozen(x, lambda i=i: self.paths(values)[i])
             for i, x in enumerate(map(abstract_of, given) if shapes else given)
         ]
-        return Arguments(values, given, leaves, treedef, tuple(statics))
+        return Arguments(values, given, leaves, treedef)
 
     def placed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """(args, kwargs) in the one form."""
@@ -202,23 +199,14 @@ class ArgSpec:
             args = (*args, rest.pop(name))
         return args, rest
 
-    def static(self, args: tuple, kwargs: dict[str, Any]) -> dict[int | str, Any]:
-        """The static arguments of a call by position or name, as they are written."""
-        found: dict[int | str, Any] = {i: args[i] for i in sorted(self.nums) if i < len(args)}
-        return found | {n: kwargs[n] for n in sorted(self.names) if n in kwargs}
-
-    def without_static(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """The arguments with static ones replaced by None (an empty subtree)."""
-        left = tuple([None if i in self.nums else a for i, a in enumerate(args)])
-        return left, {k: v for k, v in kwargs.items() if k not in self.names}
-
-    def call(self, args: tuple, kwargs: dict[str, Any], statics: tuple) -> Any:
-        """Call the function with the static values put back."""
-        if not statics:
-            return self.fun(*args, **kwargs)
-        known = {n: v.value for n, v in statics}
-        filled = [known.get(i, a) for i, a in enumerate(args)]
-        return self.fun(*filled, **kwargs, **{n: v for n, v in known.items() if type(n) is str})
+    def with_frozen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """The arguments with static ones as single leaves."""
+        if not self.nums and not self.names:
+            return args, kwargs
+        return (
+            tuple([self._static(i, a) if i in self.nums else a for i, a in enumerate(args)]),
+            {k: self._static(k, v) if k in self.names else v for k, v in kwargs.items()},
+        )
 
     def donated(self, given: Arguments) -> tuple[int, ...]:
         """The positions of donated arrays among those of a call. Raises DonatedError for one buffer

@@ -366,9 +366,9 @@ def fast_call(
     The function refers to no program and holds no captured arrays: `bound` gives it those.
     """
     out = _CallWriter(spec, program, executable, place)
-    values = spec.without_static(args, kwargs)
+    values = spec.with_frozen(args, kwargs)
     carried = _carried(values, out.sigs, program, executable, donated) if donated else None
-    leaves = out.take_out(carried.values if carried else values, spec.static(args, kwargs))
+    leaves = out.take_out(carried.values if carried else values)
     if leaves is None or not out.check_leaves(leaves):
         return None
     out.check_reads()
@@ -411,30 +411,24 @@ class _CallWriter(Writer):
             "from_numpy": from_numpy, "fitted": fitted, "failed": failed, "where": where,
         }  # fmt: skip
 
-    def take_out(self, values: tuple, static: dict[int | str, Any]) -> list[tuple[str, Any]] | None:
+    def take_out(self, values: tuple) -> list[tuple[str, Any]] | None:
         """Take the leaves out of args and kwargs, as they are written: (name, example) in the order
         in which the program takes them."""
         args, kwargs = values
-        given = [k for k in static if isinstance(k, str)]
-        self.missing(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs) + len(given)}")
-        places: dict[int | str, str] = {i: self.fresh() for i in range(len(args))}
-        self.unpack(list(places.values()), "args")
-        for k in sorted([*kwargs, *given]):
-            places[k] = self.fresh()
-            self.lines += [f"try: {places[k]} = kwargs[{k!r}]", "except KeyError: return MISS"]
-        found: dict[int | str, list[tuple[str, Any]]] = {k: [] for k in places}
-        for k, at in places.items():
-            if k in static:
-                _refuse_others(self, at, static[k])
-            else:
-                value = args[k] if isinstance(k, int) else kwargs[k]
-                if not flatten_source(self, at, value, found[k]):
-                    return None
-        inside, named = self.spec.placed(
-            tuple([found[i] for i in range(len(args))]),
-            {k: each for k, each in found.items() if isinstance(k, str)},
-        )
-        return [x for each in (*inside, *[named[k] for k in sorted(named)]) for x in each]
+        self.missing(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs)}")
+        names = [self.fresh() for _ in args]
+        self.unpack(names, "args")
+        found: list[list] = [[] for _ in args]
+        named: dict[str, list] = {k: [] for k in sorted(kwargs)}
+        rows = list(zip(names, args, found))
+        for k, leaves in named.items():
+            at = self.fresh()
+            self.lines += [f"try: {at} = kwargs[{k!r}]", "except KeyError: return MISS"]
+            rows.append((at, kwargs[k], leaves))
+        if not all([flatten_source(self, at, value, leaves) for at, value, leaves in rows]):
+            return None
+        inside, rest = self.spec.placed(tuple(found), named)
+        return [x for leaves in (*inside, *rest.values()) for x in leaves]
 
     def check_leaves(self, leaves: Sequence[tuple[str, Any]]) -> bool:
         """Compare the leaves with those of the example; False where there can be no such lines."""
@@ -458,7 +452,7 @@ class _CallWriter(Writer):
             elif hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
                 return False
             else:
-                _refuse_others(self, at, x)
+                _refuse_others(self, at, x.value if kind is Frozen else x)
                 continue
             self.inputs.append((at, x))
         if checks:

@@ -15,6 +15,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
 from genesis_fn.core.source import is_internal
 from genesis_fn.primitives.shape import barrier_p
+from genesis_fn.transforms.jit.reads import closed_over
 
 _MOST = 256  # functions that are searched
 
@@ -96,11 +97,7 @@ def _held(f: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(f, types.FunctionType):
         return
     code = f.__code__
-    for name, cell in zip(code.co_freevars, f.__closure__ or ()):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled
-            continue
+    yield from closed_over(f)
     for name, value in zip(reversed(code.co_varnames[: code.co_argcount]),
                            reversed(f.__defaults__ or ())):  # fmt: skip
         yield name, value

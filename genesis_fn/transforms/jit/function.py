@@ -139,7 +139,7 @@ class JitFunction(Copied):
             from genesis_fn.transforms.nan_trace import check_outputs
 
             check_outputs(program.jaxpr, held, outs)
-        return program.build(marked(outs, program.outs_weak) if program.weak else outs)
+        return program.build(marked(outs, program.outs_weak))
 
     def _program(self, given: Arguments, settings: config.Config) -> Program:
         # What is captured while tracing is made beside the arguments.
@@ -208,7 +208,7 @@ class JitFunction(Copied):
         reads = reads_of(self.fun, objects) if self.owned or objects else None
 
         def f(args: tuple, kwargs: dict) -> Any:
-            return spec.call(args, kwargs, given.statics)
+            return self.fun(*args, **kwargs)
 
         flat = FlatFunction(f, given.treedef)
         flat.f.__name__ = spec.name
@@ -227,7 +227,7 @@ class JitFunction(Copied):
             )  # fmt: skip
         for v in frozen:
             v.settle()
-        keys = (given.statics, given.shapes(), surroundings())
+        keys = given.shapes(), surroundings()
         program = Program(jaxpr, captured, flat, keys, paths, reads)
         self._warn_captures(program)
         return program
@@ -313,13 +313,8 @@ class JitFunction(Copied):
     def traces(self) -> list[dict[str, str]]:
         """What the function has been traced for: one {leaf path: type or static value} a
         program."""
-        return [
-            {
-                **dict(zip(p.paths, map(show_key, p.keys[1]))),
-                **{self.spec.label(n): repr(v) for n, v in p.keys[0]},
-            }
-            for p in self.cache.programs
-        ]
+        programs = self.cache.programs
+        return [dict(zip(p.paths, map(show_key, p.keys[0]), strict=True)) for p in programs]
 
     @property
     def captures(self) -> list[Captured]:

@@ -40,7 +40,7 @@ class Program:
     """
 
     __slots__ = (
-        "jaxpr", "captured", "in_tree", "out_tree", "outs_weak", "weak", "build", "keys", "paths",
+        "jaxpr", "captured", "in_tree", "out_tree", "outs_weak", "build", "keys", "paths",
         "cacheable", "key_uses", "reads", "executables", "calls", "__weakref__",
     )  # fmt: skip
 
@@ -51,7 +51,6 @@ class Program:
         self.jaxpr, self.captured, self.reads = jaxpr, captured, reads
         self.in_tree, self.out_tree, self.outs_weak = flat.in_tree, flat.out_tree, flat.weak
         self.keys, self.paths = keys, paths
-        self.weak = any(flat.weak)
         self.build = builder(flat.out_tree)
         self.key_uses = of_arguments(jaxpr, len(captured))  # None: it uses and returns no keys
         # A program that captured a tracer is good for the trace it was made under only.

@@ -8,6 +8,7 @@ traced again. Attributes that it does not read may change.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import keyword
 import threading
@@ -202,6 +203,13 @@ def _key(x: Any) -> tuple[Any, bool, list[Any]]:
         return Same(x), False, []
 
 
+def closed_over(f: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """(name, value) of the variables that a function closes over and that are filled."""
+    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
+
+
 def owners(fun: Callable) -> Iterator[Any]:
     """The objects and arguments that a callable brings along: of a bound method its instance, of a
     partial its arguments, of a callable object itself; also of those that a transform wraps."""
@@ -220,13 +228,8 @@ def owners(fun: Callable) -> Iterator[Any]:
             todo.append(f.func)
         elif isinstance(f, types.FunctionType):
             if (f.__module__ or "").startswith("genesis_fn") or hasattr(f, "__wrapped__"):
-                for cell in f.__closure__ or ():
-                    try:
-                        inside = cell.cell_contents
-                    except ValueError:
-                        continue
-                    if callable(inside) and not isinstance(inside, type):
-                        todo.append(inside)
+                held = [x for _, x in closed_over(f)]
+                todo += [x for x in held if callable(x) and not isinstance(x, type)]
         elif is_user_object(f):
             yield f
 
@@ -247,4 +250,4 @@ def reads_of(fun: Callable, objects: Iterable[Any]) -> Reads | None:
     return Reads(watched.values(), held) if watched or held else None
 
 
-__all__ = ["Reads", "owners", "reads_of"]
+__all__ = ["Reads", "closed_over", "owners", "reads_of"]

@@ -18,7 +18,9 @@ class RecompilationWarning(UserWarning):
 
 
 def show_key(key: Any) -> str:
-    """A `leaf_key` in words."""
+    """A `leaf_key` in words; None is no leaf."""
+    if key is None:
+        return "not given"
     if isinstance(key, Aval):
         return str(key)
     if isinstance(key, tuple) and isinstance(key[0], Aval):
@@ -57,36 +59,33 @@ def _structures(before: Program, now: Program, spec: ArgSpec) -> list[str]:
     ]  # fmt: skip
 
 
-def _advice(key: Any) -> str:
-    """What to do where a static value differs because it is another object."""
-    if isinstance(key, Frozen) and key.lonely:
-        return "; such objects equal only themselves: make it once"
-    return ""
+def _change(name: str, before: Any, now: Any, static: bool) -> str:
+    """How a leaf differs, and what to do about it."""
+    remedy = ""
+    if isinstance(now, Frozen) and now.is_int:
+        remedy = "; pass it as an array to trace it once"
+    elif isinstance(now, Frozen) and now.lonely:
+        remedy = "; such objects equal only themselves: make it once"
+    return f"{'static ' * static}{name}: {show_key(before)} -> {show_key(now)}{remedy}"
 
 
 def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> str:
     """What distinguishes a program from the most similar of the earlier ones."""
     best: list[str] | None = None
-    (statics, _, around), now = program.keys, dict(zip(program.paths, program.keys[1]))
-    shown = lambda given, n: repr(given[n]) if n in given else "not given"
+    static = {spec.label(n) for n in (*spec.nums, *spec.names)}
+    now = dict(zip(program.paths, program.keys[0]))
     for other in earlier:
-        (statics0, _, around0), before = other.keys, dict(zip(other.paths, other.keys[1]))
-        found = [f"new leaf {p}" for p in now if p not in before][:2]
-        found += [f"missing leaf {p}" for p in before if p not in now][:2]
+        before = dict(zip(other.paths, other.keys[0]))
+        found = [f"new leaf {p}" for p in now if p not in before and p not in static][:2]
+        found += [f"missing leaf {p}" for p in before if p not in now and p not in static][:2]
         found += [
-            f"{p}: {show_key(before[p])} -> {show_key(now[p])}{_advice(now[p])}"
-            for p in now if p in before and before[p] != now[p]
-        ]  # fmt: skip
+            _change(p, before.get(p), now.get(p), p in static)
+            for p in {**before, **now}
+            if before.get(p) != now.get(p) and (p in static or (p in before and p in now))
+        ]
         if not found and program.in_tree != other.in_tree:
             found = _structures(other, program, spec) or ["the argument structure changed"]
-        given0, given = dict(statics0), dict(statics)
-        found += [
-            f"static {spec.label(n)}: {shown(given0, n)} -> {shown(given, n)}"
-            + ("; pass it as an array to trace it once" if n in given and given[n].is_int else "")
-            for n in {**given0, **given}
-            if shown(given0, n) != shown(given, n)
-        ]
-        found += _around_difference(around0, around)
+        found += _around_difference(other.keys[1], program.keys[1])
         if other.reads is not None:
             found += [f"{name} is another value now" for name in other.reads.changed()]
         if best is None or len(found) <= len(best):
