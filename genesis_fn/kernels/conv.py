@@ -69,6 +69,20 @@ class Convolution:
 
 
 @triton.jit
+def output_places(row, OUT: tl.constexpr, BATCH: tl.constexpr, BATCH_FIRST: tl.constexpr):
+    """(batch, position along each of three axes) of rows of the product."""
+    # The axis with stride one varies fastest, so that loads are contiguous.
+    n = row % BATCH
+    position = row // BATCH if BATCH_FIRST else row
+    p2 = position % OUT[2]
+    p1 = (position // OUT[2]) % OUT[1]
+    p0 = (position // (OUT[2] * OUT[1])) % OUT[0]
+    if not BATCH_FIRST:
+        n = position // (OUT[2] * OUT[1] * OUT[0])
+    return n, p0, p1, p2
+
+
+@triton.jit
 def source_index(
     position, tap, SIZE: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
     PADDING: tl.constexpr, LHS_DILATION: tl.constexpr,
@@ -102,14 +116,7 @@ def convolution_kernel(
     across: tl.constexpr = (COLUMNS + BN - 1) // BN
     row = (tl.program_id(0) // across) * BM + tl.arange(0, BM)
     column = (tl.program_id(0) % across) * BN + tl.arange(0, BN)
-    # The axis with stride one varies fastest, so that loads are contiguous.
-    n = row % BATCH
-    position = row // BATCH if BATCH_FIRST else row
-    p2 = position % OUT[2]
-    p1 = (position // OUT[2]) % OUT[1]
-    p0 = (position // (OUT[2] * OUT[1])) % OUT[0]
-    if not BATCH_FIRST:
-        n = position // (OUT[2] * OUT[1] * OUT[0])
+    n, p0, p1, p2 = output_places(row, OUT, BATCH, BATCH_FIRST)
     if WIDE:
         n = n.to(tl.int64)
         group = group.to(tl.int64)
@@ -183,13 +190,7 @@ def place_kernel(
     column = at % COLUMNS
     row = (at // COLUMNS) % ROWS
     group = at // (COLUMNS * ROWS)
-    n = row % BATCH
-    position = row // BATCH if BATCH_FIRST else row
-    p2 = position % OUT[2]
-    p1 = (position // OUT[2]) % OUT[1]
-    p0 = (position // (OUT[2] * OUT[1])) % OUT[0]
-    if not BATCH_FIRST:
-        n = position // (OUT[2] * OUT[1] * OUT[0])
+    n, p0, p1, p2 = output_places(row, OUT, BATCH, BATCH_FIRST)
     target = n * OUT_STRIDES[0] + group * OUT_STRIDES[1] + column * OUT_STRIDES[2]
     target += p0 * OUT_STRIDES[3] + p1 * OUT_STRIDES[4] + p2 * OUT_STRIDES[5]
     v = tl.load(x + at, at < SIZE, other=0.0)

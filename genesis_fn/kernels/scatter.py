@@ -22,7 +22,7 @@ from genesis_fn.kernels.language import cast, up
 from genesis_fn.kernels.launch import Buf, Plan
 from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.radix_sort import add_radix_sort
-from genesis_fn.kernels.scan import add, multiply, nan_max, nan_min
+from genesis_fn.kernels.scan import combine, reduced
 
 OPERATIONS = ("add", "mul", "min", "max", "set")
 BASES = ("zeros", "operand", "output")
@@ -156,16 +156,10 @@ def scatter_keys_kernel(
 @triton.jit
 def merge(a, b, OPERATION: tl.constexpr):
     """a OPERATION b, where b comes later."""
-    if OPERATION == "add":
-        return a + b
-    elif OPERATION == "mul":
-        return a * b
-    elif OPERATION == "max":
-        return nan_max(a, b)
-    elif OPERATION == "min":
-        return nan_min(a, b)
-    else:
+    if OPERATION == "set":
         return b
+    else:
+        return combine(a, b, OPERATION)
 
 
 @triton.jit
@@ -312,16 +306,13 @@ def scatter_join_kernel(
                 latest = (lane == count - 1)[:, None] & mask
                 found = tl.sum(tl.where(latest, rows, tl.zeros_like(rows)), 0).to(value.dtype)
                 value = tl.where(count > 0, found, value)
-            elif OPERATION == "add":
-                value += tl.reduce(rows, 0, add)
-            elif OPERATION == "mul":
-                rows = tl.where(mask, rows, tl.full(rows.shape, 1, rows.dtype))
-                value *= tl.reduce(rows, 0, multiply)
             else:
-                # Lanes of other runs repeat the value so far.
-                rows = tl.where(mask, rows, value[None, :])
-                found = tl.reduce(rows, 0, nan_max if OPERATION == "max" else nan_min)
-                value = merge(value, found, OPERATION)
+                if OPERATION == "mul":
+                    rows = tl.where(mask, rows, tl.full(rows.shape, 1, rows.dtype))
+                elif OPERATION != "add":
+                    # Lanes of other runs repeat the value so far.
+                    rows = tl.where(mask, rows, value[None, :])
+                value = combine(value, reduced(rows, 0, OPERATION), OPERATION)
             here += SPAN
             more = count == SPAN
         write_row(out, key, value, column, inside, COLUMNS, OPERATION, KEEP)
