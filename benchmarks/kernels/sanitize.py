@@ -35,7 +35,7 @@ from programs import on_cpu, traced
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from benchmarks.results_file import surroundings
-from genesis_fn import lax, nn, random
+from genesis_fn import lax, nn
 from genesis_fn.backends.cuda.lowerings import plan_for
 from genesis_fn.backends.cuda.runtime import runtime
 from genesis_fn.compiler.contractions import contracted
@@ -45,6 +45,7 @@ from genesis_fn.core.lowering import Elementwise
 from genesis_fn.kernels.launch import Launch, Plan
 from genesis_fn.lax.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
+from genesis_fn.primitives.random_bits import random_bits as random_bits_of
 from genesis_fn.transforms.fused import fused_p
 from tests.kernels import run
 
@@ -119,7 +120,9 @@ class Machine:
         assert not any(word[0] for word in error_words)
         launches = [s for s in plan.steps if isinstance(s, Launch) and 0 not in s.grid]
         if run.INTERPRETED:
-            self.kernels.update(getattr(s.kernel, "name", s.kernel) for s in launches)
+            self.kernels.update(
+                getattr(s.kernel, "name", None) or s.kernel.__name__ for s in launches
+            )
         else:
             self.kernels.update(x.compiled.name for x in runtime(0).driver.prepare(launches))
         return outs
@@ -200,6 +203,8 @@ def matmul(check: Callable) -> None:
         check(pulled(product), array(130, 72, dtype=kind), array(72, 264, dtype=kind))
         check(product, array(100, 7, dtype=kind), array(7, 129, dtype=kind))
         check(product, array(3, 256, dtype=kind), array(256, 512, dtype=kind))
+    few = array(3, 1024, dtype=bfloat16), array(2048, 1024, dtype=bfloat16)
+    check(lambda x, w: x @ w.T, *few)
     check(product, array(64, 8192, dtype=bfloat16), array(8192, 64, dtype=bfloat16))
     check(product, array(3, 40, 64, dtype=bfloat16), array(3, 64, 48, dtype=bfloat16))
     check(product, array(40, 50, dtype=np.float64), array(50, 30, dtype=np.float64))
@@ -286,7 +291,7 @@ def concatenate(check: Callable) -> None:
 
 
 def random_bits(check: Callable) -> None:
-    check(lambda x: random.bits(random.key(3), (1030,)) + x, np.zeros(1030, np.uint32))
+    check(lambda key: random_bits_of(key, shape=(1030,)), np.array([1, 2**32 - 1], np.uint32))
 
 
 def generated(check: Callable) -> None:
@@ -337,7 +342,8 @@ def _verdict(text: str | None, family: str, kernel: str) -> str:
     """What a tool's log says of one kernel."""
     if text is None:
         return "not run"
-    reports = re.findall(r"^=* *(?:Error|Warning|Invalid|Uninit|Barrier).*$(?:\n=.*)*", text, re.M)
+    said = "\n".join(x for x in text.splitlines() if x.startswith("="))
+    reports = re.split(r"^(?==+ +(?:Error|Warning|Invalid|Uninit|Barrier))", said, flags=re.M)[1:]
     mine = [x for x in reports if re.search(rf"\b{re.escape(kernel)}\b", x)]
     lines = sorted({int(n) for x in mine for n in re.findall(r"\.py:(\d+)", x)})
     if mine:

@@ -1,45 +1,41 @@
 #!/usr/bin/env bash
-# Every hand-written kernel on small shapes: plain first, which compiles and checks values, then under
-# compute-sanitizer, one process for each family of kernels, side by side.
+# Every kernel family on small shapes: plain first, which compiles and checks values, then under the
+# tools of compute-sanitizer, one process for each tool and family, as many at once as there are cores.
 #
-#     benchmarks/kernels/sanitize.sh OUT [plain|memcheck|racecheck ...]
+#     benchmarks/kernels/sanitize.sh OUT [TOOL ...]      # memcheck racecheck synccheck initcheck
 #
-# SECONDS_PER_TOOL limits each step. Prints one line for each family and step; logs lie in OUT.
+# SECONDS_PER_JOB limits each process, SECONDS_IN_ALL the whole. Prints one line for each process;
+# logs, sanitizer-h200.json and sanitizer-h200.md lie in OUT.
 set -u
 cd "$(dirname "$0")/../.."
 out=$1
 shift
-steps=${*:-plain memcheck racecheck}
+tools=${*:-memcheck racecheck synccheck initcheck}
 mkdir -p "$out"
-export PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 GENESIS_COMPILE_WORKERS=${GENESIS_COMPILE_WORKERS:-2}
-families=${FAMILIES:-norm softmax cross_entropy linear_cross_entropy matmul attention attention_decode
-    attention_specialized scan sorting scatter convolution pooling concatenate random_bits}
-limit=${SECONDS_PER_TOOL:-120}
-failed=0
+export out PYTHONPATH=.:${PYTHONPATH:-} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
+export GENESIS_COMPILE_WORKERS=${GENESIS_COMPILE_WORKERS:-2}
+export limit=${SECONDS_PER_JOB:-100} end=$(($(date +%s) + ${SECONDS_IN_ALL:-190}))
+families=${FAMILIES:-norm softmax cross_entropy linear_cross_entropy matmul attention
+    attention_decode attention_specialized scan sorting scatter convolution pooling concatenate
+    random_bits generated}
 
-for step in $steps; do
+job() { # TOOL FAMILY
+    local log=$out/$1-$2.log command=() left=$((end - $(date +%s))) status
+    [ "$1" = plain ] || command=(compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 40)
+    [ "$left" -gt 3 ] || { echo "$1: no time left for $2"; return; }
+    timeout -k 3 $((left < limit ? left : limit)) "${command[@]}" \
+        python3 benchmarks/kernels/sanitize.py "$2" >"$log" 2>&1
+    status=$?
+    echo "$1, exit status $status: $(grep -a "^$2: " "$log" | tail -1 | cut -d';' -f1)" \
+        "$(grep -aE "(ERROR|RACECHECK) SUMMARY" "$log" | tail -1)"
+}
+export -f job
+
+for stage in plain "$tools"; do
     start=$SECONDS
-    tool=()
-    [ "$step" = plain ] || tool=(compute-sanitizer --tool "$step" --error-exitcode 9 --print-limit 20)
-    for family in $families; do
-        (
-            timeout -k 5 "$limit" "${tool[@]}" python3 benchmarks/kernels/sanitize.py "$family" \
-                >"$out/$step-$family.log" 2>&1
-            echo $? >"$out/$step-$family.status"
-        ) &
-    done
-    wait
-    for family in $families; do
-        log=$out/$step-$family.log
-        status=$(cat "$out/$step-$family.status")
-        [ "$status" = 0 ] || failed=1
-        line=$(grep -a "^$family: " "$log" | tail -1)
-        found=$(grep -aE "(ERROR|RACECHECK) SUMMARY" "$log" | tail -1 | sed 's/^=* *//')
-        echo "$step, exit status $status: ${line:-$family: no result, see $log}${found:+; $found}"
-        if [ "$status" != 0 ]; then
-            grep -aE "Invalid|hazard|Error|error" "$log" | cut -c1-240 | head -5
-        fi
-    done
-    echo "== $step: $((SECONDS - start)) s"
+    for tool in $stage; do
+        for family in $families; do echo "$tool $family"; done
+    done | xargs -P "$(nproc)" -L 1 bash -c 'job "$@"' job
+    echo "== $stage: $((SECONDS - start)) s"
 done
-exit $failed
+python3 benchmarks/kernels/sanitize.py --report "$out" "$out/sanitizer-h200.json"
