@@ -94,9 +94,11 @@ def attention_split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """Maximum, sum and weighted values of CHUNK keys, for every query of one key head's group."""
-    launch_dependents()
+    if PROGRAMMATIC:
+        launch_dependents()
     KV: tl.constexpr = H // G
     split = tl.program_id(0)
     line = tl.program_id(1)
@@ -174,9 +176,11 @@ def attention_combine_kernel(
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
 ):
     """out and lse of one query of one head from its partial softmaxes."""
-    wait_for_dependencies()
+    if PROGRAMMATIC:
+        wait_for_dependencies()
     place = tl.program_id(0)
     batch = place // (T * H)
     row = place // H % T
@@ -257,6 +261,7 @@ def decode_plan(
     tops, totals, partials = (Buf(inputs + outputs + i, "fp32") for i in range(3))
     options, absent = option_arguments(spec, 3)
     constants = problem_constants(spec) | absent
+    constants["PROGRAMMATIC"] = target.programmatic_launch
     split_names = set(attention_split_kernel.arg_names)
     steps = (
         Launch(
@@ -312,7 +317,8 @@ def _combine_launch(
         arguments["lse"] = Buf(inputs + 1, "fp32")
     else:
         absent["lse"] = None
-    shared = ("V_BATCH", "V_TIME", "V_HEAD", "T", "S", "H", "G", "DV", "BLOCK_DV", "BLIND")
+    shared = ("V_BATCH", "V_TIME", "V_HEAD", "T", "S", "H", "G", "DV", "BLOCK_DV", "BLIND",
+              "PROGRAMMATIC")  # fmt: skip
     return Launch(
         attention_combine_kernel,
         (spec.batch * spec.q_len * spec.q_heads, 1, 1),
@@ -327,5 +333,5 @@ def _combine_launch(
         },
         num_warps=4,
         num_stages=1,
-        programmatic=True,
+        programmatic=constants["PROGRAMMATIC"],
     )

@@ -61,7 +61,7 @@ def chosen_config(spec: MatmulSpec, target: Target) -> Config:
         early = spec.steady and gemv[0].split_k == 1
         return replace(gemv[0], early=early and gemv_steps(Text(spec, gemv[0], "pointer")) > 0)
     if hooks.epilogue and spec.m > FEW_ROWS:
-        config = next(c for c in menu if c.split_k == c.residents == 1)
+        config = menu[0]
         if config.family == "tma":
             # Beside the accumulator there is room for few columns of the other tiles.
             parts = config.bn // _EPILOGUE_COLUMNS
@@ -93,8 +93,10 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[Config, ...]:
             menu = menu[:4] + gemv[:4] if fast else gemv + menu[:3]
         return tuple(menu[:10])
     menu = _fitting(spec, _wide_menu(spec, target), target)
+    if spec.segments or spec.hooks.epilogue:
+        menu = [c for c in menu if c.split_k == c.residents == 1]
     if spec.segments:
-        menu = [c for c in menu if c.family == "tma" and c.split_k == c.residents == 1]
+        menu = [c for c in menu if c.family == "tma"]
     menu.sort(key=lambda config: seconds(spec, config, target))
     if prepares(spec, target):
         ready = configs(prepared_spec(spec), target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,24 @@ import numpy as np
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.core import dtypes
+from genesis_fn.backends.cuda.graph import Child, Repeat, Switch, While
+from genesis_fn.backends.cuda.pipeline import schedule
+from genesis_fn.backends.cuda.steps import Table, keeps_fused
+from genesis_fn.compiler.rematerialise import rematerialise
+from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.aval import aval
+from genesis_fn.kernels.launch import Launch
 from genesis_fn.lax.attention import dot_product_attention
 from genesis_fn.lax.cross_entropy import cross_entropy_last, linear_cross_entropy
 from genesis_fn.lax.norms import layer_norm, rms_norm
 from genesis_fn.nn.layers import linear
+from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.words import physical
 
-BF16, F16, F32, F8E4, F8E5 = dtypes.BF16, dtypes.F16, dtypes.F32, dtypes.F8E4, dtypes.F8E5
+BF16, F32, F64, I32 = dtypes.BF16, dtypes.F32, dtypes.F64, dtypes.I32
+F8E4, F8E5 = dtypes.F8E4, dtypes.F8E5
 
 
 def values(shape: Sequence[int], kind: Any = F32, seed: int = 0) -> np.ndarray:
@@ -60,7 +71,7 @@ PROGRAMS: dict[str, tuple[Callable, list, float]] = {
         [((512, 128), BF16)] * 3, 2e-1,
     ),
     "fp32 product": (gnp.matmul, [((70, 64), F32), ((64, 72), F32)], 5e-2),
-    "fp64 product": (gnp.matmul, [((33, 20), np.float64), ((20, 17), np.float64)], 1e-12),
+    "fp64 product": (gnp.matmul, [((33, 20), F64), ((20, 17), F64)], 1e-12),
     "gate of one row": (
         gate, [((1, 64), F32), ((64,), F32), ((96, 64), F32), ((96, 64), F32)], 2e-5,
     ),
@@ -72,19 +83,19 @@ PROGRAMS: dict[str, tuple[Callable, list, float]] = {
         [((300, 64), F32), ((64,), F32)], 2e-3,
     ),
     "cross-entropy": (
-        gradient(cross_entropy_last), [((20, 300), F32), ((20,), np.int32)], 2e-5,
+        gradient(cross_entropy_last), [((20, 300), F32), ((20,), I32)], 2e-5,
     ),
     "linear cross-entropy": (
         lambda x, w, y: g.value_and_grad(linear_cross_entropy, (0, 1))(x, w, y),
-        [((24, 32), F32), ((130, 32), F32), ((24,), np.int32)], 5e-3,
+        [((24, 32), F32), ((130, 32), F32), ((24,), I32)], 5e-3,
     ),
     "sort": (lambda x: (gnp.sort(x, -1), gnp.argsort(x, -1)), [((3, 50), F32)], 0.0),
     "top k": (lambda x: lax.top_k(x, 3), [((3, 70), F32)], 0.0),
     "scan": (lambda x: gnp.cumsum(x, -1), [((3, 2100), F32)], 2e-4),
     "convolution": (gradient(conv), [((2, 8, 9, 9), F32), ((8, 8, 3, 3), F32)], 5e-4),
-    "gather": (lambda x, i: x[i], [((9, 33), BF16), ((20,), np.int32)], 0.0),
+    "gather": (lambda x, i: x[i], [((9, 33), BF16), ((20,), I32)], 0.0),
     "scatter": (
-        lambda x, i, u: x.at[i].add(u), [((9, 33), F32), ((20,), np.int32), ((20, 33), F32)], 2e-6,
+        lambda x, i, u: x.at[i].add(u), [((9, 33), F32), ((20,), I32), ((20, 33), F32)], 2e-6,
     ),
     "loop": (
         lambda x: lax.fori_loop(0, 3, lambda i, c: gnp.tanh(c) + i, x), [((5, 40), F32)], 2e-6,
@@ -110,6 +121,60 @@ QUICK = (
 """Those that the tests always run; the others take longer."""
 
 
+_WIDE = [((2, 1024, 16, 128), BF16), ((2, 1024, 8, 128), BF16), ((2, 1024, 8, 128), BF16)]
+
+# The operands that programs are compiled for, where other kernels serve larger ones.
+LARGE: dict[str, list] = {
+    "elementwise": [((4096, 3072), F32)] * 2,
+    "views": [((256, 512, 128), BF16)],
+    "rows": [((64, 151936), F32)],
+    "columns": [((16384, 1024), F32)],
+    "bf16 product": [((4096, 4096), BF16)] * 2,
+    "products": [((16384, 1024), BF16)] * 3,
+    "fp32 product": [((1024, 1024), F32)] * 2,
+    "fp64 product": [((1024, 1024), F64)] * 2,
+    "gate of one row": [((1, 1024), F32), ((1024,), F32), ((3072, 1024), F32), ((3072, 1024), F32)],
+    "attention": _WIDE,
+    "attention backward": _WIDE,
+    "decoding": [((1, 1, 16, 128), BF16), ((1, 4096, 8, 128), BF16), ((1, 4096, 8, 128), BF16)],
+    "norms": [((16384, 1024), F32), ((1024,), F32)],
+    "cross-entropy": [((4096, 151936), F32), ((4096,), I32)],
+    "linear cross-entropy": [((4096, 1024), BF16), ((151936, 1024), BF16), ((4096,), I32)],
+    "sort": [((3, 65536), F32)],
+    "top k": [((64, 151936), F32)],
+    "scan": [((64, 4096), F32)],
+    "convolution": [((8, 64, 56, 56), F32), ((64, 64, 3, 3), F32)],
+    "gather": [((151936, 1024), BF16), ((4096,), I32)],
+    "scatter": [((1000, 64), F32), ((512,), I32), ((512, 64), F32)],
+    "8-bit floats": [((1024, 1024), F8E4)] * 2,
+}
+
+
 def operands(name: str) -> list[np.ndarray]:
     """Arrays for one of the programs."""
     return [values(shape, kind, i) for i, (shape, kind) in enumerate(PROGRAMS[name][1])]
+
+
+def launches(name: str, target: Target) -> list[Launch]:
+    """The kernels of a program as it is planned for a GPU, with operands of real sizes."""
+    f, small, _ = PROGRAMS[name]
+    avals = [aval(shape, kind) for shape, kind in LARGE.get(name, small)]
+    jaxpr, captured = stage(lambda *xs: tree.leaves(f(*xs)), avals)
+    program = rematerialise(simplify(physical(jaxpr), keeps_fused(target)))
+    table = Table(target)
+    inputs = [table.new(v.aval.nbytes) for v in program.invars]
+    return list(_launches(schedule(table, program, inputs, [None] * len(program.outs)).steps))
+
+
+def _launches(steps: Sequence[Any]) -> Iterator[Launch]:
+    for step in steps:
+        if isinstance(step, Launch):
+            yield step
+        elif isinstance(step, Child):
+            yield from _launches(step.steps)
+        elif isinstance(step, Repeat):
+            yield from _launches(step.body)
+        elif isinstance(step, While):
+            yield from _launches((*step.condition, *step.body))
+        elif isinstance(step, Switch):
+            yield from _launches([s for branch in step.branches for s in branch])

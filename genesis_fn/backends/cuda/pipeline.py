@@ -77,7 +77,7 @@ def compile_jaxpr(
             made.setdefault(b, ([], Output(v.aval.nbytes)))[0].append(k)
 
     # Steps become graphs (`graph.py`) at the addresses that calls bring, launches binaries then.
-    programmatic = config.current().programmatic_launch
+    programmatic = target.programmatic_launch and config.current().programmatic_launch
     binding = Binding(place, table, steps, [*inputs, *made], site, programmatic)
     if table.word is not None:
         describe = lambda site, index: check_error(table, named, site, index)  # noqa: E731
