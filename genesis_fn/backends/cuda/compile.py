@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -509,7 +509,7 @@ class _Worker:
         self._send({"path": list(sys.path), "package": sys.modules["genesis_fn"].__path__[0]})
 
     def compile(self, wanted: Request) -> tuple[dict[str, Any], bytes]:
-        self._send(asdict_shallow(wanted))
+        self._send(wanted)
         answer = self._receive()
         if "error" in answer:
             raise CompileError(answer["error"])
@@ -537,36 +537,6 @@ class _Worker:
                 "standard error"
             )
         return pickle.loads(self._process.stdout.read(int.from_bytes(size, "little")))
-
-
-def asdict_shallow(wanted: Request) -> dict[str, Any]:
-    """The fields of a request as plain data with `_Function`s as ("function", module, name)."""
-    fields = {name: getattr(wanted, name) for name in Request.__slots__}
-    fields["constants"] = tuple((n, _plain(v)) for n, v in wanted.constants)
-    return fields
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Function):
-        return {"function": asdict(value)}
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return value
-
-
-def request_from_plain(fields: Mapping[str, Any]) -> Request:
-    """The inverse of `asdict_shallow`."""
-    values: dict[str, Any] = dict(fields)
-    values["constants"] = tuple((name, _unplain(v)) for name, v in fields["constants"])
-    return Request(**values)
-
-
-def _unplain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _Function(**value["function"])
-    if isinstance(value, tuple):
-        return tuple(map(_unplain, value))
-    return value
 
 
 _workers: ThreadPoolExecutor | None = None

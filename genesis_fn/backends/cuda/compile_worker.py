@@ -31,18 +31,18 @@ def main() -> None:
     folder = tempfile.mkdtemp(prefix="genesis-compile-")
     os.environ["TRITON_CACHE_DIR"] = folder  # the library keeps results itself
     try:
-        while (fields := _receive(source)) is not None:
-            _send(sink, _answer(fields))
+        while (wanted := _receive(source)) is not None:
+            _send(sink, _answer(wanted))
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _answer(fields: dict[str, Any]) -> dict[str, Any]:
+def _answer(wanted: Any) -> dict[str, Any]:
     from genesis_fn.backends.cuda import compile as compiler
 
     try:
-        metadata, binary = compiler.compile_request(compiler.request_from_plain(fields))
+        metadata, binary = compiler.compile_request(wanted)
     except compiler.CompileError as error:
         return {"error": str(error)}
     except Exception as error:
@@ -50,7 +50,7 @@ def _answer(fields: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": metadata, "binary": binary}
 
 
-def _receive(source: BinaryIO) -> dict[str, Any] | None:
+def _receive(source: BinaryIO) -> Any:
     size = source.read(8)
     if len(size) < 8:
         return None
