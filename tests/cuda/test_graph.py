@@ -20,12 +20,16 @@ from genesis_fn.backends.cuda.graph import (
     Child,
     Copy,
     Executable,
+    Host,
     Memory,
     Repeat,
     Switch,
     While,
 )
+from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.runtime import Runtime
+from genesis_fn.core.aval import aval
+from genesis_fn.core.primitive import PRIMITIVES
 from genesis_fn.kernels.launch import Buf, Clear
 
 MIB = 1 << 20
@@ -152,6 +156,22 @@ def test_loops_too_long_to_unroll(conditional_nodes, monkeypatch):
     program = m.program(Repeat(9, Buf(0, "i32"), body), conditional_nodes=conditional_nodes)
     program.launch()
     assert m.read(1) == [18] and m.read(0) == [9]
+
+
+@both
+def test_the_host_computes_between_graphs_and_drives_loops_around_that(conditional_nodes):
+    m = Machine(1, 1)
+    m.write(1, [1])
+    negated = Host(HostCall(PRIMITIVES["neg"], (aval((1,), "int32"),), {}), (1,), (1,))
+    loop = Repeat(3, Buf(0, "i32"), (negated, kernels.add_one(1, 3)))
+    program = m.program(
+        kernels.add_one(1), loop, kernels.add_one(1, 10), conditional_nodes=conditional_nodes
+    )
+    assert program.parts == 3
+    for start, end in ((1, 11), (7, 5)):  # x + 1, three times 3 - x, x + 10
+        m.write(1, [start])
+        program.launch()
+        assert m.read(0) == [3] and m.read(1) == [end]
 
 
 @both

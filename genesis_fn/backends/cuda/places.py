@@ -169,7 +169,9 @@ class Rerun:
             n = self._number[i]
             driver.copy(slot.address, addresses[n], buffers[n].bytes, driver.compute)
             addresses[n] = slot.address
-        if addresses + places.renewed() != self._at or places.moves != self._moves:
+        addresses += places.renewed()
+        if addresses != self._at or places.moves != self._moves:
+            del addresses[len(buffers) :]
             return None
         return self.launched(buffers)
 
