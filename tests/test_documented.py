@@ -50,13 +50,20 @@ PROTOCOLS = [node for node in CLASSES if "Protocol" in bases(node)]
 
 
 def declared(owner: ast.ClassDef, method: str) -> bool:
-    """Whether a base class of `owner`, or a protocol, documents this method."""
+    """Whether a base class of `owner`, or a protocol, documents this method: where it stands, or in
+    the class's own docstring, if it only says that there is one."""
     above = [node for node in CLASSES if node.name in bases(owner)]
-    return any(
-        isinstance(node, ast.FunctionDef) and node.name == method and ast.get_docstring(node)
-        for holder in (*above, *PROTOCOLS)
-        for node in holder.body
-    ) or any(declared(node, method) for node in above)
+    said = [holder for holder in above if f"`{method}" in (ast.get_docstring(holder) or "")]
+    named = [ast.unparse(n.target) for h in said for n in h.body if type(n) is ast.AnnAssign]
+    return (
+        method in named
+        or any(
+            isinstance(node, ast.FunctionDef) and node.name == method and ast.get_docstring(node)
+            for holder in (*above, *PROTOCOLS)
+            for node in holder.body
+        )
+        or any(declared(node, method) for node in above)
+    )
 
 
 def place(path: Path, owner: ast.ClassDef | None, node: ast.FunctionDef) -> str:

@@ -34,6 +34,8 @@ _LEAST_ROWS = 128
 
 
 class _Products(Primitive):
+    """Several matrix products as one equation."""
+
     __slots__ = ()
 
     def abstract(self, avals: tuple, params: dict[str, Any]) -> list[Any]:

@@ -61,6 +61,7 @@ def canonical_precision(precision: Any) -> str:
 
 
 def free_dims(ndim: int, used: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of an operand that a product neither batches nor contracts."""
     return tuple([i for i in range(ndim) if i not in used])
 
 

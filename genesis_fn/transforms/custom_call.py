@@ -40,6 +40,8 @@ class CustomCall:
       of them are batched), all batches in front.
     * `record(xs)`: the outputs in a program that is being recorded, and `key()` what tells recorded
       forms apart.
+    * `learned`: what is known of the outputs after a run; `out_avals`: what those of a linear map
+      are.
 
     A tangent or cotangent that is zero may be None wherever rules take or return one; with
     `symbolic` they are told apart.

@@ -22,7 +22,9 @@ from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.primitives.contract import breaks, dot_general_p, free_dims
 
 
-def matrix_plan(shape: tuple, batch: Sequence[int], contract: Sequence[int], contract_last: bool):
+def matrix_plan(
+    shape: tuple, batch: Sequence[int], contract: Sequence[int], contract_last: bool
+) -> tuple[tuple[int, ...] | None, tuple[int, ...], bool]:
     """(permutation or None, 3-d shape, whether rows and columns are swapped) of one operand.
 
     Free and contracting dimensions are laid out in whichever order the operand has them already, so
