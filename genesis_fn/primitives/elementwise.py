@@ -318,7 +318,7 @@ shift_right_arithmetic = elementwise(
     "shift_right_arithmetic", kinds="integer", triton="shift_right_arithmetic({0}, {1})"
 )
 # Of bits: those that are one, and zeros in front.
-population_count = elementwise("population_count", kinds="integer", triton="popcount({0})")
+population_count = elementwise("population_count", kinds="integer", triton="count_bits({0})")
 clz = elementwise("clz", kinds="integer", triton="clz({0})")
 
 # ---- exponentials, roots, logistic ----
