@@ -33,7 +33,6 @@ import numpy as np
 from genesis_fn.backends.cuda import compile as compiler, exchange
 from genesis_fn.backends.cuda.compile import SourceKernel
 from genesis_fn.backends.cuda.drivers import device_count, open_driver
-from genesis_fn.backends.cuda.error_word import Checks
 from genesis_fn.backends.cuda.errors import ForkedProcessError, OutOfMemory
 from genesis_fn.backends.cuda.graph import (
     Child,
@@ -607,13 +606,13 @@ def staged_copies() -> dict[str, Any]:
 @check
 def error_word() -> None:
     """Kernels raise words of pinned memory with atomics."""
-    errors = here().errors
-    checks = Checks(lambda site, index: IndexError(f"site {site} index {index}"))
-    errors.register(checks)
     x = Program(1)
+    address = here().errors.register(
+        x, lambda site, index: IndexError(f"site {site} index {index}")
+    )
     arguments = {"x": Buf(0, "i32"), "word": Buf(1, "i64"), "limit": Scalar(10)}
     launch = Launch(CHECK, (1, 1, 1), arguments, {"SITE": 3}, 1)
-    memory = [Memory(x.blocks[0].address, 4), Memory(checks.address, 8)]
+    memory = [Memory(x.blocks[0].address, 4), Memory(address, 8)]
     program = Executable(here(), [launch], memory)
     for value, fails in ((5, False), (77, True), (-3, False)):
         x.write(0, [value])

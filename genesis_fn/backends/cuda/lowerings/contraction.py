@@ -85,9 +85,7 @@ def _dot_general(call: Call) -> Lowered:
     if dtypes.BOOL in (x.dtype, y.dtype, call.out.dtype):
         return call.host()
     builder = PlanBuilder(2, 1)
-    if call.out.size == 0:
-        return builder.build()
-    if x.size == 0 or y.size == 0:
+    if 0 in (call.out.size, x.size, y.size):
         add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
         return builder.build()
     spec, copies = matmul_spec(call)

@@ -53,9 +53,9 @@ def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRan
 # ---- index components ----
 
 
-def index_lines(pointer: str, position: str, kind: DType, mask: str, name: str) -> list[str]:
+def index_lines(pointer: str, position: str, kind: DType, name: str) -> list[str]:
     """`name` = the index at a position, as int64; what int64 cannot hold is its greatest value."""
-    text = f"tl.load({pointer} + {position}, {mask}, other=0)"
+    text = f"tl.load({pointer} + {position}, inside, other=0)"
     if kind == dtypes.U64:
         return [
             f"{name} = {text}",
@@ -95,7 +95,7 @@ def _window(call: Call, shape: Sequence[int], sizes: Sequence[int], mode: str) -
     starts: dict[int, str] = {}
     for k, d in enumerate(mapped):
         bound = operand.shape[d] - sizes[d]
-        lines += index_lines("indices", f"({at} + i * 0 + {k})", indices.dtype, "inside", f"s{k}")
+        lines += index_lines("indices", f"({at} + i * 0 + {k})", indices.dtype, f"s{k}")
         lines.append(f"fits = (s{k} >= 0) & (s{k} <= {bound})")
         if checked:
             site = call.site * SITES + min(k, SITES - 1)
@@ -163,7 +163,7 @@ def _gather_rows_general(call: Call) -> Lowered:
     columns = math.prod(table.shape[1:])
     lines = [
         f"row = i // {columns}",
-        *index_lines("indices", "row", indices.dtype, "inside", "s0"),
+        *index_lines("indices", "row", indices.dtype, "s0"),
         f"fits = (s0 >= 0) & (s0 < {table.shape[0]})",
     ]
     if mode == "check":
@@ -317,12 +317,10 @@ def _segment_sum(call: Call) -> Lowered:
     checked = mode == "check"
     columns = math.prod(data.shape[ids.ndim :])
     count = ids.size
-    if call.out.size == 0 or count == 0:
-        builder = PlanBuilder(2, 1 + checked)
-        if call.out.size:
-            add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
-        return builder.build()
     builder = PlanBuilder(2, 1 + checked)
+    if 0 in (call.out.size, count):
+        add_fill(builder, call.write(), call.out.size, 0, call.out.dtype)
+        return builder.build()
     index = call.read(1)
     site = call.site * SITES if checked else 0
     if dtypes.is_unsigned(ids.dtype):
@@ -330,7 +328,7 @@ def _segment_sum(call: Call) -> Lowered:
         index = builder.workspace(count, "i64")
         add_elements(
             builder, "widen", {"x": call.read(1), "y": index}, count,
-            [*index_lines("x", "i", ids.dtype, "inside", "v"), "tl.store(y + i, v, inside)"],
+            [*index_lines("x", "i", ids.dtype, "v"), "tl.store(y + i, v, inside)"],
         )  # fmt: skip
     spec = ScatterRows(
         call.out.shape[0], columns, count, NAMES[data.dtype],
@@ -357,7 +355,7 @@ def _starts(call: Call, first: int, operand: Aval, sizes: Sequence[int]):
             names.append("0")
         elif type(s) is Aval:
             buffers[f"p{d}"] = call.read(first + d)
-            lines += index_lines(f"p{d}", "i * 0", s.dtype, "inside", f"s{d}")
+            lines += index_lines(f"p{d}", "i * 0", s.dtype, f"s{d}")
             lines.append(f"s{d} = tl.where(s{d} < 0, s{d} + {n}, s{d})")
             lines.append(f"s{d} = tl.minimum(tl.maximum(s{d}, 0), {n - size})")
             names.append(f"s{d}")

@@ -30,10 +30,6 @@ from genesis_fn.primitives.window import (
 )
 
 
-def _place_lines(lengths: Sequence[int], index: str, prefix: str) -> tuple[list[str], list[str]]:
-    return coordinates(index, lengths, prefix)
-
-
 def _source_lines(
     window: Window, shape: Sequence[int], places: Sequence[str], taps: Sequence[str]
 ) -> list[str]:
@@ -67,13 +63,13 @@ def _accumulator(kind: DType) -> str:
 
 def _loop(window: Window, lines: Sequence[str]) -> list[str]:
     """`lines` for each place `j` of a window."""
-    taps, names = _place_lines(window.lengths, "j", "t")
+    taps, names = coordinates("j", window.lengths, "t")
     body = [*taps, *lines]
     return [f"for j in range({math.prod(window.lengths)}):", *[f"    {line}" for line in body]]
 
 
 def _tap_names(window: Window) -> list[str]:
-    return _place_lines(window.lengths, "j", "t")[1]
+    return coordinates("j", window.lengths, "t")[1]
 
 
 @lowers(reduce_window_sum_p, operation="sum")
@@ -84,9 +80,8 @@ def _reduce_window(call: Call, operation: str) -> Lowered:
     kind = x.dtype
     identity = 0 if operation == "sum" else extreme_over_nothing(kind, operation == "max")
     builder = PlanBuilder(1, 1)
-    if call.out.size == 0 or x.size == 0:
-        if call.out.size:
-            add_fill(builder, call.write(), call.out.size, identity, kind)
+    if 0 in (call.out.size, x.size):
+        add_fill(builder, call.write(), call.out.size, identity, kind)
         return builder.build()
     acc = _accumulator(kind)
     start = literal(identity, dtypes.I32 if kind == dtypes.BOOL else kind)
@@ -120,9 +115,8 @@ def _window_offset(call: Call) -> Lowered:
     window, x = call.params["window"], call.operands[0]
     greatest, kind = call.params["greatest"], x.dtype
     builder = PlanBuilder(1, 1)
-    if call.out.size == 0 or x.size == 0:
-        if call.out.size:
-            add_fill(builder, call.write(), call.out.size, 0, dtypes.I32)
+    if 0 in (call.out.size, x.size):
+        add_fill(builder, call.write(), call.out.size, 0, dtypes.I32)
         return builder.build()
     acc = _accumulator(kind)
     start = literal(
@@ -160,12 +154,11 @@ def _window_offset(call: Call) -> Lowered:
 def _window_take(call: Call) -> Lowered:
     window, x = call.params["window"], call.operands[0]
     builder = PlanBuilder(2, 1)
-    if call.out.size == 0 or x.size == 0:
-        if call.out.size:
-            add_fill(builder, call.write(), call.out.size, _zero(x.dtype), x.dtype)
+    if 0 in (call.out.size, x.size):
+        add_fill(builder, call.write(), call.out.size, _zero(x.dtype), x.dtype)
         return builder.build()
     lines, places = coordinates("i", call.out.shape, "c")
-    taps, names = _place_lines(window.lengths, "j", "t")
+    taps, names = coordinates("j", window.lengths, "t")
     lines += [
         "j = tl.load(chosen + i, inside, other=0)",
         *taps,
@@ -189,9 +182,8 @@ def _window_put(call: Call) -> Lowered:
     window, u = call.params["window"], call.operands[0]
     kind = u.dtype
     builder = PlanBuilder(2, 1)
-    if call.out.size == 0 or u.size == 0:
-        if call.out.size:
-            add_fill(builder, call.write(), call.out.size, _zero(kind), kind)
+    if 0 in (call.out.size, u.size):
+        add_fill(builder, call.write(), call.out.size, _zero(kind), kind)
         return builder.build()
     acc = register(kind)
     lines, places = coordinates("i", call.out.shape, "c")
