@@ -50,6 +50,21 @@ class Target:
         return self.generation == 9 and not self.interpreted
 
     @property
+    def contiguous_depth(self) -> bool:
+        """Whether tensor cores read 32-bit operands with the contracted axis contiguous only."""
+        return self.generation == 9
+
+    @property
+    def double_tensor_cores(self) -> bool:
+        """Whether Triton multiplies float64 matrices on tensor cores."""
+        return self.generation != 10
+
+    @property
+    def tensor_memory(self) -> bool:
+        """Whether accumulators of 32-bit products pass through shared memory on their way out."""
+        return self.generation >= 10
+
+    @property
     def float8(self) -> bool:
         """Whether matrix products and conversions of 8-bit floats are in hardware."""
         return self.architecture >= 89

@@ -79,7 +79,7 @@ def configs(spec: MatmulSpec, target: Target) -> tuple[Config, ...]:
     if 0 in (spec.m, spec.n, *spec.batch):
         return (Config("pointer", 16, 16, 16),)
     if spec.operand_dtype not in TENSOR_CORE_DTYPES or (
-        spec.operand_dtype == "fp64" and target.generation == 10
+        spec.operand_dtype == "fp64" and not target.double_tensor_cores
     ):
         return (Config("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if spec.m <= FEW_ROWS:
@@ -110,7 +110,7 @@ def prepares(spec: MatmulSpec, target: Target) -> bool:
     Hopper's tensor cores want k contiguous in 32-bit operands, and "tf32x3" costs less if operands
     are cut in two once instead of in every tile.
     """
-    if target.generation != 9 or _kind(spec) not in ("tf32", "tf32x3"):
+    if not target.contiguous_depth or _kind(spec) not in ("tf32", "tf32x3"):
         return False
     if spec.segments or min(spec.m, spec.n, spec.k) < 128:
         return False
@@ -175,7 +175,7 @@ def shared_bytes(spec: MatmulSpec, config: Config, target: Target) -> int:
     stages = config.stages * size * config.bk * (config.bm + config.bn * products)
     area = config.bm * config.bn // config.parts
     # On sm_100 accumulators leave tensor memory, and operands turn, through shared memory.
-    turned = 8 if target.generation >= 10 and size == 4 else 0
+    turned = 8 if target.tensor_memory and size == 4 else 0
     if config.split_k > 1:
         return stages + area * (4 + turned) + 1024
     read = [spec.residual] if spec.residual else []

@@ -9,7 +9,6 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn.compiler.target import H200, OF_ARCHITECTURE, rates
 from genesis_fn.core.device import using_device
 
 
@@ -79,15 +78,3 @@ def test_what_a_compiled_program_shows():
     w = jnp.asarray(W)
     compiled(w, jnp.asarray(X))
     assert w.is_deleted()
-
-
-def test_rooflines_by_name():
-    known = rates("NVIDIA H200", 90)
-    assert known == rates("something else", 90) == (H200.bandwidth, H200.operations)
-    assert H200.seconds(4.2e12, 0) == pytest.approx(1)
-    assert H200.seconds(0, 1400e12) == pytest.approx(2)
-    assert rates("NVIDIA H100 80GB HBM3", 90)[0] < H200.bandwidth
-    # A name that is not known has the rates of its architecture, or of the nearest below.
-    ada = OF_ARCHITECTURE[89]
-    assert rates("NVIDIA RTX 5000 Ada", 89) == (ada.bandwidth, ada.operations)
-    assert rates("something else", 75) == rates("NVIDIA A100-SXM4-80GB", 80)

@@ -67,7 +67,6 @@ class Driver(Protocol):
     """One device. Every method may be called from any thread."""
 
     info: DeviceInfo
-    interpreted: bool
     compute: Stream
 
     # Memory: a range of addresses is reserved once, physical memory comes and goes behind it.

@@ -191,8 +191,6 @@ def _launch_config(launch: Launch, compiled: Compiled, early: bool) -> Any:
 class CudaDriver:
     """The driver interface on one GPU, in its primary context (shared with torch and CuPy)."""
 
-    interpreted = False
-
     def __init__(self, index: int) -> None:
         if not 0 <= index < device_count():
             raise ValueError(f"there is no device cuda:{index}")

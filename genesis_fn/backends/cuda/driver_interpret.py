@@ -139,8 +139,6 @@ class _Prepared:
 class InterpretDriver:
     """The driver interface over `total_memory` bytes of host memory, committed as it is used."""
 
-    interpreted = True
-
     def __init__(
         self,
         index: int = 0,

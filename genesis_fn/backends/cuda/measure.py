@@ -159,7 +159,7 @@ def _gaps(place: Runtime, runs: Sequence[Callable[[], Any]]) -> list[float]:
     """The device's seconds for each of several pieces of work, enqueued one after another."""
     driver = place.driver
     events = [driver.new_event(timing=True) for _ in range(len(runs) + 1)]
-    if not driver.interpreted:
+    if not driver.info.target.interpreted:
         block = place.alloc(_HOLD_BYTES, "profiling")
         for _ in range(4 + int(len(runs) * _HOST_SECONDS / _HOLD_SECONDS)):
             driver.fill(block.address, 0, block.bytes, driver.compute)
