@@ -42,6 +42,7 @@ from genesis_fn.backends.cuda.graph import (
     Repeat,
     Switch,
     While,
+    captured,
 )
 from genesis_fn.backends.cuda.memory import Pool
 from genesis_fn.backends.cuda.memory_report import memory_snapshot, memory_stats, memory_summary
@@ -248,7 +249,7 @@ class Program:
 
     def build(self, *steps: Any, conditional_nodes: bool | None = None) -> Executable:
         memory = [Memory(b.address, 4 * n) for b, n in zip(self.blocks, self.sizes, strict=True)]
-        return Executable(here(), steps, memory, conditional_nodes=conditional_nodes)
+        return captured(here(), steps, memory, conditional_nodes=conditional_nodes)
 
     def write(self, index: int, values: Any) -> None:
         array = np.asarray(values, np.int32)
@@ -270,7 +271,7 @@ def device() -> dict[str, Any]:
         "architecture": info.target.architecture,
         "memory": info.total_memory,
         "granularity": info.granularity,
-        "conditional_nodes": info.conditional_nodes,
+        "conditional_nodes": info.target.conditional_nodes,
         "driver": here().driver.driver_version,
     }
 
@@ -315,7 +316,7 @@ def launch_device_descriptors() -> dict[str, Any]:
     prepared = run(launch, *blocks)
     require(prepared.scratch_bytes > 0, "no scratch was asked for")
     np.testing.assert_array_equal(fetch(blocks[1], np.float32, (512, 64)), 2 * x)
-    program = Executable(here(), [launch], [Memory(b.address, x.nbytes) for b in blocks])
+    program = captured(here(), [launch], [Memory(b.address, x.nbytes) for b in blocks])
     here().driver.fill(blocks[1].address, 0, x.nbytes, here().driver.compute)
     program.launch()
     np.testing.assert_array_equal(fetch(blocks[1], np.float32, (512, 64)), 2 * x)
@@ -343,14 +344,14 @@ def programmatic_dependent_launch() -> None:
         prepared.launch(here().driver.compute)
     require((fetch(block, np.int32, n) == wanted).all(), "launched one by one")
     block = put(x)
-    program = Executable(here(), [launch] * 10, [Memory(block.address, 4 * n)])
+    program = captured(here(), [launch] * 10, [Memory(block.address, 4 * n)])
     program.launch()
     require((fetch(block, np.int32, n) == wanted).all(), "in a graph")
-    if here().driver.info.conditional_nodes:
+    if here().driver.info.target.conditional_nodes:
         block, counter = put(x), put(np.zeros(1, np.int32))
         memory = [Memory(block.address, 4 * n), Memory(counter.address, 4)]
         loop = Repeat(5, Buf(1, "i32"), (launch, launch))
-        Executable(here(), [loop], memory).launch()
+        captured(here(), [loop], memory).launch()
         require((fetch(block, np.int32, n) == wanted).all(), "in a loop of a graph")
 
 
@@ -439,7 +440,7 @@ def control_flow(conditional_nodes: bool) -> int:
 
 @check
 def conditional_nodes() -> dict[str, Any]:
-    if not here().driver.info.conditional_nodes:
+    if not here().driver.info.target.conditional_nodes:
         return {"skipped": "the driver has no conditional nodes"}
     return {"parts": control_flow(True)}
 
@@ -607,13 +608,11 @@ def staged_copies() -> dict[str, Any]:
 def error_word() -> None:
     """Kernels raise words of pinned memory with atomics."""
     x = Program(1)
-    address = here().errors.register(
-        x, lambda site, index: IndexError(f"site {site} index {index}")
-    )
+    word = here().errors.register(x, lambda site, index: IndexError(f"site {site} index {index}"))
     arguments = {"x": Buf(0, "i32"), "word": Buf(1, "i64"), "limit": Scalar(10)}
     launch = Launch(CHECK, (1, 1, 1), arguments, {"SITE": 3}, 1)
-    memory = [Memory(x.blocks[0].address, 4), Memory(address, 8)]
-    program = Executable(here(), [launch], memory)
+    memory = [Memory(x.blocks[0].address, 4), Memory(word, 8)]
+    program = captured(here(), [launch], memory)
     for value, fails in ((5, False), (77, True), (-3, False)):
         x.write(0, [value])
         program.launch()
@@ -838,7 +837,7 @@ def graph_cost() -> dict[str, Any]:
         driver.record(end, driver.compute)
         driver.wait_host(end)
         results[f"gpu_us_per_node_{nodes}"] = 1e3 * driver.elapsed(begin, end) / 10 / nodes
-    if driver.info.conditional_nodes:
+    if driver.info.target.conditional_nodes:
         for bodies in (1, 5):
             m = Program(1, 1)
             program = m.build(Repeat(1000, Buf(0, "i32"), tuple(add_one(1) for _ in range(bodies))))

@@ -18,7 +18,7 @@ from cuda.bindings import driver as cu
 
 from genesis_fn.backends.cuda import driver_cuda, exchange
 from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
-from genesis_fn.backends.cuda.graph import Copy, Executable, Memory, Repeat, Switch, While
+from genesis_fn.backends.cuda.graph import Copy, Memory, Repeat, Switch, While, captured
 from genesis_fn.backends.cuda.memory import Pool
 from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.backends.cuda.stream import Staging
@@ -334,7 +334,7 @@ def test_graphs(driver, fake):
         Repeat(3, Buf(2, "i32"), (kernels.add_one(0),)),
     ]
     start = len(fake.calls)
-    program = Executable(place, steps, memory)
+    program = captured(place, steps, memory)
     calls = fake.calls[start:]
     assert program.parts == 1
     assert calls.count("cuStreamBeginCaptureToGraph") == 1 + 3 + 1
@@ -349,7 +349,7 @@ def test_graphs(driver, fake):
     start = len(fake.calls)
     fake.failing["cuMemsetD8Async"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(CudaError):
-        Executable(place, [Switch(Buf(1, "i32"), ((Clear(0),),))], memory)
+        captured(place, [Switch(Buf(1, "i32"), ((Clear(0),),))], memory)
     calls = fake.calls[start:]
     assert calls.count("cuStreamEndCapture") == 2
     assert calls.count("cuStreamDestroy") == 2
@@ -367,7 +367,7 @@ def test_kernels_start_early_behind_kernels(driver, monkeypatch):
     monkeypatch.setattr(driver_cuda.PreparedLaunch, "launch", launch)
     steps = [kernels.add_one(0), kernels.add_one(0), Clear(0), kernels.add_one(0)]
     for programmatic in (False, True):
-        Executable(place, steps, memory, programmatic=programmatic)
+        captured(place, steps, memory, programmatic=programmatic)
     assert started == [False, False, False] + [False, True, False]
 
 

@@ -25,6 +25,7 @@ from genesis_fn.backends.cuda.graph import (
     Repeat,
     Switch,
     While,
+    captured,
 )
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.runtime import Runtime
@@ -51,7 +52,7 @@ class Machine:
         return [Memory(b.address, b.bytes) for b in self.blocks]
 
     def program(self, *steps, conditional_nodes: bool = True) -> Executable:
-        return Executable(self.place, steps, self.buffers, conditional_nodes=conditional_nodes)
+        return captured(self.place, steps, self.buffers, conditional_nodes=conditional_nodes)
 
     def write(self, index: int, values) -> None:
         array = np.ascontiguousarray(values, np.int32)
@@ -213,7 +214,7 @@ def test_a_failed_capture_leaves_nothing_behind():
     before = m.pool.in_use
     address = m.driver.reserve(2 * MIB)
     with pytest.raises(CudaError, match="ILLEGAL"):
-        Executable(m.place, [kernels.add_one(0)], [Memory(address, 4)])
+        captured(m.place, [kernels.add_one(0)], [Memory(address, 4)])
     assert m.pool.in_use == before
 
     class Failing(InterpretDriver):
@@ -228,7 +229,7 @@ def test_a_failed_capture_leaves_nothing_behind():
     driver.new_stream = lambda: streams.append(new_stream()) or streams[-1]
     steps = [While((), Buf(0, "i8"), (Clear(0),))]
     with pytest.raises(CudaError, match="fill"):
-        Executable(place, steps, [Memory(block.address, 4)])
+        captured(place, steps, [Memory(block.address, 4)])
     assert streams and all(s.recording is None for s in streams)
 
 
@@ -241,7 +242,7 @@ def test_executables_keep_their_owners_and_scratch():
 
     owner = Owner()
     watch = weakref.ref(owner)
-    program = Executable(m.place, [kernels.add_one(0)], m.buffers, owners=[owner])
+    program = captured(m.place, [kernels.add_one(0)], m.buffers, owners=[owner])
     del owner
     gc.collect()
     assert watch() is not None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cuda.carry import Carry
-from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, has_host
+from genesis_fn.backends.cuda.graph import Executable as Launched, Memory, captured, has_host
 from genesis_fn.backends.cuda.measure import (
     Measurements,
     elapsed,
@@ -65,7 +65,7 @@ class Binding:
     def capture(self, addresses: Sequence[int]) -> Launched:
         """The program as graphs, with `bound` at these addresses."""
         memory, owners = self.memory(addresses)
-        return Launched(
+        return captured(
             self.runtime, self.schedule.steps, memory, owners, programmatic=self.programmatic
         )
 

@@ -118,39 +118,19 @@ class Memory:
 
 
 class Executable:
-    """A program bound to addresses, ready to be launched again and again.
-
-    The memory behind `buffers` must stay where it is; `owners` keeps it alive. `conditional_nodes`
-    says whether graphs decide (by default if the driver has nodes for that), `programmatic` whether
-    kernels behind kernels start early. Launches of one executable from several threads are the
-    caller's to serialise.
-    """
+    """A program bound to addresses, launched again and again: `parts` in turn, which launch
+    `graphs`; `held` is kept alive. Launches from several threads are the caller's to serialise."""
 
     def __init__(
         self,
-        device: Runtime,
-        steps: Sequence[Step],
-        buffers: Sequence[Memory],
-        owners: Sequence[Any] = (),
-        conditional_nodes: bool | None = None,
-        programmatic: bool = False,
+        driver: Driver,
+        parts: list[_Graph | _Compute | _Driven],
+        graphs: list[Graph],
+        held: Sequence[Any],
     ) -> None:
-        self._driver = driver = device.driver
-        self._owners = tuple(owners)
-        if conditional_nodes is None:
-            conditional_nodes = driver.info.target.conditional_nodes
-        # Runs own the modules with their code, which a graph does not keep from being unloaded.
-        self._actions, self._scratch = _bound(device, steps, buffers, programmatic)
-        self._parts: list[_Graph | _Compute | _Driven] = []
+        self._driver, self._parts, self._graphs, self._held = driver, parts, graphs, held
+        self._only = graphs[0] if len(parts) == 1 and isinstance(parts[0], _Graph) else None
         self._closed = False
-        try:
-            for part in _parts(device, self._actions, conditional_nodes):
-                self._parts.append(part)
-        except BaseException:
-            self.close()
-            raise
-        first = self._parts[0] if len(self._parts) == 1 else None
-        self._only = first.graph if isinstance(first, _Graph) else None
 
     @property
     def parts(self) -> int:
@@ -169,19 +149,46 @@ class Executable:
 
     def close(self) -> None:
         """Destroys the graphs; nothing may be running."""
-        for part in self._parts:
-            part.close()
+        for graph in self._graphs:
+            self._driver.destroy_graph(graph)
+        self._graphs.clear()
         self._parts.clear()
         self._only = None
         self._closed = True
 
     def __del__(self) -> None:
-        if getattr(self, "_parts", None):
+        if self._graphs:
             try:
                 self._driver.synchronize()
                 self.close()
             except Exception:  # the driver is already shutting down
                 return
+
+
+def captured(
+    device: Runtime,
+    steps: Sequence[Step],
+    buffers: Sequence[Memory],
+    owners: Sequence[Any] = (),
+    conditional_nodes: bool | None = None,
+    programmatic: bool = False,
+) -> Executable:
+    """The program of these steps at the addresses of `buffers`, whose memory must stay where it is;
+    `owners` keeps it alive. `conditional_nodes` says whether graphs decide (by default if the
+    driver has nodes for that), `programmatic` whether kernels behind kernels start early."""
+    driver = device.driver
+    if conditional_nodes is None:
+        conditional_nodes = driver.info.target.conditional_nodes
+    actions, scratch = _bound(device, steps, buffers, programmatic)
+    graphs: list[Graph] = []
+    try:
+        parts = list(_parts(device, actions, conditional_nodes, graphs))
+    except BaseException:
+        for graph in graphs:
+            driver.destroy_graph(graph)
+        raise
+    # Actions own the modules with their code, which a graph does not keep from being unloaded.
+    return Executable(driver, parts, graphs, (actions, scratch, *owners))
 
 
 class Direct:
@@ -290,9 +297,6 @@ class _Compute:
             if value.nbytes:
                 device.staging.to_device(address, value.ctypes.data, value.nbytes)
 
-    def close(self) -> None:
-        """There is nothing to destroy."""
-
 
 _Action: TypeAlias = _Run | _Zero | _Write | _Move | _Decide | _Compute
 
@@ -394,23 +398,31 @@ def _decision(
 
 
 def _parts(
-    device: Runtime, actions: Sequence[_Action], conditional_nodes: bool
+    device: Runtime, actions: Sequence[_Action], conditional_nodes: bool, graphs: list[Graph]
 ) -> Iterator[_Graph | _Compute | _Driven]:
-    """As few parts as hold the actions."""
+    """As few parts as hold the actions; the graphs among them are appended to `graphs`."""
     run: list[_Action] = []
+
+    def recorded() -> Iterator[_Graph]:
+        if run:
+            graphs.append(_capture(device.driver, run))
+            yield _Graph(device.driver, graphs[-1])
+            run.clear()
+
     for action in actions if conditional_nodes else _unrolled(actions):
         if not _needs_host(action, conditional_nodes):
             run.append(action)
             continue
-        if run:
-            yield _Graph(device.driver, run)
-            run = []
+        yield from recorded()
         if isinstance(action, _Decide):
-            yield _Driven(device, action, conditional_nodes)
+            first, *branches = [
+                list(_parts(device, body, conditional_nodes, graphs))
+                for body in (action.first, *action.branches)
+            ]
+            yield _Driven(device, action, first, branches)
         elif isinstance(action, _Compute):
             yield action
-    if run:
-        yield _Graph(device.driver, run)
+    yield from recorded()
 
 
 def _needs_host(action: _Action, conditional_nodes: bool) -> bool:
@@ -439,38 +451,31 @@ def _unrolled(actions: Sequence[_Action]) -> Iterator[_Action]:
         yield _Write(action.address, action.limit)
 
 
+@dataclass(frozen=True, slots=True)
 class _Driven:
     """Control flow decided by the host, which reads the predicate."""
 
-    def __init__(self, device: Runtime, decision: _Decide, conditional_nodes: bool) -> None:
-        self._device, self._decision = device, decision
-        self._first: list[Any] = []
-        self._branches: list[list[Any]] = []
-        try:
-            self._first += _parts(device, decision.first, conditional_nodes)
-            for branch in decision.branches:
-                self._branches.append([])
-                self._branches[-1] += _parts(device, branch, conditional_nodes)
-        except BaseException:
-            self.close()
-            raise
+    device: Runtime
+    decision: _Decide
+    first: list[Any]
+    branches: list[list[Any]]
 
     def launch(self) -> None:
         """Runs the parts inside as the predicate says."""
-        decision, driver = self._decision, self._device.driver
+        decision, driver = self.decision, self.device.driver
         if decision.mode == "count":
             for i in range(decision.limit):
                 driver.fill_words(decision.address, i, 1, driver.compute)
-                self._run(self._branches[0])
+                self._run(self.branches[0])
             driver.fill_words(decision.address, decision.limit, 1, driver.compute)
         elif decision.mode == "index":
             chosen = self._read(4)
-            self._run(self._branches[min(max(chosen, 0), decision.limit - 1)])
+            self._run(self.branches[min(max(chosen, 0), decision.limit - 1)])
         else:
-            self._run(self._first)
+            self._run(self.first)
             while self._read(1):
-                self._run(self._branches[0])
-                self._run(self._first)
+                self._run(self.branches[0])
+                self._run(self.first)
 
     def _run(self, parts: Sequence[Any]) -> None:
         for part in parts:
@@ -478,31 +483,20 @@ class _Driven:
 
     def _read(self, size: int) -> int:
         place = ctypes.create_string_buffer(size)
-        self._device.read(ctypes.addressof(place), self._decision.address, size)
+        self.device.read(ctypes.addressof(place), self.decision.address, size)
         return int.from_bytes(place.raw, "little", signed=True)
 
-    def close(self) -> None:
-        """Destroys the graphs inside."""
-        for part in [*self._first, *[p for branch in self._branches for p in branch]]:
-            part.close()
 
-
+@dataclass(frozen=True, slots=True)
 class _Graph:
     """Actions that are one graph."""
 
-    def __init__(self, driver: Driver, actions: Sequence[_Action]) -> None:
-        self._driver = driver
-        self.graph: Graph | None = _capture(driver, actions)
+    driver: Driver
+    graph: Graph
 
     def launch(self) -> None:
         """Enqueues the graph on the compute stream."""
-        self._driver.launch_graph(self.graph, self._driver.compute)
-
-    def close(self) -> None:
-        """Destroys the graph."""
-        if self.graph is not None:
-            self._driver.destroy_graph(self.graph)
-            self.graph = None
+        self.driver.launch_graph(self.graph, self.driver.compute)
 
 
 def _capture(driver: Driver, actions: Sequence[_Action]) -> Graph:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.graph import Child, Clear, Copy, Direct, Executable, Memory
+from genesis_fn.backends.cuda.graph import Child, Clear, Copy, Direct, Memory, captured
 from genesis_fn.backends.cuda.runtime import Runtime
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.launch import Launch
@@ -120,7 +120,7 @@ def _pieces(
                     alone.append(replace(step, steps=(s,)) if isinstance(step, Child) else s)
                     pieces.append(_Piece(_name(s), n, run, True))
                 else:
-                    run = Executable(place, [s], memory, owners).launch
+                    run = captured(place, [s], memory, owners).launch
                     pieces.append(_Piece(_name(s), n, run, False))
     direct = Direct(place, alone, memory)
     assert len(direct) == len(alone)
