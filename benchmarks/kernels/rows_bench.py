@@ -517,7 +517,7 @@ def main() -> None:
     small = [(c.name, compiles) for c in cases if not c.big]
     checked = rehearse(check, small, 0.5 * arguments.budget)
     huge = [(c.name, compiles) for c in cases if c.big]
-    checked |= rehearse(check, huge, 0.3 * arguments.budget, 3)
+    checked |= rehearse(check, huge, 0.3 * arguments.budget, 2)
     print(f"{len(checked)} of {len(cases)} cases checked in {time.time() - start:.0f} s")
     for case in cases:
         if time.time() - start > arguments.budget:
