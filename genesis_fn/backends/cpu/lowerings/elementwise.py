@@ -85,7 +85,12 @@ def _rem(x: Any, y: Any) -> Any:
 
 def _of_tensors(prim: Primitive, f: Callable) -> None:
     """Register a torch function that takes no Python scalar."""
-    elementwise(prim)(lambda x, y: f(*_tensors(x, y)))
+
+    @elementwise(prim)
+    def run(x: Any, y: Any) -> torch.Tensor:
+        if type(x) is torch.Tensor and type(y) is torch.Tensor:
+            return f(x, y)
+        return f(*_tensors(x, y))
 
 
 _of_tensors(ops.max.prim, torch.maximum)
