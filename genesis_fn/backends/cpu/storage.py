@@ -18,14 +18,19 @@ NARROW_FLOATS = (dtypes.F8E4, dtypes.F8E5)
 TORCH_DTYPE = {d: getattr(torch, d.name) for d in dtypes.ALL} | SIGNED_STORAGE
 
 
+# Integers that carry the bits of what torch and NumPy do not exchange.
+_CARRIERS = {
+    dtypes.U16: "int16", dtypes.U32: "int32", dtypes.U64: "int64", dtypes.BF16: "int16",
+    dtypes.F8E4: "uint8", dtypes.F8E5: "uint8",
+}  # fmt: skip
+
+
 def host_view(x: torch.Tensor, kind: DType) -> np.ndarray:
     """A CPU tensor's memory as a NumPy array of dtype `kind`, without a copy."""
-    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
-        same_width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
-        return x.detach().view(same_width).numpy().view(kind)
-    if kind in NARROW_FLOATS:
-        return x.detach().view(torch.uint8).numpy().view(kind)
-    return x.detach().numpy()
+    carrier = _CARRIERS.get(kind)
+    if carrier is None:
+        return x.detach().numpy()
+    return x.detach().view(getattr(torch, carrier)).numpy().view(kind)
 
 
 def host_tensor(value: np.ndarray, kind: DType) -> torch.Tensor:
@@ -33,33 +38,22 @@ def host_tensor(value: np.ndarray, kind: DType) -> torch.Tensor:
     value = np.asarray(value, dtype=kind, order="C")
     if not value.flags.writeable:
         value = value.copy()
-    shape = value.shape
-    value = value.reshape(-1)  # 0-d arrays cannot be viewed as another dtype
-    if kind in SIGNED_STORAGE or kind == dtypes.BF16:
-        same_width = {2: np.int16, 4: np.int32, 8: np.int64}[kind.itemsize]
-        stored = torch.from_numpy(value.view(same_width))
-        return stored.view(TORCH_DTYPE[kind]).reshape(shape)
-    if kind in NARROW_FLOATS:
-        return torch.from_numpy(value.view(np.uint8)).view(TORCH_DTYPE[kind]).reshape(shape)
-    return torch.from_numpy(value).reshape(shape)
+    carrier = _CARRIERS.get(kind)
+    if carrier is None:
+        return torch.from_numpy(value)
+    flat = value.reshape(-1)  # 0-d arrays cannot be viewed as another dtype
+    return torch.from_numpy(flat.view(carrier)).view(TORCH_DTYPE[kind]).reshape(value.shape)
 
 
-def through_numpy(f: Callable, *kinds: DType) -> Callable:
-    """`f` of NumPy arrays as a function of tensors: the operands have dtype `kinds[i]` (the last
-    repeats), and the result is stored as this library stores its own dtype."""
+def through_numpy(f: Callable, kind: DType) -> Callable:
+    """`f` of NumPy arrays as a function of tensors of dtype `kind`; the result is stored as this
+    library stores its dtype."""
 
-    def call(*xs: Any) -> Any:
-        views = [
-            host_view(x, kinds[min(i, len(kinds) - 1)])
-            if type(x) is torch.Tensor
-            else kinds[min(i, len(kinds) - 1)].type(x)
-            for i, x in enumerate(xs)
-        ]
+    def call(*xs: Any) -> torch.Tensor:
+        views = [host_view(x, kind) if type(x) is torch.Tensor else kind.type(x) for x in xs]
         with np.errstate(all="ignore"):
-            y = f(*views)
-        if isinstance(y, tuple):
-            return [host_tensor(np.asarray(v), np.asarray(v).dtype) for v in y]
-        return host_tensor(np.asarray(y), np.asarray(y).dtype)
+            y = np.asarray(f(*views))
+        return host_tensor(y, y.dtype)
 
     return call
 
@@ -68,10 +62,8 @@ def through_float32(f: Callable, kind: DType) -> Callable:
     """`f` computed in float32 on operands of an 8-bit float type."""
     narrow = TORCH_DTYPE[kind]
 
-    def call(*xs: Any) -> Any:
+    def call(*xs: Any) -> torch.Tensor:
         y = f(*[x.float() if type(x) is torch.Tensor and x.dtype is narrow else x for x in xs])
-        if type(y) is not torch.Tensor:
-            return [v.to(narrow) if v.dtype is torch.float32 else v for v in y]
         return y.to(narrow) if y.dtype is torch.float32 else y
 
     return call

@@ -18,6 +18,7 @@ from genesis_fn.backends.cpu.storage import (
     host_view,
     same,
     scalar,
+    through_numpy,
 )
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
@@ -128,7 +129,7 @@ def _integer_pow(avals: Sequence[Any], *, y: int) -> Callable:
         # exponent, which the dtype holds, has the same power.
         y = bits + (y - bits) % 2 ** (bits - 2)
     if kind in SIGNED_STORAGE:
-        return lambda x: host_tensor(np.power(host_view(x, kind), kind.type(y)), kind)
+        return through_numpy(lambda x: np.power(x, kind.type(y)), kind)
     if kind in NARROW_FLOATS:
         return lambda x: torch.pow(x.float(), y).to(TORCH_DTYPE[kind])
     return lambda x: torch.pow(x, y)
@@ -220,10 +221,7 @@ _shift(
 def _count(prim: Primitive, ufunc: Callable) -> None:
     """Register a function of bits, which torch lacks for all integers."""
 
-    @lowers(prim)
-    def lower(avals: Sequence[Any]) -> Callable:
-        kind = avals[0].dtype
-        return lambda x: host_tensor(np.asarray(ufunc(host_view(x, kind))), kind)
+    lowers(prim)(lambda avals: through_numpy(ufunc, avals[0].dtype))
 
 
 def _clz(x: np.ndarray) -> np.ndarray:
@@ -280,7 +278,7 @@ def _convert(avals: Sequence[Any], *, dtype: DType) -> Callable:
     odd = source in SIGNED_STORAGE or dtype in SIGNED_STORAGE
     both = dtypes.is_integer(source) and dtypes.is_integer(dtype)
     if odd and not (both and source.itemsize == dtype.itemsize):
-        return lambda x: host_tensor(_cast(host_view(x, source), dtype), dtype)
+        return through_numpy(lambda x: _cast(x, dtype), source)
     if odd:
         return lambda x: x.view(target) if x.dtype is not target else x.clone()
     if dtypes.is_inexact(source) and dtypes.is_integer(dtype):
@@ -300,13 +298,12 @@ def _convert(avals: Sequence[Any], *, dtype: DType) -> Callable:
 
 
 def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        if dtypes.is_inexact(x.dtype) and dtypes.is_integer(dtype):
-            info = np.iinfo(dtype)
-            wide = np.nan_to_num(x.real.astype(np.float64), nan=0.0)
-            y = np.clip(wide, float(info.min), float(info.max)).astype(dtype)
-            return np.where(wide >= float(info.max), info.max, y).astype(dtype)
-        return x.astype(dtype)
+    if dtypes.is_inexact(x.dtype) and dtypes.is_integer(dtype):
+        info = np.iinfo(dtype)
+        wide = np.nan_to_num(x.real.astype(np.float64), nan=0.0)
+        y = np.clip(wide, float(info.min), float(info.max)).astype(dtype)
+        return np.where(wide >= float(info.max), info.max, y).astype(dtype)
+    return x.astype(dtype)
 
 
 @lowers(ops.bitcast_p)
@@ -315,12 +312,9 @@ def _bitcast(avals: Sequence[Any], *, dtype: DType) -> Callable:
     result = ops.bitcast_p.abstract(tuple(avals), {"dtype": dtype})
     if source.itemsize == dtype.itemsize and BOOL not in (source, dtype):
         return lambda x: x.view(TORCH_DTYPE[dtype])
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        flat = np.ascontiguousarray(host_view(x, source)).reshape(-1)
-        return host_tensor(flat.view(dtype).reshape(result.shape), dtype)
-
-    return run
+    return through_numpy(
+        lambda x: np.ascontiguousarray(x).reshape(-1).view(dtype).reshape(result.shape), source
+    )
 
 
 @lowers(ops.select_p, fresh=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from genesis_fn.backends.cpu.lower import lowers
-from genesis_fn.backends.cpu.storage import host_tensor, host_view
+from genesis_fn.backends.cpu.storage import through_numpy
 from genesis_fn.core.dtypes import U32, U64
 from genesis_fn.primitives.random_bits import WIDTHS, key_hash_p, random_bits_p
 
@@ -170,13 +170,7 @@ def _random_bits(
     result = (*avals[0].shape[:-1], *shape)
     make = _philox_bits if impl == "philox" else _threefry_bits
     count = math.prod(shape)
-    kind = WIDTHS[width]
-
-    def run(key: torch.Tensor) -> torch.Tensor:
-        bits = make(host_view(key, U32).reshape(-1, 2), count, width)
-        return host_tensor(bits.reshape(result), kind)
-
-    return run
+    return through_numpy(lambda key: make(key.reshape(-1, 2), count, width).reshape(result), U32)
 
 
 @lowers(key_hash_p)
@@ -185,9 +179,8 @@ def _key_hash(avals: Sequence[Any], *, impl: str, tag: int) -> Callable:
     per_key = math.prod(data.shape[key.ndim - 1 :])
     make = _philox_hash if impl == "philox" else _threefry_hash
 
-    def run(k: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
-        keys = np.repeat(host_view(k, U32).reshape(-1, 2), per_key, axis=0)
-        new = make(keys, host_view(d, U32).reshape(-1), tag)
-        return host_tensor(new.reshape((*data.shape, 2)), U32)
+    def run(k: np.ndarray, d: np.ndarray) -> np.ndarray:
+        keys = np.repeat(k.reshape(-1, 2), per_key, axis=0)
+        return make(keys, d.reshape(-1), tag).reshape((*data.shape, 2))
 
-    return run
+    return through_numpy(run, U32)

@@ -13,11 +13,10 @@ from genesis_fn.backends.cpu.storage import (
     NARROW_FLOATS,
     TORCH_DTYPE,
     full,
-    host_tensor,
-    host_view,
     in_order,
     ordered,
     summed,
+    through_numpy,
 )
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import Primitive
@@ -73,7 +72,7 @@ def _logic(prim: Primitive, on_bool: Callable, ufunc: np.ufunc) -> None:
         kind = avals[0].dtype
         if kind == BOOL:
             return lambda x: on_bool(x, axes)
-        return lambda x: host_tensor(np.asarray(ufunc.reduce(host_view(x, kind), axes)), kind)
+        return through_numpy(lambda x: ufunc.reduce(x, axes), kind)
 
 
 _logic(reduce.reduce_and_p, torch.all, np.bitwise_and)
