@@ -263,13 +263,19 @@ def full(shape: Sequence[int], value: Any, dtype: DType) -> Any:
 
 def zeros(kind: Aval) -> Any:
     """Zeros of an aval."""
-    return bind(full_p, value=_zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
+    return bind(full_p, value=zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
 
 
-def _zero(d: DType) -> Any:
+def zero(d: DType) -> Any:
+    """Zero as the Python number of a dtype's kind."""
     if dtypes.is_key(d):
         return 0
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(d)]
+
+
+def zero_of(x: Any) -> Any:
+    """Zero as a Python number beside `x`."""
+    return zero(typeof(x).dtype)
 
 
 def instantiate(x: Any, kind: Aval) -> Any:
@@ -291,5 +297,5 @@ def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
 __all__ = [
     "KINDS", "NEG", "ONE", "PRIM", "axes_except", "batch_elementwise",
     "each_operand", "elementwise", "full", "full_p", "instantiate", "linear", "move_batch", "named",
-    "no_tangent", "scale", "show", "zeros",
+    "no_tangent", "scale", "show", "zero", "zero_of", "zeros",
 ]  # fmt: skip

@@ -45,7 +45,8 @@ def _gather_linearize(nonzero: Any, operand: Any, indices: Any, **params: Any) -
     return out, lambda t, _: None if t is None else bind(gather_p, t, indices, **again)
 
 
-def _shifted(dims: Sequence[int]) -> tuple[int, ...]:
+def raised(dims: Sequence[int]) -> tuple[int, ...]:
+    """Dimensions behind one more in front."""
     return tuple([d + 1 for d in dims])
 
 
@@ -64,7 +65,7 @@ def _gather_batch(
         # More index vectors into the same operand.
         indices = move_batch(indices, indices_dim, 0, size)
         numbers = GatherDimensionNumbers(
-            _shifted(offset), collapsed, mapped, batching, _shifted(index_batching)
+            raised(offset), collapsed, mapped, batching, raised(index_batching)
         )
         params.update(unique_indices=False, indices_are_sorted=False)
     elif indices_dim is None:
@@ -72,7 +73,7 @@ def _gather_batch(
         operand = move_batch(operand, operand_dim, 0, size)
         slice_sizes = (size, *slice_sizes)
         numbers = GatherDimensionNumbers(
-            (0, *_shifted(offset)), _shifted(collapsed), _shifted(mapped), _shifted(batching),
+            (0, *raised(offset)), raised(collapsed), raised(mapped), raised(batching),
             index_batching,
         )  # fmt: skip
     else:
@@ -80,8 +81,8 @@ def _gather_batch(
         indices = move_batch(indices, indices_dim, 0, size)
         slice_sizes = (min(size, 1), *slice_sizes)
         numbers = GatherDimensionNumbers(
-            _shifted(offset), _shifted(collapsed), _shifted(mapped),
-            (0, *_shifted(batching)), (0, *_shifted(index_batching)),
+            raised(offset), raised(collapsed), raised(mapped),
+            (0, *raised(batching)), (0, *raised(index_batching)),
         )  # fmt: skip
         params.update(indices_are_sorted=False)
     return bind(

@@ -18,7 +18,7 @@ from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.contract import batch_matmul
-from genesis_fn.primitives.define import full, move_batch
+from genesis_fn.primitives.define import full, move_batch, zero_of
 from genesis_fn.primitives.elementwise import (
     add,
     conj,
@@ -98,20 +98,16 @@ def _places(x: Any) -> tuple[Any, Any]:
     return tuple(shapes.broadcasted_iota(I32, s, len(s) - i) for i in (2, 1))
 
 
-def _zero(x: Any) -> Any:
-    return 0j if dtypes.is_complex(typeof(x).dtype) else 0.0
-
-
 def tril(x: Any, k: int = 0) -> Any:
     """`x` with zeros above its k-th diagonal."""
     i, j = _places(x)
-    return select(ge(add(i, k), j), x, _zero(x))
+    return select(ge(add(i, k), j), x, zero_of(x))
 
 
 def triu(x: Any, k: int = 0) -> Any:
     """`x` with zeros below its k-th diagonal."""
     i, j = _places(x)
-    return select(ge(j, add(i, k)), x, _zero(x))
+    return select(ge(j, add(i, k)), x, zero_of(x))
 
 
 def _eye(x: Any) -> Any:
@@ -124,7 +120,7 @@ def _diagonal(x: Any) -> Any:
     """x[..., i, i], of square matrices."""
     n = typeof(x).ndim
     i, j = _places(x)
-    return reduce_sum(select(eq(i, j), x, _zero(x)), (n - 1,))
+    return reduce_sum(select(eq(i, j), x, zero_of(x)), (n - 1,))
 
 
 def _columns(v: Any, shape: Sequence[int]) -> Any:
@@ -350,7 +346,7 @@ def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
     def completed(part: Any, rows: int, cols: int) -> Any:
         size = max(rows, cols)
         config = [(0, 0, 0)] * len(lead) + [(0, size - rows, 0), (0, size - cols, 0)]
-        return shapes.pad(part, full((), _zero(factors), kind), config)
+        return shapes.pad(part, full((), zero_of(factors), kind), config)
 
     ndim = len(lead) + 2
     lower = tril(shapes.slice_in_dim(factors, 0, k, 1, ndim - 1), -1)
@@ -359,7 +355,7 @@ def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
     lower = add(lower, _eye(lower))
     if n > k:
         i, j = _places(upper)
-        beyond = select(gt(i, k - 1), _eye(upper), _zero(upper))
+        beyond = select(gt(i, k - 1), _eye(upper), zero_of(upper))
         upper = add(upper, beyond)
     return lower, upper
 

@@ -14,9 +14,18 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
-from genesis_fn.primitives.define import PRIM, full, instantiate, move_batch, scale, show, zeros
+from genesis_fn.primitives.define import (
+    PRIM,
+    full,
+    instantiate,
+    move_batch,
+    scale,
+    show,
+    zero_of,
+    zeros,
+)
 from genesis_fn.primitives.elementwise import convert, div, eq, neg, select
-from genesis_fn.primitives.gather import gather_p, take_rows, take_rows_p
+from genesis_fn.primitives.gather import gather_p, raised, take_rows, take_rows_p
 from genesis_fn.primitives.shape import broadcast_in_dim, expand_dims, iota, reshape
 from genesis_fn.primitives.windows import (
     GatherDimensionNumbers,
@@ -178,12 +187,8 @@ def _scatter_transpose(ct: Any, operand: Any, indices: Any, updates: Any, **para
         return [back, None, None]
     read = _read_back(ct, indices, of_updates, numbers, mode)
     if kind == "set" and not params["unique_indices"]:
-        read = select(_survivors(typeof(ct), indices, of_updates, params), read, _zero(read))
+        read = select(_survivors(typeof(ct), indices, of_updates, params), read, zero_of(read))
     return [back, None, read]
-
-
-def _zero(x: Any) -> Any:
-    return 0j if dtypes.is_complex(typeof(x).dtype) else 0.0
 
 
 def _survivors(operand: Aval, indices: Any, updates: Aval, params: dict) -> Any:
@@ -200,10 +205,6 @@ def _survivors(operand: Aval, indices: Any, updates: Aval, params: dict) -> Any:
     )
 
 
-def _shifted(dims: Sequence[int]) -> tuple[int, ...]:
-    return tuple([d + 1 for d in dims])
-
-
 def _scatter_batch(
     size: int,
     xs: Sequence[Any],
@@ -218,14 +219,14 @@ def _scatter_batch(
     updates = move_batch(updates, updates_dim, 0, size)
     if indices_dim is None:
         numbers = ScatterDimensionNumbers(
-            (0, *_shifted(window)), _shifted(inserted), _shifted(mapped), _shifted(batching),
+            (0, *raised(window)), raised(inserted), raised(mapped), raised(batching),
             index_batching,
         )  # fmt: skip
     else:
         indices = move_batch(indices, indices_dim, 0, size)
         numbers = ScatterDimensionNumbers(
-            _shifted(window), _shifted(inserted), _shifted(mapped),
-            (0, *_shifted(batching)), (0, *_shifted(index_batching)),
+            raised(window), raised(inserted), raised(mapped),
+            (0, *raised(batching)), (0, *raised(index_batching)),
         )  # fmt: skip
         params.update(indices_are_sorted=False)
     return bind(scatter_p, operand, indices, updates, dimension_numbers=numbers, **params), 0

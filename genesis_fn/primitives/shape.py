@@ -26,6 +26,8 @@ from genesis_fn.primitives.define import (
     linear,
     move_batch,
     no_tangent,
+    zero,
+    zero_of,
 )
 from genesis_fn.primitives.elementwise import select
 from genesis_fn.primitives.reduce import reduce_sum
@@ -252,7 +254,7 @@ def _slice_transpose(ct: Any, x: Aval, *, start: tuple, limit: tuple, strides: t
         for low, n, step in zip(start, typeof(ct).shape, strides)
     ]
     config = [(a, n - r, s - 1) for a, n, r, s in zip(start, x.shape, reached, strides)]
-    return pad(ct, _zero_of(ct), config)
+    return pad(ct, zero_of(ct), config)
 
 
 def _slice_batch(size: int, x: Any, d: int, *, start: tuple, limit: tuple, strides: tuple) -> Any:
@@ -342,7 +344,7 @@ def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple) -> Any:
     kind = typeof(x)
 
     def tangent(tx: Any, tv: Any) -> Any:
-        return pad(instantiate(tx, kind), _zero(kind.dtype) if tv is None else tv, config)
+        return pad(instantiate(tx, kind), zero(kind.dtype) if tv is None else tv, config)
 
     return out, tangent
 
@@ -350,13 +352,13 @@ def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple) -> Any:
 def _pad_transpose(ct: Any, x: Any, value: Any, *, config: tuple) -> list:
     back = spread = None
     if is_linear(x):
-        whole = pad(ct, _zero_of(ct), [(-low, -high, 0) for low, high, _ in config])
+        whole = pad(ct, zero_of(ct), [(-low, -high, 0) for low, high, _ in config])
         inner = typeof(whole).shape
         back = slice(whole, (0,) * len(inner), inner, [i + 1 for _, _, i in config])
     if is_linear(value):
         outside = pad(full(typeof(x).shape if not is_linear(x) else x.aval.shape, False,
                            dtypes.BOOL), True, config)  # fmt: skip
-        spread = reduce_sum(select(outside, ct, _zero_of(ct)), range(len(typeof(ct).shape)))
+        spread = reduce_sum(select(outside, ct, zero_of(ct)), range(len(typeof(ct).shape)))
     return [back, spread]
 
 
@@ -367,7 +369,7 @@ def _pad_batch(size: int, xs: Sequence, dims: Sequence, *, config: tuple) -> Any
     # One padding value per example: pad with anything, then choose.
     x = move_batch(x, d, 0, size)
     wide = ((0, 0, 0), *config)
-    padded = pad(x, _zero_of(x), wide)
+    padded = pad(x, zero_of(x), wide)
     outside = pad(full(typeof(x).shape, False, dtypes.BOOL), True, wide)
     values = broadcast_in_dim(value, typeof(padded).shape, (0,))
     return select(outside, values, padded), 0
@@ -400,15 +402,6 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]
                 f"pad: padding_config holds (low, high, interior) triples, got {list(each)}"
             )
     return bind(pad_p, operand, padding_value, config=config)
-
-
-def _zero(kind: DType) -> Any:
-    """Zero as the Python scalar of a dtype's kind."""
-    return (False, 0, 0.0, 0j)[dtypes.kind_rank(kind)]
-
-
-def _zero_of(x: Any) -> Any:
-    return _zero(typeof(x).dtype)
 
 
 # ---- concatenate and split ----
