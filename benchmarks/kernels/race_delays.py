@@ -453,7 +453,13 @@ HEAD = "| kernel | case | variant | launches | outcome |\n|---|---|---|---|---|"
 def line(job: dict[str, Any]) -> str:
     """A job's row of the table, in Markdown."""
     variant = f"{'without ' * job['mutant']}{job['variant']}"
-    cells = (job["kernel"], job["case"], variant, str(job.get("launches", "")), outcome(job))
+    cells = (
+        job["kernel"],
+        job["case"],
+        variant,
+        str(job.get("launches", "")),
+        outcome(job).splitlines()[0],
+    )
     return f"| {' | '.join(cells)} |"
 
 

@@ -19,9 +19,8 @@ from genesis_fn.kernels.attention_scores import (
     LN2,
     LOG2E,
     UNSEEN,
-    dropout_factor,
     key_bounds,
-    lengths,
+    keys_of,
     load_rows,
     logits,
     store_rows,
@@ -68,11 +67,7 @@ def attention_forward_kernel(
     lse,
     bias,
     mask,
-    q_segments,
-    kv_segments,
-    q_lengths,
     kv_lengths,
-    dropout_key,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -103,10 +98,8 @@ def attention_forward_kernel(
     PLAIN: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ALIGN_END: tl.constexpr,
     MASK_ALL: tl.constexpr,
     BLIND: tl.constexpr,
-    DROP: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     HEADS: tl.constexpr,
@@ -122,9 +115,9 @@ def attention_forward_kernel(
     batch = line // H
     head = line % H
     row = tile * BLOCK_M
-    row_end, col_end, shift = lengths(batch, q_lengths, kv_lengths, T, S, ALIGN_END)
+    col_end = keys_of(batch, kv_lengths, S)
     start, full_start, full_end, end = key_bounds(
-        row, row + BLOCK_M - 1, col_end, shift, LEFT, RIGHT, BLOCK_N, MASK_ALL
+        row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
     )
     rows = row + tl.arange(0, BLOCK_M)
     queries = load_rows(q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA)
@@ -152,19 +145,19 @@ def attention_forward_kernel(
             )  # fmt: skip
         if MASK_ALL:
             seen = visible(
-                rows[:, None], cols[None, :], batch, head, shift, row_end, col_end,
+                rows[:, None], cols[None, :], batch, head, col_end,
                 mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                q_segments, kv_segments, T, S, LEFT, RIGHT,
-                q_lengths is not None, cols_end,
+                T, S, LEFT, RIGHT,
+                cols_end,
             )  # fmt: skip
             scores = tl.where(seen, scores, UNSEEN / factor)
         elif banded:
             if (col < full_start) | (col >= full_end):
                 seen = visible(
-                    rows[:, None], cols[None, :], batch, head, shift, row_end, col_end,
+                    rows[:, None], cols[None, :], batch, head, col_end,
                     mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    q_segments, kv_segments, T, S, LEFT, RIGHT,
-                    q_lengths is not None, cols_end,
+                    T, S, LEFT, RIGHT,
+                    cols_end,
                 )  # fmt: skip
                 scores = tl.where(seen, scores, UNSEEN / factor)
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
@@ -172,10 +165,6 @@ def attention_forward_kernel(
         decay = tl.exp2(top - new_top)
         total = total * decay + tl.sum(probs, 1)
         top = new_top
-        if dropout_key is not None:
-            probs = probs * dropout_factor(
-                dropout_key, rows[:, None], cols[None, :], batch, head, H, T, S, DROP
-            )
         values = load_rows(
             v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
             BLOCK_N, DV, BLOCK_DV, TMA,
@@ -183,25 +172,19 @@ def attention_forward_kernel(
         acc = acc * decay[:, None]
         acc = dot(cast(probs, values.dtype), values, acc, PRECISION)
     if BLIND:
-        blind = (top < BLIND_BELOW) & (rows < row_end)
+        blind = (top < BLIND_BELOW) & (rows < T)
         total = tl.where(top < BLIND_BELOW, 1.0, total)
         acc = tl.where((top < BLIND_BELOW)[:, None], 0.0, acc)
         if tl.sum(blind.to(tl.int32), 0) > 0:
             for col in tl.range(0, S, BLOCK_N, num_stages=1):
                 cols = col + tl.arange(0, BLOCK_N)
                 probs = tl.where(blind[:, None] & (cols < S)[None, :], 1.0 / S, 0.0)
-                if dropout_key is not None:
-                    probs = probs * dropout_factor(
-                        dropout_key, rows[:, None], cols[None, :], batch, head, H, T, S, DROP
-                    )
                 values = load_rows(
                     v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
                     BLOCK_N, DV, BLOCK_DV, TMA,
                 )  # fmt: skip
                 acc = dot(cast(probs, values.dtype), values, acc, PRECISION)
     acc = acc / total[:, None]
-    if q_lengths is not None:
-        acc = tl.where((rows < row_end)[:, None], acc, 0.0)
     store_rows(out, acc, batch, head, row, T, H, BLOCK_M, DV, BLOCK_DV, TMA)
     if lse is not None:
         value = (top + tl.log2(total)) * LN2
@@ -215,8 +198,6 @@ def forward_configs(spec: AttentionSpec, target: Target) -> list[AttentionConfig
     if not serves_descriptors(spec, target):
         return [_pointer_config(spec)]
     wide = max(spec.head_dim, spec.v_dim)
-    if spec.dropout > 0.0:
-        return [AttentionConfig(64, 32, 4, 2), AttentionConfig(128, 32, 8, 2)]
     if wide == 256:
         return [AttentionConfig(128, 64, 8, 2), AttentionConfig(64, 64, 4, 2)]
     if not spec.plain_scores or spec.every_tile_masked:
@@ -232,7 +213,7 @@ def _pointer_config(spec: AttentionSpec) -> AttentionConfig:
     wide = max(spec.head_dim, spec.v_dim)
     if spec.dtype == "fp32":
         return AttentionConfig(32, 32, 4 if wide <= 64 else 8, 1)
-    if wide > 128 or spec.dropout > 0.0:
+    if wide > 128:
         return AttentionConfig(64, 32, 4, 2)
     return AttentionConfig(64, 64, 4, 2)
 

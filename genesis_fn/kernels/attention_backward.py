@@ -18,9 +18,8 @@ from genesis_fn.kernels.attention import AttentionConfig, heads_per_section
 from genesis_fn.kernels.attention_scores import (
     BLIND_BELOW,
     LOG2E,
-    dropout_factor,
     key_bounds,
-    lengths,
+    keys_of,
     load_rows,
     logits,
     query_bounds,
@@ -91,11 +90,7 @@ def attention_dkdv_kernel(
     dv,
     bias,
     mask,
-    q_segments,
-    kv_segments,
-    q_lengths,
     kv_lengths,
-    dropout_key,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -126,10 +121,8 @@ def attention_dkdv_kernel(
     PLAIN: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ALIGN_END: tl.constexpr,
     MASK_ALL: tl.constexpr,
     BLIND: tl.constexpr,
-    DROP: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     HEADS: tl.constexpr,
@@ -146,11 +139,11 @@ def attention_dkdv_kernel(
     batch = line // KV
     kv_head = line % KV
     col = tile * BLOCK_N
-    row_end, col_end, shift = lengths(batch, q_lengths, kv_lengths, T, S, ALIGN_END)
+    col_end = keys_of(batch, kv_lengths, S)
     mask_all: tl.constexpr = MASK_ALL or kv_lengths is not None
     banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0
     start, full_start, full_end, end = query_bounds(
-        col, col + BLOCK_N - 1, row_end, shift, LEFT, RIGHT, BLOCK_M, mask_all
+        col, col + BLOCK_N - 1, T, LEFT, RIGHT, BLOCK_M, mask_all
     )
     cols = col + tl.arange(0, BLOCK_N)
     keys = load_rows(k, batch, kv_head, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA)
@@ -192,10 +185,10 @@ def attention_dkdv_kernel(
         probs = tl.exp2(scores * factor - norm[None, :])
         if mask_all:
             seen = visible(
-                rows[None, :], cols[:, None], batch, head, shift, row_end, col_end,
+                rows[None, :], cols[:, None], batch, head, col_end,
                 mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                q_segments, kv_segments, T, S, LEFT, RIGHT,
-                q_lengths is not None, kv_lengths is not None,
+                T, S, LEFT, RIGHT,
+                kv_lengths is not None,
             )  # fmt: skip
             if BLIND:
                 seen = seen & (norm > BLIND_BELOW)[None, :]
@@ -203,10 +196,10 @@ def attention_dkdv_kernel(
         elif banded:
             if (row < full_start) | (row >= full_end):
                 seen = visible(
-                    rows[None, :], cols[:, None], batch, head, shift, row_end, col_end,
+                    rows[None, :], cols[:, None], batch, head, col_end,
                     mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    q_segments, kv_segments, T, S, LEFT, RIGHT,
-                    q_lengths is not None, kv_lengths is not None,
+                    T, S, LEFT, RIGHT,
+                    kv_lengths is not None,
                 )  # fmt: skip
                 if BLIND:
                     seen = seen & (norm > BLIND_BELOW)[None, :]
@@ -217,14 +210,7 @@ def attention_dkdv_kernel(
             tl.zeros((BLOCK_N, BLOCK_M), tl.float32),
             PRECISION,
         )
-        kept = probs
-        if dropout_key is not None:
-            drop = dropout_factor(
-                dropout_key, rows[None, :], cols[:, None], batch, head, H, T, S, DROP
-            )
-            kept = probs * drop
-            dprobs = dprobs * drop
-        dv_acc = dot(cast(kept, cotangents.dtype), cotangents, dv_acc, PRECISION)
+        dv_acc = dot(cast(probs, cotangents.dtype), cotangents, dv_acc, PRECISION)
         dscores = probs * (dprobs - mean[None, :])
         if SOFTCAP > 0.0:
             dscores = dscores * slope
@@ -233,16 +219,12 @@ def attention_dkdv_kernel(
         for member in range(G):
             head = kv_head * G + member
             saved = (batch.to(tl.int64) * H + head) * T
-            for row in tl.range(0, row_end, BLOCK_M, num_stages=1):
+            for row in tl.range(0, T, BLOCK_M, num_stages=1):
                 rows = row + tl.arange(0, BLOCK_M)
-                norm = tl.load(lse + saved + rows, mask=rows < row_end, other=0.0) * LOG2E
+                norm = tl.load(lse + saved + rows, mask=rows < T, other=0.0) * LOG2E
                 blind = norm < BLIND_BELOW
                 if tl.sum(blind.to(tl.int32), 0) > 0:
                     probs = tl.where(blind[None, :] & (cols < S)[:, None], 1.0 / S, 0.0)
-                    if dropout_key is not None:
-                        probs = probs * dropout_factor(
-                            dropout_key, rows[None, :], cols[:, None], batch, head, H, T, S, DROP
-                        )
                     cotangents = load_rows(
                         dout, batch, head, row, T, T * H * DV, H * DV, DV,
                         BLOCK_M, DV, BLOCK_DV, TMA,
@@ -263,11 +245,7 @@ def attention_dq_kernel(
     dq,
     bias,
     mask,
-    q_segments,
-    kv_segments,
-    q_lengths,
     kv_lengths,
-    dropout_key,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -298,10 +276,8 @@ def attention_dq_kernel(
     PLAIN: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ALIGN_END: tl.constexpr,
     MASK_ALL: tl.constexpr,
     BLIND: tl.constexpr,
-    DROP: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     HEADS: tl.constexpr,
@@ -317,9 +293,9 @@ def attention_dq_kernel(
     batch = line // H
     head = line % H
     row = tile * BLOCK_M
-    row_end, col_end, shift = lengths(batch, q_lengths, kv_lengths, T, S, ALIGN_END)
+    col_end = keys_of(batch, kv_lengths, S)
     start, full_start, full_end, end = key_bounds(
-        row, row + BLOCK_M - 1, col_end, shift, LEFT, RIGHT, BLOCK_N, MASK_ALL
+        row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
     )
     rows = row + tl.arange(0, BLOCK_M)
     queries = load_rows(q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA)
@@ -361,10 +337,10 @@ def attention_dq_kernel(
         probs = tl.exp2(scores * factor - norm[:, None])
         if MASK_ALL:
             seen = visible(
-                rows[:, None], cols[None, :], batch, head, shift, row_end, col_end,
+                rows[:, None], cols[None, :], batch, head, col_end,
                 mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                q_segments, kv_segments, T, S, LEFT, RIGHT,
-                q_lengths is not None, cols_end,
+                T, S, LEFT, RIGHT,
+                cols_end,
             )  # fmt: skip
             if BLIND:
                 seen = seen & (norm > BLIND_BELOW)[:, None]
@@ -372,18 +348,14 @@ def attention_dq_kernel(
         elif banded:
             if (col < full_start) | (col >= full_end):
                 seen = visible(
-                    rows[:, None], cols[None, :], batch, head, shift, row_end, col_end,
+                    rows[:, None], cols[None, :], batch, head, col_end,
                     mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    q_segments, kv_segments, T, S, LEFT, RIGHT,
-                    q_lengths is not None, cols_end,
+                    T, S, LEFT, RIGHT,
+                    cols_end,
                 )  # fmt: skip
                 if BLIND:
                     seen = seen & (norm > BLIND_BELOW)[:, None]
                 probs = tl.where(seen, probs, 0.0)
-        if dropout_key is not None:
-            dprobs = dprobs * dropout_factor(
-                dropout_key, rows[:, None], cols[None, :], batch, head, H, T, S, DROP
-            )
         dscores = probs * (dprobs - mean[:, None])
         if SOFTCAP > 0.0:
             dscores = dscores * slope
@@ -402,11 +374,7 @@ def attention_dbias_kernel(
     dbias,
     bias,
     mask,
-    q_segments,
-    kv_segments,
-    q_lengths,
     kv_lengths,
-    dropout_key,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -437,10 +405,8 @@ def attention_dbias_kernel(
     PLAIN: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ALIGN_END: tl.constexpr,
     MASK_ALL: tl.constexpr,
     BLIND: tl.constexpr,
-    DROP: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     BATCHES: tl.constexpr,
@@ -472,14 +438,14 @@ def attention_dbias_kernel(
     for summed in range((BATCHES // BIAS_BATCHES) * (H // BIAS_HEADS)):
         batch = bias_batch + summed // (H // BIAS_HEADS)
         head = bias_head + summed % (H // BIAS_HEADS)
-        row_end, col_end, shift = lengths(batch, q_lengths, kv_lengths, T, S, ALIGN_END)
+        col_end = keys_of(batch, kv_lengths, S)
         saved = (batch.to(tl.int64) * H + head) * T
         for row in range(row_low, row_high, BLOCK_M):
             rows = row + tl.arange(0, BLOCK_M)
             norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
             mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
             start, full_start, full_end, end = key_bounds(
-                row, row + BLOCK_M - 1, col_end, shift, LEFT, RIGHT, BLOCK_N, MASK_ALL
+                row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
             )
             for col in range(tl.maximum(col_low, start), tl.minimum(col_high, end), BLOCK_N):
                 cols = col + tl.arange(0, BLOCK_N)
@@ -506,16 +472,12 @@ def attention_dbias_kernel(
                     BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
                 )  # fmt: skip
                 seen = visible(
-                    rows[:, None], cols[None, :], batch, head, shift, row_end, col_end,
+                    rows[:, None], cols[None, :], batch, head, col_end,
                     mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    q_segments, kv_segments, T, S, LEFT, RIGHT, q_lengths is not None, True,
+                    T, S, LEFT, RIGHT, True,
                 )  # fmt: skip
                 seen = seen & (norm > BLIND_BELOW)[:, None]
                 probs = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
-                if dropout_key is not None:
-                    dprobs = dprobs * dropout_factor(
-                        dropout_key, rows[:, None], cols[None, :], batch, head, H, T, S, DROP
-                    )
                 acc += probs * (dprobs - mean[:, None])
     rows = row_low + tl.arange(0, BLOCK_M)
     cols = col_low + tl.arange(0, BLOCK_N)
@@ -544,7 +506,7 @@ def backward_configs(spec: AttentionSpec, target: Target) -> list[BackwardConfig
         dkdv = AttentionConfig(32, 32 if little else 64, 8, 1)
         return [BackwardConfig(dkdv, AttentionConfig(64, 32, 8, 1))]
     whole = {spec.head_dim, spec.v_dim} <= {64, 128}
-    masks = spec.dropout > 0.0 or not spec.plain_scores or spec.every_tile_masked
+    masks = not spec.plain_scores or spec.every_tile_masked
     if masks or not whole or little and wide > 64:
         stages = 2 if whole else 1
         tile = AttentionConfig(32, 64, 4, stages)

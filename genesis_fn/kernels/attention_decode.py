@@ -20,7 +20,7 @@ from genesis_fn.kernels.attention_scores import (
     LN2,
     UNSEEN,
     key_bounds,
-    lengths,
+    keys_of,
     load_rows,
     logits,
     visible,
@@ -54,9 +54,6 @@ def attention_split_kernel(
     partials,
     bias,
     mask,
-    q_segments,
-    kv_segments,
-    q_lengths,
     kv_lengths,
     Q_BATCH: tl.constexpr,
     Q_TIME: tl.constexpr,
@@ -87,7 +84,6 @@ def attention_split_kernel(
     SOFTCAP: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ALIGN_END: tl.constexpr,
     PRECISION: tl.constexpr,
     CHUNK: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -107,10 +103,8 @@ def attention_split_kernel(
     packed = tl.arange(0, BLOCK_M)
     rows = packed // G
     heads = kv_head * G + packed % G
-    row_end, col_end, shift = lengths(batch, q_lengths, kv_lengths, T, S, ALIGN_END)
-    start, full_start, full_end, end = key_bounds(
-        0, T - 1, col_end, shift, LEFT, RIGHT, BLOCK_N, False
-    )
+    col_end = keys_of(batch, kv_lengths, S)
+    start, full_start, full_end, end = key_bounds(0, T - 1, col_end, LEFT, RIGHT, BLOCK_N, False)
     dims = tl.arange(0, BLOCK_D)
     places = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
     inside = (rows < T)[:, None] & (dims < D)[None, :]
@@ -134,9 +128,9 @@ def attention_split_kernel(
             BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
         )  # fmt: skip
         seen = visible(
-            rows[:, None], cols[None, :], batch, heads[:, None], shift, row_end, col_end,
+            rows[:, None], cols[None, :], batch, heads[:, None], col_end,
             mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-            q_segments, kv_segments, T, S, LEFT, RIGHT, q_lengths is not None, True,
+            T, S, LEFT, RIGHT, True,
         )  # fmt: skip
         scores = tl.where(seen, scores, UNSEEN)
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -159,7 +153,6 @@ def attention_combine_kernel(
     totals,
     partials,
     v,
-    q_lengths,
     out,
     lse,
     V_BATCH: tl.constexpr,
@@ -220,8 +213,6 @@ def attention_combine_kernel(
                 )
                 value += tl.sum(up(tile), 0) / S
     value = value / total
-    if q_lengths is not None:
-        value = tl.where(row < tl.load(q_lengths + batch), value, 0.0)
     element = out.dtype.element_ty
     tl.store(out + place.to(tl.int64) * DV + dims, cast(value, element), mask=dims < DV)
     if lse is not None:
@@ -240,7 +231,7 @@ def decode_plan(
     """The plan (query, key, value, *options) -> (out, lse), as the forward's, for few queries.
 
     `q_len * q_heads / kv_heads` may be at most 128. A cache of capacity `kv_len` whose valid part
-    is `kv_lengths` is read only so far; `align="end"` puts the queries at the end of that part.
+    is `kv_lengths` is read only so far.
     """
     rows = spec.q_len * spec.group
     if rows > MAX_ROWS:
@@ -248,8 +239,6 @@ def decode_plan(
             f"decode attention: {spec.q_len} queries of {spec.group} heads per key head make "
             f"{rows} rows, at most {MAX_ROWS} fit; use the general plan"
         )
-    if spec.dropout > 0.0:
-        raise ValueError("decode attention has no dropout: it is for inference")
     block_n = block_n or (32 if spec.dtype == "fp32" or spec.v_dim > 128 else 64)
     splits = splits or decode_splits(spec, target, block_n)
     block_m = padded(rows)
@@ -287,7 +276,7 @@ def decode_plan(
             num_warps=4,
             num_stages=3,
         ),
-        _combine_launch(spec, constants, options, splits, block_m, inputs),
+        _combine_launch(spec, constants, splits, block_m, inputs),
     )
     sizes = (lines, lines, lines * padded(spec.v_dim))
     return Plan(inputs, outputs, steps, tuple(Workspace(4 * size) for size in sizes))
@@ -296,7 +285,6 @@ def decode_plan(
 def _combine_launch(
     spec: AttentionSpec,
     constants: dict[str, Any],
-    options: dict[str, Argument],
     splits: int,
     block_m: int,
     inputs: int,
@@ -308,10 +296,6 @@ def _combine_launch(
     }
     arguments["v"] = Buf(2, spec.dtype)
     absent: dict[str, Any] = {}
-    if spec.q_lengths:
-        arguments["q_lengths"] = options["q_lengths"]
-    else:
-        absent["q_lengths"] = None
     arguments["out"] = Buf(inputs, spec.dtype)
     if spec.return_lse:
         arguments["lse"] = Buf(inputs + 1, "fp32")

@@ -1,4 +1,4 @@
-"""Device functions shared by the attention kernels: tiles, logits, visibility, dropout, order.
+"""Device functions shared by the attention kernels: tiles, logits, visibility, order.
 
 A score tile is either [queries, keys] or its transpose; `rows` are query indices and `cols` key
 indices shaped to broadcast to the tile. Logits are kept in base 2, times log2(e), so that
@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.language import cast, up
-from genesis_fn.kernels.random import philox_word
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
@@ -123,84 +122,43 @@ def visible(
     cols,
     batch,
     head,
-    shift,
-    row_end,
     col_end,
     mask,
     MASK_BATCH: tl.constexpr,
     MASK_HEAD: tl.constexpr,
     MASK_ROW: tl.constexpr,
     MASK_COL: tl.constexpr,
-    q_segments,
-    kv_segments,
     T: tl.constexpr,
     S: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
-    ROWS_END: tl.constexpr,
     COLS_END: tl.constexpr,
 ):
-    """Which elements of a tile take part: inside the lengths, the band, the mask and the segment.
+    """Which elements of a tile take part: inside the keys, the band and the mask.
 
-    ROWS_END and COLS_END say whether the tile may reach past the end of the queries or the keys.
+    COLS_END says whether the tile may reach past the end of the keys.
     """
     seen = tl.full((1, 1), 1, tl.int1)
-    if ROWS_END:
-        seen = seen & (rows < row_end)
     if COLS_END:
         seen = seen & (cols < col_end)
     if LEFT >= 0:
-        seen = seen & (cols >= rows + (shift - LEFT))
+        seen = seen & (cols >= rows - LEFT)
     if RIGHT >= 0:
-        seen = seen & (cols <= rows + (shift + RIGHT))
+        seen = seen & (cols <= rows + RIGHT)
     if mask is not None:
         base = mask + batch.to(tl.int64) * MASK_BATCH + head.to(tl.int64) * MASK_HEAD
         pointers = base + rows.to(tl.int64) * MASK_ROW + cols * MASK_COL
         seen = seen & (tl.load(pointers, mask=(rows < T) & (cols < S), other=0) != 0)
-    if q_segments is not None:
-        of_rows = tl.load(q_segments + batch * T + rows, mask=rows < T, other=-1)
-        of_cols = tl.load(kv_segments + batch * S + cols, mask=cols < S, other=-1)
-        seen = seen & (of_rows == of_cols)
     return seen
 
 
 @triton.jit
-def dropout_factor(
-    key,
-    rows,
-    cols,
-    batch,
-    head,
-    H: tl.constexpr,
-    T: tl.constexpr,
-    S: tl.constexpr,
-    DROP: tl.constexpr,
-):
-    """1 / (1 - rate) where an element is kept, else 0.
-
-    Element (b, n, i, j), of linear index x = ((b H + n) T + i) S + j, is kept if word x of the
-    key's stream of random bits is at least DROP.
-    """
-    line = (batch.to(tl.int64) * H + head) * T + rows.to(tl.int64)
-    bits = philox_word(tl.load(key), tl.load(key + 1), line * S + cols)
-    return tl.where(bits.to(tl.int64) >= DROP, 4294967296.0 / (4294967296.0 - DROP), 0.0)
-
-
-@triton.jit
-def lengths(
-    batch, q_lengths, kv_lengths, T: tl.constexpr, S: tl.constexpr, ALIGN_END: tl.constexpr
-):
-    """(queries, keys, position of query 0) of a batch entry."""
-    row_end = T
+def keys_of(batch, kv_lengths, S: tl.constexpr):
+    """How many keys a batch entry has."""
     col_end = S
-    if q_lengths is not None:
-        row_end = tl.minimum(tl.load(q_lengths + batch), T)
     if kv_lengths is not None:
         col_end = tl.minimum(tl.load(kv_lengths + batch), S)
-    shift = 0
-    if ALIGN_END:
-        shift = col_end - T
-    return row_end, col_end, shift
+    return col_end
 
 
 @triton.jit
@@ -208,7 +166,6 @@ def key_bounds(
     first,
     last,
     col_end,
-    shift,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -223,12 +180,12 @@ def key_bounds(
     full_start = 0
     full_end = col_end // BLOCK_N * BLOCK_N
     if LEFT >= 0:
-        start = tl.maximum(first + (shift - LEFT), 0) // BLOCK_N * BLOCK_N
-        edge = tl.maximum(last + (shift - LEFT), 0)
+        start = tl.maximum(first - LEFT, 0) // BLOCK_N * BLOCK_N
+        edge = tl.maximum(last - LEFT, 0)
         full_start = (edge + BLOCK_N - 1) // BLOCK_N * BLOCK_N
     if RIGHT >= 0:
-        end = tl.maximum(tl.minimum(last + (shift + RIGHT) + 1, col_end), 0)
-        inner = tl.maximum(tl.minimum(first + (shift + RIGHT) + 1, col_end), 0)
+        end = tl.maximum(tl.minimum(last + RIGHT + 1, col_end), 0)
+        inner = tl.maximum(tl.minimum(first + RIGHT + 1, col_end), 0)
         full_end = inner // BLOCK_N * BLOCK_N
     if MASK_ALL:
         full_end = start
@@ -241,8 +198,7 @@ def key_bounds(
 def query_bounds(
     first,
     last,
-    row_end,
-    shift,
+    T: tl.constexpr,
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -250,16 +206,16 @@ def query_bounds(
 ):
     """(start, full start, full end, end): the queries that may see keys first..last, likewise."""
     start = 0
-    end = row_end
+    end = T
     full_start = 0
-    full_end = row_end
+    full_end = T
     if RIGHT >= 0:
-        start = tl.maximum(first - (shift + RIGHT), 0) // BLOCK_M * BLOCK_M
-        edge = tl.maximum(last - (shift + RIGHT), 0)
+        start = tl.maximum(first - RIGHT, 0) // BLOCK_M * BLOCK_M
+        edge = tl.maximum(last - RIGHT, 0)
         full_start = (edge + BLOCK_M - 1) // BLOCK_M * BLOCK_M
     if LEFT >= 0:
-        end = tl.maximum(tl.minimum(last - (shift - LEFT) + 1, row_end), 0)
-        inner = tl.maximum(tl.minimum(first - (shift - LEFT) + 1, row_end), 0)
+        end = tl.maximum(tl.minimum(last + LEFT + 1, T), 0)
+        inner = tl.maximum(tl.minimum(first + LEFT + 1, T), 0)
         full_end = inner // BLOCK_M * BLOCK_M
     if MASK_ALL:
         full_end = start

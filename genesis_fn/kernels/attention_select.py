@@ -48,5 +48,5 @@ def plan_attention_backward(spec: AttentionSpec, target: Target) -> Plan:
 
 
 def _decodes(spec: AttentionSpec) -> bool:
-    few = spec.q_len * spec.group <= FEW_ROWS and spec.dropout == 0.0
+    few = spec.q_len * spec.group <= FEW_ROWS
     return few and spec.kv_len >= LONG_CACHE and not spec.return_lse

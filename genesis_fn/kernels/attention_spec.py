@@ -1,11 +1,11 @@
 """What an attention problem is, and what its forward, backward and decode plans have in common.
 
-The semantics are those of `jax.nn.dot_product_attention` on BTNH arrays, with a soft cap and
-dropout added: for batch b, query head n, query i and key j,
+The semantics are those of `jax.nn.dot_product_attention` on BTNH arrays, with a soft cap added: for
+batch b, query head n, query i and key j,
 
     logits = softcap(scale * <q[b, i, n], k[b, j, n // G]>) + bias[b, n, i, j]
-    probs  = dropout(softmax over j of logits where visible(b, n, i, j))
-    out    = sum over j of probs * v[b, j, n // G], zero if i >= q_lengths[b]
+    probs  = softmax over j of logits where visible(b, n, i, j)
+    out    = sum over j of probs * v[b, j, n // G]
 
 A row that sees no key (a blind row) attends to all `kv_len` keys equally, as in JAX, whose masked
 logits are a large negative number, not minus infinity; its logits have no gradient, the values do.
@@ -31,12 +31,10 @@ Shape4 = tuple[int, int, int, int]
 class AttentionSpec:
     """An attention problem: sizes, dtypes and static options.
 
-    `window` is (left, right), None meaning unbounded; `causal` is a right bound of zero. Query i
-    stands at key position i (`align="start"`, JAX's rule) or at `end - q_len + i`, where `end` is
-    the batch entry's key length (`align="end"`: the last query sees the last key). `bias` and
-    `mask` are the shapes of arrays that broadcast to (batch, q_heads, q_len, kv_len). Strides are
-    (batch, time, head) in elements; None means dense BTNH. `precision` is how float32 operands
-    are multiplied.
+    `window` is (left, right), None meaning unbounded; `causal` is a right bound of zero; query i
+    stands at key position i. `bias` and `mask` are the shapes of arrays that broadcast to (batch,
+    q_heads, q_len, kv_len); with `kv_lengths` each batch entry has so many keys. `precision` is
+    how float32 operands are multiplied.
     """
 
     batch: int
@@ -50,20 +48,13 @@ class AttentionSpec:
     scale: float | None = None
     causal: bool = False
     window: tuple[int | None, int | None] | None = None
-    align: str = "start"
     bias: Shape4 | None = None
     bias_dtype: str = "fp32"
     mask: Shape4 | None = None
-    segment_ids: bool = False
-    q_lengths: bool = False
     kv_lengths: bool = False
     softcap: float = 0.0
-    dropout: float = 0.0
     precision: str = "ieee"
     return_lse: bool = True
-    q_strides: Strides | None = None
-    k_strides: Strides | None = None
-    v_strides: Strides | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.batch, self.q_heads, self.kv_heads, self.q_len, self.kv_len, self.head_dim)
@@ -83,12 +74,8 @@ class AttentionSpec:
                 f"attention: dtypes must be among {sorted(DTYPES)}, "
                 f"got {self.dtype} (bias {self.bias_dtype})"
             )
-        if self.align not in ("start", "end"):
-            raise ValueError(f'attention: align must be "start" or "end", got {self.align!r}')
         if self.precision not in ("ieee", "tf32", "tf32x3"):
             raise ValueError(f"attention: unknown float32 precision {self.precision!r}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"attention: the dropout rate must be in [0, 1), got {self.dropout}")
         if self.softcap < 0.0:
             raise ValueError(f"attention: softcap must not be negative, got {self.softcap}")
         if self.window is not None and any(w is not None and w < 0 for w in self.window):
@@ -134,24 +121,14 @@ class AttentionSpec:
     @property
     def every_tile_masked(self) -> bool:
         """Whether any tile, not only those at the edge of the band, can hold invisible elements."""
-        return self.mask is not None or self.segment_ids or self.q_lengths or self.bias is not None
+        return self.mask is not None or self.bias is not None
 
     @property
     def blind_rows(self) -> bool:
         """Whether some query may see no key."""
-        if self.mask is not None or self.segment_ids or self.bias is not None:
+        if self.mask is not None or self.kv_lengths or self.bias is not None:
             return True
-        if self.q_lengths or self.kv_lengths:
-            return True
-        shift = self.kv_len - self.q_len if self.align == "end" else 0
-        last_beyond = self.left >= 0 and self.q_len - 1 + shift - self.left > self.kv_len - 1
-        first_before = self.right >= 0 and shift + self.right < 0
-        return last_beyond or first_before
-
-    @property
-    def dropout_threshold(self) -> int:
-        """A probability is kept when its 32 random bits, unsigned, are at least this."""
-        return min(2**32 - 1, round(self.dropout * 2**32))
+        return self.left >= 0 and self.q_len - 1 - self.left > self.kv_len - 1
 
     @property
     def flops(self) -> int:
@@ -171,26 +148,12 @@ def option_inputs(spec: AttentionSpec) -> dict[str, str]:
         names["bias"] = spec.bias_dtype
     if spec.mask is not None:
         names["mask"] = "i1"
-    if spec.segment_ids:
-        names |= {"q_segments": "i32", "kv_segments": "i32"}
-    if spec.q_lengths:
-        names["q_lengths"] = "i32"
     if spec.kv_lengths:
         names["kv_lengths"] = "i32"
-    if spec.dropout > 0.0:
-        names["dropout_key"] = "u32"
     return names
 
 
-OPTION_NAMES = (
-    "bias",
-    "mask",
-    "q_segments",
-    "kv_segments",
-    "q_lengths",
-    "kv_lengths",
-    "dropout_key",
-)
+OPTION_NAMES = ("bias", "mask", "kv_lengths")
 
 
 def option_arguments(spec: AttentionSpec, first: int) -> tuple[dict[str, Argument], dict[str, Any]]:
@@ -211,19 +174,17 @@ def dense_strides(length: int, heads: int, dim: int) -> Strides:
 def operand_strides(spec: AttentionSpec) -> tuple[Strides, Strides, Strides]:
     """The strides of query, key and value."""
     return (
-        spec.q_strides or dense_strides(spec.q_len, spec.q_heads, spec.head_dim),
-        spec.k_strides or dense_strides(spec.kv_len, spec.kv_heads, spec.head_dim),
-        spec.v_strides or dense_strides(spec.kv_len, spec.kv_heads, spec.v_dim),
+        dense_strides(spec.q_len, spec.q_heads, spec.head_dim),
+        dense_strides(spec.kv_len, spec.kv_heads, spec.head_dim),
+        dense_strides(spec.kv_len, spec.kv_heads, spec.v_dim),
     )
 
 
 def serves_descriptors(spec: AttentionSpec, target: Target) -> bool:
-    """Whether tiles move by TMA: 16-bit, head dimensions 64, 128 or 256, aligned strides."""
+    """Whether tiles move by TMA: 16-bit, head dimensions 64, 128 or 256."""
     if not target.descriptors or spec.dtype == "fp32":
         return False
-    if not {spec.head_dim, spec.v_dim} <= {64, 128, 256}:
-        return False
-    return all(s % 8 == 0 for strides in operand_strides(spec) for s in strides)
+    return {spec.head_dim, spec.v_dim} <= {64, 128, 256}
 
 
 def rows_view(
@@ -276,9 +237,7 @@ def problem_constants(spec: AttentionSpec) -> dict[str, Any]:
         "PLAIN": spec.plain_scores,
         "LEFT": spec.left,
         "RIGHT": spec.right,
-        "ALIGN_END": spec.align == "end",
         "MASK_ALL": spec.every_tile_masked,
         "BLIND": spec.blind_rows,
-        "DROP": spec.dropout_threshold,
         "PRECISION": spec.precision,
     }

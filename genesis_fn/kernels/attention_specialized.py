@@ -238,10 +238,8 @@ def serves_specialized(spec: AttentionSpec, target: Target) -> bool:
         and spec.plain_scores
         and not spec.blind_rows
         and not spec.every_tile_masked
-        and spec.dropout == 0.0
         and spec.left < 0
         and spec.right in (-1, 0)
-        and spec.align == "start"
         and spec.head_dim == spec.v_dim == HEAD_DIM
         and (spec.right < 0 or spec.q_len == spec.kv_len)
     )

@@ -41,15 +41,6 @@ def philox_block(key0, key1, counter):
 
 
 @triton.jit
-def philox_word(key0, key1, index):
-    """Word `index` of a key's stream, for kernels that draw one value an element."""
-    wide = index.to(tl.int64)
-    a, b, c, d = philox_block(key0, key1, wide // 4)
-    place = wide % 4
-    return tl.where(place < 2, tl.where(place == 0, a, b), tl.where(place == 2, c, d))
-
-
-@triton.jit
 def random_bits_kernel(keys, out, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     """Philox words of each key [keys, 2] into rows of WORDS, four to a counter."""
     ACROSS: tl.constexpr = (WORDS + 4 * BLOCK - 1) // (4 * BLOCK)

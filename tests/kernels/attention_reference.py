@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from genesis_fn.kernels.attention_spec import AttentionSpec, option_inputs
@@ -30,48 +29,9 @@ def random_inputs(
             found[name] = normal(*spec.bias, dtype=spec.bias_dtype)
         elif name == "mask":
             found[name] = torch.rand(*spec.mask, generator=g) < 0.6
-        elif name in ("q_segments", "kv_segments"):
-            length = t if name == "q_segments" else s
-            steps = torch.rand(b, length, generator=g) < 3.0 / length
-            found[name] = steps.cumsum(1).to(torch.int32)
-        elif name == "q_lengths":
-            found[name] = torch.randint(0, t + 1, (b,), generator=g, dtype=torch.int32)
-        elif name == "kv_lengths":
-            found[name] = torch.randint(0, s + 1, (b,), generator=g, dtype=torch.int32)
         else:
-            key = torch.randint(0, 2**31, (2,), generator=g, dtype=torch.int64)
-            found[name] = key.to(torch.uint32)
+            found[name] = torch.randint(0, s + 1, (b,), generator=g, dtype=torch.int32)
     return {name: x.to(device) for name, x in found.items()}
-
-
-def philox_4x32_10(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """The four words [..., 4] of Philox-4x32-10 for 64-bit counters (the high half zero)."""
-    mask = np.uint64(0xFFFFFFFF)
-    c = [counter & mask, counter >> np.uint64(32), np.zeros_like(counter), np.zeros_like(counter)]
-    k0, k1 = (np.uint64(x) for x in key)
-    for _ in range(10):
-        p0 = c[0] * np.uint64(0xD2511F53)
-        p1 = c[2] * np.uint64(0xCD9E8D57)
-        c = [
-            (p1 >> np.uint64(32)) ^ c[1] ^ k0,
-            p1 & mask,
-            (p0 >> np.uint64(32)) ^ c[3] ^ k1,
-            p0 & mask,
-        ]
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
-    return np.stack(c, -1)
-
-
-def dropout_multiplier(spec: AttentionSpec, key: torch.Tensor) -> torch.Tensor:
-    """[B, N, T, S]: 1 / (1 - rate) where kept, else 0."""
-    shape = (spec.batch, spec.q_heads, spec.q_len, spec.kv_len)
-    index = np.arange(np.prod(shape), dtype=np.uint64)
-    k0, k1 = (int(x) for x in key.cpu().numpy())
-    words = philox_4x32_10(index >> np.uint64(2), (k0, k1))
-    bits = np.take_along_axis(words, (index & np.uint64(3)).astype(np.int64)[:, None], -1)[:, 0]
-    threshold = spec.dropout_threshold
-    kept = np.where(bits >= threshold, 2.0**32 / (2.0**32 - threshold), 0.0)
-    return torch.from_numpy(kept.reshape(shape)).to(key.device)
 
 
 def visibility(spec: AttentionSpec, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -81,22 +41,14 @@ def visibility(spec: AttentionSpec, inputs: dict[str, torch.Tensor]) -> torch.Te
     i = torch.arange(t, device=device)[None, None, :, None]
     j = torch.arange(s, device=device)[None, None, None, :]
     seen = torch.ones(b, spec.q_heads, t, s, dtype=torch.bool, device=device)
-    ends = torch.full((b, 1, 1, 1), s, device=device)
     if "kv_lengths" in inputs:
-        ends = inputs["kv_lengths"].long().view(b, 1, 1, 1)
-        seen = seen & (j < ends)
-    if "q_lengths" in inputs:
-        seen = seen & (i < inputs["q_lengths"].long().view(b, 1, 1, 1))
-    place = i + (ends - t if spec.align == "end" else 0)
+        seen = seen & (j < inputs["kv_lengths"].long().view(b, 1, 1, 1))
     if spec.left >= 0:
-        seen = seen & (j >= place - spec.left)
+        seen = seen & (j >= i - spec.left)
     if spec.right >= 0:
-        seen = seen & (j <= place + spec.right)
+        seen = seen & (j <= i + spec.right)
     if "mask" in inputs:
         seen = seen & inputs["mask"]
-    if "q_segments" in inputs:
-        of_q, of_k = inputs["q_segments"], inputs["kv_segments"]
-        seen = seen & (of_q[:, None, :, None] == of_k[:, None, None, :])
     return seen
 
 
@@ -113,12 +65,7 @@ def attention_reference(
         x = x + inputs["bias"]
     x = torch.where(visibility(spec, inputs), x, -0.7 * torch.finfo(torch.float32).max)
     probs = torch.softmax(x, -1)
-    if "dropout_key" in inputs:
-        probs = probs * dropout_multiplier(spec, inputs["dropout_key"])
     out = torch.einsum("bnts,bsnh->btnh", probs, v)
-    if "q_lengths" in inputs:
-        i = torch.arange(spec.q_len, device=q.device)
-        out = out * (i[None, :] < inputs["q_lengths"].long()[:, None])[:, :, None, None]
     return out, torch.logsumexp(x, -1)
 
 

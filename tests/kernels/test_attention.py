@@ -24,7 +24,6 @@ from genesis_fn.kernels.launch import Buf, Launch, Plan
 from tests.kernels.attention_reference import (
     TORCH,
     attention_reference,
-    philox_4x32_10,
     random_inputs,
     reference_gradients,
 )
@@ -103,32 +102,18 @@ CASES = {
     "long_queries_causal": AttentionSpec(2, 2, 1, 50, 21, 16, dtype="fp32", causal=True),
     "one_query": AttentionSpec(2, 2, 2, 1, 33, 16, dtype="fp32"),
     "one_key": AttentionSpec(1, 2, 2, 5, 1, 16, dtype="fp32", causal=True),
-    "align_end": AttentionSpec(2, 2, 1, 21, 50, 16, dtype="fp32", causal=True, align="end"),
-    "align_end_blind": AttentionSpec(1, 2, 1, 50, 21, 16, dtype="fp32", causal=True, align="end"),
-    "align_end_lengths": AttentionSpec(
-        3, 2, 1, 9, 50, 16, dtype="fp32", causal=True, align="end", kv_lengths=True
-    ),
     "window": replace(SMALL, window=(5, 9), q_len=70, kv_len=70, batch=1),
     "window_causal": replace(SMALL, window=(11, None), causal=True, q_len=70, kv_len=70, batch=1),
     "window_left": replace(SMALL, window=(7, None), q_len=65, kv_len=70, batch=1),
     "window_right": replace(SMALL, window=(None, 3), q_len=65, kv_len=70, batch=1),
     "window_blind": AttentionSpec(1, 2, 1, 60, 24, 16, dtype="fp32", window=(4, 2)),
-    "window_end": AttentionSpec(
-        1, 2, 1, 20, 60, 16, dtype="fp32", window=(7, 0), align="end", kv_lengths=True
-    ),
     "mask": replace(SMALL, mask=(2, 4, 40, 40)),
     "mask_broadcast": replace(SMALL, mask=(1, 1, 40, 40), causal=True),
     "mask_keys": replace(SMALL, mask=(2, 1, 1, 40)),
-    "segments": replace(SMALL, segment_ids=True),
-    "segments_causal": replace(SMALL, segment_ids=True, causal=True),
-    "lengths": replace(SMALL, q_lengths=True, kv_lengths=True, batch=4),
+    "lengths": replace(SMALL, kv_lengths=True, batch=4),
     "kv_lengths_causal": replace(SMALL, kv_lengths=True, batch=4, causal=True),
-    "q_lengths_causal": replace(SMALL, q_lengths=True, batch=4, causal=True),
     "softcap": replace(SMALL, softcap=1.5, causal=True),
     "scale_negative": replace(SMALL, scale=-0.4),
-    "dropout": replace(SMALL, dropout=0.3, causal=True),
-    "dropout_odd_keys": replace(SMALL, dropout=0.5, kv_len=37, q_len=19),
-    "dropout_blind": replace(SMALL, dropout=0.25, kv_lengths=True, batch=4, window=(9, 9)),
     "bias": replace(SMALL, bias=(2, 4, 40, 40)),
     "bias_heads": replace(SMALL, bias=(1, 4, 40, 40), causal=True),
     "bias_batch": replace(SMALL, bias=(2, 1, 40, 40)),
@@ -138,15 +123,14 @@ CASES = {
     "bias_bf16": replace(SMALL, bias=(1, 4, 1, 40), window=(9, 9), bias_dtype="bf16", dtype="bf16"),
     "everything": AttentionSpec(
         2, 4, 2, 41, 51, 24, 16, "fp32", 0.3, causal=True, window=(30, None),
-        bias=(1, 4, 41, 51), mask=(2, 1, 41, 51), segment_ids=True, q_lengths=True,
-        kv_lengths=True, softcap=3.0, dropout=0.2,
+        bias=(1, 4, 41, 51), mask=(2, 1, 41, 51), kv_lengths=True, softcap=3.0,
     ),
     "bf16": AttentionSpec(1, 2, 1, 50, 50, 32, causal=True),
     "fp16": AttentionSpec(1, 2, 1, 50, 50, 32, dtype="fp16", causal=True),
     "tma_bf16": AttentionSpec(2, 2, 1, 64, 64, 64, causal=True),
     "tma_tails": AttentionSpec(2, 2, 1, 50, 70, 64, 128, dtype="fp16"),
     "tma_causal_tails": AttentionSpec(2, 2, 1, 70, 70, 64, causal=True),
-    "tma_blind": AttentionSpec(2, 2, 1, 33, 50, 64, kv_lengths=True, q_lengths=True),
+    "tma_blind": AttentionSpec(2, 2, 1, 33, 50, 64, kv_lengths=True),
     "tma_window": AttentionSpec(1, 2, 1, 70, 70, 64, window=(20, 0)),
 }  # fmt: skip
 
@@ -157,7 +141,7 @@ def test_forward_and_gradients_match_the_formula(name):
 
 
 @pytest.mark.parametrize("blocks", [(16, 32), (64, 16)])
-@pytest.mark.parametrize("name", ["causal", "window", "align_end_lengths", "tma_causal_tails"])
+@pytest.mark.parametrize("name", ["causal", "window", "kv_lengths_causal", "tma_causal_tails"])
 def test_tiles_of_any_shape_agree(name, blocks):
     check(CASES[name], *blocks)
 
@@ -185,23 +169,17 @@ def test_an_additive_mask_as_bias(fill):
     assert error(out, wanted) < 5e-6
 
 
-def test_packed_projections_need_no_copy():
+def test_pointers_give_what_descriptors_give():
     spec = AttentionSpec(2, 4, 2, 40, 40, 64, causal=True)
-    packed = torch.randn(2, 40, 8 * 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-    row = 8 * 64
-    strided = replace(spec, q_strides=(40 * row, row, 64))
-    # The query heads lie at the start of each packed row, so the packed array itself is the buffer.
-    q = packed[..., : 4 * 64].reshape(2, 40, 4, 64).contiguous()
-    inputs = random_inputs(spec) | {"q": q}
-    wanted, _ = forward(spec, inputs, AttentionConfig(32, 16, 4, 1))
-    for target in (INTERPRETED, WITHOUT_DESCRIPTORS):
-        config = AttentionConfig(32, 16, 4, 1)
-        found, _ = forward(strided, inputs | {"q": packed}, config, target)
-        assert torch.equal(found, wanted)
+    inputs = random_inputs(spec)
+    config = AttentionConfig(32, 16, 4, 1)
+    wanted, _ = forward(spec, inputs, config)
+    found, _ = forward(spec, inputs, config, WITHOUT_DESCRIPTORS)
+    assert torch.equal(found, wanted)
 
 
 def test_two_runs_are_bit_identical():
-    spec = replace(CASES["bias_heads"], segment_ids=True)
+    spec = replace(CASES["bias_heads"], kv_lengths=True)
     inputs = random_inputs(spec)
     runs = []
     for _ in range(2):
@@ -211,15 +189,10 @@ def test_two_runs_are_bit_identical():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_philox_is_the_published_one():
-    words = philox_4x32_10(np.zeros(1, np.uint64), (0, 0))[0]
-    assert [int(w) for w in words] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-
-
 JAX_CASES = [
     AttentionSpec(2, 4, 2, 24, 40, 16, dtype="fp32", causal=True, window=(6, 3)),
     AttentionSpec(2, 4, 2, 40, 24, 16, dtype="fp32", window=(6, 3)),
-    AttentionSpec(3, 2, 1, 24, 24, 16, dtype="fp32", q_lengths=True, kv_lengths=True),
+    AttentionSpec(3, 2, 1, 24, 24, 16, dtype="fp32", kv_lengths=True),
     AttentionSpec(2, 2, 1, 24, 24, 16, dtype="fp32", bias=(1, 2, 24, 24), mask=(2, 1, 24, 24)),
 ]
 
@@ -228,7 +201,7 @@ JAX_CASES = [
 def test_values_and_gradients_are_jax_s(spec):
     jax = pytest.importorskip("jax")
     inputs = random_inputs(spec, 5)
-    if spec.q_lengths:
+    if spec.kv_lengths:
         inputs["kv_lengths"][0] = 0
     given = {n: np.asarray(x) for n, x in inputs.items()}
     arrays = [given[n] for n in ("q", "k", "v", "bias") if n in given]
@@ -236,7 +209,6 @@ def test_values_and_gradients_are_jax_s(spec):
     def attend(q, k, v, bias=None):
         return jax.nn.dot_product_attention(
             q, k, v, bias, given.get("mask"), is_causal=spec.causal,
-            query_seq_lengths=given.get("q_lengths"),
             key_value_seq_lengths=given.get("kv_lengths"),
             local_window_size=spec.window,
         )  # fmt: skip
@@ -254,11 +226,9 @@ DECODE_CASES = {
     "plain": AttentionSpec(2, 4, 2, 1, 70, 32, dtype="fp32"),
     "lengths": AttentionSpec(3, 6, 2, 1, 70, 32, dtype="fp32", kv_lengths=True),
     "several_queries": AttentionSpec(
-        2, 4, 2, 3, 70, 32, dtype="fp32", kv_lengths=True, causal=True, align="end"
+        2, 4, 2, 3, 70, 32, dtype="fp32", kv_lengths=True, causal=True
     ),
-    "window": AttentionSpec(
-        2, 4, 1, 1, 70, 32, dtype="fp32", kv_lengths=True, window=(20, 0), align="end"
-    ),
+    "window": AttentionSpec(2, 4, 1, 3, 70, 32, dtype="fp32", kv_lengths=True, window=(20, 0)),
     "softcap_mask": AttentionSpec(2, 4, 2, 1, 70, 24, 20, "fp32", softcap=2.0, mask=(2, 1, 1, 70)),
     "bias": AttentionSpec(2, 4, 2, 2, 70, 24, dtype="fp32", bias=(1, 4, 2, 70)),
     "bf16": AttentionSpec(2, 16, 8, 1, 70, 128, kv_lengths=True),
@@ -311,5 +281,3 @@ def test_bad_specs_say_what_is_wrong():
         AttentionSpec(1, 2, 2, 4, 4, 16, bias=(1, 2, 3, 4))
     with pytest.raises(ValueError, match="exceed 256"):
         AttentionSpec(1, 2, 2, 4, 4, 257)
-    with pytest.raises(ValueError, match="dropout"):
-        decode_plan(AttentionSpec(1, 2, 2, 1, 4, 16, dropout=0.5), INTERPRETED)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.launch import Buf, Launch, Plan
-from genesis_fn.kernels.random import RandomBits, philox_word, plan_random_bits
+from genesis_fn.kernels.random import RandomBits, philox_block, plan_random_bits
 from tests.kernels.run import TARGET, run_plan
 
 
@@ -79,22 +79,22 @@ def test_bits_are_the_words_of_each_keys_stream(width, count):
 
 
 @triton.jit
-def _word_kernel(keys, out, START: tl.constexpr):
+def _blocks_kernel(keys, out, START: tl.constexpr):
     zero = tl.zeros((16,), tl.uint32)
-    index = START + tl.arange(0, 16).to(tl.int64)
-    word = philox_word(zero + tl.load(keys), zero + tl.load(keys + 1), index)
-    tl.store(out + tl.arange(0, 16), word)
+    counter = START + tl.arange(0, 16).to(tl.int64)
+    words = philox_block(zero + tl.load(keys), zero + tl.load(keys + 1), counter)
+    for i in tl.static_range(4):
+        tl.store(out + 4 * tl.arange(0, 16) + i, words[i])
 
 
-@pytest.mark.parametrize("start", [0, 3, 2**34 + 5])
-def test_single_words_match_the_stream(start):
+@pytest.mark.parametrize("start", [0, 2**32 + 1])
+def test_blocks_count_beyond_32_bits(start):
     key = [77, 88]
-    out = torch.zeros(16, dtype=torch.uint32)
+    out = torch.zeros(64, dtype=torch.uint32)
     pointers = {"keys": Buf(0, "u32"), "out": Buf(1, "u32")}
-    step = Launch(_word_kernel, (1, 1, 1), pointers, {"START": start})
+    step = Launch(_blocks_kernel, (1, 1, 1), pointers, {"START": start})
     run_plan(Plan(1, 1, (step,)), [torch.from_numpy(np.array(key, np.uint32))], [out])
-    want = [
-        philox([i // 4 & 0xFFFFFFFF, i // 4 >> 32, 0, 0], key)[i % 4]
-        for i in range(start, start + 16)
-    ]
+    want = []
+    for i in range(start, start + 16):
+        want += list(philox([i & 0xFFFFFFFF, i >> 32, 0, 0], key))
     assert out.tolist() == want
