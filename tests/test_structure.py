@@ -127,6 +127,26 @@ def test_no_table_lists_primitives_by_name():
     assert {n: at for n, at in found.items() if at and not n.startswith(tuple(WORDS))} == {}
 
 
+def test_primitives_know_no_device():
+    """torch stands in the definitions of elementwise primitives only, where it is an expression."""
+    importing = {
+        path.name
+        for path in (PACKAGE / "primitives").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import) and any(a.name == "torch" for a in node.names)
+    }
+    assert importing == {"elementwise.py"}
+
+
+def test_both_devices_keep_a_family_in_a_module_of_one_name():
+    cpu, cuda = [
+        {path.stem for path in (PACKAGE / "backends" / name / "lowerings").glob("*.py")}
+        for name in ("cpu", "cuda")
+    ]
+    # What a GPU leaves to the host has no module there.
+    assert cpu - cuda == {"fft", "foreign", "linalg"}
+
+
 def read_slots() -> set[str]:
     """The attributes that anything but definitions reads of a primitive or of its lowering."""
     found = set()
