@@ -396,6 +396,3 @@ def _both(x: Any, y: Any) -> Any:
     shape = tuple([max(m, n) for m, n in zip(typeof(x).shape, typeof(y).shape)])
     every = tuple(range(4))
     return ops.bitwise_and(broadcast_in_dim(x, shape, every), broadcast_in_dim(y, shape, every))
-
-
-__all__ = ["MASKED", "attention", "dot_product_attention"]

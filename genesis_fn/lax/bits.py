@@ -68,6 +68,3 @@ def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Any:
         return np.where(values < stop, values, below).astype(kind.dtype)
 
     return io_callback(draw, Abstract(shape, kind.dtype), a, b)
-
-
-__all__ = ["rng_bit_generator", "rng_uniform"]

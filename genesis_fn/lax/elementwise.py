@@ -276,16 +276,3 @@ def stop_gradient(x: Any) -> Any:
 def dtype(x: Any) -> Any:
     """The dtype of an array or number."""
     return x.dtype if hasattr(x, "dtype") else dtypes.scalar_dtype(type(x))
-
-
-__all__ = [
-    "RoundingMethod", "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh",
-    "bitcast_convert_type", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "cbrt",
-    "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "cos", "cosh", "digamma",
-    "div", "dtype", "empty", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
-    "full", "full_like", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
-    "log1p", "logistic", "lt", "max", "min", "mul", "mulhi", "ne", "neg", "nextafter", "polygamma",
-    "population_count", "pow", "real", "reciprocal", "rem", "round", "rsqrt", "select", "select_n",
-    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
-    "square", "stop_gradient", "sub", "tan", "tanh",
-]  # fmt: skip

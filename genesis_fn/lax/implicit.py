@@ -136,6 +136,3 @@ def custom_root(
         return (out, (dx, _no_change(out[1]))) if has_aux else (out, dx)
 
     return root(consts, guess)
-
-
-__all__ = ["custom_linear_solve", "custom_root"]

@@ -158,8 +158,3 @@ def _rescaled(x: Any, scale: Any, d: Any) -> Any:
     split = tuple([k for n, b in zip(shape, blocks) for k in (b, n // b)])
     spread = broadcast_in_dim(scale, split, tuple(range(0, 2 * len(shape), 2)))
     return ops.mul(x, reshape(spread, shape))
-
-
-__all__ = [
-    "RaggedDotDimensionNumbers", "conv_general_dilated_local", "ragged_dot_general", "scaled_dot",
-]  # fmt: skip

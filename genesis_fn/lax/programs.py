@@ -162,10 +162,3 @@ def conv_transpose_shape_tuple(
         Abstract(lhs_shape, "float32"), Abstract(rhs_shape, "float32"),
     )  # fmt: skip
     return out.shape
-
-
-__all__ = [
-    "composite", "conv_general_permutations", "conv_general_shape_tuple",
-    "conv_shape_tuple", "conv_transpose_shape_tuple", "dce_sink", "platform_dependent",
-    "ragged_dot", "stage", "with_sharding_constraint",
-]  # fmt: skip

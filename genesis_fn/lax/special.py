@@ -681,7 +681,3 @@ def _zeta(x: Any, q: Any) -> Any:
 zeta = _special(
     "zeta", lambda x, q: _zeta(x, q),
     "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.", "x q")  # fmt: skip
-
-__all__ = [
-    "bessel_i0e", "bessel_i1e", "betainc", "igamma", "igammac", "random_gamma_grad", "zeta",
-]  # fmt: skip

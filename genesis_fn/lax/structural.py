@@ -12,7 +12,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, on_arrays
-from genesis_fn.numpy.promotion import broadcast_shapes, scalar_as
+from genesis_fn.numpy.promotion import broadcast_shapes as broadcast_shapes, scalar_as
 from genesis_fn.numpy.shape import stack as stack_arrays, unstack as unstack_array
 from genesis_fn.primitives import (
     contract,
@@ -332,20 +332,3 @@ def fft(x: Any, fft_type: Any, fft_lengths: Sequence[int]) -> Any:
     if not len(fft_lengths):  # over no axes
         return array(x)
     return transforms.fft(array(x), fft_type, fft_lengths)
-
-
-__all__ = [
-    "approx_max_k", "approx_min_k", "argmax", "argmin", "batch_matmul", "broadcast",
-    "broadcast_in_dim", "broadcast_shapes", "broadcast_to_rank", "broadcasted_iota", "collapse",
-    "concatenate", "conv_", "conv_general_dilated", "conv_general_dilated_patches",
-    "conv_transpose", "conv_with_general_padding", "cumlogsumexp", "cummax", "cummin", "cumprod",
-    "cumsum", "dot", "dot_general", "dynamic_index_in_dim", "dynamic_slice", "dynamic_slice_in_dim",
-    "dynamic_update_index_in_dim", "dynamic_update_slice", "dynamic_update_slice_in_dim",
-    "expand_dims", "fft", "gather_", "index_in_dim", "index_take", "iota", "linear_recurrence",
-    "optimization_barrier", "pad", "reduce_", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
-    "reduce_precision",
-    "reduce_prod", "reduce_sum", "reduce_window", "reduce_window_shape_tuple", "reduce_xor",
-    "reshape", "rev", "scatter_", "scatter_add", "scatter_apply", "scatter_max", "scatter_min",
-    "scatter_mul", "scatter_sub", "shape_as_value", "slice", "slice_in_dim", "sort",
-    "sort_key_val", "split", "squeeze", "stack", "tile", "top_k", "transpose", "unstack",
-]  # fmt: skip

@@ -33,11 +33,6 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 
-__all__ = [
-    "cross", "diag", "diagflat", "diagonal", "dot", "einsum", "inner", "kron", "matmul",
-    "matvec", "outer", "tensordot", "trace", "vdot", "vecdot", "vecmat",
-]  # fmt: skip
-
 
 def _pair(name: str, a: Any, b: Any, preferred: Any) -> tuple[Any, Any, Any]:
     x, y = promote_arrays(name, (a, b))

@@ -31,12 +31,6 @@ from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
 from genesis_fn.transforms.key_reuse import on_purpose
 from genesis_fn.transforms.placement import move
 
-__all__ = [
-    "array", "asarray", "astype", "ascontiguousarray", "copy", "empty", "empty_like", "from_dlpack",
-    "frombuffer", "fromiter", "full", "full_like", "ones", "ones_like", "zeros",
-    "zeros_like",
-]  # fmt: skip
-
 ShapeLike = Any
 
 

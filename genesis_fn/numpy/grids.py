@@ -35,12 +35,6 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 
-__all__ = [
-    "arange", "c_", "eye", "fromfunction", "geomspace", "identity", "index_exp", "indices", "ix_",
-    "linspace", "logspace", "meshgrid", "mgrid", "ogrid", "r_", "s_", "tri", "tril", "triu",
-    "vander",
-]  # fmt: skip
-
 
 def _number(x: Any, use: str) -> Any:
     """A Python number for a bound that must be known while tracing."""

@@ -37,11 +37,6 @@ from genesis_fn.primitives.windows import (
     mode_name,
 )
 
-__all__ = [
-    "Plan", "bad_index", "box_of", "checked_mode", "element_or_part", "explained", "gathered",
-    "getitem", "numbers_for", "plan_for", "take_indexed", "vectors_of",
-]  # fmt: skip
-
 
 class Plan(NamedTuple):
     """How an index acts on an array: a static box, then arrays of indices along some axes.

@@ -13,11 +13,6 @@ from genesis_fn.core.primitive import SCALARS
 from genesis_fn.numpy.conversion import host, text
 from genesis_fn.numpy.creation import asarray
 
-__all__ = [
-    "__array_namespace_info__", "array_repr", "array_str", "can_cast", "iscomplexobj", "isdtype",
-    "isrealobj", "isscalar", "iterable", "load", "save", "savez",
-]  # fmt: skip
-
 _KINDS = {
     "bool": lambda d: d == dtypes.BOOL,
     "signed integer": lambda d: d in dtypes.SIGNED,

@@ -52,15 +52,6 @@ from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.reduce import reduce_and
 
-__all__ = [
-    "allclose", "angle", "array_equal", "array_equiv", "clip", "copysign", "deg2rad", "degrees",
-    "divmod", "float_power", "floor_divide", "fmax", "fmin", "fmod", "frexp", "gcd", "heaviside",
-    "hypot", "iscomplex", "isclose", "isinf", "isnan", "isneginf", "isposinf", "isreal", "lcm",
-    "ldexp", "log10", "log2", "logaddexp", "logaddexp2", "mod", "modf", "nan_to_num", "piecewise",
-    "pow", "power", "rad2deg", "radians", "remainder", "round", "around", "select", "signbit",
-    "sinc", "spacing", "i0",
-]  # fmt: skip
-
 
 def _dtype(x: Any) -> DType:
     return x.aval.dtype

@@ -14,11 +14,6 @@ from genesis_fn.numpy.shape import broadcast_to
 from genesis_fn.numpy.ufuncs import greater, logical_and, logical_not, real, sqrt, subtract
 from genesis_fn.primitives import elementwise as p
 
-__all__ = [
-    "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod",
-    "nanstd", "nansum", "nanvar",
-]  # fmt: skip
-
 
 def _filled(a: Any, otherwise: float) -> Any:
     """`a` with NaN replaced."""

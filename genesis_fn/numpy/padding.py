@@ -22,8 +22,6 @@ from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axis
 
-__all__ = ["pad"]
-
 
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     """`array` with borders of widths `pad_width`: an int, a pair, or a pair per axis.

@@ -20,11 +20,6 @@ from genesis_fn.numpy.ufuncs import add, maximum, minimum, multiply
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.shape import iota
 
-__all__ = [
-    "diag_indices", "diag_indices_from", "mask_indices", "ravel_multi_index", "tril_indices",
-    "tril_indices_from", "triu_indices", "triu_indices_from", "unravel_index",
-]  # fmt: skip
-
 
 def _vectors(found: Sequence[np.ndarray]) -> tuple[Any, ...]:
     return tuple([from_numpy(i.astype(np.int32)) for i in found])

@@ -19,7 +19,7 @@ from genesis_fn.core import config, dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, offers_array
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, bind, shown, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
 from genesis_fn.core.source import warn, where as user_line
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
@@ -305,10 +305,3 @@ def result_type(*args: Any) -> DType:
         else:
             strong.add(dtypes.dtype(a))
     return dtypes.promote(frozenset(strong), frozenset(weak))[0]
-
-
-__all__ = [
-    "beside_number", "bind", "broadcast", "broadcast_shapes", "cast", "common_type",
-    "inexact_dtype", "inexact_value", "is_operand", "is_weak", "operands", "promote",
-    "promote_arrays", "result_type", "scalar_as", "strong", "strong_array", "value",
-]  # fmt: skip

@@ -24,8 +24,6 @@ from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.indexing import dynamic_slice_in_dim
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis
 
-__all__ = ["delete", "insert", "kept", "repeat", "roll", "trim_zeros"]
-
 
 def repeat(
     a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None

@@ -41,12 +41,6 @@ from genesis_fn.primitives.define import full
 from genesis_fn.primitives.fold import reduce_prod
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape, transpose
 
-__all__ = [
-    "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod",
-    "cumsum", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "ptp", "std",
-    "sum", "var",
-]  # fmt: skip
-
 
 def reduced_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     """The axes to reduce over, counted from the front; all of them for None."""

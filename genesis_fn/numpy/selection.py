@@ -28,11 +28,6 @@ from genesis_fn.primitives.shape import (
     reshape,
 )
 
-__all__ = [
-    "choose", "compress", "extract", "fill_diagonal", "nonzero", "place", "put",
-    "put_along_axis", "take", "take_along_axis", "where",
-]  # fmt: skip
-
 
 def take(
     a: Any, indices: Any, axis: int | None = None, out: None = None, mode: Any = None,

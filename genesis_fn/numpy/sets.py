@@ -38,12 +38,6 @@ from genesis_fn.primitives.define import full
 from genesis_fn.primitives.scatter import segment_sum
 from genesis_fn.primitives.shape import iota, reshape, slice_in_dim
 
-__all__ = [
-    "argwhere", "bincount", "digitize", "flatnonzero", "histogram", "histogram_bin_edges",
-    "in1d", "intersect1d", "isin", "nonzero", "setdiff1d", "setxor1d", "union1d", "unique",
-    "unique_all", "unique_counts", "unique_inverse", "unique_values",
-]  # fmt: skip
-
 
 def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
     """The int32 positions of nonzero elements in the flattened array."""

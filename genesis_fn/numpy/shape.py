@@ -18,15 +18,6 @@ from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, rev
 
-__all__ = [
-    "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "block", "broadcast_arrays",
-    "broadcast_shapes", "broadcast_to", "column_stack", "concat", "concatenate", "dsplit",
-    "dstack", "expand_dims", "flip", "fliplr", "flipud", "hsplit", "hstack", 
-    "matrix_transpose", "moveaxis", "ndim", "permute_dims", "ravel", "reshape",
-    "resize", "rollaxis", "rot90", "row_stack", "shape", "size", "split", "squeeze",
-    "stack", "swapaxes", "tile", "transpose", "unstack", "vsplit", "vstack",
-]  # fmt: skip
-
 
 def shape(a: Any) -> tuple[int, ...]:
     """The lengths of the dimensions of `a`."""

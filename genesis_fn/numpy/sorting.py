@@ -15,16 +15,6 @@ from genesis_fn.primitives.define import full
 from genesis_fn.primitives.gather import take_rows
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axis, rev
 
-__all__ = [
-    "argpartition",
-    "argsort",
-    "lexsort",
-    "partition",
-    "searchsorted",
-    "sort",
-    "sort_complex",
-]
-
 
 def sort(
     a: Any, axis: int | None = -1, *, kind: None = None, order: None = None, stable: bool = True,

@@ -49,13 +49,6 @@ from genesis_fn.primitives.conv import conv_general_dilated
 from genesis_fn.primitives.define import full
 from genesis_fn.primitives.shape import canonical_axis, pad, reshape, slice_in_dim
 
-__all__ = [
-    "apply_along_axis", "apply_over_axes", "convolve", "corrcoef", "correlate", "cov", "diff",
-    "ediff1d", "gradient", "interp", "median", "nanmedian", "nanpercentile", "nanquantile",
-    "percentile", "polyval", "quantile", "trapezoid", "unwrap",
-]  # fmt: skip
-
-
 # ---- order statistics ----
 
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")

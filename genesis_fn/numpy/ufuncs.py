@@ -24,19 +24,6 @@ from genesis_fn.numpy.promotion import (
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.define import full, zeros as zeros_of
 
-__all__ = [
-    "absolute", "abs", "acos", "acosh", "add", "arccos", "arccosh", "arcsin", "arcsinh", "arctan",
-    "arctan2", "arctanh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and",
-    "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
-    "bitwise_xor", "cbrt", "ceil", "conj", "conjugate", "cos", "cosh", "divide", "equal", "exp",
-    "exp2", "expm1", "fabs", "floor", "greater", "greater_equal", "imag", "invert", "isfinite",
-    "left_shift", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or",
-    "logical_xor", "maximum", "minimum", "multiply", "negative", "nextafter", "not_equal",
-    "positive", "real", "reciprocal", "right_shift", "rint", "sign", "sin", "sinh", "sqrt",
-    "square", "subtract", "tan", "tanh", "true_divide", "trunc", "bitwise_count",
-]  # fmt: skip
-
-
 _FLOAT_KINDS = frozenset(dtypes.FLOATS)
 _REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
 

@@ -55,8 +55,6 @@ from genesis_fn.primitives.windows import (
 from genesis_fn.transforms.loops import while_loop
 from genesis_fn.transforms.vmap import vmap
 
-__all__ = ["At", "Update"]
-
 
 class At:
     """`x.at`: index it, then `.set`, `.add`, `.get`, ... for a new array with that part changed."""

@@ -15,8 +15,6 @@ from genesis_fn.numpy.shape import expand_dims, stack, unstack
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.vmap import vmap
 
-__all__ = ["frompyfunc", "ufunc", "vectorize"]
-
 _CORE = re.compile(r"\(([^()]*)\)")
 
 

@@ -51,6 +51,3 @@ def abstract_of(x: Any) -> Any:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return Abstract(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
     return x
-
-
-__all__ = ["Abstract", "abstract_of"]

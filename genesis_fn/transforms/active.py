@@ -229,6 +229,3 @@ def unchecked(jaxpr: Jaxpr) -> Jaxpr:
                 params["mode"] = "clip"
             eqns.append(e.replace(params=params))
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
-
-
-__all__ = ["guarded", "has_checks", "may_be_infinite", "unchecked"]

@@ -65,6 +65,3 @@ def assert_(pred: Any, message: str = "assertion failed", *args: Any, **kwargs: 
     arrays, fixed, in_tree = _split(args, kwargs)
     function = HostFunction(Formatted(message), in_tree, fixed, None)
     bind(assert_p, pred, *arrays, function=function, line=where().describe(), lead=0)
-
-
-__all__ = ["assert_", "assert_p", "failure"]

@@ -407,6 +407,3 @@ def wide(fun: Callable) -> Callable:
         return flat.output(bind(wide_p, *captured, *operands, jaxpr=jaxpr))
 
     return computed_wide
-
-
-__all__ = ["Precision", "amp", "autocast_jaxpr", "precision_of", "wide"]

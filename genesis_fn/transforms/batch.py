@@ -217,9 +217,3 @@ def batch_jaxpr(
 def at_front(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
     """Batched operands with their batch moved to dimension 0; unbatched ones as they are."""
     return [x if d is None else move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
-
-
-__all__ = [
-    "BatchTrace", "BatchTracer", "at_front", "batch_jaxpr", "named_axis", "resumed", "typeof",
-    "vmap_flat",
-]  # fmt: skip

@@ -102,6 +102,3 @@ def breakpoint(  # noqa: A001
         prompt(line, values, others, stdin, stdout).cmdloop()
 
     debug_callback(stop, **arrays)
-
-
-__all__ = ["Prompt", "breakpoint"]

@@ -389,9 +389,3 @@ def debug_print(
     if not skip_format_check:
         _check_format(fmt, args, kwargs)
     debug_callback(_Print(fmt), *args, **kwargs)
-
-
-__all__ = [
-    "HostFunction", "debug_callback", "debug_callback_p", "debug_print", "io_callback",
-    "io_callback_p", "pure_callback", "pure_callback_p",
-]  # fmt: skip

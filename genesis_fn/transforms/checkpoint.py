@@ -328,9 +328,3 @@ class _EitherPolicy(_Policy):
 
     def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> bool:
         return any(p(prim, *avals, **params) for p in self)
-
-
-__all__ = [
-    "checkpoint", "checkpoint_name", "checkpoint_p", "checkpoint_policies",
-    "remat",
-]  # fmt: skip

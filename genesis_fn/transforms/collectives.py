@@ -421,9 +421,3 @@ def axis_index(axis_name: Any) -> Any:
 def axis_size(axis_name: Any) -> int:
     """The size of the named axis (or the product of several), a Python int."""
     return functools.reduce(lambda a, n: a * _size_of(n), _names(axis_name), 1)
-
-
-__all__ = [
-    "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute",
-    "pshuffle", "psum", "psum_scatter", "pswapaxes",
-]  # fmt: skip

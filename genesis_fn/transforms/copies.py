@@ -42,6 +42,3 @@ class Copied(abc.ABC):
         remake, parts = self._parts()
         made = memo[id(self)] = remake(*[copy.deepcopy(p, memo) for p in parts])
         return made
-
-
-__all__ = ["Copied", "importable"]

@@ -135,6 +135,3 @@ def memory(jaxpr: Jaxpr) -> dict[str, int]:
         "temp_size_in_bytes": temporary,
         "peak_memory_in_bytes": arguments + outputs + temporary,
     }
-
-
-__all__ = ["cost", "memory"]

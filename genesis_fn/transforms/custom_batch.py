@@ -160,6 +160,3 @@ def sequential_vmap(fun: Callable) -> custom_vmap:
         return map_(one, rows), True
 
     return wrapped
-
-
-__all__ = ["custom_vmap", "sequential_vmap"]

@@ -378,9 +378,3 @@ class Batched(Wrapped):
 
 def _mapped(trace: BatchTrace, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
     return [x if d is None or x is None else BatchTracer(trace, x, d) for x, d in zip(xs, dims)]
-
-
-__all__ = [
-    "Batched", "CustomCall", "LinearCall", "Wrapped", "custom_call_p", "linear_call",
-    "no_forward_mode",
-]  # fmt: skip

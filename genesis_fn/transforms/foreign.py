@@ -331,6 +331,3 @@ def _with_vjp(settings: tuple, out_tree: Any, vjp: Callable) -> Callable:
 
     wrapped.defvjp(forward, backward)
     return wrapped
-
-
-__all__ = ["torch_call", "torch_call_p", "triton_call", "triton_call_p"]

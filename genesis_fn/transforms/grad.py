@@ -615,9 +615,3 @@ def fwd_and_bwd(
         return _one(pull(ct), argnums)
 
     return forward, backward
-
-
-__all__ = [
-    "VJP", "fwd_and_bwd", "grad", "hessian", "jacfwd", "jacobian", "jacrev",
-    "jvp", "linear_transpose", "linearize", "value_and_grad", "vjp",
-]  # fmt: skip

@@ -177,15 +177,3 @@ def same_keys(given: Any, returned: Any) -> None:
     if returned is not given and _behind(given) is None and _behind(returned) is None:
         marks = _marks_of(given)
         _table[id(returned)] = _Marks(returned, marks.own, marks.purpose)
-
-
-__all__ = [
-    "KeyReuseWarning",
-    "drawn_on_purpose",
-    "on_purpose",
-    "part_of",
-    "reused",
-    "same_keys",
-    "unmarked",
-    "use",
-]

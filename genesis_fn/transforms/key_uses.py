@@ -181,18 +181,3 @@ def after_call(found: Uses, operands: Sequence[Any], outs: Sequence[Any]) -> Non
     """Let results that are operands unchanged share their marks."""
     for o, i in found.same:
         same_keys(operands[i], outs[o])
-
-
-__all__ = [
-    "NOTHING",
-    "Uses",
-    "after_call",
-    "before_call",
-    "of_arguments",
-    "of_cond",
-    "of_operation",
-    "of_scan",
-    "of_while",
-    "user_call",
-    "uses",
-]

@@ -338,6 +338,3 @@ class nan_trace:
 
     def __exit__(self, *exc: Any) -> None:
         ctx.watch = self.before
-
-
-__all__ = ["Origin", "Watch", "check_outputs", "nan_trace"]

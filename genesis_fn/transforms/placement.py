@@ -117,9 +117,3 @@ def live_arrays(platform: str | None = None) -> list[Array]:
         for x in gc.get_objects()
         if type(x) is Array and not x.is_deleted() and kind in (None, x.device.kind)
     ]
-
-
-__all__ = [
-    "block_until_ready", "default_backend", "device_count", "device_get", "device_put", "devices",
-    "live_arrays", "local_device_count", "local_devices", "process_count", "process_index",
-]  # fmt: skip

@@ -508,6 +508,3 @@ def _one_dtype(values: Sequence[Any]) -> list[Any]:
         strong, frozenset(dtypes.scalar_dtype(type(v)) for v in values if type(v) in SCALARS)
     )
     return [as_array(v, kind) if type(v) in SCALARS else convert(v, kind) for v in values]
-
-
-__all__ = ["named_scan", "scan", "scan_p", "sliced", "stacked"]

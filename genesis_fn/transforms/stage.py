@@ -279,8 +279,3 @@ def _inline(
         names = dict(zip(inner.invars, ins))
         _inline(inner, names, eqns, True, backward or e.backward)
         rename.update((o, names.get(i, i)) for o, i in zip(e.outs, inner.outs))
-
-
-__all__ = [
-    "StageTrace", "StageTracer", "evaluate", "inlined", "share_captures", "stage", "stage_closed",
-]  # fmt: skip

@@ -214,9 +214,3 @@ def named_call(fun: Callable, *, name: str | None = None) -> Callable:
             return fun(*args, **kwargs)
 
     return call
-
-
-__all__ = [
-    "ClosedJaxpr", "checking_leaks", "closure_convert", "ensure_compile_time_eval", "eval_shape",
-    "make_jaxpr", "named_call", "named_scope", "no_tracing", "typeof",
-]  # fmt: skip

@@ -175,6 +175,3 @@ def _by_words(prim: Primitive, avals: tuple, params: dict[str, Any]) -> Callable
 
 
 primitive.by_words = _by_words
-
-
-__all__ = ["on_words", "physical"]
