@@ -15,7 +15,15 @@ from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.mathematics import remainder, where
 from genesis_fn.numpy.promotion import broadcast, value
 from genesis_fn.numpy.selection import take
-from genesis_fn.numpy.shape import broadcast_to, concatenate, front_axes, moveaxis, ndim, ravel
+from genesis_fn.numpy.shape import (
+    broadcast_to,
+    concatenate,
+    front_axes,
+    moveaxis,
+    ndim,
+    on_axis,
+    ravel,
+)
 from genesis_fn.numpy.sorting import argsort, searchsorted, sort
 from genesis_fn.numpy.ufuncs import maximum, minimum
 from genesis_fn.primitives import shape as p
@@ -32,10 +40,7 @@ def repeat(
 
     Traced `repeats` need `total_repeat_length`; the last element fills what is left over.
     """
-    a = value(a, "repeat")
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, "repeat")
+    a, axis = on_axis("repeat", a, axis)
     n = a.aval.shape[axis]
     traced = isinstance(repeats, Tracer) and repeats.concrete() is None
     if not traced:
@@ -118,10 +123,7 @@ def delete(
     The indices must be known while tracing, unless `obj` is a traced scalar, or
     `assume_unique_indices` says that no two are the same.
     """
-    x = value(arr, "delete")
-    if axis is None:
-        x, axis = ravel(x), 0
-    axis = canonical_axis(axis, x.ndim, "delete")
+    x, axis = on_axis("delete", arr, axis)
     n = x.aval.shape[axis]
     if _is_traced(obj) and obj.ndim == 0:
         places = p.iota(dtypes.I32, n - 1)
@@ -148,10 +150,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
 
     Indices outside are an error where they are known, and clamped where they are traced.
     """
-    x = value(arr, "insert")
-    if axis is None:
-        x, axis = ravel(x), 0
-    axis = canonical_axis(axis, x.ndim, "insert")
+    x, axis = on_axis("insert", arr, axis)
     n = x.aval.shape[axis]
     if isinstance(obj, slice):
         places = np.arange(*obj.indices(n))

@@ -21,7 +21,7 @@ from genesis_fn.numpy.promotion import (
     strong,
     value,
 )
-from genesis_fn.numpy.shape import broadcast_to, concatenate, ravel
+from genesis_fn.numpy.shape import broadcast_to, concatenate, on_axis
 from genesis_fn.numpy.ufuncs import (
     add,
     divide,
@@ -369,11 +369,8 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 
 
 def _position(name: str, find: Callable, a: Any, axis: Any, keepdims: Any) -> Any:
-    a = value(a, name)
-    original = a
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, name)
+    original = value(a, name)
+    a, axis = on_axis(name, original, axis)
     if a.aval.shape[axis] == 0:
         raise ValueError(f"{name} of nothing: axis {axis} of {a.aval} is empty")
     if dtypes.is_complex(a.aval.dtype):
@@ -406,17 +403,15 @@ def argmin(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> 
 
 
 def _cumulative(name: str, run: Callable, a: Any, axis: Any, dtype: Any) -> Any:
-    a = value(a, name)
-    if axis is None:
-        a, axis = ravel(a), 0
+    a, axis = on_axis(name, a, axis)
     if dtype is not None:
         d = dtypes.dtype(dtype)
     else:
         d = accumulated(a.aval.dtype, promote_integers=False)
     if d == BOOL:  # whether any, or all, so far
-        wide = run(p.convert(truth(a), dtypes.I32), canonical_axis(axis, a.ndim, name))
+        wide = run(p.convert(truth(a), dtypes.I32), axis)
         return strong(p.ne(wide, 0))
-    return strong(run(p.convert(a, d), canonical_axis(axis, a.ndim, name)))
+    return strong(run(p.convert(a, d), axis))
 
 
 def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:

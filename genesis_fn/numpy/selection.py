@@ -16,7 +16,7 @@ from genesis_fn.numpy.creation import asarray
 from genesis_fn.numpy.indexing import Plan, bad_index, checked_mode, gathered, take_indexed
 from genesis_fn.numpy.mathematics import remainder, where as choice
 from genesis_fn.numpy.promotion import broadcast, value
-from genesis_fn.numpy.shape import broadcast_arrays, ravel, resize, stack
+from genesis_fn.numpy.shape import broadcast_arrays, on_axis, ravel, resize, stack
 from genesis_fn.numpy.ufuncs import maximum, minimum, truth
 from genesis_fn.numpy.updates import Update
 from genesis_fn.primitives import elementwise as p
@@ -38,10 +38,7 @@ def take(
     Without `mode`, out of bounds raises IndexError. Modes: "fill" (NaN, or `fill_value`), "clip"
     (negative indices become 0), "wrap", "promise_in_bounds".
     """
-    a = value(a, "take")
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, "take")
+    a, axis = on_axis("take", a, axis)
     indices = asarray(indices)
     if not dtypes.is_integer(indices.dtype):
         if indices.size:
@@ -257,12 +254,10 @@ def compress(
     fill_value: Any = 0, out: None = None,
 ) -> Any:  # fmt: skip
     """Slices of `a` along `axis` (elements for None) where the vector `condition` is true."""
-    condition, a = truth(asarray(condition)), value(a, "compress")
+    condition = truth(asarray(condition))
     if condition.ndim != 1:
         raise ValueError(f"compress: the condition must be a vector, got {condition.aval}")
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, "compress")
+    a, axis = on_axis("compress", a, axis)
     n = a.aval.shape[axis]
     if size is None:
         (index,) = nonzero(condition)

@@ -79,6 +79,15 @@ def ravel(a: Any, order: str = "C") -> Any:
     return reshape(a, (-1,) if size(a) else (0,), order)
 
 
+def on_axis(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
+    """What the function `name` works on: `a`, flattened where `axis` is None, and the axis counted
+    from the front."""
+    a = value(a, name)
+    if axis is None:
+        a, axis = ravel(a), 0
+    return a, canonical_axis(axis, a.ndim, name)
+
+
 def squeeze(a: Any, axis: Any = None) -> Any:
     """`a` without its dimensions of length 1, or without those of `axis`."""
     a = value(a, "squeeze")

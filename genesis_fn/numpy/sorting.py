@@ -8,7 +8,7 @@ from typing import Any
 from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import with_weak
 from genesis_fn.numpy.promotion import promote_arrays, strong, value
-from genesis_fn.numpy.shape import ravel
+from genesis_fn.numpy.shape import on_axis
 from genesis_fn.numpy.ufuncs import real
 from genesis_fn.primitives import elementwise as p, sort as sorts
 from genesis_fn.primitives.define import full
@@ -22,10 +22,7 @@ def sort(
 ) -> Any:  # fmt: skip
     """`a` in ascending order along `axis` (flattened for None); NaN is last."""
     _no_kind("sort", kind, order)
-    a = value(a, "sort")
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, "sort")
+    a, axis = on_axis("sort", a, axis)
     x = sorts.sort(a, axis, bool(stable))
     return rev(x, (axis,)) if descending else x
 
@@ -36,10 +33,7 @@ def argsort(
 ) -> Any:  # fmt: skip
     """The int32 positions that sort `a` along `axis`; ties keep their order."""
     _no_kind("argsort", kind, order)
-    a = value(a, "argsort")
-    if axis is None:
-        a, axis = ravel(a), 0
-    axis = canonical_axis(axis, a.ndim, "argsort")
+    a, axis = on_axis("argsort", a, axis)
     if not descending:
         return sorts.argsort(a, axis, bool(stable))
     # Sorting the reversed array and reversing keeps ties in their order.

@@ -73,6 +73,15 @@ class _User(_Function):
         return out
 
 
+def _tracked(xs: Sequence[torch.Tensor], at: Sequence[int], again: bool) -> list[torch.Tensor]:
+    """Operands of which those at some positions are differentiated, `again` where they are by an
+    outer derivative too."""
+    return [
+        x if i not in at or (again and x.requires_grad) else x.detach().requires_grad_(True)
+        for i, x in enumerate(xs)
+    ]
+
+
 class _Pull(_Function):
     """(arguments, cotangents) -> cotangents of the arguments at given positions."""
 
@@ -82,12 +91,7 @@ class _Pull(_Function):
         f, count, wanted = self.parts
         again = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
         with torch.enable_grad():
-            args = [
-                (x if again and x.requires_grad else x.detach().requires_grad_(True))
-                if i in wanted
-                else x
-                for i, x in enumerate(xs[:count])
-            ]
+            args = _tracked(xs[:count], wanted, again)
             pairs = [(o, ct) for o, ct in zip(f(*args), xs[count:], strict=True) if o.requires_grad]
             asked = [args[i] for i in wanted]
             if not pairs:
@@ -110,12 +114,7 @@ class _Push(_Function):
         args, tangents = xs[:count], xs[count:]
         again = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
         with torch.enable_grad():
-            args = [
-                (x if again and x.requires_grad else x.detach().requires_grad_(True))
-                if i in given
-                else x
-                for i, x in enumerate(args)
-            ]
+            args = _tracked(args, given, again)
             outs = [f_out for i, f_out in enumerate(f(*args)) if i in kept]
             probes = [torch.zeros_like(o, requires_grad=True) for o in outs]
             pairs = [(o, u) for o, u in zip(outs, probes) if o.requires_grad]
