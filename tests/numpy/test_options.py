@@ -447,3 +447,9 @@ REFUSALS: list[tuple[Callable[[], Any], type[Exception], str]] = [
 def test_refusals(use: Callable[[], Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         use()
+
+
+def test_the_number_that_pads_is_that_of_the_call() -> None:
+    for fill in (0.0, 2.0, -1.5):
+        padded = jnp.pad(O(2), 1, constant_values=fill)
+        assert np.asarray(padded).tolist() == [fill, 1.0, 1.0, fill]

@@ -90,7 +90,6 @@ def _pad(avals: Sequence[Any], *, config: tuple) -> Callable:
     if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
         return lambda x, value: x[source]
     empty = any(s.stop <= s.start for s in source)
-    number = None if type(value) is Aval else scalar(value, x.dtype)
 
     def pad(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out = torch.empty(shape, dtype=a.dtype).fill_(v)
@@ -99,7 +98,8 @@ def _pad(avals: Sequence[Any], *, config: tuple) -> Callable:
         return out
 
     write = moved(x.dtype, pad)
-    return write if number is None else lambda a, v: write(a, number)
+    # A number is an operand too: another call of the same function may have another one.
+    return write if type(value) is Aval else lambda a, v: write(a, scalar(v, x.dtype))
 
 
 @lowers(shapes.concatenate_p, fresh=True)
