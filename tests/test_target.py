@@ -15,8 +15,8 @@ from genesis_fn.core import dtypes
 
 PACKAGE = pathlib.Path(genesis_fn.__file__).parent
 FLOORS = ("compiler", "kernels", "backends/cuda")
-# The H200's processors, so many for each, and everything of a target that is a size or a rate.
-SIZES = {k * H200.processors for k in (1, 2, 4, 8)} | {
+# Everything of a target that is a size or a rate.
+SIZES = {
     value
     for target in TARGETS.values()
     for value in (
@@ -32,7 +32,8 @@ def machine_constants(tree: ast.AST) -> Iterator[ast.AST]:
     answers."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            if node.value in SIZES:
+            programs = type(node.value) is int and node.value and not node.value % H200.processors
+            if node.value in SIZES or programs:
                 yield node
         elif isinstance(node, (ast.Compare, ast.BinOp)):
             for part in ast.walk(node):

@@ -132,15 +132,6 @@ def test_lowerings_plan_through_doors_alone() -> None:
                     assert name.startswith("plan_") or name[0].isupper(), f"{path.name}: {name}"
 
 
-def test_no_number_is_that_of_one_gpu() -> None:
-    """How many multiprocessors there are, and multiples of it, is the target's to say."""
-    rooms = [PACKAGE / name for name in ("kernels", "compiler", "backends/cuda")]
-    for path in [p for room in rooms for p in room.rglob("*.py") if p.name != "target.py"]:
-        for node in ast.walk(TREES[path]):
-            if isinstance(node, ast.Constant) and type(node.value) is int:
-                assert not node.value or node.value % 132, f"{path}:{node.lineno}: {node.value}"
-
-
 def test_nothing_in_kernels_is_unreached() -> None:
     reached = reached_from([path for path in TREES if path.relative_to(PACKAGE).parts[0] in BELOW])
     unreached = [
