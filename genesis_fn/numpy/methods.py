@@ -135,7 +135,7 @@ class _Lacking:
 def name_what_is_lacking() -> None:
     """Have arrays say what is meant by names of torch's methods and of functions of this package;
     called at the end of its import."""
-    functions = [n for n in numpy.__all__ if callable(getattr(numpy, n))]
+    functions = [n for n, x in vars(numpy).items() if n[0] != "_" and callable(x)]
     known = {*ARRAYS, *functions, *_methods()}
     names = known | {f"{n}_" for n in {*known, *IN_PLACE} if not n.endswith("_")}
     install_array_methods({n: _Lacking(n) for n in names if not hasattr(Operators, n)})
