@@ -206,3 +206,8 @@ def test_index_maps_are_what_torch_computes(prim, operands, params):
             )
             value = xs[operand][tuple([e.const for e in index])]
             assert value == np.asarray(want)[place], (k, place)
+
+
+def test_a_module_is_read_at_a_sitting():
+    lengths = {p: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
+    assert [f"{p.relative_to(PACKAGE)}: {n} lines" for p, n in lengths.items() if n > 800] == []
