@@ -11,6 +11,7 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
+from genesis_fn.primitives import elementwise
 from tests.numpy.reference import check, close, ours, values
 
 X = values((3, 4), "float32")
@@ -453,3 +454,13 @@ def test_the_number_that_pads_is_that_of_the_call() -> None:
     for fill in (0.0, 2.0, -1.5):
         padded = jnp.pad(O(2), 1, constant_values=fill)
         assert np.asarray(padded).tolist() == [fill, 1.0, 1.0, fill]
+
+
+def test_the_amount_of_a_shift_is_that_of_the_call() -> None:
+    x = jnp.asarray(np.array([1, -8], np.int32))
+    for shift, wanted in (
+        (elementwise.shift_left, [[8, -64], [0, 0]]),
+        (elementwise.shift_right_arithmetic, [[0, -1], [0, -1]]),
+        (elementwise.shift_right_logical, [[0, 2**29 - 1], [0, 0]]),
+    ):
+        assert [np.asarray(shift(x, n)).tolist() for n in (3, 40)] == wanted

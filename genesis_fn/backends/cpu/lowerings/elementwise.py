@@ -183,8 +183,9 @@ def _shift(prim: Primitive, op: Callable, ufunc: Callable, direct: Callable) -> 
             shifted = ufunc(x, np.where(beyond, 0, n), beyond, bits)
             return host_tensor(np.asarray(shifted).astype(kind, copy=False), kind)
 
-        if type(avals[1]) is int and 0 <= avals[1] < bits and direct(kind):
-            return op
+        if type(avals[1]) is int and direct(kind):
+            # The amount is the call's: eager calls with other amounts share this function.
+            return lambda x, n: op(x, n) if 0 <= n < bits else run(x, n)
         return run
 
 
