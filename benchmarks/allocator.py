@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from results_file import Results, parser, short
 
-from genesis_fn.backends.cuda.drivers import device_count
-from genesis_fn.backends.cuda.memory import Pool
-from genesis_fn.backends.cuda.memory_report import memory_stats
-from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.backends.cuda.driver.drivers import device_count
+from genesis_fn.backends.cuda.memory.pool import Pool
+from genesis_fn.backends.cuda.memory.report import memory_stats
+from genesis_fn.backends.cuda.run.runtime import runtime
 
 MIB = 1 << 20
 REPEATS = 10

@@ -95,7 +95,7 @@ def genesis(blocks: int, train_state: bool, stub: bool) -> dict[str, float]:
         return loss
 
     if stub:
-        from genesis_fn.backends.cuda.graph import Executable
+        from genesis_fn.backends.cuda.run.graph import Executable
 
         call()
         Executable.launch = lambda self, stream=None: None

@@ -29,7 +29,7 @@ from benchmarks.qwen_torch import Qwen
 from genesis_fn import io, optim
 from genesis_fn.core import tree
 from genesis_fn.models import qwen
-from genesis_fn.transforms.autocast import amp
+from genesis_fn.transforms.precision.autocast import amp
 
 SHAPES = {
     "small": Shape(4, 128, 384, 4, 2, 64, 512, 128, 8),

@@ -105,7 +105,7 @@ class Ours:
         import genesis_fn as gf
         import genesis_fn.numpy as jnp
         from genesis_fn.models import qwen
-        from genesis_fn.transforms.loops import while_loop
+        from genesis_fn.transforms.control_flow.loops import while_loop
 
         self.jnp, self.qwen, self.capacity = jnp, qwen, capacity
         self.dtype = jnp.dtype(dtype)

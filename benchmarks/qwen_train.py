@@ -23,7 +23,7 @@ import genesis_fn as gf
 import genesis_fn.cuda as memory
 from genesis_fn import optim, random
 from genesis_fn.models import qwen
-from genesis_fn.transforms.autocast import amp
+from genesis_fn.transforms.precision.autocast import amp
 
 PEAK = 989e12  # dense bfloat16 of an H100 or H200, FLOP/s
 BLOCK = 4  # steps between two waits

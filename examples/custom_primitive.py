@@ -11,7 +11,7 @@ import torch
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn.core.lowering import Elementwise
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive, bind
 
 

@@ -3,8 +3,8 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from genesis_fn.core import habits as _habits
 from genesis_fn.core.device import cpu, register_backend as _register_backend
+from genesis_fn.core.diagnostics import torch_habits as _habits
 
 
 def _load_cpu():
@@ -28,7 +28,7 @@ def _load_cuda():
 _register_backend("cpu", _load_cpu)
 _register_backend("cuda", _load_cuda)
 
-from genesis_fn import (  # noqa: E402
+from genesis_fn import (
     cuda,
     debug,
     dtypes,
@@ -39,9 +39,8 @@ from genesis_fn import (  # noqa: E402
     tree,
     tree_util,
 )
-from genesis_fn.core.array import Operators as Array  # noqa: E402
-from genesis_fn.core.device import Device  # noqa: E402
-from genesis_fn.core.settings import (  # noqa: E402
+from genesis_fn.core.array import Operators as Array
+from genesis_fn.core.configuration.settings import (
     check_keys,
     debug_infs,
     debug_nans,
@@ -61,20 +60,16 @@ from genesis_fn.core.settings import (  # noqa: E402
     transfer_guard_device_to_host,
     transfer_guard_host_to_device,
 )
-from genesis_fn.core.train_state import TrainState  # noqa: E402
-from genesis_fn.dtypes import float0  # noqa: E402
-from genesis_fn.transforms.abstract import Abstract as ShapeDtypeStruct  # noqa: E402
-from genesis_fn.transforms.callback import io_callback, pure_callback  # noqa: E402
-from genesis_fn.transforms.checkpoint import (  # noqa: E402
+from genesis_fn.core.device import Device
+from genesis_fn.core.train_state import TrainState
+from genesis_fn.dtypes import float0
+from genesis_fn.transforms.autodiff.checkpoint import (
     checkpoint,
     checkpoint_name,
     checkpoint_policies,
     remat,
 )
-from genesis_fn.transforms.custom import custom_gradient, custom_jvp, custom_vjp  # noqa: E402
-from genesis_fn.transforms.foreign import torch_call, triton_call  # noqa: E402
-from genesis_fn.transforms.fused import fused  # noqa: E402
-from genesis_fn.transforms.grad import (  # noqa: E402
+from genesis_fn.transforms.autodiff.grad import (
     fwd_and_bwd,
     grad,
     hessian,
@@ -87,8 +82,13 @@ from genesis_fn.transforms.grad import (  # noqa: E402
     value_and_grad,
     vjp,
 )
-from genesis_fn.transforms.jit import clear_caches, jit  # noqa: E402
-from genesis_fn.transforms.placement import (  # noqa: E402
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.custom.callback import io_callback, pure_callback
+from genesis_fn.transforms.custom.derivatives import custom_gradient, custom_jvp, custom_vjp
+from genesis_fn.transforms.custom.ffi import torch_call, triton_call
+from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.jit import clear_caches, jit
+from genesis_fn.transforms.staging.device_put import (
     block_until_ready,
     default_backend,
     device_count,
@@ -101,7 +101,8 @@ from genesis_fn.transforms.placement import (  # noqa: E402
     process_count,
     process_index,
 )
-from genesis_fn.transforms.tracing import (  # noqa: E402
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract as ShapeDtypeStruct
+from genesis_fn.transforms.staging.tracing import (
     checking_leaks,
     closure_convert,
     ensure_compile_time_eval,
@@ -112,7 +113,6 @@ from genesis_fn.transforms.tracing import (  # noqa: E402
     no_tracing,
     typeof,
 )
-from genesis_fn.transforms.vmap import vmap  # noqa: E402
 
 __version__ = "0.1.0"
 

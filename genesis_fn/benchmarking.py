@@ -10,10 +10,10 @@ from typing import Any
 
 from genesis_fn.core import device as devices, tree
 from genesis_fn.core.array import Array
-from genesis_fn.transforms.cost import cost
-from genesis_fn.transforms.flat import name_of
 from genesis_fn.transforms.jit import JitFunction, jit
-from genesis_fn.transforms.placement import block_until_ready
+from genesis_fn.transforms.staging.api_util import name_of
+from genesis_fn.transforms.staging.cost import cost
+from genesis_fn.transforms.staging.device_put import block_until_ready
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,23 +61,23 @@ def memory_reserved(device: Any = None) -> int:
 
 def memory_stats(device: Any = None) -> dict[str, int | float]:
     """The allocator's counters: in_use, peak, mapped, cached, hits, retries, fragmentation, ..."""
-    from genesis_fn.backends.cuda import memory_report
+    from genesis_fn.backends.cuda.memory import report
 
-    return memory_report.memory_stats(_runtime(device).pool)
+    return report.memory_stats(_runtime(device).pool)
 
 
 def memory_summary(device: Any = None) -> str:
     """The counters and the largest holders, with the lines that made them, as a table."""
-    from genesis_fn.backends.cuda import memory_report
+    from genesis_fn.backends.cuda.memory import report
 
-    return memory_report.memory_summary(_runtime(device).pool)
+    return report.memory_summary(_runtime(device).pool)
 
 
 def memory_snapshot(device: Any = None) -> list[dict[str, Any]]:
     """Every part of the mapped memory in address order: {address, size, state, requested, site}."""
-    from genesis_fn.backends.cuda import memory_report
+    from genesis_fn.backends.cuda.memory import report
 
-    return memory_report.memory_snapshot(_runtime(device).pool)
+    return report.memory_snapshot(_runtime(device).pool)
 
 
 def reset_peak(device: Any = None) -> None:
@@ -180,7 +180,7 @@ def _runtime(device: Any) -> Any:
             raise BackendError(f"{device} is not a GPU")
         device = device.index
     devices.cuda(device)  # says clearly what is missing
-    from genesis_fn.backends.cuda.runtime import runtime
+    from genesis_fn.backends.cuda.run.runtime import runtime
 
     return runtime(device)
 

@@ -1,6 +1,6 @@
 """Functions with derivative rules of their own."""
 
-from genesis_fn.transforms.custom import (
+from genesis_fn.transforms.custom.derivatives import (
     CustomVJPPrimal,
     SymbolicZero,
     custom_gradient,
@@ -8,7 +8,7 @@ from genesis_fn.transforms.custom import (
     custom_vjp,
     zero_from_primal,
 )
-from genesis_fn.transforms.tracing import closure_convert
+from genesis_fn.transforms.staging.tracing import closure_convert
 
 __all__ = [
     "CustomVJPPrimal", "SymbolicZero", "closure_convert", "custom_gradient", "custom_jvp",

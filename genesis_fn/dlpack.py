@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis_fn.core.array import Array
-from genesis_fn.numpy.creation import from_dlpack, to_dlpack as _capsule
+from genesis_fn.numpy.arrays.creation import from_dlpack, to_dlpack as _capsule
 
 
 def to_dlpack(x: Array, stream: Any = None, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import genesis_fn.numpy as np
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.source import where
+from genesis_fn.core.diagnostics.source_info import where
 
 
 def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:

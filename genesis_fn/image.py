@@ -12,7 +12,7 @@ import genesis_fn.numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.source import where
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.primitives.shape import canonical_axis
 
 

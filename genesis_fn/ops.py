@@ -8,7 +8,7 @@ import genesis_fn.numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.source import where
+from genesis_fn.core.diagnostics.source_info import where
 
 
 def _segments(ids: Any, count: int | None) -> tuple[Any, int]:

@@ -16,9 +16,9 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.device import default_device
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.core.primitive import bind, running
-from genesis_fn.transforms.flat import name_of
 from genesis_fn.transforms.jit import JitFunction, jit
-from genesis_fn.transforms.stage import inlined
+from genesis_fn.transforms.staging.api_util import name_of
+from genesis_fn.transforms.staging.stage import inlined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +283,7 @@ def annotate_function(func: Callable, name: str | None = None, **metadata: Any) 
 
 def device_memory_profile() -> dict[str, int]:
     """Bytes held by live arrays, by device."""
-    from genesis_fn.transforms.placement import live_arrays
+    from genesis_fn.transforms.staging.device_put import live_arrays
 
     held: dict[str, int] = {}
     for x in live_arrays():

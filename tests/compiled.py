@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis_fn.backends.cuda.compile import (
+from genesis_fn.backends.cuda.binaries.compile import (
     Compiled,
     _parameter_sizes,
     compiled_by_triton,
@@ -26,9 +26,9 @@ from genesis_fn.backends.cuda.compile import (
     launch_key,
     request,
 )
-from genesis_fn.backends.cuda.parameters import ParameterBlock
+from genesis_fn.backends.cuda.driver.parameters import ParameterBlock
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.launch import Clear, Launch, Plan
+from genesis_fn.kernels.plan import Clear, Launch, Plan
 from tests import ptx
 
 CHOSEN = os.environ.get("GENESIS_KERNELS") == "compiled"
@@ -117,8 +117,8 @@ def _aligned(size: int) -> np.ndarray:
 
 def install() -> None:
     """Makes the interpreting driver run compiled kernels."""
-    from genesis_fn.backends.cuda import driver_interpret
-    from genesis_fn.backends.cuda.runtime import runtime
+    from genesis_fn.backends.cuda.driver import interpret
+    from genesis_fn.backends.cuda.run.runtime import runtime
 
     class Prepared:
         """A launch, its addresses, and the ranges that it may touch."""
@@ -153,7 +153,7 @@ def install() -> None:
 
             stream.enqueue(run)
 
-    driver_interpret._Prepared = Prepared  # type: ignore[misc]
+    interpret._Prepared = Prepared  # type: ignore[misc]
 
 
 __all__ = ["CHOSEN", "install", "run_launch", "run_plan"]

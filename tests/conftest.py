@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from genesis_fn.core import config
+from genesis_fn.core.configuration import config
 from tests import margins
 
 # The same examples on every run: only a change fails a test. `HYPOTHESIS=explore` draws others.
@@ -100,7 +100,7 @@ def settled(request: pytest.FixtureRequest) -> Iterator[None]:
     if not ON_GPU:
         return
     import genesis_fn.cuda as cuda
-    from genesis_fn.backends.cuda.errors import CudaError
+    from genesis_fn.backends.cuda.driver.errors import CudaError
 
     try:
         cuda.synchronize()

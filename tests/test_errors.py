@@ -10,16 +10,16 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
-from genesis_fn.core import config, dtypes, errors, source, tree
+from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import sig
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device, device
+from genesis_fn.core.diagnostics import source_info
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, Trace, bind
 from genesis_fn.random import key, normal as normal_sample
-from genesis_fn.transforms.autocast import amp
-from genesis_fn.transforms.checkpoint import checkpoint
-from genesis_fn.transforms.cond import cond
-from genesis_fn.transforms.grad import (
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint
+from genesis_fn.transforms.autodiff.grad import (
     grad,
     jacfwd,
     jacrev,
@@ -28,10 +28,12 @@ from genesis_fn.transforms.grad import (
     value_and_grad,
     vjp,
 )
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.control_flow.loops import fori_loop, while_loop
+from genesis_fn.transforms.control_flow.scan import scan
 from genesis_fn.transforms.jit import clear_caches, jit
-from genesis_fn.transforms.loops import fori_loop, while_loop
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.precision.autocast import amp
 from tests.transforms.both import normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)
@@ -293,12 +295,12 @@ def test_settings():
 
 
 def test_user_lines():
-    where = source.where(depth=2)
-    assert where.file.endswith("test_errors.py") and "source.where" in where.text()
+    where = source_info.where(depth=2)
+    assert where.file.endswith("test_errors.py") and "source_info.where" in where.text()
     assert where.function == "test_user_lines"
     assert "test_errors.py:" in str(where) and "source.where" in where.describe()
-    assert source.is_internal(grad.__code__) and not source.is_internal(leak.__code__)
-    ghost = source.Where(compile("1", "<nowhere>", "exec"), 1)
+    assert source_info.is_internal(grad.__code__) and not source_info.is_internal(leak.__code__)
+    ghost = source_info.Where(compile("1", "<nowhere>", "exec"), 1)
     assert ghost.text() == "" and ghost.describe() == "<nowhere>:1"
 
 

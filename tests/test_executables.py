@@ -13,7 +13,7 @@ import genesis_fn
 import genesis_fn.numpy as jnp
 from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.inductor import InductorExecutable
-from genesis_fn.core.executable import Carry, Executable
+from genesis_fn.core.backend.executable import Carry, Executable
 
 pytestmark = pytest.mark.cpu
 MEMBERS = {
@@ -30,7 +30,7 @@ def named(protocol: type) -> set[str]:
 def implementations() -> list[type]:
     found: list[type] = [CpuExecutable, InductorExecutable]
     try:
-        from genesis_fn.backends.cuda.executable import CudaExecutable
+        from genesis_fn.backends.cuda.run.executable import CudaExecutable
     except ImportError:  # Triton is not there
         return found
     return [*found, CudaExecutable]

@@ -92,7 +92,7 @@ def check_jit(executable: type) -> None:
     second = modules_entered(lambda: jitted(*xs), [compiled.run], PASSES)
     assert len(first) <= MOST and len(second) <= MOST, (first, second)
     # The generated call is the whole way: beside it only the settings are looked at.
-    assert second == ["genesis_fn.transforms.jit.function", "genesis_fn.core.config"]
+    assert second == ["genesis_fn.transforms.jit.function", "genesis_fn.core.configuration.config"]
 
 
 @pytest.mark.cpu
@@ -117,4 +117,4 @@ def test_the_count_counts():
     with pytest.raises(AssertionError, match="was called"):
         modules_entered(lambda: None, [compiled.run])
     rest = modules_entered(lambda: jitted(*xs), [type(compiled).__call__], beneath)
-    assert rest == ["genesis_fn.transforms.jit.function", "genesis_fn.core.config"]
+    assert rest == ["genesis_fn.transforms.jit.function", "genesis_fn.core.configuration.config"]

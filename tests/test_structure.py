@@ -15,7 +15,7 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn.core import index as ix, lowering
+from genesis_fn.core.backend import index as ix, lowering
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
 from genesis_fn.primitives import shape
 
@@ -23,9 +23,10 @@ PACKAGE = pathlib.Path(g.__file__).parent
 # Where names of primitives are words for something else as well, and for what.
 WORDS = {
     "numpy/": "public functions", "lax/": "public functions", "random/": "public functions",
-    "core/habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",
-    "kernels/expressions.py": "functions of the device",
-    "kernels/scan.py": "operations of a kernel", "kernels/scatter.py": "operations of a kernel",
+    "core/diagnostics/torch_habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",
+    "kernels/language/expressions.py": "functions of the device",
+    "kernels/rows/scan.py": "operations of a kernel",
+    "kernels/indexing/scatter.py": "operations of a kernel",
     "backends/cpu/lowerings/indexing.py": "kinds of scatter",
     "backends/cuda/lowerings/indexing.py": "operations of a kernel",
     "backends/cuda/lowerings/window.py": "operations of a kernel",
@@ -151,7 +152,7 @@ def read_slots() -> set[str]:
     """The attributes that anything but definitions reads of a primitive or of its lowering."""
     found = set()
     for name, tree in modules():
-        if name in ("core/primitive.py", "core/lowering.py"):
+        if name in ("core/primitive.py", "core/backend/lowering.py"):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -211,3 +212,15 @@ def test_index_maps_are_what_torch_computes(prim, operands, params):
 def test_a_module_is_read_at_a_sitting():
     lengths = {p: len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
     assert [f"{p.relative_to(PACKAGE)}: {n} lines" for p, n in lengths.items() if n > 800] == []
+
+
+# Beside `__init__`, which only exports. The top of the package has the modules of JAX's import
+# paths; lowerings are one module for each family of primitives, named alike for both devices.
+MOST_MODULES = {"": 16, "backends/cpu/lowerings": 15, "backends/cuda/lowerings": 14}
+FOLDERS = sorted({str(p.parent.relative_to(PACKAGE)).strip(".") for p in PACKAGE.rglob("*.py")})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f or "top")
+def test_a_folder_is_a_room_of_a_dozen_modules(folder: str):
+    modules = [p.name for p in (PACKAGE / folder).glob("*.py") if p.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES.get(folder, 12), sorted(modules)

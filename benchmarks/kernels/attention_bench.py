@@ -32,17 +32,17 @@ from torch_launch import TARGET, bound_plan, graph_time, rehearse, replay_time, 
 import genesis_fn as gf
 from benchmarks.results_file import surroundings
 from genesis_fn import nn
-from genesis_fn.kernels.attention import forward_configs, general_plan
-from genesis_fn.kernels.attention_backward import backward_configs, general_backward_plan
-from genesis_fn.kernels.attention_decode import decode_plan
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.attention_specialized import serves_specialized, specialized_plan
-from genesis_fn.kernels.attention_specialized_backward import (
+from genesis_fn.kernels.attention.backward import backward_configs, general_backward_plan
+from genesis_fn.kernels.attention.decode import decode_plan
+from genesis_fn.kernels.attention.forward import forward_configs, general_plan
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.attention.specialized import serves_specialized, specialized_plan
+from genesis_fn.kernels.attention.specialized_dq import (
     serves_specialized_backward,
     specialized_backward_plan,
 )
-from genesis_fn.kernels.launch import Plan
+from genesis_fn.kernels.plan import Plan
 from tests.kernels.attention_reference import (
     TORCH,
     attention_reference,

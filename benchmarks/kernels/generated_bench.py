@@ -27,13 +27,13 @@ from torch_launch import TARGET
 import genesis_fn as gf
 from genesis_fn import random
 from genesis_fn.backends.cuda.codegen import generate
-from genesis_fn.backends.cuda.steps import keeps_fused
-from genesis_fn.compiler.fuse import Group, fuse
+from genesis_fn.backends.cuda.lower.steps import keeps_fused
+from genesis_fn.compiler.fusion.fuse import Group, fuse
+from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.kernels.launch import Buf, Launch, Plan
+from genesis_fn.kernels.plan import Buf, Launch, Plan
 from genesis_fn.models import qwen
 
 _ROTATED = 160 << 20  # bytes that the buffers of one kernel's calls exceed together

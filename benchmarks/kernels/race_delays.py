@@ -38,11 +38,11 @@ import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
 from benchmarks.results_file import surroundings
-from genesis_fn.backends.cuda.compile import compiled_by_triton, request
+from genesis_fn.backends.cuda.binaries.compile import compiled_by_triton, request
 from genesis_fn.compiler.target import H200
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.launch import Launch, Plan
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.plan import Launch, Plan
 
 LAUNCHES = 10_000
 MUTANT_LAUNCHES = 300
@@ -252,7 +252,7 @@ class Device:
     """One GPU: the cases' arrays, and kernels launched from given binaries."""
 
     def __init__(self) -> None:
-        from genesis_fn.backends.cuda.driver_cuda import CudaDriver
+        from genesis_fn.backends.cuda.driver.cuda import CudaDriver
 
         torch.cuda.init()
         self.driver = CudaDriver(0)
@@ -294,8 +294,8 @@ class Device:
         """Launches a variant; how many launches, and what was seen: differences, late waits."""
         from cuda.bindings import driver as cu
 
-        from genesis_fn.backends.cuda.compile import compile_launches
-        from genesis_fn.backends.cuda.driver_cuda import PreparedLaunch, _Module
+        from genesis_fn.backends.cuda.binaries.compile import compile_launches
+        from genesis_fn.backends.cuda.driver.cuda import PreparedLaunch, _Module
 
         launch = launch_of(job["case"], job["kernel"])
         (shipped,) = compile_launches([launch], self.driver.info.target)

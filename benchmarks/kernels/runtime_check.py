@@ -30,11 +30,14 @@ if "GENESIS_CACHE_DIR" not in os.environ:
 
 import numpy as np
 
-from genesis_fn.backends.cuda import compile as compiler, exchange
-from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.backends.cuda.drivers import device_count, open_driver
-from genesis_fn.backends.cuda.errors import ForkedProcessError, OutOfMemory
-from genesis_fn.backends.cuda.graph import (
+from genesis_fn.backends.cuda.binaries import compile as compiler
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.backends.cuda.driver.drivers import device_count, open_driver
+from genesis_fn.backends.cuda.driver.errors import ForkedProcessError, OutOfMemory
+from genesis_fn.backends.cuda.memory import dlpack
+from genesis_fn.backends.cuda.memory.pool import Pool
+from genesis_fn.backends.cuda.memory.report import memory_snapshot, memory_stats, memory_summary
+from genesis_fn.backends.cuda.run.graph import (
     Child,
     Copy,
     Executable,
@@ -44,10 +47,8 @@ from genesis_fn.backends.cuda.graph import (
     While,
     captured,
 )
-from genesis_fn.backends.cuda.memory import Pool
-from genesis_fn.backends.cuda.memory_report import memory_snapshot, memory_stats, memory_summary
-from genesis_fn.backends.cuda.runtime import Runtime, runtime
-from genesis_fn.kernels.launch import Buf, Clear, Descriptor, Launch, Scalar
+from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
+from genesis_fn.kernels.plan import Buf, Clear, Descriptor, Launch, Scalar
 
 MIB = 1 << 20
 HEADER = "import triton\nimport triton.language as tl\n\n@triton.jit\n"
@@ -225,19 +226,19 @@ class Exported:
     """A minimal array over a block, as the library's own would export itself."""
 
     def __init__(self, block: Any, shape: tuple[int, ...], dtype: str) -> None:
-        self.facts = (block, shape, exchange.dense_strides(shape), dtype)
+        self.facts = (block, shape, dlpack.dense_strides(shape), dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return exchange.dlpack_device(self.facts[0])
+        return dlpack.dlpack_device(self.facts[0])
 
     def __dlpack__(self, *, stream: Any = None, max_version: Any = None, **_: Any) -> Any:
-        return exchange.to_dlpack(
+        return dlpack.to_dlpack(
             *self.facts, stream=stream, max_version=max_version, read_only=False
         )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return exchange.to_cuda_array_interface(*self.facts, read_only=False)
+        return dlpack.to_cuda_array_interface(*self.facts, read_only=False)
 
 
 class Program:
@@ -294,7 +295,7 @@ def launch_host_descriptors() -> dict[str, Any]:
     for m, n, k in ((1024, 768, 512), (128, 128, 64), (256, 128, 4096)):
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         b = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-        left, right = (exchange.from_dlpack(t, here().driver).buffer for t in (a, b))
+        left, right = (dlpack.from_dlpack(t, here().driver).buffer for t in (a, b))
         out = here().alloc(2 * m * n)
         prepared = run(matmul(m, n, k), left, right, out)
         result = as_torch(out, (m, n), "bfloat16").float()
@@ -703,15 +704,15 @@ def dlpack_torch() -> None:
             values = torch.zeros(1 << 20, device="cuda")
             torch.cuda._sleep(50_000_000)
             values += 7
-            imported = exchange.from_dlpack(values, here().driver)
+            imported = dlpack.from_dlpack(values, here().driver)
             require(imported.buffer.address == values.data_ptr(), "a copy was made")
             out = here().alloc(4 << 20)
             driver = here().driver
             driver.copy(out.address, imported.buffer.address, 4 << 20, driver.compute)
             require((fetch(out, np.float32, 1 << 20) == 7).all(), "we read too early")
             del imported, values
-            exchange.settle()
-    require(not exchange._exported, "an export was never let go")
+            dlpack.settle()
+    require(not dlpack._exported, "an export was never let go")
 
 
 @check
@@ -722,7 +723,7 @@ def array_interface_torch() -> None:
     view = torch.as_tensor(Exported(block, (3, 4), "float32"), device="cuda")
     require(view.data_ptr() == block.address and float(view[2, 3]) == 11, "torch's view")
     values = torch.arange(6, device="cuda", dtype=torch.float32).reshape(2, 3).t()
-    imported = exchange.from_cuda_array_interface(values, here().driver)
+    imported = dlpack.from_cuda_array_interface(values, here().driver)
     require(imported.shape == (3, 2) and imported.strides == (1, 3), "strides")
     require(imported.buffer.address == values.data_ptr(), "a copy was made")
 
@@ -743,8 +744,8 @@ def dlpack_and_interface_cupy() -> dict[str, Any] | None:
     require(view.data.ptr == block.address and int(view[0]) == wanted, "interface out")
     values = cupy.arange(1000, dtype=cupy.float32) * 2
     for imported in (
-        exchange.from_dlpack(values, here().driver),
-        exchange.from_cuda_array_interface(values, here().driver),
+        dlpack.from_dlpack(values, here().driver),
+        dlpack.from_cuda_array_interface(values, here().driver),
     ):
         require(imported.buffer.address == values.data.ptr, "a copy was made")
         out = here().alloc(4000)
@@ -764,7 +765,7 @@ def dlpack_jax() -> dict[str, Any] | None:
     if jax.default_backend() != "gpu":
         return {"skipped": f"JAX runs on {jax.default_backend()}"}
     values = jax.numpy.arange(1000, dtype="float32") * 2
-    imported = exchange.from_dlpack(values, here().driver)
+    imported = dlpack.from_dlpack(values, here().driver)
     require((fetch(imported.buffer, np.float32, 1000) == 2 * np.arange(1000)).all(), "values in")
     block = put(np.ones(1, np.int32))
     wanted = slow_increment(block)

@@ -37,16 +37,16 @@ import genesis_fn.numpy as jnp
 from benchmarks.results_file import surroundings
 from genesis_fn import lax, nn
 from genesis_fn.backends.cuda.lowerings import plan_for
-from genesis_fn.backends.cuda.runtime import runtime
-from genesis_fn.compiler.contractions import contracted
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.compiler.fusion.matmul_grouping import contracted
+from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Jaxpr, Var
-from genesis_fn.core.lowering import Elementwise
-from genesis_fn.kernels.launch import Launch, Plan
-from genesis_fn.lax.norms import layer_norm, rms_norm
+from genesis_fn.kernels.plan import Launch, Plan
+from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
 from genesis_fn.primitives.random_bits import random_bits as random_bits_of
-from genesis_fn.transforms.fused import fused_p
+from genesis_fn.transforms.custom.fused import fused_p
 from tests.kernels import run
 
 TOLERANCE = {4: 1e-2, 2: 2e-2, 8: 1e-9}  # by bytes: the distance over the norm of what is wanted

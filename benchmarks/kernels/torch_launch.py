@@ -17,9 +17,9 @@ import torch
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from genesis_fn.backends.cuda.compile import tile_layout
+from genesis_fn.backends.cuda.binaries.compile import tile_layout
 from genesis_fn.compiler.target import H200, Target, rates
-from genesis_fn.kernels.launch import Argument, Buf, Clear, Plan, Scalar
+from genesis_fn.kernels.plan import Argument, Buf, Clear, Plan, Scalar
 
 TORCH_DTYPES = {
     "fp64": torch.float64,

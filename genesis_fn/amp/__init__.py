@@ -14,7 +14,7 @@ from genesis_fn.amp.loss_scale import (
     select_tree,
 )
 from genesis_fn.amp.policy import Policy, cast_to_full, cast_to_half, get_policy, half_dtype
-from genesis_fn.transforms.autocast import amp as autocast
+from genesis_fn.transforms.precision.autocast import amp as autocast
 
 
 class _Callable(types.ModuleType):

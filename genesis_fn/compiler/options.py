@@ -48,6 +48,3 @@ def without(*names: str) -> Iterator[None]:
         yield
     finally:
         _off = before
-
-
-__all__ = ["PASSES", "enabled", "without"]

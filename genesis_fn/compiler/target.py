@@ -119,6 +119,3 @@ def rates(name: str, architecture: int) -> tuple[float, float]:
     below = [a for a in OF_ARCHITECTURE if a <= architecture]
     target = OF_ARCHITECTURE[max(below, default=min(OF_ARCHITECTURE))]
     return target.bandwidth, target.operations
-
-
-__all__ = ["H200", "OF_ARCHITECTURE", "TARGETS", "Target", "rates"]

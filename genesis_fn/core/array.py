@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genesis_fn.core import device as devices, dtypes, errors, transfer
+from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.aval import Aval, Described, Sig, aval, sig
-from genesis_fn.core.extended import is_key
-from genesis_fn.core.source import where
+from genesis_fn.core.configuration import transfer_guard
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.types.extended import is_key
 
 
 class Operators(Described):
@@ -30,7 +31,7 @@ class Operators(Described):
         """The bytes that the values take: `nbytes`."""
         return self.aval.nbytes
 
-    if TYPE_CHECKING:  # what `numpy/methods.py` installs, for type checkers
+    if TYPE_CHECKING:  # what `numpy/arrays/methods.py` installs, for type checkers
 
         def _unary(self) -> Any: ...
         def _binary(self, other: Any, /) -> Any: ...
@@ -152,7 +153,7 @@ def from_numpy(value: np.ndarray, place: devices.Device | None = None, weak: boo
     place = place or devices.default_device()
     kind = aval_of(value)
     if place.kind != "cpu":
-        transfer.check("host_to_device", kind, place)
+        transfer_guard.check("host_to_device", kind, place)
     return Array(place.backend.from_numpy(value, kind, place), sig(kind, place, True, weak))
 
 

@@ -10,7 +10,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.errors import ShapeError
-from genesis_fn.core.extended import WORDS, is_key
+from genesis_fn.core.types.extended import WORDS, is_key
 
 
 class Aval:

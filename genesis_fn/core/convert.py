@@ -10,9 +10,9 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, offers_array
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer
-from genesis_fn.core.source import where
 
 
 def is_value(x: Any) -> bool:

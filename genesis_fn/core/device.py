@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from genesis_fn.core import config
+from genesis_fn.core.configuration import config
 from genesis_fn.core.errors import BackendError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from genesis_fn.core.array import Array
     from genesis_fn.core.aval import Aval
-    from genesis_fn.core.executable import Executable
+    from genesis_fn.core.backend.executable import Executable
     from genesis_fn.core.jaxpr import Jaxpr
     from genesis_fn.core.primitive import Primitive
 

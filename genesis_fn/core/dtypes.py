@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 
 from genesis_fn.core.errors import DTypeError
-from genesis_fn.core.extended import (
+from genesis_fn.core.types.extended import (
     KEY_TYPES,
     extended as extended,
     is_key as is_key,
     prng_key as prng_key,
 )
-from genesis_fn.core.scalar_types import (
+from genesis_fn.core.types.scalar_types import (
     bfloat16,
     bool_,
     complex64,

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.diagnostics.source_info import Where
 from genesis_fn.core.primitive import Primitive, ctx
-from genesis_fn.core.source import Where
 
 
 class Var:
@@ -250,7 +250,7 @@ def _format(jaxpr: Jaxpr, name: _Names, indent: str) -> Iterator[str]:
     yield f"{indent}  return {' '.join(map(name, jaxpr.outs))} }}"
 
 
-# ---- staging is a trace over these (transforms/stage.py); this is what it raises for bad outputs -
+# ---- staging is a trace over these (transforms/staging/stage.py); what it raises for bad outputs
 
 
 def output_error(value: Any, name: str) -> Exception:
@@ -259,9 +259,3 @@ def output_error(value: Any, name: str) -> Exception:
         f"{name or 'the function'} returned {value!r} of type {type(value).__name__}; traced "
         "functions return pytrees of arrays and numbers"
     )
-
-
-__all__ = [
-    "ITSELF", "Atom", "Eqn", "Jaxpr", "Var", "check", "dead_code", "e_jaxprs", "jaxprs_in",
-    "memoized", "output_error",
-]  # fmt: skip

@@ -10,11 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.core import config, device as devices, dtypes, errors
+from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import Array, Deleted, Operators
 from genesis_fn.core.aval import Aval, sig
-from genesis_fn.core.lowering import Lowering
-from genesis_fn.core.source import line_of, where
+from genesis_fn.core.backend.lowering import Lowering
+from genesis_fn.core.configuration import config
+from genesis_fn.core.diagnostics.source_info import line_of, where
 
 
 class Context(threading.local):
@@ -91,8 +92,8 @@ class Primitive:
       `Linear` markers. A `multi` primitive gets a list of cotangents, None for zero.
     * `batch(size, values, dims, **params)` -> (out, out dim); lists if `multi`.
     * `precision`: "low", "high" or "follow", for `amp`.
-    * `lowering`: what a compiler may do with it (see `core/lowering.py`); None for an operation
-      that is a step of its own.
+    * `lowering`: what a compiler may do with it (see `core/backend/lowering.py`); None for an
+      operation that is a step of its own.
     * `updates`: the operand that the result is with a part of it changed: it may be done in its
       memory.
     * `visits(*avals, **params)` -> (aval, [(axis, size), ...]): the components of an index, in
@@ -118,7 +119,7 @@ class Primitive:
     PRIMITIVES lists it but for operations of a compiler's own programs (`listed=False`).
 
     A primitive that runs Python functions given as parameters has `inline(*operands, **params)`,
-    which does so under the current trace, and `stage` (see `transforms/custom_call.py`).
+    which does so under the current trace, and `stage` (see `transforms/custom/custom_call.py`).
     """
 
     __slots__ = (

@@ -628,18 +628,3 @@ def meaning(fun: Any) -> Meaning | None:
     except (Unknowable, NotStatic, RecursionError, TypeError):
         return None
     return Meaning(key, reader.lent, reader.keeps)
-
-
-__all__ = [
-    "Aux",
-    "Frozen",
-    "Meaning",
-    "NotStatic",
-    "Reader",
-    "Same",
-    "aux_key",
-    "frozen",
-    "is_array",
-    "is_user_object",
-    "meaning",
-]

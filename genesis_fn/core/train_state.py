@@ -206,5 +206,3 @@ def _unflatten(layout: Layout, leaves: Iterable[Any]) -> TrainState:
 
 
 tree.register_node(TrainState, _flatten, _unflatten, lambda state: state._layout.keys())
-
-__all__ = ["Layout", "Memory", "TrainState", "give_up", "held", "holding"]

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import optree
 
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import TreeError
-from genesis_fn.core.source import where
 from genesis_fn.core.static import Aux
 
 NAMESPACE = "genesis_fn"

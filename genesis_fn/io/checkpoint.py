@@ -22,8 +22,8 @@ import numpy as np
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.errors import FileError
-from genesis_fn.core.extended import is_key
 from genesis_fn.core.files import brief, open_plain, read_json
+from genesis_fn.core.types.extended import is_key
 from genesis_fn.io.lock import locked
 from genesis_fn.io.safetensors import (
     atomic_write,
@@ -34,7 +34,7 @@ from genesis_fn.io.safetensors import (
     sync_folder,
 )
 from genesis_fn.random import Key, key_data, wrap_key_data
-from genesis_fn.transforms.abstract import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 
 _STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
 _LEFT = re.compile(r"\.(saving|replaced|removed)-")

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
 WIDTHS = (8, 16, 32, 64)
 

@@ -186,19 +186,19 @@ from genesis_fn.lax.structural import (
     transpose as transpose,
     unstack as unstack,
 )
-from genesis_fn.primitives.contract import Precision as Precision
 from genesis_fn.primitives.conv import (
     ConvDimensionNumbers as ConvDimensionNumbers,
     conv_dimension_numbers as conv_dimension_numbers,
     padtype_to_pads as padtype_to_pads,
 )
+from genesis_fn.primitives.dot_general import Precision as Precision
 from genesis_fn.primitives.fft import FftType as FftType
-from genesis_fn.primitives.windows import (
+from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers as GatherDimensionNumbers,
     GatherScatterMode as GatherScatterMode,
     ScatterDimensionNumbers as ScatterDimensionNumbers,
 )
-from genesis_fn.transforms.collectives import (
+from genesis_fn.transforms.batching.collectives import (
     all_gather as all_gather,
     all_to_all as all_to_all,
     axis_index as axis_index,
@@ -212,11 +212,11 @@ from genesis_fn.transforms.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
-from genesis_fn.transforms.cond import cond as cond, switch as switch
-from genesis_fn.transforms.loops import (
+from genesis_fn.transforms.control_flow.cond import cond as cond, switch as switch
+from genesis_fn.transforms.control_flow.loops import (
     associative_scan as associative_scan,
     fori_loop as fori_loop,
     map as map,
     while_loop as while_loop,
 )
-from genesis_fn.transforms.scan import scan as scan
+from genesis_fn.transforms.control_flow.scan import scan as scan

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
-from genesis_fn.core.source import where
 from genesis_fn.lax.operands import array, arrays
 from genesis_fn.primitives.elementwise import bitcast_convert_type
 from genesis_fn.primitives.random_bits import fold_in, random_bits, split
 from genesis_fn.primitives.shape import concatenate, index_in_dim, reshape, slice_in_dim
-from genesis_fn.transforms.abstract import Abstract
-from genesis_fn.transforms.callback import io_callback
+from genesis_fn.transforms.custom.callback import io_callback
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 
 
 def rng_bit_generator(

@@ -13,7 +13,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, arrays, on_operands
 from genesis_fn.lax.special import zeta
-from genesis_fn.numpy.creation import full as full_array, full_like as jnp_full_like
+from genesis_fn.numpy.arrays.creation import full as full_array, full_like as jnp_full_like
 from genesis_fn.numpy.promotion import broadcast, strong
 from genesis_fn.primitives import elementwise as p
 

@@ -9,11 +9,11 @@ from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import zeros
-from genesis_fn.transforms.abstract import Abstract
-from genesis_fn.transforms.custom import custom_jvp, custom_vjp
-from genesis_fn.transforms.grad import jvp, linear_transpose, linearize, vjp
-from genesis_fn.transforms.tracing import closure_convert
+from genesis_fn.primitives.factories import zeros
+from genesis_fn.transforms.autodiff.grad import jvp, linear_transpose, linearize, vjp
+from genesis_fn.transforms.custom.derivatives import custom_jvp, custom_vjp
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.tracing import closure_convert
 
 
 def _negative(x: Any) -> Any:

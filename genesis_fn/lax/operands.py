@@ -11,8 +11,8 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
-from genesis_fn.core.source import where
 from genesis_fn.numpy.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
 

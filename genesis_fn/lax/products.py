@@ -10,9 +10,9 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.contract import dot_general
 from genesis_fn.primitives.conv import conv_dimension_numbers, conv_general_dilated_patches
-from genesis_fn.primitives.cumulative import cumsum
+from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
 
 

@@ -10,12 +10,12 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import beside, ctx, typeof
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.contract import dot_general
 from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_to_pads
-from genesis_fn.primitives.cumulative import cumsum
+from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.tracing import named_call
+from genesis_fn.transforms.staging.tracing import named_call
 
 
 def composite(decomposition: Callable, name: str, version: int = 0) -> Callable:
@@ -34,7 +34,7 @@ def composite(decomposition: Callable, name: str, version: int = 0) -> Callable:
 
 def dce_sink(val: Any, *, prevent_mlir_dce: bool = False) -> None:
     """Keep the computation of `val` in the traced program although nobody uses it."""
-    from genesis_fn.transforms.callback import debug_callback
+    from genesis_fn.transforms.custom.callback import debug_callback
 
     if ctx.trace is not None:
         debug_callback(_ignore, val)
@@ -152,8 +152,8 @@ def conv_transpose_shape_tuple(
 ) -> tuple[int, ...]:  # fmt: skip
     """The shape of a transposed convolution's result."""
     from genesis_fn.lax.structural import conv_transpose
-    from genesis_fn.transforms.abstract import Abstract
-    from genesis_fn.transforms.tracing import eval_shape
+    from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+    from genesis_fn.transforms.staging.tracing import eval_shape
 
     out = eval_shape(
         lambda x, w: conv_transpose(

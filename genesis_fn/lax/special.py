@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
-from genesis_fn.core.source import where
 from genesis_fn.lax.operands import arrays, named
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import full
-from genesis_fn.primitives.reduce import reduce_or
+from genesis_fn.primitives.factories import full
+from genesis_fn.primitives.reductions.reduce import reduce_or
 from genesis_fn.primitives.shape import broadcast_in_dim
-from genesis_fn.transforms.custom import custom_jvp
-from genesis_fn.transforms.fused import fused
-from genesis_fn.transforms.grad import jvp
-from genesis_fn.transforms.loops import while_loop
+from genesis_fn.transforms.autodiff.grad import jvp
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.custom.fused import fused
 
 _STEPS = 20000  # where neither a series nor a fraction has converged it will not
 

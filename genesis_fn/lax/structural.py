@@ -12,23 +12,23 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, on_arrays
+from genesis_fn.numpy.manipulation.shape import stack as stack_arrays, unstack as unstack_array
 from genesis_fn.numpy.promotion import broadcast_shapes as broadcast_shapes, scalar_as
-from genesis_fn.numpy.shape import stack as stack_arrays, unstack as unstack_array
 from genesis_fn.primitives import (
-    contract,
     conv,
-    cumulative,
+    dot_general as contract,
     fft as transforms,
-    fold,
-    gather,
-    indexing,
-    reduce,
-    scatter,
     shape as shapes,
     sort as sorts,
-    window as windows,
 )
 from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.indexing import gather, indexing, scatter
+from genesis_fn.primitives.reductions import (
+    cumulative,
+    reduce,
+    reduce_generic,
+    reduce_window as windows,
+)
 
 # ---- shape ----
 
@@ -149,7 +149,7 @@ def scatter_apply(
         dimension_numbers, indices_are_sorted=indices_are_sorted, unique_indices=unique_indices,
         mode=mode,
     )  # fmt: skip
-    from genesis_fn.numpy.mathematics import where
+    from genesis_fn.numpy.mathematics.composed import where
 
     return where(counts > 0, func(operand), operand)
 
@@ -198,7 +198,7 @@ def reduce_sum(operand: Any, axes: Any) -> Any:
 
 reduce_max = on_arrays(reduce.reduce_max)
 reduce_min = on_arrays(reduce.reduce_min)
-reduce_prod = on_arrays(fold.reduce_prod)
+reduce_prod = on_arrays(reduce_generic.reduce_prod)
 reduce_and = on_arrays(reduce.reduce_and)
 reduce_or = on_arrays(reduce.reduce_or)
 reduce_xor = on_arrays(reduce.reduce_xor)
@@ -233,13 +233,13 @@ def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Seque
         raise errors.ShapeError(f"reduce: {len(xs)} operands but {len(inits)} initial values")
     starts = [_initial(i, x) for i, x in zip(inits, xs, strict=True)]
     if len(xs) == 1 and not isinstance(operands, (tuple, list, dict)):
-        return fold.reduce(xs[0], starts[0], computation, dimensions)
+        return reduce_generic.reduce(xs[0], starts[0], computation, dimensions)
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
         both = [tree.unflatten(treedef, list(v)) for v in (a, b)]
         return tuple(tree.leaves(computation(*both)))
 
-    found = fold.reduce(tuple(xs), tuple(starts), combine, dimensions)
+    found = reduce_generic.reduce(tuple(xs), tuple(starts), combine, dimensions)
     return tree.unflatten(treedef, list(found))
 
 

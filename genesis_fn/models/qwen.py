@@ -16,17 +16,17 @@ from typing import Any
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn.core import errors
-from genesis_fn.lax.attention import dot_product_attention
-from genesis_fn.lax.cross_entropy import linear_cross_entropy
-from genesis_fn.lax.norms import rms_norm
+from genesis_fn.lax.fused.attention import dot_product_attention
+from genesis_fn.lax.fused.cross_entropy import linear_cross_entropy
+from genesis_fn.lax.fused.norms import rms_norm
 from genesis_fn.models.qwen_config import QwenConfig as QwenConfig
 from genesis_fn.nn.functions import gelu, relu, silu
 from genesis_fn.nn.layers import Module, linear
-from genesis_fn.primitives.gather import take_rows
+from genesis_fn.primitives.indexing.gather import take_rows
 from genesis_fn.random.keys import as_key
-from genesis_fn.transforms.assertions import assert_
-from genesis_fn.transforms.checkpoint import checkpoint
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.debugging.assertions import assert_
 
 PRESETS = {
     "qwen3-0.6b": QwenConfig(),
@@ -147,7 +147,7 @@ def _attention(
 
 def _written(buffer: Any, new: Any, lengths: Any) -> Any:
     """`buffer` [B, S, ...] with `new` [B, T, ...] put at each row's own length."""
-    from genesis_fn.primitives.indexing import dynamic_update_slice
+    from genesis_fn.primitives.indexing.indexing import dynamic_update_slice
 
     zeros = (0,) * (buffer.ndim - 2)
     return vmap(lambda b, n, at: dynamic_update_slice(b, n, (at, *zeros)))(

@@ -17,9 +17,9 @@ import genesis_fn.random as random
 from genesis_fn.core import dtypes
 from genesis_fn.core.errors import ArgumentError
 from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.norms import layer_norm, rms_norm
+from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.primitives.conv import conv_general_dilated
-from genesis_fn.primitives.gather import take_rows
+from genesis_fn.primitives.indexing.gather import take_rows
 
 
 class Module:

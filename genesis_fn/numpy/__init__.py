@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import numpy as _np
 
-from genesis_fn.core import habits as _habits
 from genesis_fn.core.array import Operators as ndarray  # noqa: F401
+from genesis_fn.core.diagnostics import torch_habits as _habits
 from genesis_fn.core.dtypes import (
     DTypeLike as DTypeLike,
     bfloat16 as bfloat16,
@@ -32,30 +32,9 @@ from genesis_fn.core.dtypes import (
     uint32 as uint32,
     uint64 as uint64,
 )
-from genesis_fn.numpy import (
-    fft as fft,
-    linalg as linalg,
-    methods as _methods,  # installs operators and methods
-)
-from genesis_fn.numpy.contraction import (
-    cross as cross,
-    diag as diag,
-    diagflat as diagflat,
-    diagonal as diagonal,
-    dot as dot,
-    einsum as einsum,
-    inner as inner,
-    kron as kron,
-    matmul as matmul,
-    matvec as matvec,
-    outer as outer,
-    tensordot as tensordot,
-    trace as trace,
-    vdot as vdot,
-    vecdot as vecdot,
-    vecmat as vecmat,
-)
-from genesis_fn.numpy.creation import (
+from genesis_fn.numpy import fft as fft, linalg as linalg
+from genesis_fn.numpy.arrays import methods as _methods
+from genesis_fn.numpy.arrays.creation import (
     array as array,
     asarray as asarray,
     ascontiguousarray as ascontiguousarray,
@@ -73,7 +52,7 @@ from genesis_fn.numpy.creation import (
     zeros as zeros,
     zeros_like as zeros_like,
 )
-from genesis_fn.numpy.grids import (
+from genesis_fn.numpy.arrays.grids import (
     arange as arange,
     c_ as c_,
     eye as eye,
@@ -95,7 +74,7 @@ from genesis_fn.numpy.grids import (
     triu as triu,
     vander as vander,
 )
-from genesis_fn.numpy.inspection import (
+from genesis_fn.numpy.arrays.inspection import (
     __array_namespace_info__ as __array_namespace_info__,
     array_repr as array_repr,
     array_str as array_str,
@@ -109,7 +88,109 @@ from genesis_fn.numpy.inspection import (
     save as save,
     savez as savez,
 )
-from genesis_fn.numpy.mathematics import (
+from genesis_fn.numpy.indices.positions import (
+    diag_indices as diag_indices,
+    diag_indices_from as diag_indices_from,
+    mask_indices as mask_indices,
+    ravel_multi_index as ravel_multi_index,
+    tril_indices as tril_indices,
+    tril_indices_from as tril_indices_from,
+    triu_indices as triu_indices,
+    triu_indices_from as triu_indices_from,
+    unravel_index as unravel_index,
+)
+from genesis_fn.numpy.indices.selection import (
+    choose as choose,
+    compress as compress,
+    extract as extract,
+    fill_diagonal as fill_diagonal,
+    nonzero as nonzero,
+    place as place,
+    put as put,
+    put_along_axis as put_along_axis,
+    take as take,
+    take_along_axis as take_along_axis,
+    where as where,
+)
+from genesis_fn.numpy.manipulation.padding import pad as pad
+from genesis_fn.numpy.manipulation.rearrange import (
+    delete as delete,
+    insert as insert,
+    repeat as repeat,
+    roll as roll,
+    trim_zeros as trim_zeros,
+)
+from genesis_fn.numpy.manipulation.sets import (
+    argwhere as argwhere,
+    bincount as bincount,
+    digitize as digitize,
+    flatnonzero as flatnonzero,
+    histogram as histogram,
+    histogram_bin_edges as histogram_bin_edges,
+    intersect1d as intersect1d,
+    isin as isin,
+    setdiff1d as setdiff1d,
+    setxor1d as setxor1d,
+    union1d as union1d,
+    unique as unique,
+    unique_all as unique_all,
+    unique_counts as unique_counts,
+    unique_inverse as unique_inverse,
+    unique_values as unique_values,
+)
+from genesis_fn.numpy.manipulation.shape import (
+    append as append,
+    array_split as array_split,
+    atleast_1d as atleast_1d,
+    atleast_2d as atleast_2d,
+    atleast_3d as atleast_3d,
+    block as block,
+    broadcast_arrays as broadcast_arrays,
+    broadcast_shapes as broadcast_shapes,
+    broadcast_to as broadcast_to,
+    column_stack as column_stack,
+    concat as concat,
+    concatenate as concatenate,
+    dsplit as dsplit,
+    dstack as dstack,
+    expand_dims as expand_dims,
+    flip as flip,
+    fliplr as fliplr,
+    flipud as flipud,
+    hsplit as hsplit,
+    hstack as hstack,
+    matrix_transpose as matrix_transpose,
+    moveaxis as moveaxis,
+    ndim as ndim,
+    permute_dims as permute_dims,
+    ravel as ravel,
+    reshape as reshape,
+    resize as resize,
+    rollaxis as rollaxis,
+    rot90 as rot90,
+    row_stack as row_stack,
+    shape as shape,
+    size as size,
+    split as split,
+    squeeze as squeeze,
+    stack as stack,
+    swapaxes as swapaxes,
+    tile as tile,
+    transpose as transpose,
+    unstack as unstack,
+    vsplit as vsplit,
+    vstack as vstack,
+)
+from genesis_fn.numpy.manipulation.sorting import (
+    argpartition as argpartition,
+    argsort as argsort,
+    lexsort as lexsort,
+    partition as partition,
+    searchsorted as searchsorted,
+    sort as sort,
+    sort_complex as sort_complex,
+)
+from genesis_fn.numpy.mathematics.composed import (
     allclose as allclose,
     angle as angle,
     around as around,
@@ -158,7 +239,25 @@ from genesis_fn.numpy.mathematics import (
     sinc as sinc,
     spacing as spacing,
 )
-from genesis_fn.numpy.nan import (
+from genesis_fn.numpy.mathematics.contraction import (
+    cross as cross,
+    diag as diag,
+    diagflat as diagflat,
+    diagonal as diagonal,
+    dot as dot,
+    einsum as einsum,
+    inner as inner,
+    kron as kron,
+    matmul as matmul,
+    matvec as matvec,
+    outer as outer,
+    tensordot as tensordot,
+    trace as trace,
+    vdot as vdot,
+    vecdot as vecdot,
+    vecmat as vecmat,
+)
+from genesis_fn.numpy.mathematics.nan import (
     nanargmax as nanargmax,
     nanargmin as nanargmin,
     nancumprod as nancumprod,
@@ -171,27 +270,7 @@ from genesis_fn.numpy.nan import (
     nansum as nansum,
     nanvar as nanvar,
 )
-from genesis_fn.numpy.padding import pad as pad
-from genesis_fn.numpy.positions import (
-    diag_indices as diag_indices,
-    diag_indices_from as diag_indices_from,
-    mask_indices as mask_indices,
-    ravel_multi_index as ravel_multi_index,
-    tril_indices as tril_indices,
-    tril_indices_from as tril_indices_from,
-    triu_indices as triu_indices,
-    triu_indices_from as triu_indices_from,
-    unravel_index as unravel_index,
-)
-from genesis_fn.numpy.promotion import result_type as result_type
-from genesis_fn.numpy.rearrange import (
-    delete as delete,
-    insert as insert,
-    repeat as repeat,
-    roll as roll,
-    trim_zeros as trim_zeros,
-)
-from genesis_fn.numpy.reductions import (
+from genesis_fn.numpy.mathematics.reductions import (
     all as all,
     amax as amax,
     amin as amin,
@@ -213,90 +292,7 @@ from genesis_fn.numpy.reductions import (
     sum as sum,
     var as var,
 )
-from genesis_fn.numpy.selection import (
-    choose as choose,
-    compress as compress,
-    extract as extract,
-    fill_diagonal as fill_diagonal,
-    nonzero as nonzero,
-    place as place,
-    put as put,
-    put_along_axis as put_along_axis,
-    take as take,
-    take_along_axis as take_along_axis,
-    where as where,
-)
-from genesis_fn.numpy.sets import (
-    argwhere as argwhere,
-    bincount as bincount,
-    digitize as digitize,
-    flatnonzero as flatnonzero,
-    histogram as histogram,
-    histogram_bin_edges as histogram_bin_edges,
-    intersect1d as intersect1d,
-    isin as isin,
-    setdiff1d as setdiff1d,
-    setxor1d as setxor1d,
-    union1d as union1d,
-    unique as unique,
-    unique_all as unique_all,
-    unique_counts as unique_counts,
-    unique_inverse as unique_inverse,
-    unique_values as unique_values,
-)
-from genesis_fn.numpy.shape import (
-    append as append,
-    array_split as array_split,
-    atleast_1d as atleast_1d,
-    atleast_2d as atleast_2d,
-    atleast_3d as atleast_3d,
-    block as block,
-    broadcast_arrays as broadcast_arrays,
-    broadcast_shapes as broadcast_shapes,
-    broadcast_to as broadcast_to,
-    column_stack as column_stack,
-    concat as concat,
-    concatenate as concatenate,
-    dsplit as dsplit,
-    dstack as dstack,
-    expand_dims as expand_dims,
-    flip as flip,
-    fliplr as fliplr,
-    flipud as flipud,
-    hsplit as hsplit,
-    hstack as hstack,
-    matrix_transpose as matrix_transpose,
-    moveaxis as moveaxis,
-    ndim as ndim,
-    permute_dims as permute_dims,
-    ravel as ravel,
-    reshape as reshape,
-    resize as resize,
-    rollaxis as rollaxis,
-    rot90 as rot90,
-    row_stack as row_stack,
-    shape as shape,
-    size as size,
-    split as split,
-    squeeze as squeeze,
-    stack as stack,
-    swapaxes as swapaxes,
-    tile as tile,
-    transpose as transpose,
-    unstack as unstack,
-    vsplit as vsplit,
-    vstack as vstack,
-)
-from genesis_fn.numpy.sorting import (
-    argpartition as argpartition,
-    argsort as argsort,
-    lexsort as lexsort,
-    partition as partition,
-    searchsorted as searchsorted,
-    sort as sort,
-    sort_complex as sort_complex,
-)
-from genesis_fn.numpy.statistics import (
+from genesis_fn.numpy.mathematics.statistics import (
     apply_along_axis as apply_along_axis,
     apply_over_axes as apply_over_axes,
     convolve as convolve,
@@ -317,7 +313,7 @@ from genesis_fn.numpy.statistics import (
     trapezoid as trapezoid,
     unwrap as unwrap,
 )
-from genesis_fn.numpy.ufuncs import (
+from genesis_fn.numpy.mathematics.ufuncs import (
     abs as abs,
     absolute as absolute,
     acos as acos,
@@ -392,6 +388,7 @@ from genesis_fn.numpy.ufuncs import (
     true_divide as true_divide,
     trunc as trunc,
 )
+from genesis_fn.numpy.promotion import result_type as result_type
 from genesis_fn.numpy.vectorization import (
     frompyfunc as frompyfunc,
     ufunc as ufunc,

@@ -10,20 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.numpy import contraction as c, reductions as r
-from genesis_fn.numpy.contraction import einsum, matmul, tensordot, vecdot
-from genesis_fn.numpy.creation import asarray
-from genesis_fn.numpy.grids import eye
-from genesis_fn.numpy.mathematics import power, where
-from genesis_fn.numpy.promotion import (
-    broadcast,
-    broadcast_shapes,
-    promote_arrays,
-    scalar_as,
-    strong,
-)
-from genesis_fn.numpy.shape import matrix_transpose, moveaxis, ravel, swapaxes
-from genesis_fn.numpy.ufuncs import (
+from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.numpy.arrays.grids import eye
+from genesis_fn.numpy.manipulation.shape import matrix_transpose, moveaxis, ravel, swapaxes
+from genesis_fn.numpy.mathematics import contraction as c, reductions as r
+from genesis_fn.numpy.mathematics.composed import power, where
+from genesis_fn.numpy.mathematics.contraction import einsum, matmul, tensordot, vecdot
+from genesis_fn.numpy.mathematics.ufuncs import (
     absolute,
     add,
     conj,
@@ -36,10 +29,17 @@ from genesis_fn.numpy.ufuncs import (
     sqrt,
     subtract,
 )
+from genesis_fn.numpy.promotion import (
+    broadcast,
+    broadcast_shapes,
+    promote_arrays,
+    scalar_as,
+    strong,
+)
 from genesis_fn.primitives import elementwise as p, linalg
-from genesis_fn.primitives.define import full
+from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
-from genesis_fn.transforms.custom import custom_jvp
+from genesis_fn.transforms.custom.derivatives import custom_jvp
 
 __all__ = [
     "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv",

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import config, dtypes, errors
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, fitted, is_value
+from genesis_fn.core.diagnostics.source_info import warn, where as user_line
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
-from genesis_fn.core.source import warn, where as user_line
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
 

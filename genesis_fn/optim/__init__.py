@@ -2,73 +2,8 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from genesis_fn.core import habits as _habits
+from genesis_fn.core.diagnostics import torch_habits as _habits
 from genesis_fn.optim import losses as losses, schedules as schedules, tree as tree
-from genesis_fn.optim.adaptive import (
-    ScaleByAdaDeltaState as ScaleByAdaDeltaState,
-    ScaleByAdamState as ScaleByAdamState,
-    ScaleByAdanState as ScaleByAdanState,
-    ScaleByAmsgradState as ScaleByAmsgradState,
-    ScaleByBeliefState as ScaleByBeliefState,
-    ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
-    ScaleByLionState as ScaleByLionState,
-    ScaleByNovogradState as ScaleByNovogradState,
-    ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
-    ScaleByRmsState as ScaleByRmsState,
-    ScaleByRmsWithCountState as ScaleByRmsWithCountState,
-    ScaleByRpropState as ScaleByRpropState,
-    ScaleByRssState as ScaleByRssState,
-    ScaleByRStdDevState as ScaleByRStdDevState,
-    ScaleByRStdDevWithCountState as ScaleByRStdDevWithCountState,
-    scale_by_adadelta as scale_by_adadelta,
-    scale_by_adam as scale_by_adam,
-    scale_by_adamax as scale_by_adamax,
-    scale_by_adan as scale_by_adan,
-    scale_by_amsgrad as scale_by_amsgrad,
-    scale_by_belief as scale_by_belief,
-    scale_by_distance_over_gradients as scale_by_distance_over_gradients,
-    scale_by_lion as scale_by_lion,
-    scale_by_novograd as scale_by_novograd,
-    scale_by_optimistic_gradient as scale_by_optimistic_gradient,
-    scale_by_radam as scale_by_radam,
-    scale_by_rms as scale_by_rms,
-    scale_by_rprop as scale_by_rprop,
-    scale_by_rss as scale_by_rss,
-    scale_by_stddev as scale_by_stddev,
-    scale_by_yogi as scale_by_yogi,
-)
-from genesis_fn.optim.alias import (
-    adabelief as adabelief,
-    adadelta as adadelta,
-    adafactor as adafactor,
-    adagrad as adagrad,
-    adam as adam,
-    adamax as adamax,
-    adamaxw as adamaxw,
-    adamw as adamw,
-    adan as adan,
-    amsgrad as amsgrad,
-    fromage as fromage,
-    lamb as lamb,
-    lars as lars,
-    lion as lion,
-    nadam as nadam,
-    nadamw as nadamw,
-    noisy_sgd as noisy_sgd,
-    novograd as novograd,
-    optimistic_adam as optimistic_adam,
-    optimistic_adam_v2 as optimistic_adam_v2,
-    optimistic_gradient_descent as optimistic_gradient_descent,
-    polyak_sgd as polyak_sgd,
-    radam as radam,
-    rmsprop as rmsprop,
-    rprop as rprop,
-    sgd as sgd,
-    sign_sgd as sign_sgd,
-    signum as signum,
-    sm3 as sm3,
-    yogi as yogi,
-)
 from genesis_fn.optim.base import (
     EmptyState as EmptyState,
     GradientTransformation as GradientTransformation,
@@ -90,25 +25,6 @@ from genesis_fn.optim.base import (
     stateless as stateless,
     stateless_with_tree_map as stateless_with_tree_map,
     with_extra_args_support as with_extra_args_support,
-)
-from genesis_fn.optim.clipping import (
-    ClipByGlobalNormState as ClipByGlobalNormState,
-    adaptive_grad_clip as adaptive_grad_clip,
-    clip as clip,
-    clip_by_block_rms as clip_by_block_rms,
-    clip_by_global_norm as clip_by_global_norm,
-    per_example_global_norm_clip as per_example_global_norm_clip,
-    per_example_layer_norm_clip as per_example_layer_norm_clip,
-    unitwise_clip as unitwise_clip,
-    unitwise_norm as unitwise_norm,
-)
-from genesis_fn.optim.combine import chain as chain, named_chain as named_chain
-from genesis_fn.optim.describe import describe as describe
-from genesis_fn.optim.factored import (
-    FactoredState as FactoredState,
-    ScaleBySM3State as ScaleBySM3State,
-    scale_by_factored_rms as scale_by_factored_rms,
-    scale_by_sm3 as scale_by_sm3,
 )
 from genesis_fn.optim.losses import (
     convex_kl_divergence as convex_kl_divergence,
@@ -141,26 +57,6 @@ from genesis_fn.optim.losses import (
     squared_error as squared_error,
     triplet_margin_loss as triplet_margin_loss,
 )
-from genesis_fn.optim.masking import (
-    MaskedNode as MaskedNode,
-    MaskedState as MaskedState,
-    MultiTransformState as MultiTransformState,
-    PartitionState as PartitionState,
-    freeze as freeze,
-    masked as masked,
-    multi_transform as multi_transform,
-    partition as partition,
-    selective_transform as selective_transform,
-)
-from genesis_fn.optim.muon import (
-    MuonDimensionNumbers as MuonDimensionNumbers,
-    MuonState as MuonState,
-    muon as muon,
-    orthogonalize_via_newton_schulz as orthogonalize_via_newton_schulz,
-    scale_by_muon as scale_by_muon,
-    scale_by_shape as scale_by_shape,
-)
-from genesis_fn.optim.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
 from genesis_fn.optim.numerics import (
     abs_sq as abs_sq,
     safe_increment as safe_increment,
@@ -168,25 +64,100 @@ from genesis_fn.optim.numerics import (
     safe_norm as safe_norm,
     safe_root_mean_squares as safe_root_mean_squares,
 )
-from genesis_fn.optim.plateau import (
-    ReduceLROnPlateauState as ReduceLROnPlateauState,
-    reduce_on_plateau as reduce_on_plateau,
+from genesis_fn.optim.optimizers.adaptive import (
+    ScaleByAdaDeltaState as ScaleByAdaDeltaState,
+    ScaleByAdamState as ScaleByAdamState,
+    ScaleByAdanState as ScaleByAdanState,
+    ScaleByAmsgradState as ScaleByAmsgradState,
+    ScaleByBeliefState as ScaleByBeliefState,
+    ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+    ScaleByLionState as ScaleByLionState,
+    ScaleByNovogradState as ScaleByNovogradState,
+    ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
+    ScaleByRmsState as ScaleByRmsState,
+    ScaleByRmsWithCountState as ScaleByRmsWithCountState,
+    ScaleByRpropState as ScaleByRpropState,
+    ScaleByRssState as ScaleByRssState,
+    ScaleByRStdDevState as ScaleByRStdDevState,
+    ScaleByRStdDevWithCountState as ScaleByRStdDevWithCountState,
+    scale_by_adadelta as scale_by_adadelta,
+    scale_by_adam as scale_by_adam,
+    scale_by_adamax as scale_by_adamax,
+    scale_by_adan as scale_by_adan,
+    scale_by_amsgrad as scale_by_amsgrad,
+    scale_by_belief as scale_by_belief,
+    scale_by_distance_over_gradients as scale_by_distance_over_gradients,
+    scale_by_lion as scale_by_lion,
+    scale_by_novograd as scale_by_novograd,
+    scale_by_optimistic_gradient as scale_by_optimistic_gradient,
+    scale_by_radam as scale_by_radam,
+    scale_by_rms as scale_by_rms,
+    scale_by_rprop as scale_by_rprop,
+    scale_by_rss as scale_by_rss,
+    scale_by_stddev as scale_by_stddev,
+    scale_by_yogi as scale_by_yogi,
 )
-from genesis_fn.optim.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
-from genesis_fn.optim.rounding import (
-    LostStepsState as LostStepsState,
-    LostStepsWarning as LostStepsWarning,
-    StochasticRoundState as StochasticRoundState,
-    stochastic_round as stochastic_round,
-    warn_of_lost_steps as warn_of_lost_steps,
+from genesis_fn.optim.optimizers.alias import (
+    adabelief as adabelief,
+    adadelta as adadelta,
+    adafactor as adafactor,
+    adagrad as adagrad,
+    adam as adam,
+    adamax as adamax,
+    adamaxw as adamaxw,
+    adamw as adamw,
+    adan as adan,
+    amsgrad as amsgrad,
+    fromage as fromage,
+    lamb as lamb,
+    lars as lars,
+    lion as lion,
+    nadam as nadam,
+    nadamw as nadamw,
+    noisy_sgd as noisy_sgd,
+    novograd as novograd,
+    optimistic_adam as optimistic_adam,
+    optimistic_adam_v2 as optimistic_adam_v2,
+    optimistic_gradient_descent as optimistic_gradient_descent,
+    polyak_sgd as polyak_sgd,
+    radam as radam,
+    rmsprop as rmsprop,
+    rprop as rprop,
+    sgd as sgd,
+    sign_sgd as sign_sgd,
+    signum as signum,
+    sm3 as sm3,
+    yogi as yogi,
 )
-from genesis_fn.optim.sam import SAMState as SAMState, sam as sam
-from genesis_fn.optim.schedule_free import (
+from genesis_fn.optim.optimizers.factored import (
+    FactoredState as FactoredState,
+    ScaleBySM3State as ScaleBySM3State,
+    scale_by_factored_rms as scale_by_factored_rms,
+    scale_by_sm3 as scale_by_sm3,
+)
+from genesis_fn.optim.optimizers.muon import (
+    MuonDimensionNumbers as MuonDimensionNumbers,
+    MuonState as MuonState,
+    muon as muon,
+    orthogonalize_via_newton_schulz as orthogonalize_via_newton_schulz,
+    scale_by_muon as scale_by_muon,
+    scale_by_shape as scale_by_shape,
+)
+from genesis_fn.optim.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
+from genesis_fn.optim.optimizers.sam import SAMState as SAMState, sam as sam
+from genesis_fn.optim.optimizers.schedule_free import (
     ScheduleFreeState as ScheduleFreeState,
     schedule_free as schedule_free,
     schedule_free_adamw as schedule_free_adamw,
     schedule_free_eval_params as schedule_free_eval_params,
     schedule_free_sgd as schedule_free_sgd,
+)
+from genesis_fn.optim.optimizers.sophia import (
+    HutchinsonState as HutchinsonState,
+    SophiaState as SophiaState,
+    hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
+    scale_by_sophia as scale_by_sophia,
+    sophia as sophia,
 )
 from genesis_fn.optim.schedules import (
     constant_schedule as constant_schedule,
@@ -208,15 +179,51 @@ from genesis_fn.optim.schedules import (
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
 )
-from genesis_fn.optim.sophia import (
-    HutchinsonState as HutchinsonState,
-    SophiaState as SophiaState,
-    hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
-    scale_by_sophia as scale_by_sophia,
-    sophia as sophia,
+from genesis_fn.optim.state.describe import describe as describe
+from genesis_fn.optim.state.state_access import NamedTupleKey as NamedTupleKey
+from genesis_fn.optim.state.tree_math import (
+    bias_correction as bias_correction,
+    global_norm as global_norm,
+    update_infinity_moment as update_infinity_moment,
+    update_moment as update_moment,
+    update_moment_per_elem_norm as update_moment_per_elem_norm,
 )
-from genesis_fn.optim.state_access import NamedTupleKey as NamedTupleKey
-from genesis_fn.optim.transform import (
+from genesis_fn.optim.transforms.clipping import (
+    ClipByGlobalNormState as ClipByGlobalNormState,
+    adaptive_grad_clip as adaptive_grad_clip,
+    clip as clip,
+    clip_by_block_rms as clip_by_block_rms,
+    clip_by_global_norm as clip_by_global_norm,
+    per_example_global_norm_clip as per_example_global_norm_clip,
+    per_example_layer_norm_clip as per_example_layer_norm_clip,
+    unitwise_clip as unitwise_clip,
+    unitwise_norm as unitwise_norm,
+)
+from genesis_fn.optim.transforms.combine import chain as chain, named_chain as named_chain
+from genesis_fn.optim.transforms.masking import (
+    MaskedNode as MaskedNode,
+    MaskedState as MaskedState,
+    MultiTransformState as MultiTransformState,
+    PartitionState as PartitionState,
+    freeze as freeze,
+    masked as masked,
+    multi_transform as multi_transform,
+    partition as partition,
+    selective_transform as selective_transform,
+)
+from genesis_fn.optim.transforms.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
+from genesis_fn.optim.transforms.plateau import (
+    ReduceLROnPlateauState as ReduceLROnPlateauState,
+    reduce_on_plateau as reduce_on_plateau,
+)
+from genesis_fn.optim.transforms.rounding import (
+    LostStepsState as LostStepsState,
+    LostStepsWarning as LostStepsWarning,
+    StochasticRoundState as StochasticRoundState,
+    stochastic_round as stochastic_round,
+    warn_of_lost_steps as warn_of_lost_steps,
+)
+from genesis_fn.optim.transforms.transform import (
     ApplyEvery as ApplyEvery,
     EmaState as EmaState,
     MonitorState as MonitorState,
@@ -247,14 +254,7 @@ from genesis_fn.optim.transform import (
     trace as trace,
     zero_nans as zero_nans,
 )
-from genesis_fn.optim.tree_math import (
-    bias_correction as bias_correction,
-    global_norm as global_norm,
-    update_infinity_moment as update_infinity_moment,
-    update_moment as update_moment,
-    update_moment_per_elem_norm as update_moment_per_elem_norm,
-)
-from genesis_fn.optim.wrappers import (
+from genesis_fn.optim.transforms.wrappers import (
     ApplyIfFiniteState as ApplyIfFiniteState,
     ConditionallyMaskState as ConditionallyMaskState,
     ConditionallyTransformState as ConditionallyTransformState,

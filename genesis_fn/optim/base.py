@@ -15,8 +15,8 @@ from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ArgumentError, ShapeError, TreeError
 from genesis_fn.core.primitive import beside
-from genesis_fn.optim.describe import describe
-from genesis_fn.optim.leaves import difference, is_inexact, is_none, map_updates, widen
+from genesis_fn.optim.state.describe import describe
+from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
 
 PyTree: TypeAlias = Any
 OptState: TypeAlias = Any

@@ -18,12 +18,12 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.cross_entropy import cross_entropy_last
-from genesis_fn.lax.softmax import log_softmax_last, logsumexp_last
+from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
+from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last
 from genesis_fn.primitives.elementwise import stop_gradient
-from genesis_fn.transforms.autocast import wide
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.precision.autocast import wide
 
 Axis = int | tuple[int, ...] | None
 

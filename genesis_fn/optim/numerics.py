@@ -11,7 +11,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.errors import ArgumentError
-from genesis_fn.optim.leaves import widen
+from genesis_fn.optim.tree_map_updates import widen
 
 
 def abs_sq(x: Any) -> Any:

@@ -1,7 +1,7 @@
 """`optim.tree`: arithmetic on pytrees, and access to optimizer states by name."""
 
-from genesis_fn.optim.state_access import get, get_all_with_path, map_params, set
-from genesis_fn.optim.tree_math import (
+from genesis_fn.optim.state.state_access import get, get_all_with_path, map_params, set
+from genesis_fn.optim.state.tree_math import (
     add,
     add_scale,
     allclose,
@@ -30,7 +30,7 @@ from genesis_fn.optim.tree_math import (
     vdot,
     where,
     zeros_like,
-)  # fmt: skip
+)
 
 __all__ = [
     "add", "add_scale", "allclose", "batch_shape", "bias_correction", "cast", "cast_like", "clip",

@@ -11,9 +11,9 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.contract import canonical_precision
-from genesis_fn.primitives.define import move_batch, zeros
+from genesis_fn.primitives.dot_general import canonical_precision
 from genesis_fn.primitives.elementwise import add, convert, eq
+from genesis_fn.primitives.factories import move_batch, zeros
 
 
 class ConvDimensionNumbers(NamedTuple):

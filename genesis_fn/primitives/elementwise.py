@@ -19,10 +19,10 @@ import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.dtypes import BOOL, DType
-from genesis_fn.core.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, no_flops, typeof
-from genesis_fn.primitives.define import (
+from genesis_fn.primitives.factories import (
     NEG,
     ONE,
     PRIM,

@@ -11,8 +11,8 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.define import full, linear, move_batch
 from genesis_fn.primitives.elementwise import bitwise_or, conj, convert, eq, mul, real, select
+from genesis_fn.primitives.factories import full, linear, move_batch
 
 
 class FftType(enum.Enum):

@@ -17,8 +17,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.contract import batch_matmul
-from genesis_fn.primitives.define import full, move_batch, zero_of
+from genesis_fn.primitives.dot_general import batch_matmul
 from genesis_fn.primitives.elementwise import (
     add,
     conj,
@@ -33,7 +32,8 @@ from genesis_fn.primitives.elementwise import (
     select,
     sub,
 )
-from genesis_fn.primitives.reduce import reduce_sum
+from genesis_fn.primitives.factories import full, move_batch, zero_of
+from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.sort import take_along
 
 _KINDS = (dtypes.F32, dtypes.F64, dtypes.C64, dtypes.C128)

@@ -24,14 +24,10 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import U8, U16, U32, U64, is_key
-from genesis_fn.core.extended import IMPLEMENTATIONS as IMPLS, WORDS, KeyType, key_type
 from genesis_fn.core.primitive import Primitive, bind, no_flops, typeof
-from genesis_fn.primitives.define import (
-    PRIM,
-    move_batch,
-    no_tangent,
-)
+from genesis_fn.core.types.extended import IMPLEMENTATIONS as IMPLS, WORDS, KeyType, key_type
 from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.factories import PRIM, move_batch, no_tangent
 
 WIDTHS = {8: U8, 16: U16, 32: U32, 64: U64}
 SPLIT, FOLD_IN = 1, 2

@@ -13,13 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import dtypes, errors, index as ix
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.index import Guard, Index
+from genesis_fn.core.backend.lowering import (
+    IN_KERNELS,
+    Elementwise,
+    Piece,
+    Source,
+    View,
+    moved,
+    same,
+)
 from genesis_fn.core.dtypes import DType, DTypeLike
-from genesis_fn.core.index import Guard, Index
-from genesis_fn.core.lowering import IN_KERNELS, Elementwise, Piece, Source, View, moved, same
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
-from genesis_fn.primitives.define import (
+from genesis_fn.primitives.elementwise import select
+from genesis_fn.primitives.factories import (
     PRIM,
     full,
     instantiate,
@@ -29,8 +39,7 @@ from genesis_fn.primitives.define import (
     zero,
     zero_of,
 )
-from genesis_fn.primitives.elementwise import select
-from genesis_fn.primitives.reduce import reduce_sum
+from genesis_fn.primitives.reductions.reduce import reduce_sum
 
 
 def canonical_axis(axis: int, ndim: int, name: str) -> int:

@@ -6,20 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import genesis_fn.primitives.scatter  # noqa: F401 - gives gather its transpose
+import genesis_fn.primitives.indexing.scatter  # noqa: F401 - gives gather its transpose
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, typeof, with_weak
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.define import (
-    axes_except,
-    move_batch,
-    show,
-)
-from genesis_fn.primitives.gather import gather
-from genesis_fn.primitives.reduce import axis_in
-from genesis_fn.primitives.windows import GatherDimensionNumbers
+from genesis_fn.primitives.factories import axes_except, move_batch, show
+from genesis_fn.primitives.indexing.gather import gather
+from genesis_fn.primitives.indexing.gather_dims import GatherDimensionNumbers
+from genesis_fn.primitives.reductions.reduce import axis_in
 
 # ---- the derivative of a permutation ----
 

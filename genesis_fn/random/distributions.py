@@ -14,7 +14,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
-from genesis_fn.lax.softmax import softmax_last
+from genesis_fn.lax.fused.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.gamma_variates import as_kind, log_standard_gamma
 from genesis_fn.random.keys import own, split, unmarked
@@ -27,8 +27,8 @@ from genesis_fn.random.samplers import (
     shape_of,
     uniform,
 )
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.scan import scan
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.scan import scan
 
 
 def _work(kind: DType) -> DType:

@@ -17,18 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core import config, dtypes
+from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy, keys_over, words_of
 from genesis_fn.core.aval import aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, ctx
-from genesis_fn.core.source import where
-from genesis_fn.numpy.indexing import element_or_part
+from genesis_fn.core.types.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
+from genesis_fn.numpy.indices.indexing import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
-from genesis_fn.transforms import words as _words  # registers how keys are stored  # noqa: F401
-from genesis_fn.transforms.key_reuse import (
+from genesis_fn.transforms.keys import words as _words  # registers how keys are stored  # noqa: F401
+from genesis_fn.transforms.keys.key_reuse import (
     KeyReuseWarning as KeyReuseWarning,
     on_purpose,
     part_of,

@@ -9,11 +9,11 @@ import genesis_fn.numpy as np
 from genesis_fn import lax
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.source import where
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.lax.special import log_beta
 from genesis_fn.nn import functions as rows
 from genesis_fn.nn.functions import logsumexp
-from genesis_fn.transforms.custom import custom_jvp
+from genesis_fn.transforms.custom.derivatives import custom_jvp
 
 
 def _float(x: Any) -> Any:

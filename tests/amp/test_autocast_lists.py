@@ -25,12 +25,12 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.dtypes import BF16, F16, F32
 from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.norms import layer_norm, rms_norm
-from genesis_fn.transforms.autocast import amp, autocast_jaxpr, precision_of
-from genesis_fn.transforms.grad import grad
+from genesis_fn.lax.fused.norms import layer_norm, rms_norm
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.batching.vmap import vmap
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.stage import evaluate, stage
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.precision.autocast import amp, autocast_jaxpr, precision_of
+from genesis_fn.transforms.staging.stage import evaluate, stage
 
 # The module of the lists asks torch's test utilities for two names, and those for a package.
 UTILITIES = types.ModuleType("common_utils")

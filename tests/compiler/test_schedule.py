@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from genesis_fn.compiler.schedule import late
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.memory.sink import late
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr, Var, check
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.reduce import reduce_sum
-from genesis_fn.transforms.callback import io_callback
-from genesis_fn.transforms.grad import grad
-from genesis_fn.transforms.stage import stage
+from genesis_fn.primitives.reductions.reduce import reduce_sum
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.custom.callback import io_callback
+from genesis_fn.transforms.staging.stage import stage
 from tests.cpu.programs import random_program
 
 X = aval((100,), dtypes.F32)

@@ -7,19 +7,19 @@ import warnings
 import numpy as np
 import pytest
 
-from genesis_fn.compiler.rules import holds
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.rules import holds
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import cpu, using_device
 from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
 from genesis_fn.core.primitive import bind
-from genesis_fn.lax.softmax import softmax_last
+from genesis_fn.lax.fused.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.define import full
+from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.random_bits import random_bits_p
-from genesis_fn.primitives.reduce import reduce_sum
+from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import (
     broadcast_in_dim,
     concatenate,
@@ -30,12 +30,12 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     transpose,
 )
-from genesis_fn.transforms.checkpoint import checkpoint, checkpoint_name
-from genesis_fn.transforms.cond import cond
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint, checkpoint_name
+from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.scan import scan
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.stage import evaluate, stage
+from genesis_fn.transforms.staging.stage import evaluate, stage
 from tests.cpu.programs import random_inputs, random_program, same
 
 X = aval((3, 4), dtypes.F32)
@@ -145,7 +145,7 @@ def test_barriers_keep_computations_apart():
 
 
 def test_recomputation_is_not_merged_with_the_first_computation():
-    from genesis_fn.transforms.grad import grad
+    from genesis_fn.transforms.autodiff.grad import grad
 
     def f(x):
         return grad(lambda v: reduce_sum(checkpoint(lambda u: ops.sin(ops.sin(u)))(v), (0, 1)))(x)

@@ -12,12 +12,12 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.norms import rms_norm
+from genesis_fn.lax.fused.norms import rms_norm
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.contract import dot_general
-from genesis_fn.primitives.define import full
-from genesis_fn.primitives.indexing import dynamic_update_slice
-from genesis_fn.primitives.reduce import reduce_max, reduce_sum
+from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.factories import full
+from genesis_fn.primitives.indexing.indexing import dynamic_update_slice
+from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_sum
 from genesis_fn.primitives.shape import (
     broadcast_in_dim,
     concatenate,
@@ -31,12 +31,12 @@ from genesis_fn.primitives.shape import (
     split,
     transpose,
 )
-from genesis_fn.transforms.checkpoint import checkpoint
-from genesis_fn.transforms.cond import cond
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint
+from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.scan import scan
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.staging.stage import stage
 
 SHAPE = (4, 6)
 

@@ -12,7 +12,7 @@ import torch
 
 import genesis_fn.numpy as jnp
 from genesis_fn.backends.cpu.compile import TensorProgram, has_function, tensor_program
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval, sig
@@ -25,10 +25,10 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     transpose,
 )
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.scan import scan
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.staging.stage import stage
 from tests.cpu.programs import random_inputs, random_program, same
 
 X = aval((3, 4), dtypes.F32)
@@ -130,7 +130,7 @@ def test_an_output_is_not_written_over():
 
 
 def test_a_product_does_not_write_over_its_own_factor():
-    from genesis_fn.primitives.contract import dot
+    from genesis_fn.primitives.dot_general import dot
 
     square = aval((4, 4), dtypes.F32)
 

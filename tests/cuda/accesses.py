@@ -18,11 +18,11 @@ import programs  # noqa: F401 (it chooses the interpreting driver)
 import triton.language as tl
 from triton.runtime import interpreter as triton_interpreter
 
-from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.backends.cuda.driver_interpret import _interpreted
-from genesis_fn.backends.cuda.graph import Child, Copy
-from genesis_fn.backends.cuda.steps import Table
-from genesis_fn.kernels.launch import Buf, Clear, Descriptor, Launch, Scalar
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.backends.cuda.driver.interpret import _interpreted
+from genesis_fn.backends.cuda.lower.steps import Table
+from genesis_fn.backends.cuda.run.graph import Child, Copy
+from genesis_fn.kernels.plan import Buf, Clear, Descriptor, Launch, Scalar
 
 _SHIFT = 40  # a buffer's range of addresses starts at a multiple of 1 << 40
 

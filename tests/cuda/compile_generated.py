@@ -20,16 +20,16 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import generate
-from genesis_fn.backends.cuda.products import plan_product
-from genesis_fn.compiler.fuse import fuse
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.backends.cuda.lower.fused_matmul import plan_product
+from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import OF_ARCHITECTURE
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES, bind
 from genesis_fn.nn.layers import linear
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.staging.stage import stage
 from tests.kernels.compile_only import compile_launch
 from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY, UNARY

@@ -15,7 +15,7 @@ from dataclasses import replace
 os.environ.pop("TRITON_INTERPRET", None)
 os.environ["GENESIS_DEVICE"] = "cpu"
 
-from genesis_fn.backends.cuda.compile import launch_key
+from genesis_fn.backends.cuda.binaries.compile import launch_key
 from genesis_fn.compiler.target import OF_ARCHITECTURE
 from tests.cuda.targets import PROGRAMS, launches
 from tests.kernels.compile_only import compile_launch

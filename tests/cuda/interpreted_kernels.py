@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.kernels.launch import Buf, Descriptor, Launch, Scalar
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Scalar
 
 _HEADER = "import triton\nimport triton.language as tl\n\n@triton.jit\n"
 

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.backends.cpu.backend import compile_jaxpr as compile_for_cpu
-from genesis_fn.backends.cuda.executable import CudaExecutable
 from genesis_fn.backends.cuda.pipeline import compile_jaxpr
-from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.backends.cuda.run.executable import CudaExecutable
+from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import Device, cpu, cuda
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.staging.stage import stage
 
 PLACE = cuda(0)
 

@@ -10,21 +10,21 @@ import numpy as np
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.graph import Child, Repeat, Switch, While
+from genesis_fn.backends.cuda.lower.steps import Table, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.steps import Table, keeps_fused
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.backends.cuda.run.graph import Child, Repeat, Switch, While
+from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import aval
-from genesis_fn.kernels.launch import Launch
-from genesis_fn.lax.attention import dot_product_attention
-from genesis_fn.lax.cross_entropy import cross_entropy_last, linear_cross_entropy
-from genesis_fn.lax.norms import layer_norm, rms_norm
+from genesis_fn.kernels.plan import Launch
+from genesis_fn.lax.fused.attention import dot_product_attention
+from genesis_fn.lax.fused.cross_entropy import cross_entropy_last, linear_cross_entropy
+from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.nn.layers import linear
-from genesis_fn.transforms.stage import stage
-from genesis_fn.transforms.words import physical
+from genesis_fn.transforms.keys.words import physical
+from genesis_fn.transforms.staging.stage import stage
 
 BF16, F32, F64, I32 = dtypes.BF16, dtypes.F32, dtypes.F64, dtypes.I32
 F8E4, F8E5 = dtypes.F8E4, dtypes.F8E5

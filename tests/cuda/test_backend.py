@@ -15,8 +15,8 @@ import torch
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn.backends.cuda.drivers import implementation
-from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.backends.cuda.driver.drivers import implementation
+from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import cpu, using_device

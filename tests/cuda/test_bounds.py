@@ -13,13 +13,13 @@ from accesses import Accesses, check, check_launch
 
 import genesis_fn as g
 from genesis_fn import optim, random
-from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.backends.cuda.executable import CudaExecutable
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.compiler.options import without
-from genesis_fn.kernels.expressions import MODULES, PRELUDE
-from genesis_fn.kernels.launch import Buf, Launch
+from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
+from genesis_fn.kernels.plan import Buf, Launch
 from genesis_fn.models import qwen
-from genesis_fn.transforms.autocast import amp
+from genesis_fn.transforms.precision.autocast import amp
 
 # The kernels' loads and stores are followed in the interpreter.
 pytestmark = pytest.mark.interpreted

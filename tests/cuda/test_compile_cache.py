@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from genesis_fn.backends.cuda import cache as storage, compile as compiler
-from genesis_fn.backends.cuda.cache import BinaryCache, cache_folder
+from genesis_fn.backends.cuda.binaries import cache as storage, compile as compiler
+from genesis_fn.backends.cuda.binaries.cache import BinaryCache, cache_folder
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.launch import Buf, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Scalar
 
 ADD = """\
 import triton
@@ -289,9 +289,9 @@ def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
     program = textwrap.dedent("""
         import sys, pathlib
         from genesis_fn.backends.cuda import cache as storage, compile as compiler
-        from genesis_fn.backends.cuda.cache import BinaryCache
+        from genesis_fn.backends.cuda.binaries.cache import BinaryCache
         from genesis_fn.compiler.target import H200
-        from genesis_fn.kernels.launch import Buf, Launch, Scalar
+        from genesis_fn.kernels.plan import Buf, Launch, Scalar
         before = set(sys.modules)
         text = pathlib.Path(sys.argv[2]).read_text()
         arguments = {"x": Buf(0, "fp32"), "y": Buf(1, "fp32"), "out": Buf(2, "fp32"),
@@ -329,9 +329,9 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
         sys.path.insert(0, sys.argv[1])
         import triton, triton.language as tl, my_kernels
         from genesis_fn.backends.cuda import cache as storage, compile as compiler
-        from genesis_fn.backends.cuda.cache import BinaryCache
+        from genesis_fn.backends.cuda.binaries.cache import BinaryCache
         from genesis_fn.compiler.target import H200
-        from genesis_fn.kernels.launch import Buf, Launch
+        from genesis_fn.kernels.plan import Buf, Launch
 
         @triton.jit
         def local(v):
@@ -345,7 +345,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
             cache = BinaryCache(pathlib.Path(sys.argv[1]))
             launches = [launch(my_kernels.double, 32), launch(my_kernels.double, 64),
                         launch(local, 32)]
-            from genesis_fn.kernels.source import kernel_from_source
+            from genesis_fn.kernels.language.source import kernel_from_source
             text = "def made(x, B: tl.constexpr):\\n    tl.store(x, exp2(tl.load(x)) + B)\\n"
             made = kernel_from_source(text)
             launches.append(Launch(made, (1, 1, 1), {"x": Buf(0, "fp32")}, {"B": 1}))

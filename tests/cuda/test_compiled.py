@@ -21,8 +21,8 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
-from genesis_fn.kernels.launch import Buf, Launch
-from genesis_fn.kernels.sort import Sort, plan_sort
+from genesis_fn.kernels.plan import Buf, Launch
+from genesis_fn.kernels.sort.sort import Sort, plan_sort
 from tests import compiled, ptx
 from tests.kernels.planned import plans_of
 
@@ -98,8 +98,8 @@ def test_remainders_of_remainders(name: str) -> None:
 
 @only_compiled
 def test_a_misaligned_access_is_refused() -> None:
-    from genesis_fn.backends.cuda.compile import SourceKernel
-    from genesis_fn.kernels.expressions import MODULES, PRELUDE
+    from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+    from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
 
     text = (
         f"{PRELUDE}def aligned(x, y):\n"

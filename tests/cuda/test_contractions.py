@@ -11,23 +11,23 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax, random
-from genesis_fn.backends.cuda.graph import Child
+from genesis_fn.backends.cuda.lower.steps import Table, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.steps import Table, keeps_fused
-from genesis_fn.compiler.contractions import contracted
-from genesis_fn.compiler.fuse import fuse
+from genesis_fn.backends.cuda.run.graph import Child
+from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.fusion.matmul_grouping import contracted
+from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import BF16
 from genesis_fn.core.jaxpr import check
-from genesis_fn.kernels.launch import Launch
+from genesis_fn.kernels.plan import Launch
 from genesis_fn.models import qwen
-from genesis_fn.transforms.autocast import amp
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.precision.autocast import amp
+from genesis_fn.transforms.staging.stage import stage
 
 rng = np.random.default_rng(0)
 ULP = 2**-8  # of bfloat16, relative

@@ -14,17 +14,17 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import random
-from genesis_fn.backends.cuda.executable import CudaExecutable
-from genesis_fn.backends.cuda.graph import Child, Copy, While
+from genesis_fn.backends.cuda.run.executable import CudaExecutable
+from genesis_fn.backends.cuda.run.graph import Child, Copy, While
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import BF16, I32
-from genesis_fn.kernels.launch import Launch
+from genesis_fn.kernels.plan import Launch
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate, sample
+from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.staging.stage import stage
 
 SMALL = qwen.QwenConfig(
     vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=1,

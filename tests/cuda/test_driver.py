@@ -15,18 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.backends.cuda import condition_kernels, drivers, exchange, runtime
-from genesis_fn.backends.cuda.compile import compile_launches
-from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
-from genesis_fn.backends.cuda.error_word import ErrorWords, decode
-from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
-from genesis_fn.backends.cuda.memory import Pool
-from genesis_fn.backends.cuda.parameters import (
+from genesis_fn.backends.cuda.binaries.compile import compile_launches
+from genesis_fn.backends.cuda.driver import condition_kernels, drivers
+from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
+from genesis_fn.backends.cuda.driver.parameters import (
     ParameterBlock,
     patch_small_map,
     tensor_map_geometry,
 )
-from genesis_fn.backends.cuda.stream import Staging
+from genesis_fn.backends.cuda.memory import dlpack
+from genesis_fn.backends.cuda.memory.pool import Pool
+from genesis_fn.backends.cuda.memory.staging import Staging
+from genesis_fn.backends.cuda.run import runtime
+from genesis_fn.backends.cuda.run.error_word import ErrorWords, decode
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 
 MIB = 1 << 20
@@ -426,10 +428,10 @@ class Exported:
         self.options = {"offset": offset, "read_only": read_only}
 
     def __dlpack_device__(self):
-        return exchange.dlpack_device(self.arguments[0])
+        return dlpack.dlpack_device(self.arguments[0])
 
     def __dlpack__(self, *, stream=None, max_version=None, **_):
-        return exchange.to_dlpack(
+        return dlpack.to_dlpack(
             *self.arguments, stream=stream, max_version=max_version, **self.options
         )
 
@@ -443,7 +445,7 @@ DTYPES = [
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_takes_and_gives_every_type(device, pool, dtype):
     values = torch.arange(24).reshape(4, 6).to(getattr(torch, dtype))
-    imported = exchange.from_dlpack(values, device)
+    imported = dlpack.from_dlpack(values, device)
     assert (imported.shape, imported.strides, imported.dtype) == ((4, 6), (6, 1), dtype)
     assert imported.buffer.address == values.data_ptr()
     assert imported.buffer.bytes == values.nbytes
@@ -459,7 +461,7 @@ def test_strided_views_and_offsets(device, pool):
     block = put(pool, values)
     view = torch.from_dlpack(Exported(block, (3, 5), (20, 2), "int32", offset=4))
     np.testing.assert_array_equal(view.numpy(), values[::2, 1::2])
-    imported = exchange.from_dlpack(torch.from_numpy(values)[1::2, ::3], device)
+    imported = dlpack.from_dlpack(torch.from_numpy(values)[1::2, ::3], device)
     assert imported.shape == (3, 4) and imported.strides == (20, 3)
     assert imported.buffer.bytes == 4 * (1 + 2 * 20 + 3 * 3)
 
@@ -471,7 +473,7 @@ def test_numpy_sees_read_only_memory(pool):
     np.testing.assert_array_equal(view, np.arange(10))
     values = np.arange(3.0)
     values.flags.writeable = False
-    assert exchange.from_dlpack(values, pool.driver).read_only
+    assert dlpack.from_dlpack(values, pool.driver).read_only
 
 
 def test_exported_memory_lives_as_long_as_its_last_user(pool):
@@ -488,7 +490,7 @@ def test_exported_memory_lives_as_long_as_its_last_user(pool):
     del view
     gc.collect()
     assert pool.alloc(8000).address == address
-    assert not exchange._exported
+    assert not dlpack._exported
 
 
 def test_imported_memory_lives_as_long_as_our_buffer(device):
@@ -499,51 +501,51 @@ def test_imported_memory_lives_as_long_as_our_buffer(device):
 
     values = np.arange(5.0).view(Owner)
     watch = weakref.ref(values)
-    imported = exchange.from_dlpack(values, device)
+    imported = dlpack.from_dlpack(values, device)
     del values
     gc.collect()
     assert watch() is not None
     assert np.frombuffer((ctypes.c_double * 5).from_address(imported.buffer.address))[4] == 4
     del imported
     gc.collect()
-    exchange.settle()
+    dlpack.settle()
     assert watch() is None
 
 
 def test_exchange_refuses_what_it_cannot_hold(device, pool):
     block = pool.alloc(64)
     with pytest.raises(TypeError, match="float128"):
-        exchange.to_dlpack(block, (4,), (1,), "float128")
+        dlpack.to_dlpack(block, (4,), (1,), "float128")
     with pytest.raises(TypeError, match="bfloat16; use DLPack"):
-        exchange.to_cuda_array_interface(block, (4,), (1,), "bfloat16")
+        dlpack.to_cuda_array_interface(block, (4,), (1,), "bfloat16")
 
     class Elsewhere:
         def __dlpack_device__(self):
             return (2, 1)
 
     with pytest.raises(ValueError, match=r"\(2, 1\), not on cuda:0"):
-        exchange.from_dlpack(Elsewhere(), device)
+        dlpack.from_dlpack(Elsewhere(), device)
 
 
 def test_cuda_array_interface_both_ways(device, pool):
     block = pool.alloc(4 * 60)
-    facts = exchange.to_cuda_array_interface(block, (5, 6), (12, 2), "float32", offset=4)
+    facts = dlpack.to_cuda_array_interface(block, (5, 6), (12, 2), "float32", offset=4)
     assert facts["typestr"] == "<f4" and facts["version"] == 3
     assert facts["data"] == (block.address + 4, True) and facts["strides"] == (48, 8)
 
     class Array:
         __cuda_array_interface__ = facts
 
-    imported = exchange.from_cuda_array_interface(Array(), device)
+    imported = dlpack.from_cuda_array_interface(Array(), device)
     assert imported.shape == (5, 6) and imported.strides == (12, 2)
     assert imported.dtype == "float32" and imported.read_only
     assert imported.buffer.address == block.address + 4
     assert imported.buffer.bytes == 4 * (1 + 4 * 12 + 5 * 2)
     Array.__cuda_array_interface__ = {**facts, "strides": None, "data": (block.address, False)}
-    assert exchange.from_cuda_array_interface(Array(), device).strides == (6, 1)
+    assert dlpack.from_cuda_array_interface(Array(), device).strides == (6, 1)
     Array.__cuda_array_interface__ = {**facts, "typestr": "<M8"}
     with pytest.raises(TypeError, match="M8"):
-        exchange.from_cuda_array_interface(Array(), device)
+        dlpack.from_cuda_array_interface(Array(), device)
 
 
 def test_memory_functions_of_the_process(monkeypatch):

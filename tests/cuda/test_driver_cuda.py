@@ -16,13 +16,14 @@ import interpreted_kernels as kernels
 import pytest
 from cuda.bindings import driver as cu
 
-from genesis_fn.backends.cuda import driver_cuda, exchange
-from genesis_fn.backends.cuda.errors import CudaError, DeviceMemoryExhausted
-from genesis_fn.backends.cuda.graph import Copy, Memory, Repeat, Switch, While, captured
-from genesis_fn.backends.cuda.memory import Pool
-from genesis_fn.backends.cuda.runtime import Runtime
-from genesis_fn.backends.cuda.stream import Staging
-from genesis_fn.kernels.launch import Buf, Clear
+from genesis_fn.backends.cuda.driver import cuda
+from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
+from genesis_fn.backends.cuda.memory import dlpack
+from genesis_fn.backends.cuda.memory.pool import Pool
+from genesis_fn.backends.cuda.memory.staging import Staging
+from genesis_fn.backends.cuda.run.graph import Copy, Memory, Repeat, Switch, While, captured
+from genesis_fn.backends.cuda.run.runtime import Runtime
+from genesis_fn.kernels.plan import Buf, Clear
 
 MIB = 1 << 20
 OK = cu.CUresult.CUDA_SUCCESS
@@ -168,23 +169,23 @@ class FakeCuda:
 @pytest.fixture
 def fake(monkeypatch, tmp_path):
     fake = FakeCuda()
-    monkeypatch.setattr(driver_cuda, "cu", fake)
+    monkeypatch.setattr(cuda, "cu", fake)
     for name, function in (
         ("_add_node", "cuGraphAddNode"),
         ("_capture_info", "cuStreamGetCaptureInfo"),
         ("_update_dependencies", "cuStreamUpdateCaptureDependencies"),
     ):
-        real = getattr(driver_cuda, name).__name__
+        real = getattr(cuda, name).__name__
         assert real.startswith(function)
-        monkeypatch.setattr(driver_cuda, name, getattr(fake, real))
+        monkeypatch.setattr(cuda, name, getattr(fake, real))
     monkeypatch.setenv("GENESIS_CACHE_DIR", str(tmp_path))
-    driver_cuda._current.__dict__.clear()
+    cuda._current.__dict__.clear()
     return fake
 
 
 @pytest.fixture
 def driver(fake):
-    return driver_cuda.CudaDriver(0)
+    return cuda.CudaDriver(0)
 
 
 def test_description(driver):
@@ -192,9 +193,9 @@ def test_description(driver):
     assert (info.name, info.target.architecture) == ("Fake GPU", 90)
     assert info.total_memory == 1 << 30 and info.granularity == 2 * MIB
     assert info.target.conditional_nodes and info.kind == 2 and info.target.processors == 132
-    assert driver_cuda.device_count() == 1
+    assert cuda.device_count() == 1
     with pytest.raises(ValueError, match="cuda:4"):
-        driver_cuda.CudaDriver(4)
+        cuda.CudaDriver(4)
 
 
 def test_the_pool_on_the_real_driver(driver, fake):
@@ -256,10 +257,10 @@ def test_many_modules_load_at_once_and_go_quietly(driver, fake):
 
 def test_what_a_device_lacks(driver, fake, monkeypatch):
     fake.failing["cuInit"] = cu.CUresult.CUDA_ERROR_NO_DEVICE
-    assert driver_cuda.device_count() == 0
+    assert cuda.device_count() == 0
     with monkeypatch.context() as patch:
-        patch.setattr(driver_cuda, "cu", cu)
-        assert driver_cuda.device_count() == 0, "without a driver"
+        patch.setattr(cuda, "cu", cu)
+        assert cuda.device_count() == 0, "without a driver"
     del fake.failing["cuInit"]
     fake.failing["cuGraphLaunch"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(CudaError, match="INVALID_VALUE"):
@@ -270,7 +271,7 @@ def test_what_a_device_lacks(driver, fake, monkeypatch):
     assert not driver.done(event)
     monkeypatch.setattr(FakeCuda, "_cuDeviceGetAttribute", lambda *_: 0)
     with pytest.raises(CudaError, match="no virtual memory management"):
-        driver_cuda.CudaDriver(0)
+        cuda.CudaDriver(0)
 
 
 def test_condition_kernels_are_compiled(driver, monkeypatch):
@@ -313,12 +314,12 @@ def test_launch_attributes(driver):
         prepared.launch(driver.compute, early=early)
         assert config.numAttrs == early
     compiled = replace(prepared.compiled, num_ctas=4, cooperative=True, shared=100_000)
-    config = driver_cuda._launch_config(launch, compiled, True)
+    config = cuda._launch_config(launch, compiled, True)
     assert config.gridDimX == 8 and config.numAttrs == 4 and config.sharedMemBytes == 100_000
-    assert driver_cuda._launch_config(launch, prepared.compiled, False).numAttrs == 0
+    assert cuda._launch_config(launch, prepared.compiled, False).numAttrs == 0
     with pytest.raises(CudaError, match="300000 bytes of shared memory"):
-        driver_cuda._Module(driver, replace(compiled, shared=300_000))
-    driver_cuda._Module(driver, replace(compiled, num_ctas=16))
+        cuda._Module(driver, replace(compiled, shared=300_000))
+    cuda._Module(driver, replace(compiled, num_ctas=16))
 
 
 def test_graphs(driver, fake):
@@ -364,7 +365,7 @@ def test_kernels_start_early_behind_kernels(driver, monkeypatch):
     def launch(self, stream, early=True):
         started.append(early and self._early)
 
-    monkeypatch.setattr(driver_cuda.PreparedLaunch, "launch", launch)
+    monkeypatch.setattr(cuda.PreparedLaunch, "launch", launch)
     steps = [kernels.add_one(0), kernels.add_one(0), Clear(0), kernels.add_one(0)]
     for programmatic in (False, True):
         captured(place, steps, memory, programmatic=programmatic)
@@ -373,7 +374,7 @@ def test_kernels_start_early_behind_kernels(driver, monkeypatch):
 
 def test_conditional_nodes_need_an_active_capture(driver, fake, monkeypatch):
     idle = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-    monkeypatch.setattr(driver_cuda, "_capture_info", lambda s: (OK, idle, 0, None, None, None, 0))
+    monkeypatch.setattr(cuda, "_capture_info", lambda s: (OK, idle, 0, None, None, None, 0))
     with pytest.raises(CudaError, match="no active capture"):
         driver.new_condition(driver.compute)
 
@@ -427,7 +428,7 @@ def test_streams_events_and_transfers(driver, fake):
 def test_exports_wait_for_both_sides(driver, fake):
     pool = Pool(driver)
     block = pool.alloc(64)
-    capsule = exchange.to_dlpack(block, (4,), (1,), "float32", stream=7)
+    capsule = dlpack.to_dlpack(block, (4,), (1,), "float32", stream=7)
     assert fake.calls[-3:] == ["cuEventRecord", "cuStreamWaitEvent", "cuEventDestroy"]
     del capsule, block
     assert "cuEventRecord" in fake.calls[-2:], "what the consumer queued is waited for"
@@ -435,8 +436,8 @@ def test_exports_wait_for_both_sides(driver, fake):
     assert pool.in_use == 0
     block = pool.alloc(64)
     with pytest.raises(ValueError, match="ambiguous"):
-        exchange.to_dlpack(block, (4,), (1,), "float32", stream=0)
-    facts = exchange.to_cuda_array_interface(block, (4,), (1,), "float32")
+        dlpack.to_dlpack(block, (4,), (1,), "float32", stream=0)
+    facts = dlpack.to_cuda_array_interface(block, (4,), (1,), "float32")
     assert facts["stream"] == int(driver.compute)
 
 

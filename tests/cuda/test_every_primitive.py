@@ -19,10 +19,11 @@ from genesis_fn.backends.cpu.lower import RULES, has_lowering as runs_on_cpu
 from genesis_fn.backends.cpu.lowerings import call, host
 from genesis_fn.backends.cuda.eager import PlanRunner
 from genesis_fn.backends.cuda.lowerings import has_lowering, plan_for
-from genesis_fn.backends.cuda.runtime import runtime
-from genesis_fn.core import config, dtypes, errors, tree
+from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import cpu, cuda
 from genesis_fn.core.dtypes import (
     BF16,
@@ -43,12 +44,15 @@ from genesis_fn.core.dtypes import (
     U64,
 )  # fmt: skip
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
-from genesis_fn.lax import attention, cross_entropy, norms, softmax  # noqa: F401
+from genesis_fn.lax.fused import attention, cross_entropy, norms, softmax  # noqa: F401
 from genesis_fn.primitives.conv import ConvDimensionNumbers
 from genesis_fn.primitives.fft import FftType
-from genesis_fn.primitives.window import Window
-from genesis_fn.primitives.windows import GatherDimensionNumbers, ScatterDimensionNumbers
-from genesis_fn.transforms.fused import FUSED
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    ScatterDimensionNumbers,
+)
+from genesis_fn.primitives.reductions.reduce_window import Window
+from genesis_fn.transforms.custom.fused import FUSED
 from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY
 

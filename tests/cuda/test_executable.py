@@ -9,7 +9,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.executable import CudaExecutable
+from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.device import using_device
 from tests.test_executables import check

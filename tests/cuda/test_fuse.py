@@ -9,12 +9,12 @@ from hypothesis import given, settings, strategies as st
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.compiler.fuse import fuse
-from genesis_fn.compiler.plan import ALIGNMENT, aligned, pack
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.memory.memory_plan import ALIGNMENT, aligned, pack
+from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
-from genesis_fn.core import index as ix
+from genesis_fn.core.backend import index as ix
 from genesis_fn.core.jaxpr import check
 
 rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import numpy as np
 import programs
 import pytest
 
-from genesis_fn.core.settings import default_device
+from genesis_fn.core.configuration.settings import default_device
 from tests.fuzz import Case
 from tests.transforms.both import OURS
 

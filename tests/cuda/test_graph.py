@@ -12,11 +12,12 @@ import interpreted_kernels as kernels
 import numpy as np
 import pytest
 
-from genesis_fn.backends.cuda import graph
-from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
-from genesis_fn.backends.cuda.drivers import implementation, open_driver
-from genesis_fn.backends.cuda.errors import CudaError
-from genesis_fn.backends.cuda.graph import (
+from genesis_fn.backends.cuda.driver.drivers import implementation, open_driver
+from genesis_fn.backends.cuda.driver.errors import CudaError
+from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
+from genesis_fn.backends.cuda.lowerings.call import HostCall
+from genesis_fn.backends.cuda.run import graph
+from genesis_fn.backends.cuda.run.graph import (
     Child,
     Copy,
     Executable,
@@ -27,11 +28,10 @@ from genesis_fn.backends.cuda.graph import (
     While,
     captured,
 )
-from genesis_fn.backends.cuda.lowerings.call import HostCall
-from genesis_fn.backends.cuda.runtime import Runtime
+from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES
-from genesis_fn.kernels.launch import Buf, Clear
+from genesis_fn.kernels.plan import Buf, Clear
 
 MIB = 1 << 20
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from genesis_fn.backends.cuda.address_space import AddressSpace
-from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
-from genesis_fn.backends.cuda.errors import ForkedProcessError, OutOfMemory
-from genesis_fn.backends.cuda.memory import Pool
-from genesis_fn.backends.cuda.memory_report import memory_snapshot, memory_stats, memory_summary
+from genesis_fn.backends.cuda.driver.errors import ForkedProcessError, OutOfMemory
+from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
+from genesis_fn.backends.cuda.memory.address_space import AddressSpace
+from genesis_fn.backends.cuda.memory.pool import Pool
+from genesis_fn.backends.cuda.memory.report import memory_snapshot, memory_stats, memory_summary
 
 MIB = 1 << 20
 

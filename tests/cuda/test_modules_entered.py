@@ -19,8 +19,8 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn.backends.cuda import pipeline
 from genesis_fn.backends.cuda.backend import CudaBackend
-from genesis_fn.backends.cuda.executable import CudaExecutable
-from genesis_fn.backends.cuda.steps import Scope
+from genesis_fn.backends.cuda.lower.steps import Scope
+from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.core.device import device, using_device
 from tests.test_modules_entered import PASSES, check_jit, modules_entered, program
 
@@ -40,7 +40,7 @@ LIST = PROGRAM | BODY
 
 def from_compile_to_launch() -> tuple[list[str], list[str]]:
     """What a first call enters from `compile` on, and a second one from its executable on."""
-    from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
+    from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 
     with using_device(device("cuda")):
         xs = jnp.ones(3), jnp.full((3,), 2.0)

@@ -13,8 +13,8 @@ import genesis_fn.numpy as gnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.device import Device, cpu, cuda, using_device
 from genesis_fn.core.primitive import PRIMITIVES
-from genesis_fn.primitives.define import elementwise
 from genesis_fn.primitives.elementwise import abs as abs_, add, div, mul
+from genesis_fn.primitives.factories import elementwise
 
 X = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
 Y = X / (1 + np.abs(X))

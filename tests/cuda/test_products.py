@@ -10,10 +10,10 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn.backends.cuda.graph import Child
+from genesis_fn.backends.cuda.run.graph import Child
 from genesis_fn.compiler.options import without
-from genesis_fn.kernels.launch import Launch
-from genesis_fn.lax.norms import rms_norm
+from genesis_fn.kernels.plan import Launch
+from genesis_fn.lax.fused.norms import rms_norm
 from genesis_fn.nn.functions import silu
 from genesis_fn.nn.layers import linear
 

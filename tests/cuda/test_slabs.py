@@ -12,9 +12,10 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.compiler import fuse, respell
+from genesis_fn.compiler.fusion import fuse
+from genesis_fn.compiler.loop_ir import reindex
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 
@@ -196,7 +197,7 @@ def test_the_length_of_parts() -> None:
     def parts(f, *args) -> list[int]:
         jaxpr, _ = programs.traced(f, *args)
         return [
-            respell.part_length(x.body.instrs, x.over.reduced)
+            reindex.part_length(x.body.instrs, x.over.reduced)
             for x in fuse.fuse(simplify(jaxpr), H200).groups if x.body is not None
         ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import cuda
 from genesis_fn.core.dtypes import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64
 from genesis_fn.core.primitive import PRIMITIVES, bind
-from genesis_fn.primitives.define import batch_elementwise
+from genesis_fn.primitives.factories import batch_elementwise
 from tests.kernels.planned import has_expression
 from tests.primitives.specials import (
     BINARY,

@@ -9,18 +9,18 @@ import programs  # noqa: F401 (it chooses the interpreting driver)
 
 import genesis_fn as g
 from genesis_fn import random
-from genesis_fn.backends.cuda.steps import keeps_fused
-from genesis_fn.compiler.fuse import Group, fuse
+from genesis_fn.backends.cuda.lower.steps import keeps_fused
+from genesis_fn.compiler.fusion.fuse import Group, fuse
+from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.models import qwen
-from genesis_fn.transforms.autocast import amp
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.precision.autocast import amp
+from genesis_fn.transforms.staging.stage import stage
 
 UNIT = 16384 * 1024 * 2  # bytes of one bfloat16 activation
 

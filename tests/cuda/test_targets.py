@@ -15,15 +15,15 @@ from targets import F8E4, F32, PROGRAMS, QUICK, launches, operands, values
 from test_every_primitive import accepted, cases
 
 import genesis_fn as g
-from genesis_fn.backends.cuda import driver
-from genesis_fn.backends.cuda.compile import is_gluon
-from genesis_fn.backends.cuda.driver_interpret import InterpretDriver
+from genesis_fn.backends.cuda.binaries.compile import is_gluon
+from genesis_fn.backends.cuda.driver import driver
+from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.lowerings import plan_for
 from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
 from genesis_fn.core.aval import aval
 from genesis_fn.core.device import Device, cpu, cuda
 from genesis_fn.core.primitive import PRIMITIVES
-from genesis_fn.kernels.launch import Buf, Descriptor, Launch, Plan
+from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Plan
 
 FOLDER = Path(__file__).parent
 

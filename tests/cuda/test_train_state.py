@@ -9,7 +9,7 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import TrainState
-from genesis_fn.backends.cuda.carry import Carry
+from genesis_fn.backends.cuda.run.donated_state import Carry
 from genesis_fn.core import errors
 from genesis_fn.core.device import using_device
 from genesis_fn.core.train_state import Memory

@@ -8,9 +8,9 @@ import pytest
 
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.graph import Child, Copy, Repeat, Switch, While
+from genesis_fn.backends.cuda.run.graph import Child, Copy, Repeat, Switch, While
 from genesis_fn.compiler.options import without
-from genesis_fn.kernels.launch import Launch
+from genesis_fn.kernels.plan import Launch
 
 rng = np.random.default_rng(0)
 CACHE = (64, 8)

@@ -29,7 +29,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, optim, tree, tree_util
 from genesis_fn.core.static import Frozen, NotStatic
-from genesis_fn.transforms.fused import fused
+from genesis_fn.transforms.custom.fused import fused
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning"

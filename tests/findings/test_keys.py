@@ -13,8 +13,9 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import io, lax, random
-from genesis_fn.core import config, errors
+from genesis_fn.core import errors
 from genesis_fn.core.array import Array
+from genesis_fn.core.configuration import config
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.random import KeyReuseWarning
 

@@ -13,10 +13,10 @@ import torch
 
 import genesis_fn.numpy as jnp
 from genesis_fn import debug, io, models, random
-from genesis_fn.lax.attention import dot_product_attention
+from genesis_fn.lax.fused.attention import dot_product_attention
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate, sample
-from genesis_fn.transforms.grad import grad, vjp
+from genesis_fn.transforms.autodiff.grad import grad, vjp
 from genesis_fn.transforms.jit import jit
 
 # Each case traces a model anew, on purpose.

@@ -518,13 +518,13 @@ def test_m13_other_mistakes_keep_their_words():
 
 
 def test_m13_each_answer_names_something_that_exists():
-    from genesis_fn.core import habits
+    from genesis_fn.core.diagnostics import torch_habits
 
-    for module, names in habits.MODULES.items():
+    for module, names in torch_habits.MODULES.items():
         package = __import__(module, fromlist=["_"])
         for name in names:
             assert not hasattr(package, name), (module, name)
-    for name in habits.ARRAYS:
+    for name in torch_habits.ARRAYS:
         assert name not in public(gf.numpy.ones(1)) - {"data"}, name
 
 

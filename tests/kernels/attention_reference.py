@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from genesis_fn.kernels.attention_spec import AttentionSpec, option_inputs
+from genesis_fn.kernels.attention.spec import AttentionSpec, option_inputs
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

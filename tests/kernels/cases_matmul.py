@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from genesis_fn.compiler.target import H200
-from genesis_fn.kernels.launch import Plan
-from genesis_fn.kernels.matmul import Config, Hooks, MatmulSpec, plan_matmul
-from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
-from genesis_fn.kernels.matmul_spec import Segment
+from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul.matmul import Config, Hooks, MatmulSpec, plan_matmul
+from genesis_fn.kernels.matmul.spec import Segment
+from genesis_fn.kernels.plan import Plan
 
 
 def cases() -> dict[str, Plan]:

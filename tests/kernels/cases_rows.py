@@ -6,27 +6,30 @@ import genesis_fn as g
 from genesis_fn import lax
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
-from genesis_fn.kernels.concat import Concatenate, plan_concatenate
-from genesis_fn.kernels.cross_entropy import (
-    CrossEntropy,
-    plan_cross_entropy_backward,
-    plan_cross_entropy_forward,
-)
-from genesis_fn.kernels.dtypes import NAMES
-from genesis_fn.kernels.launch import Launch, Plan
-from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
-from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
-from genesis_fn.kernels.random import RandomBits, plan_random_bits
-from genesis_fn.kernels.scan import Scan, plan_scan
-from genesis_fn.kernels.scatter import (
+from genesis_fn.kernels.indexing.concat import Concatenate, plan_concatenate
+from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
     plan_gather_rows,
     plan_scatter_rows,
 )
-from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
-from genesis_fn.kernels.sort import Sort, plan_sort
-from genesis_fn.kernels.top_k import TopK, plan_top_k
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.plan import Launch, Plan
+from genesis_fn.kernels.random import RandomBits, plan_random_bits
+from genesis_fn.kernels.rows.cross_entropy import (
+    CrossEntropy,
+    plan_cross_entropy_backward,
+    plan_cross_entropy_forward,
+)
+from genesis_fn.kernels.rows.linear_cross_entropy import (
+    LinearCrossEntropy,
+    plan_linear_cross_entropy,
+)
+from genesis_fn.kernels.rows.norm import Norm, plan_norm_backward, plan_norm_forward
+from genesis_fn.kernels.rows.scan import Scan, plan_scan
+from genesis_fn.kernels.rows.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
+from genesis_fn.kernels.sort.sort import Sort, plan_sort
+from genesis_fn.kernels.sort.top_k import TopK, plan_top_k
 from tests.kernels.planned import plans_of
 
 

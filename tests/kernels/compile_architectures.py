@@ -12,15 +12,15 @@ import json
 import sys
 
 from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.launch import Launch, Plan
-from genesis_fn.kernels.matmul import MatmulSpec, plan_matmul
-from genesis_fn.kernels.norm import Norm, plan_norm_forward
-from genesis_fn.kernels.scan import Scan, plan_scan
-from genesis_fn.kernels.softmax import Softmax, plan_softmax_forward
-from genesis_fn.kernels.sort import Sort, plan_sort
-from genesis_fn.kernels.top_k import TopK, plan_top_k
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.matmul.matmul import MatmulSpec, plan_matmul
+from genesis_fn.kernels.plan import Launch, Plan
+from genesis_fn.kernels.rows.norm import Norm, plan_norm_forward
+from genesis_fn.kernels.rows.scan import Scan, plan_scan
+from genesis_fn.kernels.rows.softmax import Softmax, plan_softmax_forward
+from genesis_fn.kernels.sort.sort import Sort, plan_sort
+from genesis_fn.kernels.sort.top_k import TopK, plan_top_k
 from tests.kernels.compile_only import compile_plan
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import triton
 
-from genesis_fn.backends.cuda.compile import compiled_by_triton, request
+from genesis_fn.backends.cuda.binaries.compile import compiled_by_triton, request
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.launch import Launch, Plan
+from genesis_fn.kernels.plan import Launch, Plan
 
 
 def compile_plan(plan: Plan, target: Target) -> list[dict[str, Any]]:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings import plan_for
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Var
-from genesis_fn.core.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.kernels.launch import Plan
-from genesis_fn.transforms.stage import stage
+from genesis_fn.kernels.plan import Plan
+from genesis_fn.transforms.staging.stage import stage
 
 
 def has_expression(prim: Primitive) -> bool:

@@ -12,10 +12,10 @@ if os.environ.setdefault("TRITON_INTERPRET", "1") == "1":
 
 import torch
 
-from genesis_fn.backends.cuda.runtime import runtime
+from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.compiler.target import H200
-from genesis_fn.kernels.language import INTERPRETED
-from genesis_fn.kernels.launch import Launch, Plan
+from genesis_fn.kernels.language.language import INTERPRETED
+from genesis_fn.kernels.plan import Launch, Plan
 from tests import compiled
 
 _GARBAGE = 0xFF

@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.attention import AttentionConfig, general_plan
-from genesis_fn.kernels.attention_backward import BackwardConfig, general_backward_plan
-from genesis_fn.kernels.attention_decode import decode_plan
-from genesis_fn.kernels.attention_scores import tile_and_head
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.launch import Buf, Launch, Plan
+from genesis_fn.kernels.attention.backward import BackwardConfig, general_backward_plan
+from genesis_fn.kernels.attention.decode import decode_plan
+from genesis_fn.kernels.attention.forward import AttentionConfig, general_plan
+from genesis_fn.kernels.attention.scores import tile_and_head
+from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.plan import Buf, Launch, Plan
 from tests.kernels.attention_reference import (
     TORCH,
     attention_reference,

@@ -12,10 +12,10 @@ import pytest
 PROGRAM = """
 import json, sys
 from genesis_fn.compiler.target import H200
-from genesis_fn.kernels.attention import general_plan
-from genesis_fn.kernels.attention_backward import general_backward_plan
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
+from genesis_fn.kernels.attention.forward import general_plan
+from genesis_fn.kernels.attention.backward import general_backward_plan
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import AttentionSpec
 from tests.kernels.compile_only import compile_plan
 
 found = {}

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.launch import Descriptor, Launch, Plan
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.plan import Descriptor, Launch, Plan
 from tests.kernels.attention_reference import random_inputs
 from tests.kernels.run import TARGET, run_plan
 from tests.kernels.test_attention import CASES, DECODE_CASES
@@ -106,8 +106,8 @@ def test_a_cache_gives_what_the_general_kernel_gives():
 PROGRAM = """
 import json, sys
 from genesis_fn.compiler.target import OF_ARCHITECTURE
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import AttentionSpec
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import AttentionSpec
 from tests.kernels.compile_only import compile_plan
 
 target = OF_ARCHITECTURE[int(sys.argv[1])]

@@ -9,7 +9,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.concat import Concatenate, plan_concatenate
+from genesis_fn.kernels.indexing.concat import Concatenate, plan_concatenate
 from tests.kernels.run import TARGET, run_plan
 
 TORCH = {

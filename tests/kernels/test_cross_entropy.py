@@ -9,8 +9,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.backends.cuda.error_word import decode
-from genesis_fn.kernels.cross_entropy import (
+from genesis_fn.backends.cuda.run.error_word import decode
+from genesis_fn.kernels.rows.cross_entropy import (
     CrossEntropy,
     plan_cross_entropy_backward,
     plan_cross_entropy_forward,

@@ -9,8 +9,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.launch import Buf, Launch, Plan
-from genesis_fn.kernels.source import kernel_from_source
+from genesis_fn.kernels.language.source import kernel_from_source
+from genesis_fn.kernels.plan import Buf, Launch, Plan
 from tests.kernels.run import run_plan
 
 N = 64

@@ -9,9 +9,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.cross_entropy import CrossEntropy
-from genesis_fn.kernels.launch import Launch
-from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
+from genesis_fn.kernels.plan import Launch
+from genesis_fn.kernels.rows.cross_entropy import CrossEntropy
+from genesis_fn.kernels.rows.linear_cross_entropy import (
+    LinearCrossEntropy,
+    plan_linear_cross_entropy,
+)
 from tests.kernels.run import TARGET, run_plan
 from tests.kernels.test_cross_entropy import TORCH, reference
 

@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from genesis_fn.compiler.target import H200, Target
-from genesis_fn.kernels.matmul import (
-    Config,
-    Hooks,
-    MatmulSpec,
-    configs,
-    plan_matmul,
-)
-from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
-from genesis_fn.kernels.matmul_spec import Segment
-from genesis_fn.kernels.matmul_tuning import chosen_config
+from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul.matmul import Config, Hooks, MatmulSpec, configs, plan_matmul
+from genesis_fn.kernels.matmul.spec import Segment
+from genesis_fn.kernels.matmul.tuning import chosen_config
 from tests.kernels.run import run_plan
 
 DTYPES = {

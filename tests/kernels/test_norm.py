@@ -10,7 +10,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
+from genesis_fn.kernels.rows.norm import Norm, plan_norm_backward, plan_norm_forward
 from tests.kernels.run import TARGET, run_plan
 
 TORCH = {

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.launch import Buf
-from genesis_fn.kernels.matmul import Config, MatmulSpec, configs, plan_matmul
-from genesis_fn.kernels.planning import PlanBuilder
-from genesis_fn.kernels.prepared import add_prepared, copies
+from genesis_fn.kernels.matmul.matmul import Config, MatmulSpec, configs, plan_matmul
+from genesis_fn.kernels.matmul.operand_layout import add_prepared, copies
+from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan_builder import PlanBuilder
 from tests.kernels.run import run_plan
 
 TMA = Config("tma", 32, 32, 32, 4, 2, prepared=True)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.launch import Buf, Launch, Plan
+from genesis_fn.kernels.plan import Buf, Launch, Plan
 from genesis_fn.kernels.random import RandomBits, philox_block, plan_random_bits
 from tests.kernels.run import TARGET, run_plan
 

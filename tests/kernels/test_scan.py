@@ -9,8 +9,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.launch import Launch
-from genesis_fn.kernels.scan import OPERATIONS, Scan, plan_scan
+from genesis_fn.kernels.plan import Launch
+from genesis_fn.kernels.rows.scan import OPERATIONS, Scan, plan_scan
 from tests.kernels.run import TARGET, run_plan
 
 TORCH = {

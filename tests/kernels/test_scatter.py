@@ -9,14 +9,14 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.backends.cuda.error_word import decode
-from genesis_fn.kernels import block_sort
-from genesis_fn.kernels.scatter import (
+from genesis_fn.backends.cuda.run.error_word import decode
+from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
     plan_gather_rows,
     plan_scatter_rows,
 )
+from genesis_fn.kernels.sort import block_sort
 from tests.kernels.run import TARGET, run_plan
 
 TORCH = {

@@ -9,7 +9,12 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import pytest
 import torch
 
-from genesis_fn.kernels.softmax import KINDS, Softmax, plan_softmax_backward, plan_softmax_forward
+from genesis_fn.kernels.rows.softmax import (
+    KINDS,
+    Softmax,
+    plan_softmax_backward,
+    plan_softmax_forward,
+)
 from tests.kernels.run import TARGET, run_plan
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.kernels import block_sort, radix_sort, top_k
-from genesis_fn.kernels.sort import Sort, plan_sort
-from genesis_fn.kernels.top_k import TopK, plan_top_k
+from genesis_fn.kernels.sort import block_sort, radix_sort, top_k
+from genesis_fn.kernels.sort.sort import Sort, plan_sort
+from genesis_fn.kernels.sort.top_k import TopK, plan_top_k
 from tests.kernels.run import TARGET, run_plan
 
 TORCH = {

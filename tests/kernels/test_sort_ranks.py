@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from genesis_fn.kernels.radix_sort import PLACES, RANKS
+from genesis_fn.kernels.sort.radix_sort import PLACES, RANKS
 
 LANES = np.arange(32)
 

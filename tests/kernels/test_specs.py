@@ -13,21 +13,21 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE, Target
-from genesis_fn.kernels.attention_decode import decode_plan
-from genesis_fn.kernels.attention_spec import AttentionSpec
-from genesis_fn.kernels.concat import Concatenate
-from genesis_fn.kernels.cross_entropy import CrossEntropy
-from genesis_fn.kernels.launch import Buf
-from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy
-from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_spec import Config, Hooks, MatmulSpec, Segment
-from genesis_fn.kernels.norm import Norm
-from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.kernels.attention.decode import decode_plan
+from genesis_fn.kernels.attention.spec import AttentionSpec
+from genesis_fn.kernels.indexing.concat import Concatenate
+from genesis_fn.kernels.indexing.scatter import GatherRows, ScatterRows
+from genesis_fn.kernels.matmul.matmul import plan_matmul
+from genesis_fn.kernels.matmul.spec import Config, Hooks, MatmulSpec, Segment
+from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.kernels.random import RandomBits
-from genesis_fn.kernels.scan import Scan
-from genesis_fn.kernels.scatter import GatherRows, ScatterRows
-from genesis_fn.kernels.softmax import Softmax
-from genesis_fn.kernels.sort import Sort
+from genesis_fn.kernels.rows.cross_entropy import CrossEntropy
+from genesis_fn.kernels.rows.linear_cross_entropy import LinearCrossEntropy
+from genesis_fn.kernels.rows.norm import Norm
+from genesis_fn.kernels.rows.scan import Scan
+from genesis_fn.kernels.rows.softmax import Softmax
+from genesis_fn.kernels.sort.sort import Sort
 
 ATTENTION = AttentionSpec(1, 2, 1, 4, 4, 8)
 LOSSES = CrossEntropy(4, 8, "fp32")

@@ -11,7 +11,7 @@ import genesis_fn.image as image
 import genesis_fn.lax as lax
 from genesis_fn.core import errors
 from genesis_fn.core.array import from_numpy as ours
-from genesis_fn.transforms.grad import grad
+from genesis_fn.transforms.autodiff.grad import grad
 from genesis_fn.transforms.jit import jit
 
 RNG = np.random.default_rng(0)

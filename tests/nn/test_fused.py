@@ -12,15 +12,15 @@ import torch
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.lax import attention as attention_module, cross_entropy, norms, softmax
-from genesis_fn.lax.attention import dot_product_attention
-from genesis_fn.lax.cross_entropy import cross_entropy_last, linear_cross_entropy
-from genesis_fn.transforms import fused as fused_module
-from genesis_fn.transforms.autocast import amp
-from genesis_fn.transforms.fused import FUSED
-from genesis_fn.transforms.grad import grad, jvp, value_and_grad, vjp
+from genesis_fn.lax.fused import attention as attention_module, cross_entropy, norms, softmax
+from genesis_fn.lax.fused.attention import dot_product_attention
+from genesis_fn.lax.fused.cross_entropy import cross_entropy_last, linear_cross_entropy
+from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad, vjp
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.custom import fused as fused_module
+from genesis_fn.transforms.custom.fused import FUSED
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.precision.autocast import amp
 
 RNG = np.random.default_rng(0)
 

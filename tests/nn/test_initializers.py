@@ -8,7 +8,7 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import random
-from genesis_fn.core import config
+from genesis_fn.core.configuration import config
 from genesis_fn.nn import initializers
 
 SCALED = [

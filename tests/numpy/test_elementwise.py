@@ -169,7 +169,7 @@ def test_python_integer_out_of_range() -> None:
 
 
 def test_strict_promotion() -> None:
-    from genesis_fn.core import config
+    from genesis_fn.core.configuration import config
 
     with config.override(numpy_dtype_promotion="strict"):
         assert (jnp.ones(2) + 1).dtype == np.float32
@@ -178,7 +178,7 @@ def test_strict_promotion() -> None:
 
 
 def test_rank_promotion() -> None:
-    from genesis_fn.core import config
+    from genesis_fn.core.configuration import config
 
     with config.override(numpy_rank_promotion="raise"):
         jnp.ones((2, 3)) + jnp.ones(())

@@ -11,7 +11,7 @@ import pytest
 import genesis_fn.lax as lax
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.transforms.grad import grad
+from genesis_fn.transforms.autodiff.grad import grad
 from genesis_fn.transforms.jit import jit
 from tests.numpy.reference import close, ours, theirs, values
 

@@ -10,7 +10,7 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 
 SCATTERS = ("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max")
 UPDATES = ("set", "add", "multiply", "divide", "power", "min", "max")

@@ -19,11 +19,11 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import Linear, typeof
-from genesis_fn.primitives.define import instantiate
-from genesis_fn.transforms.batch import vmap_flat
-from genesis_fn.transforms.linearize import jvp_flat, linearize_flat
-from genesis_fn.transforms.stage import evaluate, stage
-from genesis_fn.transforms.transpose import transpose_flat
+from genesis_fn.primitives.factories import instantiate
+from genesis_fn.transforms.autodiff.linearize import jvp_flat, linearize_flat
+from genesis_fn.transforms.autodiff.transpose import transpose_flat
+from genesis_fn.transforms.batching.batch import vmap_flat
+from genesis_fn.transforms.staging.stage import evaluate, stage
 
 jax.config.update("jax_platforms", "cpu")
 

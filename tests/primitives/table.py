@@ -15,24 +15,22 @@ from jax import lax, numpy as jnp
 
 from genesis_fn.core import dtypes
 from genesis_fn.primitives import (
-    contract,
     conv,
-    cumulative,
-    define,
+    dot_general,
     elementwise as ops,
+    factories,
     fft,
-    fold,
-    gather,
-    indexing,
     linalg,
     random_bits,
-    reduce,
-    scatter,
     shape as shapes,
     sort,
-    window,
 )
-from genesis_fn.primitives.windows import GatherDimensionNumbers, ScatterDimensionNumbers
+from genesis_fn.primitives.indexing import gather, indexing, scatter
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    ScatterDimensionNumbers,
+)
+from genesis_fn.primitives.reductions import cumulative, reduce, reduce_generic, reduce_window
 
 _rng = np.random.default_rng(3)
 
@@ -134,7 +132,7 @@ row(
 )
 row("add_n", lambda *xs: ops.total(list(xs)), lambda x, y, z: x + y + z, (A, B, POSITIVE))
 row("stop_gradient", lambda x: ops.stop_gradient(x), lax.stop_gradient, (A,), 0)
-row("full", lambda: define.full((2,), 3.0, dtypes.F64), lambda: jnp.full((2,), 3.0), (), 0)
+row("full", lambda: factories.full((2,), 3.0, dtypes.F64), lambda: jnp.full((2,), 3.0), (), 0)
 
 # ---- shapes ----
 
@@ -159,7 +157,7 @@ row("reduce_precision", lambda x: shapes.reduce_precision(x, 11, 52), lambda x: 
 
 # ---- reductions ----
 
-row("reduce_prod", lambda x: fold.reduce_prod(x, (1,)), lambda x: jnp.prod(x, 1), (LINE,))
+row("reduce_prod", lambda x: reduce_generic.reduce_prod(x, (1,)), lambda x: jnp.prod(x, 1), (LINE,))
 for _name in ("sum", "max", "min"):
     row(f"reduce_{_name}", lambda x, n=_name: getattr(reduce, f"reduce_{n}")(x, (1,)),
         lambda x, n=_name: getattr(jnp, n)(x, 1), (LINE,))  # fmt: skip
@@ -189,12 +187,12 @@ def _recurrence(a: Any, b: Any) -> Any:
 row("linear_recurrence", cumulative.linear_recurrence, _recurrence, (normal(4, 2), normal(4, 2)))
 row("fft", lambda x: ops.real(fft.fft(ops.convert(x, dtypes.C128), "FFT", (4,))),
     lambda x: jnp.fft.fft(x).real, (normal(2, 4),))  # fmt: skip
-row("reduce_window_sum", lambda x: window.reduce_window_sum(x, (1, 2), (1, 2)),
+row("reduce_window_sum", lambda x: reduce_window.reduce_window_sum(x, (1, 2), (1, 2)),
     lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"), (LINE,))  # fmt: skip
-row("reduce_window_max", lambda x: window.reduce_window_max(x, (1, 2), (1, 2)),
+row("reduce_window_max", lambda x: reduce_window.reduce_window_max(x, (1, 2), (1, 2)),
     lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID"),
     (LINE,))  # fmt: skip
-row("reduce_window_min", lambda x: window.reduce_window_min(x, (1, 2), (1, 1)),
+row("reduce_window_min", lambda x: reduce_window.reduce_window_min(x, (1, 2), (1, 1)),
     lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2), (1, 1), "VALID"), (LINE,))  # fmt: skip
 
 # ---- indexing ----
@@ -225,7 +223,7 @@ row("top_k", lambda x: sort.top_k(x, 2)[0], lambda x: lax.top_k(x, 2)[0], (LINE,
 # ---- contraction, linear algebra, random ----
 
 _dot = (((2,), (1,)), ((0,), (0,)))
-row("dot_general", lambda x, y: contract.dot_general(x, y, _dot),
+row("dot_general", lambda x, y: dot_general.dot_general(x, y, _dot),
     lambda x, y: lax.dot_general(x, y, _dot), (normal(2, 3, 4), normal(2, 4, 2)))  # fmt: skip
 row("conv_general_dilated", lambda x, w: conv.conv_general_dilated(x, w, (1, 2), [(1, 0), (0, 1)]),
     lambda x, w: lax.conv_general_dilated(x, w, (1, 2), [(1, 0), (0, 1)]),

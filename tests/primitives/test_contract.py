@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from genesis_fn.core import config, dtypes, errors
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import typeof
-from genesis_fn.primitives import contract
+from genesis_fn.primitives import dot_general
 from tests.primitives.check import (
     assert_same,
     check,
@@ -42,7 +43,7 @@ CASES = {
 def test_against_jax(name):
     a, b, numbers = CASES[name]
     check(
-        lambda x, y: contract.dot_general(x, y, numbers),
+        lambda x, y: dot_general.dot_general(x, y, numbers),
         lambda x, y: jax.lax.dot_general(x, y, numbers),
         random(a), random(b, seed=1),
     )  # fmt: skip
@@ -62,7 +63,7 @@ def test_every_dtype(name):
         return [random(a, kind), random(b, kind, seed=1)]
 
     check_dtypes(
-        lambda x, y: contract.dot_general(x, y, numbers),
+        lambda x, y: dot_general.dot_general(x, y, numbers),
         lambda x, y: jax.lax.dot_general(x, y, numbers),
         make,
     )
@@ -87,7 +88,7 @@ def test_preferred_element_type(kinds, preferred):
         high = int(dtypes.iinfo(d).max) if dtypes.is_integer(d) else 0
         rng = np.random.default_rng(seed)
         xs.append(rng.integers(0, high, shape, d) if high else random(shape, d, seed))
-    f = lambda x, y: contract.dot_general(x, y, numbers, None, preferred)  # noqa: E731
+    f = lambda x, y: dot_general.dot_general(x, y, numbers, None, preferred)  # noqa: E731
     wide = dtypes.dtype(preferred)
     out = f(*map(to_array, xs))
     assert typeof(out).dtype == wide
@@ -99,7 +100,7 @@ def test_preferred_element_type(kinds, preferred):
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_sixteen_bit_floats_accumulate_in_float32(kind):
     x = np.full((1, 5000), 0.1).astype(dtypes.dtype(kind))
-    out = contract.dot(to_array(x), to_array(np.ones((5000, 1), x.dtype)))
+    out = dot_general.dot(to_array(x), to_array(np.ones((5000, 1), x.dtype)))
     exact = float(x[0, 0]) * 5000
     assert abs(float(to_numpy(out)[0, 0]) - exact) <= exact * float(dtypes.finfo(x.dtype).eps)
 
@@ -107,39 +108,39 @@ def test_sixteen_bit_floats_accumulate_in_float32(kind):
 def test_large_integer_products_wrap():
     x = np.array([[2**40 + 3, 5]], np.int64)
     y = np.array([[2**40 + 1], [7]], np.int64)
-    check_value(contract.dot, jax.lax.dot, x, y)
+    check_value(dot_general.dot, jax.lax.dot, x, y)
 
 
 def test_mixed_precision_derivatives_have_the_operands_dtypes():
     numbers = CASES["matmul"][2]
     check(
-        lambda x, y: contract.dot_general(x, y, numbers, None, "float32"),
+        lambda x, y: dot_general.dot_general(x, y, numbers, None, "float32"),
         lambda x, y: jax.lax.dot_general(x, y, numbers, None, "float32"),
         random((3, 4), dtypes.BF16), random((4, 5), dtypes.BF16, seed=1), tolerance=2e-2,
     )  # fmt: skip
 
 
 def test_dot_and_batch_matmul():
-    check(contract.batch_matmul, jax.lax.batch_matmul, random((2, 3, 4)), random((2, 4, 2)))
+    check(dot_general.batch_matmul, jax.lax.batch_matmul, random((2, 3, 4)), random((2, 4, 2)))
     for a, b in [((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((2, 3), (3, 4))]:
-        check(contract.dot, lambda x, y: jax.numpy.dot(x, y), random(a), random(b, seed=1))
+        check(dot_general.dot, lambda x, y: jax.numpy.dot(x, y), random(a), random(b, seed=1))
 
 
 def test_negative_dimensions():
     x, y = random((2, 3)), random((4, 3))
-    out = contract.dot_general(to_array(x), to_array(y), (((-1,), (-1,)), ((), ())))
+    out = dot_general.dot_general(to_array(x), to_array(y), (((-1,), (-1,)), ((), ())))
     assert_same(out, x @ y.T)
 
 
 def test_precision_names_and_setting():
-    assert contract.canonical_precision(None) == config.current().matmul_precision
-    assert contract.canonical_precision(contract.Precision.HIGHEST) == "highest"
-    assert contract.canonical_precision(("default", "high")) == "tf32x3"
+    assert dot_general.canonical_precision(None) == config.current().matmul_precision
+    assert dot_general.canonical_precision(dot_general.Precision.HIGHEST) == "highest"
+    assert dot_general.canonical_precision(("default", "high")) == "tf32x3"
     with config.override(matmul_precision="tf32"):
-        assert contract.canonical_precision(None) == "tf32"
-        assert contract.canonical_precision("float32") == "highest"
+        assert dot_general.canonical_precision(None) == "tf32"
+        assert dot_general.canonical_precision("float32") == "highest"
     with pytest.raises(ValueError, match="'exact' is not a Precision"):
-        contract.canonical_precision("exact")
+        dot_general.canonical_precision("exact")
 
 
 @pytest.mark.parametrize(
@@ -155,13 +156,13 @@ def test_precision_names_and_setting():
 )
 def test_shape_errors(a, b, numbers, message):
     with pytest.raises(errors.ShapeError, match=message):
-        contract.dot_general(to_array(random(a)), to_array(random(b)), numbers)
+        dot_general.dot_general(to_array(random(a)), to_array(random(b)), numbers)
 
 
 def test_dtype_errors():
     x, y = to_array(random((3, 3))), to_array(random((3, 3), np.int32))
-    assert contract.dot(x, y).dtype == contract.dot(y, x).dtype == x.dtype
+    assert dot_general.dot(x, y).dtype == dot_general.dot(y, x).dtype == x.dtype
     with pytest.raises(errors.DTypeError, match="cannot hold products of float64"):
-        contract.dot(x, x, preferred_element_type="int32")
+        dot_general.dot(x, x, preferred_element_type="int32")
     with pytest.raises(errors.ShapeError, match="no vectors or matrices"):
-        contract.dot(x, to_array(random((4,))))
+        dot_general.dot(x, to_array(random((4,))))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.primitives import conv, elementwise, window
-from genesis_fn.primitives.reduce import extreme_over_nothing
+from genesis_fn.primitives import conv, elementwise
+from genesis_fn.primitives.reductions import reduce_window
+from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
 from tests.primitives.check import (
     assert_same,
     check,
@@ -262,7 +263,7 @@ def test_windows(name, kind):
     computation, init = {
         "sum": (jax.lax.add, 0), "max": (jax.lax.max, -np.inf), "min": (jax.lax.min, np.inf),
     }[kind]  # fmt: skip
-    f = functools.partial(getattr(window, f"reduce_window_{kind}"), **options)
+    f = functools.partial(getattr(reduce_window, f"reduce_window_{kind}"), **options)
     reference = functools.partial(lax_window, computation, init, **options)
     x = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape) / 7.0
     if kind != "sum" and name in ("dilated", "negative padding"):
@@ -283,7 +284,7 @@ def test_window_dtypes(kind):
     for d in [*kinds, *dtypes.COMPLEX] if kind == "sum" else kinds:
         x = extremes(d, (6, 5))
         init = 0 if kind == "sum" else extreme_over_nothing(d, kind == "max")
-        pool = getattr(window, f"reduce_window_{kind}")
+        pool = getattr(reduce_window, f"reduce_window_{kind}")
         f = lambda v: pool(v, (3, 2), (2, 1), "SAME")  # noqa: B023, E731
         got = f(to_array(x))
         check_staged(f, x)
@@ -296,12 +297,12 @@ def test_window_dtypes(kind):
 def test_window_max_of_ties_takes_the_first_and_nan_wins():
     x = np.array([[1.0, 3.0, 3.0, 0.0], [3.0, 3.0, 0.0, 0.0]])
     (g,) = vjp(
-        lambda v: window.reduce_window_max(v, (2, 2), (2, 2)), [to_array(x)],
+        lambda v: reduce_window.reduce_window_max(v, (2, 2), (2, 2)), [to_array(x)],
         [to_array(np.array([[5.0, 7.0]]))],
     )  # fmt: skip
     assert_same(g, np.array([[0.0, 5.0, 7.0, 0.0], [0.0] * 4]))
     x[1, 2] = np.nan
-    out = window.reduce_window_max(to_array(x), (2, 2), (2, 2))
+    out = reduce_window.reduce_window_max(to_array(x), (2, 2), (2, 2))
     assert_same(out, np.array([[3.0, np.nan]]))
 
 
@@ -314,14 +315,16 @@ def test_reduce_window_of_any_function():
         for options in (
             dict(padding="SAME"), dict(base_dilation=(2, 1), window_dilation=(1, 2)),
         ):  # fmt: skip
-            got = window.reduce_window(to_array(x), init, computation, (2, 3), (2, 1), **options)
+            got = reduce_window.reduce_window(
+                to_array(x), init, computation, (2, 3), (2, 1), **options
+            )
             assert_same(got, lax_window(reference, init, x, (2, 3), (2, 1), **options))
     check(
-        lambda v: window.reduce_window(v, 1.0, elementwise.mul, (2, 2), (1, 2)),
+        lambda v: reduce_window.reduce_window(v, 1.0, elementwise.mul, (2, 2), (1, 2)),
         lambda v: v[:-1, ::2] * v[1:, ::2] * v[:-1, 1::2] * v[1:, 1::2], x,
     )  # fmt: skip
     check(
-        lambda v: window.reduce_window(v, -np.inf, elementwise.max, (2, 2), (1, 2)),
+        lambda v: reduce_window.reduce_window(v, -np.inf, elementwise.max, (2, 2), (1, 2)),
         lambda v: lax_window(jax.lax.max, -np.inf, v, (2, 2), (1, 2)), x, order=1,
     )  # fmt: skip
 
@@ -329,7 +332,7 @@ def test_reduce_window_of_any_function():
 def test_window_errors():
     x = to_array(random((4, 5)))
     with pytest.raises(errors.ShapeError, match=r"reduce_window_sum of f64\[4,5\]: lengths .3,."):
-        window.reduce_window_sum(x, (3,), (1,), ((0, 0),))
+        reduce_window.reduce_window_sum(x, (3,), (1,), ((0, 0),))
     with pytest.raises(errors.ShapeError, match="strides .0, 1. must be positive"):
-        window.reduce_window_max(x, (3, 1), (0, 1))
-    assert window.reduce_window_max(x, (5, 1), (1, 1)).aval.shape == (0, 5)
+        reduce_window.reduce_window_max(x, (3, 1), (0, 1))
+    assert reduce_window.reduce_window_max(x, (5, 1), (1, 1)).aval.shape == (0, 5)

@@ -12,9 +12,9 @@ from jax import lax as jlax
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import typeof
-from genesis_fn.primitives import indexing as I
 from genesis_fn.primitives.elementwise import convert
-from genesis_fn.transforms.stage import stage
+from genesis_fn.primitives.indexing import indexing as I
+from genesis_fn.transforms.staging.stage import stage
 from tests.late import raises
 from tests.primitives.check import (
     assert_same,

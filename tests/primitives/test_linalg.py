@@ -10,7 +10,7 @@ import pytest
 
 from genesis_fn.core import errors
 from genesis_fn.primitives import linalg
-from genesis_fn.primitives.contract import batch_matmul
+from genesis_fn.primitives.dot_general import batch_matmul
 from genesis_fn.primitives.elementwise import add
 from tests.primitives.check import (
     assert_same,

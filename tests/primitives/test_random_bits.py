@@ -9,7 +9,7 @@ import pytest
 from genesis_fn.backends.cpu.lowerings import random as host
 from genesis_fn.core import errors
 from genesis_fn.primitives import random_bits as rb
-from genesis_fn.transforms.batch import vmap_flat
+from genesis_fn.transforms.batching.batch import vmap_flat
 from tests.primitives.check import check_batched, check_staged, to_array, to_numpy
 
 KEY = np.array([0x12345678, 0x9ABCDEF0], np.uint32)

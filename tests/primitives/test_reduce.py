@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.primitives import cumulative, elementwise, fold, reduce
+from genesis_fn.primitives import elementwise
+from genesis_fn.primitives.reductions import cumulative, reduce, reduce_generic
 from tests.primitives.check import (
     assert_same,
     check,
@@ -44,7 +45,7 @@ def lax_sum(x, axes):
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min"])
 def test_derivatives_and_batching(name, axes):
-    f = getattr(fold if name == "prod" else reduce, f"reduce_{name}")
+    f = getattr(reduce_generic if name == "prod" else reduce, f"reduce_{name}")
     reference = lax_sum if name == "sum" else getattr(jax.lax, f"reduce_{name}")
     check(lambda x: f(x, axes), lambda x: reference(x, axes), random((3, 4, 2)))
 
@@ -57,7 +58,7 @@ def test_every_dtype(name):
     if name in ("and", "or", "xor"):
         kinds = [dtypes.BOOL, *dtypes.INTEGERS]
     f, reference = (
-        getattr(fold if name == "prod" else reduce, f"reduce_{name}"),
+        getattr(reduce_generic if name == "prod" else reduce, f"reduce_{name}"),
         getattr(jax.lax, f"reduce_{name}"),
     )
     for axes in [(1,), (0, 2)]:
@@ -78,14 +79,14 @@ def test_sixteen_bit_sums_and_products_accumulate_in_float32():
     assert_same(reduce.reduce_sum(to_array(x), (0,)), np.array(4096.0).astype(dtypes.BF16))
     y = np.array([1.0078125] * 64).astype(dtypes.BF16)
     expected = np.array(1.0078125**64).astype(dtypes.BF16)
-    assert_same(fold.reduce_prod(to_array(y), (0,)), expected, tolerance=0.0)
+    assert_same(reduce_generic.reduce_prod(to_array(y), (0,)), expected, tolerance=0.0)
 
 
 @pytest.mark.parametrize("zeros", [[], [1], [1, 3], [0, 1, 2, 3, 4]])
 def test_product_with_zeros(zeros):
     x = random((5, 2))
     x[zeros, 0] = 0
-    check(lambda v: fold.reduce_prod(v, (0,)), lambda v: jax.lax.reduce_prod(v, (0,)), x)
+    check(lambda v: reduce_generic.reduce_prod(v, (0,)), lambda v: jax.lax.reduce_prod(v, (0,)), x)
 
 
 def test_ties_share_the_derivative_evenly():
@@ -102,7 +103,7 @@ def test_nan_propagates_and_nothing_gives_the_identity():
     x = np.array([[1.0, math.nan], [3.0, 2.0]], np.float32)
     for name in ("max", "min"):
         f, reference = (
-            getattr(fold if name == "prod" else reduce, f"reduce_{name}"),
+            getattr(reduce_generic if name == "prod" else reduce, f"reduce_{name}"),
             getattr(jax.lax, f"reduce_{name}"),
         )
         check_value(lambda v: f(v, (0,)), lambda v: reference(v, (0,)), x)  # noqa: B023
@@ -131,11 +132,11 @@ def test_reduce_with_any_function():
     for name, fast in (("add", lax_sum), ("max", jax.lax.reduce_max)):
         f = getattr(elementwise, name)
         identity = 0.0 if name == "add" else -math.inf
-        out = fold.reduce(to_array(x), identity, f, (0, 2))
+        out = reduce_generic.reduce(to_array(x), identity, f, (0, 2))
         assert_same(out, fast(x, (0, 2)))
     add_mul = lambda a, b: elementwise.add(elementwise.add(a, b), elementwise.mul(a, b))  # noqa: E731
     check(
-        lambda v: fold.reduce(v, 0.0, add_mul, (0, 2)),
+        lambda v: reduce_generic.reduce(v, 0.0, add_mul, (0, 2)),
         lambda v: jax.numpy.prod(1 + v, (0, 2)) - 1,
         x * 0.1, tolerance=1e-10,
     )  # fmt: skip
@@ -144,11 +145,11 @@ def test_reduce_with_any_function():
         first = elementwise.gt(a[0], b[0])
         return tuple(elementwise.select(first, p, q) for p, q in zip(a, b))
 
-    keys, values = fold.reduce((to_array(x), to_array(y)), (-math.inf, 0.0), larger, (1,))
+    keys, values = reduce_generic.reduce((to_array(x), to_array(y)), (-math.inf, 0.0), larger, (1,))
     assert_same(keys, x.max(1))
     assert_same(values, np.take_along_axis(y, x.argmax(1)[:, None], 1)[:, 0])
     empty = to_array(np.zeros((0, 2)))
-    assert to_numpy(fold.reduce(empty, 7.0, elementwise.add, (0,))).tolist() == [7.0, 7.0]
+    assert to_numpy(reduce_generic.reduce(empty, 7.0, elementwise.add, (0,))).tolist() == [7.0, 7.0]
 
 
 def test_reduction_errors():
@@ -156,7 +157,7 @@ def test_reduction_errors():
     with pytest.raises(errors.ShapeError, match="reduce_max: axis 2 does not fit f64"):
         reduce.reduce_max(x, (2,))
     with pytest.raises(errors.ShapeError, match="axes .* do not fit"):
-        fold.reduce_prod(x, (0, 0))
+        reduce_generic.reduce_prod(x, (0, 0))
     with pytest.raises(errors.DTypeError, match="reduce_and takes integers or booleans"):
         reduce.reduce_and(x, (0,))
     with pytest.raises(errors.DTypeError, match="argmax takes real numbers"):

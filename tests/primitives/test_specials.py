@@ -17,7 +17,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.device import default_device
 from genesis_fn.core.dtypes import BF16, BOOL, C64, C128, F16, F32, F64, I32, U8
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
-from genesis_fn.primitives.define import batch_elementwise
+from genesis_fn.primitives.factories import batch_elementwise
 from tests.primitives.specials import (
     BINARY,
     KINDS,

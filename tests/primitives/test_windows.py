@@ -12,8 +12,11 @@ import torch
 from genesis_fn.backends.cpu.lowerings.indexing import Plan
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
-from genesis_fn.primitives import gather as G, scatter as S
-from genesis_fn.primitives.windows import GatherDimensionNumbers, ScatterDimensionNumbers
+from genesis_fn.primitives.indexing import gather as G, scatter as S
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    ScatterDimensionNumbers,
+)
 from tests.primitives.check import (
     assert_same,
     check_batched,

@@ -21,16 +21,11 @@ from genesis_fn import random
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.primitives.elementwise import stop_gradient
-from genesis_fn.transforms import (
-    checkpoint as checkpoints,
-    cond,
-    custom,
-    grad,
-    jit,
-    loops,
-    scan,
-    vmap,
-)
+from genesis_fn.transforms import jit
+from genesis_fn.transforms.autodiff import checkpoint as checkpoints, grad
+from genesis_fn.transforms.batching import vmap
+from genesis_fn.transforms.control_flow import cond, loops, scan
+from genesis_fn.transforms.custom import derivatives
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -43,8 +38,8 @@ OURS = SimpleNamespace(
     fori_loop=loops.fori_loop, map=loops.map, associative_scan=loops.associative_scan,
     cond=cond.cond, switch=cond.switch, checkpoint=checkpoints.checkpoint,
     checkpoint_name=checkpoints.checkpoint_name, policies=checkpoints.checkpoint_policies,
-    custom_jvp=custom.custom_jvp, custom_vjp=custom.custom_vjp,
-    custom_gradient=custom.custom_gradient, stop_gradient=stop_gradient,
+    custom_jvp=derivatives.custom_jvp, custom_vjp=derivatives.custom_vjp,
+    custom_gradient=derivatives.custom_gradient, stop_gradient=stop_gradient,
 )  # fmt: skip
 
 THEIRS = SimpleNamespace(

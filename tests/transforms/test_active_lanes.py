@@ -8,19 +8,19 @@ import pytest
 import genesis_fn.lax as lax
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.lax.cross_entropy import cross_entropy_last
-from genesis_fn.primitives.indexing import take_rows
-from genesis_fn.transforms.active import has_checks
-from genesis_fn.transforms.assertions import assert_
-from genesis_fn.transforms.checkpoint import checkpoint
-from genesis_fn.transforms.cond import cond, switch
-from genesis_fn.transforms.custom import custom_jvp, custom_vjp
-from genesis_fn.transforms.custom_batch import sequential_vmap
-from genesis_fn.transforms.grad import grad, jvp, value_and_grad
+from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
+from genesis_fn.primitives.indexing.indexing import take_rows
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint
+from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad
+from genesis_fn.transforms.batching.predicated_checks import has_checks
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.cond import cond, switch
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.custom.batching import sequential_vmap
+from genesis_fn.transforms.custom.derivatives import custom_jvp, custom_vjp
+from genesis_fn.transforms.debugging.assertions import assert_
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
 
 TABLE = np.arange(5, dtype=np.float32) * 10
 

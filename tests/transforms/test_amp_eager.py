@@ -8,13 +8,13 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
 from genesis_fn.lax import stop_gradient
-from genesis_fn.transforms.autocast import amp
-from genesis_fn.transforms.checkpoint import checkpoint
-from genesis_fn.transforms.custom import custom_vjp
-from genesis_fn.transforms.grad import grad, jvp, value_and_grad
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint
+from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.custom.derivatives import custom_vjp
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.precision.autocast import amp
 from tests.transforms.both import normal, ours
 
 W, X = normal(4, 4).astype(np.float32), normal(3, 4, seed=1).astype(np.float32)

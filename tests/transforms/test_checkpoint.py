@@ -8,15 +8,15 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.primitive import typeof
-from genesis_fn.transforms.checkpoint import (
+from genesis_fn.transforms.autodiff.checkpoint import (
     checkpoint,
     checkpoint_name,
     checkpoint_policies as keep,
 )
-from genesis_fn.transforms.grad import grad
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.autodiff.linearize import linearize_flat
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.linearize import linearize_flat
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import OURS, agree_under, normal, ours
 
 W, V = normal(4, 4), normal(4, seed=2)

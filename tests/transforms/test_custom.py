@@ -9,11 +9,11 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.transforms.custom import custom_gradient, custom_jvp, custom_vjp
-from genesis_fn.transforms.grad import grad, jvp, vjp
+from genesis_fn.transforms.autodiff.grad import grad, jvp, vjp
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.custom.derivatives import custom_gradient, custom_jvp, custom_vjp
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
 from tests.transforms.both import REVERSE, STACKS, agree, agree_under, normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)

@@ -14,11 +14,11 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.test_util import check_grads
-from genesis_fn.transforms.foreign import torch_call
-from genesis_fn.transforms.grad import grad, hessian, jvp
+from genesis_fn.transforms.autodiff.grad import grad, hessian, jvp
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.custom.ffi import torch_call
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
 from tests.primitives.check import address
 
 X = np.random.default_rng(0).normal(size=(3, 4))
@@ -120,11 +120,11 @@ import pytest
 import triton, triton.language as tl
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.transforms.foreign import triton_call
-from genesis_fn.transforms.grad import grad
-from genesis_fn.transforms.abstract import Abstract
+from genesis_fn.transforms.custom.ffi import triton_call
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.batching.vmap import vmap
 
 @triton.jit
 def scaled_sin(x, n, scale, out, BLOCK: tl.constexpr):

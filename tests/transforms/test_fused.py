@@ -7,11 +7,11 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core.primitive import typeof
-from genesis_fn.transforms.fused import FUSED, Fused, fused
-from genesis_fn.transforms.grad import grad, jvp
+from genesis_fn.transforms.autodiff.grad import grad, jvp
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.custom.fused import FUSED, Fused, fused
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.stage import stage
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import normal, ours
 
 A, W = normal(3, 4), normal(4, seed=1)

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import config, errors, tree
+from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array
-from genesis_fn.transforms.abstract import Abstract
-from genesis_fn.transforms.grad import grad
+from genesis_fn.core.configuration import config
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.batching.vmap import vmap
 from genesis_fn.transforms.jit import clear_caches, jit
 from genesis_fn.transforms.jit.jit_cache import LARGE, SHARED
 from genesis_fn.transforms.jit.retrace import RecompilationWarning
-from genesis_fn.transforms.vmap import vmap
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 from tests.transforms.both import agree, normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)

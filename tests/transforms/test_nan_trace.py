@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import config, errors
-from genesis_fn.transforms.callback import debug_print
-from genesis_fn.transforms.checkpoint import checkpoint
-from genesis_fn.transforms.cond import cond
-from genesis_fn.transforms.custom import custom_jvp
-from genesis_fn.transforms.grad import grad
+from genesis_fn.core import errors
+from genesis_fn.core.configuration import config
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.control_flow.loops import while_loop
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.custom.callback import debug_print
+from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.debugging.nan_trace import nan_trace
 from genesis_fn.transforms.jit import clear_caches, jit
-from genesis_fn.transforms.loops import while_loop
-from genesis_fn.transforms.nan_trace import nan_trace
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.vmap import vmap
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from genesis_fn import ShapeDtypeStruct
-from genesis_fn.transforms.callback import debug_print, pure_callback
+from genesis_fn.transforms.custom.callback import debug_print, pure_callback
 from tests.transforms.both import OURS, THEIRS, agree, normal, ours
 
 LOOKS = {

@@ -8,19 +8,26 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import config, errors
+from genesis_fn.core import errors
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import default_device
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, check, dead_code
 from genesis_fn.core.primitive import PRIMITIVES, bind, ctx, install_array_methods, typeof
-from genesis_fn.transforms.batch import batch_jaxpr
-from genesis_fn.transforms.grad import grad
+from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
+from genesis_fn.transforms.autodiff.transpose import transpose_jaxpr
+from genesis_fn.transforms.batching.batch import batch_jaxpr
+from genesis_fn.transforms.control_flow.scan import scan
 from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.linearize import jvp_jaxpr, linearize_jaxpr
-from genesis_fn.transforms.scan import scan
-from genesis_fn.transforms.stage import evaluate, inlined, share_captures, stage, stage_closed
-from genesis_fn.transforms.transpose import transpose_jaxpr
+from genesis_fn.transforms.staging.stage import (
+    evaluate,
+    inlined,
+    share_captures,
+    stage,
+    stage_closed,
+)
 from tests.transforms.both import normal, ours
 
 V, A = normal(4, seed=2), normal(3, 4)

@@ -9,10 +9,10 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, random
-from genesis_fn.core import config
+from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import ctx, surroundings
 from genesis_fn.transforms.jit.retrace import RecompilationWarning
-from genesis_fn.transforms.stage import inlined
+from genesis_fn.transforms.staging.stage import inlined
 
 
 @pytest.fixture(autouse=True)

@@ -21,12 +21,12 @@ from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view,
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
-from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.transforms.words import physical
+from genesis_fn.transforms.keys.words import physical
 
 
 def _keep_freed_memory() -> None:

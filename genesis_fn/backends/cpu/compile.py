@@ -14,31 +14,23 @@ from typing import Any
 
 import torch
 
-from genesis_fn.backends.cpu import merge
-from genesis_fn.backends.cpu.forms import (
-    FRESH,
-    VIEW,
-    Names,
-    Step,
-    many_of,
-    step,
-    thin_shape,
-)
+from genesis_fn.backends.cpu import pattern_fusion
+from genesis_fn.backends.cpu.emit import FRESH, VIEW, Names, Step, many_of, step, thin_shape
 from genesis_fn.backends.cpu.lower import lower
-from genesis_fn.compiler.schedule import late
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.memory.sink import late
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import sig
+from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
-from genesis_fn.core.executable import Executable
+from genesis_fn.core.diagnostics.source_info import equation_of
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs
-from genesis_fn.core.source import equation_of
-from genesis_fn.primitives.define import full_p
+from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
-from genesis_fn.transforms.callback import pure_callback_p
-from genesis_fn.transforms.cost import memory
-from genesis_fn.transforms.fused import fused_p
+from genesis_fn.transforms.custom.callback import pure_callback_p
+from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.staging.cost import memory
 
 # Values known without inputs are computed once and kept, up to this many bytes each.
 _KEPT = 4 << 20
@@ -151,7 +143,7 @@ class _Writer:
     def write(self, program: Jaxpr) -> tuple[str, Callable]:
         """(source, the function) of the program, or of what `constants` left of it."""
         program = _without_barriers(program)
-        todo, outs = merge.steps(program, self.names, _LAZY), program.outs
+        todo, outs = pattern_fusion.steps(program, self.names, _LAZY), program.outs
         last = _last_uses(todo, outs)
         ends: dict[int, list[Var]] = {}
         for v, n in last.items():

@@ -54,5 +54,3 @@ def note_compiled() -> None:
 
 
 os.register_at_fork(before=_before_fork)
-
-__all__ = ["note_compiled"]

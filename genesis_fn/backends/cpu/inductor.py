@@ -15,21 +15,21 @@ import torch
 from genesis_fn.backends.cpu.compile import TensorProgram, has_function
 from genesis_fn.backends.cpu.lowerings.indexing import starts_for
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
-from genesis_fn.compiler.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
-from genesis_fn.core.executable import Executable
+from genesis_fn.core.diagnostics.source_info import line_of
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.core.source import line_of
 from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.scatter import segment_sum, segment_sum_p
+from genesis_fn.primitives.indexing.scatter import segment_sum, segment_sum_p
 from genesis_fn.primitives.shape import slice_in_dim
-from genesis_fn.transforms.active import unchecked
-from genesis_fn.transforms.call import jit_p
-from genesis_fn.transforms.cost import memory
-from genesis_fn.transforms.stage import stage_closed
+from genesis_fn.transforms.batching.predicated_checks import unchecked
+from genesis_fn.transforms.staging.call import jit_p
+from genesis_fn.transforms.staging.cost import memory
+from genesis_fn.transforms.staging.stage import stage_closed
 
 
 def _attends(e: Eqn) -> bool:

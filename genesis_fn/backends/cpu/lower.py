@@ -19,7 +19,7 @@ from genesis_fn.backends.cpu.storage import (
 )
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.lowering import Elementwise
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive
 
 # `build(avals, **params)` by primitive.

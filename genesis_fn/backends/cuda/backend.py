@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda import drivers, eager
-from genesis_fn.backends.cuda.exchange import (
+from genesis_fn.backends.cuda import eager
+from genesis_fn.backends.cuda.driver import drivers
+from genesis_fn.backends.cuda.lowerings import has_lowering
+from genesis_fn.backends.cuda.memory.dlpack import (
     Imported,
     dense_strides,
     dlpack_device,
@@ -17,18 +19,17 @@ from genesis_fn.backends.cuda.exchange import (
     to_cuda_array_interface,
     to_dlpack,
 )
-from genesis_fn.backends.cuda.lowerings import has_lowering
-from genesis_fn.backends.cuda.memory import Buffer
-from genesis_fn.backends.cuda.runtime import Runtime, runtime
+from genesis_fn.backends.cuda.memory.pool import Buffer
+from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import BackendError
-from genesis_fn.core.executable import Executable
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.core.source import where
 
 _ALIGNMENT = 16
 
@@ -136,9 +137,9 @@ class CudaBackend:
 
 
 def _imported(place: Runtime, found: Imported, device: Device) -> Array:
-    from genesis_fn.backends.cuda.lowerings.text import add_copy
-    from genesis_fn.kernels.launch import Buf
-    from genesis_fn.kernels.planning import PlanBuilder
+    from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
+    from genesis_fn.kernels.plan import Buf
+    from genesis_fn.kernels.plan_builder import PlanBuilder
 
     kind = aval(found.shape, dtypes.dtype(found.dtype))
     data = found.buffer

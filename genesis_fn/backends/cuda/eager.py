@@ -16,16 +16,16 @@ import numpy as np
 
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
-from genesis_fn.backends.cuda.memory import Buffer
-from genesis_fn.backends.cuda.runtime import Runtime
+from genesis_fn.backends.cuda.memory.pool import Buffer
+from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, Sig, sig
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import Where, where
 from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
-from genesis_fn.core.source import Where, where
-from genesis_fn.kernels.launch import Clear, Launch, Plan
-from genesis_fn.transforms.fused import fused_p
+from genesis_fn.kernels.plan import Clear, Launch, Plan
+from genesis_fn.transforms.custom.fused import fused_p
 
 _REMEMBERED = 64  # scalar values for each function
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genesis_fn.backends.cuda.executable import Binding, CudaExecutable
-from genesis_fn.backends.cuda.horizontal import joined
-from genesis_fn.backends.cuda.places import Output, Places
-from genesis_fn.backends.cuda.runtime import runtime
-from genesis_fn.backends.cuda.steps import (
+from genesis_fn.backends.cuda.lower.horizontal_fusion import joined
+from genesis_fn.backends.cuda.lower.steps import (
     Schedule,
     Scope,
     Table,
@@ -16,18 +13,21 @@ from genesis_fn.backends.cuda.steps import (
     keeps_fused,
     packed,
 )
-from genesis_fn.compiler.contractions import contracted
-from genesis_fn.compiler.fuse import fuse
-from genesis_fn.compiler.kernel import Placement
-from genesis_fn.compiler.rematerialise import rematerialise
-from genesis_fn.compiler.simplify import simplify
-from genesis_fn.compiler.updates import donations
-from genesis_fn.core import config
+from genesis_fn.backends.cuda.run.executable import Binding, CudaExecutable
+from genesis_fn.backends.cuda.run.io_buffers import Output, Places
+from genesis_fn.backends.cuda.run.runtime import runtime
+from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.fusion.matmul_grouping import contracted
+from genesis_fn.compiler.loop_ir.kernel import Placement
+from genesis_fn.compiler.memory.inplace import donations
+from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core.aval import sig
+from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Jaxpr, Var
-from genesis_fn.transforms.words import physical
+from genesis_fn.transforms.keys.words import physical
 
 
 def compile_jaxpr(
@@ -116,6 +116,3 @@ def schedule(
     # Temporaries share an arena, each from its first step to its last.
     arena = packed(items, outputs, table, scope.fixed, base)
     return Schedule(items, outputs, base, arena)
-
-
-__all__ = ["compile_jaxpr", "schedule"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core import device as devices, errors
-from genesis_fn.core.executable import Executable
+from genesis_fn.core.backend.executable import Executable
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
-from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen
-from genesis_fn.transforms.abstract import Abstract
-from genesis_fn.transforms.cost import cost, memory
 from genesis_fn.transforms.jit.argspec import Arguments
 from genesis_fn.transforms.jit.jit_cache import Program
+from genesis_fn.transforms.staging.cost import cost, memory
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 
 if TYPE_CHECKING:
     from genesis_fn.transforms.jit.function import JitFunction
@@ -114,6 +114,3 @@ class Compiled:
         """Bytes of arguments, outputs and temporaries: as planned where the backend says so, else
         as the program needs them."""
         return self.executable.memory_analysis()
-
-
-__all__ = ["Compiled", "Traced"]

@@ -15,12 +15,12 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.aval import aval
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS, Tracer
-from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen, NotStatic, is_array
-from genesis_fn.transforms.abstract import Abstract, abstract_of
-from genesis_fn.transforms.flat import name_of
+from genesis_fn.transforms.staging.api_util import name_of
+from genesis_fn.transforms.staging.shape_dtype_struct import Abstract, abstract_of
 
 
 def _parameters(fun: Callable, follow_wrapped: bool = True) -> list[inspect.Parameter] | None:
@@ -284,6 +284,3 @@ class ArgSpec:
         return TypeError(
             f"{what} of {self.name}{inside} {why}\n  at {where().describe()}\n  {remedy}"
         )
-
-
-__all__ = ["ArgSpec", "Arguments", "leaf_key"]

@@ -21,16 +21,16 @@ import numpy as np
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted, from_numpy, offers_array
 from genesis_fn.core.aval import sig
+from genesis_fn.core.backend.executable import Carry, Executable
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.device import Device
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import scalar_dtype
-from genesis_fn.core.executable import Carry, Executable
 from genesis_fn.core.primitive import SCALARS
-from genesis_fn.core.source import where
 from genesis_fn.core.static import Frozen, Same, aux_key
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
 from genesis_fn.transforms.jit.argspec import ArgSpec
-from genesis_fn.transforms.key_uses import Uses, after_call, before_call
+from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
 
 # What a generated call returns for arguments that it is not for.
 MISS = object()
@@ -562,6 +562,3 @@ class _CallWriter(Writer):
             self.lines += ["try:", f"    result = {text}", "finally:", end]
             text = "result"
         return self.function("args, kwargs", text)
-
-
-__all__ = ["ArrayPool", "Donated", "MISS", "bound", "builder", "explained", "fast_call"]

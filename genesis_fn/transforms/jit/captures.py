@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array
+from genesis_fn.core.diagnostics.source_info import is_internal
 from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
-from genesis_fn.core.source import is_internal
 from genesis_fn.primitives.shape import barrier_p
 from genesis_fn.transforms.jit.reads import closed_over
 
@@ -129,6 +129,3 @@ def _arrays(value: Any) -> Iterator[tuple[str, Any]]:
             for name, held in vars(x).items():
                 if held is not x and isinstance(held, (Array, dict, list, tuple)):
                     yield from ((f".{name}{inner}", y) for inner, y in _arrays(held))
-
-
-__all__ = ["Captured", "captures_of"]

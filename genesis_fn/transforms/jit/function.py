@@ -15,18 +15,16 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from genesis_fn.core import config, device as devices, errors
+from genesis_fn.core import device as devices, errors
 from genesis_fn.core.array import Array, Deleted, from_numpy, like, live, stored
-from genesis_fn.core.collector import no_collection
+from genesis_fn.core.backend.executable import Executable
+from genesis_fn.core.configuration import config
+from genesis_fn.core.configuration.gc_pause import no_collection
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.executable import Executable
+from genesis_fn.core.diagnostics.source_info import warn, where
+from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.primitive import Tracer, beside, ctx, marked, surroundings
-from genesis_fn.core.source import warn, where
 from genesis_fn.core.static import Frozen, meaning
-from genesis_fn.core.traceback import trimmed
-from genesis_fn.transforms.call import jit_p
-from genesis_fn.transforms.copies import Copied
-from genesis_fn.transforms.flat import FlatFunction
 from genesis_fn.transforms.jit.aot import Traced
 from genesis_fn.transforms.jit.argspec import ArgSpec, Arguments
 from genesis_fn.transforms.jit.call_codegen import MISS, Donated, bound, explained, fast_call
@@ -42,8 +40,11 @@ from genesis_fn.transforms.jit.jit_cache import (
 )
 from genesis_fn.transforms.jit.reads import owners, reads_of
 from genesis_fn.transforms.jit.retrace import RecompilationWarning, difference, show_key
-from genesis_fn.transforms.key_uses import after_call, before_call, user_call
-from genesis_fn.transforms.stage import stage
+from genesis_fn.transforms.keys.key_uses import after_call, before_call, user_call
+from genesis_fn.transforms.staging.api_util import FlatFunction
+from genesis_fn.transforms.staging.call import jit_p
+from genesis_fn.transforms.staging.copies import Copied
+from genesis_fn.transforms.staging.stage import stage
 
 log = logging.getLogger("genesis_fn")
 
@@ -136,7 +137,7 @@ class JitFunction(Copied):
             path = program.jaxpr.labels[len(program.captured) + i]
             arrays[i].data = Donated(path, self.spec.name, where(), arrays[i].aval)
         if replay:
-            from genesis_fn.transforms.nan_trace import check_outputs
+            from genesis_fn.transforms.debugging.nan_trace import check_outputs
 
             check_outputs(program.jaxpr, held, outs)
         return program.build(marked(outs, program.outs_weak))
@@ -398,6 +399,3 @@ def clear_caches() -> None:
     forget_all()
     for f in list(_live):
         f.cache.clear()
-
-
-__all__ = ["JitFunction", "clear_caches", "jit"]

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core.array import Array
-from genesis_fn.core.executable import Executable
+from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.static import Meaning, meaning
-from genesis_fn.transforms.custom_call import CustomCall
-from genesis_fn.transforms.flat import FlatFunction
+from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jit.call_codegen import builder
 from genesis_fn.transforms.jit.reads import Reads
-from genesis_fn.transforms.key_uses import of_arguments
+from genesis_fn.transforms.keys.key_uses import of_arguments
+from genesis_fn.transforms.staging.api_util import FlatFunction
 
 CAPACITY = 256  # programs per function
 LARGE = 64 << 20  # bytes of captured arrays that are worth a warning
@@ -200,8 +200,3 @@ def forget_all() -> None:
     with _lock:
         SHARED.clear()
         _gone.clear()
-
-
-__all__ = [
-    "CAPACITY", "LARGE", "SHARED", "Cache", "Program", "Shelf", "forget", "forget_all", "shelf_of",
-]  # fmt: skip

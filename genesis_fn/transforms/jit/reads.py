@@ -248,6 +248,3 @@ def reads_of(fun: Callable, objects: Iterable[Any]) -> Reads | None:
             watched |= {id(y): y for y in inner}
             held.append(x)
     return Reads(watched.values(), held) if watched or held else None
-
-
-__all__ = ["Reads", "closed_over", "owners", "reads_of"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from genesis_fn.core import config, tree
+from genesis_fn.core import tree
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import kind_rank
 from genesis_fn.core.static import Frozen
 from genesis_fn.transforms.jit.argspec import ArgSpec
@@ -93,6 +94,3 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
     if not best:
         return "another program of equal arguments was dropped from the cache"
     return "; ".join(best[:3]) + (f"; and {len(best) - 3} more" if len(best) > 3 else "")
-
-
-__all__ = ["RecompilationWarning", "difference", "show_key"]

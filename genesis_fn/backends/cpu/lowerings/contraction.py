@@ -19,7 +19,7 @@ from genesis_fn.backends.cpu.storage import (
 )
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import BOOL, DType
-from genesis_fn.primitives.contract import breaks, dot_general_p, free_dims
+from genesis_fn.primitives.dot_general import breaks, dot_general_p, free_dims
 
 
 def matrix_plan(

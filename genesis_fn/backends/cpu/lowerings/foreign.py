@@ -12,8 +12,8 @@ from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import of_torch
-from genesis_fn.transforms.flat import name_of
-from genesis_fn.transforms.foreign import torch_call_p, torch_type, triton_call_p
+from genesis_fn.transforms.custom.ffi import torch_call_p, torch_type, triton_call_p
+from genesis_fn.transforms.staging.api_util import name_of
 
 
 @lowers(torch_call_p)

@@ -12,13 +12,13 @@ from genesis_fn.backends.cpu.lower import lowers
 from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import running
-from genesis_fn.transforms.assertions import assert_p, failure
-from genesis_fn.transforms.callback import (
+from genesis_fn.transforms.custom.callback import (
     HostFunction,
     debug_callback_p,
     io_callback_p,
     pure_callback_p,
 )
+from genesis_fn.transforms.debugging.assertions import assert_p, failure
 
 
 def _host(x: Any, kind: Any) -> np.ndarray:

@@ -34,10 +34,10 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.gather import gather_p, take_rows_p
-from genesis_fn.primitives.indexing import dynamic_slice_p, dynamic_update_slice_p
-from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
-from genesis_fn.primitives.windows import Numbers, window_sizes
+from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing.gather_dims import Numbers, window_sizes
+from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
+from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
 
 # ---- indices ----
 

@@ -20,8 +20,8 @@ from genesis_fn.backends.cpu.storage import (
 )
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives import reduce
-from genesis_fn.primitives.fold import reduce_prod_p
+from genesis_fn.primitives.reductions import reduce
+from genesis_fn.primitives.reductions.reduce_generic import reduce_prod_p
 
 
 @lowers(reduce.reduce_sum_p, fresh=True)

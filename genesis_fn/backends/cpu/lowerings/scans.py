@@ -10,7 +10,7 @@ import torch
 from genesis_fn.backends.cpu.lower import lowers
 from genesis_fn.backends.cpu.storage import ordered, summed
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives import cumulative
+from genesis_fn.primitives.reductions import cumulative
 
 
 def _running(prim: Primitive, function: Callable, storage: Callable) -> None:

@@ -21,7 +21,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.define import full_p
+from genesis_fn.primitives.factories import full_p
 
 
 @lowers(full_p)

@@ -8,7 +8,7 @@ kernel is cut up in one of five `forms`, whose loops (`nests`) stand around its 
 (`text`) and reductions (`reductions`). `plans` makes launches of the kernels' texts.
 """
 
-from genesis_fn.backends.cuda.codegen.plans import Generated, Known, generate, generate_once
+from genesis_fn.backends.cuda.codegen.launches import Generated, Known, generate, generate_once
 from genesis_fn.backends.cuda.codegen.source import kernel
 
 __all__ = ["Generated", "Known", "generate", "generate_once", "kernel"]

@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from genesis_fn.compiler.kernel import Instr
+from genesis_fn.compiler.loop_ir.kernel import Instr
 from genesis_fn.core import dtypes
+from genesis_fn.core.backend.index import Expr
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.index import Expr
 from genesis_fn.core.jaxpr import Var
 
 INT32 = 2**31 - 1  # the largest offset that takes 32 bits
@@ -106,8 +106,3 @@ def needed(
 def is_wide(e: Expr) -> bool:
     """Whether an offset needs 64 bits."""
     return max(abs(e.lo), abs(e.hi)) > INT32
-
-
-__all__ = [
-    "INT32", "Loops", "Part", "Store", "accumulator", "dtype_of", "is_wide", "needed",
-]  # fmt: skip

@@ -6,12 +6,12 @@ a row and `v{n}` the result.
 
 from __future__ import annotations
 
+from genesis_fn.backends.cuda.codegen.emit import Text
 from genesis_fn.backends.cuda.codegen.loops import INT32, accumulator
-from genesis_fn.backends.cuda.codegen.text import Text
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
-from genesis_fn.kernels.dtypes import MEMORY
-from genesis_fn.kernels.expressions import literal
+from genesis_fn.kernels.language.dtypes import MEMORY
+from genesis_fn.kernels.language.expressions import literal
 
 _EXTREME = ("maximum", "minimum")
 
@@ -135,6 +135,3 @@ def _extreme(x: str, greatest: bool, kind: DType, axis: int = 1) -> str:
     clean = f"tl.{f}(tl.where({x} != {x}, {worst}, {x}), {axis}, keep_dims=True)"
     nan = f"tl.max(({x} != {x}).to(tl.int32), {axis}, keep_dims=True) != 0"
     return f'tl.where({nan}, float("nan"), {clean})'
-
-
-__all__ = ["accumulate", "finish", "finish_row", "start", "step"]

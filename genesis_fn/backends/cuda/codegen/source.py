@@ -8,10 +8,10 @@ import linecache
 from collections.abc import Mapping
 from typing import Any
 
-from genesis_fn.backends.cuda.compile import SourceKernel
-from genesis_fn.kernels.dtypes import DTYPES, MEMORY
-from genesis_fn.kernels.expressions import MODULES, PRELUDE
-from genesis_fn.kernels.launch import Argument, Buf
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.kernels.language.dtypes import DTYPES, MEMORY
+from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
+from genesis_fn.kernels.plan import Argument, Buf
 
 
 @functools.lru_cache(maxsize=8192)
@@ -28,7 +28,7 @@ def definition(function: Any) -> str | None:
         known = head.startswith(PRELUDE.partition("@triton.jit\n")[0].rstrip())
         return text if known and "flag_error" not in text else None
     inner = getattr(function, "fn", None)
-    if getattr(inner, "__module__", None) != "genesis_fn.kernels.source":
+    if getattr(inner, "__module__", None) != "genesis_fn.kernels.language.source":
         return None
     return "".join(linecache.getlines(inner.__code__.co_filename))
 
@@ -101,6 +101,3 @@ class _Apart(ast.NodeTransformer):
         if self.before and ast.unparse(node) == "tl.program_id(0)":
             return ast.parse(f"(tl.program_id(0) - {self.before})", mode="eval").body
         return node
-
-
-__all__ = ["beside", "definition", "kernel", "of_many"]

@@ -26,12 +26,12 @@ from genesis_fn.backends.cuda.lowerings.call import (
 )
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
-from genesis_fn.core.lowering import Elementwise
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.transforms.assertions import assert_p
-from genesis_fn.transforms.fused import fused_p
+from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.debugging.assertions import assert_p
 
 _MODULES = (
     "assertions",

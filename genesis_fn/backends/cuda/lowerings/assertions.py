@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
-from genesis_fn.backends.cuda.lowerings.text import add_elements
 from genesis_fn.core import errors
-from genesis_fn.kernels.launch import Buf
-from genesis_fn.kernels.planning import PlanBuilder
-from genesis_fn.transforms.assertions import assert_p, failure
+from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.transforms.debugging.assertions import assert_p, failure
 
 
 @lowers(assert_p)

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.kernels.dtypes import NAMES
-from genesis_fn.kernels.launch import Buf, Plan
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.plan import Buf, Plan
 
 SITES = 8
 """Error sites of one equation: one for each index component that is checked."""

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed, dense
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
-from genesis_fn.backends.cuda.lowerings.text import add_copy, collapsed, dense
-from genesis_fn.compiler.contractions import JOINED
+from genesis_fn.compiler.fusion.matmul_grouping import JOINED
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
-from genesis_fn.kernels.dtypes import NAMES
-from genesis_fn.kernels.launch import Buf
-from genesis_fn.kernels.matmul import plan_matmul
-from genesis_fn.kernels.matmul_grouped import plan_grouped_matmul
-from genesis_fn.kernels.matmul_spec import MatmulSpec, Segment
-from genesis_fn.kernels.planning import PlanBuilder
-from genesis_fn.primitives.contract import dot_general_p
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
+from genesis_fn.kernels.matmul.matmul import plan_matmul
+from genesis_fn.kernels.matmul.spec import MatmulSpec, Segment
+from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.primitives.dot_general import dot_general_p
 
 Strides: TypeAlias = tuple[int, ...]
 Axes: TypeAlias = tuple[list[int], list[int], list[int]]

@@ -6,16 +6,16 @@ import struct
 from dataclasses import replace
 from typing import Any
 
+from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
-from genesis_fn.backends.cuda.lowerings.text import add_elements
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.lowering import Elementwise
-from genesis_fn.kernels.dtypes import MEMORY, NAMES
-from genesis_fn.kernels.expressions import expression, loaded, stored
-from genesis_fn.kernels.launch import Buf, Scalar
-from genesis_fn.kernels.planning import PlanBuilder
+from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
+from genesis_fn.kernels.language.expressions import expression, loaded, stored
+from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.primitives.elementwise import bitcast_p, convert_p
 
 

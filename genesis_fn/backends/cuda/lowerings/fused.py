@@ -12,23 +12,27 @@ from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
-from genesis_fn.core import config, dtypes, errors
+from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Jaxpr, Var
-from genesis_fn.kernels.attention_select import plan_attention, plan_attention_backward
-from genesis_fn.kernels.attention_spec import MAX_HEAD_DIM, AttentionSpec, Shape4
-from genesis_fn.kernels.cross_entropy import (
+from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
+from genesis_fn.kernels.attention.spec import MAX_HEAD_DIM, AttentionSpec, Shape4
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.rows.cross_entropy import (
     CrossEntropy,
     plan_cross_entropy_backward,
     plan_cross_entropy_forward,
 )
-from genesis_fn.kernels.dtypes import NAMES
-from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.linear_cross_entropy import LinearCrossEntropy, plan_linear_cross_entropy
-from genesis_fn.kernels.norm import Norm, plan_norm_backward, plan_norm_forward
-from genesis_fn.kernels.planning import PlanBuilder
-from genesis_fn.kernels.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
-from genesis_fn.transforms.fused import fused_p
+from genesis_fn.kernels.rows.linear_cross_entropy import (
+    LinearCrossEntropy,
+    plan_linear_cross_entropy,
+)
+from genesis_fn.kernels.rows.norm import Norm, plan_norm_backward, plan_norm_forward
+from genesis_fn.kernels.rows.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
+from genesis_fn.transforms.custom.fused import fused_p
 
 Rule = Callable[..., "Plan | None"]
 KERNELS: dict[str, Rule] = {}
@@ -302,6 +306,3 @@ def label_error(call: Call, index: int) -> errors.IndexOutOfRange:
     return errors.IndexOutOfRange(
         f"label {index} is out of range for {classes} classes", None, classes, index
     )
-
-
-__all__ = ["KERNELS", "computed", "kernel", "label_error"]

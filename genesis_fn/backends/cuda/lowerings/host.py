@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
-from genesis_fn.kernels.launch import Argument, Clear, Launch, Plan, Scalar
+from genesis_fn.kernels.plan import Argument, Clear, Launch, Plan, Scalar
 from genesis_fn.primitives.elementwise import complex_, conj, imag, polygamma_p, real
 from genesis_fn.primitives.fft import fft_p
 from genesis_fn.primitives.linalg import (
@@ -17,7 +17,7 @@ from genesis_fn.primitives.linalg import (
     svd_p,
     triangular_solve_p,
 )
-from genesis_fn.transforms.foreign import torch_call_p, triton_call_p
+from genesis_fn.transforms.custom.ffi import torch_call_p, triton_call_p
 
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 

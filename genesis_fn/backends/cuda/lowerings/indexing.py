@@ -15,31 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
-from genesis_fn.backends.cuda.lowerings.shape import add_fill
-from genesis_fn.backends.cuda.lowerings.text import (
+from genesis_fn.backends.cuda.codegen.kernel_text import (
     add_copy,
     add_elements,
     coordinates,
     dense,
     offset,
 )
+from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
+from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import DType
-from genesis_fn.kernels.dtypes import NAMES
-from genesis_fn.kernels.launch import Buf, Plan
-from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder
-from genesis_fn.kernels.scatter import (
+from genesis_fn.kernels.indexing.scatter import (
     GatherRows,
     ScatterRows,
     plan_gather_rows,
     plan_scatter_rows,
 )
-from genesis_fn.primitives.gather import gather_p, take_rows_p
-from genesis_fn.primitives.indexing import dynamic_slice_p, dynamic_update_slice_p
-from genesis_fn.primitives.scatter import scatter_p, segment_sum_p
-from genesis_fn.primitives.windows import window_sizes
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder
+from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
+from genesis_fn.primitives.indexing.gather_dims import window_sizes
+from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p
+from genesis_fn.primitives.indexing.scatter import scatter_p, segment_sum_p
 
 
 def out_of_range(call: Call, component: int, index: int) -> errors.IndexOutOfRange:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
-from genesis_fn.backends.cuda.lowerings.text import add_elements
-from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
 from genesis_fn.kernels.random import RandomBits, plan_random_bits
 from genesis_fn.primitives.random_bits import key_hash_p, random_bits_p
 

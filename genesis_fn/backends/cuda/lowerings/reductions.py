@@ -11,8 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
-from genesis_fn.backends.cuda.lowerings.text import (
+from genesis_fn.backends.cuda.codegen.kernel_text import (
     Strided,
     collapsed,
     dense,
@@ -20,13 +19,14 @@ from genesis_fn.backends.cuda.lowerings.text import (
     indented,
     source_kernel,
 )
+from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.core import dtypes
+from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.lowering import Reduce
-from genesis_fn.kernels.dtypes import MEMORY, NAMES
-from genesis_fn.kernels.expressions import literal, loaded, register, stored
-from genesis_fn.kernels.launch import Argument, Buf, Scalar
-from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
+from genesis_fn.kernels.language.expressions import literal, loaded, register, stored
+from genesis_fn.kernels.plan import Argument, Buf, Scalar
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 
 TILE = 2048
 _COMBINE = {

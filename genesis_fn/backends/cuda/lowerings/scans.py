@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
+from genesis_fn.backends.cuda.codegen.kernel_text import indented, source_kernel
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
-from genesis_fn.backends.cuda.lowerings.text import indented, source_kernel
 from genesis_fn.core import dtypes
-from genesis_fn.kernels.dtypes import NAMES
-from genesis_fn.kernels.expressions import loaded, register, stored
-from genesis_fn.kernels.launch import Scalar
-from genesis_fn.kernels.planning import PlanBuilder, cdiv, next_power_of_two
-from genesis_fn.kernels.scan import Scan, plan_scan
-from genesis_fn.primitives.cumulative import (
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.language.expressions import loaded, register, stored
+from genesis_fn.kernels.plan import Scalar
+from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.kernels.rows.scan import Scan, plan_scan
+from genesis_fn.primitives.reductions.cumulative import (
     cumlogsumexp_p,
     cummax_p,
     cummin_p,

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, collapsed, dense
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
-from genesis_fn.backends.cuda.lowerings.text import add_copy, add_elements, collapsed, dense
-from genesis_fn.core import dtypes, index as ix
+from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.lowering import View
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.lowering import View
-from genesis_fn.kernels.concat import Concatenate, plan_concatenate
-from genesis_fn.kernels.expressions import register, stored
-from genesis_fn.kernels.launch import Buf, Scalar
-from genesis_fn.kernels.planning import PlanBuilder
-from genesis_fn.primitives.define import full_p
+from genesis_fn.kernels.indexing.concat import Concatenate, plan_concatenate
+from genesis_fn.kernels.language.expressions import register, stored
+from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import concatenate_p, iota_p, pad_p
 
 ALIGNMENT = 16

@@ -11,15 +11,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from genesis_fn.backends.cuda.codegen.kernel_text import add_elements, coordinates, dense, offset
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
-from genesis_fn.backends.cuda.lowerings.text import add_elements, coordinates, dense, offset
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType
-from genesis_fn.kernels.expressions import literal, loaded, register, stored
-from genesis_fn.kernels.planning import INT32_MAX, PlanBuilder
-from genesis_fn.primitives.reduce import extreme_over_nothing
-from genesis_fn.primitives.window import (
+from genesis_fn.kernels.language.expressions import literal, loaded, register, stored
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder
+from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
+from genesis_fn.primitives.reductions.reduce_window import (
     Window,
     reduce_window_max_p,
     reduce_window_min_p,

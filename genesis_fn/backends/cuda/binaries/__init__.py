@@ -1,0 +1,1 @@
+"""Launches compiled to binaries, in parallel and once."""

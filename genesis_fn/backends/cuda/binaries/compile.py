@@ -1,0 +1,605 @@
+"""Launches -> loaded-ready binaries: what a launch compiles to, its cache key, and the workers.
+
+`triton.compile` is given a signature and an explicit target, so no GPU, driver or torch takes part
+and Triton's own launcher is never built. Several kernels compile at once in worker processes, which
+never touch CUDA. With a warm cache neither Triton nor torch is imported for kernels given as text.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import linecache
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genesis_fn.backends.cuda.binaries.cache import BinaryCache
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.plan import Argument, Buf, Descriptor, Launch, Scalar
+
+_FORMAT = 4
+_MOST_REMEMBERED = 2048
+_GENERATOR = "genesis_fn.kernels.language.source"
+_MOST_WORKERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """One kernel for one architecture.
+
+    `parameters` are the types of the run-time parameters in order, as in `Request.types`; `layout`
+    the sizes in bytes of what the binary takes for them, scratch pointers included.
+    `descriptors` holds for each host TMA descriptor what its encoding needs, and is empty where
+    the compiler replaced descriptors by pointers. `scratch` and `profile_scratch` are bytes for
+    each program.
+    """
+
+    key: str
+    name: str
+    binary: bytes
+    parameters: tuple[str, ...]
+    layout: tuple[int, ...]
+    descriptors: tuple[dict[str, Any], ...]
+    shared: int
+    num_warps: int
+    num_ctas: int
+    scratch: int
+    scratch_alignment: int
+    profile_scratch: int
+    cooperative: bool
+    triton: str
+
+
+class CompileError(RuntimeError):
+    """Triton refused a kernel; the message holds its name, signature and Triton's reason."""
+
+
+class SourceKernel:
+    """A kernel given as text: one `@triton.jit` function named `name`.
+
+    `modules` are the modules whose contents the result depends on; their sources are part of the
+    cache key. Calling it with a grid, as Triton's functions are, is not supported: give it to a
+    `Launch`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        modules: tuple[str, ...] = ("genesis_fn.kernels.language.language",),
+    ) -> None:
+        self.name = name
+        self.text = text
+        self.modules = modules
+
+    def __repr__(self) -> str:
+        return f"SourceKernel({self.name!r})"
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The digest of the text and of the modules that it uses."""
+        digest = hashlib.sha256(self.text.encode())
+        for module in self.modules:
+            digest.update(_module_digest(module).encode())
+        return digest.hexdigest()
+
+    @functools.cached_property
+    def function(self) -> Any:
+        """The Triton function (interpreted where `TRITON_INTERPRET` was set at its import)."""
+        return function_from_text(self.name, self.text)
+
+
+def function_from_text(name: str, text: str) -> Any:
+    """The function `name` that `text` defines.
+
+    The text is registered with `linecache`, because Triton reads a function's source through
+    `inspect`.
+    """
+    label = f"<kernel {name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    linecache.cache[label] = (len(text), None, text.splitlines(keepends=True), label)
+    space: dict[str, Any] = {"__name__": f"genesis_fn_generated.{name}"}
+    exec(compile(text, label, "exec"), space)
+    return space[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a worker needs to compile one kernel; `where` is ("text", name, text), ("generated",
+    text) for `kernels.source`, ("module", module, qualified name), or ("object", function) for
+    one that only this process can reach."""
+
+    where: tuple[Any, ...]
+    types: tuple[tuple[str, str], ...]
+    divisible: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Any], ...]
+    architecture: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A Triton function as the value of a constexpr parameter, by name."""
+
+    module: str
+    name: str
+
+
+def compile_launches(
+    launches: Sequence[Launch], target: Target, cache: BinaryCache | None = None
+) -> list[Compiled]:
+    """The compiled kernel of each launch, from the cache or compiled in parallel.
+
+    Launches that differ only in grid, addresses and scalar values share one. Raises `CompileError`.
+    """
+    cache = cache or BinaryCache()
+    keys = [launch_key(launch, target) for launch in launches]
+    ready: dict[str, Compiled] = {}
+    missing: dict[str, Launch] = {}
+    for key, launch in zip(keys, launches, strict=True):
+        if key in ready or key in missing:
+            continue
+        held = _memory.get(key) or _from_entry(key, cache.get(key))
+        if held is None:
+            missing[key] = launch
+        else:
+            ready[key] = held
+    # Those with most parameters, such as grouped products, compile for longest: they begin.
+    first = sorted(missing, key=lambda key: -_parameters(missing[key]))
+    requests = {key: request(missing[key], target) for key in first}
+    for key, (metadata, binary) in _compile_all(requests) if requests else ():
+        cache.put(key, metadata, binary)
+        compiled = _from_entry(key, (metadata, binary))
+        assert compiled is not None
+        ready[key] = compiled
+    _memory.update(ready)
+    while len(_memory) > _MOST_REMEMBERED:
+        _memory.pop(next(iter(_memory)), None)
+    return [ready[key] for key in keys]
+
+
+_memory: dict[str, Compiled] = {}
+
+
+def _parameters(launch: Launch) -> int:
+    return len(launch.arguments) + len(launch.constants)
+
+
+def launch_key(launch: Launch, target: Target) -> str:
+    """The digest of all that determines a launch's binary."""
+    types, divisible = signature(launch)
+    parts = (
+        _FORMAT,
+        kernel_digest(launch.kernel),
+        tuple(types.items()),
+        divisible,
+        tuple((name, _canonical(value)) for name, value in sorted(launch.constants.items())),
+        tuple(_options(launch, target).items()),
+        target.architecture,
+        triton_version(),
+        os.environ.get("TRITON_PTXAS_PATH", ""),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _options(launch: Launch, target: Target) -> dict[str, Any]:
+    """The compiler's options for the launch on a GPU that may not start kernels early."""
+    options = launch.options
+    if not target.programmatic_launch:
+        options.pop("launch_pdl", None)
+    return options
+
+
+def signature(launch: Launch) -> tuple[dict[str, str], tuple[str, ...]]:
+    """({parameter: type}, parameters known to be divisible by 16)."""
+    gluon = is_gluon(launch.kernel)
+    types = {name: argument_type(a, gluon) for name, a in launch.arguments.items()}
+    divisible = tuple(name for name, a in launch.arguments.items() if _divisible(a))
+    return types, divisible
+
+
+def is_gluon(kernel: Any) -> bool:
+    """Whether a kernel is written in Gluon, Triton's language of explicit layouts."""
+    test = getattr(kernel, "is_gluon", None)
+    return bool(test and test())
+
+
+def argument_type(argument: Argument, gluon: bool = False) -> str:
+    """Triton's spelling of an argument's type: "*bf16", "tensordesc<bf16[64, 32]>" or "i32".
+
+    The type of a descriptor in Gluon ends with the layout of its tile in shared memory.
+    """
+    if isinstance(argument, Buf):
+        return "*" + argument.dtype
+    if isinstance(argument, Descriptor):
+        block = ", ".join(map(str, argument.block))
+        layout = f",{tile_layout(argument)!r}" if gluon else ""
+        return f"tensordesc<{argument.buffer.dtype}[{block}]{layout}>"
+    return argument.dtype
+
+
+def tile_layout(argument: Descriptor) -> Any:
+    """The shared-memory layout of a descriptor's tile in a Gluon kernel: its default one."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    from genesis_fn.kernels.language.language import TYPES
+
+    return NVMMASharedLayout.get_default_for(list(argument.block), TYPES[argument.buffer.dtype])
+
+
+def _divisible(argument: Argument) -> bool:
+    # Buffers are 16-byte aligned by contract, so only the offset decides.
+    if isinstance(argument, Buf):
+        return argument.offset % 16 == 0
+    return (
+        isinstance(argument, Scalar) and argument.dtype != "fp32" and int(argument.value) % 16 == 0
+    )
+
+
+def kernel_digest(kernel: Any) -> str:
+    """The digest of a kernel's source and of every function that it calls."""
+    if isinstance(kernel, SourceKernel):
+        return kernel.digest
+    key = getattr(kernel, "cache_key", None)
+    if key is None:
+        raise TypeError(
+            f"{kernel!r} is no compilable Triton function; if TRITON_INTERPRET is set, unset it "
+            'before Triton is imported, or choose GENESIS_CUDA_DRIVER="interpret"'
+        )
+    return key
+
+
+def request(launch: Launch, target: Target) -> Request:
+    """What a worker needs to compile the launch."""
+    types, divisible = signature(launch)
+    kernel = launch.kernel
+    if isinstance(kernel, SourceKernel):
+        where: tuple[Any, ...] = ("text", kernel.name, kernel.text)
+    else:
+        where = _where(kernel)
+    constants = tuple((name, _portable(value)) for name, value in launch.constants.items())
+    if any(not _travels(value) for _, value in constants):
+        where = ("object", kernel.function if isinstance(kernel, SourceKernel) else kernel)
+        constants = tuple(launch.constants.items())
+    return Request(
+        where, tuple(types.items()), divisible, constants,
+        tuple(_options(launch, target).items()), target.architecture,
+    )  # fmt: skip
+
+
+def _where(kernel: Any) -> tuple[Any, ...]:
+    function = getattr(kernel, "fn", None)
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if function is not None and module == _GENERATOR:
+        return "generated", "".join(linecache.getlines(function.__code__.co_filename))
+    found: Any = sys.modules.get(module) if module and module != "__main__" else None
+    if found is not None and getattr(found, "__file__", None):
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is kernel:
+            return "module", module, name
+    return "object", kernel
+
+
+def _portable(value: Any) -> Any:
+    if hasattr(value, "cache_key"):
+        place = _where(value)
+        return _Function(place[1], place[2]) if place[0] == "module" else value
+    return value
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_travels, value))
+    plain = isinstance(value, (int, float, str, _Function)) or value is None
+    return plain or type(value).__module__ == "triton.language.core"
+
+
+def _canonical(value: Any) -> str:
+    if hasattr(value, "cache_key"):
+        return f"function {value.cache_key}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_canonical, value)) + ")"
+    inner = getattr(value, "value", value)
+    if isinstance(inner, (bool, int, float, str)) or inner is None:
+        return f"{type(inner).__name__} {inner!r}"
+    if type(value).__module__ == "triton.language.core":
+        return f"type {value}"
+    raise TypeError(f"a constexpr argument must be a number, string, type or function: {value!r}")
+
+
+@functools.lru_cache
+def triton_version() -> str:
+    """The installed Triton's version, found without importing it."""
+    return importlib.metadata.version("triton")
+
+
+@functools.lru_cache
+def _module_digest(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"a kernel depends on module {name}, which cannot be found")
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Compiled | None:
+    if entry is None:
+        return None
+    metadata, binary = entry
+    fields = dict(metadata)
+    fields["parameters"] = tuple(fields["parameters"])
+    fields["layout"] = tuple(fields["layout"])
+    fields["descriptors"] = tuple(fields["descriptors"])
+    return Compiled(key=key, binary=binary, **fields)
+
+
+# Compiling in this process.
+
+
+def compiled_by_triton(wanted: Request) -> Any:
+    """What Triton makes of one kernel, here: `asm` holds its PTX and cubin."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = _resolve(wanted.where)
+    types, constants = dict(wanted.types), dict(wanted.constants)
+    names = list(kernel.arg_names)
+    unknown = [name for name in (*types, *constants) if name not in names]
+    if unknown:
+        raise CompileError(f"kernel {kernel.__name__} has no parameter {unknown[0]!r}: {names}")
+    full: dict[str, str] = {}
+    values: dict[tuple[int], Any] = {}
+    for i, name in enumerate(names):
+        if name in types:
+            full[name] = types[name]
+            continue
+        full[name] = "constexpr"
+        if name in constants:
+            values[(i,)] = _load(constants[name])
+        elif kernel.params[i].has_default:
+            values[(i,)] = kernel.params[i].default
+        else:
+            raise CompileError(f"kernel {kernel.__name__} is given no parameter {name!r}")
+    ordered = [name for name in names if name in types]
+    if ordered != list(types):
+        raise CompileError(f"kernel {kernel.__name__} takes {ordered} in this order, not {types}")
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in wanted.divisible}
+    if is_gluon(kernel):
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        source = GluonASTSource(kernel, full, values, attributes)
+    else:
+        source = ASTSource(kernel, full, values, attributes)
+    target = GPUTarget("cuda", wanted.architecture, 32)
+    try:
+        return triton.compile(source, target=target, options=dict(wanted.options))
+    except Exception as error:
+        raise CompileError(
+            f"kernel {kernel.__name__} with {types} and {constants} for sm_{wanted.architecture}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
+    """(metadata, cubin) of one kernel, compiled here."""
+    result = compiled_by_triton(wanted)
+    found = result.metadata
+    binary = bytes(result.asm["cubin"])
+    if dict(wanted.options).get("launch_pdl"):
+        ptx = result.asm["ptx"]
+        if "griddepcontrol.wait" not in ptx:
+            binary = _assembled(_waiting(ptx), wanted)
+    return {
+        "name": found.name,
+        "parameters": [kind for _, kind in wanted.types],
+        "layout": _parameter_sizes(result.asm["ptx"]),
+        "descriptors": [dict(d) for d in (getattr(found, "tensordesc_meta", None) or ())],
+        "shared": found.shared,
+        "num_warps": found.num_warps,
+        "num_ctas": found.num_ctas,
+        "scratch": found.global_scratch_size,
+        "scratch_alignment": found.global_scratch_align,
+        "profile_scratch": found.profile_scratch_size,
+        "cooperative": bool(found.launch_cooperative_grid),
+        "triton": triton_version(),
+    }, binary
+
+
+def _waiting(ptx: str) -> str:
+    """The PTX of a kernel that begins with a wait for the kernels before it.
+
+    Once all of its blocks have started, the next kernel's may come to wait in the room that is
+    left: nothing is done by then but starting.
+    """
+    start = ptx.index("{", ptx.index(")", ptx.index(".entry")))
+    wait = "\n\tgriddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;"
+    return ptx[: start + 1] + wait + ptx[start + 1 :]
+
+
+def _assembled(ptx: str, wanted: Request) -> bytes:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(GPUTarget("cuda", wanted.architecture, 32))
+    options = backend.parse_options(dict(wanted.options))
+    return bytes(backend.make_cubin(ptx, {}, options, wanted.architecture))
+
+
+def _parameter_sizes(ptx: str) -> list[int]:
+    """The bytes of each parameter of the entry function."""
+    start = ptx.index(".entry")
+    declared = ptx[ptx.index("(", start) : ptx.index(")", start)]
+    sizes = []
+    for line in declared.splitlines():
+        if array := re.search(r"\.b8 \w+\[(\d+)\]", line):
+            sizes.append(int(array[1]))
+        elif scalar := re.search(r"\.param \.[a-z](\d+)", line):
+            sizes.append(int(scalar[1]) // 8)
+    return sizes
+
+
+def _resolve(where: tuple[Any, ...]) -> Any:
+    if where[0] == "text":
+        return function_from_text(where[1], where[2])
+    if where[0] == "generated":
+        return importlib.import_module(_GENERATOR).kernel_from_source(where[1])
+    if where[0] == "object":
+        return where[1]
+    found: Any = importlib.import_module(where[1])
+    for part in where[2].split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _load(value: Any) -> Any:
+    if isinstance(value, _Function):
+        return _resolve(("module", value.module, value.name))
+    if isinstance(value, tuple):
+        return tuple(map(_load, value))
+    return value
+
+
+# Compiling in worker processes.
+
+
+def _compile_all(
+    requests: Mapping[str, Request],
+) -> Iterable[tuple[str, tuple[dict[str, Any], bytes]]]:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    remote = {key: r for key, r in requests.items() if r.where[0] != "object"}
+    alone = len(remote) == 1 and _workers is None
+    if not interpreted and (alone or not worker_count()):
+        remote = {}
+    local = {key: r for key, r in requests.items() if key not in remote}
+    futures = {key: _pool().submit(_ask, r) for key, r in remote.items()}
+    for key, wanted in local.items():
+        yield key, compile_request(wanted)
+    for key, future in futures.items():
+        yield key, future.result()
+
+
+class _Worker:
+    """One compiling process, asked over its standard input and output."""
+
+    def __init__(self) -> None:
+        # A script run by its path, not a multiprocessing child: the user's main module must not
+        # run again, and importing the package would cost each worker seconds.
+        script = Path(__file__).with_name("compile_worker.py")
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._send({"path": list(sys.path), "package": sys.modules["genesis_fn"].__path__[0]})
+
+    def compile(self, wanted: Request) -> tuple[dict[str, Any], bytes]:
+        self._send(wanted)
+        answer = self._receive()
+        if "error" in answer:
+            raise CompileError(answer["error"])
+        return answer["metadata"], answer["binary"]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _send(self, message: Any) -> None:
+        content = pickle.dumps(message)
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(content).to_bytes(8, "little") + content)
+        self._process.stdin.flush()
+
+    def _receive(self) -> Any:
+        assert self._process.stdout is not None
+        size = self._process.stdout.read(8)
+        if len(size) < 8:
+            raise CompileError(
+                f"a compiling process ended with code {self._process.wait()}; its messages are on "
+                "standard error"
+            )
+        return pickle.loads(self._process.stdout.read(int.from_bytes(size, "little")))
+
+
+_workers: ThreadPoolExecutor | None = None
+_here = threading.local()
+_started: list[_Worker] = []
+_lock = threading.Lock()
+
+
+def worker_count() -> int:
+    """How many processes compile: `GENESIS_COMPILE_WORKERS`, else one for each core up to 16.
+
+    With 0 the process compiles by itself, for where many such processes share the cores.
+    """
+    named = os.environ.get("GENESIS_COMPILE_WORKERS")
+    return int(named) if named else min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _workers
+    with _lock:
+        if _workers is None:
+            count = max(1, worker_count())
+            _workers = ThreadPoolExecutor(count, thread_name_prefix="genesis-compile")
+            atexit.register(stop_workers)
+        return _workers
+
+
+def _ask(wanted: Request) -> tuple[dict[str, Any], bytes]:
+    worker = getattr(_here, "worker", None)
+    if worker is None:
+        worker = _here.worker = _Worker()
+        with _lock:
+            _started.append(worker)
+    try:
+        return worker.compile(wanted)
+    except (CompileError, OSError) as error:
+        if worker._process.poll() is None:
+            raise
+        # The process died (killed for memory, say): the next request gets a fresh one.
+        _here.worker = None
+        if isinstance(error, CompileError):
+            raise
+        raise CompileError(f"a compiling process died: {error}") from error
+
+
+def stop_workers() -> None:
+    """Ends the compiling processes; the next compilation starts new ones."""
+    global _workers
+    with _lock:
+        pool, _workers = _workers, None
+        workers = _started[:]
+        _started.clear()
+    if pool is not None:
+        pool.shutdown(wait=True, cancel_futures=True)
+    for worker in workers:
+        worker.close()
+
+
+def _after_fork() -> None:
+    # The child shares the parent's pipes, and must not speak on them.
+    global _workers, _here, _lock
+    _workers, _here, _lock = None, threading.local(), threading.Lock()
+    _started.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

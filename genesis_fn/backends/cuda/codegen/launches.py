@@ -1,0 +1,142 @@
+"""Bodies as plans: the launches of their kernels, and what each of them reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from genesis_fn.backends.cuda.codegen.emit import Parameter
+from genesis_fn.backends.cuda.codegen.loop_nests import written
+from genesis_fn.backends.cuda.codegen.loops import Loops, Part, needed
+from genesis_fn.backends.cuda.codegen.split_reduction import kernels_of
+from genesis_fn.backends.cuda.codegen.tiling import PERSISTENT, Form, tile_columns
+from genesis_fn.compiler.loop_ir import reindex
+from genesis_fn.compiler.loop_ir.kernel import Body
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.target import Target
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.language.expressions import PRELUDE
+from genesis_fn.kernels.plan import Buf, Launch, Plan, Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a step of a plan reads and writes, as numbers of the plan's buffers; `looped` if it may
+    write an element before all that read it have."""
+
+    reads: frozenset[int]
+    writes: frozenset[int]
+    looped: bool
+
+
+@dataclass(slots=True)
+class Generated:
+    """The plan of a body; `reads` and `writes` are what its buffers are, in order, and `uses` what
+    each step does with them."""
+
+    plan: Plan
+    reads: list[Var]
+    writes: list[Var]
+    sources: list[str]
+    uses: list[Use]
+
+    def elementwise(self, body: Body, v: Var, u: Var) -> bool:
+        """Whether `v` may be written over `u`: every step reads `u` before, or reads the very
+        elements that it writes."""
+        out, source = len(self.reads) + self.writes.index(v), self.reads.index(u)
+        if v.aval.dtype.itemsize != u.aval.dtype.itemsize:
+            return False
+        n = next(n for n, use in enumerate(self.uses) if out in use.writes)
+        if any(source in use.reads for use in self.uses[n + 1 :]):
+            return False
+        if source not in self.uses[n].reads:
+            return True
+        read = list(range(len(body.instrs)))
+        if n:
+            stop = "fold" if body.over.crossed else "reduce"
+            after = [k for _, _, k in body.stores if body.instrs[k].late or body.instrs[k].level]
+            read = needed(body.instrs, after, stop)
+        places = [offset for target, offset, _ in body.stores if target is v]
+        loads = [
+            body.instrs[k].meta[1] for k in read
+            if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
+        ]  # fmt: skip
+        return not self.uses[n].looped and all(offset == places[0] for offset in loads)
+
+
+Known: TypeAlias = dict[Any, tuple[list[Var], Generated]]
+
+
+def generate_once(body: Body, target: Target, known: Known) -> Generated:
+    """`generate(body, target)`, unless `known` holds what was generated for one that is alike, as
+    those of repeated layers are."""
+    values, key = body.shape()
+    if key not in known:
+        known[key] = values, generate(body, target)
+    before, made = known[key]
+    now = dict(zip(before, values, strict=True))
+    return replace(made, reads=[now[v] for v in made.reads], writes=[now[v] for v in made.writes])
+
+
+def generate(body: Body, target: Target) -> Generated:
+    """The launches that compute a body's stores on `target`."""
+    over = body.over
+    split = over.wants_split(target)
+    loops = _respelled(Loops(
+        over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters
+    ), split)  # fmt: skip
+    kernels, partial = kernels_of(loops, split, target)
+    loads = [loops.instrs[n].meta[0] for n in loops.of("load")]
+    reads = list(dict.fromkeys([*loads, *loops.counters]))
+    writes = list(dict.fromkeys([v for v, _, _ in loops.stores]))
+    number = {Parameter(v, False): n for n, v in enumerate(reads)}
+    number |= {Parameter(v, True): len(number) + n for n, v in enumerate(writes)}
+    steps, sources, uses = [], [], []
+    for part, form in kernels:
+        function, parameters = written(part, form)
+        at = {name: _buffer(p, number) for name, p in parameters.items()}
+        arguments = {name: Buf(at[name], p.kind) for name, p in parameters.items()}
+        steps.append(Launch(
+            function, form.grid, arguments, {}, form.warps, 3,
+            max_registers=_most_registers(form, target),
+        ))  # fmt: skip
+        sources.append(function.text.removeprefix(PRELUDE))
+        uses.append(Use(
+            frozenset([at[name] for name, p in parameters.items() if not p.written]),
+            frozenset([at[name] for name, p in parameters.items() if p.written]),
+            form.kind == "looped",
+        ))  # fmt: skip
+    spaces = tuple([Workspace(max(16, size)) for size in partial])
+    plan = Plan(len(reads), len(writes), tuple(steps), spaces)
+    return Generated(plan, reads, writes, sources, uses)
+
+
+def _buffer(p: Parameter, number: Mapping[Parameter, int]) -> int:
+    """The number of a parameter's buffer in the plan: partial results come last."""
+    return len(number) + p.target.number if type(p.target) is Part else number[p]
+
+
+def _most_registers(form: Form, target: Target) -> int | None:
+    """The cap that keeps 16 warps of slabs on a processor."""
+    return target.registers // (32 * max(form.warps, 16)) if form.kind == "slab" else None
+
+
+def _respelled(loops: Loops, split: bool) -> Loops:
+    """The loops with rows where a flat kernel has some, and rows cut where conditions cut them."""
+    rows, depth, inner = loops.rows, loops.depth, loops.inner
+    instrs, stores = loops.instrs, loops.stores
+    if not enabled("parts"):
+        return loops
+    if depth == 1:
+        length = 0 if tile_columns(loops) else reindex.row_length(instrs, rows)
+        if not length:
+            return loops
+        instrs, stores = reindex.as_rows(instrs, stores, rows, length)
+        rows, depth, inner = rows // length, length, True
+    if inner and not split and depth <= PERSISTENT:
+        length = reindex.part_length(instrs, depth)
+        if length < depth:
+            instrs, stores = reindex.in_parts(instrs, stores, depth, length)
+            depth = length
+    return Loops(rows, depth, inner, instrs, stores, loops.counters)

@@ -1,0 +1,248 @@
+"""The text of a whole kernel: the loops around its instructions, by the form of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from genesis_fn.backends.cuda.binaries.compile import SourceKernel
+from genesis_fn.backends.cuda.codegen.emit import Parameter, Text
+from genesis_fn.backends.cuda.codegen.loops import INT32, Loops, Store, is_wide, needed
+from genesis_fn.backends.cuda.codegen.reductions import (
+    accumulate,
+    finish,
+    finish_row,
+    start,
+    step,
+)
+from genesis_fn.backends.cuda.codegen.source import kernel
+from genesis_fn.backends.cuda.codegen.tiling import Form
+from genesis_fn.core.backend import index as ix
+from genesis_fn.kernels.language.expressions import loaded
+from genesis_fn.kernels.plan_builder import cdiv
+
+
+def written(loops: Loops, form: Form) -> tuple[SourceKernel, Mapping[str, Parameter]]:
+    """(the kernel that computes `loops`, its parameters by name)."""
+    t = Text(loops, form)
+    for counter, name in loops.counters.items():
+        t.line(f"{name} = tl.load({t.pointer(counter, False)})")
+    name, write = _NESTS[form.kind]
+    write(t)
+    body = "".join([f"{line}\n" for line in t.lines or ["    pass"]])
+    return kernel(name, ", ".join(t.parameters), body), t.parameters
+
+
+# ---- pointwise ----
+
+
+def _flat(t: Text) -> None:
+    """Program i covers the i-th `block` elements."""
+    n, block = t.loops.rows, t.form.block
+    t.line(f"p = tl.program_id(0){_cast(n, block)} * {block} + tl.arange(0, {block})")
+    t.bounded("p", n, n % block == 0)
+    _all_of_them(t)
+
+
+def _tiled(t: Text) -> None:
+    """Programs cover tiles of `block` by `chunk`, in rows of tiles."""
+    form = t.form
+    rows, columns = t.loops.rows // form.columns, form.columns
+    across = cdiv(columns, form.chunk)
+    t.line(f"i = tl.program_id(0) // {across} * {form.block} + "
+           f"tl.arange(0, {form.block})[:, None]")  # fmt: skip
+    t.line(f"j = tl.program_id(0) % {across} * {form.chunk} + "
+           f"tl.arange(0, {form.chunk})[None, :]")  # fmt: skip
+    t.bounded("i", rows, rows % form.block == 0)
+    t.bounded("j", columns, columns % form.chunk == 0)
+    t.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))
+    _all_of_them(t)
+
+
+def _all_of_them(t: Text) -> None:
+    t.wide_names()
+    for n in range(len(t.loops.instrs)):
+        t.emit(n)
+    for store in t.loops.stores:
+        t.store(store)
+
+
+# ---- rows on chip ----
+
+
+def _row(t: Text) -> None:
+    """Program i covers the i-th `block` rows, whole."""
+    _rows(t)
+    _whole_row(t)
+    t.wide_names()
+    for n in needed(t.loops.instrs, [n for _, _, n in t.loops.stores]):
+        step(t, n)
+    for store in t.loops.stores:
+        t.store(store)
+
+
+def _rows(t: Text) -> None:
+    """The line of `p`, and of its mask."""
+    rows, block = t.loops.rows, t.form.block
+    t.line(f"p = tl.program_id(0){_cast(rows, block)} * {block} + tl.arange(0, {block})[:, None]")
+    t.bounded("p", rows, rows % block == 0)
+
+
+def _whole_row(t: Text) -> None:
+    """The line of `r` where a row is one chunk, and of its mask."""
+    t.line(f"r = tl.arange(0, {t.form.chunk})[None, :]")
+    t.bounded("r", t.loops.depth, t.loops.depth == t.form.chunk)
+
+
+def _cast(n: int, block: int, beyond: int = 0) -> str:
+    """What makes a program's number wide enough for `n` elements in blocks, and some `beyond`."""
+    return ".to(tl.int64)" if cdiv(n, block) * block + beyond > INT32 else ""
+
+
+# ---- slabs ----
+
+
+def _slab(t: Text) -> None:
+    """Every `parts`-th block of rows, columns accumulated on the way."""
+    loops, form, instrs = t.loops, t.form, t.loops.instrs
+    folds = loops.of("fold")
+    roots = [n for _, _, n in loops.stores] + [instrs[n].args[0] for n in folds]
+    used = needed(instrs, roots)
+    _whole_row(t)
+    t.wide_names(p=False)
+    for n in used:
+        if "p" not in instrs[n].names:
+            step(t, n)
+    for n in folds:
+        start(t, n)
+    ahead = [n for n in used if form.ahead and loops.streams(n)]
+    stride = form.parts * form.block
+    block = f"tl.arange(0, {form.block})[:, None]"
+    t.line(f"first = tl.program_id(0){_cast(loops.rows, form.block, stride)} * {form.block}")
+    if ahead:
+        t.line(f"q = first + {block}")
+        _load_ahead(t, ahead)
+    t.line(f"for start in range(first, {loops.rows}, {stride}):")
+    t.depth += 1
+    t.line(f"p = start + {block}")
+    t.bounded("p", loops.rows, loops.rows % form.block == 0)
+    t.wide_names(r=False)
+    for n in ahead:
+        t.value[n] = f"v{n}"
+        t.line(f"v{n} = {loaded(f'n{n}', instrs[n].meta[0].aval.dtype)}")
+    if ahead:
+        # The next rows are under way while these are worked on.
+        t.line(f"q = p + {stride}")
+        _load_ahead(t, ahead)
+    for n in used:
+        if "p" in instrs[n].names and n not in ahead:
+            step(t, n)
+    for n in folds:
+        accumulate(t, n, "p")
+    for store in loops.stores:
+        t.store(store)
+    t.depth -= 1
+    t.masks.pop("p", None)
+    for n, (part,) in loops.parts("fold").items():
+        finish(t, n, f"a{n}", axis=0, whole=True)
+        place = f"tl.program_id(0) * {loops.depth} + r"
+        t.put(t.pointer(part, True), place, f"v{n}", t.masks.get("r", ""))
+
+
+def _load_ahead(t: Text, loads: Sequence[int]) -> None:
+    """n{i}: what the loads find at rows `q`."""
+    rows, instrs = t.loops.rows, t.loops.instrs
+    before, t.masks = t.masks, {k: v for k, v in t.masks.items() if k != "p"}
+    t.bounded("q", rows, exact=False)
+    if any(is_wide(instrs[n].meta[1]) for n in loads):
+        t.line("q_wide = q.to(tl.int64)")
+    for n in loads:
+        target, offset, guards = instrs[n].meta
+        names = (instrs[n].names - {"p"}) | {"q"}
+        place = ix.substitute(offset, "p", ix.var("q", rows)) if rows > 1 else offset
+        t.line(f"n{n} = {t.get(target, place, names, guards)}")
+    t.masks = before
+
+
+# ---- rows in a loop ----
+
+
+def _looped(t: Text) -> None:
+    """One pass over r for each level of reductions, and one for stores that need the last."""
+    loops, instrs = t.loops, t.loops.instrs
+    _rows(t)
+    t.wide_names(r=False)
+    fixed = [n for n, i in enumerate(instrs) if "r" not in i.names and i.op != "reduce"]
+    stores = [s for s in loops.stores if "r" in s[1].names]
+    level_of = {n: instrs[instrs[n].args[0]].level for n in loops.of("reduce")}
+    for level in sorted({*level_of.values()} | {instrs[n].level for _, _, n in stores}):
+        if t.partial and level > 0:
+            break
+        _fixed(t, [n for n in fixed if instrs[n].level <= level])
+        reductions = [n for n in level_of if level_of[n] == level]
+        _pass(t, reductions, [s for s in stores if instrs[s[2]].level == level])
+    flat = [s for s in loops.stores if "r" not in s[1].names]
+    if t.partial:
+        _store_parts(t, flat)
+        return
+    _fixed(t, fixed)
+    for store in flat:
+        t.store(store)
+
+
+def _fixed(t: Text, instrs: Sequence[int]) -> None:
+    """Those of the instructions that no line stands for yet."""
+    for n in instrs:
+        if n not in t.value:
+            t.emit(n)
+
+
+def _pass(t: Text, reductions: Sequence[int], stores: Sequence[Store]) -> None:
+    """A loop over r that makes some reductions and stores."""
+    loops, form, instrs = t.loops, t.form, t.loops.instrs
+    for n in reductions:
+        start(t, n)
+    exact = loops.depth % form.chunk == 0
+    if t.partial:
+        t.line(f"first = tl.program_id(1) * {form.length}")
+        t.line(f"for start in range(first, first + {form.length}, {form.chunk}):")
+        exact = exact and loops.depth == form.length * form.parts
+    else:
+        t.line(f"for start in range(0, {loops.depth}, {form.chunk}):")
+    t.depth += 1
+    t.line(f"r = start + tl.arange(0, {form.chunk})[None, :]")
+    before = dict(t.value), dict(t.masks)
+    t.bounded("r", loops.depth, exact)
+    t.wide_names(p=False)
+    roots = [instrs[n].args[0] for n in reductions] + [n for _, _, n in stores]
+    for n in needed(instrs, roots):
+        if "r" in instrs[n].names and instrs[n].op != "reduce":
+            t.emit(n)
+    for n in reductions:
+        accumulate(t, n, "r")
+    for store in stores:
+        t.store(store)
+    t.depth -= 1
+    t.value, t.masks = before
+    for n in reductions:
+        finish_row(t, n)
+
+
+def _store_parts(t: Text, stores: Sequence[Store]) -> None:
+    """Stores of partial results, and of what needs none."""
+    place = f"tl.program_id(1) * {t.loops.rows} + p"
+    for n, parts in t.loops.parts("reduce").items():
+        values = [f"m{n}", t.value[n]] if len(parts) == 2 else [t.value[n]]
+        for part, value in zip(parts, values, strict=True):
+            t.put(t.pointer(part, True), place, value, t.masks.get("p", ""))
+    for store in stores:
+        # Every part computes it alike; one of them writes.
+        t.line("if tl.program_id(1) == 0:")
+        t.depth += 1
+        t.store(store)
+        t.depth -= 1
+
+
+_NESTS: dict[str, tuple[str, Callable[[Text], None]]] = {
+    "flat": ("pointwise", _flat), "tiled": ("tiles", _tiled), "row": ("rows", _row),
+    "slab": ("slabs", _slab), "looped": ("loop", _looped),
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""The driver interface and its two implementations."""

@@ -1,0 +1,246 @@
+"""The driver interface: everything the CUDA backend asks of a device.
+
+Two implementations exist. `cuda` drives a GPU through cuda-python; `interpret` keeps "device"
+memory on the host and runs Triton functions through Triton's interpreter, so that the allocator,
+planning and launch order are exercised without a GPU. `drivers.py` chooses.
+
+Addresses are plain integers everywhere. Streams, events, graphs and memory handles are opaque.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from genesis_fn.backends.cuda.driver.errors import ForkedProcessError
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.plan import Launch
+
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
+Graph: TypeAlias = Any
+Condition: TypeAlias = Any
+Handle: TypeAlias = Any
+
+ConditionalKind: TypeAlias = Literal["while", "switch"]
+PredicateMode: TypeAlias = Literal["flag", "index", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is. `granularity` is the unit of physical memory in bytes, `target` what
+    programs are compiled for, `kind` the DLPack device type of its addresses."""
+
+    index: int
+    name: str
+    total_memory: int
+    granularity: int
+    target: Target
+    kind: int
+
+
+class Prepared(Protocol):
+    """One launch, compiled, loaded and with its parameter block packed.
+
+    It is bound to addresses and then launched any number of times. Binding and launching from
+    several threads at once must be serialised by the owner.
+    """
+
+    scratch_bytes: int
+
+    def bind(
+        self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Points the launch at the plan's buffers (by buffer number) and at scratch memory. All
+        that it touches lies in the ranges `within`, which a driver may check."""
+        ...
+
+    def launch(self, stream: Stream, early: bool = True) -> None:
+        """Enqueues the kernel on a stream, or records it if the stream is capturing; not `early`
+        means only when what it depends on has ended, also if it can wait for that itself."""
+        ...
+
+
+class Driver(Protocol):
+    """One device. Every method may be called from any thread."""
+
+    info: DeviceInfo
+    compute: Stream
+
+    # Memory: a range of addresses is reserved once, physical memory comes and goes behind it.
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device, over all processes."""
+        ...
+
+    def reserve(self, size: int) -> int:
+        """The start of `size` bytes of address space with nothing behind it."""
+        ...
+
+    def release(self, address: int, size: int) -> None:
+        """Gives a reserved range back; nothing may be mapped in it."""
+        ...
+
+    def create(self, size: int) -> Handle:
+        """Physical memory, a multiple of the granularity; raises `DeviceMemoryExhausted`."""
+        ...
+
+    def destroy(self, handle: Handle) -> None:
+        """Returns unmapped physical memory to the device."""
+        ...
+
+    def map(self, address: int, size: int, handle: Handle) -> None:
+        """Puts physical memory behind reserved addresses, readable and writable."""
+        ...
+
+    def unmap(self, address: int, size: int) -> None:
+        """Takes the physical memory away; no queued work may still use it."""
+        ...
+
+    def pin(self, size: int) -> int:
+        """The address of page-locked host memory that the device can copy to and from."""
+        ...
+
+    def unpin(self, address: int) -> None:
+        """Frees memory from `pin`."""
+        ...
+
+    # Work in stream order.
+
+    def copy(self, destination: int, source: int, size: int, stream: Stream) -> None:
+        """Copies between any two of device, pinned and host memory."""
+        ...
+
+    def copy_peer(
+        self, destination: int, source: int, size: int, peer: Any, stream: Stream
+    ) -> None:
+        """Copies `size` bytes from this device to `destination` on `peer`."""
+        ...
+
+    def fill(self, address: int, byte: int, size: int, stream: Stream) -> None:
+        """Sets `size` bytes."""
+        ...
+
+    def fill_words(self, address: int, value: int, count: int, stream: Stream) -> None:
+        """Sets `count` int32 to `value`."""
+        ...
+
+    def new_stream(self) -> Stream:
+        """A stream that does not synchronise with the legacy default stream."""
+        ...
+
+    def destroy_stream(self, stream: Stream) -> None:
+        """Destroys a stream once its work is done."""
+        ...
+
+    def stream_handle(self, stream: Stream) -> int:
+        """The stream as other libraries name it."""
+        ...
+
+    def foreign_stream(self, handle: int) -> Stream:
+        """Another library's stream, for `record` and `wait`."""
+        ...
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """Blocks until the work of a stream, or of both of the driver's own, is done."""
+        ...
+
+    def new_event(self, timing: bool = False) -> Event:
+        """An event that has not been recorded."""
+        ...
+
+    def destroy_event(self, event: Event) -> None:
+        """Destroys an event."""
+        ...
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Makes the event complete when the stream's work so far does."""
+        ...
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Makes the stream's later work wait for the event."""
+        ...
+
+    def done(self, event: Event) -> bool:
+        """Whether the event is complete."""
+        ...
+
+    def wait_host(self, event: Event) -> None:
+        """Blocks until the event is complete."""
+        ...
+
+    def elapsed(self, start: Event, end: Event) -> float:
+        """Milliseconds between two complete timing events."""
+        ...
+
+    # Kernels.
+
+    def prepare(self, launches: Sequence[Launch]) -> Sequence[Prepared]:
+        """The launches, compiled in parallel and loaded."""
+        ...
+
+    # Graphs: a capture records what is enqueued on a stream instead of running it.
+
+    def begin_capture(self, stream: Stream) -> None:
+        """Starts recording what is enqueued on the stream."""
+        ...
+
+    def end_capture(self, stream: Stream) -> Graph:
+        """Ends the recording; the result is launched with `launch_graph`."""
+        ...
+
+    def abandon_capture(self, stream: Stream) -> None:
+        """Ends a recording that failed and drops what it holds."""
+        ...
+
+    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+        """Enqueues a whole graph."""
+        ...
+
+    def destroy_graph(self, graph: Graph) -> None:
+        """Frees a graph that is not running."""
+        ...
+
+    def new_condition(self, stream: Stream) -> Condition:
+        """A value that decides a conditional node of the graph the stream is capturing."""
+        ...
+
+    def set_condition(
+        self, stream: Stream, condition: Condition, address: int, mode: PredicateMode, limit: int
+    ) -> None:
+        """Records a kernel that sets the condition from device memory.
+
+        "flag": byte at `address` is not zero. "index": the int32 there, clamped to [0, limit).
+        "count": the int32 there, increased by one, is less than `limit`.
+        """
+        ...
+
+    def add_conditional(
+        self, stream: Stream, condition: Condition, kind: ConditionalKind, branches: int
+    ) -> list[Stream]:
+        """Records a conditional node; returns a capturing stream for each of its bodies."""
+        ...
+
+    def end_branch(self, stream: Stream) -> None:
+        """Ends the recording of one body."""
+        ...
+
+
+opened: dict[int, Driver] = {}
+_forked = False
+
+
+def check_fork() -> None:
+    """Raises `ForkedProcessError` in a child of a process that had opened a device."""
+    if _forked:
+        raise ForkedProcessError
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = bool(opened)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""A program as steps over numbered buffers."""

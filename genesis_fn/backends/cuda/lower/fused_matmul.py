@@ -1,0 +1,177 @@
+"""Plans of products of few rows with what is computed before and after them in their kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from genesis_fn.backends.cuda.codegen.emit import Text
+from genesis_fn.backends.cuda.codegen.loops import Loops, needed
+from genesis_fn.backends.cuda.codegen.reductions import step
+from genesis_fn.backends.cuda.codegen.tiling import Form
+from genesis_fn.backends.cuda.lowerings.call import Call
+from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
+from genesis_fn.compiler.fusion.gemv_fusion import FusedProduct, sizes
+from genesis_fn.compiler.loop_ir.kernel import Body
+from genesis_fn.compiler.target import Target
+from genesis_fn.core.jaxpr import Var
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.language.expressions import rounded
+from genesis_fn.kernels.matmul.matmul import plan_matmul
+from genesis_fn.kernels.matmul.spec import Hooks
+from genesis_fn.kernels.plan import Plan
+from genesis_fn.kernels.plan_builder import next_power_of_two
+
+
+def plan_product(
+    product: FusedProduct, result: Var, steady: bool, target: Target
+) -> tuple[Plan, list[Any]]:
+    """(the plan that computes `result`, the values that its inputs are).
+
+    Where the left operand is made by the kernel, the first input stands in its place and is not
+    read. `steady` right operands are written by nothing that may run when the product is started.
+    """
+    first = product.eqns[0]
+    found = sizes(first)
+    assert found is not None
+    _, columns, depth = found
+    spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), target))
+    assert not any(copies)
+    spec = replace(spec, out_dtype=NAMES[result.aval.dtype])
+    left = first.ins[1] if product.prologue is not None else first.ins[0]
+    operands: list[Any] = [left, *[e.ins[1] for e in product.eqns]]
+    hooks = Hooks()
+    if product.prologue is not None:
+        setup, lhs, inputs = prologue_text(product.prologue, depth)
+        hooks = Hooks(setup=setup, lhs=lhs, inputs=_types(inputs))
+        operands += inputs.values()
+    if product.epilogue is not None:
+        values = [e.outs[0] for e in product.eqns]
+        text, inputs = epilogue_text(product.epilogue, values, columns)
+        hooks = replace(hooks, epilogue=text, inputs=hooks.inputs + _types(inputs))
+        operands += inputs.values()
+    spec = replace(spec, hooks=hooks, gated=len(product.eqns) == 2, steady=steady)
+    return plan_matmul(spec, target), operands
+
+
+def plan_wide(product: FusedProduct, results: list[Var], target: Target) -> tuple[Plan, list[Any]]:
+    """(the plan that computes `results` tile by tile, the values that its inputs are)."""
+    (e,) = product.eqns
+    assert product.epilogue is not None
+    spec, copies = matmul_spec(Call(e.prim, _avals(e), dict(e.params), target))
+    assert not any(copies)
+    spec = replace(spec, out_dtype=NAMES[results[0].aval.dtype])
+    text, inputs, outputs = wide_epilogue_text(product.epilogue, e.outs[0], results, spec.n)
+    hooks = Hooks(epilogue=text, inputs=_types(inputs), outputs=_types(outputs))
+    return plan_matmul(replace(spec, hooks=hooks), target), [*e.ins, *inputs.values()]
+
+
+def _avals(e: Any) -> tuple[Any, ...]:
+    return tuple([i.aval if type(i) is Var else i for i in e.ins])
+
+
+def _types(inputs: dict[str, Var]) -> tuple[tuple[str, str], ...]:
+    return tuple([(name, NAMES[v.aval.dtype]) for name, v in inputs.items()])
+
+
+class _Lines(Text):
+    """Instructions of a body as lines of another kernel; values and pointers are called
+    `letter`1, `letter`2, ..."""
+
+    def __init__(self, body: Body, letter: str, form: Form, inputs: dict[str, Var]) -> None:
+        over = body.over
+        loops = Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {})
+        super().__init__(loops, form, letter, depth=0)
+        self.inputs = inputs
+        self.outputs: dict[str, Var] = {}
+
+    def pointer(self, target: Any, written: bool) -> str:
+        """The parameter for a buffer."""
+        held = self.outputs if written else self.inputs
+        for name, v in held.items():
+            if v is target:
+                return name
+        name = f"{self.letter}{'out' if written else 'in'}{len(held)}"
+        held[name] = target
+        return name
+
+    @property
+    def text(self) -> str:
+        """All lines."""
+        return "\n".join(self.lines)
+
+
+def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dict[str, Var]]:
+    """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the
+    pointers they use)."""
+    inputs: dict[str, Var] = {}
+    part = _Lines(body, "e", Form("flat", (1, 1, 1), 1), inputs)
+    part.masks = {"p": "inside"}
+    part.line(f"p = rm * {columns} + rn")
+    accumulators = dict(zip(values, ("acc", "acc1")))
+    for n, i in enumerate(body.instrs):
+        if i.op == "load" and i.meta[0] in accumulators:
+            part.value[n] = rounded(accumulators[i.meta[0]], i.dtype)
+        else:
+            part.emit(n)
+    ((_, _, root),) = body.stores
+    part.line(f"acc = {part.value[root]}")
+    return part.text, inputs
+
+
+def wide_epilogue_text(
+    body: Body, value: Var, results: list[Var], columns: int
+) -> tuple[str, dict[str, Var], dict[str, Var]]:
+    """(lines that turn `acc`, the product `value`, into the first of `results` and store the
+    others, the pointers that they read, those that they write)."""
+    inputs: dict[str, Var] = {}
+    part = _Lines(body, "e", Form("flat", (1, 1, 1), 1), inputs)
+    part.masks = {"p": "inside"}
+    part.line(f"p = rm * {columns} + rn")
+    for n, i in enumerate(body.instrs):
+        if i.op == "load" and i.meta[0] is value:
+            part.line(f"e{n} = {rounded('acc', i.dtype)}")
+            part.value[n] = f"e{n}"
+        else:
+            part.emit(n)
+    for v in results[1:]:
+        part.pointer(v, True)  # in this order
+    for store in body.stores:
+        if store[0] is not results[0]:
+            part.store(store)
+    (first,) = [n for target, _, n in body.stores if target is results[0]]
+    part.line(f"acc = {part.value[first]}")
+    return part.text, inputs, part.outputs
+
+
+def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
+    """(lines that run once for each row, lines that make `a` at the places `rk_row` of row `rm`,
+    the pointers that both use)."""
+    inputs: dict[str, Var] = {}
+    padded = next_power_of_two(depth)
+    form = Form("row", (1, 1, 1), 1, padded)
+    instrs = body.instrs
+    ((_, _, root),) = body.stores
+    part = _Lines(body, "v", form, inputs)
+    reductions = [n for n, i in enumerate(instrs) if i.op == "reduce"]
+    if reductions:
+        part.line("p = rm")
+        part.line(f"r = tl.arange(0, {padded})[None, :]")
+        part.bounded("r", depth, depth == padded)
+        fixed = [n for n in needed(instrs, [root]) if "r" not in instrs[n].names]
+        for n in needed(instrs, [*reductions, *fixed]):
+            step(part, n)
+    again = _Lines(body, "w", form, inputs)
+    pointwise = body.over.reduced == 1
+    again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")
+    again.line("r = rk_row")
+    exact = depth % 1024 == 0
+    if not exact:
+        again.masks["p" if pointwise else "r"] = "rk_in"
+        again.line(f"rk_in = rk_row < {depth}")
+    again.value = {n: t for n, t in part.value.items() if "r" not in instrs[n].names}
+    for n in needed(instrs, [root], made=again.value):
+        again.emit(n)
+    value = again.value[root]
+    again.line(f"a = {value}" if exact else f"a = tl.where(rk_in, {value}, 0.0)")
+    return part.text, again.text, inputs

@@ -1,0 +1,545 @@
+"""A program as steps over numbered buffers: kernels, copies, control flow.
+
+Every value in memory is a buffer. Buffers of an inner program lie in one buffer of the program
+around it, so that the whole needs one arena; views lie in the buffer that they are part of.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from genesis_fn.backends.cuda import lowerings
+from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
+from genesis_fn.backends.cuda.lower.fused_matmul import plan_product, plan_wide
+from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
+from genesis_fn.backends.cuda.run.graph import Child, Copy, Host, Repeat, Step, Switch, While
+from genesis_fn.compiler.fusion.fuse import Fusion, Group
+from genesis_fn.compiler.fusion.gemv_fusion import wide
+from genesis_fn.compiler.fusion.matmul_grouping import JOINED
+from genesis_fn.compiler.loop_ir.kernel import Placement
+from genesis_fn.compiler.memory.inplace import updated
+from genesis_fn.compiler.memory.memory_plan import pack
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.simplify.loop_body import loop_body
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import errors
+from genesis_fn.core.errors import BackendError
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.kernels.plan import Buf, Launch, Plan
+from genesis_fn.primitives.dot_general import dot_general_p
+from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.staging.cost import cost
+
+# Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
+# them converted first.
+_GENERATED = ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp")
+
+
+@dataclass(slots=True)
+class Described:
+    """One step for people: what it is, its traffic and work, the source of its kernels."""
+
+    name: str
+    traffic: int
+    operations: int
+    sources: list[str]
+    lines: list[str]
+    depth: int = 0
+
+
+@dataclass(slots=True)
+class Table:
+    """The buffers of a whole program, compiled for `target`. `place[b] = (a, offset)`: b is part of
+    buffer a. Those without a place are bound from outside: inputs, outputs, the arena, the error
+    word. `pointers` are the tables of addresses that kernels over many tensors read, `steady` the
+    inputs that no step writes, `generated` the kernels by what they compute."""
+
+    target: Target
+    bytes: list[int] = field(default_factory=list)
+    place: dict[int, tuple[int, int]] = field(default_factory=dict)
+    sites: list[Eqn] = field(default_factory=list)
+    word: int | None = None
+    pointers: dict[int, list[list[int]]] = field(default_factory=dict)
+    described: list[Described] = field(default_factory=list)
+    steady: set[int] = field(default_factory=set)
+    generated: Known = field(default_factory=dict)
+
+    def new(self, size: int) -> int:
+        """A buffer of `size` bytes."""
+        self.bytes.append(size)
+        return len(self.bytes) - 1
+
+    def view(self, of: int, offset: int, size: int) -> int:
+        """A part of a buffer, as a buffer."""
+        if offset == 0 and size == self.bytes[of]:
+            return of
+        b = self.new(size)
+        self.place[b] = of, offset
+        return b
+
+    def root(self, b: int) -> int:
+        """The buffer that holds the memory of `b`."""
+        while b in self.place:
+            b = self.place[b][0]
+        return b
+
+
+@functools.cache  # `simplify` remembers programs by the function
+def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
+    """Whether a call stays one step: a fused function that `target` has a kernel for, and that
+    gains nothing from being generated together with the casts and sums around it."""
+
+    def keeps(e: Eqn) -> bool:
+        if e.prim is not fused_p or e.params["op"].name.startswith(_GENERATED):
+            return False
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        return plan_for(e.prim, avals, e.params, target) is not None
+
+    return keeps
+
+
+@dataclass(slots=True)
+class Item:
+    """Steps that stay together, with the buffers that they read and write."""
+
+    steps: list[Step]
+    reads: list[int]
+    writes: list[int]
+    scratch: list[int] = field(default_factory=list)
+    plan: Plan | None = None  # of one generated launch
+    traffic: int = 0
+    described: Described | None = None
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A program, or the body of a loop or branch, as `items` in order. Its results are in the
+    buffers `outputs`, its temporaries in the `arena` bytes of buffer `base`."""
+
+    items: list[Item]
+    outputs: list[int]
+    base: int
+    arena: int
+
+    @property
+    def steps(self) -> list[Step]:
+        """What runs, in order."""
+        return [s for item in self.items for s in item.steps]
+
+
+class Scope:
+    """How the groups of one program (of the whole, or of a loop's or branch's body) become items.
+
+    `inputs` are the buffers of its inputs, `targets` those that its outputs must end in (None: the
+    scope chooses); a target may be the buffer of an input, which is then overwritten when nothing
+    reads it any more. `placed` are values that are written into a part of what `extra` gives a
+    buffer. `schedule` makes the schedule of a body: (table, program, inputs, targets, options).
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        jaxpr: Jaxpr,
+        fusion: Fusion,
+        inputs: Sequence[int],
+        targets: Sequence[int | None],
+        schedule: Callable[..., Schedule],
+        placed: dict[Var, Placement] | None = None,
+        extra: dict[Var, int] | None = None,
+        depth: int = 0,
+    ) -> None:
+        self.table, self.jaxpr, self.fusion, self.depth = table, jaxpr, fusion, depth
+        self.targets, self.placed, self._schedule = targets, placed or {}, schedule
+        self.graph = fusion.graph
+        self.ids: dict[Var, int] = dict(zip(jaxpr.invars, inputs)) | (extra or {})
+        self.fixed = {table.root(b) for b in self.ids.values()}
+        self.fixed |= {table.root(t) for t in targets if t is not None}
+        # What decides whether a value may take the memory of an input.
+        self._results: set[Var] = set()
+        self._made_at: dict[Var, int] = {}
+        self._last_read: dict[Var, int] = {}
+        self._held: dict[int, list[Var]] = {}
+        self.items: list[Item] = []
+
+    def lowered(self) -> tuple[list[Item], list[int]]:
+        """(the items that compute the program, the buffers of its outputs)."""
+        self._results |= {self.graph.memory(o)[0] for o in self.jaxpr.outs}
+        for n, g in enumerate(self.fusion.groups):
+            self._made_at |= dict.fromkeys(g.roots, n)
+            self._last_read |= dict.fromkeys(g.reads, n)
+        for v, b in self.ids.items():
+            self._held.setdefault(self.table.root(b), []).append(v)
+        wanted = self._wanted()
+        for g in self.fusion.groups:
+            self._group(g, wanted)
+        outputs = self._finish()
+        return self.items, outputs
+
+    # Values.
+
+    def buffer(self, v: Var) -> int:
+        """The buffer of a value."""
+        u, offset = self.graph.memory(v)
+        b = self.ids[u]
+        return self.table.view(b, offset, v.aval.nbytes) if u is not v else b
+
+    def temporary(self, size: int) -> int:
+        """A new buffer in this scope's arena."""
+        return self.table.new(size)
+
+    def _wanted(self) -> dict[Var, int]:
+        """Which buffer a value should be written to at once, because an output must end there."""
+        wanted: dict[Var, int] = {}
+        for v, t in zip(self.jaxpr.outs, self.targets):
+            u = self.graph.memory(v)[0]
+            if t is not None and u not in self.ids and u not in wanted and v not in self.placed:
+                wanted[u] = t
+        for u, t in list(wanted.items()):
+            # What is updated in place must be there already.
+            while (x := self._updated(u)) is not None:
+                if x in self.ids or x in wanted or x in self._results:
+                    break
+                wanted[x] = t
+                u = x
+        return wanted
+
+    def _updated(self, v: Var) -> Var | None:
+        """The value in memory that the equation of `v` may write `v` over."""
+        e = self.graph.made[v]
+        if self.graph.kind[id(e)] != "opaque" or not enabled("in_place"):
+            return None
+        x = updated(e, v)
+        if x is None:
+            return None
+        u, offset = self.graph.memory(x)
+        shared = sum([type(i) is Var and self.graph.memory(i)[0] is u for i in e.ins]) > 1
+        return None if offset or shared or u.aval.nbytes != v.aval.nbytes else u
+
+    def _group(self, g: Group, wanted: dict[Var, int]) -> None:
+        if g.product is not None:
+            for v in g.writes:
+                self.ids[v] = self._write_to(v, wanted, None, None)
+            self.items.append(self._product(g))
+            return
+        if g.body is None:
+            assert g.eqn is not None
+            for v in g.eqn.outs:
+                if v not in self.ids:
+                    self.ids[v] = self._write_to(v, wanted, None, None)
+            at = len(self.table.described)
+            self.items.append(self._opaque(g))
+            self.items[-1].described = self.table.described[at]
+            return
+        made = generate_once(g.body, self.table.target, self.table.generated)
+        for v in made.writes:
+            if v not in self.ids:
+                self.ids[v] = self._write_to(v, wanted, g, made)
+        names = list(dict.fromkeys(i.eqn.prim.name for i in g.body.instrs if i.eqn is not None))
+        lines = list(dict.fromkeys(str(self.graph.made[v].where) for v in g.roots))
+        text = f"{'+'.join(names[:6])}{'+..' if len(names) > 6 else ''}" or "copy"
+        self.table.described.append(
+            Described(text, g.traffic, g.operations, made.sources, lines, self.depth)
+        )
+        self._launched(g, made, self.table.described[-1])
+
+    def _launched(self, g: Group, made: Generated, described: Described) -> None:
+        """One item for each launch: the last, which joins partial results, may wait until it can
+        share a launch with others like it."""
+        plan = made.plan
+        scratch = [self.temporary(w.bytes) for w in plan.workspaces]
+        buffers = [self.ids[v] for v in (*made.reads, *made.writes)] + scratch
+        for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
+            assert type(step) is Launch
+            step, order = _compact(step)
+            item = Item(
+                [Child((step,), tuple([(buffers[k], 0) for k in order]))],
+                [buffers[k] for k in sorted(use.reads)], [buffers[k] for k in sorted(use.writes)],
+                plan=Plan(len(order), 0, (step,)), traffic=g.traffic, described=described,
+            )  # fmt: skip
+            if n:
+                item.traffic = sum([self.table.bytes[b] for b in (*item.reads, *item.writes)])
+                item.described = replace(
+                    described, name=f"{described.name}, joined", traffic=item.traffic,
+                    operations=0, sources=made.sources[n:],
+                )  # fmt: skip
+                self.table.described.append(item.described)
+            self.items.append(item)
+        described.sources = made.sources[:1]
+
+    def _write_to(
+        self, v: Var, wanted: dict[Var, int], g: Group | None, made: Generated | None
+    ) -> int:
+        """The buffer that `v` is written to: its target if its old contents are not needed, that of
+        the value it updates if nothing else needs that, or a new one."""
+        source = self._updated(v) if g is None else None
+        choices = [wanted[v]] if v in wanted else []
+        if source is not None and self.table.root(self.ids[source]) not in self.fixed:
+            choices.append(self.ids[source])
+        free = [b for b in choices if self._free(b, v, source, g, made)]
+        buffer = free[0] if free else self.temporary(v.aval.nbytes)
+        self._held.setdefault(self.table.root(buffer), []).append(v)
+        return buffer
+
+    def _free(
+        self, b: int, v: Var, source: Var | None, g: Group | None, made: Generated | None
+    ) -> bool:
+        """Whether nothing needs what buffer `b` holds when `v` is written there, but for `source`,
+        which `v` is written over."""
+        held = self._held.get(self.table.root(b), ())
+        now = self._made_at[v]
+        here = self.fusion.groups[now]
+        for u in held:
+            if u in self._results or self._last_read.get(u, -1) > now:
+                return False
+            if self._made_at.get(u) == now:
+                return False  # another result of this step
+            if u not in here.reads:
+                continue
+            if g is not None and made is not None and g.body is not None:
+                if not made.elementwise(g.body, v, u):
+                    return False
+            elif u is not source or self.ids[u] != b:
+                return False
+        return True
+
+    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> Item:
+        scratch = [self.temporary(w.bytes) for w in plan.workspaces]
+        used = (*reads, *writes, *scratch)
+        child = Child(plan.steps, tuple([(b, 0) for b in used]))
+        return Item([child], list(reads), list(writes), scratch)
+
+    def _product(self, g: Group) -> Item:
+        """A product with what is computed before and after it."""
+        product, e = g.product, g.eqn
+        assert product is not None and e is not None
+        if wide(e):
+            plan, operands = plan_wide(product, g.writes, self.table.target)
+        else:
+            (v,) = g.writes
+            steady = self.table.steady
+            fixed = all(self.table.root(self.buffer(x.ins[1])) in steady for x in product.eqns)
+            plan, operands = plan_product(product, v, fixed, self.table.target)
+        reads = [self.buffer(u) for u in operands]
+        bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
+        names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
+        text = "+".join(["dot_general"] * len(product.eqns) + list(dict.fromkeys(names)))
+        work = sum([_work_of(x) for x in product.eqns])
+        self.table.described.append(
+            Described(text, g.traffic, work, [], [str(e.where)], self.depth)
+        )
+        return self._planned(plan, reads, [self.ids[v] for v in g.writes])
+
+    # Equations that are one step.
+
+    def _in_place(self, e: Eqn) -> bool:
+        """Whether the result of an update is the memory of what is updated."""
+        x = None if e.prim.updates is None else e.ins[e.prim.updates]
+        return type(x) is Var and self.buffer(x) == self.ids[e.outs[0]]
+
+    def _opaque(self, g: Group) -> Item:
+        e = g.eqn
+        assert e is not None
+        at = len(self.table.described)
+        if e.prim in _CONTROL:
+            self.table.described.append(Described("", 0, 0, [], [str(e.where)], self.depth))
+            item = _CONTROL[e.prim](self, e)
+            self.table.described[at].name = e.prim.name
+            return item
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        site = len(self.table.sites) + 1
+        in_place = self._in_place(e)
+        if lowerings.has_lowering(e.prim) or any(e_jaxprs(e)):
+            lowered = plan_for(e.prim, avals, e.params, self.table.target, site, in_place=in_place)
+        else:
+            lowered = HostCall(e.prim, tuple(avals), dict(e.params))
+        reads = [self.buffer(i) for i in e.ins if type(i) is Var]
+        writes = [self.ids[v] for v in e.outs]
+        name = e.params["op"].name if e.prim is fused_p else e.prim.name
+        kernels = []
+        if type(lowered) is Plan:
+            kernels = [getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
+                       for s in lowered.steps if hasattr(s, "kernel")]  # fmt: skip
+        self.table.described.append(
+            Described(
+                name, g.traffic - (2 * avals[0].nbytes if in_place else 0), _work_of(e), kernels,
+                [str(e.where)], self.depth,
+            )
+        )  # fmt: skip
+        if lowered is None:
+            raise BackendError(f"{e.prim.name} has no lowering on CUDA at {e.where}")
+        if type(lowered) is HostCall:
+            given = iter(reads)
+            operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
+            return Item([Host(lowered, operands, tuple(writes))], reads, writes)
+        if type(lowered) is Views:
+            for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
+                copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
+                if v.aval.nbytes:
+                    self.items.append(Item([copy], [reads[source]], [b]))
+            return Item([], reads, writes)
+        assert type(lowered) is Plan
+        if checks(lowered, [v.aval for v in e.outs]):
+            self.table.sites.append(e)
+            if self.table.word is None:
+                self.table.word = self.table.new(8)
+            writes = [*writes, self.table.word]
+        return self._planned(lowered, reads, writes)
+
+    def body(
+        self, jaxpr: Jaxpr, inputs: Sequence[int], targets: Sequence[int | None], **options: Any
+    ) -> Schedule:
+        """The body of a loop or branch; its arena must be given a place."""
+        return self._schedule(self.table, jaxpr, inputs, targets, depth=self.depth + 1, **options)
+
+    def room(self, bodies: Sequence[Schedule]) -> int:
+        """A buffer for the arenas of bodies that do not run at the same time."""
+        b = self.temporary(max([s.arena for s in bodies], default=0))
+        for s in bodies:
+            self.table.place[s.base] = b, 0
+        return b
+
+    def started(self, carry: Sequence[int], inits: Sequence[int]) -> list[Step]:
+        """Copies of the initial carry to where the loop keeps it."""
+        return [
+            Copy(c, i, self.table.bytes[c])
+            for c, i in zip(carry, inits) if self.table.bytes[c] and c != i
+        ]  # fmt: skip
+
+    def _finish(self) -> list[int]:
+        """The buffers of the outputs, after copies of those that are not where they must be."""
+        moves: list[tuple[int, int, int]] = []
+        outputs = []
+        for v, t in zip(self.jaxpr.outs, self.targets):
+            if v in self.placed:
+                outputs.append(self.ids[self.placed[v].target])
+                continue
+            b = self.buffer(v)
+            if t is not None and b != t:
+                moves.append((t, b, v.aval.nbytes))
+            outputs.append(b if t is None else t)
+        overwritten = {self.table.root(t) for t, _, _ in moves}
+        staged: list[tuple[int, int, int]] = []
+        for t, b, size in moves:
+            if self.table.root(b) in overwritten and size:
+                held = self.temporary(size)
+                self.items.append(Item([Copy(held, b, size)], [b], [held]))
+                b = held
+            staged.append((t, b, size))
+        for t, b, size in staged:
+            if size:
+                self.items.append(Item([Copy(t, b, size)], [b], [t]))
+        return outputs
+
+
+def packed(
+    items: Sequence[Item], outputs: Sequence[int], table: Table, fixed: set[int], base: int
+) -> int:
+    """The size of the arena that holds the temporaries of `items`, which get a place in buffer
+    `base`; `fixed` are buffers that have one, outputs are given theirs from outside."""
+    lives: dict[int, tuple[int, int]] = {}
+    outside = {*fixed, *table.pointers, *map(table.root, outputs), table.word}
+    for n, item in enumerate(items):
+        for b in map(table.root, (*item.reads, *item.writes, *item.scratch)):
+            if b not in outside:
+                lives[b] = lives.get(b, (n, n))[0], n
+    offsets, size = pack({b: table.bytes[b] for b in lives}, lives)
+    for b, at in offsets.items():
+        table.place[b] = base, at
+    table.bytes[base] = size
+    return size
+
+
+def _compact(launch: Launch) -> tuple[Launch, list[int]]:
+    """The launch with buffers numbered in the order of its arguments, and their old numbers."""
+    order: dict[int, int] = {}
+    arguments = {}
+    for name, a in launch.arguments.items():
+        assert type(a) is Buf
+        arguments[name] = replace(a, index=order.setdefault(a.index, len(order)))
+    return replace(launch, arguments=arguments), list(order)
+
+
+def _work_of(e: Eqn) -> int:
+    """Floating-point operations of an opaque equation, where a formula is known; those of a fused
+    function's reference for the function."""
+    if e.prim is fused_p:
+        return int(cost(e.params["jaxpr"])["flops"])
+    if e.prim is dot_general_p:
+        return _work_of_dot(e.ins[0], e.params, e.outs[0])
+    if e.prim is JOINED:
+        pairs = [(i, o) for terms, o in zip(e.params["sums"], e.outs) for i in terms]
+        return sum([_work_of_dot(e.ins[2 * i], e.params["dots"][i], o) for i, o in pairs])
+    return 0
+
+
+def _work_of_dot(x: Var, params: dict[str, Any], out: Var) -> int:
+    (lhs, _), _ = params["dimension_numbers"]
+    return 2 * math.prod([x.aval.shape[d] for d in lhs]) * out.aval.size
+
+
+# ---- control flow ----
+
+
+def _scan(s: Scope, e: Eqn) -> Item:
+    p = e.params
+    consts, carry, length = p["consts"], p["carry"], p["length"]
+    ins = [s.buffer(i) for i in e.ins]
+    outs = [s.ids[v] for v in e.outs]
+    kept, stacks = outs[:carry], outs[carry:]
+    start = s.started(kept, ins[consts : consts + carry])
+    counter = s.temporary(4)
+    body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
+    inner = s.body(
+        body.jaxpr, [*ins[:consts], *kept, *ins[consts + carry :], counter],
+        [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),
+    )  # fmt: skip
+    room = s.room([inner])
+    loop = Repeat(length, Buf(counter, "i32"), tuple(inner.steps))
+    steps = [*start, loop] if length else start
+    return Item(list(steps), ins, outs, [counter, room])
+
+
+def _while(s: Scope, e: Eqn) -> Item:
+    p = e.params
+    a, b = p["cond_consts"], p["body_consts"]
+    ins = [s.buffer(i) for i in e.ins]
+    outs = [s.ids[v] for v in e.outs]
+    start = s.started(outs, ins[a + b :])
+    predicate = s.temporary(1)
+    test = s.body(p["cond"], [*ins[:a], *outs], [predicate])
+    body = s.body(p["body"], [*ins[a : a + b], *outs], outs)
+    room = s.room([test, body])
+    loop = While(tuple(test.steps), Buf(predicate, "i1"), tuple(body.steps))
+    return Item([*start, loop], ins, outs, [predicate, room])
+
+
+def _cond(s: Scope, e: Eqn) -> Item:
+    ins = [s.buffer(i) for i in e.ins]
+    outs = [s.ids[v] for v in e.outs]
+    bodies = [s.body(branch, ins[1:], outs) for branch in e.params["branches"]]
+    room = s.room(bodies)
+    branches = tuple([tuple(body.steps) for body in bodies])
+    return Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])
+
+
+_CONTROL: dict[Primitive, Callable[[Scope, Eqn], Item]] = {
+    scan_p: _scan, while_p: _while, cond_p: _cond,
+}  # fmt: skip
+
+
+def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
+    """The exception for a failed check of the program's."""
+    e = table.sites[site // lowerings.SITES - 1]
+    avals = [i.aval if type(i) is Var else i for i in e.ins]
+    error = lowerings.check_error(e.prim, avals, e.params, table.target, site, index)
+    if isinstance(error, errors.IndexOutOfRange):
+        error = error.naming(jaxpr.label_of(e.ins[0]))
+    return errors.at_line(error, e.where)

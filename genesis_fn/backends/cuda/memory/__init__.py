@@ -1,0 +1,1 @@
+"""Device memory: the pool, staging, and exchange with other libraries."""

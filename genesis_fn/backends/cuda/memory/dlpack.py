@@ -1,0 +1,356 @@
+"""Zero-copy exchange with torch, CuPy and JAX: DLPack and `__cuda_array_interface__`.
+
+Each side works on streams of its own. Exported memory carries what was queued on the compute stream
+before the other side may read, and is reused only after what the other side had queued when it let
+go. Imported memory is read after what its producer queued, and let go after our own work on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.backends.cuda.driver.driver import Driver, Event
+from genesis_fn.backends.cuda.memory.pool import Block, Buffer, Foreign
+from genesis_fn.core import dtypes
+
+# DLPack: (type code, bits) of each dtype, by its name.
+_CODE_OF_KIND = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_CODE = {dtypes.BF16: 4, dtypes.F8E4: 10, dtypes.F8E5: 12}
+_CODES = {
+    d.name: (_CODE[d] if d in _CODE else _CODE_OF_KIND[d.kind], 8 * d.itemsize) for d in dtypes.ALL
+}
+_NAMES = {code: name for name, code in _CODES.items()}
+_TYPESTR = {d.name: d.str for d in dtypes.ALL if d not in _CODE}
+_TYPESTR_NAMES = {text: name for name, text in _TYPESTR.items()}
+_CUDA_KINDS = (2, 13)
+_READ_ONLY = 1
+
+
+class _Device(ctypes.Structure):
+    """DLDevice."""
+
+    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _DataType(ctypes.Structure):
+    """DLDataType."""
+
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", ctypes.pythonapi))
+# By address, because the destructor sees a capsule that has no references left.
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_SetName", ctypes.pythonapi)
+)
+_PLAIN, _PLAIN_USED = b"dltensor", b"used_dltensor"
+_VERSION, _VERSION_USED = b"dltensor_versioned", b"used_dltensor_versioned"
+
+_exported: dict[int, Callable[[], None]] = {}
+
+
+@_Deleter
+def _delete(address: int) -> None:
+    release = _exported.pop(address, None)
+    if release is not None:
+        release()
+
+
+@_Destructor
+def _destroy_capsule(capsule: int) -> None:
+    for name in (_PLAIN, _VERSION):
+        if _is_valid(capsule, name):  # nobody took it
+            _delete(_pointer(capsule, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Another library's array: `strides` count elements, `dtype` is a NumPy name."""
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    read_only: bool
+
+
+def dlpack_device(buffer: Buffer) -> tuple[int, int]:
+    """(kind, index) for `__dlpack_device__`."""
+    info = buffer.driver.info
+    return info.kind, info.index if info.kind in _CUDA_KINDS else 0
+
+
+def to_dlpack(
+    buffer: Buffer,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: str,
+    *,
+    offset: int = 0,
+    stream: int | None = None,
+    max_version: tuple[int, int] | None = None,
+    read_only: bool = True,
+) -> Any:
+    """A DLPack capsule over part of a buffer, which stays alive until the consumer lets go.
+
+    `strides` count elements, `offset` bytes. `stream` is the consumer's, as `__dlpack__` gets it:
+    None or 1 its legacy default stream, 2 the per-thread one, -1 for no synchronisation. Without
+    `max_version` of at least (1, 0) the capsule cannot say that it is read-only.
+    """
+    if dtype not in _CODES:
+        raise TypeError(f"DLPack has no {dtype}")
+    driver = buffer.driver
+    consumer = _consumer_stream(driver, stream)
+    if consumer is not None:
+        event = driver.new_event()
+        driver.record(event, driver.compute)
+        driver.wait(consumer, event)
+        driver.destroy_event(event)
+    versioned = max_version is not None and max_version[0] >= 1
+    managed: Any = _Versioned() if versioned else _Managed()
+    rank = len(shape)
+    sizes, steps = (ctypes.c_int64 * rank)(*shape), (ctypes.c_int64 * rank)(*strides)
+    tensor = managed.tensor
+    kind, index = dlpack_device(buffer)
+    tensor.data = buffer.address + offset
+    tensor.device.kind, tensor.device.index = kind, index
+    tensor.ndim = rank
+    tensor.dtype.code, tensor.dtype.bits = _CODES[dtype]
+    tensor.dtype.lanes = 1
+    tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64))
+    managed.deleter = _delete
+    if versioned:
+        managed.major, managed.minor = 1, 0
+        managed.flags = _READ_ONLY if read_only else 0
+    address = ctypes.addressof(managed)
+    held: list[Any] = [managed, sizes, steps, buffer]
+
+    def release() -> None:
+        if consumer is not None and isinstance(buffer, Block):
+            after = driver.new_event()
+            driver.record(after, consumer)
+            buffer.hold_until(after)
+        held.clear()
+
+    _exported[address] = release
+    name = _VERSION if versioned else _PLAIN
+    return _new_capsule(address, name, ctypes.cast(_destroy_capsule, ctypes.c_void_p))
+
+
+def from_dlpack(array: Any, driver: Driver) -> Imported:
+    """The array of any object with `__dlpack__`, on this driver's device, without a copy.
+
+    Raises ValueError if the array is on another device.
+    """
+    settle()
+    kind, index = (int(n) for n in array.__dlpack_device__())
+    on_device = kind in _CUDA_KINDS
+    if on_device != (driver.info.kind in _CUDA_KINDS) or (on_device and index != driver.info.index):
+        raise ValueError(
+            f"the array is on DLPack device ({kind}, {index}), not on cuda:{driver.info.index}"
+        )
+    stream = driver.stream_handle(driver.compute) if on_device else None
+    try:
+        capsule = array.__dlpack__(stream=stream, max_version=(1, 0))
+    except (TypeError, BufferError):
+        capsule = array.__dlpack__(stream=stream) if on_device else array.__dlpack__()
+    place = id(capsule)
+    if _is_valid(place, _VERSION):
+        managed: Any = _Versioned.from_address(_pointer(place, _VERSION))
+        if managed.major > 1:
+            raise ValueError(f"DLPack version {managed.major}.{managed.minor} is not understood")
+        read_only = bool(managed.flags & _READ_ONLY)
+        _set_name(place, _VERSION_USED)
+    elif _is_valid(place, _PLAIN):
+        managed = _Managed.from_address(_pointer(place, _PLAIN))
+        read_only = False
+        _set_name(place, _PLAIN_USED)
+    else:
+        raise TypeError(f"{type(array).__name__}.__dlpack__ returned no DLPack capsule")
+
+    def let_go() -> None:
+        if managed.deleter:
+            managed.deleter(ctypes.addressof(managed))
+
+    keeper = Foreign(driver, managed)
+    weakref.finalize(keeper, _release_after_work, driver, let_go).atexit = False
+    tensor = managed.tensor
+    name = _NAMES.get((tensor.dtype.code, tensor.dtype.bits))
+    if name is None or tensor.dtype.lanes != 1:
+        raise TypeError(f"DLPack type {tensor.dtype.code, tensor.dtype.bits} is not supported")
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if tensor.strides:
+        strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
+    else:
+        strides = dense_strides(shape)
+    start = (tensor.data or 0) + tensor.byte_offset
+    size = _extent(shape, strides) * (_CODES[name][1] // 8)
+    return Imported(Buffer(start, size, keeper), shape, strides, name, read_only)
+
+
+def to_cuda_array_interface(
+    buffer: Buffer,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: str,
+    *,
+    offset: int = 0,
+    read_only: bool = True,
+) -> dict[str, Any]:
+    """The `__cuda_array_interface__` (version 3) of part of a buffer; `strides` count elements.
+
+    The consumer orders itself after the stream that is named there. Its object must hold ours.
+    """
+    if dtype not in _TYPESTR:
+        raise TypeError(f"__cuda_array_interface__ has no {dtype}; use DLPack")
+    item = _CODES[dtype][1] // 8
+    driver = buffer.driver
+    empty = 0 in shape
+    return {
+        "shape": tuple(shape),
+        "typestr": _TYPESTR[dtype],
+        "data": (0 if empty else buffer.address + offset, read_only),
+        "strides": tuple(item * s for s in strides),
+        "version": 3,
+        "stream": driver.stream_handle(driver.compute),
+    }
+
+
+def from_cuda_array_interface(array: Any, driver: Driver) -> Imported:
+    """The array of any object with `__cuda_array_interface__`, without a copy."""
+    settle()
+    facts = array.__cuda_array_interface__
+    if facts.get("mask") is not None:
+        raise TypeError("masked arrays are not supported")
+    name = _TYPESTR_NAMES.get(facts["typestr"].replace("=", "<"))
+    if name is None:
+        raise TypeError(f"element type {facts['typestr']} is not supported")
+    shape = tuple(facts["shape"])
+    item = _CODES[name][1] // 8
+    listed = facts.get("strides")
+    if listed is None:
+        strides = dense_strides(shape)
+    elif any(s % item for s in listed):
+        raise TypeError(f"strides {listed} are not multiples of {item} bytes")
+    else:
+        strides = tuple(s // item for s in listed)
+    stream = facts.get("stream")
+    if stream is not None:
+        event = driver.new_event()
+        driver.record(event, driver.foreign_stream(stream))
+        driver.wait(driver.compute, event)
+        driver.destroy_event(event)
+    keeper = Foreign(driver, None)
+    weakref.finalize(keeper, _release_after_work, driver, _Holder(array)).atexit = False
+    address, read_only = facts["data"]
+    size = _extent(shape, strides) * item
+    return Imported(Buffer(address or 0, size, keeper), shape, strides, name, bool(read_only))
+
+
+class _Holder:
+    """Keeps an object alive until it is called."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __call__(self) -> None:
+        self._held = None
+
+
+def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a row-major array."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+# Imported memory goes back to its library only after our queued work on it.
+
+_leaving: list[tuple[Driver, Event, Callable[[], None]]] = []
+_lock = threading.RLock()
+
+
+def _release_after_work(driver: Driver, let_go: Callable[[], None]) -> None:
+    event = driver.new_event()
+    driver.record(event, driver.compute)
+    with _lock:
+        _leaving.append((driver, event, let_go))
+    settle()
+
+
+def settle() -> None:
+    """Lets go of imported memory whose last use is over."""
+    with _lock:
+        over = [entry for entry in _leaving if entry[0].done(entry[1])]
+        _leaving[:] = [entry for entry in _leaving if entry not in over]
+    for driver, event, let_go in over:
+        driver.destroy_event(event)
+        let_go()
+
+
+def _consumer_stream(driver: Driver, stream: int | None) -> Any | None:
+    if driver.info.kind not in _CUDA_KINDS or stream == -1:
+        return None
+    if stream == 0:
+        raise ValueError("DLPack stream 0 is ambiguous: pass 1, 2 or a stream handle")
+    return driver.foreign_stream(1 if stream is None else stream)
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The elements from the first to the last one, inclusive."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -1,0 +1,152 @@
+"""Copies between host and device: pinned memory, staged both ways, and copies beside the compute.
+
+Host arrays live in pageable memory, which a device cannot read on its own. Bytes go to it through a
+ring of pinned memory and come back through pinned blocks, so a copy to the device returns before it
+is done and the host array may change at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+
+from genesis_fn.backends.cuda.driver.driver import Driver, Event
+
+_RING = 32 << 20
+_CHUNK = 8 << 20
+_ALIGN = 256
+
+
+class PinnedMemory:
+    """Pinned host blocks by power-of-two size, kept for reuse."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._free: dict[int, list[int]] = {}
+        self._lock = threading.Lock()
+        self.bytes = 0
+
+    def take(self, size: int) -> int:
+        """The address of a block of at least `size` bytes."""
+        rounded = _power_of_two(size)
+        with self._lock:
+            blocks = self._free.setdefault(rounded, [])
+            if blocks:
+                return blocks.pop()
+            self.bytes += rounded
+        return self._driver.pin(rounded)
+
+    def give(self, address: int, size: int) -> None:
+        """Returns a block taken for `size` bytes; nothing may be copying with it."""
+        with self._lock:
+            self._free[_power_of_two(size)].append(address)
+
+    def trim(self) -> None:
+        """Unpins the blocks that are not in use."""
+        with self._lock:
+            held, self._free = self._free, {}
+            self.bytes -= sum(size * len(blocks) for size, blocks in held.items())
+        for blocks in held.values():
+            for address in blocks:
+                self._driver.unpin(address)
+
+
+class PendingRead:
+    """A copy from device to pinned memory that is under way."""
+
+    def __init__(self, pinned: PinnedMemory, driver: Driver, source: int, size: int) -> None:
+        self._pinned = pinned
+        self._driver = driver
+        self._address = pinned.take(size)
+        self._event = driver.new_event()
+        self.size = size
+        driver.copy(self._address, source, size, driver.compute)
+        driver.record(self._event, driver.compute)
+
+    @property
+    def done(self) -> bool:
+        """Whether `into` would return at once."""
+        return self._driver.done(self._event)
+
+    def into(self, host: int) -> None:
+        """Waits for the copy and writes its bytes at a host address."""
+        self._driver.wait_host(self._event)
+        ctypes.memmove(host, self._address, self.size)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_event"):
+            # The block may serve another copy only when this one is over.
+            self._driver.wait_host(self._event)
+            self._driver.destroy_event(self._event)
+            self._pinned.give(self._address, self.size)
+
+
+class Staging:
+    """Host copies of one device. Every method may be called from any thread."""
+
+    def __init__(self, driver: Driver, ring_bytes: int = _RING) -> None:
+        self._driver = driver
+        self._size = ring_bytes
+        self._chunk = min(_CHUNK, ring_bytes // 4)
+        self._ring: int | None = None
+        self._head = 0
+        # Parts of the ring that copies still read, oldest first: (start, end, event).
+        self._busy: deque[tuple[int, int, Event]] = deque()
+        self._events: list[Event] = []
+        self._lock = threading.Lock()
+        self.pinned = PinnedMemory(driver)
+
+    def to_device(self, destination: int, host: int, size: int) -> None:
+        """Copies `size` bytes from a host address, in order of the compute stream.
+
+        The host memory has been read when this returns.
+        """
+        driver = self._driver
+        with self._lock:
+            for offset in range(0, size, self._chunk):
+                part = min(self._chunk, size - offset)
+                start = self._take(part)
+                assert self._ring is not None
+                ctypes.memmove(self._ring + start, host + offset, part)
+                driver.copy(destination + offset, self._ring + start, part, driver.compute)
+                event = self._events.pop() if self._events else driver.new_event()
+                driver.record(event, driver.compute)
+                self._busy.append((start, start + part, event))
+
+    def to_host(self, host: int, source: int, size: int) -> None:
+        """Copies `size` bytes to a host address, after the work queued so far, and waits."""
+        reads: deque[tuple[PendingRead, int]] = deque()
+        for offset in range(0, size, self._chunk):
+            read = self.read(source + offset, min(self._chunk, size - offset))
+            reads.append((read, offset))
+            if len(reads) > 2:
+                first, at = reads.popleft()
+                first.into(host + at)
+        for read, at in reads:
+            read.into(host + at)
+
+    def read(self, source: int, size: int) -> PendingRead:
+        """Starts a copy to the host in compute order, and returns before it is done."""
+        return PendingRead(self.pinned, self._driver, source, size)
+
+    def _take(self, size: int) -> int:
+        """The start of `size` bytes of the ring that no copy uses, waiting for old copies."""
+        if self._ring is None:
+            self._ring = self._driver.pin(self._size)
+        start = -(-self._head // _ALIGN) * _ALIGN
+        if start + size > self._size:
+            start = 0
+        end = start + size
+        while self._busy and any(low < end and start < high for low, high, _ in self._busy):
+            _, _, event = self._busy.popleft()
+            self._driver.wait_host(event)
+            self._events.append(event)
+        self._head = end
+        while self._busy and self._driver.done(self._busy[0][2]):
+            self._events.append(self._busy.popleft()[2])
+        return start
+
+
+def _power_of_two(size: int) -> int:
+    return max(256, 1 << (size - 1).bit_length()) if size > 1 else 256

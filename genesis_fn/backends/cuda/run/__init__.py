@@ -1,0 +1,1 @@
+"""Steps as graphs on memory, launched on arrays."""

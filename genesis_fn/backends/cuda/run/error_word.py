@@ -1,0 +1,83 @@
+"""How kernels say that something was wrong: a 64-bit word of pinned memory for each program.
+
+A kernel that meets an index it cannot use raises its program's word to `site << 40 | index` (an
+integer maximum; `kernels.error_word` is the device side). The host looks at the words where it
+waits for the device anyway, so a word that stays zero costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.backends.cuda.driver.driver import Driver
+
+_INDEX_BITS = 40
+_WORDS = 1 << 16
+# Words of programs that are gone, of which the host may not have seen a failure yet.
+_KEPT = 64
+
+Describe = Callable[[int, int], BaseException]
+
+
+class ErrorWords:
+    """The error words of a device."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._start = driver.pin(8 * _WORDS)
+        memory = (ctypes.c_int64 * _WORDS).from_address(self._start)
+        self._words = np.ctypeslib.as_array(memory)
+        self._words[:] = 0
+        self._describe: list[Describe] = []
+        self._retired: deque[int] = deque()
+        self._lock = threading.Lock()
+
+    def register(self, program: Any, describe: Describe) -> int:
+        """The address of a word for as long as `program` is alive. `describe(site, index)` makes
+        the exception to raise, and does not refer to the program: a failure may be seen after it
+        is gone."""
+        with self._lock:
+            used = len(self._describe)
+            if len(self._retired) > (_KEPT if used < _WORDS else 0):
+                number = self._retired.popleft()
+                self._describe[number] = describe
+            elif used < _WORDS:
+                number = used
+                self._describe.append(describe)
+            else:
+                raise RuntimeError(f"more than {_WORDS} programs with checks are alive")
+            self._words[number] = 0
+        weakref.finalize(program, self._retired.append, number).atexit = False
+        return self._start + 8 * number
+
+    def raise_if_set(self) -> None:
+        """Raises, once, what programs say of failed checks, and clears their words.
+
+        Sees the failures of work that the host has waited for. The first program's is raised; what
+        others say are its notes.
+        """
+        words = self._words[: len(self._describe)]
+        if not words.any():
+            return
+        with self._lock:
+            numbers = np.flatnonzero(words)
+            failed = [(self._describe[n], decode(int(words[n]))) for n in numbers]
+            words[numbers] = 0
+        if not failed:
+            return
+        first, *others = [describe(site, index) for describe, (site, index) in failed]
+        for other in others:
+            first.add_note(f"and {type(other).__name__}: {other}")
+        raise first
+
+
+def decode(word: int) -> tuple[int, int]:
+    """(site, index) of a word that is not zero."""
+    index = word & (1 << _INDEX_BITS) - 1
+    return word >> _INDEX_BITS, index - (index >> _INDEX_BITS - 1 << _INDEX_BITS)

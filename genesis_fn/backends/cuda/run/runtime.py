@@ -1,0 +1,113 @@
+"""What belongs to each device of the process, made when it is first used, and memory figures."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from genesis_fn.backends.cuda.driver.driver import Driver, check_fork
+from genesis_fn.backends.cuda.driver.drivers import open_driver
+from genesis_fn.backends.cuda.memory import report
+from genesis_fn.backends.cuda.memory.pool import Block, Pool
+from genesis_fn.backends.cuda.memory.staging import Staging
+from genesis_fn.backends.cuda.run.error_word import ErrorWords
+
+
+class Runtime:
+    """A device: its driver, memory pool, host copies and error words."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.pool = Pool(driver)
+        self.staging = Staging(driver)
+        self.errors = ErrorWords(driver)
+
+    def alloc(self, size: int, site: Any = None) -> Block:
+        """A block of the device's pool."""
+        return self.pool.alloc(size, site)
+
+    def read(self, host: int, source: int, size: int) -> None:
+        """Copies to a host address after all queued work, and raises what that work reported."""
+        self.staging.to_host(host, source, size)
+        self.errors.raise_if_set()
+
+    def synchronize(self) -> None:
+        """Waits for all queued work, and raises what it reported."""
+        self.driver.synchronize()
+        self.errors.raise_if_set()
+
+    def copy_to(self, other: Runtime, block: Block, site: Any = None) -> Block:
+        """A copy of a block on another device, in order of both compute streams."""
+        result = other.pool.alloc(block.bytes, site)
+        # The new block may still be in use by work queued there; the copy runs on this side.
+        _order(other.driver, self.driver)
+        self.driver.copy_peer(
+            result.address, block.address, block.bytes, other.driver, self.driver.compute
+        )
+        _order(self.driver, other.driver)
+        return result
+
+
+def _order(first: Driver, then: Driver) -> None:
+    """Makes `then`'s compute stream wait for what is queued on `first`'s."""
+    event = first.new_event()
+    first.record(event, first.compute)
+    then.wait(then.compute, event)
+    first.destroy_event(event)
+
+
+_runtimes: dict[int, Runtime] = {}
+_of_parent: dict[int, Runtime] = {}
+_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    # What the parent has open is of no use here, and must not be closed from here either.
+    global _runtimes, _of_parent
+    _of_parent, _runtimes = _runtimes, {}
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def runtime(device: int = 0) -> Runtime:
+    """The runtime of device `device`; ValueError if there is none."""
+    found = _runtimes.get(device)
+    if found is None:
+        check_fork()
+        with _lock:
+            found = _runtimes.get(device)
+            if found is None:
+                found = _runtimes[device] = Runtime(open_driver(device))
+    return found
+
+
+def memory_stats(device: int = 0) -> dict[str, int | float]:
+    """All counters of the device's pool."""
+    return report.memory_stats(runtime(device).pool)
+
+
+def memory_summary(device: int = 0) -> str:
+    """The counters and the largest holders as a table."""
+    return report.memory_summary(runtime(device).pool)
+
+
+def memory_snapshot(device: int = 0) -> list[dict[str, Any]]:
+    """Every part of the mapped memory, in address order."""
+    return report.memory_snapshot(runtime(device).pool)
+
+
+def reset_peak(device: int = 0) -> None:
+    """Makes the peaks start from what is in use now."""
+    runtime(device).pool.reset_peak()
+
+
+def empty_cache(device: int = 0) -> int:
+    """Returns unused memory to the device; the result is the number of bytes returned."""
+    return runtime(device).pool.empty_cache()
+
+
+def set_memory_fraction(fraction: float, device: int = 0) -> None:
+    """Limits what may be held to a share of the device's memory, in (0, 1]."""
+    runtime(device).pool.set_memory_fraction(fraction)

@@ -1,0 +1,1 @@
+"""Which computations share a kernel."""

@@ -1,0 +1,115 @@
+"""Products of few rows with what stands before and after them: a norm, a residual, a gate.
+
+Such a product (of one token, say) takes as long as reading its right operand, and every kernel
+around it costs a launch that waits for the one before. What makes its left operand is computed
+again by each of its programs, and what is done to its result before anything else reads it is done
+before it is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from genesis_fn.compiler.loop_ir.kernel import Body, Domain
+from genesis_fn.core import dtypes
+from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.primitives.dot_general import dot_general_p
+
+MOST_ROWS = 8
+_LONGEST_ROW = 8192  # of a left operand that is made again by each program
+_MOST_COLUMNS = 16384  # of a product whose programs all make their left operand again
+_LEAST_WIDE = 128
+_MOST_TILES = 3  # that an epilogue reads, the product among them, or writes
+_DTYPES = (dtypes.BF16, dtypes.F16, dtypes.F32)
+
+
+@dataclass(slots=True)
+class FusedProduct:
+    """`eqns` are one dot_general, or two with the same left operand. `prologue` computes the left
+    operand, `epilogue` the stored value (of a product in tiles: values), for which the products'
+    results are loads."""
+
+    eqns: list[Eqn]
+    prologue: Body | None = None
+    epilogue: Body | None = None
+
+
+def sizes(e: Eqn) -> tuple[int, int, int] | None:
+    """(rows, columns, depth) of a product of few rows of a dense left operand, else None."""
+    if e.prim is not dot_general_p:
+        return None
+    x, y = e.ins
+    (xc, yc), batch = e.params["dimension_numbers"]
+    if type(x) is not Var or type(y) is not Var or batch != ((), ()):
+        return None
+    x, y = x.aval, y.aval
+    if tuple(xc) != (x.ndim - 1,) or len(yc) != 1 or y.ndim != 2 or 0 in (x.size, y.size):
+        return None
+    if any(a.dtype not in _DTYPES for a in (x, y, e.outs[0].aval)):
+        return None
+    k = x.shape[-1]
+    rows = x.size // k
+    return (rows, y.size // k, k) if rows <= MOST_ROWS else None
+
+
+def alike(a: Eqn, b: Eqn) -> bool:
+    """Whether two products differ in their right operands only."""
+    kinds = [(e.ins[1].aval, e.outs[0].aval, tuple(e.params.items())) for e in (a, b)]
+    return a.ins[0] is b.ins[0] and kinds[0] == kinds[1]
+
+
+def follows(body: Body, over: Domain, values: list[Var], result: Var) -> bool:
+    """Whether a pointwise kernel can run on the tiles of the products `values`: it reads them
+    element for element."""
+    if result.aval.dtype not in _DTYPES or body.counters:
+        return False
+    if over.reduced > 1 or any(v.aval.size != over.size for v in values):
+        return False
+    here = over.position()
+    return all(
+        i.meta[1] == here and not i.meta[2]
+        for i in body.instrs
+        if i.op == "load" and i.meta[0] in values
+    )
+
+
+def wide(e: Eqn) -> bool:
+    """Whether an equation is a product of 16-bit matrices, the right one of two axes, with so many
+    rows that it is computed in tiles."""
+    if e.prim is not dot_general_p or e.params["dimension_numbers"][1] != ((), ()):
+        return False
+    x, y = e.ins
+    if type(x) is not Var or type(y) is not Var or y.aval.ndim != 2 or not x.aval.ndim:
+        return False
+    (xc, _), _ = e.params["dimension_numbers"]
+    if tuple(xc) != (x.aval.ndim - 1,) or not x.aval.size or not y.aval.size:
+        return False
+    narrow = all(a.dtype in (dtypes.BF16, dtypes.F16) for a in (x.aval, y.aval, e.outs[0].aval))
+    return narrow and x.aval.size // x.aval.shape[-1] >= _LEAST_WIDE
+
+
+def finishes(body: Body, over: Domain, value: Var, results: list[Var]) -> bool:
+    """Whether a pointwise kernel can be done to the tiles of `value`: it reads and writes all its
+    arrays element for element, and few of them, because a tile of each is in registers."""
+    if over.size >= 2**31 or not 0 < len(results) <= _MOST_TILES or len(body.instrs) > 64:
+        return False
+    if not all(follows(body, over, [value], v) for v in results):
+        return False
+    here = over.position()
+    loads = [i for i in body.instrs if i.op == "load"]
+    dense = all(i.meta[1] == here and not i.meta[2] for i in loads)
+    dense = dense and all(offset == here for _, offset, _ in body.stores)
+    return dense and len({i.meta[0] for i in loads}) <= _MOST_TILES
+
+
+def precedes(over: Domain, e: Eqn) -> bool:
+    """Whether a kernel over this domain can make the left operand of a product in its place."""
+    found = sizes(e)
+    if found is None:
+        return False
+    rows, columns, k = found
+    if k > _LONGEST_ROW or columns > _MOST_COLUMNS:
+        return False
+    if over.reduced == 1:
+        return over.size == rows * k
+    return over.inner and (over.kept, over.reduced) == (rows, k)

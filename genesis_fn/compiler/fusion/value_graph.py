@@ -1,0 +1,186 @@
+"""A program as fusion sees it: what makes and uses each value, which values share memory, which
+must be in memory and which are computed where they are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from genesis_fn.compiler.loop_ir.kernel import is_reduction
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.primitives.shape import broadcast_in_dim_p
+
+_MOST_OPERATIONS = 96
+_MOST_LEAVES = 12
+_MOST_PARTS = 8  # of a concatenation that is computed where it is read
+_WORTH_KEEPING = 24  # operations of a value with several users
+_ALIGNED = 16
+
+
+def operations(e: Eqn) -> int:
+    """Additions that cost as much as one element of the result."""
+    lowering = e.prim.lowering
+    if type(lowering) is Elementwise:
+        return lowering.cost
+    if joins(e):
+        return 2 * len(e.ins)  # every part is computed under a condition of its own
+    return 0 if type(lowering) in (View, Source) else 1
+
+
+def joins(e: Eqn) -> bool:
+    """Whether an equation is a view of several operands."""
+    return type(e.prim.lowering) is View and e.prim.lowering.joins
+
+
+def kind_of(e: Eqn) -> str:
+    """ "view", "reduce", "map" (elementwise) or "opaque"."""
+    lowering = e.prim.lowering
+    if lowering is None:
+        return "opaque"
+    if any([dtypes.is_complex(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var]):
+        return "opaque"
+    if type(lowering) is View:
+        return "opaque" if lowering.joins and len(e.ins) > _MOST_PARTS else "view"
+    if type(lowering) is Reduce:
+        return "reduce" if is_reduction(e) else "map"
+    if type(lowering) is Source:
+        return "map"
+    shape = e.outs[0].aval.shape
+    pointwise = all([type(i) is not Var or i.aval.shape == shape for i in e.ins])
+    return "map" if pointwise and lowering.triton is not None else "opaque"
+
+
+def _lacking(e: Eqn, target: Target) -> bool:
+    """Whether an equation has a value that kernels of the target cannot hold."""
+    return any([target.lacks(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var])
+
+
+class Graph:
+    """`jaxpr` with what is known of its values.
+
+    `made[v]` is the equation of v, `alias[v] = (u, offset)` says that v is u's memory from a byte
+    on; `real` are the values in memory, `required` those that something outside the generated
+    kernels reads.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, target: Target) -> None:
+        self.jaxpr = jaxpr
+        self.made: dict[Var, Eqn] = {}
+        self.position: dict[Var, int] = {}
+        self.kinds = ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns]
+        self.uses: dict[Var, int] = {}
+        self.alias: dict[Var, tuple[Var, int]] = {}
+        self.real: set[Var] = set(jaxpr.invars)
+        self.required: set[Var] = set()
+        for n, e in enumerate(jaxpr.eqns):
+            for o in e.outs:
+                self.made[o] = e
+                self.position[o] = n
+        self.kind = {id(e): k for e, k in zip(jaxpr.eqns, self.kinds)}
+        for v in jaxpr.outs:
+            self.require(v, whole=True)
+        for e, kind in zip(jaxpr.eqns, self.kinds):
+            if kind == "opaque":
+                self.real.update(e.outs)
+                for v in e.ins:
+                    if type(v) is Var:
+                        self.require(v)
+        self._count_uses()
+        self._decide()
+
+    def memory(self, v: Var) -> tuple[Var, int]:
+        """The value whose buffer holds `v`, and the byte at which it starts there."""
+        offset = 0
+        while v in self.alias:
+            v, more = self.alias[v]
+            offset += more
+        return v, offset
+
+    def require(self, v: Var, whole: bool = False) -> None:
+        """Make `v` a value in memory; `whole` asks for a buffer with nothing else in it."""
+        total = 0
+        while v not in self.alias:
+            found = self._same_memory(v, whole)
+            if found is None or (total + found[1]) % _ALIGNED or found[0].aval.size == 0:
+                break
+            self.alias[v] = found
+            v, offset = found
+            total += offset
+        v, _ = self.memory(v)
+        self.real.add(v)
+        self.required.add(v)
+
+    def _same_memory(self, v: Var, whole: bool) -> tuple[Var, int] | None:
+        """(u, bytes) where `v` is a part of `u` without gaps."""
+        e = self.made.get(v)
+        if e is None or v in self.real:
+            return None
+        view = e.prim.lowering
+        if type(view) is not View or not view.shares or self.kind[id(e)] != "view":
+            return None
+        at = ix.unravel(ix.var("p", v.aval.size), v.aval.shape)
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        ((operand, index, _),) = view.pieces(e.outs.index(v), at, *avals, **e.params)
+        x = e.ins[operand]
+        if type(x) is not Var or (whole and x.aval.size != v.aval.size):
+            return None
+        place = ix.ravel(index, x.aval.shape)
+        if ix.shift(place, -place.const) != ix.var("p", v.aval.size):
+            return None
+        return x, place.const * x.aval.dtype.itemsize
+
+    def _count_uses(self) -> None:
+        """How many computations read each value, seen through views."""
+        direct: dict[Var, int] = dict.fromkeys(self.jaxpr.outs, 1)
+        for e, kind in zip(reversed(self.jaxpr.eqns), reversed(self.kinds)):
+            if kind == "view":
+                for o in e.outs:
+                    through = 1 if o in self.real else direct.get(o, 0)
+                    for i in e.ins:
+                        if type(i) is Var:
+                            direct[i] = direct.get(i, 0) + through
+            else:
+                for i in {i for i in e.ins if type(i) is Var}:
+                    direct[i] = direct.get(i, 0) + 1
+        self.uses = direct
+
+    def _decide(self) -> None:
+        """Which values are in memory: see `gpu.md` of the design for the rule's origin.
+
+        A value that several computations read is kept if making it again would read much more than
+        it holds, or compute much; one with a single reader if the reader would grow too large.
+        """
+        leaves: dict[Var, frozenset[Var]] = {}
+        work: dict[Var, int] = {}
+
+        def leaf(v: Any) -> frozenset[Var]:
+            return frozenset((v,)) if v in self.real else leaves[v]
+
+        for e, kind in zip(self.jaxpr.eqns, self.kinds):
+            operands = [i for i in e.ins if type(i) is Var]
+            if kind == "reduce":
+                self.real.update(e.outs)
+                continue
+            if kind == "opaque":
+                continue
+            below = frozenset().union(*[leaf(i) for i in operands])
+            done = operations(e) + sum([0 if i in self.real else work[i] for i in operands])
+            if e.prim is broadcast_in_dim_p and operands:
+                (x,), o = operands, e.outs[0]
+                if done >= _WORTH_KEEPING and o.aval.size >= 8 * x.aval.size and x not in self.real:
+                    if self.kind.get(id(self.made[x])) == "map":
+                        self.real.add(x)
+                        below, done = frozenset((x,)), 0
+            for o in e.outs:
+                leaves[o], work[o] = below, done
+                if o in self.real or (kind == "view" and not joins(e)):
+                    continue
+                size = o.aval.nbytes
+                read = sum([min(v.aval.nbytes, size) for v in below])
+                several = self.uses.get(o, 0) > 1
+                heavy = several and done and (2 * read > 3 * size or done >= _WORTH_KEEPING)
+                if (heavy and below) or done > _MOST_OPERATIONS or len(below) > _MOST_LEAVES:
+                    self.real.add(o)

@@ -1,0 +1,1 @@
+"""What a generated kernel computes, as instructions over loops."""

@@ -1,0 +1,463 @@
+"""What a generated kernel computes: instructions over a domain, found walking back from its roots.
+
+A domain is a shape, some of whose axes are reduced. Loop variable `p` runs over the kept axes and
+`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`. Values that are
+in memory become loads at the index at which they are needed; views only change the index.
+
+A domain of rows may be `crossed`: its kernel then also reduces over `p`, each column by itself (a
+"fold"). What depends on a fold has one value for each column, and is computed when all rows are
+done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.index import Expr, Guard, Guards, Index
+from genesis_fn.core.backend.lowering import Piece, Reduce, Source, View
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Eqn, Var
+from genesis_fn.core.primitive import Primitive
+
+LOOP_SLICE = Primitive(
+    "loop_slice", lambda x, counter, *, length, reverse: x.update(x.shape[1:]),
+    lowering=View(lambda k, at, x, counter, **_: [(0, (ix.ZERO, *at), ())], shares=False),
+    listed=False,
+)  # fmt: skip
+"""x[counter], or x[length - 1 - counter]: an operation of the compiler's own programs."""
+
+_LEAST_ROWS = 256  # of a crossed domain
+_SHORTEST_ROW, _LONGEST_ROW = 32, 8192
+
+
+class Infeasible(Exception):
+    """The roots cannot be computed by one kernel over this domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The iteration space as (size, reduced) pairs; neighbours differ, sizes are above 1."""
+
+    axes: tuple[tuple[int, bool], ...]
+    crossed: bool = False
+
+    @property
+    def kept(self) -> int:
+        """The number of values of `p`."""
+        return math.prod([n for n, reduced in self.axes if not reduced])
+
+    @property
+    def reduced(self) -> int:
+        """The number of values of `r`; 1 for a pointwise domain."""
+        return math.prod([n for n, reduced in self.axes if reduced])
+
+    @property
+    def size(self) -> int:
+        """The number of points."""
+        return math.prod([n for n, _ in self.axes])
+
+    @property
+    def inner(self) -> bool:
+        """Whether the fastest axis is a reduced one."""
+        return bool(self.axes) and self.axes[-1][1]
+
+    def wants_split(self, target: Target) -> bool:
+        """Whether rows are too few to keep the GPU busy, so that each is reduced in parts."""
+        if self.crossed or self.reduced < 1024 or self.size < 1 << 15:
+            return False
+        return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
+
+    def position(self) -> Expr:
+        """The row-major position of a point."""
+        p = iter(ix.unravel(P(self.kept), tuple([n for n, red in self.axes if not red])))
+        r = iter(ix.unravel(R(self.reduced), tuple([n for n, red in self.axes if red])))
+        index = tuple([next(r) if red else next(p) for _, red in self.axes])
+        return ix.ravel(index, tuple([n for n, _ in self.axes]))
+
+
+def P(size: int) -> Expr:
+    """The variable over kept axes."""
+    return ix.var("p", size)
+
+
+def R(size: int) -> Expr:
+    """The variable over reduced axes."""
+    return ix.var("r", size)
+
+
+def domain(shape: Sequence[int], axes: Collection[int] = ()) -> Domain:
+    """The domain of a shape of which `axes` are reduced."""
+    merged: list[list] = []
+    for i, n in enumerate(shape):
+        if n == 1:
+            continue
+        if merged and merged[-1][1] == (i in axes):
+            merged[-1][0] *= n
+        else:
+            merged.append([n, i in axes])
+    return Domain(tuple([(n, red) for n, red in merged]))
+
+
+def joined(a: Domain, b: Domain) -> Domain | None:
+    """The domain in which roots of both can be computed, if there is one."""
+    if a == b:
+        return a
+    if a.reduced > 1 and b.reduced > 1:
+        for rows, other in ((a, b), (b, a)):
+            if rows.axes == other.axes:
+                return rows if rows.crossed else other
+            if rows.inner and crossing(other) == replace(rows, crossed=True):
+                return crossing(other)
+        return None
+    if a.reduced == 1 and b.reduced == 1:
+        return None
+    loop, flat = (a, b) if a.reduced > 1 else (b, a)
+    sizes = (loop.size, loop.kept, loop.reduced) if loop.crossed else (loop.size, loop.kept)
+    return loop if flat.size in sizes else None
+
+
+def crossing(columns: Domain) -> Domain | None:
+    """The domain of rows whose kernel can do what one over `columns` does: a reduction over the
+    leading axis of rows that are short enough to stay on chip, and many."""
+    if len(columns.axes) != 2 or columns.inner or columns.reduced < _LEAST_ROWS:
+        return None
+    if not enabled("crossed"):
+        return None
+    if not _SHORTEST_ROW <= columns.kept <= _LONGEST_ROW:
+        return None
+    return Domain(((columns.reduced, False), (columns.kept, True)), crossed=True)
+
+
+class Literal:
+    """A Python number as an operand."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), repr(self.value)))
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Literal and repr(other.value) == repr(self.value)
+
+
+class Instr:
+    """One operation of a kernel. `op` is "load" (meta: variable, offset, guards), "index" (an
+    expression), "const", "map" (primitive, parameters), "where" (guards), "round", "reduce", "fold"
+    or "join" (of two elements of the same reduction; meta of all three: its `Reduce`).
+    `names` are the loop variables that the result depends on, `level` how many reductions lie
+    before it, `late` says that a fold does; `near` that its users round it to a narrow type, so
+    that it need not be exact."""
+
+    __slots__ = ("op", "args", "meta", "dtype", "names", "level", "eqn", "late", "near")
+
+    def __init__(
+        self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str], level: int,
+        eqn: Eqn | None = None, late: bool = False, near: bool = False,
+    ) -> None:  # fmt: skip
+        self.op, self.args, self.meta, self.dtype = op, args, meta, dtype
+        self.names, self.level, self.eqn = names, level, eqn
+        self.late, self.near = late, near
+
+    def operands(self) -> list[int]:
+        """The instructions that this one uses."""
+        return [a for a in self.args if type(a) is int]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A root that is written into part of a larger buffer: element i at `i + size * step`, where
+    `step` is the value of a loop counter, or length - 1 - value."""
+
+    target: Var
+    counter: Var
+    length: int
+    reverse: bool
+
+
+class Body:
+    """The instructions of a kernel whose results are `roots`, over `over`.
+
+    `real(v)` says whether a value is in memory, `made[v]` is the equation that computes it,
+    `stored` are the roots that are written to memory, `columns` those with one value for each
+    column of a crossed domain. Raises Infeasible.
+    """
+
+    def __init__(
+        self,
+        made: dict[Var, Eqn],
+        real: Collection[Var],
+        roots: Sequence[Var],
+        over: Domain,
+        stored: Collection[Var],
+        placed: dict[Var, Placement] | None = None,
+        most: int = 256,
+        columns: Collection[Var] = (),
+    ) -> None:
+        self.made, self.real, self.over = made, real, over
+        self.stored, self.most, self.columns = stored, most, columns
+        self.instrs: list[Instr] = []
+        self.counters: dict[Var, str] = {}
+        self._seen: dict[Any, int] = {}
+        self._memo: dict[Any, int] = {}
+        self._rows = P(over.kept)
+        self._whole = over.position()
+        self.places: dict[Var, Expr] = {}
+        for v in roots:
+            self.places[v] = self._place(v)
+        self._values: dict[Var, int] = {}
+        self.stores: list[tuple[Var, Expr, int]] = []
+        for v in roots:
+            value = self._root(v)
+            if v in stored:
+                target, offset = v, self.places[v]
+                if placed and v in placed:
+                    where = placed[v]
+                    step = self._counter(where.counter, where.length, where.reverse)
+                    target = where.target
+                    offset = ix.add(offset, ix.scale(step, v.aval.size))
+                if self.instrs[value].late and v not in columns:
+                    raise Infeasible
+                self.stores.append((target, offset, value))
+        mark_near(self.instrs, self.stores)
+
+    def shape(self) -> tuple[list[Var], Any]:
+        """(the values in memory that it is about, everything else of it as a key): bodies of equal
+        keys are the same but for those values, in this order."""
+        number: dict[Var, int] = {}
+
+        def known(v: Var) -> tuple[int, Any]:
+            return number.setdefault(v, len(number)), v.aval
+
+        def meta(i: Instr) -> Any:
+            if i.op == "load":
+                return (known(i.meta[0]), *i.meta[1:])
+            return repr(i.meta) if i.op == "map" else i.meta  # 0.0 and -0.0 are equal
+
+        instrs = tuple([
+            (i.op, i.args, meta(i), i.dtype, i.names, i.level, i.late, i.near) for i in self.instrs
+        ])  # fmt: skip
+        stores = tuple([(known(v), offset, n) for v, offset, n in self.stores])
+        counters = tuple([(known(v), name) for v, name in self.counters.items()])
+        return list(number), (self.over, instrs, stores, counters)
+
+    @property
+    def loads(self) -> dict[Var, int]:
+        """The buffers that are read, and how many bytes of them at most."""
+        read: dict[Var, int] = {}
+        for i in self.instrs:
+            if i.op == "load":
+                v = i.meta[0]
+                points = math.prod(
+                    [self.over.kept if n == "p" else self.over.reduced
+                     for n in i.names if n in ("p", "r")]
+                )  # fmt: skip
+                size = min(points * v.aval.dtype.itemsize, v.aval.nbytes)
+                read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
+        return read
+
+    def _place(self, v: Var) -> Expr:
+        """Where in its buffer the point (p, r) of root `v` lies."""
+        e, over = self.made[v], self.over
+        if v in self.columns:
+            if is_reduction(e):
+                if crossing(domain(e.ins[0].aval.shape, reduced_axes(e))) != over:
+                    raise Infeasible
+            elif v.aval.size != over.reduced:
+                raise Infeasible
+            return R(over.reduced)
+        if is_reduction(e):
+            if domain(e.ins[0].aval.shape, reduced_axes(e)).axes != over.axes:
+                raise Infeasible
+            return self._rows
+        if v.aval.size == self.over.size:
+            return self._whole
+        if v.aval.size == self.over.kept:
+            return self._rows
+        raise Infeasible
+
+    def _root(self, v: Var) -> int:
+        found = self._values.get(v)
+        if found is None:
+            if v in self._values:
+                raise Infeasible
+            self._values[v] = None  # type: ignore[assignment]
+            e = self.made[v]
+            if is_reduction(e):
+                found = self._reduce(v, e)
+            else:
+                found = self._compute(v, e, ix.unravel(self.places[v], v.aval.shape), frozenset())
+            if v in self.stored and v.aval.dtype in dtypes.NARROW:
+                # What is in memory and what is used from here on must agree.
+                found = self._emit("round", (found,), None, v.aval.dtype)
+            self._values[v] = found
+        return found
+
+    def _emit(
+        self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str] = frozenset(),
+        eqn: Eqn | None = None,
+    ) -> int:  # fmt: skip
+        key = (op, args, meta, dtype)
+        found = self._seen.get(key)
+        if found is not None:
+            return found
+        level = 0
+        for a in args:
+            if type(a) is int:
+                names |= self.instrs[a].names
+                level = max(level, self.instrs[a].level)
+        late = any([type(a) is int and self.instrs[a].late for a in args])
+        if op == "reduce":
+            names, level = names - {"r"}, level + 1
+        if late and (op in ("reduce", "fold") or "p" in names):
+            raise Infeasible
+        if op == "fold":
+            names, late = frozenset("r"), True
+        if len(self.instrs) >= self.most:
+            raise Infeasible
+        self.instrs.append(Instr(op, args, meta, dtype, names, level, eqn, late))
+        self._seen[key] = len(self.instrs) - 1
+        return len(self.instrs) - 1
+
+    def at(self, v: Var, at: Index, guards: Guards) -> int:
+        """The instruction that gives element `at` of `v` where `guards` hold."""
+        key = (v, at, guards)
+        found = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = self._at(v, at, guards)
+        return found
+
+    def _at(self, v: Var, at: Index, guards: Guards) -> int:
+        if v in self.places:
+            if ix.ravel(at, v.aval.shape) != self.places[v]:
+                raise Infeasible
+            return self._root(v)
+        if v in self.real:
+            offset = ix.ravel(at, v.aval.shape)
+            names = offset.names.union(*[g.expr.names for g in guards])
+            return self._emit("load", (), (v, offset, guards), v.aval.dtype, names)
+        return self._compute(v, self.made[v], at, guards)
+
+    def _reduce(self, v: Var, e: Eqn) -> int:
+        x, axes = e.ins[0], reduced_axes(e)
+        shape = x.aval.shape
+        fold = v in self.columns
+        if fold and _reduce(e).position:
+            raise Infeasible
+        kept = tuple([n for i, n in enumerate(shape) if i not in axes])
+        gone = tuple([n for i, n in enumerate(shape) if i in axes])
+        across, along = self._rows, R(self.over.reduced)
+        if fold:
+            across, along = along, across
+        p = iter(ix.unravel(across, kept))
+        r = iter(ix.unravel(along, gone))
+        index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
+        arg = self.at(x, index, frozenset())
+        op = "fold" if fold else "reduce"
+        return self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
+
+    def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        lowering = e.prim.lowering
+        if type(lowering) is View:
+            return self._view(v, e, lowering, at, guards)
+        if type(lowering) is Source:
+            here = lowering.value(at, **e.params)
+            if type(here) is Expr:
+                return self._emit("index", (), here, v.aval.dtype, here.names)
+            return self._emit("const", (), Literal(here), v.aval.dtype)
+        if type(lowering) is Reduce:
+            return self._short_reduction(v, e, at, guards)
+        args = tuple([self.at(i, at, guards) if type(i) is Var else Literal(i) for i in e.ins])
+        meta = (e.prim, tuple(e.params.items()))
+        return self._emit("map", args, meta, v.aval.dtype, eqn=e)
+
+    def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
+        """A reduction over no element, or over one."""
+        if is_reduction(e):
+            raise Infeasible
+        x, kept = e.ins[0], iter(at)
+        if _reduce(e).position:
+            return self._emit("const", (), Literal(0), v.aval.dtype)
+        if not x.aval.size:
+            return self._emit("const", (), Literal(_reduce(e).identity(x.aval.dtype)), v.aval.dtype)
+        axes = reduced_axes(e)
+        index = tuple([ix.ZERO if i in axes else next(kept) for i in range(x.aval.ndim)])
+        return self.at(x, index, guards)
+
+    def _counter(self, counter: Var, length: int, reverse: bool) -> Expr:
+        name = self.counters.setdefault(counter, f"step{len(self.counters)}")
+        here = ix.var(name, length)
+        return ix.shift(ix.scale(here, -1), length - 1) if reverse else here
+
+    def _view(self, v: Var, e: Eqn, view: View, at: Index, guards: Guards) -> int:
+        if e.prim is LOOP_SLICE:
+            row = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
+            return self.at(e.ins[0], (row, *at), guards)
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        pieces = view.pieces(e.outs.index(v), at, *avals, **e.params)
+        return self._pieces(e, pieces, 0, guards, v.aval.dtype)
+
+    def _pieces(self, e: Eqn, pieces: Sequence[Piece], k: int, guards: Guards, dtype: DType) -> int:
+        """The element that pieces k and later give where `guards` hold."""
+        operand, index, conditions = pieces[k]
+        x = e.ins[operand]
+
+        def inside(held: Guards) -> int:
+            if type(x) is Var:
+                return self.at(x, index, held)
+            return self._emit("const", (), Literal(x), dtype)
+
+        if k == len(pieces) - 1:
+            held = ix.holding(conditions) if conditions else None
+            return inside(guards | held if held else guards)
+        rest = lambda: self._pieces(e, pieces, k + 1, guards, dtype)  # noqa: E731
+        return self._chosen(conditions, guards, inside, rest, dtype)
+
+    def _chosen(self, conditions: Sequence[Guard], guards: Guards, inside: Callable,
+                outside: Callable, dtype: DType) -> int:  # fmt: skip
+        """`inside(guards)` where the conditions hold, else `outside()`."""
+        held = ix.holding(conditions)
+        if held is None:
+            return outside()
+        if not held - guards:
+            return inside(guards)
+        value = inside(guards | held)
+        names = frozenset().union(*[g.expr.names for g in held])
+        return self._emit("where", (value, outside()), held, dtype, names)
+
+
+def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
+    """Mark the instructions whose users all round them to a narrow type in the end."""
+    exact = {n for target, _, n in stores if target.aval.dtype not in dtypes.NARROW}
+    for n in range(len(instrs) - 1, -1, -1):
+        i = instrs[n]
+        narrowed = i.op == "round" or (i.op == "map" and i.dtype in dtypes.NARROW)
+        i.near = n not in exact
+        if not narrowed and not (i.near and dtypes.is_float(i.dtype)):
+            exact.update(i.operands())
+
+
+def is_reduction(e: Eqn) -> bool:
+    """Whether an equation is a reduction that needs a loop."""
+    if type(e.prim.lowering) is not Reduce or not e.ins[0].aval.size:
+        return False
+    return any(e.ins[0].aval.shape[a] > 1 for a in reduced_axes(e))
+
+
+def reduced_axes(e: Eqn) -> tuple[int, ...]:
+    """The axes that a reduction reduces, in order."""
+    return tuple(sorted(e.params["axes"])) if "axes" in e.params else (e.params["axis"],)
+
+
+def _reduce(e: Eqn) -> Reduce:
+    assert type(e.prim.lowering) is Reduce
+    return e.prim.lowering

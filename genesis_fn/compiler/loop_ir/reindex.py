@@ -1,0 +1,189 @@
+"""The instructions of a kernel over other loop variables.
+
+A pointwise kernel that reads one element for each row of `n` becomes one over rows, so that these
+are loaded and computed once a row. A row that a concatenation or a pad divides becomes its parts,
+side by side in one iteration, so that no element is computed under a condition and what the parts
+share (both halves of a rotation, say) is loaded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from genesis_fn.compiler.loop_ir.kernel import Instr, Literal
+from genesis_fn.core import dtypes
+from genesis_fn.core.backend import index as ix
+from genesis_fn.core.backend.index import Expr, Guard, Guards
+
+Store = tuple[Any, Expr, int]  # (target, offset, instruction)
+
+_SHORTEST, _LONGEST = 32, 4096  # rows that a flat kernel is divided into
+_MOST_PARTS = 4
+_NARROWEST = 16  # elements of a part
+_JOINED = ("add", "maximum", "minimum")  # reductions whose parts are joined element by element
+
+
+def row_length(instrs: Sequence[Instr], points: int) -> int:
+    """The length of the rows that a flat kernel's expressions divide `p` into; 0 for none."""
+    found: set[int] = set()
+    for e in _expressions(instrs):
+        found.update(_divisors(e))
+    fits = [
+        c for c in found
+        if _SHORTEST <= c <= _LONGEST and c & (c - 1) == 0 and points % c == 0 and c < points
+    ]  # fmt: skip
+    return min(fits, default=0)
+
+
+def as_rows(
+    instrs: Sequence[Instr], stores: Sequence[Store], points: int, length: int
+) -> tuple[list[Instr], list[Store]]:
+    """A flat kernel with `p` running over rows and `r` along them."""
+    rows = points // length
+    position = ix.add(ix.scale(ix.var("p", rows), length), ix.var("r", length))
+    return substituted(instrs, stores, [{"p": position}])
+
+
+def part_length(instrs: Sequence[Instr], depth: int) -> int:
+    """The length of the equal parts that conditions divide a row of `depth` into; `depth` if they
+    do not, or in too small parts."""
+    size = depth
+    for i in instrs:
+        if i.op == "reduce":
+            joins = i.meta[0].combine in _JOINED and not i.meta[0].position
+            if not (joins and dtypes.is_float(instrs[i.args[0]].dtype)):
+                return depth
+        for g in _guards(i):
+            if g.expr.names == {"r"}:
+                edges = _edges(g)
+                if edges is None:
+                    continue
+                size = math.gcd(size, *edges)
+    parts = depth // size
+    return size if parts <= _MOST_PARTS and size >= _NARROWEST else depth
+
+
+def in_parts(
+    instrs: Sequence[Instr], stores: Sequence[Store], depth: int, length: int
+) -> tuple[list[Instr], list[Store]]:
+    """The kernel with `r` running over one part, and every part computed."""
+    r = ix.var("r", length)
+    maps = [{"r": ix.shift(r, k * length)} for k in range(depth // length)]
+    return substituted(instrs, stores, maps)
+
+
+def substituted(
+    instrs: Sequence[Instr], stores: Sequence[Store], copies: Sequence[Mapping[str, Expr]]
+) -> tuple[list[Instr], list[Store]]:
+    """(instructions, stores) with the loop variables replaced; several `copies` stand side by side,
+    and reductions along a row join them."""
+    out: list[Instr] = []
+    seen: dict[Any, int] = {}
+
+    def emit(i: Instr, op: str, args: tuple, meta: Any, names: frozenset[str]) -> int:
+        key = (op, args, meta, i.dtype)
+        if key not in seen:
+            seen[key] = len(out)
+            out.append(Instr(op, args, meta, i.dtype, names, i.level, i.eqn, i.late, i.near))
+        return seen[key]
+
+    def below(args: tuple) -> frozenset[str]:
+        return frozenset().union(*[out[a].names for a in args if type(a) is int])
+
+    places: list[list[int]] = [[] for _ in copies]
+    for n, i in enumerate(instrs):
+        if i.op == "reduce":
+            args = [place[i.args[0]] for place in places]
+            x = args[0]
+            for y in args[1:]:
+                joined = Instr("join", (), None, instrs[i.args[0]].dtype, i.names, i.level)
+                joined.level = instrs[i.args[0]].level
+                joined.near = i.near
+                x = emit(joined, "join", (x, y), i.meta, below((x, y)))
+            whole = emit(i, "reduce", (x,), i.meta, below((x,)) - {"r"})
+            for place in places:
+                place.append(whole)
+            continue
+        for place, by in zip(places, copies):
+            place.append(_copied(i, [place[a] if type(a) is int else a for a in i.args], by, emit,
+                                 below))  # fmt: skip
+        assert all(len(place) == n + 1 for place in places)
+    written: dict[tuple[Any, Expr], Store] = {}
+    for place, by in zip(places, copies):
+        for target, offset, value in stores:
+            e = _substituted(offset, by)
+            written.setdefault((target, e), (target, e, place[value]))
+    return out, list(written.values())
+
+
+def _copied(i: Instr, args: Sequence[Any], by: Mapping[str, Expr], emit: Any, below: Any) -> int:
+    given = tuple(args)
+    if i.op == "load":
+        target, offset, guards = i.meta
+        held = _held(guards, by)
+        if held is None:
+            zero = False if i.dtype == dtypes.BOOL else 0
+            return emit(i, "const", (), Literal(zero), frozenset())
+        e = _substituted(offset, by)
+        names = e.names.union(*[g.expr.names for g in held])
+        return emit(i, "load", (), (target, e, held), names)
+    if i.op == "index":
+        e = _substituted(i.meta, by)
+        return emit(i, "index", (), e, e.names)
+    if i.op == "where":
+        held = _held(i.meta, by)
+        if held is None:
+            return given[1]
+        if not held:
+            return given[0]
+        names = below(given).union(*[g.expr.names for g in held])
+        return emit(i, "where", given, held, names)
+    names = frozenset("r") if i.op == "fold" else below(given)
+    return emit(i, i.op, given, i.meta, names)
+
+
+def _substituted(e: Expr, by: Mapping[str, Expr]) -> Expr:
+    for name, value in by.items():
+        e = ix.substitute(e, name, value)
+    return e
+
+
+def _held(guards: Guards, by: Mapping[str, Expr]) -> Guards | None:
+    return ix.holding([Guard(_substituted(g.expr, by), g.lo, g.hi) for g in guards])
+
+
+def _guards(i: Instr) -> Guards:
+    if i.op == "load":
+        return i.meta[2]
+    return i.meta if i.op == "where" else frozenset()
+
+
+def _expressions(instrs: Sequence[Instr]) -> Iterator[Expr]:
+    for i in instrs:
+        if i.op == "load":
+            yield i.meta[1]
+        elif i.op == "index":
+            yield i.meta
+        for g in _guards(i):
+            yield g.expr
+
+
+def _divisors(e: Expr) -> Iterator[int]:
+    for atom in e.terms:
+        kind, operand, c = atom.key
+        if kind != "var":
+            yield c
+            yield from _divisors(operand)
+
+
+def _edges(g: Guard) -> list[int] | None:
+    """Where along `r` a guard begins and ends to hold; None if it is not an interval."""
+    if len(g.expr.terms) != 1:
+        return None
+    ((atom, k),) = g.expr.terms.items()
+    if k != 1 or atom.key[0] != "var":
+        return None
+    edges = (g.lo - g.expr.const, g.hi - g.expr.const)
+    return [e for e in edges if atom.lo < e <= atom.hi]

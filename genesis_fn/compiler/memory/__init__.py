@@ -1,0 +1,1 @@
+"""Where values lie, and which are kept or made again."""

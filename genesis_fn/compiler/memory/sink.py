@@ -1,0 +1,41 @@
+"""late: the same program with equations moved down to their first use, where that saves memory.
+
+Derivative rules compute much of what the backward pass needs at its start; each such value then
+lives until its layer's turn comes. Computed when it is needed, it does not.
+"""
+
+from __future__ import annotations
+
+from genesis_fn.compiler.simplify.rewriter import has_effect
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+
+
+def late(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` in another order of equations: one whose results are no smaller than the operands
+    that it would keep alive runs just before its first consumer. Effects keep their order and
+    place."""
+    eqns = jaxpr.eqns
+    end = len(eqns)
+    first: dict[Var, int] = dict.fromkeys(jaxpr.outs, end)
+    last: dict[Var, int] = dict.fromkeys([*jaxpr.outs, *jaxpr.invars], end)
+    place = list(range(end))
+    for n in range(end - 1, -1, -1):
+        e = eqns[n]
+        arrays = {i for i in e.ins if type(i) is Var}
+        use = min([first.get(o, n) for o in e.outs], default=n)
+        if n + 1 < use and not has_effect(e):
+            made = _size(e.outs)
+            kept = _size([i for i in arrays if last.get(i, -1) < use])
+            # Where it makes no difference, what makes the operands may gain by moving too.
+            if made > kept or (made == kept and use < end):
+                place[n] = use
+        for i in arrays:
+            first[i] = min(first.get(i, end), place[n])
+            last[i] = max(last.get(i, -1), place[n])
+    order = sorted(range(end), key=lambda n: (place[n], n))
+    moved: list[Eqn] = [eqns[n] for n in order]
+    return Jaxpr(jaxpr.invars, moved, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _size(values: object) -> int:
+    return sum([v.aval.nbytes for v in values])  # type: ignore[attr-defined]

@@ -1,0 +1,74 @@
+"""Bodies of counted loops as programs over whole arrays: the loop's counter says which slices
+are read and where results go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from genesis_fn.compiler.loop_ir.kernel import LOOP_SLICE, Placement
+from genesis_fn.compiler.target import Target
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
+from genesis_fn.primitives.elementwise import bitcast_p
+from genesis_fn.primitives.shape import copy_p
+from genesis_fn.transforms.control_flow.scan import stacked
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBody:
+    """`jaxpr` takes [constants, carry, whole xs, counter] and returns [carry, rows of ys];
+    `placed` says where the rows go, `stacks` are the whole ys."""
+
+    jaxpr: Jaxpr
+    placed: dict[Var, Placement]
+    stacks: list[Var]
+
+
+def _bits_of(v: Any, target: Target) -> Any:
+    """`v`, or a variable of integers of as many bytes where kernels lack its dtype: they copy its
+    bits."""
+    kind = v.aval.dtype
+    if not target.lacks(kind):
+        return v
+    if not dtypes.is_complex(kind):
+        return Var(aval(v.aval.shape, dtypes.I8))
+    words = kind.itemsize // 8
+    return Var(aval((*v.aval.shape, *([words] if words > 1 else [])), dtypes.I64))
+
+
+def _as_bits(x: Any, y: Var, where: Any) -> Eqn:
+    """y = x with other types of the same bits."""
+    return Eqn(bitcast_p, [x], {"dtype": y.aval.dtype}, (y,), where)
+
+
+def loop_body(
+    jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool, target: Target
+) -> LoopBody:
+    """The body of a scan, which slices and stacks by itself."""
+    counter = Var(aval((), dtypes.I32))
+    fixed, rows = jaxpr.invars[: consts + carry], jaxpr.invars[consts + carry :]
+    where = jaxpr.eqns[0].where if jaxpr.eqns else None
+    params = {"length": length, "reverse": reverse}
+    wholes, eqns = [], []
+    for v in rows:
+        row = _bits_of(v, target)
+        whole = Var(stacked(row.aval, length))
+        eqns.append(Eqn(LOOP_SLICE, [whole, counter], params, (row,), where))
+        if row is not v:
+            eqns.append(_as_bits(row, v, where))
+        wholes.append(whole)
+    eqns += jaxpr.eqns
+    outs, placed, stacks = jaxpr.outs[:carry], {}, []
+    for v in jaxpr.outs[carry:]:
+        bits = _bits_of(v, target)
+        if bits is not v:
+            eqns.append(_as_bits(v, bits, where))
+        row, whole = Var(bits.aval), Var(stacked(bits.aval, length))
+        eqns.append(Eqn(copy_p, [bits], {}, (row,), where))
+        placed[row] = Placement(whole, counter, length, reverse)
+        stacks.append(whole)
+        outs.append(row)
+    program = Jaxpr([*fixed, *wholes, counter], eqns, outs, (), jaxpr.name)
+    return LoopBody(program, placed, stacks)

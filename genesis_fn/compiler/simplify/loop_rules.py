@@ -1,0 +1,357 @@
+"""simplify, for loops and branches: what is invariant leaves a loop, what is dead leaves its
+carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.compiler.simplify.rewriter import (
+    TRIM,
+    Rewriter,
+    has_effect,
+    live_equations,
+    rewritten,
+    rule,
+    simplified,
+)
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, memoized
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
+from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scan import scan_p
+
+# A loop-invariant value of at most so many bytes may live across the loop for nothing.
+_SMALL = 4096
+
+
+# ---- scan ----
+
+
+@rule(scan_p)
+def _scan(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
+    body, consts, carry = simplified(params["jaxpr"], r.opaque), params["consts"], params["carry"]
+    length = params["length"]
+    ins = [r.array(i, v, e) for i, v in zip(ins, body.invars, strict=True)]
+    if length == 0:
+        ys = [r.full(_zero(o.aval), o, e)[0] for o in e.outs[carry:]]
+        return [*ins[consts : consts + carry], *ys]
+    if length == 1:
+        return _once(r, e, body, ins, consts + carry, carry)
+    loop = _Loop(r, e, body, ins, consts, carry)
+    while loop.substitute():
+        pass
+    loop.hoist()
+    return loop.result(params, carry)
+
+
+def _zero(kind: Aval) -> Any:
+    return (False, 0, 0.0, 0j)[dtypes.kind_rank(kind.dtype)]
+
+
+def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list, start: int, carry: int) -> list[Atom]:
+    rows = [
+        r.apply(reshape_p, [x], {"shape": v.aval.shape}, e)[0]
+        for x, v in zip(ins[start:], body.invars[start:])
+    ]
+    outs = r.inline(body, [*ins[:start], *rows], e)
+    ys = [
+        r.apply(reshape_p, [y], {"shape": o.aval.shape}, e)[0]
+        for y, o in zip(outs[carry:], e.outs[carry:])
+    ]
+    return [*outs[:carry], *ys]
+
+
+class _Loop:
+    """A scan taken apart: operands with the body's variables for them.
+
+    consts and xs hold (operand, variable); carry holds (position, operand, variable, body output).
+    """
+
+    def __init__(
+        self, r: Rewriter, e: Eqn, body: Jaxpr, ins: list, consts: int, carry: int
+    ) -> None:
+        self.r, self.e, self.body = r, e, body
+        v, end = body.invars, consts + carry
+        self.consts: list[tuple] = list(zip(ins[:consts], v[:consts]))
+        self.carry: list[tuple] = list(
+            zip(range(carry), ins[consts:end], v[consts:end], body.outs[:carry])
+        )
+        self.xs: list[tuple] = list(zip(ins[end:], v[end:]))
+        self.ys: list[Var] = body.outs[carry:]
+        self.known: dict[int, Atom] = {}  # results known without the loop, by position
+
+    def variables(self) -> list[Var]:
+        """The body's inputs."""
+        return [v for _, v in self.consts] + [c[2] for c in self.carry] + [v for _, v in self.xs]
+
+    def substitute(self) -> bool:
+        """Unchanged carries become constants, numbers go inside, operands given twice come once.
+        Whether anything changed."""
+        env: dict[Var, Atom] = {}
+        for i, x, v, out in self.carry:
+            if out is v:
+                self.known[i] = x
+                self.consts.append((x, v))
+        count = len(self.carry)
+        self.carry = [c for c in self.carry if c[0] not in self.known]
+        prelude = []
+        numbers = [(x, v) for x, v in self.consts if x in self.r.const]
+        for x, v in numbers:
+            kind = v.aval
+            given = {"value": self.r.const[x], "shape": kind.shape, "dtype": kind.dtype}
+            prelude.append(Eqn(full_p, [], given, (v,), self.e.where, self.e.backward))
+        self.consts = _once_each([c for c in self.consts if c not in numbers], env)
+        self.xs = _once_each(self.xs, env)
+        if not (prelude or env or len(self.carry) < count):
+            return False
+        outs = [*(c[3] for c in self.carry), *self.ys]
+        body = Jaxpr(self.variables(), [*prelude, *self.body.eqns], outs, (), self.body.name)
+        self.body = rewritten(body, env, self.r.opaque)
+        outs = self.body.outs
+        self.carry = [(i, x, v, o) for (i, x, v, _), o in zip(self.carry, outs)]
+        self.ys = outs[len(self.carry) :]
+        return True
+
+    def hoist(self) -> None:
+        """Move loop-invariant equations out, where what they leave behind is small, or no larger
+        than the constants that the loop then no longer reads."""
+        moved = _worth_moving(self.body, {v for _, v in self.consts})
+        if not moved:
+            return
+        env: dict[Var, Atom] = {v: x for x, v in self.consts}
+        self.r.run(moved, env, copy=True)
+        gone = set(moved)
+        left = [e for e in self.body.eqns if e not in gone]
+        used = {i for e in left for i in e.ins} | set(self.body.outs)
+        self.consts += [(env[o], o) for e in moved for o in e.outs]
+        self.consts = [(x, v) for x, v in self.consts if v in used]
+        self.body = Jaxpr(self.variables(), left, self.body.outs, (), self.body.name)
+
+    def result(self, params: dict, count: int) -> list[Atom]:
+        """The loop's results, the first `count` of them carries: known ones, and those of the loop
+        that remains."""
+        r, e, length, known = self.r, self.e, params["length"], self.known
+        fixed = {v: x for x, v in self.consts}
+        rows = {v: x for x, v in self.xs}
+        for i, y in enumerate(self.ys, count):
+            if y in fixed:
+                kind = y.aval
+                spread = {"shape": (length, *kind.shape), "dims": tuple(range(1, kind.ndim + 1))}
+                known[i] = r.apply(broadcast_in_dim_p, [fixed[y]], spread, e)[0]
+            elif y in rows:
+                known[i] = rows[y]
+        ys = [y for i, y in enumerate(self.ys, count) if i not in known]
+        outs = [*(c[3] for c in self.carry), *ys]
+        body = Jaxpr(
+            self.variables(), live_equations(self.body.eqns, outs), outs, (), self.body.name
+        )
+        total = count + len(self.ys)
+        places = [i for i in range(total) if i not in known]
+        if places or body.effect:
+            new = {
+                **params, "jaxpr": body, "consts": len(self.consts), "carry": len(self.carry),
+                "residuals": (0, 0),
+            }  # fmt: skip
+            operands = [x for x, _ in self.consts] + [c[1] for c in self.carry]
+            operands += [x for x, _ in self.xs]
+            made = r.make(scan_p, operands, new, e, e.outs if len(places) == total else None)
+            known.update(zip(places, made))
+        return [known[i] for i in range(total)]
+
+
+def _once_each(pairs: Sequence[tuple], env: dict[Var, Atom]) -> list[tuple]:
+    """`pairs` of operand and variable, one per operand; `env` gets what further variables
+    become."""
+    first: dict[Atom, Var] = {}
+    for x, v in pairs:
+        known = first.setdefault(x, v)
+        if known is not v:
+            env[v] = known
+    return list(first.items())
+
+
+def _worth_moving(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
+    """The loop-invariant equations whose move out of the loop costs no memory."""
+    if not consts:
+        return []
+    uses: dict[Any, int] = {}
+    for e in body.eqns:
+        for i in set(e.ins):
+            uses[i] = uses.get(i, 0) + 1
+    for o in body.outs:
+        uses[o] = uses.get(o, 0) + 1
+    outside = set(consts)
+    moved = []
+    for e in body.eqns:
+        arrays = {i for i in e.ins if type(i) is Var}
+        if not arrays or not arrays <= outside or e.prim is barrier_p or has_effect(e):
+            continue
+        size = sum([o.aval.nbytes for o in e.outs])
+        freed = sum([i.aval.nbytes for i in arrays if uses[i] == 1])
+        if size <= max(freed, _SMALL):
+            moved.append(e)
+            outside.update(e.outs)
+            for i in arrays:
+                uses[i] -= 1
+    return moved
+
+
+def _trim_scan(e: Eqn, live: set) -> Eqn:
+    """The scan without results that nothing reads and without carries that feed no other result."""
+    p = e.params
+    body, consts, carry = p["jaxpr"], p["consts"], p["carry"]
+    keep = [o in live for o in e.outs]
+    while True:
+        inner, needed = pruned(body, tuple(keep))
+        grown = [k or n for k, n in zip(keep[:carry], needed[consts : consts + carry])]
+        if grown == keep[:carry]:
+            break
+        keep[:carry] = grown
+    kept = [*needed[:consts], *keep[:carry], *needed[consts + carry :]]
+    inner = Jaxpr(
+        [v for v, k in zip(body.invars, kept) if k], inner.eqns, inner.outs, (), body.name
+    )
+    params = {
+        **p, "jaxpr": inner, "consts": sum(kept[:consts]), "carry": sum(keep[:carry]),
+        "residuals": (0, 0),
+    }  # fmt: skip
+    return Eqn(
+        e.prim, [i for i, k in zip(e.ins, kept) if k], params,
+        [o for o, k in zip(e.outs, keep) if k], e.where, e.backward,
+    )  # fmt: skip
+
+
+@memoized
+def pruned(jaxpr: Jaxpr, keep: tuple[bool, ...]) -> tuple[Jaxpr, list[bool]]:
+    """(the program with only the outputs in `keep`, which inputs it reads)."""
+    outs = [o for o, k in zip(jaxpr.outs, keep, strict=True) if k]
+    eqns = live_equations(jaxpr.eqns, outs)
+    read = {i for e in eqns for i in e.ins} | set(outs)
+    program = Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
+    return program, [v in read for v in jaxpr.invars]
+
+
+# ---- while ----
+
+
+@rule(while_p)
+def _while(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
+    cond, body = simplified(params["cond"], r.opaque), simplified(params["body"], r.opaque)
+    a, b = params["cond_consts"], params["body_consts"]
+    like = [*cond.invars[:a], *body.invars]
+    ins = [r.array(i, v, e) for i, v in zip(ins, like, strict=True)]
+    start = a + b
+    fixed = [i for i, o in enumerate(body.outs) if o is body.invars[b + i]]
+    moving = [i for i in range(len(body.outs)) if i not in fixed]
+    c_in, b_in = cond.invars, body.invars
+    cond = Jaxpr(
+        [*c_in[:a], *(c_in[a + i] for i in fixed), *(c_in[a + i] for i in moving)],
+        cond.eqns, cond.outs, (), cond.name,
+    )  # fmt: skip
+    body = Jaxpr(
+        [*b_in[:b], *(b_in[b + i] for i in fixed), *(b_in[b + i] for i in moving)],
+        body.eqns, [body.outs[i] for i in moving], (), body.name,
+    )  # fmt: skip
+    unchanging = [ins[start + i] for i in fixed]
+    operands = [
+        *ins[:a],
+        *unchanging,
+        *ins[a:start],
+        *unchanging,
+        *(ins[start + i] for i in moving),
+    ]
+    new = {"cond": cond, "body": body, "cond_consts": a + len(fixed), "body_consts": b + len(fixed)}
+    results = dict(zip(fixed, unchanging))
+    # A loop without a moving value runs never or forever: leave that to the loop.
+    outs = r.make(while_p, operands, new, e, None if fixed else e.outs)
+    results.update(zip(moving, outs))
+    return [results[i] for i in range(len(results))]
+
+
+def _trim_while(e: Eqn, live: set) -> Eqn:
+    p = e.params
+    cond, body, a, b = p["cond"], p["body"], p["cond_consts"], p["body_consts"]
+    _, test_reads = pruned(cond, (True,))
+    keep = [o in live or t for o, t in zip(e.outs, test_reads[a:])]
+    while True:
+        inner, needed = pruned(body, tuple(keep))
+        grown = [k or n for k, n in zip(keep, needed[b:])]
+        if grown == keep:
+            break
+        keep = grown
+    test = Jaxpr(
+        [*(v for v, t in zip(cond.invars[:a], test_reads) if t),
+         *(v for v, k in zip(cond.invars[a:], keep) if k)],
+        cond.eqns, cond.outs, (), cond.name,
+    )  # fmt: skip
+    kept = [*needed[:b], *keep]
+    inner = Jaxpr(
+        [v for v, k in zip(body.invars, kept) if k], inner.eqns, inner.outs, (), body.name
+    )
+    mask = [*test_reads[:a], *kept]
+    params = {
+        "cond": test, "body": inner, "cond_consts": sum(test_reads[:a]),
+        "body_consts": sum(needed[:b]),
+    }  # fmt: skip
+    return Eqn(
+        e.prim, [i for i, k in zip(e.ins, mask) if k], params,
+        [o for o, k in zip(e.outs, keep) if k], e.where, e.backward,
+    )  # fmt: skip
+
+
+# ---- cond ----
+
+
+@rule(cond_p)
+def _cond(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
+    index, *operands = ins
+    branches = params["branches"]
+    chosen = r.const.get(index) if type(index) is Var else index
+    operands = [r.array(x, v, e) for x, v in zip(operands, branches[0].invars)]
+    if chosen is not None or len(branches) == 1:
+        at = 0 if chosen is None else min(max(int(chosen), 0), len(branches) - 1)
+        return r.inline(branches[at], operands, e)
+    branches = tuple([simplified(b, r.opaque) for b in branches])
+    # A result that every branch passes through from the same operand needs no branch.
+    passed: dict[int, Atom] = {}
+    for i in range(len(e.outs)):
+        places = {b.invars.index(b.outs[i]) if b.outs[i] in b.invars else -1 for b in branches}
+        if len(places) == 1 and -1 not in places:
+            passed[i] = operands[places.pop()]
+    keep = [i for i in range(len(e.outs)) if i not in passed]
+    if not keep and not any(b.effect for b in branches):
+        return [passed[i] for i in range(len(e.outs))]
+    mask = tuple([i not in passed for i in range(len(e.outs))])
+    if passed:
+        branches = tuple([pruned(b, mask)[0] for b in branches])
+    outs = r.make(
+        cond_p, [r.array(index, index, e) if type(index) is Var else index, *operands],
+        {"branches": branches}, e, None if passed else e.outs,
+    )  # fmt: skip
+    passed.update(zip(keep, outs))
+    return [passed[i] for i in range(len(e.outs))]
+
+
+def _trim_cond(e: Eqn, live: set) -> Eqn:
+    keep = tuple([o in live for o in e.outs])
+    results = [pruned(b, keep) for b in e.params["branches"]]
+    reads = [any(column) for column in zip(*[r[1] for r in results])]
+    branches = tuple(
+        [
+            Jaxpr([v for v, n in zip(b.invars, reads) if n], b.eqns, b.outs, (), b.name)
+            for b, _ in results
+        ]
+    )
+    ins = [e.ins[0], *(i for i, n in zip(e.ins[1:], reads) if n)]
+    return Eqn(
+        e.prim, ins, {"branches": branches}, [o for o, k in zip(e.outs, keep) if k], e.where,
+        e.backward,
+    )  # fmt: skip
+
+
+TRIM.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})

@@ -1,0 +1,256 @@
+"""The simplifier's two passes over a program, and the tables that its rules are kept in.
+
+The forward pass rewrites equations by local rules and merges equal ones; the backward pass drops
+what nothing needs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.compiler.simplify.dedup_checks import checked_once
+from genesis_fn.core import dtypes
+from genesis_fn.core.backend.lowering import Elementwise
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import ITSELF, Atom, Eqn, Jaxpr, Var, e_jaxprs
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.primitives.elementwise import add_n
+from genesis_fn.primitives.factories import full_p
+from genesis_fn.primitives.shape import barrier_p
+from genesis_fn.transforms.custom.fused import fused_p
+
+Rule = Callable[["Rewriter", Eqn, Primitive, list, dict], "list[Atom] | None"]
+RULES: dict[Primitive | type, Rule] = {}
+# How a loop or branch loses results: (equation, live variables) -> equation.
+TRIM: dict[Primitive, Callable[[Eqn, set], Eqn]] = {}
+
+
+def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
+    """Decorator: `f(rewriter, e, prim, operands, params)` returns what replaces the results of
+    these primitives, or None to leave the equation. `e` is the equation of the program that gave
+    rise to this: it has the line and the types of the results, but another rule may have changed
+    primitive and operands. The rule of a kind of lowering is for primitives without one of their
+    own.
+    """
+
+    def register(f: Rule) -> Rule:
+        RULES.update(dict.fromkeys(of, f))
+        return f
+
+    return register
+
+
+def is_fused(e: Eqn) -> bool:
+    """The calls that stay opaque by default: fused functions, which backends may have kernels
+    for."""
+    return e.prim is fused_p
+
+
+def simplified(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool]) -> Jaxpr:
+    """`jaxpr`, rewritten and without dead code; remembered on it. What is simplified stays
+    itself."""
+    key = (simplified, opaque)
+    found = jaxpr.cache.get(key)
+    if found is None:
+        found = jaxpr.cache[key] = rewritten(jaxpr, {}, opaque)
+        found.cache[key] = ITSELF
+    return jaxpr if found is ITSELF else found
+
+
+def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool]) -> Jaxpr:
+    """`jaxpr` simplified, after its variables in `env` have been replaced."""
+    pass_ = Rewriter(opaque)
+    pass_.run(jaxpr.eqns, env, copy=False)
+    outs = [env.get(o, o) for o in jaxpr.outs]
+    eqns = checked_once(flat_sums(live_equations(pass_.eqns, outs), outs))
+    return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
+
+
+class Rewriter:
+    """The forward pass: the equations so far, and what is known of their results.
+
+    `const[v]` is the number that every element of v has; `made[v]` the equation that makes v.
+    `copying`: results get new variables, since the equations may come here a second time.
+    """
+
+    __slots__ = ("eqns", "const", "made", "seen", "opaque", "copying")
+
+    def __init__(self, opaque: Callable[[Eqn], bool]) -> None:
+        self.eqns: list[Eqn] = []
+        self.const: dict[Var, Any] = {}
+        self.made: dict[Var, Eqn] = {}
+        self.seen: dict[Any, Sequence[Var]] = {}
+        self.opaque = opaque
+        self.copying = False
+
+    def run(self, eqns: Sequence[Eqn], env: dict[Var, Atom], copy: bool) -> None:
+        """Rewrite `eqns`, whose variables stand for those of this program as `env` says. With
+        `copy`, results get new variables: a called program may be called twice."""
+        before, self.copying = self.copying, copy
+        for e in eqns:
+            ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
+            inner = e.prim.program
+            if inner is not None and e.params[inner] is not None and not self.opaque(e):
+                outs = self.inline(e.params[inner], ins, e)
+            else:
+                outs = self.apply(e.prim, ins, e.params, e, e.outs)
+            for o, new in zip(e.outs, outs, strict=True):
+                if o is not new:
+                    env[o] = new
+        self.copying = before
+
+    def inline(self, jaxpr: Jaxpr, ins: Sequence[Atom], at: Eqn) -> list[Atom]:
+        """The outputs of `jaxpr` on `ins`, its equations made part of this program."""
+        env = {v: self.array(i, v, at) for v, i in zip(jaxpr.invars, ins, strict=True)}
+        self.run(jaxpr.eqns, env, copy=True)
+        return [env.get(o, o) for o in jaxpr.outs]
+
+    def array(self, x: Atom, like: Var, at: Eqn) -> Var:
+        """`x` as a variable: a Python scalar becomes an array of the aval of `like`."""
+        return x if type(x) is Var else self.full(x, like, at)[0]
+
+    def full(self, value: Any, like: Var, at: Eqn) -> list[Atom]:
+        """An array of the aval of `like` whose elements are all `value`."""
+        kind = like.aval
+        params = {"value": value, "shape": kind.shape, "dtype": kind.dtype}
+        return list(self.make(full_p, [], params, at))
+
+    def apply(
+        self, prim: Primitive, ins: list, params: dict, at: Eqn, outs: Sequence[Var] | None = None
+    ) -> Sequence[Atom]:
+        """The results of an equation: of an equal one, of what its rule puts in its place, or its
+        own (`outs`, where they are given and this is no copy)."""
+        if self.const and type(prim.lowering) is Elementwise and prim.lowering.scalars:
+            ins = self._literals(ins, prim.lowering.scalars)
+        rule_of = RULES.get(prim) or RULES.get(type(prim.lowering))
+        if rule_of is not None:
+            found = rule_of(self, at, prim, ins, params)
+            if found is not None:
+                return found
+        return self.make(prim, ins, params, at, outs)
+
+    def make(
+        self, prim: Primitive, ins: list, params: dict, at: Eqn, outs: Sequence[Var] | None = None
+    ) -> Sequence[Var]:
+        """The results of an equation as it stands, shared with an equal earlier one."""
+        key = None
+        if not (prim.effect or prim is barrier_p):  # which keeps two computations apart
+            key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
+            try:
+                found = self.seen.get(key)
+            except TypeError:  # an unhashable parameter
+                key = found = None
+            if found is not None:
+                return found
+        if outs is None or self.copying:
+            avals = prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params)
+            outs = [Var(a) for a in avals] if prim.multi else (Var(avals),)
+        same = outs is at.outs and params is at.params and prim is at.prim
+        if same and len(ins) == len(at.ins) and all(map(operator.is_, ins, at.ins)):
+            e = at
+        else:
+            e = Eqn(prim, ins, params, outs, at.where, at.backward)
+        self.eqns.append(e)
+        if key is not None and not has_effect(e):
+            self.seen[key] = outs
+        for o in outs:
+            self.made[o] = e
+        if prim is full_p:
+            value = rounded(params["value"], params["dtype"])
+            if value is not None:
+                self.const[outs[0]] = value
+        return outs
+
+    def by(self, x: Atom, prim: Primitive) -> Eqn | None:
+        """The equation that makes `x`, if it is one of `prim`."""
+        e = self.made.get(x) if type(x) is Var else None
+        return e if e is not None and e.prim is prim else None
+
+    def _literals(self, ins: list, places: Sequence[int]) -> list:
+        """`ins` with constant arrays at `places` turned to numbers; one array stays there."""
+        const = self.const
+        if not any([i in const for i in ins if type(i) is Var]):
+            return ins
+        changed = [
+            const[i] if p in places and type(i) is Var and i in const else i
+            for p, i in enumerate(ins)
+        ]
+        if not any([type(changed[p]) is Var for p in places]):
+            p = next(p for p in places if type(ins[p]) is Var)
+            changed[p] = ins[p]
+        kept = next(changed[p] for p in places if type(changed[p]) is Var)
+        return ins if kept.aval.dtype in dtypes.WIDE_UNSIGNED else changed
+
+
+def has_effect(e: Eqn) -> bool:
+    """Whether an equation has a side effect, in itself or in a program that it runs."""
+    return e.prim.effect or any([j.effect for j in e_jaxprs(e)])
+
+
+def _key(x: Any) -> Any:
+    """`x` as part of a key: equal numbers of two types, and zeros of two signs, are different."""
+    kind = type(x)
+    if kind is Var or kind is str or kind is tuple:
+        return x
+    if kind is float or kind is complex:
+        return (kind, repr(x))
+    return (kind, x)
+
+
+PYTHON = (bool, int, float, complex)
+
+
+def rounded(value: Any, kind: DType) -> Any:
+    """A Python number as an array of dtype `kind` would hold it; None if it does not fit."""
+    try:
+        held = np.asarray(value).astype(kind) if dtypes.is_float(kind) else np.asarray(value, kind)
+    except (OverflowError, TypeError, ValueError):
+        return None
+    return PYTHON[dtypes.kind_rank(kind)](held)
+
+
+# ---- the backward pass ----
+
+
+def live_equations(eqns: Sequence[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+    """The equations that `outs` or side effects need; loops and branches lose dead results."""
+    live: set[Any] = set(outs)
+    kept = []
+    for e in reversed(eqns):
+        if not live.isdisjoint(e.outs) or has_effect(e):
+            trim = TRIM.get(e.prim)
+            if trim is not None and not live.issuperset(e.outs):
+                e = trim(e, live)
+            live.update([i for i in e.ins if type(i) is Var])
+            kept.append(e)
+    kept.reverse()
+    return kept
+
+
+_ADD_N = add_n.prim
+
+
+def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+    """`eqns` with an `add_n` that is an operand of another one, and of nothing else, merged in
+    it."""
+    sums: dict[Any, Eqn] = {e.outs[0]: e for e in eqns if e.prim is _ADD_N}
+    if len(sums) < 2:
+        return eqns
+    uses: dict[Any, int] = dict.fromkeys(outs, 2)
+    for e in eqns:
+        for i in e.ins:
+            uses[i] = uses.get(i, 0) + 1
+    merged: set[Any] = set()
+    result = []
+    for e in eqns:
+        inner = [i for i in e.ins if i in sums and uses[i] == 1] if e.prim is _ADD_N else ()
+        if inner:
+            merged.update(inner)
+            ins = [j for i in e.ins for j in (sums[i].ins if i in inner else (i,))]
+            e = sums[e.outs[0]] = Eqn(e.prim, ins, e.params, e.outs, e.where, e.backward)
+        result.append(e)
+    return [e for e in result if merged.isdisjoint(e.outs)]

@@ -1,0 +1,25 @@
+"""simplify: the same program with calls inlined, repetition, no-ops and dead code removed.
+
+Every rewrite is exact, signs of zeros and NaNs included, but for two: a sum over axes of length 1
+keeps the sign of zero, and nested sums of cotangents become one sum. Loops and branches are
+simplified inside and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from genesis_fn.compiler.simplify import loop_rules, rules
+from genesis_fn.compiler.simplify.rewriter import is_fused, simplified
+from genesis_fn.core.jaxpr import Eqn, Jaxpr
+
+RULES = (rules, loop_rules)
+
+
+def simplify(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool] = is_fused) -> Jaxpr:
+    """`jaxpr`, smaller. `opaque(equation)` says which calls stay as they are; others are inlined.
+
+    Inputs and outputs keep their number, order and types; an output may become an input. The result
+    is remembered on the program, per `opaque`.
+    """
+    return simplified(jaxpr, opaque)

@@ -1,0 +1,1 @@
+"""What a backend gives: executables, and how a primitive is lowered."""

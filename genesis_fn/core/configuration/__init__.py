@@ -1,0 +1,1 @@
+"""Settings, and the guards and pauses that they switch."""

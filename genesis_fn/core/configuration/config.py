@@ -1,0 +1,145 @@
+"""Settings: one immutable value, global with thread-local overrides, read by identity in jit
+keys."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Config:
+    """The settings in force. Each distinct value exists once, so they compare by identity."""
+
+    matmul_precision: str = "default"  # "default" | "tf32" | "tf32x3" | "highest"
+    numpy_dtype_promotion: str = "standard"  # "standard" | "strict"
+    numpy_rank_promotion: str = "allow"  # "allow" | "warn" | "raise"
+    random_impl: str = "philox"  # "philox" | "threefry2x32"
+    disable_jit: bool = False
+    debug_nans: bool = False
+    debug_infs: bool = False
+    check_keys: bool = False
+    check_types: bool = False  # run the jaxpr checker after every transform
+    log_compiles: bool = False
+    explain_cache_misses: bool = True
+    transfer_guard: str = (
+        "allow"  # a level of core/configuration/transfer_guard.py; the next three override it
+    )
+    transfer_guard_host_to_device: str = ""
+    transfer_guard_device_to_device: str = ""
+    transfer_guard_device_to_host: str = ""
+    default_device: Any = None
+    programmatic_launch: bool = False  # start a kernel while the one before it ends
+
+    @functools.cached_property
+    def traced(self) -> Config:
+        """The same settings but for those that only say what to report: the part of them that
+        decides what a function traces to."""
+        same = {n: _FIELDS[n].default for n in _REPORTING}
+        return _intern(dataclasses.replace(self, **same))
+
+
+_REPORTING = (
+    "debug_nans", "debug_infs", "log_compiles", "explain_cache_misses", "transfer_guard",
+    "transfer_guard_host_to_device", "transfer_guard_device_to_device",
+    "transfer_guard_device_to_host",
+)  # fmt: skip
+_listeners: list[Callable[[Config], None]] = []
+_FIELDS = {f.name: f for f in dataclasses.fields(Config)}
+_interned: dict[tuple, Config] = {}
+
+
+def _intern(value: Config) -> Config:
+    return _interned.setdefault(tuple([getattr(value, n) for n in _FIELDS]), value)
+
+
+def _from_environment() -> Config:
+    changes: dict[str, Any] = {}
+    for name, f in _FIELDS.items():
+        text = os.environ.get(f"GENESIS_{name.upper()}")
+        if text is not None and isinstance(f.default, bool):
+            changes[name] = text.lower() in ("1", "true", "yes", "on")
+        elif text is not None and isinstance(f.default, str):
+            changes[name] = text
+    if os.environ.get("GENESIS_CHECK") == "1":
+        changes["check_types"] = True
+    return _intern(Config(**changes))
+
+
+class _State:
+    """The process-wide configuration; threads may override it for a while."""
+
+    value = _from_environment()
+
+
+class _Local(threading.local):
+    """A thread's configuration, if it has one of its own."""
+
+    override: Config | None = None
+
+
+_local = _Local()
+
+
+def current() -> Config:
+    """The configuration in force in this thread."""
+    return _local.override or _State.value
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name not in _FIELDS:
+        raise AttributeError(f"there is no setting {name!r}; there are {', '.join(_FIELDS)}")
+    default = _FIELDS[name].default
+    if default is not None and type(value) is not type(default):
+        raise TypeError(f"setting {name!r} takes a {type(default).__name__}, got {value!r}")
+    return value
+
+
+def listen(f: Callable[[Config], None]) -> None:
+    """Call `f` with the settings now and whenever others come into force."""
+    _listeners.append(f)
+    f(current())
+
+
+def _announce() -> None:
+    for f in _listeners:
+        f(current())
+
+
+def names() -> list[str]:
+    """The names of all settings."""
+    return list(_FIELDS)
+
+
+def update(name: str, value: Any) -> None:
+    """Set `name` for the whole process. Raises AttributeError for an unknown name."""
+    _State.value = _intern(dataclasses.replace(_State.value, **changes(name, value)))
+    _announce()
+
+
+def changes(name: str, value: Any) -> dict[str, Any]:
+    """The fields that setting `name` sets: `transfer_guard` sets every direction's."""
+    found = {name: _checked(name, value)}
+    if name == "transfer_guard":
+        found |= {n: "" for n in _FIELDS if n.startswith("transfer_guard_")}
+    return found
+
+
+@contextlib.contextmanager
+def override(**settings: Any) -> Iterator[Config]:
+    """Within the block, and in this thread only, the settings are these."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= changes(name, value)
+    before = _local.override
+    _local.override = _intern(dataclasses.replace(current(), **found))
+    _announce()
+    try:
+        yield _local.override
+    finally:
+        _local.override = before

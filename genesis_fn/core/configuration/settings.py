@@ -1,0 +1,164 @@
+"""`genesis_fn.config` and the context managers over single settings, with JAX's names."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from genesis_fn.core import device as devices
+from genesis_fn.core.configuration import config
+from genesis_fn.core.configuration.transfer_guard import LEVELS
+
+# JAX's names of settings where they are not ours with the prefix "jax_".
+_ALIASES = {
+    "default_matmul_precision": "matmul_precision",
+    "default_prng_impl": "random_impl",
+    "enable_checks": "check_types",
+    "debug_key_reuse": "check_keys",
+    "platform_name": "default_device",
+    "platforms": "default_device",
+}
+_PRECISIONS = {
+    None: "default", "default": "default", "fastest": "default", "bfloat16": "default",
+    "tf32": "tf32", "tensorfloat32": "tf32", "high": "tf32x3", "tf32x3": "tf32x3",
+    "bfloat16_3x": "tf32x3", "highest": "highest", "float32": "highest",
+}  # fmt: skip
+
+
+def place(device: Any) -> devices.Device | None:
+    """The device that a Device, "cpu", "gpu", "cuda" or "cuda:1" names."""
+    if device is None or isinstance(device, devices.Device):
+        return device
+    if isinstance(device, str):
+        kind, _, index = device.partition(":")
+        return devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
+    raise TypeError(f"expected a device such as cpu() or cuda(0), got {device!r}")
+
+
+def _ours(name: str) -> str:
+    name = name.removeprefix("jax_")
+    return _ALIASES.get(name, name)
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "matmul_precision":
+        if value not in _PRECISIONS:
+            known = ", ".join(repr(k) for k in _PRECISIONS if k)
+            raise ValueError(f"matmul precision {value!r} is not known; there are {known}")
+        return _PRECISIONS[value]
+    if name.startswith("transfer_guard") and value not in LEVELS:
+        raise ValueError(f"{name} is one of {', '.join(LEVELS)}, got {value!r}")
+    if name == "numpy_dtype_promotion" and value not in ("standard", "strict"):
+        raise ValueError(f'numpy_dtype_promotion is "standard" or "strict", got {value!r}')
+    if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
+        raise ValueError(f'numpy_rank_promotion is "allow", "warn" or "raise", got {value!r}')
+    return place(value) if name == "default_device" else value
+
+
+class Settings:
+    """The settings in force: read them as attributes, set them for the process by `update`.
+
+    JAX's names are accepted with or without `jax_`: `config.update("jax_debug_nans", True)`.
+    """
+
+    def update(self, name: str, value: Any) -> None:
+        """Set one setting. Raises AttributeError for a name that is not known."""
+        if _ours(name) == "enable_x64":
+            _explain_64_bit(value)
+            return
+        name = _ours(name)
+        config.update(name, _value(name, value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if _ours(name) == "enable_x64":
+            return True
+        try:
+            return getattr(config.current(), _ours(name))
+        except AttributeError:
+            known = ", ".join(config.names())
+            raise AttributeError(f"there is no setting {name!r}; there are {known}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update(name, value)
+
+    def __dir__(self) -> list[str]:
+        return [*config.names(), "update"]
+
+    def __repr__(self) -> str:
+        return repr(config.current())
+
+
+def _explain_64_bit(value: Any) -> None:
+    if value:
+        warnings.warn(
+            "64-bit types need no flag here: ask for them by dtype=. Defaults stay 32-bit.",
+            stacklevel=4,
+        )
+
+
+def _context(name: str, doc: str, default: Any = None) -> Any:
+    setting = _ours(name)
+
+    @contextlib.contextmanager
+    def context(new_val: Any = default) -> Iterator[None]:
+        with config.override(**{setting: _value(setting, new_val)}):
+            yield
+
+    context.__name__ = context.__qualname__ = name
+    context.__doc__ = doc
+    return context
+
+
+debug_nans = _context("debug_nans", "Within the block, a NaN result raises NanError.", True)
+debug_infs = _context("debug_infs", "Within the block, an infinite result raises NanError.", True)
+_disable_jit = _context("disable_jit", "", True)
+
+
+def disable_jit(disable: bool = True) -> Any:
+    """Within the block, jit, scan and cond run as Python."""
+    return _disable_jit(disable)
+
+
+log_compiles = _context("log_compiles", "Within the block, every compilation is logged.", True)
+explain_cache_misses = _context(
+    "explain_cache_misses", "Within the block, retracing warns with its reason (the default).", True
+)
+enable_checks = _context("enable_checks", "Within the block, every program is type-checked.", True)
+check_keys = _context("check_keys", "Within the block, using a key twice raises.", True)
+default_matmul_precision = _context(
+    "default_matmul_precision", "Within the block, float32 products have this precision."
+)
+numpy_dtype_promotion = _context(
+    "numpy_dtype_promotion", 'Within the block, "strict" refuses mixed dtypes.', "strict"
+)
+numpy_rank_promotion = _context(
+    "numpy_rank_promotion", 'Within the block, "raise" refuses broadcasting of ranks.', "raise"
+)
+default_prng_impl = _context("default_prng_impl", "Within the block, keys are of this kind.")
+default_device = _context("default_device", "Within the block, new arrays go to this device.")
+transfer_guard = _context(
+    "transfer_guard", 'Within the block, "disallow" refuses implicit copies to and from devices.'
+)
+transfer_guard_host_to_device = _context(
+    "transfer_guard_host_to_device", "Within the block, `transfer_guard` for copies to devices."
+)
+transfer_guard_device_to_device = _context(
+    "transfer_guard_device_to_device", "Within the block, `transfer_guard` between devices."
+)
+transfer_guard_device_to_host = _context(
+    "transfer_guard_device_to_host", "Within the block, `transfer_guard` for copies to the host."
+)
+
+
+@contextlib.contextmanager
+def enable_x64(new_val: bool = True) -> Iterator[None]:
+    """Nothing but a warning: 64-bit types need no flag, and defaults stay 32-bit."""
+    _explain_64_bit(new_val)
+    yield
+
+
+settings = Settings()

@@ -1,0 +1,1 @@
+"""Where in the user's program something happened, and what messages say of it."""

@@ -1,0 +1,1 @@
+"""Data types beyond the plain ones: random keys, and the scalar types."""

@@ -1,0 +1,672 @@
+"""Backward attention without atomics: delta, then dK and dV by key tiles, dQ by query tiles, dbias.
+
+Probabilities are recomputed from the saved log-sum-exp (Dao, "FlashAttention-2", arXiv:2307.08691).
+Every output element is summed by one program in a fixed order, the query heads that share a key
+head inside the kernel, so results are the same from run to run. Blind rows (see `attention_spec`)
+give their uniform probabilities to dV and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.attention.forward import AttentionConfig, heads_per_section
+from genesis_fn.kernels.attention.scores import (
+    BLIND_BELOW,
+    LOG2E,
+    key_bounds,
+    keys_of,
+    load_rows,
+    logits,
+    query_bounds,
+    store_rows,
+    tile_and_head,
+    visible,
+)
+from genesis_fn.kernels.attention.spec import (
+    AttentionSpec,
+    dense_strides,
+    operand_strides,
+    option_arguments,
+    option_inputs,
+    padded,
+    problem_constants,
+    rows_view,
+    serves_descriptors,
+)
+from genesis_fn.kernels.language.language import cast, dot, up
+from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan, Workspace
+
+LARGE_SHARED = 160 << 10  # what the widest tiles take, pipelined
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardConfig:
+    """The tiles of the dK/dV pass and of the dQ pass; in both block_m counts queries."""
+
+    dkdv: AttentionConfig
+    dq: AttentionConfig
+
+
+@triton.jit
+def attention_delta_kernel(
+    out,
+    dout,
+    delta,
+    T: tl.constexpr,
+    H: tl.constexpr,
+    LINES: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """delta[b, n, t] = <out[b, t, n], dout[b, t, n]>."""
+    line = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    cols = tl.arange(0, BLOCK_DV)
+    offsets = line.to(tl.int64)[:, None] * DV + cols[None, :]
+    inside = (line < LINES)[:, None] & (cols < DV)[None, :]
+    a = up(tl.load(out + offsets, mask=inside, other=0.0))
+    b = up(tl.load(dout + offsets, mask=inside, other=0.0))
+    value = tl.sum(a * b, 1)
+    head = line % H
+    time = line // H % T
+    place = (line // (H * T) * H + head).to(tl.int64) * T + time
+    tl.store(delta + place, value, mask=line < LINES)
+
+
+@triton.jit
+def attention_dkdv_kernel(
+    q,
+    k,
+    v,
+    dout,
+    lse,
+    delta,
+    dk,
+    dv,
+    bias,
+    mask,
+    kv_lengths,
+    Q_BATCH: tl.constexpr,
+    Q_TIME: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_BATCH: tl.constexpr,
+    K_TIME: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_BATCH: tl.constexpr,
+    V_TIME: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    BIAS_BATCH: tl.constexpr,
+    BIAS_HEAD: tl.constexpr,
+    BIAS_ROW: tl.constexpr,
+    BIAS_COL: tl.constexpr,
+    MASK_BATCH: tl.constexpr,
+    MASK_HEAD: tl.constexpr,
+    MASK_ROW: tl.constexpr,
+    MASK_COL: tl.constexpr,
+    T: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PLAIN: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    MASK_ALL: tl.constexpr,
+    BLIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    HEADS: tl.constexpr,
+    SECTION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dk and dv of one tile of BLOCK_N keys of one key head; score tiles are [keys, queries]."""
+    KV: tl.constexpr = H // G
+    tile, line = tile_and_head(
+        tl.program_id(0), (S + BLOCK_N - 1) // BLOCK_N, HEADS, SECTION, RIGHT < 0 and LEFT >= 0
+    )
+    batch = line // KV
+    kv_head = line % KV
+    col = tile * BLOCK_N
+    col_end = keys_of(batch, kv_lengths, S)
+    mask_all: tl.constexpr = MASK_ALL or kv_lengths is not None
+    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0
+    start, full_start, full_end, end = query_bounds(
+        col, col + BLOCK_N - 1, T, LEFT, RIGHT, BLOCK_M, mask_all
+    )
+    cols = col + tl.arange(0, BLOCK_N)
+    keys = load_rows(k, batch, kv_head, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA)
+    values = load_rows(
+        v, batch, kv_head, col, S, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, TMA
+    )
+    factor = 1.0
+    if PLAIN:
+        factor = SCALE * LOG2E
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    count = tl.cdiv(tl.maximum(end - start, 0), BLOCK_M)
+    for step in tl.range(0, G * count, num_stages=STAGES):
+        head = kv_head
+        row = start + step * BLOCK_M
+        if G > 1:
+            head = kv_head * G + step // count
+            row = start + step % count * BLOCK_M
+        saved = (batch.to(tl.int64) * H + head) * T
+        rows = row + tl.arange(0, BLOCK_M)
+        queries = load_rows(
+            q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD,
+            BLOCK_M, D, BLOCK_D, TMA,
+        )  # fmt: skip
+        cotangents = load_rows(
+            dout, batch, head, row, T, T * H * DV, H * DV, DV,
+            BLOCK_M, DV, BLOCK_DV, TMA,
+        )  # fmt: skip
+        # Rows past the end get probability exp2(-inf) = 0.
+        norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
+        mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
+        scores = dot(keys, tl.trans(queries), tl.zeros((BLOCK_N, BLOCK_M), tl.float32), PRECISION)
+        slope = 1.0
+        if not PLAIN:
+            scores, slope = logits(
+                scores, rows[None, :], cols[:, None], batch, head, bias,
+                BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
+            )  # fmt: skip
+        probs = tl.exp2(scores * factor - norm[None, :])
+        if mask_all:
+            seen = visible(
+                rows[None, :], cols[:, None], batch, head, col_end,
+                mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
+                T, S, LEFT, RIGHT,
+                kv_lengths is not None,
+            )  # fmt: skip
+            if BLIND:
+                seen = seen & (norm > BLIND_BELOW)[None, :]
+            probs = tl.where(seen, probs, 0.0)
+        elif banded:
+            if (row < full_start) | (row >= full_end):
+                seen = visible(
+                    rows[None, :], cols[:, None], batch, head, col_end,
+                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
+                    T, S, LEFT, RIGHT,
+                    kv_lengths is not None,
+                )  # fmt: skip
+                if BLIND:
+                    seen = seen & (norm > BLIND_BELOW)[None, :]
+                probs = tl.where(seen, probs, 0.0)
+        dprobs = dot(
+            values,
+            tl.trans(cotangents),
+            tl.zeros((BLOCK_N, BLOCK_M), tl.float32),
+            PRECISION,
+        )
+        dv_acc = dot(cast(probs, cotangents.dtype), cotangents, dv_acc, PRECISION)
+        dscores = probs * (dprobs - mean[None, :])
+        if SOFTCAP > 0.0:
+            dscores = dscores * slope
+        dk_acc = dot(cast(dscores, queries.dtype), queries, dk_acc, PRECISION)
+    if BLIND:
+        for member in range(G):
+            head = kv_head * G + member
+            saved = (batch.to(tl.int64) * H + head) * T
+            for row in tl.range(0, T, BLOCK_M, num_stages=1):
+                rows = row + tl.arange(0, BLOCK_M)
+                norm = tl.load(lse + saved + rows, mask=rows < T, other=0.0) * LOG2E
+                blind = norm < BLIND_BELOW
+                if tl.sum(blind.to(tl.int32), 0) > 0:
+                    probs = tl.where(blind[None, :] & (cols < S)[:, None], 1.0 / S, 0.0)
+                    cotangents = load_rows(
+                        dout, batch, head, row, T, T * H * DV, H * DV, DV,
+                        BLOCK_M, DV, BLOCK_DV, TMA,
+                    )  # fmt: skip
+                    dv_acc = dot(cast(probs, cotangents.dtype), cotangents, dv_acc, PRECISION)
+    store_rows(dk, dk_acc * SCALE, batch, kv_head, col, S, KV, BLOCK_N, D, BLOCK_D, TMA)
+    store_rows(dv, dv_acc, batch, kv_head, col, S, KV, BLOCK_N, DV, BLOCK_DV, TMA)
+
+
+@triton.jit
+def attention_dq_kernel(
+    q,
+    k,
+    v,
+    dout,
+    lse,
+    delta,
+    dq,
+    bias,
+    mask,
+    kv_lengths,
+    Q_BATCH: tl.constexpr,
+    Q_TIME: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_BATCH: tl.constexpr,
+    K_TIME: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_BATCH: tl.constexpr,
+    V_TIME: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    BIAS_BATCH: tl.constexpr,
+    BIAS_HEAD: tl.constexpr,
+    BIAS_ROW: tl.constexpr,
+    BIAS_COL: tl.constexpr,
+    MASK_BATCH: tl.constexpr,
+    MASK_HEAD: tl.constexpr,
+    MASK_ROW: tl.constexpr,
+    MASK_COL: tl.constexpr,
+    T: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PLAIN: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    MASK_ALL: tl.constexpr,
+    BLIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    HEADS: tl.constexpr,
+    SECTION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dq of one tile of BLOCK_M queries of one head."""
+    tile, line = tile_and_head(
+        tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, SECTION, RIGHT >= 0
+    )
+    batch = line // H
+    head = line % H
+    row = tile * BLOCK_M
+    col_end = keys_of(batch, kv_lengths, S)
+    start, full_start, full_end, end = key_bounds(
+        row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
+    )
+    rows = row + tl.arange(0, BLOCK_M)
+    queries = load_rows(q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA)
+    cotangents = load_rows(
+        dout, batch, head, row, T, T * H * DV, H * DV, DV, BLOCK_M, DV, BLOCK_DV, TMA
+    )
+    saved = line.to(tl.int64) * T
+    norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
+    mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
+    factor = 1.0
+    if PLAIN:
+        factor = SCALE * LOG2E
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    cols_end: tl.constexpr = kv_lengths is not None or S % BLOCK_N != 0
+    banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end
+    for col in tl.range(start, end, BLOCK_N, num_stages=STAGES):
+        cols = col + tl.arange(0, BLOCK_N)
+        keys = load_rows(
+            k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD,
+            BLOCK_N, D, BLOCK_D, TMA,
+        )  # fmt: skip
+        values = load_rows(
+            v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
+            BLOCK_N, DV, BLOCK_DV, TMA,
+        )  # fmt: skip
+        scores = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
+        dprobs = dot(
+            cotangents,
+            tl.trans(values),
+            tl.zeros((BLOCK_M, BLOCK_N), tl.float32),
+            PRECISION,
+        )
+        slope = 1.0
+        if not PLAIN:
+            scores, slope = logits(
+                scores, rows[:, None], cols[None, :], batch, head, bias,
+                BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
+            )  # fmt: skip
+        probs = tl.exp2(scores * factor - norm[:, None])
+        if MASK_ALL:
+            seen = visible(
+                rows[:, None], cols[None, :], batch, head, col_end,
+                mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
+                T, S, LEFT, RIGHT,
+                cols_end,
+            )  # fmt: skip
+            if BLIND:
+                seen = seen & (norm > BLIND_BELOW)[:, None]
+            probs = tl.where(seen, probs, 0.0)
+        elif banded:
+            if (col < full_start) | (col >= full_end):
+                seen = visible(
+                    rows[:, None], cols[None, :], batch, head, col_end,
+                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
+                    T, S, LEFT, RIGHT,
+                    cols_end,
+                )  # fmt: skip
+                if BLIND:
+                    seen = seen & (norm > BLIND_BELOW)[:, None]
+                probs = tl.where(seen, probs, 0.0)
+        dscores = probs * (dprobs - mean[:, None])
+        if SOFTCAP > 0.0:
+            dscores = dscores * slope
+        acc = dot(cast(dscores, keys.dtype), keys, acc, PRECISION)
+    store_rows(dq, acc * SCALE, batch, head, row, T, H, BLOCK_M, D, BLOCK_D, TMA)
+
+
+@triton.jit
+def attention_dbias_kernel(
+    q,
+    k,
+    v,
+    dout,
+    lse,
+    delta,
+    dbias,
+    bias,
+    mask,
+    kv_lengths,
+    Q_BATCH: tl.constexpr,
+    Q_TIME: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_BATCH: tl.constexpr,
+    K_TIME: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_BATCH: tl.constexpr,
+    V_TIME: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    BIAS_BATCH: tl.constexpr,
+    BIAS_HEAD: tl.constexpr,
+    BIAS_ROW: tl.constexpr,
+    BIAS_COL: tl.constexpr,
+    MASK_BATCH: tl.constexpr,
+    MASK_HEAD: tl.constexpr,
+    MASK_ROW: tl.constexpr,
+    MASK_COL: tl.constexpr,
+    T: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PLAIN: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    MASK_ALL: tl.constexpr,
+    BLIND: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TMA: tl.constexpr,
+    BATCHES: tl.constexpr,
+    BIAS_BATCHES: tl.constexpr,
+    BIAS_HEADS: tl.constexpr,
+    BIAS_ROWS: tl.constexpr,
+    BIAS_COLS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """One tile of the bias's gradient, summed over the axes along which the bias was broadcast.
+
+    The program's grid indices are its column tile, row tile and (batch, head) of the bias; every
+    axis of size one loops over the whole problem instead, in order.
+    """
+    bias_batch = tl.program_id(2) // BIAS_HEADS
+    bias_head = tl.program_id(2) % BIAS_HEADS
+    one_row: tl.constexpr = BIAS_ROWS == 1
+    one_col: tl.constexpr = BIAS_COLS == 1
+    row_low = tl.program_id(1) * BLOCK_M
+    col_low = tl.program_id(0) * BLOCK_N
+    row_high = row_low + BLOCK_M
+    col_high = col_low + BLOCK_N
+    if one_row:
+        row_high = T
+    if one_col:
+        col_high = S
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for summed in range((BATCHES // BIAS_BATCHES) * (H // BIAS_HEADS)):
+        batch = bias_batch + summed // (H // BIAS_HEADS)
+        head = bias_head + summed % (H // BIAS_HEADS)
+        col_end = keys_of(batch, kv_lengths, S)
+        saved = (batch.to(tl.int64) * H + head) * T
+        for row in range(row_low, row_high, BLOCK_M):
+            rows = row + tl.arange(0, BLOCK_M)
+            norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
+            mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
+            start, full_start, full_end, end = key_bounds(
+                row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
+            )
+            for col in range(tl.maximum(col_low, start), tl.minimum(col_high, end), BLOCK_N):
+                cols = col + tl.arange(0, BLOCK_N)
+                queries = load_rows(
+                    q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA
+                )
+                cotangents = load_rows(
+                    dout, batch, head, row, T, T * H * DV, H * DV, DV,
+                    BLOCK_M, DV, BLOCK_DV, TMA,
+                )  # fmt: skip
+                keys = load_rows(
+                    k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD,
+                    BLOCK_N, D, BLOCK_D, TMA,
+                )  # fmt: skip
+                values = load_rows(
+                    v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
+                    BLOCK_N, DV, BLOCK_DV, TMA,
+                )  # fmt: skip
+                zero = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+                scores = dot(queries, tl.trans(keys), zero, PRECISION)
+                dprobs = dot(cotangents, tl.trans(values), zero, PRECISION)
+                scores, slope = logits(
+                    scores, rows[:, None], cols[None, :], batch, head, bias,
+                    BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
+                )  # fmt: skip
+                seen = visible(
+                    rows[:, None], cols[None, :], batch, head, col_end,
+                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
+                    T, S, LEFT, RIGHT, True,
+                )  # fmt: skip
+                seen = seen & (norm > BLIND_BELOW)[:, None]
+                probs = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
+                acc += probs * (dprobs - mean[:, None])
+    rows = row_low + tl.arange(0, BLOCK_M)
+    cols = col_low + tl.arange(0, BLOCK_N)
+    base = dbias + bias_batch.to(tl.int64) * BIAS_BATCH + bias_head.to(tl.int64) * BIAS_HEAD
+    element = dbias.dtype.element_ty
+    if one_row and one_col:
+        tl.store(base, cast(tl.sum(tl.sum(acc, 1), 0), element))
+    elif one_row:
+        tl.store(base + cols, cast(tl.sum(acc, 0), element), mask=cols < S)
+    elif one_col:
+        tl.store(base + rows.to(tl.int64), cast(tl.sum(acc, 1), element), mask=rows < T)
+    else:
+        pointers = base + rows.to(tl.int64)[:, None] * BIAS_ROW + cols[None, :]
+        tl.store(pointers, cast(acc, element), mask=(rows < T)[:, None] & (cols < S)[None, :])
+
+
+def backward_configs(spec: AttentionSpec, target: Target) -> list[BackwardConfig]:
+    """The configurations worth timing for `spec`, the default first."""
+    wide = max(spec.head_dim, spec.v_dim)
+    little = target.shared_memory < LARGE_SHARED
+    if spec.dtype == "fp32":
+        side = 16 if little and wide > 128 else 32
+        tile = AttentionConfig(side, side, 4 if wide <= 64 else 8, 1)
+        return [BackwardConfig(tile, tile)]
+    if wide > 128:
+        dkdv = AttentionConfig(32, 32 if little else 64, 8, 1)
+        return [BackwardConfig(dkdv, AttentionConfig(64, 32, 8, 1))]
+    whole = {spec.head_dim, spec.v_dim} <= {64, 128}
+    masks = not spec.plain_scores or spec.every_tile_masked
+    if masks or not whole or little and wide > 64:
+        stages = 2 if whole else 1
+        tile = AttentionConfig(32, 64, 4, stages)
+        return [BackwardConfig(tile, AttentionConfig(64, 32, 4, stages))]
+    dkdv = [(64, 64, 4, 2), (32, 64, 4, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 128, 8, 3)]
+    dq = [(128, 64, 8, 3), (64, 64, 4, 2), (128, 64, 8, 2), (128, 128, 8, 2), (128, 32, 8, 2)]
+    if wide <= 64:
+        dkdv[:2], dq[:2] = dkdv[1::-1], dq[1::-1]
+    return [
+        BackwardConfig(AttentionConfig(*a), AttentionConfig(*b))
+        for a, b in zip(dkdv, dq, strict=True)
+    ]
+
+
+def general_backward_plan(
+    spec: AttentionSpec,
+    target: Target,
+    config: BackwardConfig | None = None,
+) -> Plan:
+    """The plan (query, key, value, out, lse, dout, *options) -> (dq, dk, dv[, dbias]).
+
+    `out` and `lse` are the forward's, `dout` is dense like `out`; options are as in the forward.
+    With a bias its gradient follows, in the bias's shape and dtype, rounded once.
+    """
+    config = config or backward_configs(spec, target)[0]
+    wanted = option_inputs(spec)
+    inputs = 6 + len(wanted)
+    outputs = 4 if spec.bias is not None else 3
+    delta = Buf(inputs + outputs, "fp32")
+    steps = [
+        delta_launch(spec, delta),
+        _pass_launch(spec, target, config.dkdv, inputs, delta, "dkdv"),
+        _pass_launch(spec, target, config.dq, inputs, delta, "dq"),
+    ]
+    if spec.bias is not None:
+        steps.append(_dbias_launch(spec, target, inputs, delta))
+    lines = spec.batch * spec.q_heads * spec.q_len
+    return Plan(inputs, outputs, tuple(steps), (Workspace(4 * lines),))
+
+
+def delta_launch(spec: AttentionSpec, delta: Buf) -> Launch:
+    """What every backward plan begins with: the row sums of out * dout."""
+    lines = spec.batch * spec.q_heads * spec.q_len
+    return Launch(
+        attention_delta_kernel,
+        (-(-lines // 32), 1, 1),
+        {"out": Buf(3, spec.dtype), "dout": Buf(5, spec.dtype), "delta": delta},
+        {
+            "T": spec.q_len,
+            "H": spec.q_heads,
+            "LINES": lines,
+            "DV": spec.v_dim,
+            "BLOCK_DV": padded(spec.v_dim),
+            "BLOCK": 32,
+        },
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+def _operands(
+    spec: AttentionSpec, descriptors: bool, block_m: int, block_n: int, delta: Buf
+) -> dict[str, Argument]:
+    """What all passes read: q, k, v, dout as tiles or pointers, lse and delta."""
+    b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
+    d, dv = spec.head_dim, spec.v_dim
+    q_strides, k_strides, v_strides = operand_strides(spec)
+    rows: dict[str, Argument] = {
+        "q": Buf(0, spec.dtype),
+        "k": Buf(1, spec.dtype),
+        "v": Buf(2, spec.dtype),
+        "dout": Buf(5, spec.dtype),
+    }
+    if descriptors:
+        dense = dense_strides(t, n, dv)
+        rows = {
+            "q": rows_view(Buf(0, spec.dtype), b, t, n, d, q_strides, block_m),
+            "k": rows_view(Buf(1, spec.dtype), b, s, kv, d, k_strides, block_n),
+            "v": rows_view(Buf(2, spec.dtype), b, s, kv, dv, v_strides, block_n),
+            "dout": rows_view(Buf(5, spec.dtype), b, t, n, dv, dense, block_m),
+        }
+    return rows | {"lse": Buf(4, "fp32"), "delta": delta}
+
+
+def _pass_launch(
+    spec: AttentionSpec,
+    target: Target,
+    config: AttentionConfig,
+    inputs: int,
+    delta: Buf,
+    which: str,
+) -> Launch:
+    """The launch of the dK/dV pass (`which="dkdv"`) or of the dQ pass (`which="dq"`)."""
+    b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
+    d, dv = spec.head_dim, spec.v_dim
+    m, c = config.block_m, config.block_n
+    options, absent = option_arguments(spec, 6)
+    descriptors = serves_descriptors(spec, target)
+    arguments = _operands(spec, descriptors, m, c, delta)
+    if which == "dq":
+        results = {"dq": (0, t, n, d, m)}
+        heads, tiles, section = b * n, -(-t // m), heads_per_section(spec, target)
+        kernel = attention_dq_kernel
+    else:
+        results = {"dk": (1, s, kv, d, c), "dv": (2, s, kv, dv, c)}
+        heads, tiles = b * kv, -(-s // c)
+        section = max(1, heads_per_section(spec, target) // spec.group**2)
+        kernel = attention_dkdv_kernel
+    for name, (place, length, count, dim, rows) in results.items():
+        buffer = Buf(inputs + place, spec.dtype)
+        strides = dense_strides(length, count, dim)
+        arguments[name] = (
+            rows_view(buffer, b, length, count, dim, strides, rows) if descriptors else buffer
+        )
+    constants = problem_constants(spec) | absent
+    constants |= {
+        "TMA": descriptors,
+        "HEADS": heads,
+        "SECTION": min(config.section or section, heads),
+        "BLOCK_M": m,
+        "BLOCK_N": c,
+        "STAGES": config.num_stages,
+    }
+    return Launch(
+        kernel,
+        (tiles * heads, 1, 1),
+        arguments | options,
+        constants,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        max_registers=config.registers,
+    )
+
+
+def _dbias_launch(spec: AttentionSpec, target: Target, inputs: int, delta: Buf) -> Launch:
+    assert spec.bias is not None
+    options, absent = option_arguments(spec, 6)
+    wide = max(spec.head_dim, spec.v_dim)
+    m, c = 32, 32 if spec.dtype == "fp32" or wide > 128 else 64
+    if target.shared_memory < LARGE_SHARED and spec.dtype == "fp32" and wide > 128:
+        m, c = 16, 16
+    arguments = _operands(spec, False, m, c, delta)
+    arguments["dbias"] = Buf(inputs + 3, spec.bias_dtype)
+    batches, heads, rows, cols = spec.bias
+    constants = problem_constants(spec) | absent
+    constants |= {
+        "TMA": False,
+        "BATCHES": spec.batch,
+        "BIAS_BATCHES": batches,
+        "BIAS_HEADS": heads,
+        "BIAS_ROWS": rows,
+        "BIAS_COLS": cols,
+        "BLOCK_M": m,
+        "BLOCK_N": c,
+    }
+    return Launch(
+        attention_dbias_kernel,
+        (-(-cols // c), -(-rows // m), batches * heads),
+        arguments | options,
+        constants,
+        num_warps=4 if wide <= 128 else 8,
+        num_stages=1,
+    )

@@ -1,0 +1,321 @@
+"""Decode attention: few queries against a long cache, split along the keys and combined.
+
+One program per (batch, key head, split) holds all queries of the heads that share the keys as the
+rows of one tile, so that the cache is read once; a second kernel joins the partial softmaxes
+(Dao et al., "Flash-Decoding", 2023). Lengths are read from device memory and the grid depends on
+the cache's capacity only, so one captured graph serves every length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.attention.scores import (
+    BLIND_BELOW,
+    BLIND_LSE,
+    LN2,
+    UNSEEN,
+    key_bounds,
+    keys_of,
+    load_rows,
+    logits,
+    visible,
+)
+from genesis_fn.kernels.attention.spec import (
+    AttentionSpec,
+    option_arguments,
+    option_inputs,
+    padded,
+    problem_constants,
+)
+from genesis_fn.kernels.language.language import (
+    cast,
+    dot,
+    launch_dependents,
+    up,
+    wait_for_dependencies,
+)
+from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan, Workspace
+
+MAX_ROWS = 128
+
+
+@triton.jit
+def attention_split_kernel(
+    q,
+    k,
+    v,
+    tops,
+    totals,
+    partials,
+    bias,
+    mask,
+    kv_lengths,
+    Q_BATCH: tl.constexpr,
+    Q_TIME: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    K_BATCH: tl.constexpr,
+    K_TIME: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_BATCH: tl.constexpr,
+    V_TIME: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    BIAS_BATCH: tl.constexpr,
+    BIAS_HEAD: tl.constexpr,
+    BIAS_ROW: tl.constexpr,
+    BIAS_COL: tl.constexpr,
+    MASK_BATCH: tl.constexpr,
+    MASK_HEAD: tl.constexpr,
+    MASK_ROW: tl.constexpr,
+    MASK_COL: tl.constexpr,
+    T: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """Maximum, sum and weighted values of CHUNK keys, for every query of one key head's group."""
+    if PROGRAMMATIC:
+        launch_dependents()
+    KV: tl.constexpr = H // G
+    split = tl.program_id(0)
+    line = tl.program_id(1)
+    batch = line // KV
+    kv_head = line % KV
+    packed = tl.arange(0, BLOCK_M)
+    rows = packed // G
+    heads = kv_head * G + packed % G
+    col_end = keys_of(batch, kv_lengths, S)
+    start, full_start, full_end, end = key_bounds(0, T - 1, col_end, LEFT, RIGHT, BLOCK_N, False)
+    dims = tl.arange(0, BLOCK_D)
+    places = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
+    inside = (rows < T)[:, None] & (dims < D)[None, :]
+    queries = tl.load(q + batch.to(tl.int64) * Q_BATCH + places, mask=inside, other=0.0)
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    low = tl.maximum(split * CHUNK, start)
+    high = tl.minimum(split * CHUNK + CHUNK, end)
+    for col in tl.range(low, high, BLOCK_N, num_stages=STAGES):
+        cols = col + tl.arange(0, BLOCK_N)
+        keys = load_rows(
+            k, batch, kv_head, col, col_end, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, False
+        )
+        values = load_rows(
+            v, batch, kv_head, col, col_end, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, False
+        )
+        products = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
+        scores, slope = logits(
+            products, rows[:, None], cols[None, :], batch, heads[:, None], bias,
+            BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
+        )  # fmt: skip
+        seen = visible(
+            rows[:, None], cols[None, :], batch, heads[:, None], col_end,
+            mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
+            T, S, LEFT, RIGHT, True,
+        )  # fmt: skip
+        scores = tl.where(seen, scores, UNSEEN)
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        probs = tl.exp2(scores - new_top[:, None])
+        decay = tl.exp2(top - new_top)
+        total = total * decay + tl.sum(probs, 1)
+        top = new_top
+        acc = dot(cast(probs, values.dtype), values, acc * decay[:, None], PRECISION)
+    place = (line * SPLITS + split) * BLOCK_M + packed
+    tl.store(tops + place, top)
+    tl.store(totals + place, total)
+    tl.store(
+        partials + place.to(tl.int64)[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :], acc
+    )
+
+
+@triton.jit
+def attention_combine_kernel(
+    tops,
+    totals,
+    partials,
+    v,
+    out,
+    lse,
+    V_BATCH: tl.constexpr,
+    V_TIME: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    T: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLIND: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """out and lse of one query of one head from its partial softmaxes."""
+    if PROGRAMMATIC:
+        wait_for_dependencies()
+    place = tl.program_id(0)
+    batch = place // (T * H)
+    row = place // H % T
+    head = place % H
+    KV: tl.constexpr = H // G
+    line = batch * KV + head // G
+    packed = row * G + head % G
+    splits = tl.arange(0, BLOCK_SPLITS)
+    dims = tl.arange(0, BLOCK_DV)
+    entries = (line * SPLITS + splits) * BLOCK_M + packed
+    inside = splits < SPLITS
+    tops_here = tl.load(tops + entries, mask=inside, other=float("-inf"))
+    top = tl.max(tops_here, 0)
+    base = tl.maximum(top, BLIND_BELOW)
+    weights = tl.exp2(tops_here - base)
+    total = tl.sum(weights * tl.load(totals + entries, mask=inside, other=0.0), 0)
+    parts = tl.load(
+        partials + entries.to(tl.int64)[:, None] * BLOCK_DV + dims[None, :],
+        mask=inside[:, None],
+        other=0.0,
+    )
+    value = tl.sum(parts * weights[:, None], 0)
+    norm = (top + tl.log2(tl.maximum(total, 1e-37))) * LN2
+    if BLIND:
+        blind = top < BLIND_BELOW
+        total = tl.where(blind, 1.0, total)
+        norm = tl.where(blind, BLIND_LSE, norm)
+        if blind:
+            value = tl.zeros((BLOCK_DV,), tl.float32)
+            source = v + batch.to(tl.int64) * V_BATCH + head // G * V_HEAD
+            for col in range(0, S, BLOCK_N):
+                cols = col + tl.arange(0, BLOCK_N)
+                tile = tl.load(
+                    source + cols.to(tl.int64)[:, None] * V_TIME + dims[None, :],
+                    mask=(cols < S)[:, None] & (dims < DV)[None, :],
+                    other=0.0,
+                )
+                value += tl.sum(up(tile), 0) / S
+    value = value / total
+    element = out.dtype.element_ty
+    tl.store(out + place.to(tl.int64) * DV + dims, cast(value, element), mask=dims < DV)
+    if lse is not None:
+        tl.store(lse + (batch * H + head) * T + row, norm)
+
+
+def decode_splits(spec: AttentionSpec, target: Target, block_n: int = 64) -> int:
+    """How many programs share a (batch, key head)'s keys: about one program per multiprocessor."""
+    tiles = -(-spec.kv_len // block_n)
+    return max(1, min(tiles, target.processors // (spec.batch * spec.kv_heads)))
+
+
+def decode_plan(
+    spec: AttentionSpec, target: Target, *, splits: int | None = None, block_n: int | None = None
+) -> Plan:
+    """The plan (query, key, value, *options) -> (out, lse), as the forward's, for few queries.
+
+    `q_len * q_heads / kv_heads` may be at most 128. A cache of capacity `kv_len` whose valid part
+    is `kv_lengths` is read only so far.
+    """
+    rows = spec.q_len * spec.group
+    if rows > MAX_ROWS:
+        raise ValueError(
+            f"decode attention: {spec.q_len} queries of {spec.group} heads per key head make "
+            f"{rows} rows, at most {MAX_ROWS} fit; use the general plan"
+        )
+    block_n = block_n or (32 if spec.dtype == "fp32" or spec.v_dim > 128 else 64)
+    splits = splits or decode_splits(spec, target, block_n)
+    block_m = padded(rows)
+    chunk = -(-spec.kv_len // (splits * block_n)) * block_n
+    lines = spec.batch * spec.kv_heads * splits * block_m
+    wanted = option_inputs(spec)
+    inputs = 3 + len(wanted)
+    outputs = 2 if spec.return_lse else 1
+    tops, totals, partials = (Buf(inputs + outputs + i, "fp32") for i in range(3))
+    options, absent = option_arguments(spec, 3)
+    constants = problem_constants(spec) | absent
+    constants["PROGRAMMATIC"] = target.programmatic_launch
+    split_names = set(attention_split_kernel.arg_names)
+    steps = (
+        Launch(
+            attention_split_kernel,
+            (splits, spec.batch * spec.kv_heads, 1),
+            {
+                "q": Buf(0, spec.dtype),
+                "k": Buf(1, spec.dtype),
+                "v": Buf(2, spec.dtype),
+                "tops": tops,
+                "totals": totals,
+                "partials": partials,
+            }
+            | options,
+            {name: value for name, value in constants.items() if name in split_names}
+            | {
+                "CHUNK": chunk,
+                "SPLITS": splits,
+                "BLOCK_M": block_m,
+                "BLOCK_N": block_n,
+                "STAGES": 3 if spec.dtype != "fp32" else 1,
+            },
+            num_warps=4,
+            num_stages=3,
+        ),
+        _combine_launch(spec, constants, splits, block_m, inputs),
+    )
+    sizes = (lines, lines, lines * padded(spec.v_dim))
+    return Plan(inputs, outputs, steps, tuple(Workspace(4 * size) for size in sizes))
+
+
+def _combine_launch(
+    spec: AttentionSpec,
+    constants: dict[str, Any],
+    splits: int,
+    block_m: int,
+    inputs: int,
+) -> Launch:
+    outputs = 2 if spec.return_lse else 1
+    arguments: dict[str, Argument] = {
+        name: Buf(inputs + outputs + i, "fp32")
+        for i, name in enumerate(("tops", "totals", "partials"))
+    }
+    arguments["v"] = Buf(2, spec.dtype)
+    absent: dict[str, Any] = {}
+    arguments["out"] = Buf(inputs, spec.dtype)
+    if spec.return_lse:
+        arguments["lse"] = Buf(inputs + 1, "fp32")
+    else:
+        absent["lse"] = None
+    shared = ("V_BATCH", "V_TIME", "V_HEAD", "T", "S", "H", "G", "DV", "BLOCK_DV", "BLIND",
+              "PROGRAMMATIC")  # fmt: skip
+    return Launch(
+        attention_combine_kernel,
+        (spec.batch * spec.q_len * spec.q_heads, 1, 1),
+        arguments,
+        {name: constants[name] for name in shared}
+        | absent
+        | {
+            "SPLITS": splits,
+            "BLOCK_SPLITS": 1 << (splits - 1).bit_length(),
+            "BLOCK_M": block_m,
+            "BLOCK_N": 32,
+        },
+        num_warps=4,
+        num_stages=1,
+        programmatic=constants["PROGRAMMATIC"],
+    )

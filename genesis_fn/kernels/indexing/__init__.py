@@ -1,0 +1,1 @@
+"""Rows gathered, scattered and joined."""

@@ -1,0 +1,419 @@
+"""Device functions of one element: what the text of elementwise primitives names.
+
+Beside `kernels.language`, whose rules hold here too. Operands have one type; that of booleans is
+int1, and narrow floats (float16, bfloat16, float8) are float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis_fn.kernels.language.language import (
+    cast,
+    cbrt,
+    copysign,
+    exp,
+    fmod,
+    log,
+    popcount,
+    sqrt,
+    tan,
+    up,
+)
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """`x` rounded to a narrow float type; beyond its range infinity, or the largest float8e4nv."""
+    if dtype == tl.float8e5:
+        # The hardware's conversion saturates this type too.
+        near = cast(x, dtype).to(tl.uint8, bitcast=True)
+        beyond = tl.where(x < 0, 0xFC, 0x7C).to(tl.uint8)
+        return tl.where(tl.abs(x) >= 61440.0, beyond, near).to(tl.float8e5, bitcast=True)
+    else:
+        return cast(x, dtype)
+
+
+@triton.jit
+def not_(x):
+    """The complement of every bit."""
+    if x.dtype == tl.int1:
+        return x == 0
+    else:
+        return ~x
+
+
+@triton.jit
+def negate(x):
+    """-x; zero changes its sign too, which it would not in 0 - x, as Triton negates."""
+    if x.dtype.is_floating():
+        return x * -1.0
+    else:
+        return -x
+
+
+@triton.jit
+def divide_exactly(x, y):
+    """x / y, correctly rounded."""
+    if x.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    else:
+        return x / y
+
+
+@triton.jit
+def div(x, y):
+    """x / y; integers are cut towards zero, and by zero the result has every bit set."""
+    if x.dtype.is_floating():
+        return divide_exactly(x, y)
+    else:
+        zero = y == 0
+        one = (y == y).to(y.dtype)
+        if x.dtype.is_int_signed():
+            # The least integer by -1 overflows: its wrapped negative is the result.
+            minus = y + one == 0
+            safe = tl.where(zero | minus, one, y)
+            return tl.where(zero, ~(x ^ x), tl.where(minus, -x, x // safe))
+        else:
+            return tl.where(zero, ~(x ^ x), x // tl.where(zero, one, y))
+
+
+@triton.jit
+def div_fast(x, y):
+    """x / y of float32 values to about two units in the last place."""
+    return x / y
+
+
+@triton.jit
+def rem(x, y):
+    """The remainder of x / y with the sign of x; x itself for integers by zero."""
+    if x.dtype.is_floating():
+        return fmod(x, y)
+    else:
+        zero = y == 0
+        one = (y == y).to(y.dtype)
+        if x.dtype.is_int_signed():
+            minus = y + one == 0
+            inside = x % tl.where(zero | minus, one, y)
+            return tl.where(zero, x, tl.where(minus, x - x, inside))
+        else:
+            return tl.where(zero, x, x % tl.where(zero, one, y))
+
+
+@triton.jit
+def maximum(x, y):
+    """The larger one; NaN if either is."""
+    if x.dtype == tl.int1:
+        return x | y
+    elif x.dtype == tl.float64:
+        return tl.where(x != x, x, tl.where(x >= y, x, y))
+    elif x.dtype.is_floating():
+        return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where(x > y, x, y)
+
+
+@triton.jit
+def minimum(x, y):
+    """The smaller one; NaN if either is."""
+    if x.dtype == tl.int1:
+        return x & y
+    elif x.dtype == tl.float64:
+        return tl.where(x != x, x, tl.where(x <= y, x, y))
+    elif x.dtype.is_floating():
+        return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where(x < y, x, y)
+
+
+@triton.jit
+def safe_mul(x, y):
+    """x * y, and 0 where x is 0 whatever y is."""
+    return tl.where(x == 0, x, x * y)
+
+
+@triton.jit
+def multiply(x, y):
+    """x * y, to reduce with."""
+    return x * y
+
+
+@triton.jit
+def bit_and(x, y):
+    """x & y, to reduce with."""
+    return x & y
+
+
+@triton.jit
+def bit_or(x, y):
+    """x | y, to reduce with."""
+    return x | y
+
+
+@triton.jit
+def recur(a, h, b, g):
+    """The composition of h -> a h + ... and b h + g, to scan linear recurrences with."""
+    return a * b, b * h + g
+
+
+@triton.jit
+def sign(x):
+    """-1, 0 or 1; zeros and NaN of floats are themselves."""
+    if x.dtype.is_floating():
+        one = (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+        return tl.where((x == 0) | (x != x), x, one)
+    elif x.dtype.is_int_signed():
+        return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+    else:
+        return (x != 0).to(x.dtype)
+
+
+@triton.jit
+def square_root(x):
+    """sqrt(x), correctly rounded."""
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return sqrt(x)
+
+
+@triton.jit
+def logistic(x):
+    """1 / (1 + exp(-x))."""
+    return divide_exactly(tl.full((), 1.0, x.dtype), 1.0 + exp(-x))
+
+
+@triton.jit
+def logistic_fast(x):
+    """1 / (1 + exp(-x)) by the hardware's exponential."""
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def is_finite(x):
+    """Whether x is neither infinite nor NaN."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
+def bits_of(x):
+    """An integer's bits as an unsigned integer of its width."""
+    if x.dtype.primitive_bitwidth == 8:
+        return x.to(tl.uint8, bitcast=True)
+    elif x.dtype.primitive_bitwidth == 16:
+        return x.to(tl.uint16, bitcast=True)
+    elif x.dtype.primitive_bitwidth == 32:
+        return x.to(tl.uint32, bitcast=True)
+    else:
+        return x.to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def signed_bits_of(x):
+    """An integer's bits as a signed integer of its width."""
+    if x.dtype.primitive_bitwidth == 8:
+        return x.to(tl.int8, bitcast=True)
+    elif x.dtype.primitive_bitwidth == 16:
+        return x.to(tl.int16, bitcast=True)
+    elif x.dtype.primitive_bitwidth == 32:
+        return x.to(tl.int32, bitcast=True)
+    else:
+        return x.to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def shift_left(x, n):
+    """x << n; 0 if n is negative or not below the width."""
+    n = bits_of(n)
+    beyond = n >= x.dtype.primitive_bitwidth
+    moved = bits_of(x) << tl.where(beyond, n - n, n)
+    return tl.where(beyond, moved - moved, moved).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def shift_right_logical(x, n):
+    """x >> n with zeros shifted in; 0 if n is negative or not below the width."""
+    n = bits_of(n)
+    beyond = n >= x.dtype.primitive_bitwidth
+    moved = bits_of(x) >> tl.where(beyond, n - n, n)
+    return tl.where(beyond, moved - moved, moved).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def shift_right_arithmetic(x, n):
+    """x >> n with copies of the sign bit shifted in, at most the width less one times."""
+    n = bits_of(n)
+    last: tl.constexpr = x.dtype.primitive_bitwidth - 1
+    n = tl.where(n > last, (n - n) + last, n).to(n.dtype)
+    return (signed_bits_of(x) >> n.to(signed_bits_of(x).dtype)).to(x.dtype, bitcast=True)
+
+
+@triton.jit
+def count_bits(x):
+    """The number of one bits, in the type of x."""
+    u = bits_of(x)
+    if x.dtype.primitive_bitwidth == 64:
+        low = popcount((u & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True))
+        high = popcount((u >> 32).to(tl.uint32).to(tl.int32, bitcast=True))
+        return (low + high).to(x.dtype)
+    else:
+        return popcount(u.to(tl.uint32).to(tl.int32, bitcast=True)).to(x.dtype)
+
+
+@triton.jit
+def clz(x):
+    """The number of zero bits above the highest one bit, in the type of x."""
+    width: tl.constexpr = x.dtype.primitive_bitwidth
+    u = bits_of(x)
+    u = u | (u >> 1)
+    u = u | (u >> 2)
+    u = u | (u >> 4)
+    if width > 8:
+        u = u | (u >> 8)
+    if width > 16:
+        u = u | (u >> 16)
+    if width > 32:
+        u = u | (u >> 32)
+    return (width - count_bits(u).to(tl.int32)).to(x.dtype)
+
+
+@triton.jit
+def integer_pow(x, N: tl.constexpr, BITS: tl.constexpr, INVERT: tl.constexpr):
+    """x**N of N >= 0 with BITS binary digits, by squaring; one divided by it if INVERT."""
+    result = tl.zeros_like(x) + 1
+    base = x
+    for i in tl.static_range(BITS):
+        if (N >> i) & 1:
+            result = result * base
+        if i + 1 < BITS:
+            base = base * base
+    if INVERT:
+        return divide_exactly(tl.full((), 1.0, x.dtype), result)
+    else:
+        return result
+
+
+@triton.jit
+def cube_root(x):
+    """The cube root. CUDA's library gives NaN for subnormal float32, which it flushes halfway: they
+    count as zeros."""
+    y = cbrt(x)
+    return tl.where((y != y) & (x == x), x * 0, y)
+
+
+@triton.jit
+def power_of_integers(x, y):
+    """x**y of integers, by squaring; for y < 0 the reciprocal cut to an integer, 0 if x is 0."""
+    one = (x == x).to(x.dtype)
+    result, base = one, x
+    BITS: tl.constexpr = x.dtype.primitive_bitwidth
+    for i in tl.static_range(BITS):
+        result = tl.where(((y >> i) & one) == one, result * base, result)
+        base = base * base
+    if x.dtype.is_int_signed():
+        unit = (x == one) | (x + one == 0)
+        result = tl.where((y < 0) & ~unit, x - x, result)
+    return result.to(x.dtype)
+
+
+@triton.jit
+def digamma(x):
+    """The derivative of log(gamma(x)): reflection, recurrence up to 10, asymptotic series."""
+    pi: tl.constexpr = 3.141592653589793
+    below = x < 0
+    fraction = x - x.to(tl.int64).to(x.dtype)
+    reflected = tl.where(below & (fraction != 0), pi / tan(pi * fraction), x - x)
+    y = tl.where(below, 1.0 - x, x)
+    total = y - y
+    for _ in tl.static_range(10):
+        small = y < 10.0
+        safe = tl.where(y == 0, (y == y).to(y.dtype), y)
+        total = tl.where(small, total - 1.0 / safe, total)
+        y = tl.where(small, y + 1.0, y)
+    s = 1.0 / (y * y)
+    series = 8.333333333333333e-2 - s * (
+        8.333333333333333e-3
+        - s * (3.968253968253968e-3 - s * (4.166666666666667e-3 - s * 7.575757575757576e-3))
+    )
+    value = total + log(y) - 0.5 / y - s * series - reflected
+    value = tl.where(below & (fraction == 0), float("nan"), value)
+    value = tl.where(x == float("inf"), x, value)
+    value = tl.where(x == float("-inf"), float("nan"), value)
+    pole = copysign((x != x).to(x.dtype) + float("inf"), negate(x))
+    return tl.where(x == 0, pole, value).to(x.dtype)
+
+
+@triton.jit
+def to_integer(x, dtype: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """A float cut to an integer, saturated at LOW and HIGH; NaN is 0."""
+    x = tl.where(x != x, 0.0, x.to(tl.float64))
+    bound: tl.constexpr = HIGH + 1.0
+    above = x >= bound
+    inside = cast(tl.where(above, 0.0, tl.maximum(x, LOW * 1.0)), dtype)
+    return tl.where(above, tl.full((), HIGH, dtype), inside)
+
+
+@triton.jit
+def reduce_precision(
+    x,
+    narrow_type: tl.constexpr,
+    EXPONENT: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    KEPT_EXPONENT: tl.constexpr,
+    KEPT_MANTISSA: tl.constexpr,
+):
+    """`x`, whose memory format has EXPONENT and MANTISSA bits, rounded to the kept numbers."""
+    if EXPONENT == 11:
+        bits = x.to(tl.int64, bitcast=True)
+        one = tl.full((), 1, tl.int64)
+    elif EXPONENT == 8 and MANTISSA == 23:
+        bits = x.to(tl.int32, bitcast=True)
+        one = tl.full((), 1, tl.int32)
+    else:
+        bits = cast(x, narrow_type).to(tl.int16, bitcast=True).to(tl.int32)
+        one = tl.full((), 1, tl.int32)
+    every = ((one << EXPONENT) - 1) << MANTISSA
+    negative = (bits >> (EXPONENT + MANTISSA)) & 1
+    bits = bits & (every | ((one << MANTISSA) - 1))
+    dropped: tl.constexpr = MANTISSA - KEPT_MANTISSA
+    if dropped > 0:
+        odd = (bits >> dropped) & 1
+        bits = (bits + odd + ((one << (dropped - 1)) - 1)) & ~((one << dropped) - 1)
+    if KEPT_EXPONENT < EXPONENT:
+        bias = (one << (EXPONENT - 1)) - 1
+        small = (one << (KEPT_EXPONENT - 1)) - 1
+        scale = bits & every
+        over = scale > ((bias + small) << MANTISSA)
+        under = scale <= ((bias - small) << MANTISSA)
+        bits = tl.where(over, every, tl.where(under, bits - bits, bits))
+    bits = bits | (negative << (EXPONENT + MANTISSA))
+    if EXPONENT == 11 or MANTISSA == 23:
+        value = bits.to(x.dtype, bitcast=True)
+    else:
+        value = up(bits.to(tl.int16).to(narrow_type, bitcast=True))
+    return tl.where(x != x, x, value)
+
+
+@triton.jit
+def nextafter_narrow(x, y, narrow_type: tl.constexpr):
+    """The neighbour of x towards y among the values of a 16-bit float type."""
+    bits = cast(x, narrow_type).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    away = (y > x) == (x > 0)
+    stepped = tl.where(away, bits + 1, bits - 1)
+    smallest = tl.where(y > 0, 1, 0x8001)
+    stepped = tl.where(x == 0, smallest, stepped)
+    value = up(stepped.to(tl.int16).to(narrow_type, bitcast=True))
+    value = tl.where(x == y, y, value)
+    return tl.where(x != x, x, tl.where(y != y, y, value))
+
+
+__all__ = [
+    "bit_and", "bit_or", "multiply", "recur",
+    "bits_of", "clz", "count_bits", "cube_root", "digamma", "div", "div_fast", "divide_exactly",
+    "integer_pow", "is_finite", "logistic", "logistic_fast", "maximum", "minimum",
+    "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
+    "safe_mul",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
+    "square_root", "to_integer",
+]  # fmt: skip

@@ -1,0 +1,197 @@
+"""Elementwise primitives as Triton text, over the functions of `language` and `device_functions`.
+
+Nothing here imports Triton, so that a program whose kernels are all in the cache never does.
+
+Values in registers have their dtype's *register type*: narrow floats (float16, bfloat16, float8)
+are float32, booleans int1, every other dtype is itself. `loaded` and `stored` are the text of the
+two conversions at memory; `expression` is the text of one equation between register values.
+
+float32 operations are correctly rounded or libdevice's; values that came from narrow floats take
+the hardware's approximate division, exponential and logarithm, whose error their rounding hides.
+So do float32 values that are rounded to narrow floats in the end (`near`), but for the logarithm,
+whose approximation is poor near 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.lowering import IN_KERNELS, Elementwise
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import Primitive
+from genesis_fn.kernels.language.dtypes import MEMORY
+from genesis_fn.primitives.elementwise import bitcast_p, convert_p, is_finite, nextafter
+from genesis_fn.primitives.shape import reduce_precision_p
+
+MODULES = ("genesis_fn.kernels.language.language", "genesis_fn.kernels.language.device_functions")
+"""The modules whose functions the text uses."""
+
+PRELUDE = (
+    "import triton\nimport triton.language as tl\n"
+    + "".join(f"from {module} import *\n" for module in MODULES)
+    + "\n\n@triton.jit\n"
+)
+"""What stands before `def` in a module that holds one generated kernel."""
+
+
+def register(dtype: DType) -> str:
+    """Text of the register type of `dtype`."""
+    return MEMORY[dtypes.widened(dtype)]
+
+
+def loaded(text: str, dtype: DType) -> str:
+    """The register value of `text`, a value as it lies in memory."""
+    return f"up({text})" if dtype in dtypes.NARROW else text
+
+
+def stored(text: str, dtype: DType) -> str:
+    """`text`, a register value, as it goes to memory: rounded to nearest even."""
+    return f"narrow({text}, {MEMORY[dtype]})" if dtype in dtypes.NARROW else text
+
+
+def rounded(text: str, dtype: DType) -> str:
+    """`text`, a register value, with the precision that `dtype` has in memory."""
+    return f"up({stored(text, dtype)})" if dtype in dtypes.NARROW else text
+
+
+def literal(value: Any, dtype: DType) -> str:
+    """A Python number as a register value of `dtype`, integers wrapped."""
+    if dtype == dtypes.BOOL:
+        return f"tl.full((), {int(bool(value))}, tl.int1)"
+    if dtypes.is_integer(dtype):
+        info = dtypes.iinfo(dtype)
+        span = 1 << 8 * dtype.itemsize
+        wrapped = (int(value) - int(info.min)) % span + int(info.min)
+        return f"tl.full((), {wrapped}, {MEMORY[dtype]})"
+    number = float(value)
+    if number == 0 and math.copysign(1.0, number) < 0:
+        # Triton 3.6 makes a positive zero of a constant that equals zero.
+        return f"negate(tl.full((), 0.0, {register(dtype)}))"
+    text = repr(number) if number - number == 0 else f'float("{number}")'
+    return f"tl.full((), {text}, {register(dtype)})"
+
+
+# Functions of the device that are near enough for values of 16 bits or fewer, and faster.
+_FAST = {
+    "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "rsqrt": "tl.rsqrt",
+    "square_root": "tl.sqrt", "logistic": "logistic_fast", "div": "div_fast",
+}  # fmt: skip
+_NEAR = _FAST | {"log": "log"}
+_CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
+
+Writer = Callable[..., str]
+_WRITERS: dict[Primitive, Writer] = {}
+
+
+def writes(prim: Primitive) -> Callable[[Writer], Writer]:
+    """Decorator: `f(texts, dtype, **params)` is the Triton side of an elementwise primitive that is
+    longer than an expression (IN_KERNELS)."""
+
+    def register(f: Writer) -> Writer:
+        _WRITERS[prim] = f
+        return f
+
+    return register
+
+
+def expression(
+    prim: Primitive,
+    names: Sequence[str],
+    operands: Sequence[Any],
+    params: Mapping[str, Any],
+    near: bool = False,
+) -> str:
+    """The text of `prim` applied to register values, as a register value of the result's dtype.
+
+    `operands` holds an Aval or a Python scalar for each operand; `names[i]` is the text of operand
+    i where it is an Aval (scalars are written as literals of the arrays' dtype). A result of a
+    narrow type is not rounded to it (`rounded` does that), except by a conversion. `near` allows
+    float32 results that are off by a few units in the last place.
+    """
+    kinds = [a.dtype for a in operands if type(a) is Aval]
+    kind = kinds[-1]
+    texts = [
+        name if type(a) is Aval else literal(a, kind)
+        for name, a in zip(names, operands, strict=True)
+    ]
+    assert type(prim.lowering) is Elementwise
+    triton = prim.lowering.triton
+    if triton is IN_KERNELS:
+        return _WRITERS[prim](texts, kind, **params)
+    if callable(triton):
+        text = triton(kind, *[f"{{{i}}}" for i in range(len(texts))], **params)
+    else:
+        text = f"({triton})"
+    return template(text, kind, near and kind == dtypes.F32).format(*texts)
+
+
+@functools.lru_cache(4096)
+def template(text: str, kind: DType, near: bool = False) -> str:
+    """A definition's template with the device functions that serve operands of dtype `kind`."""
+    table = _FAST if kind in dtypes.NARROW else _NEAR if near else {}
+    return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
+
+
+@writes(convert_p)
+def _convert(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
+    (x,) = texts
+    if dtype == dtypes.BOOL:
+        return x if source == dtypes.BOOL else f"({x} != 0)"
+    if dtypes.is_float(source) and dtypes.is_integer(dtype):
+        info = dtypes.iinfo(dtype)
+        return f"to_integer({x}, {MEMORY[dtype]}, {int(info.min)}, {int(info.max)})"
+    moved = x if register(source) == register(dtype) else f"{x}.to({register(dtype)})"
+    # Every value of float8e4nv is one of float16, and so on: only a loss needs rounding.
+    exact = {(dtypes.F8E4, dtypes.F16), (dtypes.F8E4, dtypes.BF16), (dtypes.F8E5, dtypes.F16),
+             (dtypes.F8E5, dtypes.BF16)}  # fmt: skip
+    return moved if (source, dtype) in exact or source == dtype else rounded(moved, dtype)
+
+
+@writes(bitcast_p)
+def _bitcast(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
+    (x,) = texts
+    if source == dtype:
+        return x
+    if dtype == dtypes.BOOL:
+        if source in dtypes.NARROW:
+            x = f"{stored(x, source)}.to(tl.uint8, bitcast=True)"
+        return f"({x} != 0)"
+    if source == dtypes.BOOL:
+        x, source = f"{x}.to(tl.uint8)", dtypes.U8
+    return loaded(f"{stored(x, source)}.to({MEMORY[dtype]}, bitcast=True)", dtype)
+
+
+@writes(reduce_precision_p)
+def _reduce_precision(
+    texts: Sequence[str], kind: DType, *, exponent_bits: int, mantissa_bits: int
+) -> str:
+    layout = dtypes.finfo(kind if kind.itemsize > 1 else dtypes.F32)
+    return (
+        f"reduce_precision({texts[0]}, {MEMORY[kind]}, {layout.nexp}, {layout.nmant}, "
+        f"{exponent_bits}, {mantissa_bits})"
+    )
+
+
+@writes(nextafter.prim)
+def _nextafter(texts: Sequence[str], kind: DType) -> str:
+    if kind in (dtypes.F16, dtypes.BF16):
+        return f"nextafter_narrow({texts[0]}, {texts[1]}, {MEMORY[kind]})"
+    return f"nextafter({texts[0]}, {texts[1]})"
+
+
+@writes(is_finite.prim)
+def _is_finite(texts: Sequence[str], kind: DType) -> str:
+    # A value of a narrow type may have left its range in registers.
+    return f"is_finite({rounded(texts[0], kind)})"
+
+
+__all__ = [
+    "MODULES", "PRELUDE", "expression", "literal",
+    "loaded", "register", "rounded", "stored", "template", "writes",
+]  # fmt: skip

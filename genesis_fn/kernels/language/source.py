@@ -1,0 +1,35 @@
+"""Triton kernels made from generated source text."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import linecache
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis_fn.kernels.language import device_functions, language
+
+_NAMESPACE = (
+    {"tl": tl}
+    | {name: getattr(language, name) for name in language.__all__ if name != "TYPES"}
+    | {name: getattr(device_functions, name) for name in device_functions.__all__}
+)
+
+
+@functools.cache
+def kernel_from_source(source: str) -> Any:
+    """The `triton.jit` function that `source`, text of one `def` starting on line 1, defines.
+
+    The text may use `tl` and the functions of `kernels.language` and `kernels.device_functions`.
+    Equal texts give one function, so it is compiled once.
+    """
+    name = source.removeprefix("def ").split("(", 1)[0]
+    file = f"<kernel {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
+    # Triton reads a kernel's text through inspect, which looks in this cache.
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    namespace: dict[str, Any] = dict(_NAMESPACE, __name__=__name__)
+    exec(compile(source, file, "exec"), namespace)
+    return triton.jit(namespace[name])

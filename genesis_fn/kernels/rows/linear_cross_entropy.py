@@ -1,0 +1,200 @@
+"""Cross-entropy of a linear layer, x @ weight.T, without ever holding all of its logits.
+
+Rows are taken in chunks, through one buffer of logits: their product, one row kernel that writes
+the losses and overwrites the logits with their gradient, then the products for dx and, accumulated
+in float32, dweight. Chunks are long enough to keep the products at full rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.matmul.matmul import plan_matmul
+from genesis_fn.kernels.matmul.spec import MatmulSpec
+from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan_builder import PlanBuilder, accumulator, cdiv
+from genesis_fn.kernels.rows.cross_entropy import CrossEntropy, add_row_losses
+
+LOGITS_BYTES = 1 << 30
+REDUCTIONS = ("mean", "sum")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCrossEntropy:
+    """The reduced `loss` of the rows of x @ weight.T, and its gradients if asked for.
+
+    x is [rows, features] and weight [classes, features], both of the type of the loss's logits.
+    "mean" divides by the number of rows that are not ignored, or by 1 if there is none.
+    `chunk_rows` is chosen for about 1 GiB of logits, and at least 4096 rows, if None.
+    """
+
+    loss: CrossEntropy
+    features: int
+    reduction: str = "mean"
+    gradients: bool = True
+    precision: str = "default"
+    chunk_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction not in REDUCTIONS:
+            raise ValueError(f"reduction is one of {REDUCTIONS}, not {self.reduction!r}")
+        if self.loss.rows < 1:
+            raise ValueError("linear cross-entropy needs at least one row")
+
+    @property
+    def scale(self) -> float | None:
+        """The factor of every row's loss, or None where the labels decide it."""
+        if self.reduction == "sum":
+            return 1.0
+        return 1.0 / self.loss.rows if self.loss.ignore_index is None else None
+
+    @property
+    def stride(self) -> int:
+        """Elements between two rows of the logits buffer: a multiple of 128 bytes."""
+        unit = 128 // ITEMSIZE[self.loss.dtype]
+        return cdiv(self.loss.classes, unit) * unit
+
+    @property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        """(first row, rows) of each chunk."""
+        rows = self.loss.rows
+        most = self.chunk_rows
+        if most is None:
+            most = max(4096, LOGITS_BYTES // (self.stride * ITEMSIZE[self.loss.dtype]))
+        count = cdiv(rows, most)
+        # Whole tiles, and buffers at 16-byte offsets whatever the types.
+        size = rows if count == 1 else cdiv(cdiv(rows, count), 128) * 128
+        return tuple((start, min(size, rows - start)) for start in range(0, rows, size))
+
+
+@triton.jit
+def count_labels_kernel(
+    labels, scale, ROWS: tl.constexpr, IGNORE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """scale = 1 / the number of labels other than IGNORE, which counts as one if there are none."""
+    lane = tl.arange(0, BLOCK)
+    count = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, ROWS, BLOCK):
+        at = start + lane
+        label = tl.load(labels + at, at < ROWS, other=IGNORE)
+        count += (label != IGNORE).to(tl.int32)
+    total = tl.maximum(tl.sum(count, 0), 1).to(scale.dtype.element_ty)
+    tl.store(scale, 1.0 / total)
+
+
+@triton.jit
+def sum_losses_kernel(
+    losses, scale, loss, ROWS: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """loss = scale * the sum of the rows' losses, in a fixed order."""
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), losses.dtype.element_ty)
+    for start in range(0, ROWS, BLOCK):
+        at = start + lane
+        total += tl.load(losses + at, at < ROWS, other=0.0)
+    factor = tl.load(scale) if SCALE is None else SCALE
+    tl.store(loss, tl.sum(total, 0) * factor)
+
+
+def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
+    """x, weight, labels -> loss[, dx, dweight][, error].
+
+    loss is one element, fp32 (fp64 for fp64 logits); dx and dweight have the type of x and weight.
+    The error word is there if `loss.site` > 0.
+    """
+    loss_spec, dtype, statistic = spec.loss, spec.loss.dtype, accumulator(spec.loss.dtype)
+    builder = PlanBuilder(3, 1 + 2 * spec.gradients + (loss_spec.site > 0))
+    x, weight, labels = Buf(0, dtype), Buf(1, dtype), Buf(2, loss_spec.label_dtype)
+    loss, dx, dweight = Buf(3, statistic), Buf(4, dtype), Buf(5, dtype)
+    error = Buf(4 + 2 * spec.gradients, "i64")
+
+    chunks = spec.chunks
+    logits = builder.workspace(chunks[0][1] * spec.stride, dtype)
+    losses = builder.workspace(loss_spec.rows, statistic)
+    held = dweight
+    if spec.gradients and len(chunks) > 1 and dtype != statistic:
+        held = builder.workspace(loss_spec.classes * spec.features, statistic)
+    scale = labels
+    if spec.scale is None:
+        scale = builder.workspace(1, statistic)
+        builder.launch(
+            count_labels_kernel,
+            (1,),
+            {"labels": labels, "scale": scale},
+            {"ROWS": loss_spec.rows, "IGNORE": loss_spec.ignore_index, "BLOCK": 4096},
+            num_warps=8,
+        )
+
+    def add_product(name: str, places: tuple[Buf, ...], rows: int, **options: Any) -> None:
+        builder.include(plan_matmul(product(spec, name, rows, **options), target), places)
+
+    for i, (start, rows) in enumerate(chunks):
+        x_rows = _advance(x, start * spec.features)
+        add_product("logits", (x_rows, weight, logits), rows)
+        buffers = {
+            "logits": logits,
+            "labels": _advance(labels, start),
+            "scale": scale,
+            "losses": _advance(losses, start),
+        }
+        if spec.gradients:
+            buffers["dlogits"] = logits
+        if loss_spec.site:
+            buffers["error"] = error
+        add_row_losses(builder, loss_spec, rows, buffers, scale=spec.scale, stride=spec.stride)
+        if not spec.gradients:
+            continue
+        add_product("dx", (logits, weight, _advance(dx, start * spec.features)), rows)
+        buffers_of_sum: tuple[Buf, ...] = (logits, x_rows, held)
+        options: dict[str, Any] = {"out_dtype": held.dtype, "accumulate": i > 0}
+        if held != dweight and i == len(chunks) - 1:
+            # The last chunk adds what the others came to and rounds once.
+            buffers_of_sum = (logits, x_rows, held, dweight)
+            options = {"out_dtype": dtype, "residual": held.dtype}
+        add_product("dweight", buffers_of_sum, rows, **options)
+    builder.launch(
+        sum_losses_kernel,
+        (1,),
+        {"losses": losses, "scale": scale, "loss": loss},
+        {"ROWS": loss_spec.rows, "SCALE": spec.scale, "BLOCK": 4096},
+        num_warps=8,
+    )
+    return builder.build()
+
+
+def _advance(buffer: Buf, elements: int) -> Buf:
+    return replace(buffer, offset=buffer.offset + elements * ITEMSIZE[buffer.dtype])
+
+
+def product(
+    spec: LinearCrossEntropy,
+    name: str,
+    rows: int,
+    *,
+    out_dtype: str | None = None,
+    residual: str | None = None,
+    accumulate: bool = False,
+) -> MatmulSpec:
+    """The matrix product "logits", "dx" or "dweight" of a chunk of `rows` rows."""
+    classes, features, dtype = spec.loss.classes, spec.features, spec.loss.dtype
+    types = {
+        "lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": out_dtype or dtype,
+        "precision": spec.precision,
+    }  # fmt: skip
+    if name == "logits":
+        strides = (spec.stride, 1)
+        return MatmulSpec(
+            rows, classes, features, rhs_transposed=True, out_strides=strides, **types
+        )
+    if name == "dx":
+        return MatmulSpec(rows, features, classes, lhs_strides=(spec.stride, 1), **types)
+    return MatmulSpec(
+        classes, features, rows, lhs_strides=(1, spec.stride), accumulate=accumulate,
+        residual=residual, **types,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Sorting and selection of the largest."""

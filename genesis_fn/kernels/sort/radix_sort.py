@@ -1,0 +1,291 @@
+"""Long rows radix-sorted from the low digit up.
+
+Merrill & Grimshaw 2011, "High performance and scalable radix sorting": each pass counts digits by
+tile, scans the counts, and moves each element to the place that they and its rank among the tile's
+equal digits give. Keys move as they are: digits are taken of their ordered form.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, raw_dtype
+from genesis_fn.kernels.rows.scan import Scan, add_scan
+from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
+
+RADIX_BLOCK = 1024  # the tile of a radix pass, of one warp, which needs no barrier
+DIGIT_BITS = 8
+
+
+def _ranks_text() -> str:
+    """PTX that ranks 32 x 32 digits: $0.. become how many equal to each of $32.. come before it.
+
+    Counters lie in shared memory. Lanes learn who holds their digit from eight votes; the first of
+    them moves the counter on.
+    """
+    lines = [
+        ".shared .align 4 .b32 digits[256];",
+        ".reg .b32 table, lane, under, peers, vote, place, base, zero;",
+        ".reg .pred one, leads;",
+        "mov.u32 under, %lanemask_lt;",
+        "mov.u32 zero, 0;",
+        "mov.u32 lane, %laneid;",
+        "mov.u32 table, digits;",
+        "mad.lo.u32 lane, lane, 4, table;",
+        *(f"st.shared.u32 [lane + {128 * i}], zero;" for i in range(8)),
+        "bar.warp.sync 0xffffffff;",
+    ]
+    for i in range(32):
+        lines.append("mov.u32 peers, 0xffffffff;")
+        for bit in range(DIGIT_BITS):
+            lines += [
+                f"and.b32 vote, ${32 + i}, {1 << bit};",
+                "setp.ne.u32 one, vote, 0;",
+                "vote.sync.ballot.b32 vote, one, 0xffffffff;",
+                "@!one not.b32 vote, vote;",
+                "and.b32 peers, peers, vote;",
+            ]
+        lines += [
+            f"mad.lo.u32 place, ${32 + i}, 4, table;",
+            "ld.shared.u32 base, [place];",
+            "and.b32 lane, peers, under;",
+            "setp.eq.u32 leads, lane, 0;",
+            "popc.b32 lane, lane;",
+            f"add.u32 ${i}, base, lane;",
+            "popc.b32 peers, peers;",
+            "add.u32 base, base, peers;",
+            "bar.warp.sync 0xffffffff;",
+            "@leads st.shared.u32 [place], base;",
+            "bar.warp.sync 0xffffffff;",
+        ]
+    return "{\n" + "\n".join(lines) + "\n}"
+
+
+def _places_text() -> str:
+    lines = ["mov.u32 $0, %laneid;", *(f"add.u32 ${i}, $0, {32 * i};" for i in range(1, 32))]
+    return "\n".join(lines)
+
+
+RANKS = tl.constexpr(_ranks_text())
+PLACES = tl.constexpr(_places_text())
+# Early outputs: they must not share registers with inputs that are still to be read.
+OPERANDS = tl.constexpr(",".join(["=&r"] * 32 + ["r"] * 32))
+
+
+@triton.jit
+def digit_of(
+    bits,
+    shift,
+    KIND: tl.constexpr,
+    INF: tl.constexpr,
+    DESCENDING: tl.constexpr,
+    DIGITS: tl.constexpr,
+):
+    """The digit, from bit `shift` on, of the unsigned integers that order as raw `bits` do."""
+    if KIND != "plain":
+        TOP: tl.constexpr = -(1 << (bits.dtype.primitive_bitwidth - 1))
+        bits = (ordered(bits, KIND, INF, DESCENDING) ^ TOP).to(bits.dtype)
+    if bits.dtype.primitive_bitwidth < 32:
+        bits = bits.to(tl.int32)
+    return ((bits >> shift) & (DIGITS - 1)).to(tl.int32)
+
+
+@triton.jit
+def lane_places(lane):
+    """The place of each element of a tile of 1024 that one warp holds, neighbours side by side."""
+    return tl.inline_asm_elementwise(PLACES, OPERANDS, [lane], tl.int32, True, 32)
+
+
+@triton.jit
+def ranks_in_warp(digit):
+    """How many earlier elements of a tile in the order of `lane_places` have the same digit."""
+    return tl.inline_asm_elementwise(RANKS, OPERANDS, [digit], tl.int32, False, 32)
+
+
+@triton.jit
+def radix_start_kernel(keys, order, out, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """out = the keys in the order `order`."""
+    TILES: tl.constexpr = (LENGTH + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // TILES).to(tl.int64)
+    place = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < LENGTH
+    source = tl.load(order + row * LENGTH + place, inside, other=0)
+    tl.store(out + row * LENGTH + place, tl.load(keys + row * LENGTH + source, inside), inside)
+
+
+@triton.jit
+def radix_count_kernel(
+    keys,
+    counts,
+    shift,
+    LENGTH: tl.constexpr,
+    TILES: tl.constexpr,
+    DIGITS: tl.constexpr,
+    KIND: tl.constexpr,
+    INF: tl.constexpr,
+    DESCENDING: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """counts[row, tile, digit] = how many keys of the tile have the digit at bit `shift`."""
+    tile = tl.program_id(0) % TILES
+    row = (tl.program_id(0) // TILES).to(tl.int64)
+    place = tile * BLOCK + tl.arange(0, BLOCK)
+    inside = place < LENGTH
+    bits = tl.load(keys + row * LENGTH + place, inside, other=0)
+    digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
+    count = tl.histogram(digit, DIGITS, mask=inside)
+    tl.store(counts + (row * TILES + tile) * DIGITS + tl.arange(0, DIGITS), count)
+
+
+@triton.jit
+def radix_move_kernel(
+    keys,
+    order,
+    counts,
+    sums,
+    keys_out,
+    order_out,
+    shift,
+    LENGTH: tl.constexpr,
+    TILES: tl.constexpr,
+    DIGITS: tl.constexpr,
+    KIND: tl.constexpr,
+    INF: tl.constexpr,
+    DESCENDING: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+    MOVES_ORDER: tl.constexpr,
+    MOVES_KEYS: tl.constexpr,
+    VOTES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One pass of a radix sort: moves a tile's elements to their digit's place in the row."""
+    # `sums` is `counts` running over the tiles of a row.
+    tile = tl.program_id(0) % TILES
+    row = (tl.program_id(0) // TILES).to(tl.int64)
+    first = row * LENGTH + tile * BLOCK
+    length = LENGTH - tile * BLOCK
+    value = tl.arange(0, DIGITS)
+    # Where the tile's elements of each digit go: in their row, less where they are in the tile.
+    cell = (row * TILES + tile) * DIGITS + value
+    count = tl.load(counts + cell)
+    whole = tl.load(sums + (row * TILES + TILES - 1) * DIGITS + value)
+    begin = tl.load(sums + cell) - count + (tl.cumsum(whole, 0) - whole)
+    lane = tl.arange(0, BLOCK)
+    # Lanes past the end have the largest digit and position: they come last and are not stored.
+    if VOTES:
+        tl.static_assert(BLOCK == 1024, "a warp's votes rank 32 x 32 digits")
+        source = lane_places(lane)
+        bits = tl.load(keys + first + source, source < length, other=0)
+        digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
+        digit = tl.where(source < length, digit, DIGITS - 1)
+        rank = ranks_in_warp(digit)
+    else:
+        bits = tl.load(keys + first + lane, lane < length, other=0)
+        digit = digit_of(bits, shift, KIND, INF, DESCENDING, DIGITS)
+        digit = tl.where(lane < length, digit, DIGITS - 1)
+        packed = tl.sort((digit << 16) | lane)
+        source = packed & 0xFFFF
+        digit = packed >> 16
+        rank = lane
+        begin -= tl.cumsum(count, 0) - count
+        if MOVES_KEYS:
+            bits = tl.load(keys + first + source, source < length, other=0)
+    inside = source < length
+    target = row * LENGTH + tl.gather(begin, digit, 0) + rank
+    if MOVES_ORDER:
+        moved = tile * BLOCK + source
+        if HAS_ORDER:
+            moved = tl.load(order + first + source, inside, other=0)
+        tl.store(order_out + target, moved.to(order_out.dtype.element_ty), inside)
+    if MOVES_KEYS:
+        tl.store(keys_out + target, bits, inside)
+
+
+def add_radix_sort(
+    builder: PlanBuilder,
+    target: Target,
+    rows: int,
+    length: int,
+    key: tuple[Buf, str],
+    order: Buf | None,
+    *,
+    values: Buf | None = None,
+    descending: bool = False,
+    before: Buf | None = None,
+    bits: int | None = None,
+) -> None:
+    """Append the stable sort of keys taken in the order `before`: the permutation goes to `order`
+    (i32 or i64), the keys to `values`, either of which may be left out.
+
+    With `bits`, the keys are non-negative and only their low `bits` bits are looked at.
+    """
+    keys, dtype = key
+    raw = raw_dtype(dtype)
+    total, digits = rows * length, 1 << DIGIT_BITS
+    keys = Buf(keys.index, raw, keys.offset)
+    kind = key_constants(dtype) if bits is None else {"KIND": "plain", "INF": 0}
+    if before is not None:
+        started = builder.workspace(total, raw)
+        builder.launch(
+            radix_start_kernel,
+            (cdiv(length, 1024) * rows,),
+            {"keys": keys, "order": before, "out": started},
+            {"LENGTH": length, "BLOCK": 1024},
+        )
+        keys = started
+    passes = cdiv(8 * ITEMSIZE[dtype] if bits is None else bits, DIGIT_BITS)
+    tiles = cdiv(length, RADIX_BLOCK)
+    counts = builder.workspace(rows * digits * tiles, "i32")
+    sums = builder.workspace(rows * digits * tiles, "i32")
+    spares = min(2, passes - 1)
+    spare_keys = [builder.workspace(total, raw) for _ in range(spares)]
+    spare_order = [builder.workspace(total, "i32") for _ in range(spares if order else 0)]
+    constants = {
+        "LENGTH": length,
+        "TILES": tiles,
+        "DIGITS": digits,
+        **kind,
+        "DESCENDING": descending,
+        "BLOCK": RADIX_BLOCK,
+    }
+    for i in range(passes):
+        last = i == passes - 1
+        # At run time: one compiled kernel serves all passes.
+        shift = Scalar(i * DIGIT_BITS)
+        builder.launch(
+            radix_count_kernel,
+            (tiles * rows,),
+            {"keys": keys, "counts": counts, "shift": shift},
+            constants,
+            num_warps=1,
+        )
+        add_scan(builder, target, Scan(rows, tiles, digits, "i32"), counts, sums)
+        keys_out = (values and Buf(values.index, raw)) if last else spare_keys[i % 2]
+        order_out = order if last or not order else spare_order[i % 2]
+        builder.launch(
+            radix_move_kernel,
+            (tiles * rows,),
+            {
+                "keys": keys,
+                "order": before or keys,
+                "counts": counts,
+                "sums": sums,
+                "keys_out": keys_out or keys,
+                "order_out": order_out or keys,
+                "shift": shift,
+            },
+            constants
+            | {
+                "HAS_ORDER": before is not None,
+                "MOVES_ORDER": order is not None,
+                "MOVES_KEYS": keys_out is not None,
+                # Triton's interpreter has no votes: it sorts the tile.
+                "VOTES": not target.interpreted,
+            },
+            num_warps=1,
+        )
+        keys, before = keys_out or keys, order_out

@@ -1,0 +1,1 @@
+"""Functions that are one operation with kernels of their own."""

@@ -1,0 +1,398 @@
+"""Scaled-dot-product attention in the BTNH layout, grouped heads included, as one operation.
+
+Semantics are those of jax.nn.dot_product_attention. The reference holds the probabilities; the CPU
+uses torch's flash kernel and the GPU one of its own where the case allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.primitive import Tracer, typeof
+from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last, softmax_last, wide
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.dot_general import dot_general
+from genesis_fn.primitives.factories import move_batch
+from genesis_fn.primitives.reductions.reduce import reduce_sum
+from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
+from genesis_fn.transforms.custom.fused import fused
+
+# What a masked logit is: finite, so that a row that sees nothing attends to everything equally.
+MASKED = -0.7 * float(torch.finfo(torch.float32).max)
+
+_STATIC = ("scale", "causal", "window", "softcap")
+
+
+def _visible(q: Any, k: Any, causal: bool, window: tuple | None, shape: tuple[int, ...]) -> Any:
+    """Booleans [batch, kv heads, group, queries, keys] of what position alone allows, or None."""
+    t, s = typeof(q).shape[1], typeof(k).shape[1]
+    left, right = window if window is not None else (None, None)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    if left is None and right is None:
+        return None
+    rows, columns = iota(dtypes.I32, (t, s), 0), iota(dtypes.I32, (t, s), 1)
+    seen = None
+    if right is not None:
+        seen = ops.le(columns, ops.add(rows, right) if right else rows)
+    if left is not None:
+        near = ops.ge(columns, ops.sub(rows, left))
+        seen = near if seen is None else ops.bitwise_and(seen, near)
+    return broadcast_in_dim(seen, shape, (3, 4))
+
+
+def _scores(
+    q: Any,
+    k: Any,
+    bias: Any,
+    mask: Any,
+    lengths: Any,
+    scale: float,
+    causal: bool,
+    window: Any,
+    softcap: float,
+) -> tuple[Any, Any, Any]:
+    """(masked logits, d capped / d raw or None, visibility) as [batch, kv heads, group, T, S]."""
+    b, t, n, h = typeof(q).shape
+    s, kv = typeof(k).shape[1:3]
+    grouped = reshape(q, (b, t, kv, n // kv, h))
+    wide_type = dtypes.F32 if typeof(q).dtype.itemsize < 4 else typeof(q).dtype
+    raw = dot_general(
+        grouped, k, (((4,), (3,)), ((0, 2), (0, 2))), preferred_element_type=wide_type
+    )  # [b, kv, t, group, s]
+    logits = ops.mul(transpose(raw, (0, 1, 3, 2, 4)), scale)
+    slope = None
+    if softcap:
+        y = ops.tanh(ops.mul(logits, 1.0 / softcap))
+        slope, logits = ops.sub(1.0, ops.mul(y, y)), ops.mul(y, softcap)
+    shape = typeof(logits).shape
+    if bias is not None:
+        logits = ops.add(logits, _grouped(like(bias, logits), shape))
+    seen = _visible(q, k, causal, window, shape)
+    if mask is not None:
+        mask = _grouped(mask, shape)
+        seen = mask if seen is None else ops.bitwise_and(seen, mask)
+    if lengths is not None:
+        inside = _below(lengths, shape, 4)
+        seen = inside if seen is None else ops.bitwise_and(seen, inside)
+    if seen is not None:
+        logits = ops.select(seen, logits, MASKED)
+    return logits, slope, seen
+
+
+def _grouped(x: Any, shape: tuple[int, ...]) -> Any:
+    """A [batch, heads, T, S] array, any axis possibly 1, as [batch, kv heads, group, T, S]."""
+    b, kv, g, t, s = shape
+    n = typeof(x).shape[1]
+    split = (kv, g) if n != 1 else (1, 1)
+    x = reshape(x, (typeof(x).shape[0], *split, *typeof(x).shape[2:]))
+    return broadcast_in_dim(x, shape, (0, 1, 2, 3, 4))
+
+
+def _ungrouped(x: Any, shape: tuple[int, ...]) -> Any:
+    """The transpose of `_grouped`: sum what was repeated."""
+    b, kv, g, t, s = typeof(x).shape
+    x = reshape(x, (b, kv * g, t, s))
+    repeated = tuple([i for i, (n, m) in enumerate(zip(shape, typeof(x).shape)) if n != m])
+    return reshape(reduce_sum(x, repeated), shape)
+
+
+def _values(p: Any, v: Any, q: Any) -> Any:
+    """probabilities @ v as [batch, T, heads, H]."""
+    out = dot_general(
+        like(p, v), v, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=typeof(p).dtype
+    )  # [b, kv, group, t, h]
+    b, kv, g, t, h = typeof(out).shape
+    return like(reshape(transpose(out, (0, 3, 1, 2, 4)), (b, t, kv * g, h)), q)
+
+
+def _optional(extras: Sequence[Any], has: tuple[bool, bool, bool]) -> tuple[Any, Any, Any]:
+    rest = iter(extras)
+    return tuple([next(rest) if h else None for h in has])  # type: ignore[return-value]
+
+
+# ---- torch on the CPU ----
+
+
+def _torch_flash(avals: Sequence[Any], causal: bool, window: Any, softcap: float, has: tuple):
+    q, k, v = avals[:3]
+    fits = (
+        q.dtype in (dtypes.F32, dtypes.F64) and window is None and not softcap and not any(has)
+        and q.shape[-1] == v.shape[-1] and (not causal or q.shape[1] == k.shape[1])
+        and min(q.shape) > 0 and min(k.shape) > 0
+    )  # fmt: skip
+    return fits
+
+
+def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
+    x = x.transpose(1, 2)
+    return x if repeat == 1 else x.repeat_interleave(repeat, 1)
+
+
+def _torch_forward(
+    avals: Sequence[Any], *, scale: float, causal: bool, window: Any, softcap: float, has: tuple
+) -> Callable | None:
+    if not _torch_flash(avals, causal, window, softcap, has):
+        return None
+    repeat = avals[0].shape[2] // avals[1].shape[2]
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        heads, keys = _heads_first(q), _heads_first(k, repeat)
+        out, lse = flash(heads, keys, _heads_first(v, repeat), 0.0, causal, scale=scale)
+        if get_proxy_mode() is not None or not lse.all():  # a graph has no branch
+            out, lse = _without_lost_rows(heads, keys, out, lse)
+        return [out.transpose(1, 2), q, k, v, out.transpose(1, 2), lse]
+
+    return run
+
+
+def _without_lost_rows(
+    q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's results with NaN where every score of a row is NaN or -inf.
+
+    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly 0. Other
+    rows can have that sum: the first key, which every row sees, tells them apart.
+    """
+    first = (q * k[:, :, :1]).sum(-1)
+    lost = (lse == 0) & ~(first > -math.inf) & (first != math.inf)
+    return out.masked_fill(lost[..., None], math.nan), lse.masked_fill(lost, math.nan)
+
+
+def _torch_attention(avals: Sequence[Any], **static: Any) -> Callable | None:
+    run = _torch_forward(avals, **static)
+    return None if run is None else lambda *xs: run(*xs)[:1]
+
+
+def _torch_backward(
+    avals: Sequence[Any], *, scale: float, causal: bool, window: Any, softcap: float, has: tuple,
+    needs: Any,
+) -> Callable | None:  # fmt: skip
+    if not _torch_flash(avals, causal, window, softcap, has):
+        return None
+    kv = avals[1].shape[2]
+    repeat = avals[0].shape[2] // kv
+    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+    def summed(g: torch.Tensor) -> torch.Tensor:
+        if repeat > 1:
+            b, n, s, h = g.shape
+            g = g.reshape(b, kv, repeat, s, h).sum(2)
+        return g.transpose(1, 2)
+
+    def run(q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any) -> list[torch.Tensor]:
+        dq, dk, dv = back(
+            _heads_first(ct), _heads_first(q), _heads_first(k, repeat), _heads_first(v, repeat),
+            _heads_first(out), lse, 0.0, causal, scale=scale,
+        )  # fmt: skip
+        return [dq.transpose(1, 2), summed(dk), summed(dv)]
+
+    return run
+
+
+# ---- the operation ----
+
+
+def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any) -> Any:
+    """vmap: the new axis joins the batch axis, so the kernel is kept."""
+
+    def fold(x: Any, d: int | None) -> Any:
+        x = move_batch(x, d, 0, size)
+        n = typeof(x).shape[1]
+        return reshape(x, (size * n, *typeof(x).shape[2:]))
+
+    batch = next(typeof(x).shape[0 if d else 1] if d is not None else typeof(x).shape[0]
+                 for x, d in zip(xs, dims))  # fmt: skip
+    if any(static["has"]):
+        # A bias or mask of one batch entry is repeated: the folded axis has no broadcast inside.
+        xs = list(xs)
+        for i in range(3, len(xs)):
+            x = move_batch(xs[i], dims[i], 0, size)
+            if typeof(x).shape[1] == 1 != batch:
+                shape = (size, batch, *typeof(x).shape[2:])
+                x = broadcast_in_dim(x, shape, tuple(range(len(shape))))
+            xs[i] = x
+        dims = [*dims[:3], *[0] * (len(xs) - 3)]
+    out = attention(*[fold(x, d) for x, d in zip(xs, dims)], **static)
+    return [reshape(out, (size, batch, *typeof(out).shape[1:]))], [0]
+
+
+@fused(
+    "attention", static=(*_STATIC, "has"), precision="low", torch=_torch_attention,
+    batch=_fold_batch,
+)  # fmt: skip
+def attention(
+    q: Any, k: Any, v: Any, *extras: Any, scale: float, causal: bool, window: Any, softcap: float,
+    has: tuple[bool, bool, bool],
+) -> Any:  # fmt: skip
+    """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
+    each batch entry has, as `has` says."""
+    given = _optional(extras, has)
+    logits, _, _ = _scores(q, k, *given, scale, causal, window, softcap)
+    return _values(softmax_last.reference(logits), v, q)
+
+
+@fused("attention_forward", static=(*_STATIC, "has"), torch=_torch_forward)
+def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **static: Any) -> Any:
+    given = _optional(extras, has)
+    logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
+    lse = logsumexp_last.reference(logits)
+    out = _values(softmax_last.reference(logits), v, q)
+    b, kv, g, t = typeof(lse).shape
+    return (out,), (q, k, v, *extras, out, reshape(lse, (b, kv * g, t)))
+
+
+@fused("attention_backward", static=(*_STATIC, "has", "needs"), torch=_torch_backward)
+def _attention_backward(
+    residuals: Any, ct: Any, *, has: tuple, needs: Sequence[bool], **static: Any
+) -> Any:
+    q, k, v, *extras, out, _ = residuals
+    bias, mask, lengths = _optional(extras, has)
+    logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
+    b, kv, g, t, s = typeof(logits).shape
+    h = typeof(v).shape[-1]
+    # Not exp(logits - lse): in a row that sees nothing the masked logit swallows the logarithm.
+    p = softmax_last.reference(logits)
+    grad = transpose(reshape(wide(ct), (b, t, kv, g, h)), (0, 2, 3, 1, 4))  # [b, kv, g, t, h]
+    kind = typeof(p).dtype
+    dv = dot_general(
+        like(p, v), like(grad, v), (((2, 3), (2, 3)), ((0, 1), (0, 1))), preferred_element_type=kind
+    )  # [b, kv, s, h]
+    dp = dot_general(
+        like(grad, v), v, (((4,), (3,)), ((0, 1), (0, 2))), preferred_element_type=kind
+    )  # [b, kv, g, t, s]
+    o = transpose(reshape(wide(out), (b, t, kv, g, h)), (0, 2, 3, 1, 4))
+    delta = reduce_sum(ops.mul(o, grad), last(o))
+    ds = ops.mul(p, ops.sub(dp, along_last(delta, p)))
+    if seen is not None:
+        ds = ops.select(seen, ds, 0.0)
+    d_bias = None
+    if has[0]:
+        d_bias = like(_ungrouped(ds, typeof(bias).shape), bias)
+    if slope is not None:
+        ds = ops.mul(ds, slope)
+    ds = like(ops.mul(ds, static["scale"]), k)
+    dq = dot_general(ds, k, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=kind)
+    dq = reshape(transpose(dq, (0, 3, 1, 2, 4)), typeof(q).shape)
+    grouped = reshape(q, (b, t, kv, g, typeof(q).shape[-1]))
+    dk = dot_general(
+        ds, grouped, (((2, 3), (3, 1)), ((0, 1), (0, 2))), preferred_element_type=kind
+    )  # [b, kv, s, h]
+    back = [like(dq, q), like(transpose(dk, (0, 2, 1, 3)), k), like(transpose(dv, (0, 2, 1, 3)), v)]
+    return tuple(back + ([d_bias] if has[0] else []))
+
+
+attention.defvjp(_attention_forward, _attention_backward)
+
+
+def dot_product_attention(
+    query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
+    scale: float | None = None, is_causal: bool = False, query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None, local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None, return_residual: bool = False, softcap: float = 0.0,
+) -> Any:  # fmt: skip
+    """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
+
+    key and value are [B, S, K, H] with K dividing N (grouped heads). `bias` and the boolean `mask`
+    broadcast to [B, N, T, S]; sequence lengths are [B] integers; `local_window_size` is (left,
+    right). With `return_residual`, (result, log of the sum of exponentials [B, T, N] in float32).
+    Raises ShapeError where shapes do not fit.
+    """
+    from genesis_fn.core.convert import as_array
+
+    if implementation not in (None, "xla", "cudnn"):
+        raise ValueError(
+            f"dot_product_attention: implementation {implementation!r} is none of None, 'xla', "
+            "'cudnn'; the backend chooses the kernel in any case"
+        )
+    q, k, v = map(as_array, (query, key, value))
+    ndim = typeof(q).ndim
+    if ndim == 3:
+        q, k, v = [reshape(x, (1, *typeof(x).shape)) for x in (q, k, v)]
+    _checked(q, k, v)
+    b, t, n, h = typeof(q).shape
+    s = typeof(k).shape[1]
+    bias = None if bias is None else _four(as_array(bias), (b, n, t, s), "bias")
+    mask = None if mask is None else _four(as_array(mask), (b, n, t, s), "mask")
+    if mask is not None and typeof(mask).dtype != dtypes.BOOL:
+        raise errors.DTypeError(f"attention: the mask must be boolean, got {typeof(mask)}")
+    lengths = None
+    if key_value_seq_lengths is not None:
+        lengths = ops.convert(as_array(key_value_seq_lengths), dtypes.I32)
+        if typeof(lengths).shape != (b,):
+            raise errors.ShapeError(
+                f"attention: key_value_seq_lengths {typeof(lengths)} must be [{b}]"
+            )
+    if query_seq_lengths is not None:
+        inside = _below(as_array(query_seq_lengths), (b, 1, t, 1), 2)
+        mask = inside if mask is None else _both(mask, inside)
+    window = local_window_size
+    if isinstance(window, int):
+        window = (window, window)
+    if isinstance(scale, Tracer):  # kernels take a number
+        factor = ops.convert(scale, typeof(q).dtype)
+        q, scale = ops.mul(q, broadcast_in_dim(factor, typeof(q).shape, ())), 1.0
+    scale = 1.0 / math.sqrt(h) if scale is None else float(scale)
+    extras = [x for x in (bias, mask, lengths) if x is not None]
+    out = attention(
+        q, k, v, *extras, scale=scale, causal=bool(is_causal), window=window,
+        softcap=float(softcap), has=(bias is not None, mask is not None, lengths is not None),
+    )  # fmt: skip
+    if query_seq_lengths is not None:
+        inside = _below(as_array(query_seq_lengths), (b, t, 1, 1), 1)
+        out = ops.select(broadcast_in_dim(inside, typeof(out).shape, (0, 1, 2, 3)), out, 0.0)
+    outs = [out]
+    if return_residual:
+        given = _optional(extras, (bias is not None, mask is not None, lengths is not None))
+        logits, _, _ = _scores(q, k, *given, scale, bool(is_causal), window, float(softcap))
+        totals = logsumexp_last(logits)  # [b, kv, group, t]
+        outs.append(transpose(reshape(totals, (b, n, t)), (0, 2, 1)))
+    if ndim == 3:
+        outs = [reshape(x, typeof(x).shape[1:]) for x in outs]
+    return tuple(outs) if return_residual else outs[0]
+
+
+def _checked(q: Any, k: Any, v: Any) -> None:
+    kinds = [typeof(x) for x in (q, k, v)]
+    shapes = [a.shape for a in kinds]
+    fits = all(len(s) == 4 for s in shapes) and (
+        shapes[0][0] == shapes[1][0] == shapes[2][0]
+        and shapes[1][1:3] == shapes[2][1:3]
+        and shapes[0][3] == shapes[1][3]
+        and shapes[1][2] > 0
+        and shapes[0][2] % shapes[1][2] == 0
+    )
+    if not fits:
+        raise errors.ShapeError(
+            f"attention: query {kinds[0]}, key {kinds[1]} and value {kinds[2]} do not fit "
+            "[B, T, N, H], [B, S, K, H], [B, S, K, H] with K dividing N"
+        )
+    if len({a.dtype for a in kinds}) != 1 or not dtypes.is_float(kinds[0].dtype):
+        raise errors.DTypeError(f"attention: operands need one float dtype, got {kinds}")
+
+
+def _four(x: Any, shape: tuple[int, ...], what: str) -> Any:
+    kind = typeof(x)
+    padded = (1,) * (4 - kind.ndim) + kind.shape
+    if kind.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):
+        raise errors.ShapeError(f"attention: the {what} {kind} does not broadcast to {list(shape)}")
+    return reshape(x, padded)
+
+
+def _below(lengths: Any, shape: tuple[int, ...], axis: int) -> Any:
+    """Booleans of `shape`: position along `axis` is below its batch entry's length."""
+    lengths = ops.convert(lengths, dtypes.I32)
+    return ops.lt(iota(dtypes.I32, shape, axis), broadcast_in_dim(lengths, shape, (0,)))
+
+
+def _both(x: Any, y: Any) -> Any:
+    shape = tuple([max(m, n) for m, n in zip(typeof(x).shape, typeof(y).shape)])
+    every = tuple(range(4))
+    return ops.bitwise_and(broadcast_in_dim(x, shape, every), broadcast_in_dim(y, shape, every))

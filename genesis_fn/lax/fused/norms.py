@@ -1,0 +1,189 @@
+"""RMSNorm and LayerNorm over the last axis with a shared weight: one operation each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.primitive import typeof
+from genesis_fn.lax.fused.softmax import along_last, last, like, wide
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.reductions.reduce import reduce_sum
+from genesis_fn.primitives.shape import broadcast_in_dim
+from genesis_fn.transforms.custom.fused import fused
+
+
+def _over_rows(w: Any, x: Any) -> Any:
+    """A vector along the last axis, repeated over the rows of `x`."""
+    shape = typeof(x).shape
+    return broadcast_in_dim(w, shape, (len(shape) - 1,))
+
+
+def _mean(x: Any) -> Any:
+    return ops.mul(reduce_sum(x, last(x)), 1.0 / typeof(x).shape[-1])
+
+
+def _sum_rows(x: Any) -> Any:
+    return reduce_sum(x, tuple(range(typeof(x).ndim - 1)))
+
+
+def _f32(avals: Sequence[Any]) -> bool:
+    return all(a.dtype == dtypes.F32 for a in avals)
+
+
+# ---- RMSNorm: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019 ----
+
+
+def _torch_rms_norm(avals: Sequence[Any], *, eps: float) -> Callable | None:
+    if not _f32(avals):
+        return None
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        rstd = torch.rsqrt((x * x).mean(-1, keepdim=True).add_(eps))
+        return [(x * rstd).mul_(w)]
+
+    return run
+
+
+@fused("rms_norm", static=("eps",), rows=(True, False), precision="high", torch=_torch_rms_norm)
+def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
+    """x / sqrt(mean(x**2) + eps) * weight over the last axis, in the dtype of x."""
+    w = wide(x)
+    rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
+    return _scaled(w, rstd, weight, x)
+
+
+def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Any:
+    weight = ops.convert(weight, typeof(w).dtype)
+    return like(ops.mul(ops.mul(w, along_last(rstd, w)), _over_rows(weight, w)), x)
+
+
+def _torch_rms_norm_forward(avals: Sequence[Any], *, eps: float) -> Callable | None:
+    if not _f32(avals):
+        return None
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        rstd = torch.rsqrt((x * x).mean(-1, keepdim=True).add_(eps))
+        return [(x * rstd).mul_(w), x, w, rstd.squeeze(-1)]
+
+    return run
+
+
+@fused("rms_norm_forward", static=("eps",), torch=_torch_rms_norm_forward)
+def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> Any:
+    w = wide(x)
+    rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
+    return (_scaled(w, rstd, weight, x),), (x, weight, rstd)
+
+
+def _torch_rms_norm_backward(
+    avals: Sequence[Any], *, eps: float, needs: Sequence[bool]
+) -> Callable | None:
+    if not _f32(avals):
+        return None
+    n = avals[0].shape[-1]
+
+    def run(
+        x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, ct: torch.Tensor
+    ) -> list[torch.Tensor]:
+        rstd = rstd.unsqueeze(-1)
+        hat = x * rstd
+        dw = (ct * hat).reshape(-1, n).sum(0) if needs[1] else torch.zeros_like(w)
+        g = ct * w
+        dot = (g * hat).sum(-1, keepdim=True).div_(n)
+        return [g.addcmul_(hat, dot, value=-1).mul_(rstd), dw]
+
+    return run
+
+
+@fused("rms_norm_backward", static=("eps", "needs"), torch=_torch_rms_norm_backward)
+def _rms_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
+    x, weight, rstd = residuals
+    w, g = wide(x), wide(ct)
+    hat = ops.mul(w, along_last(rstd, w))
+    d_weight = like(_sum_rows(ops.mul(g, hat)), weight)
+    g = ops.mul(g, _over_rows(ops.convert(weight, typeof(w).dtype), w))
+    dot = along_last(_mean(ops.mul(g, hat)), w)
+    dx = ops.mul(ops.sub(g, ops.mul(hat, dot)), along_last(rstd, w))
+    return like(dx, x), d_weight
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+# ---- LayerNorm: Ba, Kiros and Hinton, "Layer Normalization", 2016 ----
+
+
+def _torch_layer_norm(avals: Sequence[Any], *, eps: float) -> Callable | None:
+    if not _f32(avals):
+        return None
+    return lambda x, w, b: [F.layer_norm(x, x.shape[-1:], w, b, eps)]
+
+
+@fused(
+    "layer_norm", static=("eps",), rows=(True, False, False), precision="high",
+    torch=_torch_layer_norm,
+)  # fmt: skip
+def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, in the dtype of x."""
+    return _layer_norm_forward.reference(x, weight, bias, eps=eps)[0][0]
+
+
+def _torch_layer_norm_forward(avals: Sequence[Any], *, eps: float) -> Callable | None:
+    if not _f32(avals):
+        return None
+
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], w, b, eps)
+        return [y, x, w, b, mean.squeeze(-1), rstd.squeeze(-1)]
+
+    return run
+
+
+@fused("layer_norm_forward", static=("eps",), torch=_torch_layer_norm_forward)
+def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+    w = wide(x)
+    mean = _mean(w)
+    d = ops.sub(w, along_last(mean, w))
+    rstd = ops.rsqrt(ops.add(_mean(ops.mul(d, d)), eps))
+    hat = ops.mul(d, along_last(rstd, w))
+    kind = typeof(w).dtype
+    y = ops.add(
+        ops.mul(hat, _over_rows(ops.convert(weight, kind), w)),
+        _over_rows(ops.convert(bias, kind), w),
+    )
+    return (like(y, x),), (x, weight, bias, mean, rstd)
+
+
+def _torch_layer_norm_backward(
+    avals: Sequence[Any], *, eps: float, needs: Sequence[bool]
+) -> Callable | None:
+    if not _f32(avals):
+        return None
+
+    def run(x: Any, w: Any, b: Any, mean: Any, rstd: Any, ct: Any) -> list[torch.Tensor]:
+        dx, dw, db = torch.ops.aten.native_layer_norm_backward(
+            ct.contiguous(), x, x.shape[-1:], mean.unsqueeze(-1), rstd.unsqueeze(-1), w, b,
+            [True, True, True],
+        )  # fmt: skip
+        return [dx, dw, db]
+
+    return run
+
+
+@fused("layer_norm_backward", static=("eps", "needs"), torch=_torch_layer_norm_backward)
+def _layer_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
+    x, weight, bias, mean, rstd = residuals
+    w, g = wide(x), wide(ct)
+    hat = ops.mul(ops.sub(w, along_last(mean, w)), along_last(rstd, w))
+    d_weight, d_bias = _sum_rows(ops.mul(g, hat)), _sum_rows(g)
+    g = ops.mul(g, _over_rows(ops.convert(weight, typeof(w).dtype), w))
+    dot, mean_g = along_last(_mean(ops.mul(g, hat)), w), along_last(_mean(g), w)
+    dx = ops.mul(ops.sub(ops.sub(g, mean_g), ops.mul(hat, dot)), along_last(rstd, w))
+    return like(dx, x), like(d_weight, weight), like(d_bias, bias)
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)

@@ -1,0 +1,1 @@
+"""Arrays made, converted and looked at; their methods."""

@@ -1,0 +1,1 @@
+"""Indexing, updates, and selection by positions and conditions."""

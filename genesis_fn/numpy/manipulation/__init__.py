@@ -1,0 +1,1 @@
+"""Elements moved, joined, sorted and told apart."""

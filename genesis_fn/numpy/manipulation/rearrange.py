@@ -1,0 +1,197 @@
+"""Arrays with their elements repeated, moved, inserted or removed."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes
+from genesis_fn.core.array import Array
+from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.numpy.arrays.conversion import concrete, host
+from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.numpy.indices.selection import take
+from genesis_fn.numpy.manipulation.shape import (
+    broadcast_to,
+    concatenate,
+    front_axes,
+    moveaxis,
+    ndim,
+    on_axis,
+    ravel,
+)
+from genesis_fn.numpy.manipulation.sorting import argsort, searchsorted, sort
+from genesis_fn.numpy.mathematics.composed import remainder, where
+from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum
+from genesis_fn.numpy.promotion import broadcast, value
+from genesis_fn.primitives import shape as p
+from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.indexing.indexing import dynamic_slice_in_dim
+from genesis_fn.primitives.reductions.cumulative import cumsum
+from genesis_fn.primitives.shape import canonical_axes, canonical_axis
+
+
+def repeat(
+    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Any:
+    """Each element (or slice along `axis`) of `a` repeated `repeats` times, in order.
+
+    Traced `repeats` need `total_repeat_length`; the last element fills what is left over.
+    """
+    a, axis = on_axis("repeat", a, axis)
+    n = a.aval.shape[axis]
+    traced = isinstance(repeats, Tracer) and repeats.concrete() is None
+    if not traced:
+        counts = (
+            host(concrete(repeats, "index")) if isinstance(repeats, (Array, Tracer)) else repeats
+        )
+        counts = np.asarray(counts)
+        if counts.ndim == 0 or counts.size == 1:
+            count = int(counts.reshape(()))
+            if total_repeat_length is None:
+                front, back = a.aval.shape[:axis], a.aval.shape[axis + 1 :]
+                wide = p.broadcast_in_dim(
+                    a, (*front, n, count, *back),
+                    [*range(axis + 1), *range(axis + 2, a.ndim + 1)],
+                )  # fmt: skip
+                return p.reshape(wide, (*front, n * count, *back))
+            counts = np.full(n, count)
+        if counts.shape != (n,):
+            raise ValueError(f"repeat: {counts.shape} repeats for {n} elements along axis {axis}")
+        positions = np.repeat(np.arange(n), counts)
+        if total_repeat_length is not None:
+            positions = positions[:total_repeat_length]
+            missing = total_repeat_length - len(positions)
+            positions = np.concatenate([positions, np.full(missing, max(n - 1, 0), np.int64)])
+        index: Any = asarray(positions.astype(np.int32))
+    else:
+        if total_repeat_length is None:
+            concrete(repeats, "index")
+
+        ends = cumsum(broadcast(repeats, (n,)), 0)
+        places = p.iota(dtypes.I32, total_repeat_length)  # pyright: ignore[reportArgumentType]
+
+        index = minimum(searchsorted(ends, places, side="right"), n - 1)
+
+    return take(a, index, axis, mode="clip")
+
+
+def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    """`a` with elements moved cyclically by `shift` along `axis` (flattened for None)."""
+    a = value(a, "roll")
+    if axis is None:
+        return p.reshape(roll(ravel(a), shift, 0), a.aval.shape)
+    axes = canonical_axes(axis, a.ndim, "roll") if isinstance(axis, int) else tuple(
+        [canonical_axis(x, a.ndim, "roll") for x in axis]
+    )  # fmt: skip
+    shifts = list(shift) if ndim(shift) else [shift] * len(axes)
+    if len(axes) == 1 and len(shifts) > 1:
+        axes = axes * len(shifts)
+    if len(shifts) != len(axes):
+        raise ValueError(f"roll: {len(shifts)} shifts for {len(axes)} axes")
+    for s, ax in zip(shifts, axes):
+        n = a.aval.shape[ax]
+        if n < 2:
+            continue
+        if isinstance(s, Tracer) and s.concrete() is None:
+            start = remainder(-s, n)
+            a = dynamic_slice_in_dim(concatenate([a, a], ax), start, n, ax)
+            continue
+        s = operator.index(s) % n
+        if s:
+            head, tail = p.split(a, (n - s, s), ax)
+            a = p.concatenate([tail, head], ax)
+    return a
+
+
+# ---- inserting and removing ----
+
+
+def kept(x: Any, positions: Any, axis: int) -> Any:
+    """The elements of `x` at the known `positions` along `axis`."""
+
+    return take(x, asarray(np.asarray(positions, np.int32)), axis, mode="clip")
+
+
+def delete(
+    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
+) -> Any:
+    """`arr` without the slices at index, slice or indices `obj` along `axis`; None flattens.
+
+    The indices must be known while tracing, unless `obj` is a traced scalar, or
+    `assume_unique_indices` says that no two are the same.
+    """
+    x, axis = on_axis("delete", arr, axis)
+    n = x.aval.shape[axis]
+    if _is_traced(obj) and obj.ndim == 0:
+        places = p.iota(dtypes.I32, n - 1)
+        i = where(obj < 0, obj + n, obj)
+        return take(x, places + (places >= i), axis, mode="clip")
+    if assume_unique_indices and _is_traced(obj) and dtypes.is_integer(obj.dtype):
+        count = obj.size
+        gone = sort(ravel(where(obj < 0, obj + n, obj))) - p.iota(obj.dtype, count)
+        places = p.iota(dtypes.I32, n - count)
+        return take(x, places + searchsorted(gone, places, "right"), axis, mode="clip")
+    if not isinstance(obj, slice):
+        obj = host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
+        if obj.size == 0:
+            obj = obj.astype(np.int64)
+    return kept(x, np.delete(np.arange(n), obj), axis)
+
+
+def _is_traced(x: Any) -> bool:
+    return isinstance(x, Tracer) and x.concrete() is None
+
+
+def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
+    """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens.
+
+    Indices outside are an error where they are known, and clamped where they are traced.
+    """
+    x, axis = on_axis("insert", arr, axis)
+    n = x.aval.shape[axis]
+    if isinstance(obj, slice):
+        places = np.arange(*obj.indices(n))
+    elif _is_traced(obj):
+        if not dtypes.is_integer(obj.dtype):
+            raise TypeError(f"insert: the indices must be integers, got {obj.aval}")
+        places = obj
+    else:
+        places = (
+            host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
+        )
+    new = convert(asarray(values), x.dtype)
+    scalar = places.ndim == 0 or places.size == 1
+    if places.ndim == 0:
+        # NumPy: a scalar index inserts the values as given, with their leading axis at `axis`.
+        new = moveaxis(front_axes(new, x.ndim), 0, axis) if new.ndim else front_axes(new, x.ndim)
+    new = front_axes(new, x.ndim)
+    count = new.aval.shape[axis] if scalar else places.size
+    shape = list(x.aval.shape)
+    shape[axis] = count
+    new = broadcast_to(new, shape)
+    if places is obj and _is_traced(obj):
+        at = ravel(minimum(maximum(where(places < 0, places + n, places), 0), n))
+        # A new slice belongs before the one at its index, after what was inserted there earlier.
+        order = concatenate([2 * p.iota(at.dtype, n) + 1, broadcast_to(2 * at, (count,))])
+        return take(concatenate([x, new], axis), argsort(order), axis, mode="clip")
+    origin = np.insert(np.arange(n), np.repeat(places.reshape(-1), count) if scalar else places,
+                       n + np.arange(count))  # fmt: skip
+    return with_weak(kept(concatenate([x, new], axis), origin, axis), x.weak)
+
+
+def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+    """An array without leading ("f") and trailing ("b") zeros along every axis; needs concrete
+    values."""
+    x = value(filt, "trim_zeros")
+    found = np.nonzero(host(concrete(x, "index")))
+    if not found or not found[0].size:
+        return p.slice(x, (0,) * x.ndim, (0,) * x.ndim)
+    first = [int(i.min()) if "f" in trim.lower() else 0 for i in found]
+    last = [int(i.max()) + 1 if "b" in trim.lower() else n for i, n in zip(found, x.aval.shape)]
+    return p.slice(x, first, last)
+
+
+# ---- padding ----

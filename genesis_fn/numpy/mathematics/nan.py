@@ -1,0 +1,145 @@
+"""Reductions that leave NaN out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.core import dtypes
+from genesis_fn.numpy.manipulation.shape import broadcast_to
+from genesis_fn.numpy.mathematics import reductions as r
+from genesis_fn.numpy.mathematics.composed import isnan, where, where as _chosen
+from genesis_fn.numpy.mathematics.ufuncs import (
+    greater,
+    logical_and,
+    logical_not,
+    real,
+    sqrt,
+    subtract,
+)
+from genesis_fn.numpy.promotion import inexact_dtype, promote_arrays, strong, value
+from genesis_fn.primitives import elementwise as p
+
+
+def _filled(a: Any, otherwise: float) -> Any:
+    """`a` with NaN replaced."""
+    a = value(a)
+    return where(isnan(a), otherwise, a) if dtypes.is_inexact(a.dtype) else a
+
+
+def nansum(
+    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
+    initial: Any = None, where: Any = None,
+) -> Any:  # fmt: skip
+    """The sum over `axis`, NaN counting as 0."""
+    return r.sum(_filled(a, 0.0), axis, dtype, out, keepdims, initial, where)
+
+
+def nanprod(
+    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
+    initial: Any = None, where: Any = None,
+) -> Any:  # fmt: skip
+    """The product over `axis`, NaN counting as 1."""
+    return r.prod(_filled(a, 1.0), axis, dtype, out, keepdims, initial, where)
+
+
+def nancumsum(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
+    """`cumsum` with NaN counting as 0."""
+    return r.cumsum(_filled(a, 0.0), axis, dtype, out)
+
+
+def nancumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
+    """`cumprod` with NaN counting as 1."""
+    return r.cumprod(_filled(a, 1.0), axis, dtype, out)
+
+
+def _extreme(
+    reduce: Callable, worst: float, a: Any, axis: Any, out: None, keepdims: bool, initial: Any,
+    where_: Any,
+) -> Any:  # fmt: skip
+    a = value(a)
+    x = reduce(_filled(a, worst), axis, out, keepdims, initial, where_)
+    if not dtypes.is_inexact(a.dtype) or initial is not None:
+        return x
+    return where(r.all(isnan(a), axis, keepdims=keepdims), math.nan, x)
+
+
+def nanmax(
+    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None,
+    where: Any = None,
+) -> Any:  # fmt: skip
+    """The maximum over `axis` of what is not NaN; NaN where all is."""
+    return _extreme(r.max, -math.inf, a, axis, out, keepdims, initial, where)
+
+
+def nanmin(
+    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None,
+    where: Any = None,
+) -> Any:  # fmt: skip
+    """The minimum over `axis` of what is not NaN; NaN where all is."""
+    return _extreme(r.min, math.inf, a, axis, out, keepdims, initial, where)
+
+
+def nanargmax(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> Any:
+    """The position of the maximum of what is not NaN; -1 where all is NaN."""
+    a = value(a)
+    x = r.argmax(_filled(a, -math.inf), axis, out, keepdims)
+    return where(r.all(isnan(a), axis, keepdims=bool(keepdims)), -1, x)
+
+
+def nanargmin(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> Any:
+    """The position of the minimum of what is not NaN; -1 where all is NaN."""
+    a = value(a)
+    x = r.argmin(_filled(a, math.inf), axis, out, keepdims)
+    return where(r.all(isnan(a), axis, keepdims=bool(keepdims)), -1, x)
+
+
+def _present(a: Any, mask: Any) -> Any:
+    there = logical_not(isnan(a))
+    return there if mask is None else logical_and(there, mask)
+
+
+def nanmean(
+    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
+    where: Any = None,
+) -> Any:  # fmt: skip
+    """The mean over `axis` of what is not NaN."""
+    (a,) = promote_arrays("nanmean", (value(a),), inexact=True)
+    return r.mean(a, axis, dtype, out, keepdims, where=_present(a, where))
+
+
+def nanvar(
+    a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0,
+    keepdims: bool = False, where: Any = None,
+) -> Any:  # fmt: skip
+    """The variance over `axis` of what is not NaN; NaN where too few elements are left."""
+    (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
+    mask = _present(a, where)
+    d = inexact_dtype(a.dtype) if dtype is None else dtypes.dtype(dtype)
+    # What is left out must not reach the squares: their derivatives would be NaN.
+    wide = _chosen(mask, p.convert(a, dtypes.F32 if d.itemsize < 4 else d), 0)
+    center = r.mean(wide, axis, keepdims=True, where=mask)
+    centered = subtract(wide, center)
+    if dtypes.is_complex(centered.dtype):
+        squares = p.square(p.real(centered)) + p.square(p.imag(centered))
+    else:
+        squares = p.square(centered)
+    shape = squares.aval.shape
+    count = r.sum(broadcast_to(mask, shape), axis, dtypes.I32, keepdims=keepdims)
+    total = r.sum(squares, axis, keepdims=keepdims, where=mask)
+    # Where no degree of freedom is left nothing depends on the elements, as in JAX.
+    degrees = subtract(count, ddof)
+    left = greater(degrees, 0)
+    variance = _chosen(left, total / _chosen(left, degrees, 1), math.nan)
+    variance = p.convert(variance, dtypes.real_of(d))
+    return strong(variance if dtype is None else p.convert(variance, d))
+
+
+def nanstd(
+    a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0,
+    keepdims: bool = False, where: Any = None,
+) -> Any:  # fmt: skip
+    """The standard deviation over `axis` of what is not NaN."""
+    variance = nanvar(a, axis, dtype, out, ddof, keepdims, where)
+    return p.convert(sqrt(real(variance)), variance.dtype)

@@ -1,0 +1,328 @@
+"""Elementwise functions of one and two arrays that are one primitive each, after promotion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array
+from genesis_fn.core.diagnostics.source_info import where as user_line
+from genesis_fn.core.primitive import SCALARS, bind, with_weak
+from genesis_fn.numpy.promotion import (
+    inexact_value,
+    is_operand,
+    is_weak,
+    operands,
+    promote_arrays,
+    promoted,
+    scalar_as,
+    strong,
+    strong_array,
+    value,
+)
+from genesis_fn.primitives import elementwise as p
+from genesis_fn.primitives.factories import full, zeros as zeros_of
+
+_FLOAT_KINDS = frozenset(dtypes.FLOATS)
+_REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
+
+
+def _function(call: Callable, name: str, doc: str) -> Callable:
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
+
+
+def located(error: errors.GenesisError) -> errors.GenesisError:
+    """A shape or dtype error with the user's line."""
+    if "\n  at " in str(error):
+        return error
+    return type(error)(f"{error}\n  at {user_line(depth=4).describe()}")
+
+
+def binary(
+    name: str, call: Callable, doc: str, inexact: bool = False, of_complex: Callable | None = None
+) -> Callable[[Any, Any], Any]:
+    """The NumPy-style function of a two-operand primitive; its `.method` and `.reflected` are the
+    operators, which return NotImplemented for operands that are not arrays or numbers.
+
+    `of_complex` serves complex operands that the primitive does not take.
+    """
+    prim = call.prim  # type: ignore[attr-defined]
+    kinds = _FLOAT_KINDS if inexact else _REAL_KINDS
+    guarded = inexact or of_complex is not None
+    # Where a scalar of that type can meet an array of that dtype without any check.
+    direct: dict[Any, type] = dict.fromkeys(_FLOAT_KINDS, float)
+    if not inexact:
+        direct[dtypes.BOOL] = bool
+
+    def slow(x: Any, y: Any) -> Any:
+        try:
+            x, y = operands(name, (x, y), inexact)
+        except (errors.ShapeError, errors.DTypeError) as error:
+            raise located(error) from None
+        if of_complex is not None and _is_complex(x, y):
+            return of_complex(x, y)
+        return bind(prim, x, y)
+
+    def function(x: Any, y: Any, /) -> Any:
+        if type(x) is Array and not (guarded and x.sig.aval.dtype not in kinds):
+            if type(y) is Array:
+                if x.sig is y.sig:
+                    return bind(prim, x, y)
+            elif (kind := direct.get(x.sig.aval.dtype)) is not None:
+                if type(y) is kind:
+                    return bind(prim, x, y)
+                if type(y) is int and kind is float:
+                    return bind(prim, x, float(y))
+        return slow(x, y)
+
+    def method(self: Any, other: Any) -> Any:
+        if type(self) is Array and type(other) is Array and self.sig is other.sig:
+            if not (guarded and self.sig.aval.dtype not in kinds):
+                return bind(prim, self, other)
+        elif not is_operand(other):
+            return NotImplemented
+        return function(self, other)
+
+    def reflected(self: Any, other: Any) -> Any:
+        if type(self) is Array and direct.get(self.sig.aval.dtype) is type(other):
+            return bind(prim, other, self)
+        return slow(other, self) if is_operand(other) else NotImplemented
+
+    function.method, function.reflected = method, reflected  # type: ignore[attr-defined]
+    return _function(function, name, doc)
+
+
+def unary(
+    name: str,
+    call: Callable,
+    doc: str,
+    inexact: bool = False,
+    identity: Callable[[dtypes.DType], bool] | None = None,
+) -> Callable[[Any], Any]:
+    """The NumPy-style function of a one-operand primitive; dtypes of `identity` pass through."""
+
+    def function(x: Any, /) -> Any:
+        x = inexact_value(x, name) if inexact else value(x, name)
+        d = x.aval.dtype
+        if identity is not None and identity(d) and not dtypes.is_key(d):
+            return x
+        return call(x)
+
+    return _function(function, name, doc)
+
+
+def _is_complex(x: Any, y: Any) -> bool:
+    return dtypes.is_complex((y if type(x) in SCALARS else x).aval.dtype)
+
+
+def _ordered(strictly: Callable, last: Callable) -> Callable[[Any, Any], Any]:
+    """The comparison of complex numbers by real part, then by imaginary part."""
+
+    def compare(x: Any, y: Any) -> Any:
+        (a, b), (c, d) = _parts(x), _parts(y)
+        return p.bitwise_or(strictly(a, c), p.bitwise_and(p.eq(a, c), last(b, d)))
+
+    return compare
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    return (x.real, x.imag) if type(x) in SCALARS else (p.real(x), p.imag(x))
+
+
+def _chosen(before: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Of two complex numbers the one that comes first by `before`; the first that is NaN."""
+
+    def choose(x: Any, y: Any) -> Any:
+        first = before(x, y)
+        if type(x) not in SCALARS:
+            first = p.bitwise_or(first, p.ne(x, x))
+        elif x != x:
+            return full(y.aval.shape, x, y.aval.dtype)
+        if type(y) not in SCALARS:
+            first = p.bitwise_and(first, p.bitwise_or(p.eq(y, y), p.ne(x, x)))
+        elif y != y:
+            first = p.ne(x, x)
+        return p.select(first, x, y)
+
+    return choose
+
+
+_less, _less_equal = _ordered(p.lt, p.lt), _ordered(p.lt, p.le)
+_greater, _greater_equal = _ordered(p.gt, p.gt), _ordered(p.gt, p.ge)
+
+
+def _exact(d: dtypes.DType) -> bool:
+    return not dtypes.is_inexact(d)
+
+
+def _real(d: dtypes.DType) -> bool:
+    return not dtypes.is_complex(d)
+
+
+# ---- arithmetic ----
+
+add = binary("add", p.add, "x + y, elementwise.")
+subtract = binary("subtract", p.sub, "x - y, elementwise.")
+multiply = binary("multiply", p.mul, "x * y, elementwise.")
+divide = binary("divide", p.div, "x / y, elementwise, in a floating dtype.", inexact=True)
+true_divide = divide
+maximum = binary(
+    "maximum", p.max, "The larger of x and y, elementwise; NaN propagates.",
+    of_complex=_chosen(_greater_equal),
+)  # fmt: skip
+minimum = binary(
+    "minimum", p.min, "The smaller of x and y, elementwise; NaN propagates.",
+    of_complex=_chosen(_less_equal),
+)  # fmt: skip
+arctan2 = binary("arctan2", p.atan2, "The angle of the point (y, x), in radians.", inexact=True)
+atan2 = arctan2
+nextafter = binary("nextafter", p.nextafter, "The next float after x towards y.", inexact=True)
+
+negative = unary("negative", p.neg, "-x, elementwise.")
+absolute = unary(
+    "absolute", p.abs, "|x|, elementwise; real for complex x.",
+    identity=lambda d: d == dtypes.BOOL or dtypes.is_unsigned(d),
+)  # fmt: skip
+abs = absolute  # noqa: A001
+fabs = unary("fabs", p.abs, "|x|, elementwise, in a floating dtype.", inexact=True)
+sign = unary("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x.")
+reciprocal = unary("reciprocal", p.reciprocal, "1 / x, elementwise.", inexact=True)
+
+
+def square(x: Any, /) -> Any:
+    """x * x, elementwise; of booleans, as int32."""
+    x = value(x, "square")
+    return p.square(promoted(x, dtypes.I32) if x.aval.dtype == dtypes.BOOL else x)
+
+
+def positive(x: Any, /) -> Any:
+    """+x: `x` itself."""
+    x = value(x, "positive")
+    if x.aval.dtype == dtypes.BOOL:
+        raise located(errors.DTypeError(f"positive takes numbers, got {x.aval}"))
+    return x
+
+
+# ---- exponentials, trigonometry ----
+
+exp = unary("exp", p.exp, "e to the power x, elementwise.", inexact=True)
+exp2 = unary("exp2", p.exp2, "2 to the power x, elementwise.", inexact=True)
+expm1 = unary("expm1", p.expm1, "exp(x) - 1, accurate near 0.", inexact=True)
+log = unary("log", p.log, "The natural logarithm, elementwise.", inexact=True)
+log1p = unary("log1p", p.log1p, "log(1 + x), accurate near 0.", inexact=True)
+sqrt = unary("sqrt", p.sqrt, "The square root, elementwise.", inexact=True)
+cbrt = unary("cbrt", p.cbrt, "The cube root, elementwise.", inexact=True)
+sin = unary("sin", p.sin, "The sine, elementwise.", inexact=True)
+cos = unary("cos", p.cos, "The cosine, elementwise.", inexact=True)
+tan = unary("tan", p.tan, "The tangent, elementwise.", inexact=True)
+arcsin = asin = unary("arcsin", p.asin, "The inverse sine, elementwise.", inexact=True)
+arccos = acos = unary("arccos", p.acos, "The inverse cosine, elementwise.", inexact=True)
+arctan = atan = unary("arctan", p.atan, "The inverse tangent, elementwise.", inexact=True)
+sinh = unary("sinh", p.sinh, "The hyperbolic sine, elementwise.", inexact=True)
+cosh = unary("cosh", p.cosh, "The hyperbolic cosine, elementwise.", inexact=True)
+tanh = unary("tanh", p.tanh, "The hyperbolic tangent, elementwise.", inexact=True)
+arcsinh = asinh = unary("arcsinh", p.asinh, "The inverse hyperbolic sine.", inexact=True)
+arccosh = acosh = unary("arccosh", p.acosh, "The inverse hyperbolic cosine.", inexact=True)
+arctanh = atanh = unary("arctanh", p.atanh, "The inverse hyperbolic tangent.", inexact=True)
+
+# ---- rounding and parts ----
+
+floor = unary(
+    "floor", p.floor, "The largest integer <= x; integers are unchanged.", identity=_exact
+)
+ceil = unary("ceil", p.ceil, "The smallest integer >= x; integers are unchanged.", identity=_exact)
+trunc = unary("trunc", p.trunc, "x without its fraction; integers are unchanged.", identity=_exact)
+real = unary("real", p.real, "The real part.", identity=_real)
+conj = unary("conj", p.conj, "The complex conjugate.", identity=_real)
+conjugate = conj
+
+
+def rint(x: Any, /) -> Any:
+    """The nearest integer, ties to even; of integers and booleans, as float32."""
+    x = value(x, "rint")
+    if dtypes.is_complex(x.aval.dtype):
+        return p.complex_(p.round_even(p.real(x)), p.round_even(p.imag(x)))
+    if dtypes.is_inexact(x.aval.dtype):
+        return p.round_even(x)
+    return strong(p.convert(x, dtypes.F32))
+
+
+def imag(x: Any, /) -> Any:
+    """The imaginary part: zeros for real x."""
+    x = value(x, "imag")
+    real = not dtypes.is_complex(x.aval.dtype) and not dtypes.is_key(x.aval.dtype)
+    return with_weak(zeros_of(x.aval), x.weak) if real else p.imag(x)
+
+
+# ---- comparison ----
+
+equal = binary("equal", p.eq, "x == y, elementwise.")
+not_equal = binary("not_equal", p.ne, "x != y, elementwise.")
+less = binary("less", p.lt, "x < y, elementwise.", of_complex=_less)
+less_equal = binary("less_equal", p.le, "x <= y, elementwise.", of_complex=_less_equal)
+greater = binary("greater", p.gt, "x > y, elementwise.", of_complex=_greater)
+greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.", of_complex=_greater_equal)
+
+
+def isfinite(x: Any, /) -> Any:
+    """Whether x is neither infinite nor NaN, elementwise."""
+    x = value(x, "isfinite")
+    if dtypes.is_inexact(x.aval.dtype):
+        return p.is_finite(x)
+    return truth(full(x.aval.shape, True, dtypes.BOOL))
+
+
+# ---- logic and bits ----
+
+
+def truth(x: Any) -> Any:
+    """x != 0 as booleans; booleans pass through."""
+    x = value(x)
+    return x if x.aval.dtype == dtypes.BOOL else strong_array(p.ne(x, scalar_as(0, x.aval.dtype)))
+
+
+def _logical(name: str, function: Callable, doc: str) -> Callable[[Any, Any], Any]:
+    def call(x: Any, y: Any, /) -> Any:
+        result = function(truth(x), truth(y))
+        if not result.aval.shape and (is_weak(x) or is_weak(y)):
+            result = with_weak(result, promote_arrays(name, (x, y))[0].weak)
+        return result
+
+    return _function(call, name, doc)
+
+
+bitwise_and = binary("bitwise_and", p.bitwise_and, "x & y, bit by bit.")
+bitwise_or = binary("bitwise_or", p.bitwise_or, "x | y, bit by bit.")
+bitwise_xor = binary("bitwise_xor", p.bitwise_xor, "x ^ y, bit by bit.")
+bitwise_not = unary("bitwise_not", p.bitwise_not, "~x, bit by bit.")
+invert = bitwise_invert = bitwise_not
+bitwise_count = unary(
+    "bitwise_count", lambda x: p.convert(p.population_count(p.abs(x)), dtypes.U8),
+    "The number of set bits of |x|, as uint8.",
+)  # fmt: skip
+left_shift = binary("left_shift", p.shift_left, "x << y, elementwise.")
+bitwise_left_shift = left_shift
+logical_and = _logical("logical_and", bitwise_and, "Whether x and y are both nonzero.")
+logical_or = _logical("logical_or", bitwise_or, "Whether x or y is nonzero.")
+logical_xor = _logical("logical_xor", bitwise_xor, "Whether exactly one of x and y is nonzero.")
+
+
+def logical_not(x: Any, /) -> Any:
+    """Whether x is zero, elementwise."""
+    return p.bitwise_not(truth(x))
+
+
+def right_shift(x: Any, y: Any, /) -> Any:
+    """x >> y, elementwise: the sign is kept for signed integers."""
+    try:
+        x, y = operands("right_shift", (x, y))
+    except (errors.ShapeError, errors.DTypeError) as error:
+        raise located(error) from None
+    d = (x if type(x) not in SCALARS else y).aval.dtype
+    return (p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic)(x, y)
+
+
+bitwise_right_shift = right_shift

@@ -1,0 +1,1 @@
+"""Optimizers by name, and the transformations that they are known for."""

@@ -1,0 +1,607 @@
+"""Transformations that divide updates by running statistics: Adam and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import abs_sq, one_minus_power, safe_increment
+from genesis_fn.optim.transforms.transform import moment
+from genesis_fn.optim.tree_map_updates import (
+    init_leaves,
+    init_moments,
+    map_updates,
+    wide_dtype,
+    zero_count,
+)
+
+
+def init_squares(params: Any, value: Any = 0.0) -> Any:
+    """Arrays of `value` for second moments: real, also for complex parameters."""
+    return init_leaves(
+        lambda p: jnp.full(p.shape, value, dtype=dtypes.real_of(wide_dtype(p.dtype))), params
+    )
+
+
+class ScaleByRssState(NamedTuple):
+    """The sum of squared updates."""
+
+    sum_of_squares: Any
+
+
+def scale_by_rss(
+    initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
+) -> base.GradientTransformation:
+    """g / sqrt(sum of all g**2 + eps) (Adagrad, Duchi et al. 2011); 0 while that sum is 0."""
+
+    def init(params: Any) -> ScaleByRssState:
+        return ScaleByRssState(init_squares(params, initial_accumulator_value))
+
+    def update(updates: Any, state: ScaleByRssState, params: Any = None) -> tuple:
+        def leaf(g: Any, total: Any) -> tuple:
+            total = total + abs_sq(g)
+            return jnp.where(total > 0, g / jnp.sqrt(total + eps), 0.0), total
+
+        updates, total = map_updates(leaf, updates, state.sum_of_squares)
+        return updates, ScaleByRssState(total)
+
+    return base.GradientTransformation(init, update, state=ScaleByRssState)
+
+
+class ScaleByRmsState(NamedTuple):
+    """The second moment."""
+
+    nu: Any
+
+
+class ScaleByRmsWithCountState(NamedTuple):
+    """Steps taken and the second moment."""
+
+    count: Any
+    nu: Any
+
+
+class ScaleByRStdDevState(NamedTuple):
+    """The first and second moments."""
+
+    mu: Any
+    nu: Any
+
+
+class ScaleByRStdDevWithCountState(NamedTuple):
+    """Steps taken and the first and second moments."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+def _over_root(g: Any, nu: Any, eps: Any, eps_in_sqrt: bool) -> Any:
+    return g / jnp.sqrt(nu + eps) if eps_in_sqrt else g / (jnp.sqrt(nu) + eps)
+
+
+def scale_by_rms(
+    decay: Any = 0.9,
+    eps: Any = 1e-8,
+    initial_scale: Any = 0.0,
+    eps_in_sqrt: bool = True,
+    bias_correction: bool = False,
+) -> base.GradientTransformation:
+    """g / sqrt(mean of g**2 + eps), a moving mean (RMSProp, Hinton 2012)."""
+
+    def init(params: Any) -> Any:
+        nu = init_squares(params, initial_scale)
+        return (
+            ScaleByRmsWithCountState(zero_count(), nu) if bias_correction else ScaleByRmsState(nu)
+        )
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+        count = safe_increment(state.count) if bias_correction else None
+        correction = one_minus_power(decay, count)
+
+        def leaf(g: Any, nu: Any) -> tuple:
+            nu = moment(abs_sq(g), nu, decay)
+            hat = nu / correction(nu.dtype) if bias_correction else nu
+            return _over_root(g, hat, eps, eps_in_sqrt), nu
+
+        updates, nu = map_updates(leaf, updates, state.nu)
+        return updates, (
+            ScaleByRmsWithCountState(count, nu) if bias_correction else ScaleByRmsState(nu)
+        )
+
+    kind = ScaleByRmsWithCountState if bias_correction else ScaleByRmsState
+    return base.GradientTransformation(init, update, state=kind)
+
+
+def scale_by_stddev(
+    decay: Any = 0.9,
+    eps: Any = 1e-8,
+    initial_scale: Any = 0.0,
+    eps_in_sqrt: bool = True,
+    bias_correction: bool = False,
+) -> base.GradientTransformation:
+    """g / sqrt(variance of g + eps), a moving variance (centred RMSProp)."""
+
+    def init(params: Any) -> Any:
+        mu, nu = init_moments(params), init_squares(params, initial_scale)
+        if bias_correction:
+            return ScaleByRStdDevWithCountState(zero_count(), mu, nu)
+        return ScaleByRStdDevState(mu, nu)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+        count = safe_increment(state.count) if bias_correction else None
+        correction = one_minus_power(decay, count)
+
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+            mu, nu = moment(g, mu, decay), moment(abs_sq(g), nu, decay)
+            c = correction(nu.dtype) if bias_correction else 1.0
+            return _over_root(g, nu / c - abs_sq(mu / c), eps, eps_in_sqrt), mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        if bias_correction:
+            return updates, ScaleByRStdDevWithCountState(count, mu, nu)
+        return updates, ScaleByRStdDevState(mu, nu)
+
+    kind = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState
+    return base.GradientTransformation(init, update, state=kind)
+
+
+class ScaleByAdamState(NamedTuple):
+    """Steps taken and the first and second moments."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+def first_moment(b1: Any, count: Any, nesterov: bool) -> Callable[[Any, Any], Any]:
+    """f(g, mu): mu without its bias towards zero, looking one step ahead with `nesterov`."""
+    now = one_minus_power(b1, count)
+    if not nesterov:
+        return lambda g, mu: mu / now(mu.dtype)
+    ahead = one_minus_power(b1, safe_increment(count))
+    return lambda g, mu: b1 * (mu / ahead(mu.dtype)) + (1 - b1) * (g / now(mu.dtype))
+
+
+def scale_by_adam(
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = False,
+) -> base.GradientTransformation:
+    """mu_hat / (sqrt(nu_hat + eps_root) + eps) (Kingma & Ba 2014; with `nesterov`, Dozat 2016).
+
+    mu and nu are the moving means of g and |g|**2; hats divide by 1 - b**step.
+    """
+
+    def init(params: Any) -> ScaleByAdamState:
+        return ScaleByAdamState(
+            zero_count(), init_moments(params, dtype=mu_dtype), init_squares(params)
+        )
+
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
+
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+            mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
+            root = jnp.sqrt(nu / second(nu.dtype) + eps_root)
+            return first(g, mu) / (root + eps), mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        return updates, ScaleByAdamState(count, mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
+
+
+class ScaleByAmsgradState(NamedTuple):
+    """Steps taken, the first and second moments, and the largest second moment so far."""
+
+    count: Any
+    mu: Any
+    nu: Any
+    nu_max: Any
+
+
+def scale_by_amsgrad(
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+) -> base.GradientTransformation:
+    """Adam dividing by the largest nu_hat so far (Reddi et al. 2018)."""
+
+    def init(params: Any) -> ScaleByAmsgradState:
+        mu = init_moments(params, dtype=mu_dtype)
+        return ScaleByAmsgradState(zero_count(), mu, init_squares(params), init_squares(params))
+
+    def update(updates: Any, state: ScaleByAmsgradState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        c1, c2 = one_minus_power(b1, count), one_minus_power(b2, count)
+
+        def leaf(g: Any, mu: Any, nu: Any, largest: Any) -> tuple:
+            mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
+            first = mu / c1(mu.dtype) if bias_correction_mu else mu
+            largest = jnp.maximum(largest, nu / c2(nu.dtype) if bias_correction_nu else nu)
+            return first / (jnp.sqrt(largest + eps_root) + eps), mu, nu, largest
+
+        updates, *moments = map_updates(leaf, updates, state.mu, state.nu, state.nu_max)
+        return updates, ScaleByAmsgradState(count, *moments)
+
+    return base.GradientTransformation(init, update, state=ScaleByAmsgradState)
+
+
+def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> base.GradientTransformation:
+    """mu_hat / nu with nu = max(|g| + eps, b2 * nu) (Kingma & Ba 2014)."""
+
+    def init(params: Any) -> ScaleByAdamState:
+        return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
+
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        first = first_moment(b1, count, False)
+
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+            mu, nu = moment(g, mu, b1), jnp.maximum(jnp.abs(g) + eps, b2 * nu)
+            return first(g, mu) / nu, mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        return updates, ScaleByAdamState(count, mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
+
+
+class ScaleByBeliefState(NamedTuple):
+    """Steps taken, the first moment, and the moving mean of the squared surprise."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+def scale_by_belief(
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-16,
+    eps_root: Any = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> base.GradientTransformation:
+    """Adam dividing by the moving mean of |g - mu|**2 (AdaBelief, Zhuang et al. 2020)."""
+
+    def init(params: Any) -> ScaleByBeliefState:
+        return ScaleByBeliefState(zero_count(), init_moments(params), init_squares(params))
+
+    def update(updates: Any, state: ScaleByBeliefState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
+
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+            mu = moment(g, mu, b1)
+            nu = moment(abs_sq(g - mu), nu, b2) + eps_root
+            return first(g, mu) / (jnp.sqrt(nu / second(nu.dtype)) + eps), mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        return updates, ScaleByBeliefState(count, mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleByBeliefState)
+
+
+def scale_by_yogi(
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-3,
+    eps_root: Any = 0.0,
+    initial_accumulator_value: Any = 1e-6,
+) -> base.GradientTransformation:
+    """Adam whose nu moves by (1 - b2) * g**2 towards g**2 (Zaheer et al. 2018)."""
+
+    def init(params: Any) -> ScaleByAdamState:
+        mu = init_moments(params, initial_accumulator_value)
+        return ScaleByAdamState(zero_count(), mu, init_squares(params, initial_accumulator_value))
+
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        first, second = first_moment(b1, count, False), one_minus_power(b2, count)
+
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+            square = abs_sq(g)
+            mu, nu = moment(g, mu, b1), nu - (1 - b2) * jnp.sign(nu - square) * square
+            root = jnp.sqrt(nu / second(nu.dtype) + eps_root)
+            return first(g, mu) / (root + eps), mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        return updates, ScaleByAdamState(count, mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
+
+
+def scale_by_radam(
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    threshold: float = 5.0,
+    *,
+    nesterov: bool = False,
+) -> base.GradientTransformation:
+    """Adam with rectified variance; mu_hat alone while that is intractable (Liu et al. 2019)."""
+    ro_inf = 2.0 / (1.0 - b2) - 1.0
+
+    def init(params: Any) -> ScaleByAdamState:
+        return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
+
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
+
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+            mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
+            c = second(nu.dtype)
+            ro = ro_inf - 2 * count.astype(nu.dtype) * (1 - c) / c
+            # The factor is used above the threshold only; the maximum keeps its root real below.
+            over = jnp.maximum(ro, 4.0)
+            r = jnp.sqrt(
+                (over - 4.0) * (over - 2.0) * ro_inf / ((ro_inf - 4.0) * (ro_inf - 2.0) * over)
+            )
+            m = first(g, mu)
+            rectified = r * m / (jnp.sqrt(nu / c + eps_root) + eps)
+            return jnp.where(ro >= threshold, rectified, m), mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        return updates, ScaleByAdamState(count, mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleByAdamState)
+
+
+class ScaleByNovogradState(NamedTuple):
+    """Steps taken, the first moment, and per leaf a scalar second moment."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+def scale_by_novograd(
+    b1: Any = 0.9,
+    b2: Any = 0.25,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    weight_decay: Any = 0.0,
+    mu_dtype: DTypeLike | None = None,
+) -> base.GradientTransformation:
+    """Momentum of g / (sqrt(nu + eps_root) + eps) + weight_decay * p, nu the moving mean of the
+    leaf's |g|**2 (Ginsburg et al. 2019)."""
+
+    def init(params: Any) -> ScaleByNovogradState:
+        nu = init_leaves(lambda p: jnp.zeros((), dtypes.real_of(wide_dtype(p.dtype))), params)
+        return ScaleByNovogradState(zero_count(), init_moments(params, dtype=mu_dtype), nu)
+
+    def update(updates: Any, state: ScaleByNovogradState, params: Any = None) -> tuple:
+        base.require_params(params, "scale_by_novograd")
+        count = safe_increment(state.count)
+
+        def leaf(g: Any, mu: Any, nu: Any, p: Any) -> tuple:
+            square = jnp.sum(abs_sq(g))
+            nu = jnp.where(count == 1, square, moment(square, nu, b2))
+            mu = b1 * mu + (g / (jnp.sqrt(nu + eps_root) + eps) + weight_decay * p)
+            return mu, mu, nu
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu, extras=(params,))
+        return updates, ScaleByNovogradState(count, mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleByNovogradState)
+
+
+class ScaleByAdanState(NamedTuple):
+    """Moments of gradient (m), its change (v), their square (n); the last gradient; steps."""
+
+    m: Any
+    v: Any
+    n: Any
+    g: Any
+    t: Any
+
+
+def scale_by_adan(
+    b1: Any = 0.98, b2: Any = 0.92, b3: Any = 0.99, eps: Any = 1e-8, eps_root: Any = 0.0
+) -> base.GradientTransformation:
+    """Adaptive Nesterov momentum from gradients and their changes (Xie et al. 2022)."""
+
+    def init(params: Any) -> ScaleByAdanState:
+        m, v, g = (init_moments(params) for _ in range(3))
+        return ScaleByAdanState(m, v, init_squares(params), g, zero_count())
+
+    def update(updates: Any, state: ScaleByAdanState, params: Any = None) -> tuple:
+        t = safe_increment(state.t)
+        c1, c2, c3 = (one_minus_power(b, t) for b in (b1, b2, b3))
+
+        def leaf(g: Any, m: Any, v: Any, n: Any, last: Any) -> tuple:
+            change = jnp.where(state.t == 0, 0.0, g - last)
+            m, v = moment(g, m, b1), moment(change, v, b2)
+            n = moment(abs_sq(g + (1 - b2) * change), n, b3)
+            ahead = m / c1(m.dtype) + (1 - b2) * (v / c2(v.dtype))
+            return ahead / (jnp.sqrt(n / c3(n.dtype) + eps_root) + eps), m, v, n, g
+
+        updates, m, v, n, g = map_updates(leaf, updates, state.m, state.v, state.n, state.g)
+        return updates, ScaleByAdanState(m, v, n, g, t)
+
+    return base.GradientTransformation(init, update, state=ScaleByAdanState)
+
+
+class ScaleByLionState(NamedTuple):
+    """Steps taken and the first moment."""
+
+    count: Any
+    mu: Any
+
+
+# What Lion makes of the interpolation x of gradient and momentum.
+_LION_MODES: dict[str, Callable[[Any, Any], Any]] = {
+    "hard": lambda x, beta: jnp.sign(x),
+    "smooth": lambda x, beta: jnp.tanh(beta * x),
+    "refined": lambda x, beta: jnp.where(jnp.abs(x) < 1.0, x, jnp.sign(x)),
+}
+
+
+def scale_by_lion(
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    mode: str = "hard",
+    smooth_beta: Any = 1.0,
+) -> base.GradientTransformation:
+    """sign((1 - b1) * g + b1 * mu) (Chen et al. 2023); `mode` "smooth" or "refined" for its kin."""
+    if mode not in _LION_MODES:
+        raise ArgumentError(f"scale_by_lion: mode is one of {list(_LION_MODES)}, got {mode!r}")
+    shape = _LION_MODES[mode]
+
+    def init(params: Any) -> ScaleByLionState:
+        return ScaleByLionState(zero_count(), init_moments(params, dtype=mu_dtype))
+
+    def update(updates: Any, state: ScaleByLionState, params: Any = None) -> tuple:
+        def leaf(g: Any, mu: Any) -> tuple:
+            return shape(moment(g, mu, b1), smooth_beta), moment(g, mu, b2)
+
+        updates, mu = map_updates(leaf, updates, state.mu)
+        return updates, ScaleByLionState(safe_increment(state.count), mu)
+
+    return base.GradientTransformation(init, update, state=ScaleByLionState)
+
+
+class ScaleByAdaDeltaState(NamedTuple):
+    """Moving means of squared gradients and of squared updates."""
+
+    e_g: Any
+    e_x: Any
+
+
+def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> base.GradientTransformation:
+    """g * rms(past updates) / rms(gradients) (Zeiler 2012)."""
+
+    def init(params: Any) -> ScaleByAdaDeltaState:
+        return ScaleByAdaDeltaState(init_squares(params), init_squares(params))
+
+    def update(updates: Any, state: ScaleByAdaDeltaState, params: Any = None) -> tuple:
+        def leaf(g: Any, e_g: Any, e_x: Any) -> tuple:
+            e_g = moment(abs_sq(g), e_g, rho)
+            u = jnp.sqrt(e_x + eps) / jnp.sqrt(e_g + eps) * g
+            return u, e_g, moment(abs_sq(u), e_x, rho)
+
+        updates, e_g, e_x = map_updates(leaf, updates, state.e_g, state.e_x)
+        return updates, ScaleByAdaDeltaState(e_g, e_x)
+
+    return base.GradientTransformation(init, update, state=ScaleByAdaDeltaState)
+
+
+class ScaleByRpropState(NamedTuple):
+    """Per element, the step size and the last update."""
+
+    step_sizes: Any
+    prev_updates: Any
+
+
+def scale_by_rprop(
+    learning_rate: Any,
+    eta_minus: Any = 0.5,
+    eta_plus: Any = 1.2,
+    min_step_size: Any = 1e-6,
+    max_step_size: Any = 50.0,
+) -> base.GradientTransformation:
+    """The gradient's sign times a step that grows while signs agree and shrinks when they change
+    (Riedmiller & Braun 1993). As in optax, a step is emitted one call after its gradient."""
+
+    def init(params: Any) -> ScaleByRpropState:
+        return ScaleByRpropState(init_moments(params, learning_rate), init_moments(params))
+
+    def update(updates: Any, state: ScaleByRpropState, params: Any = None) -> tuple:
+        def leaf(g: Any, step: Any, last: Any) -> tuple:
+            agreement = g * last
+            changed = jnp.where(agreement > 0, step * eta_plus, step * eta_minus)
+            step = jnp.where(agreement == 0, step, jnp.clip(changed, min_step_size, max_step_size))
+            taken = jnp.where(agreement < 0, 0.0, step * jnp.sign(g))
+            return jnp.where(agreement < 0, 0.0, last), step, taken
+
+        updates, steps, taken = map_updates(leaf, updates, state.step_sizes, state.prev_updates)
+        return updates, ScaleByRpropState(steps, taken)
+
+    return base.GradientTransformation(init, update, state=ScaleByRpropState)
+
+
+class ScaleByOptimisticGradientState(NamedTuple):
+    """Whether no step was taken yet, and the last gradient."""
+
+    is_initial_step: Any
+    previous_gradient: Any
+
+
+def scale_by_optimistic_gradient(alpha: Any = 1.0, beta: Any = 1.0) -> base.GradientTransformation:
+    """(alpha + beta) * g - beta * last g (Mokhtari et al. 2020)."""
+
+    def init(params: Any) -> ScaleByOptimisticGradientState:
+        return ScaleByOptimisticGradientState(jnp.ones((), dtypes.BOOL), init_moments(params))
+
+    def update(updates: Any, state: ScaleByOptimisticGradientState, params: Any = None) -> tuple:
+        def leaf(g: Any, last: Any) -> tuple:
+            last = jnp.where(state.is_initial_step, g, last)
+            return (alpha + beta) * g - beta * last, g
+
+        updates, last = map_updates(leaf, updates, state.previous_gradient)
+        return updates, ScaleByOptimisticGradientState(jnp.zeros((), dtypes.BOOL), last)
+
+    return base.GradientTransformation(init, update, state=ScaleByOptimisticGradientState)
+
+
+class ScaleByDistanceOverGradientsState(NamedTuple):
+    """Per leaf: the largest distance from the start, the sum of |g|**2, and the start itself."""
+
+    max_dist: Any
+    grad_sum_of_squares: Any
+    init_params: Any
+
+
+def scale_by_distance_over_gradients(
+    reps_rel: Any = 1e-6,
+    eps: Any = 1e-8,
+    param_dtype: DTypeLike | None = dtypes.float32,
+    global_scale: Any = 1.0,
+) -> base.GradientTransformation:
+    """g * (largest distance travelled) / sqrt(sum |g|**2 + eps), per leaf (Ivgi et al. 2023)."""
+
+    def length(x: Any) -> Any:
+        return jnp.sqrt(jnp.sum(abs_sq(x)))
+
+    def init(params: Any) -> ScaleByDistanceOverGradientsState:
+        def kind(p: Any) -> Any:
+            return dtypes.real_of(wide_dtype(p.dtype))
+
+        return ScaleByDistanceOverGradientsState(
+            init_leaves(lambda p: reps_rel * (1 + length(p.astype(wide_dtype(p.dtype)))), params),
+            init_leaves(lambda p: jnp.zeros((), kind(p)), params),
+            init_leaves(lambda p: p.astype(param_dtype or wide_dtype(p.dtype)), params),
+        )
+
+    def update(updates: Any, state: ScaleByDistanceOverGradientsState, params: Any = None) -> tuple:
+        base.require_params(params, "scale_by_distance_over_gradients")
+
+        def leaf(g: Any, far: Any, squares: Any, start: Any, p: Any) -> tuple:
+            far = jnp.maximum(far, length(p - start).astype(far.dtype))
+            squares = squares + jnp.sum(abs_sq(g))
+            return global_scale * (far / jnp.sqrt(squares + eps)) * g, far, squares, start
+
+        updates, *kept = map_updates(leaf, updates, *state, extras=(params,))
+        return updates, ScaleByDistanceOverGradientsState(*kept)
+
+    return base.GradientTransformation(init, update, state=ScaleByDistanceOverGradientsState)

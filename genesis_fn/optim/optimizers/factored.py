@@ -1,0 +1,141 @@
+"""Second moments in less memory than the parameters: Adafactor's and SM3's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.core.errors import DTypeError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import abs_sq, safe_increment
+from genesis_fn.optim.transforms.transform import moment
+from genesis_fn.optim.tree_map_updates import (
+    init_leaves,
+    init_moments,
+    map_updates,
+    wide_dtype,
+    zero_count,
+)
+
+
+class FactoredState(NamedTuple):
+    """Steps taken; second moments averaged over columns and rows; whole ones where not factored.
+
+    What a leaf does not use is a single zero.
+    """
+
+    count: Any
+    v_row: Any
+    v_col: Any
+    v: Any
+
+
+def _decay_rate_pow(i: Any, exponent: Any = 0.8) -> Any:
+    """1 - (i + 1)**-exponent: 0 at the first step."""
+    return 1.0 - (i + 1.0) ** (-exponent)
+
+
+def _factored_dims(shape: tuple[int, ...], factored: bool, least: int) -> tuple[int, int] | None:
+    """The second longest and the longest dimension, if both are at least `least` long."""
+    if not factored or len(shape) < 2:
+        return None
+    second, first = sorted(range(len(shape)), key=lambda d: shape[d])[-2:]
+    return None if shape[second] < least else (second, first)
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def scale_by_factored_rms(
+    factored: bool = True,
+    decay_rate: Any = 0.8,
+    step_offset: int = 0,
+    min_dim_size_to_factor: int = 128,
+    epsilon: Any = 1e-30,
+    decay_rate_fn: Callable[[Any, Any], Any] = _decay_rate_pow,
+) -> base.GradientTransformation:
+    """g / sqrt(v), v the mean of g**2 kept as a row times a column (Shazeer & Stern 2018).
+
+    `decay_rate_fn(step, decay_rate)` gives the decay; the step is a float scalar.
+    """
+
+    def init(params: Any) -> FactoredState:
+        def leaf(which: int) -> Callable[[Any], Any]:
+            def zeros(p: Any) -> Any:
+                dims = _factored_dims(p.shape, factored, min_dim_size_to_factor)
+                shapes = ((1,), (1,), p.shape)
+                if dims is not None:
+                    shapes = (_without(p.shape, dims[1]), _without(p.shape, dims[0]), (1,))
+                return jnp.zeros(shapes[which], dtypes.real_of(wide_dtype(p.dtype)))
+
+            return zeros
+
+        return FactoredState(zero_count(), *[init_leaves(leaf(i), params) for i in range(3)])
+
+    def update(updates: Any, state: FactoredState, params: Any = None) -> tuple:
+        def leaf(g: Any, v_row: Any, v_col: Any, v: Any) -> tuple:
+            step = (state.count - step_offset).astype(v.dtype)
+            decay = decay_rate_fn(step, decay_rate)
+            square = abs_sq(g) + epsilon
+            dims = _factored_dims(g.shape, factored, min_dim_size_to_factor)
+            if dims is None:
+                v = moment(square, v, decay)
+                return g / jnp.sqrt(v), v_row, v_col, v
+            d1, d0 = dims
+            v_row = moment(jnp.mean(square, axis=d0), v_row, decay)
+            v_col = moment(jnp.mean(square, axis=d1), v_col, decay)
+            rows = jnp.mean(v_row, axis=d1 - 1 if d1 > d0 else d1, keepdims=True)
+            by_row = jnp.expand_dims(jnp.sqrt(rows / v_row), d0)
+            by_col = jnp.expand_dims(1.0 / jnp.sqrt(v_col), d1)
+            return g * by_row * by_col, v_row, v_col, v
+
+        updates, *kept = map_updates(leaf, updates, state.v_row, state.v_col, state.v)
+        return updates, FactoredState(safe_increment(state.count), *kept)
+
+    return base.GradientTransformation(init, update, state=FactoredState)
+
+
+class ScaleBySM3State(NamedTuple):
+    """Per leaf: accumulators, one vector per dimension; and the momentum."""
+
+    mu: Any
+    nu: Any
+
+
+def scale_by_sm3(b1: Any = 0.9, b2: Any = 1.0, eps: Any = 1e-8) -> base.GradientTransformation:
+    """g / sqrt(accumulated g**2), bounded by vectors per dimension, with momentum b1
+    (Anil et al. 2019). Raises DTypeError for complex parameters."""
+
+    def vectors(p: Any) -> list[Any]:
+        if dtypes.is_complex(p.dtype):
+            raise DTypeError("scale_by_sm3 does not take complex parameters")
+        return [jnp.zeros(s, wide_dtype(p.dtype)) for s in ([(n,) for n in p.shape] or [()])]
+
+    def init(params: Any) -> ScaleBySM3State:
+        return ScaleBySM3State(init_leaves(vectors, params), init_moments(params))
+
+    def update(updates: Any, state: ScaleBySM3State, params: Any = None) -> tuple:
+        fresh = jnp.where(b2 == 1.0, 1.0, 1.0 - b2) if hasattr(b2, "dtype") else 1.0 - b2 or 1.0
+
+        def leaf(g: Any, bounds: Any, m: Any) -> tuple:
+            axes = range(g.ndim)
+            shaped = [
+                v.reshape([1] * i + [-1] + [1] * (g.ndim - i - 1)) if g.ndim else v
+                for i, v in enumerate(bounds)
+            ]
+            total = fresh * g * g + b2 * functools.reduce(jnp.minimum, shaped)
+            step = g * jnp.where(total > 0, 1.0 / jnp.sqrt(total + eps), 0.0)
+            bounds = [total] if g.ndim < 2 else [
+                jnp.max(total, axis=tuple(j for j in axes if j != i), initial=0.0) for i in axes
+            ]  # fmt: skip
+            m = moment(step, m, b1)
+            return m, bounds, m
+
+        updates, mu, nu = map_updates(leaf, updates, state.mu, state.nu)
+        return updates, ScaleBySM3State(mu, nu)
+
+    return base.GradientTransformation(init, update, state=ScaleBySM3State)

@@ -1,0 +1,284 @@
+"""Muon: momentum whose matrices are orthogonalized by a Newton-Schulz iteration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import tree
+from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError, ShapeError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import abs_sq, safe_increment
+from genesis_fn.optim.optimizers.adaptive import first_moment
+from genesis_fn.optim.optimizers.alias import adamw
+from genesis_fn.optim.transforms.combine import chain
+from genesis_fn.optim.transforms.masking import MaskedNode, partition, per_parameter
+from genesis_fn.optim.transforms.transform import (
+    add_decayed_weights,
+    moment,
+    scale_by_learning_rate,
+)
+from genesis_fn.optim.tree_map_updates import init_moments, is_none, map_updates, zero_count
+
+_STANDARD = (3.4445, -4.7750, 2.0315)
+NS_COEFFS: dict[str, Any] = {
+    "standard": _STANDARD,
+    # One triple per iteration, as tuned for Dion (Ahn et al. 2025).
+    "dion": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+}
+_PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
+
+
+class MuonDimensionNumbers(NamedTuple):
+    """Which axes of a parameter are its matrix's rows (reduced over) and columns (outputs).
+
+    The others are batches. `nn.Linear` weights, [out, in], are MuonDimensionNumbers(1, 0).
+    """
+
+    reduction_axis: Sequence[int] | int = 0
+    output_axis: Sequence[int] | int = 1
+
+
+class MuonState(NamedTuple):
+    """Steps taken and the momentum."""
+
+    count: Any
+    mu: Any
+
+
+def _axes(shape: tuple[int, ...], dims: MuonDimensionNumbers) -> tuple[tuple[int, ...], ...]:
+    """(batch axes, reduction axes, output axes) of a parameter."""
+    rows, columns = (
+        tuple(a % len(shape) for a in ((axes,) if isinstance(axes, int) else axes)) for axes in dims
+    )
+    if len(shape) < 2 or {*rows} & {*columns}:
+        raise ShapeError(f"Muon: a parameter of shape {shape} is not a matrix with {dims}")
+    batch = tuple(a for a in range(len(shape)) if a not in rows + columns)
+    return batch, rows, columns
+
+
+def _sizes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[a] for a in axes)
+
+
+def _transposed(x: Any) -> Any:
+    return jnp.swapaxes(x, -1, -2)
+
+
+def _gram(x: Any) -> Any:
+    return x @ jnp.conj(_transposed(x)) if jnp.iscomplexobj(x) else x @ _transposed(x)
+
+
+def _coefficients(ns_coeffs: Any, ns_steps: int) -> list[tuple[float, float, float]]:
+    """One triple per iteration."""
+    if isinstance(ns_coeffs, str):
+        if ns_coeffs not in NS_COEFFS:
+            raise ArgumentError(
+                f"ns_coeffs is one of {list(NS_COEFFS)} or numbers, got {ns_coeffs!r}"
+            )
+        ns_coeffs = NS_COEFFS[ns_coeffs]
+    table = np.asarray(ns_coeffs, np.float64)
+    if table.ndim not in (1, 2) or table.shape[-1] != 3:
+        raise ArgumentError(f"ns_coeffs must have shape (3,) or (n, 3), got {table.shape}")
+    if table.ndim == 1:
+        return [tuple(table.tolist())] * ns_steps
+    if len(table) > ns_steps:
+        raise ArgumentError(f"ns_coeffs has {len(table)} rows for ns_steps={ns_steps} iterations")
+    return [tuple(row) for row in table.tolist()]
+
+
+def _iterate(x: Any, gram: Any, coeffs: tuple[float, float, float]) -> Any:
+    a, b, c = coeffs
+    return a * x + (b * gram + c * (gram @ gram)) @ x
+
+
+def _balanced(x: Any, kind: str, eps: Any) -> tuple[Any, Any]:
+    """(x scaled to singular values of at most about 1, its Gram matrix)."""
+    if kind == "frobenius":
+        x = x / (jnp.sqrt(jnp.sum(abs_sq(x), axis=(-2, -1), keepdims=True)) + eps)
+        return x, _gram(x)
+    if kind == "spectral":
+        x = x / (jnp.linalg.norm(x, ord=2, axis=(-2, -1), keepdims=True) + eps)
+        return x, _gram(x)
+    gram = _gram(x)
+    if kind == "aol":
+        s = 1.0 / jnp.sqrt(jnp.maximum(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True), eps))
+        return x * s, gram * s * _transposed(s)
+    size = jnp.sqrt(jnp.sum(abs_sq(gram), axis=(-2, -1), keepdims=True))
+    s = 1.0 / jnp.sqrt(jnp.maximum(size, eps))
+    return x * s, gram * s**2
+
+
+def orthogonalize_via_newton_schulz(
+    x: Any,
+    ns_coeffs: Any = _STANDARD,
+    ns_steps: int = 5,
+    preconditioning: str = "frobenius",
+    eps: Any = 1e-8,
+    dimension_numbers: MuonDimensionNumbers | None = None,
+) -> Any:
+    """A matrix near the orthogonal factor of `x`, by x <- a x + (b A + c A A) x with A = x x^T
+    (x x^H where x is complex, whose factor is unitary).
+
+    Batched over the axes that `dimension_numbers` leaves. Jordan et al. 2024; "aol" and "schatten"
+    preconditioning: Boissin et al. 2025.
+    """
+    if preconditioning not in _PRECONDITIONINGS:
+        raise ArgumentError(
+            f"preconditioning is one of {_PRECONDITIONINGS}, got {preconditioning!r}"
+        )
+    if dimension_numbers is None:
+        if x.ndim != 2:
+            raise ShapeError(f"a parameter of shape {x.shape} needs MuonDimensionNumbers")
+        dimension_numbers = MuonDimensionNumbers()
+    shape = x.shape
+    batch, rows, columns = _axes(shape, dimension_numbers)
+    order = batch + rows + columns
+    counts = [math.prod(_sizes(shape, axes)) for axes in (batch, rows, columns)]
+    x = jnp.transpose(x, order).reshape(counts)
+    tall = counts[1] > counts[2]
+    x = _transposed(x) if tall else x
+    x, gram = _balanced(x, preconditioning, eps)
+    for i, coeffs in enumerate(_coefficients(ns_coeffs, ns_steps)):
+        x = _iterate(x, gram if i == 0 else _gram(x), coeffs)
+    x = _transposed(x) if tall else x
+    back = tuple(int(a) for a in np.argsort(order))
+    return jnp.transpose(x.reshape(_sizes(shape, order)), back)
+
+
+def _is_dims(x: Any) -> bool:
+    return x is None or isinstance(x, (MuonDimensionNumbers, MaskedNode))
+
+
+def _dims_of(spec: Any, params: Any) -> Any:
+    """MuonDimensionNumbers (or None) per leaf, for a specification that may be a prefix."""
+    found = per_parameter(spec, params)
+    return tree.map(
+        lambda d, sub: tree.map(lambda _: d, sub, is_leaf=is_none), found, params, is_leaf=_is_dims
+    )
+
+
+def scale_by_shape(
+    weight_dimension_numbers: Any = None, consistent_rms: Any = None
+) -> base.GradientTransformation:
+    """Updates times sqrt(max(1, fan_out / fan_in)); with `consistent_rms`, times that and
+    sqrt(max(fan_in, fan_out))."""
+
+    def leaf(u: Any, dims: MuonDimensionNumbers | None) -> Any:
+        _, rows, columns = _axes(u.shape, dims or MuonDimensionNumbers())
+        fan_in, fan_out = (math.prod(_sizes(u.shape, axes)) for axes in (rows, columns))
+        if consistent_rms is None:
+            return math.sqrt(max(1, fan_out / max(fan_in, 1))) * u
+        return math.sqrt(max(fan_in, fan_out)) * consistent_rms * u
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+        dims = _dims_of(weight_dimension_numbers, updates)
+        return map_updates(leaf, updates, extras=(dims,)), state
+
+    return base.GradientTransformation(base.init_empty_state, update)
+
+
+def scale_by_muon(
+    ns_coeffs: Any = _STANDARD,
+    ns_steps: int = 5,
+    beta: Any = 0.95,
+    eps: Any = 1e-8,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    weight_dimension_numbers: Any = None,
+) -> base.GradientTransformation:
+    """The orthogonalized momentum of matrices (Jordan et al. 2024).
+
+    `adaptive` multiplies by the inner product with the momentum. `weight_dimension_numbers` is a
+    MuonDimensionNumbers, a (prefix) tree of them, or a function of the updates giving one.
+    """
+    coeffs = _coefficients(ns_coeffs, ns_steps)
+
+    def init(params: Any) -> MuonState:
+        return MuonState(zero_count(), init_moments(params, dtype=mu_dtype))
+
+    def update(updates: Any, state: MuonState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        first = first_moment(beta, count, nesterov)
+
+        def leaf(g: Any, mu: Any, dims: MuonDimensionNumbers | None) -> tuple:
+            mu = moment(g, mu, beta)
+            m = first(g, mu)
+            o = orthogonalize_via_newton_schulz(m, coeffs, len(coeffs), preconditioning, eps, dims)
+            return (jnp.sum(jnp.conj(m) * o) * o if adaptive else o), mu
+
+        dims = _dims_of(weight_dimension_numbers, updates)
+        updates, mu = map_updates(leaf, updates, state.mu, extras=(dims,))
+        return updates, MuonState(count, mu)
+
+    return base.GradientTransformation(init, update, state=MuonState)
+
+
+def muon(
+    learning_rate: base.ScalarOrSchedule,
+    ns_coeffs: Any = _STANDARD,
+    ns_steps: int = 5,
+    beta: Any = 0.95,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    adam_b1: Any = 0.9,
+    adam_b2: Any = 0.999,
+    adam_eps_root: Any = 0.0,
+    adam_weight_decay: Any = 0.0,
+    adam_learning_rate: base.ScalarOrSchedule | None = None,
+    muon_weight_dimension_numbers: Any = None,
+    consistent_rms: Any = None,
+) -> base.GradientTransformationExtraArgs:
+    """Muon for matrices, AdamW for the other parameters.
+
+    Without `muon_weight_dimension_numbers` the matrices are the leaves of two dimensions; with it
+    those that it does not give None.
+    """
+    spec = muon_weight_dimension_numbers
+
+    def dims(params: Any) -> Any:
+        if spec is not None:
+            return _dims_of(spec, params)
+        return tree.map(
+            lambda p: MuonDimensionNumbers() if getattr(p, "ndim", 0) == 2 else None, params
+        )
+
+    def labels(params: Any) -> Any:
+        leaves, treedef = tree.flatten(params, is_none)
+        table = treedef.flatten_up_to(dims(params))
+        return tree.unflatten(treedef, ["adam" if d is None else "muon" for d in table])
+
+    of_matrices = chain(
+        muon=scale_by_muon(
+            ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov=nesterov, adaptive=adaptive,
+            preconditioning=preconditioning, weight_dimension_numbers=dims,
+        ),
+        shape=scale_by_shape(dims, consistent_rms),
+        decay=add_decayed_weights(weight_decay, weight_decay_mask),
+        schedule=scale_by_learning_rate(learning_rate),
+    )  # fmt: skip
+    of_others = adamw(
+        learning_rate if adam_learning_rate is None else adam_learning_rate,
+        adam_b1, adam_b2, eps, adam_eps_root, mu_dtype, adam_weight_decay, nesterov=nesterov,
+    )  # fmt: skip
+    return partition({"muon": of_matrices, "adam": of_others}, labels)

@@ -1,0 +1,94 @@
+"""Prodigy: Adam that estimates its own learning rate (Mishchenko & Defazio 2023)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.convert import as_array
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import one_minus_power, safe_increment
+from genesis_fn.optim.transforms.transform import times
+from genesis_fn.optim.tree_map_updates import (
+    init_leaves,
+    init_moments,
+    map_updates,
+    widest_float,
+    zero_count,
+)
+
+
+class ProdigyState(NamedTuple):
+    """Moments, the weighted sum of gradients, the start, and the estimate with its numerator."""
+
+    exp_avg: Any
+    exp_avg_sq: Any
+    grad_sum: Any
+    params0: Any
+    estim_lr: Any
+    numerator_weighted: Any
+    count: Any
+
+
+def prodigy(
+    learning_rate: base.ScalarOrSchedule = 1.0,
+    betas: tuple[Any, Any] = (0.9, 0.999),
+    beta3: Any = None,
+    eps: Any = 1e-8,
+    estim_lr0: Any = 1e-6,
+    estim_lr_coef: Any = 1.0,
+    weight_decay: Any = 0.0,
+    safeguard_warmup: bool = False,
+) -> base.GradientTransformationExtraArgs:
+    """Adam with the estimated distance to the solution as learning rate, times `learning_rate`."""
+    beta1, beta2 = betas
+    beta3 = beta2**0.5 if beta3 is None else beta3
+
+    def init(params: Any) -> ProdigyState:
+        kind = widest_float(params)
+        kind = dtypes.F32 if kind.itemsize < 4 else kind
+        start = init_leaves(lambda p: jnp.array(p, copy=True), params)
+        first, second, total = (init_moments(params) for _ in range(3))
+        estimate = jnp.full((), estim_lr0, dtype=kind)
+        numerator = jnp.zeros((), kind)
+        return ProdigyState(first, second, total, start, estimate, numerator, zero_count())
+
+    def update(updates: Any, state: ProdigyState, params: Any = None, **extra: Any) -> tuple:
+        base.require_params(params, "prodigy")
+        count = safe_increment(state.count)
+        schedule = learning_rate(state.count) if callable(learning_rate) else learning_rate
+        d, kind = state.estim_lr, state.estim_lr.dtype
+        corrected = one_minus_power(beta2, count)(kind) ** 0.5 / one_minus_power(beta1, count)(kind)
+        rate = times(schedule, d * corrected)
+        rise = d if safeguard_warmup else rate
+
+        def moments(g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> tuple:
+            scaled = times(d, g)
+            m = beta1 * m + (1 - beta1) * scaled
+            v = beta2 * v + (1 - beta2) * scaled * scaled
+            s = beta3 * s + times(rise / estim_lr0, scaled)
+            root = jnp.sqrt(v) + (d * eps).astype(v.dtype)
+            return -times(rate, weight_decay * p + m / root), m, v, s
+
+        def dot(g: Any, p0: Any, p: Any) -> Any:
+            return jnp.sum(g * (p0 - p))
+
+        start = state.params0
+        progress = _total(map_updates(dot, updates, extras=(start, params)), kind)
+        new, m, v, s = map_updates(
+            moments, updates, state.exp_avg, state.exp_avg_sq, state.grad_sum,
+            extras=(start, params),
+        )  # fmt: skip
+        numerator = beta3 * state.numerator_weighted + (d / estim_lr0) * rate * progress
+        length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), kind)
+        estimate = jnp.maximum(d, estim_lr_coef * numerator / length)
+        return new, ProdigyState(m, v, s, start, estimate, numerator, count)
+
+    return base.GradientTransformationExtraArgs(init, update, state=ProdigyState)
+
+
+def _total(scalars: Any, kind: Any) -> Any:
+    parts = [as_array(x).astype(kind) for x in tree.leaves(scalars)]
+    return functools.reduce(jnp.add, parts, jnp.zeros((), kind))

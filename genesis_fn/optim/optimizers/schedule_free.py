@@ -1,0 +1,149 @@
+"""Schedule-free optimization: averages in place of schedules (Defazio et al. 2024)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.optimizers.adaptive import scale_by_rms
+from genesis_fn.optim.optimizers.alias import sgd
+from genesis_fn.optim.schedules import warmup_constant_schedule
+from genesis_fn.optim.transforms.combine import chain
+from genesis_fn.optim.transforms.transform import add_decayed_weights, scale_by_learning_rate
+from genesis_fn.optim.tree_map_updates import (
+    init_leaves,
+    is_none,
+    map_updates,
+    wide_dtype,
+    widen,
+    widest_float,
+)
+
+
+class ScheduleFreeState(NamedTuple):
+    """The interpolation, the sum of weights, steps (from 1), the base optimizer, its iterate z."""
+
+    b1: Any
+    weight_sum: Any
+    step_count: Any
+    max_lr: Any
+    base_optimizer_state: Any
+    z: Any
+
+
+def _average(y: Any, z: Any, b1: Any) -> Any:
+    """The average x of which the parameters are y = b1 * x + (1 - b1) * z."""
+    return (y - (1.0 - b1) * z) / b1
+
+
+def schedule_free_eval_params(state: ScheduleFreeState, params: Any) -> Any:
+    """The averaged parameters, for evaluation."""
+    if not (hasattr(state, "b1") and hasattr(state, "z")):
+        raise ArgumentError("schedule_free_eval_params takes the state of schedule_free")
+
+    def leaf(y: Any, z: Any) -> Any:
+        if y is None or z is None:
+            return y
+        return _average(widen(as_array(y)), widen(z), state.b1).astype(y.dtype)
+
+    return tree.map(leaf, params, state.z, is_leaf=is_none)
+
+
+def schedule_free(
+    base_optimizer: base.GradientTransformation,
+    learning_rate: base.ScalarOrSchedule,
+    b1: Any = 0.9,
+    weight_lr_power: Any = 2.0,
+    state_dtype: DTypeLike | None = None,
+) -> base.GradientTransformationExtraArgs:
+    """`base_optimizer`, without momentum of its own, averaged with weights lr**weight_lr_power.
+
+    Gradients are taken at the parameters; evaluate with `schedule_free_eval_params`.
+    """
+    inner = base.with_extra_args_support(base_optimizer)
+
+    def init(params: Any) -> ScheduleFreeState:
+        kind = wide_dtype(widest_float(params))
+        # A copy: the parameters may be donated to the same call as this state.
+        z = init_leaves(
+            lambda p: jnp.array(p, dtype=state_dtype or wide_dtype(p.dtype), copy=True), params
+        )
+        return ScheduleFreeState(
+            as_array(b1, kind), jnp.zeros((), kind), jnp.ones((), dtypes.I32),
+            jnp.zeros((), kind), inner.init(params), z,
+        )  # fmt: skip
+
+    def update(updates: Any, state: ScheduleFreeState, params: Any = None, **extra: Any) -> tuple:
+        base.require_params(params, "schedule_free")
+        # What z leaves out has no gradient for the inner transformation either.
+        updates = map_updates(lambda g, _: g, updates, extras=(params,))
+        lr = learning_rate(state.step_count) if callable(learning_rate) else learning_rate
+        kind = state.max_lr.dtype
+        max_lr = jnp.maximum(
+            state.max_lr, as_array(lr).astype(kind) if hasattr(lr, "dtype") else lr
+        )
+        weight = max_lr**weight_lr_power
+        total = state.weight_sum + weight
+        share = jnp.where(total == 0, 0.0, weight / jnp.where(total == 0, 1.0, total))
+        steps, base_state = inner.update(updates, state.base_optimizer_state, params, **extra)
+
+        def leaf(u: Any, z: Any, y: Any) -> tuple:
+            c = share.astype(dtypes.real_of(u.dtype))
+            x = _average(y, z, b1)
+            z = z + u
+            x = (1.0 - c) * x + c * z
+            return b1 * x + (1.0 - b1) * z - y, z
+
+        updates, z = map_updates(leaf, steps, state.z, extras=(params,))
+        count = safe_increment(state.step_count)
+        return updates, ScheduleFreeState(state.b1, total, count, max_lr, base_state, z)
+
+    return base.GradientTransformationExtraArgs(init, update, state=ScheduleFreeState)
+
+
+def _warmed_up(learning_rate: Any, warmup_steps: int | None) -> Any:
+    if warmup_steps is None:
+        return learning_rate
+    return warmup_constant_schedule(0, learning_rate, warmup_steps)
+
+
+def schedule_free_sgd(
+    learning_rate: Any = 1.0,
+    warmup_steps: int | None = None,
+    b1: Any = 0.9,
+    weight_decay: Any = None,
+    weight_lr_power: Any = 2.0,
+    state_dtype: DTypeLike | None = None,
+) -> base.GradientTransformationExtraArgs:
+    """Schedule-free SGD."""
+    rate = _warmed_up(learning_rate, warmup_steps)
+    optimizer = sgd(rate)
+    if weight_decay is not None:
+        optimizer = chain(decay=add_decayed_weights(weight_decay), sgd=optimizer)
+    return schedule_free(optimizer, rate, b1, weight_lr_power, state_dtype)
+
+
+def schedule_free_adamw(
+    learning_rate: Any = 0.0025,
+    warmup_steps: int | None = None,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    weight_lr_power: Any = 2.0,
+    state_dtype: DTypeLike | None = None,
+) -> base.GradientTransformationExtraArgs:
+    """Schedule-free AdamW."""
+    rate = _warmed_up(learning_rate, warmup_steps)
+    optimizer = chain(
+        rms=scale_by_rms(decay=b2, eps=eps, eps_in_sqrt=False, bias_correction=True),
+        decay=add_decayed_weights(weight_decay),
+        schedule=scale_by_learning_rate(rate),
+    )
+    return schedule_free(optimizer, rate, b1, weight_lr_power, state_dtype)

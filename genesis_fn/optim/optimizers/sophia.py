@@ -1,0 +1,162 @@
+"""Sophia: steps divided by a sampled Hessian diagonal, and clipped (Liu et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn import random
+from genesis_fn.core import tree
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.optimizers.adaptive import first_moment
+from genesis_fn.optim.transforms.combine import chain
+from genesis_fn.optim.transforms.noise import as_key
+from genesis_fn.optim.transforms.transform import (
+    add_decayed_weights,
+    moment,
+    scale_by_learning_rate,
+)
+from genesis_fn.optim.tree_map_updates import (
+    init_moments,
+    is_inexact,
+    is_none,
+    map_updates,
+    zero_count,
+)
+from genesis_fn.transforms.autodiff.grad import grad, jvp
+from genesis_fn.transforms.control_flow.cond import cond
+
+
+class HutchinsonState(NamedTuple):
+    """The key of the next sample."""
+
+    key: Any
+
+
+def hutchinson_estimator_diag_hessian(
+    random_seed: Any = None,
+) -> base.GradientTransformationExtraArgs:
+    """A transformation giving r * (H r) for random signs r: the Hessian's diagonal on average.
+
+    `update` takes the parameters and the loss function of them, `obj_fn=`. `random_seed` is a
+    random key or a seed.
+    """
+
+    def init(params: Any) -> HutchinsonState:
+        return HutchinsonState(as_key(0 if random_seed is None else random_seed))
+
+    def update(
+        updates: Any, state: HutchinsonState, params: Any = None, obj_fn: Any = None, **extra: Any
+    ) -> tuple:
+        base.require_params(params, "hutchinson_estimator_diag_hessian")
+        if obj_fn is None:
+            raise ArgumentError(
+                "hutchinson_estimator_diag_hessian: pass update(..., obj_fn=the loss)"
+            )
+        next_key, now = random.split(state.key)
+        leaves, treedef = tree.flatten(params, is_none)
+        used = [p is not None and is_inexact(as_array(p)) for p in leaves]
+        floats = [p for p, u in zip(leaves, used, strict=True) if u]
+        keys = random.split(now, max(len(floats), 1))
+        signs = [
+            jnp.where(random.bernoulli(keys[i], 0.5, p.shape), 1.0, -1.0).astype(p.dtype)
+            for i, p in enumerate(floats)
+        ]
+
+        def loss(floats: list[Any]) -> Any:
+            it = iter(floats)
+            whole = [next(it) if u else p for p, u in zip(leaves, used, strict=True)]
+            return obj_fn(tree.unflatten(treedef, whole))
+
+        _, product = jvp(grad(loss), (floats,), (signs,))
+        it = iter([h * s for h, s in zip(product, signs, strict=True)])
+        diagonal = tree.unflatten(treedef, [next(it) if u else None for u in used])
+        return diagonal, HutchinsonState(next_key)
+
+    return base.GradientTransformationExtraArgs(init, update, state=HutchinsonState)
+
+
+class SophiaState(NamedTuple):
+    """Steps taken, the first moment, the moving Hessian diagonal, and its estimator's state."""
+
+    count: Any
+    mu: Any
+    nu: Any
+    hessian_fn_state: Any
+
+
+def scale_by_sophia(
+    b1: Any = 0.965,
+    b2: Any = 0.99,
+    eps: Any = 1e-8,
+    gamma: Any = 0.01,
+    clip_threshold: Any = 1.0,
+    update_interval: int = 10,
+    hessian_diagonal_fn: base.GradientTransformation | None = None,
+    mu_dtype: DTypeLike | None = None,
+) -> base.GradientTransformationExtraArgs:
+    """mu_hat / max(gamma * h, eps), clipped; h is renewed every `update_interval` steps.
+
+    Extra arguments of `update` go to `hessian_diagonal_fn`, Hutchinson's estimator by default,
+    which needs the loss as `obj_fn=`.
+    """
+    estimator = base.with_extra_args_support(
+        hessian_diagonal_fn or hutchinson_estimator_diag_hessian()
+    )
+
+    def init(params: Any) -> SophiaState:
+        mu, nu = init_moments(params, dtype=mu_dtype), init_moments(params)
+        return SophiaState(zero_count(), mu, nu, estimator.init(params))
+
+    def update(updates: Any, state: SophiaState, params: Any = None, **extra: Any) -> tuple:
+        base.require_params(params, "scale_by_sophia")
+        count = safe_increment(state.count)
+        first = first_moment(b1, count, False)
+
+        def leaf(g: Any, mu: Any, h: Any) -> tuple:
+            mu = moment(g, mu, b1)
+            u = first(g, mu) / jnp.maximum(gamma * h, eps)
+            if clip_threshold is not None:
+                u = jnp.clip(u, -clip_threshold, clip_threshold)
+            return u, mu
+
+        def renewed() -> tuple:
+            sample, kept = estimator.update(updates, state.hessian_fn_state, params=params, **extra)
+            _, nu = map_updates(lambda h, nu: (h, moment(h, nu, b2)), sample, state.nu)
+            return nu, kept
+
+        nu, hessian_state = cond(
+            state.count % update_interval == 0, renewed, lambda: (state.nu, state.hessian_fn_state)
+        )
+        # The step uses the diagonal as it was before this call.
+        new, mu = map_updates(leaf, updates, state.mu, extras=(state.nu,))
+        return new, SophiaState(count, mu, nu, hessian_state)
+
+    return base.GradientTransformationExtraArgs(init, update, state=SophiaState)
+
+
+def sophia(
+    learning_rate: base.ScalarOrSchedule,
+    b1: Any = 0.965,
+    b2: Any = 0.99,
+    eps: Any = 1e-8,
+    weight_decay: Any = 1e-4,
+    weight_decay_mask: Any = None,
+    gamma: Any = 0.01,
+    clip_threshold: Any = 1.0,
+    update_interval: int = 10,
+    hessian_diagonal_fn: base.GradientTransformation | None = None,
+    mu_dtype: DTypeLike | None = None,
+) -> base.GradientTransformationExtraArgs:
+    """Sophia with decoupled weight decay; `update` takes the loss as `obj_fn=`."""
+    return chain(
+        sophia=scale_by_sophia(
+            b1, b2, eps, gamma, clip_threshold, update_interval, hessian_diagonal_fn, mu_dtype
+        ),
+        decay=add_decayed_weights(weight_decay, weight_decay_mask),
+        schedule=scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,1 @@
+"""Optimizer states and trees: arithmetic, access, description."""

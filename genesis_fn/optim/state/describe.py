@@ -1,0 +1,63 @@
+"""Reading optimizer states: what step, which learning rate, which norms."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import genesis_fn.numpy as jnp
+from genesis_fn.optim.state import state_access, tree_math
+
+# State fields that hold a value worth reporting, and the key it is reported under.
+_REPORTED = {
+    "learning_rate": "lr",
+    "weight_decay": "weight_decay",
+    "global_norm": "grad_norm",
+    "scale": "scale",
+    "notfinite_count": "skipped",
+    "gradient_step": "gradient_step",
+    "lost": "lost_steps",
+}
+_TABLES = ("hyperparams", "measurement", "measurements")
+_COUNTERS = ("count", "step_count", "step", "gradient_step")
+
+
+def describe(state: Any, updates: Any | None = None) -> dict[str, Any]:
+    """What can be read from an optimizer state: {"step": ..., "lr": ..., ...}, arrays as stored.
+
+    Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and
+    `snapshot`/`monitor` measurements by name, and "update_norm" of `updates` where they are given.
+    A key met in several places (two groups of parameters) gets the place: "lr@inner_states.head".
+    """
+    steps: list[Any] = []
+    found: dict[str, dict[tuple, Any]] = {}
+    for path, key, value in state_access.walk(state):
+        if key in _TABLES and isinstance(value, dict):
+            for name, x in value.items():
+                _report(found, _REPORTED.get(name, name), path[:-1], x)  # pyright: ignore[reportArgumentType]
+        elif getattr(value, "shape", None) == () and not _in_table(path):
+            if key in _COUNTERS:
+                steps.append(value)
+            if key in _REPORTED:
+                _report(found, _REPORTED[key], path[:-1], value)
+    result: dict[str, Any] = {}
+    if steps:
+        result["step"] = functools.reduce(jnp.maximum, steps)
+    for name, values in found.items():
+        alone = len(values) == 1
+        for place, x in values.items():
+            result[name if alone else f"{name}@{state_access.dotted(place)}"] = x
+    if updates is not None:
+        result["update_norm"] = tree_math.norm(updates)
+    return result
+
+
+def _in_table(path: tuple) -> bool:
+    return len(path) > 1 and getattr(path[-2], "name", None) in _TABLES
+
+
+def _report(found: dict[str, dict[tuple, Any]], name: str, place: tuple, value: Any) -> None:
+    places = found.setdefault(name, {})
+    # An injected hyperparameter is also stored by the transformation inside: the outer one counts.
+    if not any(place[: len(p)] == p for p in places):
+        places[place] = value

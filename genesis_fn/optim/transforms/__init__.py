@@ -1,0 +1,1 @@
+"""Transformations of gradients, and transformations of transformations."""

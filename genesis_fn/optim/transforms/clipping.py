@@ -1,0 +1,149 @@
+"""Transformations that limit gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ShapeError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import abs_sq
+from genesis_fn.optim.state import tree_math
+from genesis_fn.optim.tree_map_updates import map_updates, widen
+
+
+def clip(max_delta: Any) -> base.GradientTransformation:
+    """Every element limited to [-max_delta, max_delta]."""
+    return base.per_leaf(lambda u: jnp.clip(u, -max_delta, max_delta))
+
+
+def clip_by_block_rms(threshold: Any) -> base.GradientTransformation:
+    """Each leaf divided by max(1, rms / threshold)."""
+
+    def leaf(u: Any) -> Any:
+        return u / jnp.maximum(1.0, jnp.sqrt(jnp.mean(abs_sq(u))) / threshold)
+
+    return base.per_leaf(leaf)
+
+
+class ClipByGlobalNormState(NamedTuple):
+    """The norm of the latest gradients before clipping."""
+
+    global_norm: Any
+
+
+def clip_by_global_norm(max_norm: Any, ord: Any = 2) -> base.GradientTransformation:
+    """Updates times min(1, max_norm / norm of all leaves together).
+
+    The norm before clipping is kept in the state, which is not read: None will do for one. `ord` is
+    1, 2 or inf.
+    """
+
+    def init(params: Any) -> ClipByGlobalNormState:
+        return ClipByGlobalNormState(jnp.zeros((), dtypes.F32))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+        norm = tree_math.norm(updates, ord)
+        small = norm < max_norm
+
+        def leaf(u: Any) -> Any:
+            return jnp.where(small, u, u / norm.astype(dtypes.real_of(u.dtype)) * max_norm)
+
+        return map_updates(leaf, updates), ClipByGlobalNormState(norm.astype(dtypes.F32))
+
+    return base.GradientTransformation(init, update, state=ClipByGlobalNormState, reads_state=False)
+
+
+def unitwise_norm(x: Any, axis: Any = None) -> Any:
+    """Norms per output unit, broadcast to the shape of x.
+
+    Without `axis`, over all of a vector, dimension 0 of two or three, and all but the last of four
+    or five. Raises ShapeError for more dimensions.
+    """
+    x = as_array(x)
+    if axis is None:
+        by_rank = {2: 0, 3: 0, 4: (0, 1, 2), 5: (0, 1, 2, 3)}
+        if sum(n != 1 for n in x.shape) <= 1:
+            axis = tuple(range(x.ndim))
+        elif x.ndim in by_rank:
+            axis = by_rank[x.ndim]
+        else:
+            raise ShapeError(f"unitwise_norm of {x.shape}: name the axis to reduce over")
+    return jnp.broadcast_to(jnp.sqrt(jnp.sum(abs_sq(x), axis=axis, keepdims=True)), x.shape)
+
+
+def unitwise_clip(g_norm: Any, max_norm: Any, grad: Any, div_eps: Any = 1e-6) -> Any:
+    """grad * min(1, max_norm / g_norm), elementwise in the norms."""
+    g_norm, max_norm, grad = as_array(g_norm), as_array(max_norm), as_array(grad)
+    if not g_norm.shape == max_norm.shape == grad.shape:
+        raise ShapeError(
+            f"unitwise_clip: shapes differ: {g_norm.shape}, {max_norm.shape}, {grad.shape}"
+        )
+    return jnp.where(g_norm < max_norm, grad, grad * (max_norm / jnp.maximum(g_norm, div_eps)))
+
+
+def adaptive_grad_clip(
+    clipping: Any, eps: Any = 1e-3, axis: Any = None
+) -> base.GradientTransformation:
+    """Gradients limited to `clipping` times the parameters' norms, per unit (Brock et al. 2021)."""
+
+    def leaf(u: Any, p: Any) -> Any:
+        most = clipping * jnp.maximum(unitwise_norm(p, axis), eps)
+        return unitwise_clip(unitwise_norm(u, axis), most, u)
+
+    return base.per_leaf(leaf, params_for="adaptive_grad_clip")
+
+
+# ---- gradients per example ----
+
+
+def _batch_size(grads: Any, name: str) -> int:
+    sizes = {path: as_array(g).shape[:1] for path, g in _by_path(grads)}
+    if not sizes or () in sizes.values() or len(set(sizes.values())) != 1:
+        raise ShapeError(f"{name} takes gradients with a leading batch dimension, got {sizes}")
+    return next(iter(sizes.values()))[0]
+
+
+def _by_path(t: Any) -> list[tuple[str, Any]]:
+    return [(tree.keystr(p), x) for p, x in tree.leaves_with_path(t)]
+
+
+def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, Any]:
+    """(sum over examples of gradients clipped to a global norm, how many were clipped).
+
+    Leaves have a leading batch dimension (from `vmap(grad(f))`).
+    """
+    n = _batch_size(grads, "per_example_global_norm_clip")
+    flat = [abs_sq(widen(as_array(g))).reshape((n, -1)) for g in tree.leaves(grads)]
+    square = jnp.sum(flat[0], axis=1)
+    for x in flat[1:]:
+        square = square + jnp.sum(x, axis=1)
+    norms = jnp.sqrt(square)
+    factors = jnp.minimum(l2_norm_clip / jnp.where(norms == 0, 1.0, norms), 1.0)
+    factors = jnp.where(norms == 0, 1.0, factors)
+
+    def total(g: Any) -> Any:
+        g = widen(as_array(g))
+        return jnp.sum(factors.reshape((n, *[1] * (g.ndim - 1))) * g, axis=0)
+
+    return tree.map(total, grads), jnp.sum(factors < 1.0)
+
+
+def per_example_layer_norm_clip(
+    grads: Any, global_l2_norm_clip: Any, uniform: bool = True
+) -> tuple[Any, Any]:
+    """(sums over examples of each leaf clipped on its own, per leaf how many were clipped).
+
+    The leaves' limits combine to `global_l2_norm_clip`: equal, or by size if not `uniform`.
+    """
+    n = _batch_size(grads, "per_example_layer_norm_clip")
+    leaves, treedef = tree.flatten(grads)
+    sizes = [as_array(g).size // n for g in leaves]
+    shares = [1.0 / len(leaves)] * len(leaves) if uniform else [s / sum(sizes) for s in sizes]
+    clipped = [
+        per_example_global_norm_clip(g, global_l2_norm_clip * share**0.5)
+        for g, share in zip(leaves, shares, strict=True)
+    ]
+    return tuple(tree.unflatten(treedef, [c[i] for c in clipped]) for i in range(2))  # type: ignore[return-value]

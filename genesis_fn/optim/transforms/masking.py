@@ -1,0 +1,198 @@
+"""Transformations for some of the parameters: masks, labels, freezing.
+
+A mask says of every parameter whether a transformation applies to it. It is given as
+
+* a predicate `lambda path, leaf: "bias" in path`; the path is dotted, as in "layers.0.bias",
+* a function of the parameters that returns a tree of bools, or
+* a tree of bools, the parameters' structure or a prefix of it. A boolean scalar array whose value
+  is known will do for a bool.
+
+Labels (`partition`) are given in the same three ways.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.errors import ArgumentError, TreeError
+from genesis_fn.core.primitive import Tracer
+from genesis_fn.optim import base
+from genesis_fn.optim.state.state_access import ParamsPlaceholder
+from genesis_fn.optim.tree_map_updates import is_none
+
+
+class MaskedNode(NamedTuple):
+    """Stands where a masked-out leaf was; a node without leaves, so it has no state."""
+
+
+class MaskedState(NamedTuple):
+    """The state of a masked transformation."""
+
+    inner_state: Any
+
+
+class PartitionState(NamedTuple):
+    """The states of a partition's transformations, by label."""
+
+    inner_states: Mapping[Any, Any]
+
+
+MultiTransformState = PartitionState
+
+
+def dotted_path(path: tuple) -> str:
+    """A leaf's path as its bare keys joined by dots: "layers.0.attention.weight"."""
+    return ".".join(
+        str(getattr(e, "field", None) or getattr(e, "name", None) or getattr(e, "entry", e))
+        for e in path
+    )
+
+
+def per_parameter(spec: Any, params: Any) -> Any:
+    """The tree that a mask or label specification gives for these parameters."""
+    if not callable(spec):
+        return spec
+    if _takes_path(spec):
+        return tree.map_with_path(
+            lambda path, leaf: spec(dotted_path(path), leaf), params, is_leaf=is_none
+        )
+    return spec(params)
+
+
+def _takes_path(spec: Callable) -> bool:
+    """Whether a callable needs two positional arguments: (path, leaf)."""
+    try:
+        parameters = inspect.signature(spec).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        p for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]  # fmt: skip
+    return len(needed) == 2
+
+
+def _mask_of(spec: Any, params: Any) -> Any:
+    return tree.map_with_path(_as_bool, per_parameter(spec, params))
+
+
+def _as_bool(path: tuple, m: Any) -> bool:
+    if isinstance(m, (np.bool_, np.ndarray, Array)) and m.shape == () and m.dtype == dtypes.BOOL:
+        return bool(m)
+    if not isinstance(m, bool):
+        known = " whose value is known" if isinstance(m, Tracer) else ""
+        raise ArgumentError(
+            f"a mask holds bools{known}, got {m!r:.60} of type {type(m).__name__} at "
+            f"{tree.keystr(path) or 'the top'}\n"
+            "  a mask says where, before the program runs: decide by path, shape or dtype"
+        )
+    return m
+
+
+def _apply_mask(mask: Any, values: Any) -> Any:
+    """`values` with MaskedNode() in place of every subtree that is masked out."""
+    try:
+        return tree.map(lambda m, v: v if m else MaskedNode(), mask, values, is_leaf=is_none)
+    except TreeError as error:
+        raise TreeError(f"the mask is not a prefix of the tree that it masks: {error}") from None
+
+
+def masked(
+    inner: base.GradientTransformation, mask: Any, *, mask_compatible_extra_args: bool = False
+) -> base.GradientTransformationExtraArgs:
+    """`inner` applied where `mask` is true; other updates pass through and have no state.
+
+    With `mask_compatible_extra_args`, extra arguments of the updates' structure are masked too.
+    """
+    inner = base.with_extra_args_support(inner)
+
+    def init(params: Any) -> MaskedState:
+        if isinstance(params, ParamsPlaceholder):
+            return MaskedState(inner.init(params))
+        return MaskedState(inner.init(_apply_mask(_mask_of(mask, params), params)))
+
+    def update(updates: Any, state: MaskedState, params: Any = None, **extra: Any) -> tuple:
+        chosen = _mask_of(mask, updates if params is None else params)
+        if mask_compatible_extra_args:
+            whole = tree.structure(updates)
+            extra = {
+                k: _apply_mask(chosen, v) if tree.structure(v) == whole else v
+                for k, v in extra.items()
+            }
+        kept_params = None if params is None else _apply_mask(chosen, params)
+        new, inner_state = inner.update(
+            _apply_mask(chosen, updates), state.inner_state, kept_params, **extra
+        )
+        merged = tree.map(lambda m, n, old: n if m else old, chosen, new, updates, is_leaf=is_none)
+        return merged, MaskedState(inner_state)
+
+    return base.GradientTransformationExtraArgs(init, update, state=MaskedState)
+
+
+def partition(
+    transforms: Mapping[Any, base.GradientTransformation],
+    param_labels: Any,
+    *,
+    mask_compatible_extra_args: bool = False,
+) -> base.GradientTransformationExtraArgs:
+    """Each parameter updated by the transformation that its label names.
+
+    Raises ValueError naming a parameter whose label has no transformation.
+    """
+    txs = {k: base.with_extra_args_support(v) for k, v in transforms.items()}
+
+    def groups(params: Any) -> dict[Any, base.GradientTransformationExtraArgs]:
+        labels = per_parameter(param_labels, params)
+        for path, label in tree.leaves_with_path(labels):
+            if label not in txs:
+                raise ArgumentError(
+                    f"the parameter {tree.keystr(path) or 'tree'} is labelled {label!r}, for which "
+                    f"there is no transformation; there are {list(txs)}"
+                )
+
+        def group(name: Any) -> Any:
+            return tree.map(lambda x: x is not None and x == name, labels, is_leaf=is_none)
+
+        return {
+            name: masked(tx, group(name), mask_compatible_extra_args=mask_compatible_extra_args)
+            for name, tx in txs.items()
+        }
+
+    def init(params: Any) -> PartitionState:
+        if isinstance(params, ParamsPlaceholder):
+            return PartitionState({k: MaskedState(tx.init(params)) for k, tx in txs.items()})
+        return PartitionState({k: tx.init(params) for k, tx in groups(params).items()})
+
+    def update(updates: Any, state: PartitionState, params: Any = None, **extra: Any) -> tuple:
+        new = {}
+        for name, tx in groups(updates if params is None else params).items():
+            updates, new[name] = tx.update(updates, state.inner_states[name], params, **extra)
+        return updates, PartitionState(new)
+
+    return base.GradientTransformationExtraArgs(init, update, state=PartitionState)
+
+
+multi_transform = partition
+
+
+def freeze(mask: Any) -> base.GradientTransformationExtraArgs:
+    """Zero updates where `mask` is true; the others pass through."""
+    return masked(base.set_to_zero(), mask)
+
+
+def selective_transform(
+    optimizer: base.GradientTransformation, *, freeze_mask: Any
+) -> base.GradientTransformationExtraArgs:
+    """`optimizer` where `freeze_mask` is false, zero updates where it is true."""
+
+    def labels(params: Any) -> Any:
+        mask = _mask_of(freeze_mask, params)
+        return tree.map(lambda m: "freeze" if m else "train", mask)
+
+    return partition({"train": optimizer, "freeze": base.set_to_zero()}, labels)

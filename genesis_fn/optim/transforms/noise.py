@@ -1,0 +1,61 @@
+"""Noise added to gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn import random
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.tree_map_updates import as_gradient, is_none, map_updates, zero_count
+
+
+class AddNoiseState(NamedTuple):
+    """Steps taken and the key of the next noise."""
+
+    count: Any
+    rng_key: Any
+
+
+def as_key(seed: Any) -> Any:
+    """The random key of an integer seed; a key as it is."""
+    whole = getattr(seed, "shape", None) == () and dtypes.is_integer(seed.dtype)
+    return random.key(seed) if whole or isinstance(seed, int) else seed
+
+
+def add_noise(
+    eta: Any, gamma: Any, key: Any = None, *, seed: Any = None
+) -> base.GradientTransformation:
+    """Updates plus normal noise of variance eta / step**gamma (Neelakantan et al. 2014).
+
+    `key` is a random key or a seed, 0 without one; `seed` is another name for it.
+    """
+    if key is not None and seed is not None:
+        raise ArgumentError("add_noise takes key or seed, not both")
+    start = (0 if seed is None else seed) if key is None else key
+
+    def init(params: Any) -> AddNoiseState:
+        return AddNoiseState(zero_count(), as_key(start))
+
+    def update(updates: Any, state: AddNoiseState, params: Any = None) -> tuple:
+        count = safe_increment(state.count)
+        deviation = jnp.sqrt(eta / count.astype(dtypes.F32) ** gamma)
+        next_key, now = random.split(state.rng_key)
+        leaves, treedef = tree.flatten(updates, is_none)
+        keys = random.split(now, max(len(leaves), 1))
+        noise = []
+        for i, u in enumerate(leaves):
+            g = as_gradient(u)
+            noise.append(None if g is None else random.normal(keys[i], g.shape, g.dtype))
+        noise_tree = tree.unflatten(treedef, noise)
+        new = map_updates(
+            lambda u, n: u + deviation.astype(dtypes.real_of(u.dtype)) * n,
+            updates,
+            extras=(noise_tree,),
+        )
+        return new, AddNoiseState(count, next_key)
+
+    return base.GradientTransformation(init, update, state=AddNoiseState)

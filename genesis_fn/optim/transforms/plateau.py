@@ -1,0 +1,82 @@
+"""Updates scaled down when the loss stops falling."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.errors import ArgumentError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.transforms.transform import times
+from genesis_fn.optim.tree_map_updates import map_updates, wide_dtype, widest_float, zero_count
+
+
+class ReduceLROnPlateauState(NamedTuple):
+    """The scale, the best loss, steps without progress, steps to rest, and the running mean."""
+
+    scale: Any
+    best_value: Any
+    plateau_count: Any
+    cooldown_count: Any
+    count: Any
+    avg_value: Any
+
+
+def reduce_on_plateau(
+    factor: float = 0.1,
+    patience: int = 10,
+    rtol: float = 1e-4,
+    atol: float = 0.0,
+    cooldown: int = 0,
+    accumulation_size: int = 1,
+    min_scale: float = 0.0,
+) -> base.GradientTransformationExtraArgs:
+    """Updates times a scale that is multiplied by `factor` after `patience` means without progress.
+
+    `update` takes the loss as `value=`; means are over `accumulation_size` losses; progress is a
+    fall below (1 - rtol) * best - atol; after a reduction, `cooldown` means are not judged.
+    """
+    if not 0.0 < factor < 1.0:
+        raise ArgumentError(f"reduce_on_plateau: factor must be in (0, 1), got {factor}")
+    if not 0.0 <= rtol <= 1.0 or atol < 0.0 or rtol == atol == 0.0:
+        raise ArgumentError(
+            "reduce_on_plateau: rtol must be in [0, 1], atol not negative, one of them positive; "
+            f"got rtol={rtol}, atol={atol}"
+        )
+
+    def init(params: Any) -> ReduceLROnPlateauState:
+        kind = wide_dtype(widest_float(params))
+        return ReduceLROnPlateauState(
+            jnp.ones((), kind), jnp.full((), float("inf"), dtype=kind), zero_count(), zero_count(),
+            zero_count(), jnp.zeros((), kind),
+        )  # fmt: skip
+
+    def update(
+        updates: Any, state: ReduceLROnPlateauState, params: Any = None, *, value: Any, **extra: Any
+    ) -> tuple:
+        kind = state.avg_value.dtype
+        count = safe_increment(state.count)
+        seen = state.count.astype(kind) * state.avg_value + as_array(value).astype(kind)
+        mean = seen / count.astype(kind)
+        judged = count == accumulation_size
+        better = mean < (1 - rtol) * state.best_value - atol
+        resting = state.cooldown_count > 0
+        stuck = jnp.where(better, 0, safe_increment(state.plateau_count))
+        reduce = judged & ~resting & (stuck == patience)
+        plateau = jnp.where(resting | (stuck == patience), 0, stuck)
+        rest = jnp.where(resting, state.cooldown_count - 1, jnp.where(reduce, cooldown, 0))
+        least = jnp.maximum(jnp.where(reduce, state.scale * factor, state.scale), min_scale)
+        new = ReduceLROnPlateauState(
+            jnp.where(judged & ~resting, least, state.scale),
+            jnp.where(judged & better, mean, state.best_value),
+            jnp.where(judged, plateau, state.plateau_count).astype(dtypes.I32),
+            jnp.where(judged, rest, state.cooldown_count).astype(dtypes.I32),
+            jnp.where(judged, 0, count).astype(dtypes.I32),
+            jnp.where(judged, 0.0, mean),
+        )
+        return map_updates(lambda u: times(new.scale, u), updates), new
+
+    return base.GradientTransformationExtraArgs(init, update, state=ReduceLROnPlateauState)

@@ -1,0 +1,564 @@
+"""Transformations around other transformations: accumulation, guards, masters, injected values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import genesis_fn.numpy as jnp
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.array import Operators
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DTypeLike
+from genesis_fn.core.errors import ArgumentError, ShapeError
+from genesis_fn.optim import base
+from genesis_fn.optim.numerics import safe_increment
+from genesis_fn.optim.state import tree_math
+from genesis_fn.optim.state.state_access import ParamsPlaceholder
+from genesis_fn.optim.tree_map_updates import (
+    as_gradient,
+    init_leaves,
+    init_moments,
+    is_none,
+    map_updates,
+    select,
+    wide_dtype,
+    widest_float,
+    zero_count,
+)
+
+
+def _zeros(updates: Any) -> Any:
+    """Zero updates; None where a leaf is frozen."""
+    return map_updates(jnp.zeros_like, updates)
+
+
+# ---- accumulation of gradients ----
+
+
+def _all_finite(updates: Any) -> Any:
+    finite = [jnp.all(jnp.isfinite(as_array(u))) for u in tree.leaves(updates)]
+    return functools.reduce(jnp.logical_and, finite, jnp.ones((), dtypes.BOOL))
+
+
+def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any, Any]:
+    """(whether some update is not finite, what to keep of it), for `MultiSteps`."""
+    bad = [jnp.sum(~jnp.isfinite(as_array(u))) for u in tree.leaves(updates)]
+    count = functools.reduce(jnp.add, bad) if bad else zero_count()
+    skip = count > 0
+    return skip, {"should_skip": skip, "num_not_finite": count}
+
+
+def skip_large_updates(
+    updates: Any, gradient_step: Any, params: Any, max_squared_norm: Any
+) -> tuple[Any, Any]:
+    """(whether the squared norm is not below a limit, what to keep of it), for `MultiSteps`."""
+    square = tree_math.norm(updates, squared=True)
+    skip = ~(square < max_squared_norm)
+    return skip, {"should_skip": skip, "norm_squared": square}
+
+
+class MultiStepsState(NamedTuple):
+    """Position within the accumulation, steps made, and what is accumulated."""
+
+    mini_step: Any
+    gradient_step: Any
+    inner_opt_state: Any
+    acc_grads: Any
+    skip_state: Any = ()
+
+
+class MultiSteps:
+    """Steps of `opt` on gradients of `every_k_schedule` consecutive calls; zero updates between.
+
+    `every_k_schedule` is a number or a function of the steps made. Gradients are averaged (summed
+    without `use_grad_mean`) in float32 or wider. `should_skip_update_fn(updates, step, params)`
+    returns (whether to ignore these gradients, what to keep in the state).
+    """
+
+    def __init__(
+        self,
+        opt: base.GradientTransformation,
+        every_k_schedule: int | Callable[[Any], Any],
+        use_grad_mean: bool = True,
+        should_skip_update_fn: Callable[..., tuple[Any, Any]] | None = None,
+        accumulator_dtype: DTypeLike | None = None,
+    ) -> None:
+        if isinstance(every_k_schedule, int) and every_k_schedule < 1:
+            raise ArgumentError(
+                f"MultiSteps: every_k_schedule must be positive, got {every_k_schedule}"
+            )
+        self._opt = base.with_extra_args_support(opt)
+        self._every_k: Callable = (
+            every_k_schedule if callable(every_k_schedule) else lambda step: every_k_schedule
+        )
+        self._mean, self._skip_fn = use_grad_mean, should_skip_update_fn
+        self._dtype = accumulator_dtype
+
+    @property
+    def inner_opt(self) -> base.GradientTransformationExtraArgs:
+        """The transformation that is stepped."""
+        return self._opt
+
+    def init(self, params: Any) -> MultiStepsState:
+        """The state before any gradient."""
+        skip_state = ()
+        if self._skip_fn is not None:
+            _, skip_state = self._skip_fn(init_moments(params), zero_count(), params)
+        return MultiStepsState(
+            zero_count(), zero_count(), self._opt.init(params),
+            init_moments(params, dtype=self._dtype), skip_state,
+        )  # fmt: skip
+
+    def update(
+        self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any
+    ) -> tuple[Any, MultiStepsState]:
+        """(updates, state): those of the inner transformation at every k-th call, else zeros."""
+        base.check_state(state, MultiStepsState, "MultiSteps")
+        k = self._every_k(state.gradient_step)
+        before = state.mini_step
+
+        def accumulate(g: Any, total: Any) -> tuple:
+            total = (
+                total + (g - total) / (before + 1).astype(total.dtype) if self._mean else total + g
+            )
+            return total, total
+
+        sums, kept = map_updates(accumulate, updates, state.acc_grads)
+        stepped, inner = self._opt.update(sums, state.inner_opt_state, params, **extra)
+        emit = before == k - 1
+        take, skip_state = emit, state.skip_state
+        zeros = _zeros(kept)
+        next_mini = jnp.where(emit, 0, safe_increment(before)).astype(before.dtype)
+        next_sums = select(emit, zeros, kept)
+        if self._skip_fn is not None:
+            skip, skip_state = self._skip_fn(updates, state.gradient_step, params)
+            if skip.dtype != dtypes.BOOL or skip.shape != ():
+                raise ShapeError(
+                    "MultiSteps: should_skip_update_fn must return a boolean scalar first, it "
+                    f"returned {skip.aval}"
+                )
+            take = emit & ~skip
+            next_mini = jnp.where(skip, before, next_mini)
+            next_sums = select(skip, state.acc_grads, next_sums)
+        step = state.gradient_step
+        new = MultiStepsState(
+            next_mini,
+            jnp.where(take, safe_increment(step), step),
+            select(take, inner, state.inner_opt_state),
+            next_sums,
+            skip_state,
+        )
+        return map_updates(lambda u: jnp.where(take, u, 0.0), stepped), new
+
+    def has_updated(self, state: MultiStepsState) -> Any:
+        """Whether the latest call made a step."""
+        return (state.mini_step == 0) & (state.gradient_step > 0)
+
+    def gradient_transformation(self) -> base.GradientTransformationExtraArgs:
+        """This as a transformation."""
+        return base.GradientTransformationExtraArgs(self.init, self.update, state=MultiStepsState)
+
+
+# ---- guards ----
+
+
+class ApplyIfFiniteState(NamedTuple):
+    """Consecutive and total non-finite updates, whether the last was finite, the inner state."""
+
+    notfinite_count: Any
+    last_finite: Any
+    total_notfinite: Any
+    inner_state: Any
+
+
+def apply_if_finite(
+    inner: base.GradientTransformation, max_consecutive_errors: int
+) -> base.GradientTransformationExtraArgs:
+    """`inner`, but zero updates and an unchanged state where some gradient is not finite.
+
+    After more than `max_consecutive_errors` in a row they are let through. No host synchronization:
+    the choice is a select in the same program.
+    """
+    inner = base.with_extra_args_support(inner)
+
+    def init(params: Any) -> ApplyIfFiniteState:
+        return ApplyIfFiniteState(
+            zero_count(), jnp.ones((), dtypes.BOOL), zero_count(), inner.init(params)
+        )
+
+    def update(updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra: Any) -> tuple:
+        finite = _all_finite(updates)
+        bad = jnp.where(finite, 0, safe_increment(state.notfinite_count))
+        take = finite | (bad > max_consecutive_errors)
+        new, inner_state = inner.update(updates, state.inner_state, params, **extra)
+        total = state.total_notfinite
+        kept = ApplyIfFiniteState(
+            bad.astype(dtypes.I32),
+            finite,
+            jnp.where(finite, total, safe_increment(total)),
+            select(take, inner_state, state.inner_state),
+        )
+        return map_updates(lambda u: jnp.where(take, u, 0.0), new), kept
+
+    return base.GradientTransformationExtraArgs(init, update, state=ApplyIfFiniteState)
+
+
+class ConditionallyTransformState(NamedTuple):
+    """The inner state and the calls so far."""
+
+    inner_state: Any
+    step: Any
+
+
+class ConditionallyMaskState(NamedTuple):
+    """The calls so far and the inner state."""
+
+    step: Any
+    inner_state: Any
+
+
+def conditionally_transform(
+    inner: base.GradientTransformation,
+    should_transform_fn: Callable[..., Any],
+    forward_extra_args: bool = False,
+) -> base.GradientTransformationExtraArgs:
+    """`inner` at the steps where `should_transform_fn(step)`; else updates pass through."""
+    return _conditional(inner, should_transform_fn, forward_extra_args, zero=False)
+
+
+def conditionally_mask(
+    inner: base.GradientTransformation,
+    should_transform_fn: Callable[..., Any],
+    forward_extra_args: bool = False,
+) -> base.GradientTransformationExtraArgs:
+    """`inner` at the steps where `should_transform_fn(step)`; else updates are zero."""
+    return _conditional(inner, should_transform_fn, forward_extra_args, zero=True)
+
+
+maybe_update = conditionally_transform
+
+
+def _conditional(
+    inner: base.GradientTransformation, condition: Callable, forward: bool, zero: bool
+) -> base.GradientTransformationExtraArgs:
+    tx = base.with_extra_args_support(inner)
+    kind = ConditionallyMaskState if zero else ConditionallyTransformState
+
+    def init(params: Any) -> Any:
+        return kind(step=zero_count(), inner_state=tx.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        take = as_array(condition(state.step, **(extra if forward else {})))
+        new, inner_state = tx.update(updates, state.inner_state, params, **extra)
+        other = _zeros(updates) if zero else updates
+        chosen = map_updates(
+            lambda u, v: jnp.where(take, u, as_array(v).astype(u.dtype)), new, extras=(other,)
+        )
+        kept = select(take, inner_state, state.inner_state)
+        return chosen, kind(step=safe_increment(state.step), inner_state=kept)
+
+    return base.GradientTransformationExtraArgs(init, update, state=kind)
+
+
+# ---- masters of low-precision parameters ----
+
+
+class WithMasterState(NamedTuple):
+    """Float32 copies of the parameters that are narrower (None for others); the inner state."""
+
+    master: Any
+    inner_state: Any
+
+
+def with_master(inner: base.GradientTransformation) -> base.GradientTransformationExtraArgs:
+    """`inner` on float32 copies of bfloat16, float16 and 8-bit parameters.
+
+    Small steps accumulate in the copies; `apply_updates` then gives the copies rounded to the
+    parameters' dtypes. Wider parameters are used as they are and not copied.
+    """
+    inner = base.with_extra_args_support(inner)
+
+    def narrow(p: Any) -> bool:
+        return wide_dtype(p.dtype) != p.dtype
+
+    def init(params: Any) -> WithMasterState:
+        master = init_leaves(lambda p: p.astype(dtypes.F32) if narrow(p) else None, params)
+        return WithMasterState(master, inner.init(_masters(params, master)))
+
+    def _masters(params: Any, master: Any) -> Any:
+        return tree.map(lambda p, m: p if m is None else m, params, master, is_leaf=is_none)
+
+    def update(updates: Any, state: WithMasterState, params: Any = None, **extra: Any) -> tuple:
+        base.require_params(params, "with_master")
+        full = _masters(params, state.master)
+        steps, inner_state = inner.update(
+            map_updates(lambda g: g, updates), state.inner_state, full, **extra
+        )
+
+        def leaf(u: Any, m: Any, p: Any) -> tuple:
+            if m is None:
+                return u, None
+            moved = m + u
+            return moved - p, moved
+
+        new, master = map_updates(
+            leaf, steps, state.master, extras=(params,), stateless_leaves=True
+        )
+        return new, WithMasterState(master, inner_state)
+
+    return base.GradientTransformationExtraArgs(init, update, state=WithMasterState)
+
+
+# ---- dtypes of updates ----
+
+
+def with_update_dtype(
+    inner: base.GradientTransformation, update_dtype: DTypeLike | str = "param"
+) -> base.GradientTransformationExtraArgs:
+    """`inner` with updates in `update_dtype`: a dtype, or "param" for each parameter's own.
+
+    Updates are float32 or wider without it, and `apply_updates` rounds their sum with the parameter
+    once. With "param" they are as optax has them: in the dtype of the parameter, or of the gradient
+    where `update` is given no parameters. States stay as wide as they are. Integer parameters'
+    updates stay floating.
+
+        tx = optim.with_update_dtype(optim.adamw(1e-3), update_dtype="param")
+    """
+    tx = base.with_extra_args_support(inner)
+    fixed = None if update_dtype == "param" else dtypes.dtype(update_dtype)
+
+    def cast(u: Any, like: Any) -> Any:
+        if u is None:
+            return None
+        kind = fixed or as_array(u if like is None else like).dtype
+        return u.astype(kind) if dtypes.is_inexact(kind) else u
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        new, state = tx.update(updates, state, params, **extra)
+        like = updates if params is None else params
+        return tree.map(cast, new, like, is_leaf=is_none), state
+
+    return base.GradientTransformationExtraArgs(tx.init, update)
+
+
+# ---- lookahead ----
+
+
+class LookaheadState(NamedTuple):
+    """The fast optimizer's state and the steps since the last synchronization."""
+
+    fast_state: Any
+    steps_since_sync: Any
+
+
+class LookaheadParams(NamedTuple):
+    """Parameters that the fast optimizer moves, and the slow ones that follow them."""
+
+    fast: Any
+    slow: Any
+
+    @classmethod
+    def init_synced(cls, params: Any) -> LookaheadParams:
+        """Both equal to `params`."""
+        return cls(fast=params, slow=params)
+
+
+def lookahead(
+    fast_optimizer: base.GradientTransformation,
+    sync_period: int,
+    slow_step_size: Any,
+    reset_state: bool = False,
+) -> base.GradientTransformation:
+    """Every `sync_period` steps, slow parameters move towards the fast ones, which return to them.
+
+    Parameters and updates are LookaheadParams, gradients those of the fast parameters
+    (Zhang et al. 2019).
+    """
+    if sync_period < 1:
+        raise ArgumentError(f"lookahead: sync_period must be positive, got {sync_period}")
+
+    def init(params: Any) -> LookaheadState:
+        return LookaheadState(fast_optimizer.init(getattr(params, "fast", params)), zero_count())
+
+    def update(updates: Any, state: LookaheadState, params: Any = None) -> tuple:
+        if not isinstance(params, LookaheadParams):
+            raise ArgumentError("lookahead: parameters must be LookaheadParams(fast, slow)")
+        steps, fast_state = fast_optimizer.update(updates, state.fast_state, params.fast)
+        sync = state.steps_since_sync == sync_period - 1
+
+        def ahead(u: Any, f: Any, s: Any) -> Any:
+            return jnp.where(sync, f + u - s, 0.0)
+
+        both = (params.fast, params.slow)
+        slow = map_updates(lambda u, f, s: slow_step_size * ahead(u, f, s), steps, extras=both)
+        fast = map_updates(
+            lambda u, f, s: u - (1 - slow_step_size) * ahead(u, f, s), steps, extras=both
+        )
+        if reset_state:
+            fast_state = select(sync, fast_optimizer.init(params.fast), fast_state)
+        since = (state.steps_since_sync + 1) % sync_period
+        return LookaheadParams(fast, slow), LookaheadState(fast_state, since)
+
+    return base.GradientTransformation(init, update, state=LookaheadState)
+
+
+# ---- one long vector ----
+
+
+def flatten(inner: base.GradientTransformation) -> base.GradientTransformationExtraArgs:
+    """`inner` on all leaves as one vector, of the widest dtype among them."""
+    inner = base.with_extra_args_support(inner)
+
+    def joined(values: Any, like: list[Any]) -> Any:
+        parts = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
+        if not parts:
+            return jnp.zeros((0,))
+        kind = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in parts])
+        return jnp.concatenate([x.astype(kind).reshape(-1) for x in parts])
+
+    def init(params: Any) -> Any:
+        if isinstance(params, ParamsPlaceholder):
+            return inner.init(params)
+        leaves = tree.leaves(init_leaves(lambda p: p, params))
+        return inner.init(joined(leaves, leaves))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+        leaves, treedef = tree.flatten(updates, is_none)
+        if params is None:
+            gradients: list[Any] = [as_gradient(u) for u in leaves]
+        else:
+            used = map_updates(lambda g, _: g, updates, extras=(params,))
+            gradients = treedef.flatten_up_to(used)
+            params = joined(treedef.flatten_up_to(params), gradients)
+        new, state = inner.update(joined(gradients, gradients), state, params, **extra)
+        result: list[Any] = []
+        offset = 0
+        for g in gradients:
+            size = 0 if g is None else g.size
+            result.append(None if g is None else new[offset : offset + size].reshape(g.shape))
+            offset += size
+        return tree.unflatten(treedef, result), state
+
+    return base.GradientTransformationExtraArgs(init, update)
+
+
+# ---- hyperparameters in the state ----
+
+
+class InjectHyperparamsState(NamedTuple):
+    """Steps taken, the hyperparameters used, the schedules' states, the inner state."""
+
+    count: Any
+    hyperparams: dict[str, Any]
+    hyperparams_states: dict[str, Any]
+    inner_state: Any
+
+
+InjectStatefulHyperparamsState = InjectHyperparamsState
+
+
+class WrappedScheduleState(NamedTuple):
+    """Steps taken."""
+
+    count: Any
+
+
+class WrappedSchedule:
+    """A function of the step as a schedule with a state of its own."""
+
+    def __init__(self, schedule_fn: base.Schedule) -> None:
+        self.schedule_fn = schedule_fn
+
+    def init(self) -> WrappedScheduleState:
+        """The state before the first step."""
+        return WrappedScheduleState(zero_count())
+
+    def update(self, state: WrappedScheduleState, **extra: Any) -> WrappedScheduleState:
+        """The state of the next step."""
+        return WrappedScheduleState(safe_increment(state.count))
+
+    def __call__(self, state: WrappedScheduleState, **extra: Any) -> Any:
+        return self.schedule_fn(state.count)
+
+
+def _is_stateful(x: Any) -> bool:
+    return callable(x) and hasattr(x, "init") and hasattr(x, "update")
+
+
+def inject_hyperparams(
+    inner_factory: Callable[..., base.GradientTransformation],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: DTypeLike | None = None,
+) -> Callable[..., base.GradientTransformationExtraArgs]:
+    """`inner_factory` with its numbers in the state, as `state.hyperparams["learning_rate"]`.
+
+    Schedules among the arguments are evaluated at every step. Arguments in `static_args`, bools and
+    what is not a number are constants. Hyperparameters are `hyperparam_dtype`, or the parameters'
+    widest dtype and at least float32.
+    """
+    constant = {static_args} if isinstance(static_args, str) else {*static_args}
+    signature = inspect.signature(inner_factory)
+    unknown = constant - {*signature.parameters}
+    if unknown:
+        raise ArgumentError(
+            f"inject_hyperparams: static_args {sorted(unknown)} are no parameters of "
+            f"{getattr(inner_factory, '__name__', inner_factory)}, which has "
+            f"{list(signature.parameters)}"
+        )
+
+    @functools.wraps(inner_factory)
+    def wrapped(*args: Any, **kwargs: Any) -> base.GradientTransformationExtraArgs:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        schedules: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if name in constant or isinstance(value, bool):
+                others[name] = value
+            elif _is_stateful(value):
+                schedules[name] = value
+            elif callable(value):
+                schedules[name] = WrappedSchedule(value)
+            elif isinstance(value, (int, float, np.ndarray, np.generic, Operators)):
+                numbers[name] = value
+            else:
+                others[name] = value
+
+        def convert(x: Any, kind: Any) -> Any:
+            if isinstance(x, (float, np.floating)):
+                return as_array(float(x), dtypes.dtype(kind))
+            x = as_array(x)
+            return x.astype(kind) if dtypes.is_float(x.dtype) else x
+
+        def init(params: Any) -> InjectHyperparamsState:
+            kind = hyperparam_dtype
+            if kind is None:
+                kind = wide_dtype(widest_float(params))
+            states = {k: s.init() for k, s in schedules.items()}
+            values = {k: convert(v, kind) for k, v in numbers.items()}
+            values |= {k: convert(s(states[k]), kind) for k, s in schedules.items()}
+            inner = inner_factory(**others, **values)
+            return InjectHyperparamsState(zero_count(), values, states, inner.init(params))
+
+        def update(
+            updates: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
+        ) -> tuple:
+            values = {k: as_array(v) for k, v in state.hyperparams.items()}
+            states = dict(state.hyperparams_states)
+            for k, s in schedules.items():
+                values[k] = convert(s(states[k], **extra), state.hyperparams[k].dtype)
+                states[k] = s.update(states[k], **extra)
+            inner = base.with_extra_args_support(inner_factory(**others, **values))
+            updates, inner_state = inner.update(updates, state.inner_state, params, **extra)
+            count = safe_increment(state.count)
+            return updates, InjectHyperparamsState(count, values, states, inner_state)
+
+        return base.GradientTransformationExtraArgs(init, update, state=InjectHyperparamsState)
+
+    return wrapped

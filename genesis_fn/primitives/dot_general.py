@@ -1,0 +1,280 @@
+"""Contractions: dot_general, and dot and batch_matmul over it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.configuration import config
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.primitives.elementwise import add, convert
+from genesis_fn.primitives.shape import transpose
+
+# ((lhs contracting, rhs contracting), (lhs batch, rhs batch))
+DotDimensionNumbers = tuple[
+    tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
+]
+
+
+class Precision(enum.Enum):
+    """How float32 operands of a contraction are multiplied on an accelerator.
+
+    DEFAULT: as the setting `matmul_precision` says; HIGH: three TF32 products; HIGHEST: float32.
+    """
+
+    DEFAULT = 0
+    HIGH = 1
+    HIGHEST = 2
+
+
+_PRECISION_NAMES = {
+    None: None, "default": "default", "fastest": "tf32", "tf32": "tf32", "tensorfloat32": "tf32",
+    "bfloat16": "tf32", "high": "tf32x3", "tf32x3": "tf32x3", "bfloat16_3x": "tf32x3",
+    "highest": "highest", "float32": "highest", "ieee": "highest",
+    Precision.DEFAULT: "default", Precision.HIGH: "tf32x3", Precision.HIGHEST: "highest",
+}  # fmt: skip
+_PRECISION_RANK = ("default", "tf32", "tf32x3", "highest")
+
+
+def canonical_precision(precision: Any) -> str:
+    """ "default", "tf32", "tf32x3" or "highest"; of a pair, the more precise. None: the setting's.
+
+    Raises ValueError for an unknown name.
+    """
+    if isinstance(precision, (tuple, list)) and len(precision) == 2:
+        return max(map(canonical_precision, precision), key=_PRECISION_RANK.index)
+    try:
+        name = _PRECISION_NAMES[precision.lower() if isinstance(precision, str) else precision]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"precision {precision!r} is not a Precision, a pair of them, None or one of "
+            + ", ".join(repr(n) for n in _PRECISION_NAMES if isinstance(n, str))
+        ) from None
+    return config.current().matmul_precision if name is None else name
+
+
+# ---- shape ----
+
+
+def free_dims(ndim: int, used: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions of an operand that a product neither batches nor contracts."""
+    return tuple([i for i in range(ndim) if i not in used])
+
+
+def _dot_shape(
+    x: Aval, y: Aval, *, dimension_numbers: Any, precision: str, preferred_element_type: Any
+) -> Aval:
+    (xc, yc), (xb, yb) = dimension_numbers
+    what = f"dot_general of {x} and {y}"
+    for words, a, b in (("contracting", xc, yc), ("batch", xb, yb)):
+        if len(a) != len(b):
+            raise errors.ShapeError(
+                f"{what}: {len(a)} {words} dimensions of the left operand, {len(b)} of the right: "
+                f"{list(a)} and {list(b)}"
+            )
+    for side, v, used in (("left", x, (*xc, *xb)), ("right", y, (*yc, *yb))):
+        if any(not 0 <= d < v.ndim for d in used):
+            raise errors.ShapeError(
+                f"{what}: dimensions {list(used)} do not fit the {side} operand {v}"
+            )
+        if len(set(used)) != len(used):
+            raise errors.ShapeError(
+                f"{what}: a dimension of the {side} operand is named twice in {list(used)}"
+            )
+    for words, a, b in (("contracting", xc, yc), ("batch", xb, yb)):
+        for i, j in zip(a, b):
+            if x.shape[i] != y.shape[j]:
+                raise errors.ShapeError(
+                    f"{what}: {words} dimension {i} of the left operand has length {x.shape[i]}, "
+                    f"dimension {j} of the right one {y.shape[j]}"
+                )
+    shape = (
+        *[x.shape[i] for i in xb],
+        *[x.shape[i] for i in free_dims(x.ndim, (*xc, *xb))],
+        *[y.shape[i] for i in free_dims(y.ndim, (*yc, *yb))],
+    )
+    return aval(shape, _dot_dtype(x, y, preferred_element_type))
+
+
+def _dot_dtype(x: Aval, y: Aval, preferred: DType | None) -> DType:
+    if x.dtype == y.dtype:
+        kind = x.dtype
+    elif dtypes.kind_rank(x.dtype) == dtypes.kind_rank(y.dtype) and not (
+        x.dtype.itemsize == y.dtype.itemsize == 1 and dtypes.is_float(x.dtype)
+    ):
+        kind = dtypes.promote_types(x.dtype, y.dtype)
+    elif dtypes.is_float(x.dtype) and dtypes.is_float(y.dtype):
+        kind = dtypes.BF16  # e4m3 with e5m2: both fit
+    else:
+        raise errors.DTypeError(
+            f"dot_general: {x} and {y} differ in kind; convert one with .astype(...)"
+        )
+    if preferred is None:
+        return kind
+    if dtypes.kind_rank(preferred) < dtypes.kind_rank(kind):
+        raise errors.DTypeError(
+            f"dot_general of {x} and {y}: preferred_element_type {preferred.name} cannot hold "
+            f"products of {kind.name}"
+        )
+    return preferred
+
+
+def breaks(order: Sequence[int]) -> int:
+    """How many neighbours in `order` are no neighbours in memory."""
+    return sum(b != a + 1 for a, b in zip(order, order[1:]))
+
+
+# ---- derivatives ----
+
+
+def _dot_linearize(nonzero: Any, x: Any, y: Any, **params: Any) -> Any:
+    def tangent(tx: Any, ty: Any) -> Any:
+        first = None if tx is None else bind(dot_general_p, tx, y, **params)
+        second = None if ty is None else bind(dot_general_p, x, ty, **params)
+        return second if first is None else first if second is None else add(first, second)
+
+    return bind(dot_general_p, x, y, **params), tangent
+
+
+def _dot_transpose(
+    ct: Any, x: Any, y: Any, *, dimension_numbers: Any, precision: str, preferred_element_type: Any
+) -> list:
+    (xc, yc), (xb, yb) = dimension_numbers
+    if is_linear(x):
+        return [_dot_cotangent(ct, x.aval, y, xc, yc, xb, yb, True, precision), None]
+    return [None, _dot_cotangent(ct, y.aval, x, yc, xc, yb, xb, False, precision)]
+
+
+def _dot_cotangent(
+    ct: Any, kind: Aval, other: Any, contract: Sequence[int], other_contract: Sequence[int],
+    batch: Sequence[int], other_batch: Sequence[int], first: bool, precision: str,
+) -> Any:  # fmt: skip
+    """The cotangent of one operand (`kind`; the left one if `first`), given the other operand."""
+    other_ndim = typeof(other).ndim
+    free = free_dims(kind.ndim, (*contract, *batch))
+    other_free = free_dims(other_ndim, (*other_contract, *other_batch))
+    n, m = len(batch), len(free)
+    k = len(other_free)
+    ct_batch = tuple(range(n))
+    # ct's dimensions are [batch, left free, right free].
+    ct_contract = tuple(range(n + m, n + m + k)) if first else tuple(range(n, n + k))
+    # The contracted dimensions come out in the other operand's order.
+    by_other = [c for _, c in sorted(zip(other_contract, contract))]
+    straight = (*batch, *free, *by_other)  # dot(ct, other)
+    swapped = (*batch, *by_other, *free)  # dot(other, ct)
+    identity = tuple(range(kind.ndim))
+    params = dict(precision=precision, preferred_element_type=kind.dtype)
+    if straight == identity or (swapped != identity and breaks(straight) <= breaks(swapped)):
+        numbers = ((ct_contract, other_free), (ct_batch, tuple(other_batch)))
+        out, order = bind(dot_general_p, ct, other, dimension_numbers=numbers, **params), straight
+    else:
+        numbers = ((other_free, ct_contract), (tuple(other_batch), ct_batch))
+        out, order = bind(dot_general_p, other, ct, dimension_numbers=numbers, **params), swapped
+    if order == identity:
+        return out
+    back = tuple(sorted(range(len(order)), key=order.__getitem__))
+    return transpose(out, back)
+
+
+# ---- batching ----
+
+
+def _dot_batch(
+    size: int, xs: Sequence, dims: Sequence, *, dimension_numbers: Any, **params: Any
+) -> Any:
+    (x, y), (dx, dy) = xs, dims
+    (xc, yc), (xb, yb) = dimension_numbers
+    up = lambda used, d: tuple([i + (i >= d) for i in used])  # noqa: E731
+    if dx is not None and dy is not None:
+        numbers = (
+            (up(xc, dx), up(yc, dy)),
+            ((dx, *up(xb, dx)), (dy, *up(yb, dy))),
+        )
+        return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), 0
+    if dx is not None:  # one more free dimension of the left operand
+        xc, xb = up(xc, dx), up(xb, dx)
+        position = len(xb) + free_dims(typeof(x).ndim, (*xc, *xb)).index(dx)
+    else:
+        yc, yb = up(yc, dy), up(yb, dy)
+        left = typeof(x).ndim - len(xc) - len(xb)
+        position = len(yb) + left + free_dims(typeof(y).ndim, (*yc, *yb)).index(dy)
+    numbers = ((xc, yc), (xb, yb))
+    return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), position
+
+
+def _dot_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers: Any, **_: Any):
+    (contracting, _), _ = dimension_numbers
+    return 2 * outs[0].size * math.prod([ins[0].shape[i] for i in contracting])
+
+
+dot_general_p = Primitive(
+    "dot_general", _dot_shape, linearize=_dot_linearize, transpose=_dot_transpose,
+    batch=_dot_batch, precision="low",
+    flops=_dot_flops,
+)  # fmt: skip
+
+
+def _of_one_kind(x: Any, y: Any) -> tuple[Any, Any]:
+    """Integers beside floats as those floats, real numbers beside complex ones as complex."""
+    a, b = typeof(x).dtype, typeof(y).dtype
+    if dtypes.kind_rank(a) == dtypes.kind_rank(b):
+        return x, y
+    kind = dtypes.promote_types(a, b)
+    if dtypes.kind_rank(a) < dtypes.kind_rank(b):
+        return convert(x, kind), y
+    return x, convert(y, kind)
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: DotDimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """Products summed over contracting dimensions: [batch, lhs free, rhs free].
+
+    `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)). 16- and
+    8-bit floats accumulate in float32 and are rounded once, to the operands' dtype or to
+    `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
+    """
+    (xc, yc), (xb, yb) = dimension_numbers
+    lhs, rhs = _of_one_kind(lhs, rhs)
+    n, m = typeof(lhs).ndim, typeof(rhs).ndim
+    at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])  # noqa: E731
+    return bind(
+        dot_general_p, lhs, rhs,
+        dimension_numbers=((at(xc, n), at(yc, m)), (at(xb, n), at(yb, m))),
+        precision=canonical_precision(precision),
+        preferred_element_type=(
+            None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
+        ),
+    )  # fmt: skip
+
+
+def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
+    """The product of two vectors, of a matrix and a vector, or of two matrices."""
+    x, y = typeof(lhs), typeof(rhs)
+    if not (1 <= x.ndim <= 2 and 1 <= y.ndim <= 2 and x.shape[-1] == y.shape[0]):
+        raise errors.ShapeError(
+            f"dot: {x} and {y} are no vectors or matrices that can be multiplied"
+        )
+    return dot_general(
+        lhs, rhs, (((x.ndim - 1,), (0,)), ((), ())), precision, preferred_element_type
+    )
+
+
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
+    """lhs[..., m, k] @ rhs[..., k, n] for equal leading dimensions."""
+    x, y = typeof(lhs), typeof(rhs)
+    if x.ndim < 2 or x.ndim != y.ndim:
+        raise errors.ShapeError(
+            f"batch_matmul: {x} and {y} must have the same number of dimensions, at least 2"
+        )
+    batch = tuple(range(x.ndim - 2))
+    return dot_general(lhs, rhs, (((x.ndim - 1,), (x.ndim - 2,)), (batch, batch)), precision)

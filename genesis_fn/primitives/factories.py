@@ -1,0 +1,294 @@
+"""Factories of primitives: most definitions are one call to `elementwise` or `linear`.
+
+`elementwise` returns the function that binds the primitive, which is its `.prim`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.backend.lowering import Elementwise, Source
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof
+
+# Partial derivatives that are constant, so that no multiplication is emitted.
+ONE, NEG = object(), object()
+
+KINDS: dict[str, tuple[Callable[[DType], bool], str]] = {
+    "any": (lambda d: True, "any dtype"),
+    "number": (lambda d: d != dtypes.BOOL, "numbers"),
+    "real": (lambda d: d != dtypes.BOOL and not dtypes.is_complex(d), "real numbers"),
+    "ordered": (lambda d: not dtypes.is_complex(d), "real numbers or booleans"),
+    "float": (dtypes.is_float, "floats"),
+    "inexact": (dtypes.is_inexact, "floats or complex numbers"),
+    "integer": (dtypes.is_integer, "integers"),
+    "bits": (lambda d: d == dtypes.BOOL or dtypes.is_integer(d), "integers or booleans"),
+    "complex": (dtypes.is_complex, "complex numbers"),
+}
+
+
+def show(operands: Sequence[Any]) -> str:
+    """Operand types for a message: `f32[3,4], 2.0`."""
+    return ", ".join(str(a) for a in operands)
+
+
+# ---- elementwise ----
+
+
+def elementwise(
+    name: str,
+    partials: Sequence[Any] | None = None,
+    *,
+    tangent: Callable | None = None,
+    transpose: Callable | None = None,
+    save: bool = False,
+    kinds: str = "number",
+    result: Callable[[DType], DType] | None = None,
+    precision: str = "follow",
+    torch: Callable | None = None,
+    triton: str | Callable[..., str] | None = None,
+    cost: int = 1,
+    fold: Callable | None = None,
+    scalars: tuple[int, ...] = (),
+    numpy: Callable | None = None,
+    python: Callable | None = None,
+    wraps: bool = False,
+    bounded: bool = False,
+    flops: Callable | None = None,
+    transcendental: bool = False,
+) -> Callable[..., Any]:
+    """The function of a new elementwise primitive, on operands of one shape and dtype.
+
+    * `partials[i](y, *operands)`: the derivative of the result y by operand i; ONE, NEG, or None
+      for zero. They are evaluated in the backward pass, or at once (and kept) with `save=True`.
+    * `tangent(ts, y, *operands)` instead of partials, where a product with a partial will not do.
+    * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
+    * `bounded`, `flops`, `transcendental`: see `core.primitive.Primitive`.
+    * `python`: what to do when every operand is a Python scalar.
+    * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32); `torch`,
+      `numpy`, `wraps`, `cost`, `fold` and `scalars`: see `core.lowering.Elementwise`.
+    """
+
+    def shape(*operands: Any) -> Aval:
+        arrays = [a for a in operands if type(a) is Aval]
+        first = arrays[0]
+        accepts, words = KINDS[kinds]
+        for a in arrays:
+            if a.shape != first.shape:
+                raise errors.ShapeError(f"{name}: shapes differ: {show(operands)}")
+            if a.dtype != first.dtype:
+                raise errors.DTypeError(f"{name}: dtypes differ: {show(operands)}")
+        if not accepts(first.dtype):
+            raise errors.DTypeError(f"{name} takes {words}, got {show(operands)}")
+        return first if result is None else first.update(dtype=result(first.dtype))
+
+    prim = Primitive(
+        name,
+        shape,
+        transpose=transpose,
+        precision=precision,
+        bounded=bounded or (partials is None and tangent is None),
+        flops=flops,
+        transcendental=transcendental,
+        lowering=Elementwise(
+            triton, torch=torch, numpy=numpy, wraps=wraps, cost=cost, fold=fold, scalars=scalars
+        ),
+    )
+    prim.batch = functools.partial(batch_elementwise, prim)
+    prim.linearize = _linearize_elementwise(prim, partials, tangent, save)
+
+    def call(*operands: Any) -> Any:
+        if python is not None and all([type(a) in SCALARS for a in operands]):
+            return python(*operands)
+        return bind(prim, *operands)
+
+    return named(call, prim)
+
+
+def named(call: Callable, prim: Primitive) -> Callable:
+    """`call`, presented as the function of `prim`."""
+    call.__name__ = call.__qualname__ = prim.name
+    call.prim = prim  # type: ignore[attr-defined]
+    return call
+
+
+def _linearize_elementwise(
+    prim: Primitive, partials: Sequence[Any] | None, tangent: Callable | None, save: bool
+) -> Callable:
+    if tangent is not None:
+
+        def rule(nonzero: Any, *xs: Any) -> Any:
+            y = bind(prim, *xs)
+            return y, lambda *ts: tangent(ts, y, *xs)
+
+        return rule
+    if partials is None:
+        return lambda nonzero, *xs: (bind(prim, *xs), lambda *ts: None)
+
+    def rule(nonzero: Any, *xs: Any) -> Any:
+        y = bind(prim, *xs)
+        saved = None
+        if save:
+            saved = [p(y, *xs) if n and callable(p) else p for p, n in zip(partials, nonzero)]
+
+        def apply(*ts: Any) -> Any:
+            total = None
+            for i, t in enumerate(ts):
+                if t is None or partials[i] is None:
+                    continue
+                p = partials[i]
+                if p is ONE:
+                    term = t
+                elif p is NEG:
+                    term = bind(PRIM["neg"], t)
+                else:
+                    d = saved[i] if saved is not None else p(y, *xs)
+                    term = scale(t, d)
+                total = term if total is None else bind(PRIM["add"], total, term)
+            return total
+
+        return y, apply
+
+    return rule
+
+
+# Filled by the definitions that rules of every floor need: neg, add, mul, ...
+PRIM: dict[str, Primitive] = {}
+
+
+def scale(t: Any, d: Any) -> Any:
+    """t * d, or where(t == 0, 0, t * d) under `grad(..., safe_zero=True)`."""
+    return bind(PRIM["safe_mul" if ctx.safe_zero else "mul"], t, d)
+
+
+def batch_elementwise(
+    prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any
+) -> tuple[Any, int | None]:
+    """The batching rule of operations that treat every element alike."""
+    for d in dims:
+        if d is not None:
+            break
+    return bind(
+        prim,
+        *[
+            x if type(x) in SCALARS or xd == d else move_batch(x, xd, d, size)  # pyright: ignore[reportArgumentType]
+            for x, xd in zip(xs, dims)
+        ],
+        **params,
+    ), d
+
+
+def move_batch(x: Any, source: int | None, target: int, size: int) -> Any:
+    """`x` with its batch dimension at `target`; an unbatched `x` (source None) is repeated."""
+    shape = typeof(x).shape
+    if source is None:
+        new = (*shape[:target], size, *shape[target:])
+        kept = tuple([i for i in range(len(new)) if i != target])
+        return bind(PRIM["broadcast_in_dim"], x, shape=new, dims=kept)
+    if source == target:
+        return x
+    order = [i for i in range(len(shape)) if i != source]
+    order.insert(target, source)
+    return bind(PRIM["transpose"], x, permutation=tuple(order))
+
+
+# ---- linear in one operand ----
+
+
+def linear(
+    name: str,
+    shape: Callable[..., Aval],
+    *,
+    transpose: Callable[..., Any],
+    batch: Callable,
+    **traits: Any,
+) -> Primitive:
+    """A new primitive that is linear in its one operand; its derivatives are bounded.
+
+    `transpose(ct, aval, **params)` maps the cotangent to the operand's; `batch(size, x, dim,
+    **params)` gets one value with its batch dimension. Integer and boolean operands carry no
+    tangent.
+    """
+    prim = Primitive(name, shape, bounded=True, **traits)
+
+    prim.linearize = linear_rule(prim)
+    prim.transpose = lambda ct, x, /, **params: [transpose(ct, x.aval, **params)]
+    prim.batch = lambda size, xs, dims, /, **params: batch(size, xs[0], dims[0], **params)
+    return prim
+
+
+def each_operand(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
+    """The `flops` of a reduction: one operation for each element of its operand."""
+    return ins[0].size
+
+
+def linear_rule(prim: Primitive) -> Callable:
+    """The linearize rule of an operation that is linear in its one operand: itself."""
+    return lambda nonzero, x, /, **params: (
+        bind(prim, x, **params),
+        lambda t: bind(prim, t, **params),
+    )
+
+
+def no_tangent(prim: Primitive) -> Callable:
+    """The linearize rule of an operation whose derivative is zero or meaningless."""
+    if prim.multi:
+        return lambda nonzero, *xs, **params: (
+            outs := bind(prim, *xs, **params),
+            lambda *ts: [None] * len(outs),
+        )
+    return lambda nonzero, *xs, **params: (bind(prim, *xs, **params), lambda *ts: None)
+
+
+# ---- no operand ----
+
+
+full_p = Primitive(
+    "full",
+    lambda *, value, shape, dtype: aval(shape, dtype),
+    lowering=Source(lambda at, *, value, **_: value),
+)
+full_p.linearize = no_tangent(full_p)
+full_p.batch = lambda size, xs, dims, **params: (bind(full_p, **params), None)
+
+
+def full(shape: Sequence[int], value: Any, dtype: DType) -> Any:
+    """An array of one value; `value` is a Python number."""
+    return bind(full_p, value=value, shape=tuple(shape), dtype=dtype)
+
+
+def zeros(kind: Aval) -> Any:
+    """Zeros of an aval."""
+    return bind(full_p, value=zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
+
+
+def zero(d: DType) -> Any:
+    """Zero as the Python number of a dtype's kind."""
+    if dtypes.is_key(d):
+        return 0
+    return (False, 0, 0.0, 0j)[dtypes.kind_rank(d)]
+
+
+def zero_of(x: Any) -> Any:
+    """Zero as a Python number beside `x`."""
+    return zero(typeof(x).dtype)
+
+
+def instantiate(x: Any, kind: Aval) -> Any:
+    """`x`, or zeros of that aval where `x` is None (a symbolic zero)."""
+    return zeros(kind) if x is None else x
+
+
+def filled(given: Sequence[bool], xs: Iterable[Any]) -> list[Any]:
+    """`xs` at the places that are `given`; None, a symbolic zero, at the others."""
+    rest = iter(xs)
+    return [next(rest) if g else None for g in given]
+
+
+def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes of an array of `ndim` dimensions that are not in `axes`."""
+    return tuple([i for i in range(ndim) if i not in axes])

@@ -1,0 +1,1 @@
+"""Gather, scatter and slices at positions that are values."""

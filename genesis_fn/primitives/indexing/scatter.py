@@ -1,0 +1,425 @@
+"""Scatter: windows written, added, multiplied, or compared into an array at positions that are
+values; and its common case, sums over segments. With gather they are each other's transposes.
+
+Where windows overlap, a set keeps the last in row-major order of the batch dimensions; the others
+combine all. Sums and products of 16-bit floats are taken in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.primitives.elementwise import convert, div, eq, neg, select
+from genesis_fn.primitives.factories import (
+    PRIM,
+    full,
+    instantiate,
+    move_batch,
+    scale,
+    show,
+    zero_of,
+    zeros,
+)
+from genesis_fn.primitives.indexing.gather import gather_p, raised, take_rows, take_rows_p
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    ScatterDimensionNumbers,
+    canonical,
+    inverse,
+    mode_name,
+    window_sizes,
+    windowed_shape,
+)
+from genesis_fn.primitives.shape import broadcast_in_dim, expand_dims, iota, reshape
+
+# ---- scatter ----
+
+
+def _scatter_shape(
+    operand: Aval,
+    indices: Aval,
+    updates: Aval,
+    *,
+    kind: str,
+    dimension_numbers: ScatterDimensionNumbers,
+    unique_indices: bool,
+    indices_are_sorted: bool,
+    mode: str,
+) -> Aval:
+    name = "scatter" if kind == "set" else f"scatter_{kind}"
+    window = dimension_numbers.update_window_dims
+    rank = max(indices.ndim - 1, 0) + len(window)
+    if updates.ndim != rank or any(not 0 <= d < rank for d in window):
+        raise errors.ShapeError(
+            f"{name}: updates {updates} must have {rank} dimensions: those of the indices "
+            f"{indices} but the last, and update_window_dims {window}"
+        )
+    if operand.dtype != updates.dtype:
+        raise errors.DTypeError(f"{name}: dtypes differ: {show((operand, updates))}")
+    if kind != "set" and dtypes.is_key(operand.dtype):
+        raise errors.DTypeError(
+            f"{name} is not for random keys, got {show((operand, updates))}; {dtypes.KEY_REMEDY}"
+        )
+    if kind in ("min", "max") and dtypes.is_complex(operand.dtype):
+        raise errors.DTypeError(f"{name} takes real numbers, got {operand}")
+    found = operand.ndim - sum([len(dimension_numbers[i]) for i in (1, 3)])
+    if found != len(window):
+        raise errors.ShapeError(
+            f"{name}: {found} dimensions of {operand} are neither inserted nor batching, but "
+            f"update_window_dims {window} has {len(window)}"
+        )
+    sizes = window_sizes(operand, updates, dimension_numbers)
+    expected = windowed_shape(name, operand, indices, dimension_numbers, sizes)
+    if expected != updates.shape:
+        raise errors.ShapeError(
+            f"{name}: updates {updates} must have shape {list(expected)} for indices {indices}"
+        )
+    return operand
+
+
+def _read_back(
+    x: Any, indices: Any, updates: Aval, numbers: ScatterDimensionNumbers, mode: str
+) -> Any:
+    """What the scatter with these numbers wrote into `x`: zero for windows that were dropped."""
+    return bind(
+        gather_p, x, indices, dimension_numbers=inverse(numbers),
+        slice_sizes=window_sizes(typeof(x), updates, numbers), unique_indices=False,
+        indices_are_sorted=False, mode=mode, fill_value=0 if mode == "fill" else None,
+    )  # fmt: skip
+
+
+def _scatter_linearize(nonzero: Any, operand: Any, indices: Any, updates: Any, **params: Any):
+    out = bind(scatter_p, operand, indices, updates, **params)
+    rule = {"set": _set_tangent, "add": _add_tangent, "mul": _mul_tangent}.get(
+        params["kind"], _extremum_tangent
+    )
+    tangent = rule(out, operand, indices, updates, params)
+
+    def apply(tx: Any, _: Any, tu: Any) -> Any:
+        return None if tx is None and tu is None else tangent(tx, tu)
+
+    return out, apply
+
+
+def _set_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+    kinds = typeof(x), typeof(u)
+    return lambda tx, tu: bind(
+        scatter_p, instantiate(tx, kinds[0]), indices, instantiate(tu, kinds[1]), **params
+    )
+
+
+def _add_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+    kind = typeof(x)
+    return lambda tx, tu: (
+        tx if tu is None else bind(scatter_p, instantiate(tx, kind), indices, tu, **params)
+    )
+
+
+def _mul_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+    """x' prod(u) + x sum_j u'_j prod(the other u at j's place)."""
+    kind, mode = typeof(x), params["mode"]
+    summed = {**params, "kind": "add"}
+
+    def others() -> Any:
+        if params["unique_indices"]:
+            return _read_back(x, indices, typeof(u), params["dimension_numbers"], mode)
+        # Divide the product of the nonzero factors by u_j, and count the zeros.
+        zero = eq(u, 0)
+        factors = select(zero, 1, u)
+        product = bind(scatter_p, x, indices, factors, **params)
+        count = bind(scatter_p, zeros(kind), indices, convert(zero, kind.dtype), **summed)
+        product, count = [
+            _read_back(v, indices, typeof(u), params["dimension_numbers"], mode)
+            for v in (product, count)
+        ]
+        alone = eq(count, convert(zero, kind.dtype))
+        return select(alone, div(product, factors), 0)
+
+    def tangent(tx: Any, tu: Any) -> Any:
+        first = None if tx is None else bind(scatter_p, tx, indices, u, **params)
+        if tu is None:
+            return first
+        return bind(scatter_p, instantiate(first, kind), indices, scale(tu, others()), **summed)
+
+    return tangent
+
+
+def _extremum_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+    """The tangents of the operand and the updates that equal the result, averaged."""
+    kind, mode = typeof(x), params["mode"]
+    numbers, summed = params["dimension_numbers"], {**params, "kind": "add"}
+
+    def weights() -> tuple[Any, Any]:
+        mine = convert(eq(x, out), kind.dtype)
+        theirs = convert(eq(u, _read_back(out, indices, typeof(u), numbers, mode)), kind.dtype)
+        count = bind(scatter_p, mine, indices, theirs, **summed)
+        shares = _read_back(count, indices, typeof(u), numbers, mode)
+        # A window that was dropped has no share.
+        return div(mine, count), select(eq(shares, 0), 0, div(theirs, shares))
+
+    def tangent(tx: Any, tu: Any) -> Any:
+        keep, take = weights()
+        first = zeros(kind) if tx is None else scale(tx, keep)
+        return first if tu is None else bind(scatter_p, first, indices, scale(tu, take), **summed)
+
+    return tangent
+
+
+def _scatter_transpose(ct: Any, operand: Any, indices: Any, updates: Any, **params: Any) -> list:
+    kind, mode = params["kind"], params["mode"]
+    numbers = params["dimension_numbers"]
+    of_updates = updates.aval if is_linear(updates) else typeof(updates)
+    back = None
+    if is_linear(operand):
+        if kind == "add":
+            back = ct
+        elif kind == "mul":
+            back = bind(scatter_p, ct, indices, updates, **params)
+        else:
+            back = bind(scatter_p, ct, indices, zeros(of_updates), **params)
+    if not is_linear(updates):
+        return [back, None, None]
+    read = _read_back(ct, indices, of_updates, numbers, mode)
+    if kind == "set" and not params["unique_indices"]:
+        read = select(_survivors(typeof(ct), indices, of_updates, params), read, zero_of(read))
+    return [back, None, read]
+
+
+def _survivors(operand: Aval, indices: Any, updates: Aval, params: dict) -> Any:
+    """Which elements of the updates a set leaves in place: scatter their ids and look again."""
+    window = params["dimension_numbers"].update_window_dims
+    batch = [n for i, n in enumerate(updates.shape) if i not in window]
+    count = math.prod(batch)
+    id_type = dtypes.I32 if count < 2**31 else dtypes.I64
+    places = [i for i in range(updates.ndim) if i not in window]
+    ids = broadcast_in_dim(reshape(iota(id_type, count), batch), updates.shape, places)
+    written = bind(scatter_p, full(operand.shape, -1, id_type), indices, ids, **params)
+    return eq(
+        ids, _read_back(written, indices, updates, params["dimension_numbers"], params["mode"])
+    )
+
+
+def _scatter_batch(
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    dimension_numbers: ScatterDimensionNumbers,
+    **params: Any,
+) -> Any:
+    (operand, indices, updates), (operand_dim, indices_dim, updates_dim) = xs, dims
+    window, inserted, mapped, batching, index_batching = dimension_numbers
+    operand = move_batch(operand, operand_dim, 0, size)
+    updates = move_batch(updates, updates_dim, 0, size)
+    if indices_dim is None:
+        numbers = ScatterDimensionNumbers(
+            (0, *raised(window)), raised(inserted), raised(mapped), raised(batching),
+            index_batching,
+        )  # fmt: skip
+    else:
+        indices = move_batch(indices, indices_dim, 0, size)
+        numbers = ScatterDimensionNumbers(
+            raised(window), raised(inserted), raised(mapped),
+            (0, *raised(batching)), (0, *raised(index_batching)),
+        )  # fmt: skip
+        params.update(indices_are_sorted=False)
+    return bind(scatter_p, operand, indices, updates, dimension_numbers=numbers, **params), 0
+
+
+def _scatter_visits(
+    operand: Aval, indices: Aval, updates: Aval, **params: Any
+) -> tuple[Aval, list]:
+    numbers = params["dimension_numbers"]
+    sizes = window_sizes(operand, updates, numbers)
+    return operand, [(d, sizes[d]) for d in numbers.scatter_dims_to_operand_dims]
+
+
+scatter_p = Primitive(
+    "scatter", _scatter_shape, linearize=_scatter_linearize, transpose=_scatter_transpose,
+    batch=_scatter_batch, updates=0, visits=_scatter_visits,
+    weak=slice(1),
+    flops=lambda ins, outs, **_: ins[-1].size,
+)  # fmt: skip
+PRIM["scatter"] = scatter_p
+
+
+def _reads_rows(
+    operand: Aval, batch: Sequence[int], numbers: GatherDimensionNumbers, sizes: Sequence[int]
+) -> bool:
+    """Whether a gather is `take_rows`: whole rows along axis 0, last in the result."""
+    places = tuple(range(len(batch), len(batch) + operand.ndim - 1))
+    rows = GatherDimensionNumbers(places, (0,), (0,))
+    return numbers == rows and tuple(sizes[1:]) == operand.shape[1:]
+
+
+def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> list:
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    batch = typeof(indices).shape[:-1]
+    if _reads_rows(operand.aval, batch, numbers, sizes):
+        rows = segment_sum(
+            ct, reshape(indices, batch), operand.aval.shape[0],
+            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"],
+        )  # fmt: skip
+        return [rows, None]
+    return [
+        bind(
+            scatter_p, zeros(operand.aval), indices, ct, kind="add",
+            dimension_numbers=inverse(numbers),
+            unique_indices=params["unique_indices"],
+            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"],
+        ),
+        None,
+    ]  # fmt: skip
+
+
+gather_p.transpose = _gather_transpose
+
+
+def _named(kind: str, doc: str) -> Callable[..., Any]:
+    def call(
+        operand: Any,
+        scatter_indices: Any,
+        updates: Any,
+        dimension_numbers: ScatterDimensionNumbers,
+        *,
+        indices_are_sorted: bool = False,
+        unique_indices: bool = False,
+        mode: str | GatherScatterMode | None = None,
+    ) -> Any:
+        return bind(
+            scatter_p,
+            operand,
+            scatter_indices,
+            updates,
+            kind=kind,
+            dimension_numbers=canonical(dimension_numbers),
+            unique_indices=bool(unique_indices),
+            indices_are_sorted=bool(indices_are_sorted),
+            mode=mode_name(mode),
+        )
+
+    call.__name__ = call.__qualname__ = "scatter" if kind == "set" else f"scatter_{kind}"
+    call.__doc__ = (
+        f"{doc}\n\n"
+        "    `dimension_numbers` places windows and index vectors; see ScatterDimensionNumbers.\n"
+        "    `mode` says what an index out of bounds does; None drops its window.\n"
+        "    `unique_indices` promises that no two windows overlap.\n"
+    )
+    return call
+
+
+scatter = _named("set", "`operand` with the windows `updates` in place of its own values.")
+scatter_add = _named("add", "`operand` with the windows `updates` added.")
+scatter_mul = _named("mul", "`operand` multiplied by the windows `updates`.")
+scatter_min = _named("min", "The minimum of `operand` and the windows `updates`.")
+scatter_max = _named("max", "The maximum of `operand` and the windows `updates`.")
+
+
+def scatter_sub(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """`operand` with the windows `updates` subtracted; arguments as in `scatter_add`."""
+    return scatter_add(
+        operand, scatter_indices, neg(updates), dimension_numbers,
+        indices_are_sorted=indices_are_sorted, unique_indices=unique_indices, mode=mode,
+    )  # fmt: skip
+
+
+# ---- sums over segments ----
+
+
+def _segment_shape(
+    data: Aval, segment_ids: Aval, *, num_segments: int, indices_are_sorted: bool, mode: str
+) -> Aval:
+    if not dtypes.is_integer(segment_ids.dtype):
+        raise errors.DTypeError(f"segment_sum: segment ids must be integers, got {segment_ids}")
+    if data.shape[: segment_ids.ndim] != segment_ids.shape:
+        raise errors.ShapeError(
+            f"segment_sum: data {data} must start with the dimensions of the ids {segment_ids}"
+        )
+    if num_segments < 0:
+        raise errors.ShapeError(f"segment_sum: num_segments {num_segments} must not be negative")
+    return data.update((num_segments, *data.shape[segment_ids.ndim :]))
+
+
+def _segment_linearize(nonzero: Any, data: Any, segment_ids: Any, **params: Any) -> Any:
+    out = bind(segment_sum_p, data, segment_ids, **params)
+    return out, lambda t, _: None if t is None else bind(segment_sum_p, t, segment_ids, **params)
+
+
+def _segment_batch(
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    num_segments: int,
+    indices_are_sorted: bool,
+    mode: str,
+) -> Any:
+    (data, ids), (data_dim, ids_dim) = xs, dims
+    if ids_dim is None:
+        data = move_batch(data, data_dim, len(typeof(ids).shape), size)
+        return segment_sum(
+            data, ids, num_segments, indices_are_sorted=indices_are_sorted, mode=mode
+        ), 1
+    data, ids = move_batch(data, data_dim, 0, size), move_batch(ids, ids_dim, 0, size)
+    kind, count = typeof(data), len(typeof(ids).shape)
+    result = kind.update((size, num_segments, *kind.shape[count:]))
+    if not num_segments:
+        return zeros(result), 0
+    numbers = ScatterDimensionNumbers(tuple(range(count, kind.ndim)), (1,), (1,), (0,), (0,))
+    return scatter_add(zeros(result), expand_dims(ids, (-1,)), data, numbers, mode=mode), 0
+
+
+def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> list:
+    if not params["num_segments"]:
+        return [zeros(data.aval), None]
+    return [take_rows(ct, segment_ids, mode=params["mode"], fill_value=0), None]
+
+
+segment_sum_p = Primitive(
+    "segment_sum", _segment_shape, linearize=_segment_linearize, transpose=_segment_transpose,
+    batch=_segment_batch,
+    visits=lambda data, ids, **params: (_segment_shape(data, ids, **params), [(0, 1)]),
+    weak=slice(1),
+    flops=lambda ins, outs, **_: ins[0].size,
+)  # fmt: skip
+PRIM["segment_sum"] = segment_sum_p
+
+
+def segment_sum(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int,
+    *,
+    indices_are_sorted: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """out[s] = the sum of data[i] over all i with segment_ids[i] == s, for s < num_segments.
+
+    `segment_ids` may have several dimensions, the first ones of `data`. 16-bit floats are added in
+    float32. Modes as in `scatter`: None drops what belongs to no segment.
+    """
+    return bind(
+        segment_sum_p, data, segment_ids, num_segments=int(num_segments),
+        indices_are_sorted=bool(indices_are_sorted), mode=mode_name(mode),
+    )  # fmt: skip
+
+
+take_rows_p.transpose = lambda ct, table, indices, *, mode, fill_value: [
+    segment_sum(ct, indices, table.aval.shape[0], mode=mode),
+    None,
+]

@@ -1,0 +1,293 @@
+"""Reductions over sliding windows: sum, maximum, minimum, and any function.
+
+The derivative of a maximum moves elements between a window's winner and its output: `window_offset`
+finds the winner's place inside the window, `window_take` reads there, and `window_put` adds there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from genesis_fn.core import errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.dtypes import BOOL, I32
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
+from genesis_fn.primitives import shape as shapes
+from genesis_fn.primitives.conv import dilated, padtype_to_pads
+from genesis_fn.primitives.elementwise import select
+from genesis_fn.primitives.factories import KINDS, full, linear, move_batch, no_tangent
+from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
+from genesis_fn.primitives.reductions.reduce_generic import monoid_of
+
+
+class Window(NamedTuple):
+    """A sliding window: one entry per dimension of the operand."""
+
+    lengths: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    base_dilation: tuple[int, ...]
+    window_dilation: tuple[int, ...]
+
+    def outputs(self, shape: Sequence[int], name: str, x: Any) -> tuple[int, ...]:
+        """The number of windows along each dimension. Raises ShapeError."""
+        for words, values in zip(self._fields, self):
+            if len(values) != len(shape):
+                raise errors.ShapeError(
+                    f"{name} of {x}: {words} {values} must have {len(shape)} entries"
+                )
+            if words != "padding" and any(v < 1 for v in values):  # pyright: ignore[reportOperatorIssue]
+                raise errors.ShapeError(f"{name} of {x}: {words} {values} must be positive")
+        return tuple(
+            [
+                max(0, (dilated(n, a) + low + high - dilated(k, b)) // s + 1)
+                for n, k, s, (low, high), a, b in zip(shape, *self)
+            ]
+        )
+
+    def batched(self, d: int) -> Window:
+        """The window of an operand with one more dimension, at `d`."""
+
+        def one(values: tuple, v: Any = 1) -> tuple:
+            return (*values[:d], v, *values[d:])
+
+        return Window(
+            one(self.lengths), one(self.strides), one(self.padding, (0, 0)),
+            one(self.base_dilation), one(self.window_dilation),
+        )  # fmt: skip
+
+    def backward(self, shape: Sequence[int], outputs: Sequence[int]) -> Window:
+        """The window whose sums over an output's cotangent are the cotangent of the operand."""
+        pads = []
+        for n, m, k, s, (low, _), a, b in zip(shape, outputs, *self):
+            before = dilated(k, b) - low - 1
+            pads.append((before, dilated(n, a) + dilated(k, b) - 1 - dilated(m, s) - before))
+        return Window(
+            self.lengths, self.base_dilation, tuple(pads), self.strides, self.window_dilation
+        )
+
+
+# ---- sum ----
+
+
+def _window_shape(name: str, kinds: str) -> Callable[..., Aval]:
+    accepts, words = KINDS[kinds]
+
+    def shape(x: Aval, *, window: Window) -> Aval:
+        if not accepts(x.dtype):
+            raise errors.DTypeError(f"{name} takes {words}, got {x}")
+        return x.update(window.outputs(x.shape, name, x))
+
+    return shape
+
+
+def _flops(ins: Sequence[Aval], outs: Sequence[Aval], *, window: Window) -> float:
+    return outs[0].size * math.prod(window.lengths)
+
+
+def _window_sum(x: Any, window: Window) -> Any:
+    return bind(reduce_window_sum_p, x, window=window)
+
+
+reduce_window_sum_p = linear(
+    "reduce_window_sum", _window_shape("reduce_window_sum", "number"), flops=_flops,
+    transpose=lambda ct, x, *, window: _window_sum(
+        ct, window.backward(x.shape, typeof(ct).shape)
+    ),
+    batch=lambda size, x, d, *, window: (_window_sum(x, window.batched(d)), d),
+    precision="high",
+)  # fmt: skip
+
+
+# ---- the winner of each window ----
+
+
+def _offset_shape(x: Aval, *, window: Window, greatest: bool) -> Aval:
+    return x.update(window.outputs(x.shape, "window_offset", x), I32)
+
+
+window_offset_p = Primitive("window_offset", _offset_shape, weak=None)
+window_offset_p.linearize = no_tangent(window_offset_p)
+window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (
+    bind(window_offset_p, xs[0], window=window.batched(dims[0]), greatest=greatest),
+    dims[0],
+)
+
+
+def _moving(name: str, result: Callable) -> Primitive:
+    """A primitive, linear in its first operand, that moves elements to or from the winners."""
+    prim = Primitive(name, result)
+
+    def linearize(nonzero: Any, x: Any, offset: Any, **params: Any) -> Any:
+        return (
+            bind(prim, x, offset, **params),
+            lambda t, _: None if t is None else bind(prim, t, offset, **params),
+        )
+
+    def batch(size: int, xs: Sequence, dims: Sequence, *, window: Window, shape: tuple) -> Any:
+        x, offset = [move_batch(v, d, 0, size) for v, d in zip(xs, dims)]
+        return bind(prim, x, offset, window=window.batched(0), shape=(size, *shape)), 0
+
+    prim.linearize, prim.batch = linearize, batch
+    return prim
+
+
+window_take_p = _moving("window_take", lambda x, offset, *, window, shape: x.update(offset.shape))
+window_put_p = _moving("window_put", lambda u, offset, *, window, shape: u.update(shape))
+window_take_p.transpose = lambda ct, x, offset, **params: [
+    bind(window_put_p, ct, offset, **params), None,
+]  # fmt: skip
+window_put_p.transpose = lambda ct, u, offset, **params: [
+    bind(window_take_p, ct, offset, **params), None,
+]  # fmt: skip
+
+
+# ---- maximum, minimum ----
+
+
+def _extreme(name: str, greatest: bool) -> Primitive:
+    prim = Primitive(name, _window_shape(name, "ordered"), flops=_flops)
+    prim.batch = lambda size, xs, dims, *, window: (
+        bind(prim, xs[0], window=window.batched(dims[0])),
+        dims[0],
+    )
+
+    def linearize(nonzero: Any, x: Any, *, window: Window) -> Any:
+        offset = bind(window_offset_p, x, window=window, greatest=greatest)
+        shape = typeof(x).shape
+        return (
+            bind(prim, x, window=window),
+            lambda t: bind(window_take_p, t, offset, window=window, shape=shape),
+        )
+
+    prim.linearize = linearize
+    return prim
+
+
+reduce_window_max_p = _extreme("reduce_window_max", True)
+reduce_window_min_p = _extreme("reduce_window_min", False)
+
+_PRIMITIVES = {
+    "add": reduce_window_sum_p, "max": reduce_window_max_p, "min": reduce_window_min_p,
+}  # fmt: skip
+
+
+# ---- what is called ----
+
+
+def window_of(
+    operand: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "VALID",
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> Window:
+    """The Window of these arguments; "SAME" and "VALID" become pairs."""
+    shape = typeof(operand).shape
+    some = lambda values: (1,) * len(shape) if values is None else tuple(map(int, values))  # noqa: E731
+    lengths, strides = some(window_dimensions), some(window_strides)
+    a, b = some(base_dilation), some(window_dilation)
+    if isinstance(padding, str):
+        spans = [dilated(k, d) for k, d in zip(lengths, b)]
+        padding = padtype_to_pads(
+            [dilated(n, d) for n, d in zip(shape, a)], spans, strides, padding
+        )
+    pairs = tuple([(int(low), int(high)) for low, high in padding])
+    return Window(lengths, strides, pairs, a, b)
+
+
+def reduce_window(
+    operand: Any,
+    init_value: Any,
+    computation: Callable,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "VALID",
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> Any:
+    """`computation` repeated over every window of `operand`, starting at `init_value`.
+
+    Padding and dilation gaps take no part. add, max and min are one operation; any other function
+    is applied once per place in the window.
+    """
+    window = window_of(
+        operand, window_dimensions, window_strides, padding, base_dilation, window_dilation
+    )
+    kind = typeof(operand)
+    outputs = window.outputs(kind.shape, "reduce_window", kind)
+    name = monoid_of(computation)
+    start = init_value
+    if type(start) in SCALARS:
+        start = full((), start, kind.dtype)
+    start = shapes.broadcast_in_dim(start, outputs, ())
+    if name in _PRIMITIVES:
+        result = bind(_PRIMITIVES[name], operand, window=window)
+        same = _is_identity(name, init_value, kind.dtype)
+        return result if same else computation(start, result)
+    one = lambda a, b: [computation(a[0], b[0])]
+    return _place_by_place([operand], [start], one, window)[0]
+
+
+def reduce_windows(
+    operands: Sequence[Any], init_values: Sequence[Any], computation: Callable, *options: Any
+) -> list[Any]:
+    """`reduce_window` of several operands of one shape: `computation` takes and returns lists."""
+    window = window_of(operands[0], *options)
+    kinds = [typeof(x) for x in operands]
+    if any(k.shape != kinds[0].shape for k in kinds):
+        raise errors.ShapeError(f"reduce_window: operands of different shapes, {kinds}")
+    outputs = window.outputs(kinds[0].shape, "reduce_window", kinds[0])
+    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(init_values, kinds)]
+    starts = [shapes.broadcast_in_dim(v, outputs, ()) for v in starts]
+    return _place_by_place(operands, starts, computation, window)
+
+
+def _place_by_place(
+    operands: Sequence[Any], starts: list[Any], computation: Callable, window: Window
+) -> list[Any]:
+    """`computation` applied once per place in the window, to all windows at a time."""
+    outputs, shape = typeof(starts[0]).shape, typeof(operands[0]).shape
+    if 0 in outputs:
+        return starts
+    config = [(low, high, a - 1) for (low, high), a in zip(window.padding, window.base_dilation)]
+    gaps = any(v for entry in config for v in entry)
+    xs, real = list(operands), None
+    if gaps:
+        xs = [shapes.pad(x, full((), 0, typeof(x).dtype), config) for x in xs]
+        real = shapes.pad(full(shape, True, BOOL), full((), False, BOOL), config)
+    results = starts
+    for place in itertools.product(*map(range, window.lengths)):
+        first = [j * d for j, d in zip(place, window.window_dilation)]
+        last = [b + (m - 1) * s + 1 for b, m, s in zip(first, outputs, window.strides)]
+        combined = computation(results, [shapes.slice(x, first, last, window.strides) for x in xs])
+        if gaps:
+            inside = shapes.slice(real, first, last, window.strides)
+            combined = [select(inside, c, r) for c, r in zip(combined, results)]
+        results = list(combined)
+    return results
+
+
+def _is_identity(name: str, value: Any, kind: Any) -> bool:
+    if type(value) not in SCALARS:
+        return False
+    return value == (0 if name == "add" else extreme_over_nothing(kind, name == "max"))
+
+
+def reduce_window_sum(operand: Any, *args: Any, **kwargs: Any) -> Any:
+    """The sum over every window; arguments as in `window_of`."""
+    return _window_sum(operand, window_of(operand, *args, **kwargs))
+
+
+def reduce_window_max(operand: Any, *args: Any, **kwargs: Any) -> Any:
+    """The maximum over every window; arguments as in `window_of`. Padding never wins."""
+    return bind(reduce_window_max_p, operand, window=window_of(operand, *args, **kwargs))
+
+
+def reduce_window_min(operand: Any, *args: Any, **kwargs: Any) -> Any:
+    """The minimum over every window; arguments as in `window_of`. Padding never wins."""
+    return bind(reduce_window_min_p, operand, window=window_of(operand, *args, **kwargs))

@@ -1,0 +1,1 @@
+"""Derivatives: linearize, transpose, grad and its relatives, checkpoint."""

@@ -1,0 +1,336 @@
+"""checkpoint: save little on the way forward, recompute on the way back.
+
+The forward pass runs the program and keeps its inputs and what the policy names. The backward pass
+linearizes the program again with those values put in place, so that what they make is not computed
+a second time; forward mode differentiates the program as it stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.backend.lowering import same
+from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.diagnostics.traceback import boundary
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
+from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
+from genesis_fn.primitives.conv import conv_p
+from genesis_fn.primitives.dot_general import dot_general_p
+from genesis_fn.primitives.factories import instantiate, linear_rule
+from genesis_fn.primitives.shape import optimization_barrier
+from genesis_fn.transforms.autodiff.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
+from genesis_fn.transforms.autodiff.transpose import transpose_flat
+from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p, linear_call
+from genesis_fn.transforms.keys.key_uses import user_call
+from genesis_fn.transforms.staging.api_util import (
+    FlatFunction,
+    as_taken,
+    flatten_arrays,
+    labels_of,
+    name_of,
+)
+from genesis_fn.transforms.staging.call import batch_call, jit_p, jvp_call
+from genesis_fn.transforms.staging.stage import StageTrace, inlined, stage, stage_closed
+
+
+@memoized
+def _forward(jaxpr: Jaxpr, policy: Callable | None) -> tuple[Jaxpr, tuple[Var, ...]]:
+    """(program that also returns the values the policy saves, those variables)."""
+    program = _ruled(jaxpr)
+    if policy is None:
+        return program, ()
+    saved = []
+    for e in jaxpr.eqns:
+        avals = [i.aval if type(i) is Var else i for i in e.ins]
+        if policy(e.prim, *avals, **e.params):
+            saved += [o for o in e.outs if dtypes.is_inexact(o.aval.dtype)]
+    outs = [*jaxpr.outs, *saved]
+    return Jaxpr(jaxpr.invars, program.eqns, outs, jaxpr.labels, jaxpr.name), tuple(saved)
+
+
+@memoized
+def _ruled(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with the forward rule of each `custom_vjp` in place of its function: what reverse
+    mode runs, and what is differentiated further."""
+    eqns = []
+    for e in jaxpr.eqns:
+        if e.prim is custom_call_p and e.params["call"].reverse:
+            fwd = functools.partial(_primal, e.params["call"])
+            program = stage_closed(fwd, [i.aval for i in e.ins], e.params["call"].name)
+            e = Eqn(jit_p, e.ins, {"jaxpr": program}, e.outs, e.where, e.backward)
+        elif any(True for _ in e_jaxprs(e)):
+            params = {k: _mapped(_ruled, v) for k, v in e.params.items()}
+            if any(params[k] is not v for k, v in e.params.items()):
+                e = e.replace(params=params)
+        eqns.append(e)
+    if all(map(operator.is_, eqns, jaxpr.eqns)):
+        return jaxpr
+    return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+def _primal(call: CustomCall, *xs: Any) -> list[Any]:
+    """The outputs by the forward rule."""
+    return call.fwd((False,) * len(xs), xs)[0]
+
+
+def _mapped(f: Callable, value: Any) -> Any:
+    """A parameter with `f` applied to the programs in it."""
+    if type(value) is Jaxpr:
+        return f(value)
+    if type(value) is tuple and any(type(v) is Jaxpr for v in value):
+        return tuple([_mapped(f, v) for v in value])
+    return value
+
+
+@memoized
+def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr:
+    """[inputs, saved values, output cotangents] -> cotangents of the nonzero inputs."""
+    count, given = len(jaxpr.invars), set(saved)
+    # Effects happened on the way forward; they must not happen again.
+    eqns = [e for e in dead_code(_pure(jaxpr.eqns), jaxpr.outs)[0]]
+
+    def f(*args: Any) -> list[Any]:
+        # The barrier keeps the recomputation from being merged with the first computation.
+        inputs = optimization_barrier(args[:count]) if count else []
+        known = dict(zip(saved, args[count : count + len(saved)]))
+        cts = args[count + len(saved) :]
+        tape = StageTrace(jaxpr.name, tape=True)
+        trace = LinearizeTrace(ctx.trace, tape, jaxpr.name)
+        env: dict[Var, Any] = {
+            v: LinearizeTracer(trace, x, tape.argument(v.aval)) if n else x
+            for v, x, n in zip(jaxpr.invars, inputs, nonzero)
+        }
+        with running(trace):
+            for e in eqns:
+                ctx.line = e.where
+                outs = bind(e.prim, *[env[i] if type(i) is Var else i for i in e.ins], **e.params)
+                for o, x in zip(e.outs, outs if e.prim.multi else (outs,)):
+                    if o in given:
+                        t = trace.split(x)[1]
+                        x = known[o] if t is None else LinearizeTracer(trace, known[o], t)
+                    env[o] = x
+        pairs = [trace.split(env[o]) for o in jaxpr.outs]
+        linear, residuals = tape.finish([t for _, t in pairs if t is not None])
+        used = [ct for ct, (_, t) in zip(cts, pairs) if t is not None]
+        operands = [*residuals, *(Linear(v.aval) for v in linear.invars[len(residuals) :])]
+        back = transpose_flat(linear, operands, used)[len(residuals) :]
+        wanted = [v.aval for v, n in zip(jaxpr.invars, nonzero) if n]
+        return [instantiate(ct, a) for ct, a in zip(back, wanted)]
+
+    avals = [*jaxpr.in_avals, *(v.aval for v in saved), *jaxpr.out_avals]
+    before, ctx.backward = ctx.backward, True
+    try:
+        return stage_closed(f, avals, jaxpr.name)
+    finally:
+        ctx.backward = before
+
+
+def _pure(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The equations without those that act on the world and return nothing, at any depth."""
+    return [
+        e.replace(params={k: _mapped(without_effects, v) for k, v in e.params.items()})
+        if any(j.effect for j in e_jaxprs(e))
+        else e
+        for e in eqns
+        if not (e.prim.effect and not e.outs)
+    ]
+
+
+@memoized
+def without_effects(jaxpr: Jaxpr) -> Jaxpr:
+    """The program without equations that only have effects."""
+    return Jaxpr(jaxpr.invars, _pure(jaxpr.eqns), jaxpr.outs, jaxpr.labels, jaxpr.name)
+
+
+@memoized
+def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr | None:
+    """[inputs, saved values, nonzero tangents] -> output tangents; None of a program with a rule
+    that has no forward mode, whose reverse mode does not need this one."""
+    count = len(jaxpr.invars)
+    try:
+        program, _ = jvp_jaxpr(without_effects(jaxpr), nonzero, (True,) * len(jaxpr.outs))
+    except errors.NotDifferentiableError:
+        return None
+    extra = [Var(v.aval) for v in saved]
+    outs = program.outs[len(jaxpr.outs) :]
+    return Jaxpr(
+        [*program.invars[:count], *extra, *program.invars[count:]],
+        dead_code(program.eqns, outs)[0], outs, (), jaxpr.name,
+    )  # fmt: skip
+
+
+def _linearize(nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable | None) -> Any:
+    jaxpr, mask, count = inlined(jaxpr), tuple(nonzero), len(jaxpr.outs)
+    program, saved = _forward(jaxpr, policy)
+    outs = bind(checkpoint_p, *xs, jaxpr=program, policy=policy)
+    primals, kept = outs[:count], outs[count:]
+    kinds = tuple([typeof(o) for o in primals])
+
+    def apply(*ts: Any) -> list[Any]:
+        return linear_call(
+            [*xs, *kept],
+            [t for t in ts if t is not None],
+            forward=_forward_mode(jaxpr, saved, mask),
+            backward=_backward(jaxpr, saved, mask),
+            out_avals=kinds,
+            name=jaxpr.name,
+        )
+
+    return primals, apply
+
+
+def _batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, policy: Any,
+    axis_name: Any = None,
+) -> Any:  # fmt: skip
+    return batch_call(size, xs, dims, jaxpr, axis_name, checkpoint_p, policy=policy)
+
+
+def _shape(*avals: Aval, jaxpr: Jaxpr, policy: Any) -> list[Aval]:
+    return jaxpr.out_avals
+
+
+checkpoint_p = Primitive(
+    "checkpoint", _shape, multi=True, program="jaxpr", linearize=_linearize, batch=_batch,
+    jvp=lambda primals, tangents, *, jaxpr, policy: jvp_call(primals, tangents, jaxpr),
+)  # fmt: skip
+
+
+def checkpoint(
+    fun: Callable | None = None,
+    *,
+    policy: Callable | None = None,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Any:
+    """`fun`, whose intermediate values are recomputed in the backward pass instead of saved.
+
+    `policy(prim, *avals, **params)` names results to save all the same; see `checkpoint_policies`.
+    """
+    if fun is None:
+        return functools.partial(
+            checkpoint, policy=policy, prevent_cse=prevent_cse, static_argnums=static_argnums
+        )
+    static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+
+    @boundary(fun)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if ctx.trace is None:
+            return fun(*as_taken(args), **as_taken(kwargs))
+        # What is no array stays as it is: nothing of this call is kept for another.
+        fixed = {
+            i: a for i, a in enumerate(args)
+            if i in static or (not is_value(a) and tree.structure(a).is_leaf())
+        }  # fmt: skip
+        rest = tuple([None if i in fixed else a for i, a in enumerate(args)])
+        leaves, in_tree, weak = flatten_arrays(
+            (rest, kwargs), f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, rest, kwargs)
+        )
+
+        def call(a: tuple, k: dict) -> Any:
+            return fun(*[fixed[i] if i in fixed else x for i, x in enumerate(a)], **k)
+
+        flat = FlatFunction(call, in_tree)
+        jaxpr, captured = stage(
+            flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak,
+            labels=labels_of(fun, rest, kwargs),
+        )  # fmt: skip
+        outs = user_call(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
+        return flat.called(outs)
+
+    return checkpointed
+
+
+remat = checkpoint
+
+name_p = Primitive("name", lambda x, *, name: x, lowering=same())
+name_p.batch = lambda size, xs, dims, *, name: (bind(name_p, xs[0], name=name), dims[0])
+name_p.linearize = linear_rule(name_p)
+name_p.transpose = lambda ct, x, *, name: [ct]
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """`x`, under a name that checkpoint policies can refer to."""
+    return tree.map(lambda v: bind(name_p, as_array(v), name=name), x)
+
+
+class checkpoint_policies:
+    """What `checkpoint` saves: predicates on (primitive, operand avals, parameters)."""
+
+    @staticmethod
+    def everything_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+        """Save all: no recomputation."""
+        return True
+
+    @staticmethod
+    def nothing_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+        """Save inputs only (the default)."""
+        return False
+
+    @staticmethod
+    def dots_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+        """Save the results of matrix products and convolutions."""
+        return prim in (dot_general_p, conv_p)
+
+    checkpoint_dots = dots_saveable
+
+    @staticmethod
+    def dots_with_no_batch_dims_saveable(prim: Primitive, *_: Any, **params: Any) -> bool:
+        """Save the results of matrix products without batch dimensions: weights times
+        activations."""
+        return prim is dot_general_p and not params["dimension_numbers"][1][0]
+
+    checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
+
+    @staticmethod
+    def save_only_these_names(*names: str) -> Callable:
+        """Save the values marked by `checkpoint_name` with one of `names`."""
+        return _NamePolicy(frozenset(names), True)
+
+    @staticmethod
+    def save_any_names_but_these(*names: str) -> Callable:
+        """Save the values marked by `checkpoint_name` with any other name."""
+        return _NamePolicy(frozenset(names), False)
+
+    @staticmethod
+    def save_anything_except_these_names(*names: str) -> Callable:
+        """Save everything except the values with these names."""
+        return _ExceptPolicy(frozenset(names))
+
+    @staticmethod
+    def save_from_both_policies(first: Callable, second: Callable) -> Callable:
+        """Save what either policy saves."""
+        return _EitherPolicy(first, second)
+
+
+class _Policy(tuple):
+    """A policy made of hashable parts: equal policies share programs."""
+
+    def __new__(cls, *parts: Any):
+        return super().__new__(cls, parts)
+
+
+class _NamePolicy(_Policy):
+    """Saves the named values that are (or are not) among the names."""
+
+    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
+        return prim is name_p and (params["name"] in self[0]) == self[1]
+
+
+class _ExceptPolicy(_Policy):
+    """Saves everything but the named values among the names."""
+
+    def __call__(self, prim: Primitive, *_: Any, **params: Any) -> bool:
+        return prim is not name_p or params["name"] not in self[0]
+
+
+class _EitherPolicy(_Policy):
+    """Saves what any of its policies saves."""
+
+    def __call__(self, prim: Primitive, *avals: Any, **params: Any) -> bool:
+        return any(p(prim, *avals, **params) for p in self)

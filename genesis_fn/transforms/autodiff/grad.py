@@ -1,0 +1,617 @@
+"""Derivatives of functions of pytrees: grad, vjp, jvp, linearize, Jacobians, Hessians."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.diagnostics.traceback import boundary
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import Called, Linear, beside, ctx, typeof, with_weak
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.factories import filled, full, instantiate, zeros
+from genesis_fn.primitives.shape import reshape
+from genesis_fn.transforms.autodiff.linearize import differentiable, jvp_flat, linearize_flat
+from genesis_fn.transforms.autodiff.transpose import transpose_flat
+from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.staging.dependency import dependent
+from genesis_fn.transforms.staging.stage import evaluate, stage
+
+
+class safe_zeros:
+    """`with safe_zeros(on):` derivatives made inside treat 0 * inf as 0."""
+
+    __slots__ = ("on", "before")
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        self.before, ctx.safe_zero = ctx.safe_zero, self.on or ctx.safe_zero
+
+    def __exit__(self, *exc: Any) -> None:
+        ctx.safe_zero = self.before
+
+
+def _selected(argnums: int | Sequence[int], args: tuple, f: Callable) -> tuple[int, ...]:
+    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    count = len(args)
+    for a in chosen:
+        if not -count <= a < count:
+            raise TypeError(
+                f"argnums={argnums} names an argument that the call of {name_of(f)} with {count} "
+                f"positional arguments does not have\n  at {where().describe()}"
+            )
+    return tuple([a % count for a in chosen])
+
+
+def _labels(fun: Callable, args: tuple, chosen: Sequence[int]) -> list[str]:
+    """What to call the leaves of the arguments that a derivative is taken by."""
+    labels, kept, at = labels_of(fun, args), {}, 0
+    for i, a in enumerate(args):
+        kept[i] = labels[at : at + len(tree.leaves(a))]
+        at += len(kept[i])
+    return [label for i in chosen for label in kept[i]]
+
+
+def _differentiated(
+    leaves: Sequence[Any], label: Callable[[int], str], nonfloat: str, holomorphic: bool,
+    what: str = "grad",
+) -> list[bool]:  # fmt: skip
+    """Which leaves have derivatives. Raises TypeError for what the transform does not take."""
+    remedy = {
+        "grad": 'pass nonfloat="none" to get None for it, allow_int=True for zeros, or keep it out',
+        "jacrev": "pass allow_int=True to get zeros for it, or keep it out",
+    }.get(what, "keep it out")
+    mask = [differentiable(x) for x in leaves]
+    for i, (x, m) in enumerate(zip(leaves, mask)):
+        kind = typeof(x)
+        if not m and nonfloat == "raise":
+            raise TypeError(
+                f"{what} needs floating-point inputs, but {label(i)} is {kind}\n"
+                f"  at {where().describe()}\n  {remedy} of the differentiated arguments"
+            )
+        if m and holomorphic and not dtypes.is_complex(kind.dtype):
+            raise TypeError(
+                f"{what} with holomorphic=True needs complex inputs, but {label(i)} is {kind}\n"
+                f"  at {where().describe()}\n  make it complex, as by .astype('complex64')"
+            )
+        if m and what == "jacfwd" and dtypes.is_complex(kind.dtype) and not holomorphic:
+            raise TypeError(
+                f"jacfwd of a complex input needs holomorphic=True; {label(i)} is {kind}\n"
+                f"  at {where().describe()}\n"
+                "  use jacrev, or differentiate its real and imaginary parts"
+            )
+    return mask
+
+
+def _check_outputs(outs: Sequence[Any], fun: Callable, holomorphic: bool, what: str) -> None:
+    """Raises TypeError for an output that a Jacobian has no meaning for."""
+    for i, kind in enumerate(map(typeof, outs)):
+        if holomorphic and not dtypes.is_complex(kind.dtype):
+            wanted, remedy = "complex outputs (holomorphic=True)", "leave holomorphic=True out"
+        elif what == "jacrev" and not holomorphic and not dtypes.is_float(kind.dtype):
+            wanted, remedy = "real floating outputs", "use vjp for others"
+            if dtypes.is_complex(kind.dtype):
+                remedy = "pass holomorphic=True for a holomorphic function, use vjp for others"
+        else:
+            continue
+        raise TypeError(
+            f"{what} needs {name_of(fun)} to return {wanted}, leaf {i} of its output is {kind}\n"
+            f"  at {where().describe()}\n  {remedy}"
+        )
+
+
+def value_and_grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: str = "raise",
+) -> Callable:
+    """A function returning (fun's value, its gradient); ((value, aux), gradient) with `has_aux`.
+
+    The gradient has the structure of the argument, or is a tuple where `argnums` is a sequence.
+    `safe_zero` makes 0 * inf zero in derivatives; `nonfloat="none"` gives None for integer leaves.
+    Raises TypeError for a non-scalar or non-float value, naming what it was.
+    """
+    if nonfloat not in ("raise", "none", "zeros"):
+        raise ValueError(
+            f'nonfloat is "raise", "none" or "zeros", got {nonfloat!r}\n  at {where().describe()}'
+        )
+    nonfloat = "zeros" if allow_int else nonfloat
+
+    @boundary(fun)
+    def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
+        chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(
+            picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
+        )
+
+        def label(i: int) -> str:
+            paths = [tree.paths(p) for p in picked]
+            flat = [f"argument {chosen[k]}{p}" for k, ps in enumerate(paths) for p in ps]
+            return flat[i]
+
+        mask = _differentiated(leaves, label, nonfloat, holomorphic)
+        flat = FlatFunction(f, in_tree, has_aux=has_aux)
+        with safe_zeros(safe_zero):
+            called = Called("grad", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
+            outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
+            value = _scalar_loss(outs, flat, fun, holomorphic)
+            if nonzero[0]:
+                with beside(leaves):
+                    grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
+            else:
+                grads = [None] * sum(mask)
+        got = iter(grads)
+        result = []
+        with beside(leaves):
+            for x, m in zip(leaves, mask):
+                if m:
+                    result.append(with_weak(instantiate(next(got), typeof(x)), x.weak))
+                else:
+                    result.append(None if nonfloat == "none" else zeros(typeof(x)))
+        gradient = _one(tree.unflatten(in_tree, result), argnums)
+        return ((value, flat.aux(outs)) if has_aux else value), gradient
+
+    return value_and_grad_f
+
+
+def _pull(jaxpr: Jaxpr, residuals: Sequence, cts: Sequence, nonzero: Sequence[bool]) -> list[Any]:
+    linear = jaxpr.invars[len(residuals) :]
+    used = [ct for ct, n in zip(cts, nonzero) if n]
+    used += [None] * (len(jaxpr.outs) - len(used))
+    operands = [*residuals, *(Linear(v.aval) for v in linear)]
+    return transpose_flat(jaxpr, operands, used)[len(residuals) :]
+
+
+def _scalar_loss(outs: Sequence[Any], flat: FlatFunction, fun: Callable, holomorphic: bool) -> Any:
+    if flat.out_tree == tree.structure(None):
+        raise TypeError(
+            f"{name_of(fun)} returned None: is a return missing?\n"
+            f"  at {where().describe()}\n  grad needs it to return one scalar, the loss"
+        )
+    if flat.out_count != 1:
+        raise TypeError(
+            f"grad needs {name_of(fun)} to return one scalar, it returned a pytree of "
+            f"{flat.out_count} leaves\n  at {where().describe()}\n"
+            "  for (loss, extras) pass has_aux=True"
+        )
+    value = outs[0]
+    kind = typeof(value)
+    allowed = dtypes.is_complex(kind.dtype) if holomorphic else dtypes.is_float(kind.dtype)
+    if kind.shape != () or not allowed:
+        wanted = "complex scalar (holomorphic=True)" if holomorphic else "real floating scalar"
+        remedy = "reduce it, for example by .sum() or .mean(), or use jacrev or vjp"
+        if kind.shape == () and dtypes.is_complex(kind.dtype):
+            remedy = "take its .real or abs; pass holomorphic=True if it is holomorphic"
+        raise TypeError(
+            f"grad needs {name_of(fun)} to return a {wanted}, it returned {kind}\n"
+            f"  at {where().describe()}\n  {remedy}"
+        )
+    return value
+
+
+def grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: str = "raise",
+) -> Callable:
+    """The gradient of a scalar function; (gradient, aux) with `has_aux`. See `value_and_grad`."""
+    both = value_and_grad(
+        fun, argnums, has_aux, holomorphic, allow_int, safe_zero=safe_zero, nonfloat=nonfloat
+    )
+
+    @boundary(fun)
+    def grad_f(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return grad_f
+
+
+class LinearMap:
+    """A linear function that was recorded at a point; a pytree, so it may cross `jit`.
+
+    Called with cotangents it is a vjp; `forward` maps tangents.
+    """
+
+    __slots__ = ("residuals", "static")
+
+    def __init__(self, residuals: Any, static: tuple) -> None:
+        self.residuals, self.static = residuals, static
+
+    def pull(self, cts: Sequence[Any]) -> list[Any]:
+        """Cotangents of the outputs to those of the inputs, both flat; None is zero."""
+        jaxpr, nonzero, mask = self.static[:3]
+        with beside([*cts, *self.residuals]):
+            return filled(mask, _pull(jaxpr, self.residuals, cts, nonzero))
+
+    def push(self, tangents: Sequence[Any]) -> list[Any]:
+        """Tangents of the inputs to those of the outputs, both flat; None is zero."""
+        jaxpr, nonzero, mask = self.static[:3]
+        given = [
+            instantiate(t, v.aval)
+            for t, v in zip(
+                [t for t, m in zip(tangents, mask) if m], jaxpr.invars[len(self.residuals) :]
+            )
+        ]
+        return filled(nonzero, evaluate(jaxpr, *self.residuals, *given))
+
+
+class VJP(LinearMap):
+    """The function from output cotangents to input cotangents that `vjp` returns."""
+
+    __slots__ = ()
+
+    def __call__(self, ct: Any) -> tuple:
+        in_tree, in_avals, out_tree, out_avals, weak = self.static[3:]
+        cts = _matching(ct, out_tree, out_avals, "the cotangent", "the output")
+        back = self.pull(cts)
+        full = [instantiate(c, a) for c, a in zip(back, in_avals, strict=True)]
+        return tree.unflatten(in_tree, [with_weak(c, w) for c, w in zip(full, weak)])
+
+
+class JVPMap(LinearMap):
+    """The function from input tangents to output tangents that `linearize` returns."""
+
+    __slots__ = ()
+
+    def __call__(self, *tangents: Any) -> Any:
+        in_tree, in_avals, out_tree, out_avals, _ = self.static[3:]
+        ts = _matching(tangents, in_tree, in_avals, "the tangents", "the primals")
+        outs = self.push(ts)
+        return tree.unflatten(
+            out_tree, [instantiate(t, a) for t, a in zip(outs, out_avals, strict=True)]
+        )
+
+
+for _kind in (VJP, JVPMap):
+    tree.register_node(
+        _kind, lambda m: ((list(m.residuals),), m.static),
+        functools.partial(lambda kind, static, kids: kind(next(iter(kids)), static), _kind),
+    )  # fmt: skip
+
+
+def _matching(
+    value: Any, treedef: tree.PyTreeDef, avals: Sequence[Aval], what: str, other: str
+) -> list[Any]:
+    """The leaves of `value`, which must have this structure and these avals. None stands for zero
+    in place of a leaf or a subtree, and is the empty subtree where the structure has one."""
+    try:
+        leaves = tree.leaves_or_none(value, treedef)
+    except errors.TreeError:
+        raise errors.TreeError(
+            f"{what} has structure {tree.structure(value)}, but {other} has {treedef}\n"
+            f"  at {where().describe()}"
+        ) from None
+    return [_fitting(x, a, f"{what}, leaf {i}") for i, (x, a) in enumerate(zip(leaves, avals))]
+
+
+def _fitting(x: Any, kind: Aval, what: str) -> Any:
+    """A tangent or cotangent as an array of this aval; None where it is zero, as it is for values
+    of integer dtypes (JAX writes it with dtype float0)."""
+    if x is None:
+        return None
+    nothing = getattr(x, "dtype", None) == dtypes.FLOAT0
+    if not nothing:
+        x = as_array(x, kind.dtype if _is_meant_as(x, kind.dtype) else None)
+    if x.shape != kind.shape:
+        raise errors.ShapeError(
+            f"{what}: {list(x.shape) if nothing else typeof(x)} does not fit {kind}\n"
+            f"  at {where().describe()}"
+        )
+    if dtypes.is_key(kind.dtype) and not nothing:
+        raise errors.DTypeError(
+            f"{what}: random keys, {kind}, have no derivative, got {typeof(x)}\n"
+            f"  at {where().describe()}\n  pass None, or zeros of dtype float0"
+        )
+    if not dtypes.is_inexact(kind.dtype):
+        return None
+    if nothing or typeof(x).dtype != kind.dtype:
+        raise errors.DTypeError(
+            f"{what}: {'float0' if nothing else typeof(x)} must have the dtype of {kind}\n"
+            f"  at {where().describe()}"
+        )
+    return x
+
+
+def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
+    """Whether a number or ndarray has this dtype, or has no dtype but is of its kind."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype == kind
+    return (type(x) is float and dtypes.is_float(kind)) or (
+        type(x) is complex and dtypes.is_complex(kind)
+    )
+
+
+def _at(
+    what: str, fun: Callable, primals: tuple, has_aux: bool
+) -> tuple[FlatFunction, list[Any], Called]:
+    """(flat function, leaves of the primals, how messages tell of them) of a call of a derivative
+    at a point."""
+    labels = functools.partial(labels_of, fun, primals)
+    leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", labels)
+    flat = FlatFunction(fun, in_tree, has_aux=has_aux)
+    return flat, leaves, Called(what, name_of(fun), leaves, labels)
+
+
+def _linearized(what: str, kind: type, fun: Callable, primals: tuple, has_aux: bool) -> Any:
+    """(outputs, the linear map at that point as a `kind` of it), and aux if there is any."""
+    flat, leaves, called = _at(what, fun, primals, has_aux)
+    mask = tuple([differentiable(x) for x in leaves])
+    outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
+    nonzero = tuple(nonzero[: flat.out_count])
+    jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero)], (), jaxpr.name)
+    static = (
+        jaxpr, nonzero, mask, flat.in_tree, tuple([typeof(x) for x in leaves]), flat.out_tree,
+        tuple([typeof(o) for o in outs[: flat.out_count]]), tuple([x.weak for x in leaves]),
+    )  # fmt: skip
+    result = flat.output(outs), kind(residuals, static)
+    return (*result, flat.aux(outs)) if has_aux else result
+
+
+def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
+    """(outputs, vjp function), or (outputs, vjp function, aux).
+
+    The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
+    pytree and may be returned from `jit`.
+    """
+    return _linearized("vjp", VJP, fun, primals, has_aux)
+
+
+def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
+    """(outputs, linear function of tangents): the derivative at a point, to be applied many
+    times."""
+    return _linearized("linearize", JVPMap, fun, primals, has_aux)
+
+
+def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> Any:
+    """(outputs, output tangents), or with aux third: `fun` at `primals` along `tangents`.
+
+    Raises TreeError, ShapeError or DTypeError where the tangents do not fit the primals.
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise TypeError("jvp takes tuples or lists of primals and tangents")
+    flat, leaves, called = _at("jvp", fun, tuple(primals), has_aux)
+    avals = [typeof(x) for x in leaves]
+    ts = _matching(tuple(tangents), flat.in_tree, avals, "the tangents", "the primals")
+    outs, out_ts = jvp_flat(flat, leaves, ts, called)
+    dense = [instantiate(t, typeof(o)) for t, o in zip(out_ts, outs)]
+    dense = [
+        with_weak(t, o.weak) if dtypes.is_inexact(typeof(o).dtype) else t
+        for t, o in zip(dense, outs)
+    ]
+    out, tangent = flat.output(outs), flat.output(dense)
+    return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
+
+
+def linear_transpose(fun: Callable, *primals: Any) -> Callable:
+    """The transpose of a linear function; `primals` give shapes and dtypes only.
+
+    It is the function's derivative transposed, which for a linear function is the same at every
+    point. Raises TypeError where the derivative depends on the point.
+    """
+    leaves, in_tree = tree.flatten(primals)
+    avals = [_described(x) for x in leaves]
+    flat = FlatFunction(fun, in_tree)
+    out_avals = stage(flat, avals, name=name_of(fun))[0].out_avals
+    mask = tuple([dtypes.is_inexact(a.dtype) for a in avals])
+
+    def pull(*values: Any) -> list[Any]:
+        point, cts = values[: len(avals)], values[len(avals) :]
+        outs, nonzero, jaxpr, residuals = linearize_flat(flat, point, mask)
+        back = LinearMap(residuals, (jaxpr, nonzero[: len(outs)], mask)).pull(cts)
+        return [instantiate(c, a) for c, a in zip(back, avals, strict=True)]
+
+    kinds = [*avals, *out_avals]
+    program, captured = stage(pull, kinds, name=name_of(fun))
+    first, rest = [False] * len(captured), [False] * len(out_avals)
+    for i, path in enumerate(tree.paths(primals)):
+        if any(dependent(program, [*first, *(k == i for k in range(len(avals))), *rest])):
+            raise TypeError(
+                f"linear_transpose: {name_of(fun)} is not linear: its derivative depends on the "
+                f"value of argument {path}\n  at {where().describe()}\n"
+                "  use vjp(f, *primals) for the derivative at a point"
+            )
+
+    def transposed(ct: Any) -> tuple:
+        cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
+        with beside([*captured, *cts]):
+            given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
+            return tree.unflatten(in_tree, evaluate(program, *captured, *given))
+
+    return transposed
+
+
+def _described(x: Any) -> Aval:
+    """The aval of an array, a number, or anything that has a shape and a dtype."""
+    if is_value(x):
+        return typeof(as_array(x))
+    return aval(tuple(x.shape), dtypes.dtype(x.dtype))
+
+
+# ---- Jacobians ----
+
+
+def _basis(kind: Aval, offset: int, count: int) -> Any:
+    """[count, *shape]: rows `offset` ... of the identity over all elements, reshaped to this
+    leaf."""
+    from genesis_fn.primitives.shape import iota
+
+    rows = iota(dtypes.I32, (count, kind.size), 0)
+    columns = ops.add(iota(dtypes.I32, (count, kind.size), 1), offset)
+    return reshape(ops.convert(ops.eq(rows, columns), kind.dtype), (count, *kind.shape))
+
+
+def _bases(avals: Sequence[Aval]) -> list[Any]:
+    count, offset, result = sum(a.size for a in avals), 0, []
+    for a in avals:
+        result.append(_basis(a, offset, count))
+        offset += a.size
+    return result
+
+
+def _rows(x: Any, avals: Sequence[Aval]) -> list[Any]:
+    """Split a leading axis over all elements into one block per leaf, with the leaf's shape."""
+    from genesis_fn.primitives.shape import slice_in_dim
+
+    result, offset = [], 0
+    for a in avals:
+        block = slice_in_dim(x, offset, offset + a.size, axis=0)
+        result.append(reshape(block, (*a.shape, *typeof(x).shape[1:])))
+        offset += a.size
+    return result
+
+
+def _last(x: Any, lead: int) -> Any:
+    """Move the first `lead` axes of `x` behind the others."""
+    from genesis_fn.primitives.shape import transpose
+
+    n = typeof(x).ndim
+    return transpose(x, (*range(lead, n), *range(lead)))
+
+
+def jacfwd(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable:
+    """The Jacobian of `fun`, column by column in forward mode (for more outputs than inputs).
+
+    A pytree of the output's structure with the argument's inside; each block has shape
+    [*output shape, *input shape].
+    """
+
+    @boundary(fun)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(
+            picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
+        )
+        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
+        _differentiated(leaves, label, "raise", holomorphic, "jacfwd")
+        avals = [typeof(x) for x in leaves]
+        flat = FlatFunction(f, in_tree, has_aux=has_aux)
+        kept: list[Any] = []
+        called = Called("jacfwd", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
+
+        def column(*tangents: Any) -> list[Any]:
+            outs, ts = jvp_flat(flat, leaves, tangents, called)
+            kept.append(outs)
+            _check_outputs(outs[: flat.out_count], fun, holomorphic, "jacfwd")
+            dense = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
+            return dense[: flat.out_count], outs[flat.out_count :]  # type: ignore[return-value]
+
+        with beside(leaves):
+            bases = _bases(avals)
+        blocks, aux = vmap(column, out_axes=(0, None))(*bases)
+        table = [
+            tree.unflatten(in_tree, [_last(r, a.ndim) for r, a in zip(_rows(block, avals), avals)])
+            for block in blocks
+        ]
+        result = tree.unflatten(flat.out_tree, [_one(t, argnums) for t in table])
+        return (result, flat.aux([None] * flat.out_count + list(aux))) if has_aux else result
+
+    return jacobian
+
+
+def jacrev(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable:
+    """The Jacobian of `fun`, row by row in reverse mode (for more inputs than outputs)."""
+
+    @boundary(fun)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        leaves, in_tree, _ = flatten_arrays(
+            picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
+        )
+        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
+        nonfloat = "zeros" if allow_int else "raise"
+        _differentiated(leaves, label, nonfloat, holomorphic, "jacrev")
+        out, pull, *aux = vjp(f, *picked, has_aux=has_aux)
+        outs, out_tree = tree.flatten(out)
+        _check_outputs(outs, fun, holomorphic, "jacrev")
+        avals = [typeof(o) for o in outs]
+        with beside(outs):
+            bases = _bases(avals)
+        rows = tree.leaves(vmap(lambda *cts: pull(tree.unflatten(out_tree, cts)))(*bases))
+        per_output: list[list[Any]] = [[] for _ in avals]
+        for row, x in zip(rows, leaves):
+            for blocks, block in zip(per_output, _rows(row, avals)):
+                blocks.append(with_weak(block, x.weak))
+        result = tree.unflatten(
+            out_tree, [_one(tree.unflatten(in_tree, blocks), argnums) for blocks in per_output]
+        )
+        return (result, aux[0]) if has_aux else result
+
+    return jacobian
+
+
+jacobian = jacrev
+
+
+def hessian(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+) -> Callable:
+    """The matrix of second derivatives: forward mode over reverse mode."""
+    return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
+
+
+def _on_arguments(fun: Callable, argnums: Any, args: tuple, kwargs: dict) -> tuple:
+    chosen = _selected(argnums, args, fun)
+
+    def f(*values: Any) -> Any:
+        full_args = list(args)
+        for i, v in zip(chosen, values):
+            full_args[i] = v
+        return fun(*full_args, **kwargs)
+
+    functools.update_wrapper(f, fun)
+    return chosen, f, tuple([args[i] for i in chosen])
+
+
+def _one(picked: tuple, argnums: Any) -> Any:
+    return picked[0] if isinstance(argnums, int) else picked
+
+
+def fwd_and_bwd(
+    fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> tuple[Callable, Callable]:
+    """(forward, backward): forward(*args) -> (output, residual function[, aux]); backward(residual
+    function, cotangent) -> gradients."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        _, f, picked = _on_arguments(fun, argnums, args, kwargs)
+        return vjp(f, *picked, has_aux=has_aux)
+
+    def backward(pull: VJP, ct: Any) -> Any:
+        return _one(pull(ct), argnums)
+
+    return forward, backward

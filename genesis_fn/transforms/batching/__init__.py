@@ -1,0 +1,1 @@
+"""vmap, named axes, and checks in lanes that may not be active."""

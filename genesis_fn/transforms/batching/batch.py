@@ -1,0 +1,219 @@
+"""vmap: a `BatchTrace` carries each value with the position of its batch dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import errors
+from genesis_fn.core.aval import aval
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
+from genesis_fn.core.primitive import (
+    Called,
+    Primitive,
+    Trace,
+    Tracer,
+    bind,
+    ctx,
+    running,
+    typeof,
+    with_weak,
+)
+from genesis_fn.primitives.factories import move_batch
+from genesis_fn.primitives.shape import canonical_axis
+from genesis_fn.transforms.staging.stage import evaluate, stage_closed
+
+
+class BatchTracer(Tracer):
+    """One example of a batched value: `value` has the batch at dimension `dim`."""
+
+    __slots__ = ("value", "_dim")
+
+    def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
+        whole = value.aval
+        self._trace, self.value, self._dim, self.weak = trace, value, dim, value.weak
+        self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
+
+    def marked(self, weak: bool) -> BatchTracer:
+        return BatchTracer(self._trace, with_weak(self.value, weak), self._dim)  # pyright: ignore[reportArgumentType]
+
+    def nearby(self) -> Any:
+        return self.value.nearby() if isinstance(self.value, Tracer) else self.value
+
+    def origin(self) -> str:
+        if isinstance(self.value, Tracer):
+            return self.value.origin()
+        called = self._trace.called
+        return super().origin() if called is None else called.origin(self.value)
+
+
+class BatchTrace(Trace):
+    """Applies batching rules; their operations run under `parent`."""
+
+    __slots__ = ("parent", "batch_size", "axis_name")
+
+    def __init__(
+        self, parent: Trace | None, size: int, axis_name: Any = None, called: Called | None = None
+    ) -> None:
+        super().__init__("vmap", called)
+        self.parent, self.batch_size, self.axis_name = parent, size, axis_name
+
+    def split(self, x: Any) -> tuple[Any, int | None]:
+        """(value, batch dimension or None)."""
+        if type(x) is BatchTracer and x._trace is self:
+            return x.value, x._dim
+        return x, None
+
+    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        values, dims, batched = [], [], False
+        for a in args:
+            if type(a) is BatchTracer and a._trace is self:
+                values.append(a.value)
+                dims.append(a._dim)
+                batched = True
+            else:
+                values.append(a)
+                dims.append(None)
+        ctx.trace = self.parent
+        try:
+            if prim.stage is not None:  # a function: what it closes over may be batched too
+                out, d = prim.batch(self, values, dims, **params)  # pyright: ignore[reportOptionalCall]
+            elif self.axis_name is not None and self._names(prim, params):
+                if prim.collective:
+                    out, d = prim.batch(self.batch_size, values, dims, **params)  # pyright: ignore[reportOptionalCall]
+                else:
+                    out, d = prim.batch(  # pyright: ignore[reportOptionalCall]
+                        self.batch_size, values, dims, **params, axis_name=self.axis_name
+                    )
+            elif not batched:
+                return bind(prim, *values, **params)
+            elif prim.batch is None:
+                raise errors.NotDifferentiableError(
+                    f"{prim.name} has no batching rule\n  at {where().describe()}"
+                )
+            elif prim.collective:  # over another axis: an ordinary operation on this one
+                out, d = prim.batch(self.batch_size, values, dims, **params, over_other=True)
+            else:
+                out, d = prim.batch(self.batch_size, values, dims, **params)
+        finally:
+            ctx.trace = self
+        if prim.multi:
+            return [o if i is None else BatchTracer(self, o, i) for o, i in zip(out, d)]
+        return out if d is None else BatchTracer(self, out, d)
+
+    def _names(self, prim: Primitive, params: dict[str, Any]) -> bool:
+        """Whether the operation refers to this trace's named axis."""
+        if prim.collective:
+            return params["axis_name"] == self.axis_name
+        return any(self.axis_name in j.axes for j in jaxprs_in(params))
+
+
+class resumed:
+    """`with resumed(trace):` its operations run under the trace that was current, and its tracers
+    are good again: a function of it is run by another trace, or after it ended."""
+
+    __slots__ = ("trace", "before", "axis")
+
+    def __init__(self, trace: BatchTrace) -> None:
+        self.trace, self.axis = trace, named_axis(trace.axis_name, trace.batch_size)
+
+    def __enter__(self) -> BatchTrace:
+        self.before = self.trace.parent, self.trace.alive
+        self.trace.parent, self.trace.alive = ctx.trace, True
+        ctx.trace = self.trace
+        self.axis.__enter__()
+        return self.trace
+
+    def __exit__(self, *exc: Any) -> None:
+        self.axis.__exit__(*exc)
+        ctx.trace = self.trace.parent
+        self.trace.parent, self.trace.alive = self.before
+
+
+class named_axis:
+    """`with named_axis(name, size):` collectives inside may refer to the axis."""
+
+    __slots__ = ("entry", "before")
+
+    def __init__(self, name: Any, size: int) -> None:
+        self.entry = () if name is None else ((name, size),)
+
+    def __enter__(self) -> None:
+        self.before = ctx.axes
+        ctx.axes = (*(a for a in self.before if a[0] not in dict(self.entry)), *self.entry)
+
+    def __exit__(self, *exc: Any) -> None:
+        ctx.axes = self.before
+
+
+def vmap_flat(
+    f: Callable,
+    size: int,
+    values: Sequence[Any],
+    dims: Sequence[int | None],
+    out_dims: Callable[[list], Sequence[int | None]] | int = 0,
+    axis_name: Any = None,
+    called: Called | None = None,
+) -> list[Any]:
+    """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
+    outputs."""
+    trace = BatchTrace(ctx.trace, size, axis_name, called)
+    try:
+        with running(trace), named_axis(axis_name, size):
+            outs = f(*[v if d is None else BatchTracer(trace, v, d)
+                       for v, d in zip(values, dims, strict=True)])  # fmt: skip
+        places = out_dims(outs) if callable(out_dims) else [out_dims] * len(outs)
+        result = []
+        for o, place in zip(outs, places, strict=True):
+            value, dim = trace.split(o)
+            if place is None and dim is not None:
+                raise ValueError(
+                    "vmap: out_axes is None for an output that differs between examples, "
+                    f"{typeof(o)}\n  at {where().describe()}"
+                )
+            if place is None:
+                result.append(value)
+            else:
+                ndim = value.ndim + (dim is None)
+                place = canonical_axis(place, ndim, f"vmap: out_axes of an output {value.aval}")
+                result.append(move_batch(value, dim, place, size))
+    finally:
+        trace.alive = False
+    return result
+
+
+@memoized
+def batch_jaxpr(
+    jaxpr: Jaxpr,
+    size: int,
+    batched: tuple[bool, ...],
+    force: tuple[bool, ...],
+    axis_name: Any = None,
+) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """(program over batches at dimension 0, which outputs are batched); `force` makes them so."""
+    found: list[tuple[bool, ...]] = []
+
+    def f(*args: Any) -> list[Any]:
+        trace = BatchTrace(ctx.trace, size, axis_name)
+        with running(trace), named_axis(axis_name, size):
+            outs = evaluate(
+                jaxpr,
+                *[BatchTracer(trace, v, 0) if b else v for v, b in zip(args, batched, strict=True)],
+            )
+        result, which = [], []
+        for o, wanted in zip(outs, force, strict=True):
+            value, dim = trace.split(o)
+            which.append(dim is not None or wanted)
+            result.append(move_batch(value, dim, 0, size) if which[-1] else value)
+        found.append(tuple(which))
+        return result
+
+    avals = [aval((size, *a.shape), a.dtype) if b else a for a, b in zip(jaxpr.in_avals, batched)]
+    program = stage_closed(f, avals, jaxpr.name)
+    return program, found[-1]
+
+
+def at_front(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+    """Batched operands with their batch moved to dimension 0; unbatched ones as they are."""
+    return [x if d is None else move_batch(x, d, 0, size) for x, d in zip(xs, dims)]

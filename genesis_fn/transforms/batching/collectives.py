@@ -1,0 +1,423 @@
+"""Collectives: operations over a named axis, which `vmap(..., axis_name=...)` gives its batch.
+
+A collective reaches the trace of its axis by name, whether or not its operand is batched there, and
+becomes an ordinary operation on the batch dimension. To a vmap over another axis it is an operation
+like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof, with_weak
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.factories import linear_rule, move_batch, no_tangent, zeros
+from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_min, reduce_sum
+from genesis_fn.primitives.shape import (
+    concatenate,
+    expand_dims,
+    iota,
+    reshape,
+    slice_in_dim,
+    transpose,
+)
+
+
+def _size_of(axis_name: Any) -> int:
+    """The size of a named axis. Raises NameError where no enclosing vmap has the name."""
+    for name, size in ctx.axes:
+        if name == axis_name:
+            return size
+    known = ", ".join(repr(n) for n, _ in ctx.axes) or "none"
+    raise NameError(
+        f"unbound axis name {axis_name!r}; the axes in scope are: {known}\n"
+        f"  at {where(depth=4).describe()}\n  bind it by vmap(f, axis_name={axis_name!r})"
+    )
+
+
+def _names(axis_name: Any) -> tuple:
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    for n in names:
+        _size_of(n)
+    return names
+
+
+def _no_groups(groups: Any) -> None:
+    if groups is not None:
+        raise ValueError("axis_index_groups is not supported over an axis of vmap; pass None")
+
+
+def _on_tree(f: Callable[[Any], Any], x: Any) -> Any:
+    return tree.map(lambda leaf: f(leaf if type(leaf) in SCALARS else as_array(leaf)), x)
+
+
+# ---- sums and extremes ----
+
+
+def _over_axis(name: str, here: Callable[[int, Any, int | None], Any], **rules: Any) -> Primitive:
+    """A collective of one value whose result has the value's type and is the same everywhere."""
+    prim = Primitive(name, lambda x, *, axis_name: x, collective=True, **rules)
+
+    def batch(
+        size: int, xs: Sequence[Any], dims: Sequence[int | None], *, axis_name: Any,
+        over_other: bool = False,
+    ) -> Any:  # fmt: skip
+        if over_other:
+            return bind(prim, xs[0], axis_name=axis_name), dims[0]
+        return here(size, xs[0], dims[0]), None
+
+    prim.batch = batch
+    return prim
+
+
+def _sum_here(size: int, x: Any, d: int | None) -> Any:
+    if d is None:
+        return ops.mul(x, float(size) if dtypes.is_inexact(typeof(x).dtype) else size)
+    return reduce_sum(x, (d,))
+
+
+psum_p = _over_axis("psum", _sum_here)
+psum_p.linearize = linear_rule(psum_p)
+# The cotangents of every copy of the sum reach every term.
+psum_p.transpose = lambda ct, x, *, axis_name: [bind(psum_p, ct, axis_name=axis_name)]
+
+
+def _extreme(name: str, reduce: Callable) -> Primitive:
+    prim = _over_axis(name, lambda size, x, d: x if d is None else reduce(x, (d,)))
+
+    def linearize(nonzero: Any, x: Any, *, axis_name: Any) -> Any:
+        y = bind(prim, x, axis_name=axis_name)
+
+        def tangent(t: Any) -> Any:
+            # Ties share the derivative evenly.
+            chosen = ops.convert(ops.eq(x, y), typeof(t).dtype)
+            count = bind(psum_p, chosen, axis_name=axis_name)
+            return bind(psum_p, ops.mul(t, ops.div(chosen, count)), axis_name=axis_name)
+
+        return y, tangent
+
+    prim.linearize = linearize
+    return prim
+
+
+pmax_p, pmin_p = _extreme("pmax", reduce_max), _extreme("pmin", reduce_min)
+
+
+def _reduced(prim: Primitive, x: Any, axis_name: Any) -> Any:
+    names = _names(axis_name)
+
+    def one(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        for n in names:
+            leaf = bind(prim, leaf, axis_name=n)
+        return leaf
+
+    return _on_tree(one, x)
+
+
+def psum(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+    """The sum of `x` over the named axis (or axes); a Python number is multiplied by the size."""
+    _no_groups(axis_index_groups)
+    names = _names(axis_name)
+
+    def one(leaf: Any) -> Any:
+        if type(leaf) in SCALARS:
+            return leaf * math.prod(_size_of(n) for n in names)
+        if typeof(leaf).dtype == dtypes.BOOL:
+            leaf = ops.convert(leaf, dtypes.I32)
+        for n in names:
+            leaf = bind(psum_p, leaf, axis_name=n)
+        return leaf
+
+    return _on_tree(one, x)
+
+
+def pmean(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+    """The mean of `x` over the named axis (or axes); integers give floats."""
+    _no_groups(axis_index_groups)
+    count = math.prod(_size_of(n) for n in _names(axis_name))
+
+    def one(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        if not dtypes.is_inexact(typeof(leaf).dtype):
+            leaf = with_weak(ops.convert(leaf, dtypes.F32), leaf.weak)
+        return ops.div(psum(leaf, axis_name), float(count))
+
+    return _on_tree(one, x)
+
+
+def pmax(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+    """The greatest `x` over the named axis (or axes)."""
+    _no_groups(axis_index_groups)
+    return _reduced(pmax_p, x, axis_name)
+
+
+def pmin(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+    """The least `x` over the named axis (or axes)."""
+    _no_groups(axis_index_groups)
+    return _reduced(pmin_p, x, axis_name)
+
+
+# ---- gathering and scattering ----
+
+
+def _gather_shape(x: Aval, *, axis_name: Any, axis: int, size: int) -> Aval:
+    return aval((*x.shape[:axis], size, *x.shape[axis:]), x.dtype)
+
+
+def _gather_batch(
+    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis: int, over_other: bool = False,
+    **params: Any,
+) -> Any:  # fmt: skip
+    if over_other:
+        x = move_batch(xs[0], dims[0], 0, n)
+        return bind(all_gather_p, x, axis=axis + 1, **params), 0
+    return move_batch(xs[0], dims[0], axis, n), None
+
+
+all_gather_p = Primitive("all_gather", _gather_shape, collective=True, batch=_gather_batch)
+all_gather_p.linearize = linear_rule(all_gather_p)
+all_gather_p.transpose = lambda ct, x, **params: [bind(psum_scatter_p, ct, **params)]
+
+
+def _scatter_shape(x: Aval, *, axis_name: Any, axis: int, size: int) -> Aval:
+    return aval((*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype)
+
+
+def _scatter_batch(
+    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis: int, over_other: bool = False,
+    **params: Any,
+) -> Any:  # fmt: skip
+    if over_other:
+        x = move_batch(xs[0], dims[0], 0, n)
+        return bind(psum_scatter_p, x, axis=axis + 1, **params), 0
+    return _sum_here(n, xs[0], dims[0]), axis
+
+
+psum_scatter_p = Primitive("psum_scatter", _scatter_shape, collective=True, batch=_scatter_batch)
+psum_scatter_p.linearize = linear_rule(psum_scatter_p)
+psum_scatter_p.transpose = lambda ct, x, **params: [bind(all_gather_p, ct, **params)]
+
+
+def _axis_in(axis: int, ndim: int, what: str, x: Any) -> int:
+    if not -ndim <= axis < ndim:
+        raise errors.ShapeError(
+            f"{what}: dimension {axis} does not exist in {typeof(x)}\n"
+            f"  at {where(depth=4).describe()}"
+        )
+    return axis % ndim
+
+
+def _merged(x: Any, axis: int) -> Any:
+    """Dimensions `axis` and `axis + 1` as one."""
+    s = typeof(x).shape
+    return reshape(x, (*s[:axis], s[axis] * s[axis + 1], *s[axis + 2 :]))
+
+
+def _parted(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> Any:
+    """`x` with one dimension per named axis from `axis` on, and the rest of a block if `tiled`."""
+    s, size = typeof(x).shape, math.prod(sizes)
+    if s[axis] % size if tiled else s[axis] != size:
+        wanted = "be a multiple of" if tiled else "equal"
+        raise errors.ShapeError(
+            f"{what}: dimension {axis} of {typeof(x)} must {wanted} the axis size {size}\n"
+            f"  at {where(depth=5).describe()}"
+        )
+    block = (s[axis] // size,) if tiled else ()
+    return reshape(x, (*s[:axis], *sizes, *block, *s[axis + 1 :]))
+
+
+def all_gather(
+    x: Any, axis_name: Any, *, axis_index_groups: None = None, axis: int = 0, tiled: bool = False
+) -> Any:
+    """The values of all examples, stacked along a new `axis`, or joined along `axis` if `tiled`."""
+    _no_groups(axis_index_groups)
+    names = _names(axis_name)
+
+    def one(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        at = _axis_in(axis, typeof(leaf).ndim + (not tiled), "all_gather", leaf)
+        if not tiled:
+            leaf = expand_dims(leaf, (at,))
+        for n in reversed(names):
+            leaf = _merged(bind(all_gather_p, leaf, axis_name=n, axis=at, size=_size_of(n)), at)
+        return leaf
+
+    return _on_tree(one, x)
+
+
+def psum_scatter(
+    x: Any, axis_name: Any, *, scatter_dimension: int = 0, axis_index_groups: None = None,
+    tiled: bool = False,
+) -> Any:  # fmt: skip
+    """Each example's slice (or block if `tiled`) along `scatter_dimension` of the sum of `x`."""
+    _no_groups(axis_index_groups)
+    names = _names(axis_name)
+    sizes = [_size_of(n) for n in names]
+
+    def one(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        at = _axis_in(scatter_dimension, typeof(leaf).ndim, "psum_scatter", leaf)
+        leaf = _parted(leaf, at, sizes, tiled, "psum_scatter")
+        for name, size in zip(names, sizes):
+            leaf = bind(psum_scatter_p, leaf, axis_name=name, axis=at, size=size)
+        return leaf
+
+    return _on_tree(one, x)
+
+
+# ---- exchanging ----
+
+
+def _exchange_shape(x: Aval, *, axis_name: Any, split: int, concat: int, size: int) -> Aval:
+    rest = [n for i, n in enumerate(x.shape) if i != split]
+    rest.insert(concat, size)
+    return aval(tuple(rest), x.dtype)
+
+
+def _exchange_batch(
+    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, split: int, concat: int,
+    size: int, over_other: bool = False,
+) -> Any:  # fmt: skip
+    x = move_batch(xs[0], dims[0], 0, n)
+    if over_other:
+        params = {"axis_name": axis_name, "split": split + 1, "concat": concat + 1, "size": size}
+        return bind(all_to_all_p, x, **params), 0
+    # The split dimension becomes the batch, and the batch the new dimension.
+    order = [i for i in range(1, typeof(x).ndim) if i != split + 1]
+    order.insert(concat, 0)
+    return transpose(x, (split + 1, *order)), 0
+
+
+all_to_all_p = Primitive("all_to_all", _exchange_shape, collective=True, batch=_exchange_batch)
+all_to_all_p.linearize = linear_rule(all_to_all_p)
+all_to_all_p.transpose = lambda ct, x, *, axis_name, split, concat, size: [
+    bind(all_to_all_p, ct, axis_name=axis_name, split=concat, concat=split, size=size)
+]
+
+
+def all_to_all(
+    x: Any, axis_name: Any, split_axis: int, concat_axis: int, *, axis_index_groups: None = None,
+    tiled: bool = False,
+) -> Any:  # fmt: skip
+    """Example i gets slice i along `split_axis` of every example, stacked along `concat_axis`.
+
+    If `tiled`, blocks are exchanged and joined along `concat_axis`; otherwise the size of
+    `split_axis` must be that of the axis.
+    """
+    _no_groups(axis_index_groups)
+    names = _names(axis_name)
+    sizes = [_size_of(n) for n in names]
+
+    def one(leaf: Any) -> Any:
+        leaf = as_array(leaf)
+        ndim = typeof(leaf).ndim
+        split = _axis_in(split_axis, ndim, "all_to_all", leaf)
+        concat = _axis_in(concat_axis, ndim, "all_to_all", leaf)
+        leaf = _parted(leaf, split, sizes, tiled, "all_to_all")
+        to = concat if len(names) == 1 else 0
+        for k in reversed(range(len(names))):  # several axes come to the front, the last one first
+            at = split + len(names) - 1
+            leaf = bind(all_to_all_p, leaf, axis_name=names[k], split=at, concat=to, size=sizes[k])
+        if len(names) > 1:
+            shape = typeof(leaf).shape[len(names) :]
+            order = [*range(1, concat + 1), 0, *range(concat + 1, len(shape) + 1)]
+            leaf = transpose(reshape(leaf, (math.prod(sizes), *shape)), order)
+        return _merged(leaf, concat) if tiled else leaf
+
+    return _on_tree(one, x)
+
+
+def _permute_batch(
+    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, perm: tuple,
+    over_other: bool = False,
+) -> Any:  # fmt: skip
+    if over_other:
+        return bind(ppermute_p, xs[0], axis_name=axis_name, perm=perm), dims[0]
+    x = move_batch(xs[0], dims[0], 0, n)
+    source = {dst: src for src, dst in perm}
+    rows = [
+        slice_in_dim(x, source[i], source[i] + 1, axis=0)
+        if i in source
+        else zeros(aval((1, *typeof(x).shape[1:]), typeof(x).dtype))
+        for i in range(n)
+    ]  # fmt: skip
+    return concatenate(rows, 0), 0
+
+
+ppermute_p = Primitive(
+    "ppermute", lambda x, *, axis_name, perm: x, collective=True, batch=_permute_batch
+)
+ppermute_p.linearize = linear_rule(ppermute_p)
+ppermute_p.transpose = lambda ct, x, *, axis_name, perm: [
+    bind(ppermute_p, ct, axis_name=axis_name, perm=tuple([(d, s) for s, d in perm]))
+]
+
+
+def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
+    """`x` moved along (source, destination) pairs; an example that is no destination gets zeros.
+
+    Raises ValueError for an index outside the axis, or a source or destination that is named twice.
+    """
+    names = _names(axis_name)
+    if len(names) != 1:
+        raise ValueError(
+            f"ppermute takes one axis name, got {axis_name!r}\n  at {where().describe()}\n"
+            "  permute along one axis after the other"
+        )
+    (name,) = names
+    size = _size_of(name)
+    pairs = tuple([(int(s), int(d)) for s, d in perm])
+    for side in zip(*pairs):
+        if len(set(side)) != len(side) or not all(0 <= i < size for i in side):
+            raise ValueError(
+                f"ppermute: {list(pairs)} must name each source and each destination at most once, "
+                f"from 0 to {size - 1}\n  at {where().describe()}"
+            )
+    return _on_tree(lambda leaf: bind(ppermute_p, as_array(leaf), axis_name=name, perm=pairs), x)
+
+
+def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
+    """Example i gets `x` of example `perm[i]`."""
+    return ppermute(x, axis_name, [(s, d) for d, s in enumerate(perm)])
+
+
+def pswapaxes(x: Any, axis_name: Any, axis: int) -> Any:
+    """`x` with dimension `axis` exchanged with the named axis."""
+    return all_to_all(x, axis_name, axis, axis)
+
+
+# ---- positions ----
+
+
+def _index_batch(
+    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, over_other: bool = False
+) -> Any:
+    return iota(dtypes.I32, n), 0
+
+
+axis_index_p = Primitive(
+    "axis_index", lambda *, axis_name: aval((), dtypes.I32), collective=True, batch=_index_batch
+)
+axis_index_p.linearize = no_tangent(axis_index_p)
+
+
+def axis_index(axis_name: Any) -> Any:
+    """The position of this example along the named axis; over several axes, in row-major order."""
+    index = None
+    for n in _names(axis_name):
+        here = bind(axis_index_p, axis_name=n)
+        index = here if index is None else ops.add(ops.mul(index, _size_of(n)), here)
+    return index
+
+
+def axis_size(axis_name: Any) -> int:
+    """The size of the named axis (or the product of several), a Python int."""
+    return functools.reduce(lambda a, n: a * _size_of(n), _names(axis_name), 1)

@@ -1,0 +1,1 @@
+"""Loops and branches as primitives that hold programs."""

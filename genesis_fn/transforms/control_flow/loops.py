@@ -1,0 +1,411 @@
+"""while_loop, fori_loop, map and associative_scan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.configuration import config
+from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.jaxpr import Jaxpr, memoized
+from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, ctx, marked, typeof
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.factories import filled, instantiate, move_batch
+from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
+from genesis_fn.transforms.batching.batch import batch_jaxpr
+from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks
+from genesis_fn.transforms.control_flow.scan import _fixed_point, grown, mismatch, named_scan, scan
+from genesis_fn.transforms.keys import key_uses
+from genesis_fn.transforms.staging.api_util import flatten_arrays, labels_of, missing, name_of
+from genesis_fn.transforms.staging.stage import evaluate, stage, stage_closed
+
+
+def _shape(*avals: Aval, body: Jaxpr, **_: Any) -> list[Aval]:
+    return body.out_avals
+
+
+def _linearize(nonzero: Sequence[bool], *xs: Any, **params: Any) -> Any:
+    """The tangent function runs the loop again, with tangents: their number of steps is the same.
+    So a linearized loop is evaluated forwards; its transpose is refused."""
+    return bind(while_p, *xs, **params), lambda *ts: _jvp(xs, ts, **params)[1]
+
+
+def _transpose(cts: Sequence[Any], *operands: Any, body: Jaxpr, **_: Any) -> list[Any]:
+    raise errors.NotDifferentiableError(
+        f"reverse-mode differentiation of a while loop ({body.name}): its number of steps is not "
+        f"known, so nothing can be saved for the way back\n"
+        f"  at {(ctx.line or where()).describe()}\n"
+        "  use scan, or fori_loop with static bounds; jvp works through while loops"
+    )
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, cond: Jaxpr, body: Jaxpr, cond_consts: int,
+    body_consts: int,
+) -> Any:  # fmt: skip
+    a, b = cond_consts, body_consts
+    at = slice(b, None)
+
+    def step(mask: tuple) -> tuple[Any, tuple]:
+        result = jvp_jaxpr(body, mask, mask[at])
+        return result, result[1]
+
+    start = [t is not None for t in tangents[a:]]
+    (program, _), mask = _fixed_point(step, start, at)
+    count = len(body.outs)
+    ts = [instantiate(t, typeof(p)) for t, p, m in zip(tangents[a:], primals[a:], mask) if m]
+    n_consts = sum(mask[:b])
+    # The program takes [constants, carry, tangents of constants, tangents of the carry].
+    v = program.invars
+    body2 = Jaxpr(
+        [
+            *v[:b], *v[b + count : b + count + n_consts], *v[b : b + count],
+            *v[b + count + n_consts :],
+        ],
+        program.eqns, program.outs, (), program.name,
+    )  # fmt: skip
+    extra = body2.in_avals[b + n_consts + count :]
+    outs = bind(
+        while_p, *primals[: a + b], *ts[:n_consts], *primals[a + b :], *ts[n_consts:],
+        cond=_ignoring(cond, tuple(extra)), body=body2, cond_consts=a, body_consts=b + n_consts,
+    )  # fmt: skip
+    return outs[:count], filled(mask[at], outs[count:])
+
+
+@memoized
+def _ignoring(cond: Jaxpr, extra: tuple[Aval, ...]) -> Jaxpr:
+    """The condition on a carry with further values at its end."""
+    count = len(cond.invars)
+    return stage_closed(
+        lambda *xs: evaluate(cond, *xs[:count]), [*cond.in_avals, *extra], cond.name
+    )
+
+
+def _batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, cond: Jaxpr, body: Jaxpr,
+    cond_consts: int, body_consts: int, axis_name: Any = None,
+) -> Any:  # fmt: skip
+    a, b = cond_consts, body_consts
+    batched = [d is not None for d in dims]
+    changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
+
+    def step(mask: tuple) -> tuple[Any, tuple]:
+        cond_mask = tuple(batched[:a]) + mask[b:]
+        test, (each,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
+        if each:  # examples stop by themselves: what the body changes is batched
+            mask = mask[:b] + tuple([m or c for m, c in zip(mask[b:], changes)])
+        program, found = batch_jaxpr(body, size, mask, mask[b:], axis_name)
+        return (test, each, program), found
+
+    (test, each, program), mask = _fixed_point(step, batched[a:], slice(b, None))
+    moved = [
+        move_batch(x, d, 0, size) if m else x for x, d, m in zip(xs, dims, [*batched[:a], *mask])
+    ]
+    if each:
+        each_carry = tuple(mask[b:])
+        test, _ = batch_jaxpr(cond, size, (*batched[:a], *each_carry), (True,), axis_name)
+        checks = has_checks(body)
+        if checks:
+            program, _ = batch_jaxpr(guarded(body), size, (True, *mask), each_carry, axis_name)
+        program = _while_active(test, program, a, b, checks, each_carry)
+        moved = [*moved[:a], *moved[:a], *moved[a:]]
+        outs = bind(
+            while_p, *moved, cond=_any(test), body=program, cond_consts=a, body_consts=a + b
+        )
+    else:
+        outs = bind(while_p, *moved, cond=test, body=program, cond_consts=a, body_consts=b)
+    return outs, [0 if m else None for m in mask[b:]]
+
+
+@memoized
+def _any(test: Jaxpr) -> Jaxpr:
+    """Whether any example goes on."""
+    from genesis_fn.primitives.reductions.reduce import reduce_or
+
+    return stage_closed(
+        lambda *xs: [reduce_or(evaluate(test, *xs)[0], (0,))], test.in_avals, test.name
+    )
+
+
+@memoized
+def _while_active(
+    test: Jaxpr, body: Jaxpr, a: int, b: int, checks: bool, batched: tuple[bool, ...]
+) -> Jaxpr:
+    """[condition's constants, body's constants, carry] -> carry, updated where the example goes on.
+
+    With `checks`, `body` first takes which examples go on. What is not `batched` never changes.
+    """
+    from genesis_fn.transforms.control_flow.cond import _along
+
+    def f(*xs: Any) -> list[Any]:
+        carry = xs[a + b :]
+        active = evaluate(test, *xs[:a], *carry)[0]
+        new = evaluate(body, *([active] if checks else []), *xs[a:])
+        return [
+            ops.select(_along(active, typeof(n)), n, c) if m else c
+            for n, c, m in zip(new, carry, batched)
+        ]
+
+    avals = body.in_avals[1:] if checks else body.in_avals
+    return stage_closed(f, [*test.in_avals[:a], *avals], body.name)
+
+
+while_p = Primitive(
+    "while", _shape, multi=True, linearize=_linearize, jvp=_jvp, transpose=_transpose, batch=_batch
+)
+while_p.key_uses = key_uses.of_while
+while_p.guard = lambda ins, active, *, cond_consts, **_: [
+    active, *ins[:cond_consts], active, *ins[cond_consts:],
+]  # fmt: skip
+
+
+def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
+    """The value after `val = body_fun(val)` has been repeated while `cond_fun(val)` holds.
+
+    Structure, shapes and dtypes of the value stay the same. Forward-mode differentiable only.
+    """
+    return _while(cond_fun, body_fun, init_val, init_val, "while_loop", name_of(body_fun))
+
+
+def _while(
+    cond_fun: Callable, body_fun: Callable, init_val: Any, shown: Any, what: str, name: str
+) -> Any:
+    """A while loop, which errors call `what`; `shown` is the part of its value, last in it, that
+    the user knows, and `name` what the body is called."""
+    leaves, treedef, weak = flatten_arrays(init_val, "while_loop's init_val")
+    if config.current().disable_jit and all(_concrete(x) for x in leaves):
+        value = init_val
+        while bool(cond_fun(value)):
+            value = body_fun(value)
+        return value
+    names = [f"{what}: the value{p}" for p in tree.paths(shown)]
+    names = [""] * (len(leaves) - len(names)) + names
+    found_weak: list[bool] = []
+
+    def body(*xs: Any) -> list[Any]:
+        nonlocal found_weak
+        out = body_fun(tree.unflatten(treedef, xs))
+        new, found = tree.flatten(out)
+        if found != treedef:
+            found = out if shown is init_val else out[-1]
+            raise errors.TreeError(
+                f"{what}: {name} returned another structure: "
+                f"{tree.first_difference(shown, found, 'the value')}\n"
+                f"  at {where().describe()}{missing(found)}"
+            )
+        result = [as_array(x) for x in new]
+        found_weak = [x.weak for x in result]
+        return result
+
+    def test(*xs: Any) -> list[Any]:
+        out = cond_fun(tree.unflatten(treedef, xs))
+        if not is_value(out):
+            raise TypeError(
+                f"{what}: {name_of(cond_fun)} must return a boolean scalar, got {out!r:.60}\n"
+                f"  at {where().describe()}{missing(out)}"
+            )
+        return [as_array(out)]
+
+    kinds = [typeof(x) for x in leaves]
+    while True:
+        with beside(leaves):
+            body_jaxpr, body_captured = stage(
+                body, kinds, name=name, weak=weak, repeated=True,
+                labels=labels_of(body_fun, (init_val,)),
+            )  # fmt: skip
+        kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
+        if not changed:
+            break
+    for i, (k, o) in enumerate(zip(kinds, body_jaxpr.out_avals)):
+        if k is not o:
+            raise mismatch(body_jaxpr, i, k, o, names[i], name)
+    leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
+    with beside(leaves):
+        cond_jaxpr, cond_captured = stage(
+            test, kinds,
+            name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,)),
+        )  # fmt: skip
+    kind = cond_jaxpr.out_avals[0]
+    if kind.shape != () or kind.dtype != dtypes.BOOL:
+        raise TypeError(
+            f"while_loop: {name_of(cond_fun)} must return a boolean scalar, got {kind}\n"
+            f"  at {where().describe()}"
+        )
+    outs = key_uses.user_call(
+        while_p, *cond_captured, *body_captured, *leaves, cond=cond_jaxpr, body=body_jaxpr,
+        cond_consts=len(cond_captured), body_consts=len(body_captured),
+    )  # fmt: skip
+    return tree.unflatten(treedef, marked(outs, found_weak))
+
+
+def _concrete(x: Any) -> bool:
+    return type(x) is Array or x.concrete() is not None
+
+
+def _known_bound(x: Any) -> int:
+    """A bound whose value is known, as an integer."""
+    value = x.device.backend.to_numpy(x) if type(x) is Array else x
+    try:
+        number = np.asarray(value).item()
+        if number == int(number):
+            return int(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TypeError(f"fori_loop: bounds are integers, got {x!r:.60}\n  at {where().describe()}")
+
+
+def fori_loop(
+    lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool = 1
+) -> Any:
+    """The value after `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
+
+    With known bounds it is a scan and differentiable in both modes; with traced bounds, which may
+    be floats, it is a while loop.
+    """
+    if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
+        start, stop = _known_bound(lower), _known_bound(upper)
+
+        def step(carry: Any, _: None) -> Any:
+            i, value = carry
+            new = body_fun(i, value)
+            difference = tree.first_difference(init_val, new, "the value")
+            if difference is not None:
+                raise errors.TreeError(
+                    f"fori_loop: {name_of(body_fun)} returned another structure: {difference}\n"
+                    f"  at {where().describe()}{missing(new)}"
+                )
+            return (ops.add(i, 1), new), None
+
+        functools.update_wrapper(step, body_fun)
+        names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
+        with beside(tree.leaves(init_val)):
+            init, length = (as_array(start), init_val), max(stop - start, 0)
+        (_, value), _ = named_scan(step, init, None, length, False, unroll, "strict", names)
+        return value
+    with beside(tree.leaves((lower, upper, init_val))):
+        low, high = as_array(lower), as_array(upper)
+    if any(not _counts(typeof(x)) for x in (low, high)):
+        raise TypeError(
+            f"fori_loop: bounds are real scalars, got {typeof(low)} and {typeof(high)}\n"
+            f"  at {where().describe()}"
+        )
+    kind = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
+    low, high = ops.convert(low, kind), ops.convert(high, kind)
+    _, value = _while(
+        lambda carry: ops.lt(carry[0], high),
+        lambda carry: (ops.add(carry[0], 1), body_fun(carry[0], carry[1])),
+        (low, init_val), init_val, "fori_loop", name_of(body_fun),
+    )  # fmt: skip
+    return value
+
+
+def _counts(kind: Aval) -> bool:
+    return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
+
+
+def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001
+    """`f` of every slice along the leading axis, one after the other (`batch_size` at a time)."""
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
+    if batch_size is None:
+        return scan(lambda _, x: (None, f(x)), None, xs)[1]
+    from genesis_fn.primitives.shape import concatenate, reshape, slice_in_dim
+    from genesis_fn.transforms.batching.vmap import vmap
+
+    leaves, treedef, _ = flatten_arrays(xs, "map's xs")
+    total = typeof(leaves[0]).shape[0]
+    whole = total - total % batch_size
+    parts = []
+    if whole:
+        chunks = [
+            reshape(
+                slice_in_dim(x, 0, whole, axis=0),
+                (whole // batch_size, batch_size, *typeof(x).shape[1:]),
+            )
+            for x in leaves
+        ]
+        done = scan(lambda _, x: (None, vmap(f)(x)), None, tree.unflatten(treedef, chunks))[1]
+        parts.append(tree.map(lambda y: reshape(y, (whole, *typeof(y).shape[2:])), done))
+    if whole < total:
+        rest = [slice_in_dim(x, whole, total, axis=0) for x in leaves]
+        parts.append(vmap(f)(tree.unflatten(treedef, rest)))
+    return parts[0] if len(parts) == 1 else tree.map(lambda *ys: concatenate(ys, 0), *parts)
+
+
+def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """The prefix combinations of `elems` along `axis` by an associative `fn`, in logarithmic depth.
+
+    Blelloch's scheme: combine neighbours, scan the half-length result, fill in between.
+    """
+    from genesis_fn.primitives.shape import concatenate, pad, rev, slice_in_dim
+
+    leaves, treedef, _ = flatten_arrays(elems, "associative_scan's elems")
+    ndim = typeof(leaves[0]).ndim
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"associative_scan: axis {axis} does not fit {typeof(leaves[0])}")
+    axis %= ndim
+    sizes = {typeof(x).shape[axis] for x in leaves}
+    if len(sizes) > 1:
+        raise ValueError(f"associative_scan: lengths along axis {axis} differ: {sorted(sizes)}")
+    if reverse:
+        leaves = [rev(x, (axis,)) for x in leaves]
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+        out = fn(tree.unflatten(treedef, a), tree.unflatten(treedef, b))
+        found, structure = tree.flatten(out)
+        if structure != treedef:
+            difference = tree.first_difference(elems, out, "the elements")
+            raise errors.TreeError(
+                f"associative_scan: {name_of(fn)} must keep the structure: {difference}\n"
+                f"  at {where().describe()}{missing(out)}"
+            )
+        for x, y, path in zip(b, found, tree.paths(out)):
+            if typeof(y) is not typeof(x):
+                raise TypeError(
+                    f"associative_scan: the elements{path} go in as {typeof(x)} and come out of "
+                    f"{name_of(fn)} as {typeof(y)}\n  at {where().describe()}\n"
+                    "  shapes and dtypes must stay: cast one with .astype(...)"
+                )
+        return found
+
+    def part(xs: Sequence[Any], start: int, stop: int | None, step: int = 1) -> list[Any]:
+        return [
+            slice_in_dim(x, start, typeof(x).shape[axis] if stop is None else stop, step, axis)
+            for x in xs
+        ]
+
+    def run(xs: list[Any]) -> list[Any]:
+        n = typeof(xs[0]).shape[axis]
+        if n < 2:
+            return xs
+        odd = run(combine(part(xs, 0, n - 1, 2), part(xs, 1, None, 2)))
+        if n % 2 == 0:
+            later = combine(part(odd, 0, n // 2 - 1), part(xs, 2, None, 2)) if n > 2 else None
+        else:
+            later = combine(odd, part(xs, 2, None, 2))
+        first = part(xs, 0, 1)
+        even = first if later is None else [concatenate([a, b], axis) for a, b in zip(first, later)]
+        return [_interleave(a, b, axis, n) for a, b in zip(even, odd)]
+
+    def _interleave(a: Any, b: Any, axis: int, n: int) -> Any:
+        def spread(x: Any, low: int) -> Any:
+            size = typeof(x).shape[axis]
+            config = [(0, 0, 0)] * ndim
+            config[axis] = (low, n - low - (2 * size - 1), 1)
+            zero = as_array(False if typeof(x).dtype == dtypes.BOOL else 0, typeof(x).dtype)
+            return pad(x, zero, config)
+
+        x, y = spread(a, 0), spread(b, 1)
+        return ops.bitwise_or(x, y) if typeof(x).dtype == dtypes.BOOL else ops.add(x, y)
+
+    outs = run(leaves)
+    if reverse:
+        outs = [rev(x, (axis,)) for x in outs]
+    return tree.unflatten(treedef, outs)

@@ -1,0 +1,1 @@
+"""Functions with rules, kernels or host code of the user's."""

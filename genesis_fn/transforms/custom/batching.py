@@ -1,0 +1,162 @@
+"""custom_vmap: a function with a batching rule of the user's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import errors, tree
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import bind, typeof
+from genesis_fn.primitives.factories import filled, instantiate, move_batch
+from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
+from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
+from genesis_fn.transforms.keys.key_uses import user_call
+from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing, name_of
+from genesis_fn.transforms.staging.call import jit_p
+from genesis_fn.transforms.staging.copies import Copied
+from genesis_fn.transforms.staging.stage import stage
+
+
+class _Vmapped(CustomCall):
+    """A function with a batching rule: `batch` is flat, without the `consts` captured values."""
+
+    __slots__ = ("name", "jaxpr", "consts", "rule")
+
+    forward = True
+
+    def __init__(self, jaxpr: Jaxpr, consts: int, rule: Callable) -> None:
+        self.name, self.jaxpr, self.consts, self.rule = jaxpr.name, jaxpr, consts, rule
+
+    def changed(self, jaxpr: Jaxpr, rule: Callable) -> _Vmapped:
+        """The call with another program and rule."""
+        return _Vmapped(jaxpr, self.consts, rule)
+
+    def batch(
+        self, size: int, batched: Sequence[bool], xs: Sequence[Any]
+    ) -> tuple[list[Any], list[bool]]:
+        if any(batched[: self.consts]):
+            raise errors.GenesisError(
+                f"the custom_vmap function {self.name} closes over a value that is being batched; "
+                "pass it as an argument"
+            )
+        return self.rule(size, batched[self.consts :], xs[self.consts :])
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        moved = tuple([t is not None for t in tangents])
+        program, found = jvp_jaxpr(self.jaxpr, moved, (False,) * len(self.jaxpr.outs))
+        operands = [*primals, *(t for t in tangents if t is not None)]
+        if any(moved[: self.consts]):  # the rule knows nothing of what the function closes over
+            outs = bind(jit_p, *operands, jaxpr=program)
+        else:
+            rule = functools.partial(_forward_rule, self.rule, moved[self.consts :], found)
+            call = _Vmapped(program, self.consts, rule)
+            outs = bind(custom_call_p, *operands, call=call, jaxpr=program)
+        return outs[: len(found)], filled(found, outs[len(found) :])
+
+
+def _flat_rule(
+    f: Callable, in_tree: Any, out_tree: Any, name: str, size: int, batched: Sequence[bool],
+    xs: Sequence[Any],
+) -> tuple[list[Any], list[bool]]:  # fmt: skip
+    """A batching rule of the user's on flat arrays: (outputs, which of them are batched)."""
+    result = f(size, list(tree.unflatten(in_tree, batched)), *tree.unflatten(in_tree, xs))
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise errors.TreeError(
+            f"the vmap rule of {name} must return (output, which outputs are batched)"
+            f"{missing(result)}"
+        )
+    outs, found = tree.flatten(result[0])
+    if found != out_tree:
+        raise errors.TreeError(
+            f"the vmap rule of {name} returned structure {found}, the function returns {out_tree}"
+        )
+    return outs, tree.broadcast_prefix(result[1], result[0])
+
+
+def _forward_rule(
+    rule: Callable, moved: Sequence[bool], found: Sequence[bool], size: int,
+    batched: Sequence[bool], xs: Sequence[Any],
+) -> tuple[list[Any], list[bool]]:  # fmt: skip
+    """The batching rule of a function's jvp: the jvp of its batching rule. `moved` says which
+    arguments have a tangent, `found` which outputs."""
+    count, primals, tangents, either = len(moved), [], [], []
+    given = iter(zip(xs[count:], batched[count:]))
+    for x, b, m in zip(xs, batched, moved):
+        t, t_batched = next(given) if m else (None, b)
+        either.append(b or t_batched)
+        primals.append(x if b == either[-1] else move_batch(x, None, 0, size))
+        repeated = m and t_batched != either[-1]
+        tangents.append(move_batch(t, None, 0, size) if repeated else t)
+    flags: list[bool] = []
+
+    def outputs(*args: Any) -> list[Any]:
+        outs, flags[:] = rule(size, either, args)
+        return [as_array(o) for o in outs]
+
+    outs, ts = jvp_flat(outputs, primals, tangents)
+    dense = [instantiate(t, typeof(o)) for t, o, f in zip(ts, outs, found) if f]
+    return [*outs, *dense], [*flags, *(b for b, f in zip(flags, found) if f)]
+
+
+class custom_vmap(Copied):
+    """A function whose batching is given by `def_vmap(rule)`.
+
+    `rule(axis_size, in_batched, *args)` gets the arguments with their batch in front (where
+    `in_batched` says so) and returns (output, which outputs are batched). A derivative of the
+    batched function is that of the rule, and so is a batched `jvp`; a batched reverse-mode
+    derivative, which JAX refuses, is that of the function.
+    """
+
+    def __init__(self, fun: Callable) -> None:
+        functools.update_wrapper(self, fun)
+        self.fun, self.rule = fun, None
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        return _remade, (self.fun, self.rule)
+
+    def def_vmap(self, rule: Callable) -> Callable:
+        """Set the batching rule; usable as a decorator."""
+        self.rule = rule
+        return rule
+
+    def __call__(self, *args: Any) -> Any:
+        if self.rule is None:
+            raise ValueError(f"{name_of(self.fun)}: no batching rule was given by def_vmap")
+        leaves, in_tree, weak = flatten_arrays(args, f"an argument of {name_of(self.fun)}: ")
+        flat = FlatFunction(self.fun, in_tree)
+        jaxpr, captured = stage(flat, [x.aval for x in leaves], name=name_of(self.fun), weak=weak)
+        rule = functools.partial(_flat_rule, self.rule, in_tree, flat.out_tree, jaxpr.name)
+        call = _Vmapped(jaxpr, len(captured), rule)
+        return flat.called(user_call(custom_call_p, *captured, *leaves, call=call, jaxpr=jaxpr))
+
+
+def _remade(fun: Callable, rule: Callable | None) -> custom_vmap:
+    made = custom_vmap(fun)
+    made.rule = rule
+    return made
+
+
+def sequential_vmap(fun: Callable) -> custom_vmap:
+    """`fun`, which vmap runs one example after the other."""
+    from genesis_fn.transforms.control_flow.loops import map as map_
+
+    wrapped = custom_vmap(fun)
+
+    @wrapped.def_vmap
+    def rule(size: int, in_batched: list, *args: Any) -> tuple:
+        leaves, treedef = tree.flatten(args)
+        flags = tree.leaves(tuple(in_batched))
+        rows = [x for x, b in zip(leaves, flags) if b]
+
+        def one(row: list) -> Any:
+            given = iter(row)
+            return fun(*tree.unflatten(
+                treedef, [next(given) if b else x for x, b in zip(leaves, flags)]
+            ))  # fmt: skip
+
+        return map_(one, rows), True
+
+    return wrapped

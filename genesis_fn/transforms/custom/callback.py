@@ -1,0 +1,391 @@
+"""Host callbacks: Python functions of NumPy arrays, called while a compiled program runs.
+
+`pure_callback` computes a value, `io_callback` has side effects, `debug_callback` only looks. They
+run in program order, once per call (under vmap once per example unless told otherwise), and a
+checkpoint's recomputation does not repeat what has side effects.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.array import Array, from_numpy, keys_over
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.convert import as_array, is_value, narrowed
+from genesis_fn.core.device import cpu
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import SCALARS, Primitive, bind
+from genesis_fn.core.static import Same, aux_key
+from genesis_fn.core.types.extended import is_key
+from genesis_fn.primitives.factories import move_batch
+from genesis_fn.primitives.random_bits import unwrap
+from genesis_fn.primitives.shape import expand_dims
+from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.staging.api_util import name_of
+
+METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
+
+
+class HostFunction:
+    """A callback on flat arrays: puts the pytrees together that the user's function takes.
+
+    Equal where function, structure and fixed leaves are equal, so that programs are shared.
+    """
+
+    __slots__ = ("f", "in_tree", "fixed", "out_tree", "key")
+
+    def __init__(self, f: Callable, in_tree: Any, fixed: tuple, out_tree: Any) -> None:
+        self.f, self.in_tree, self.fixed, self.out_tree = f, in_tree, fixed, out_tree
+        # The function itself is the same object: its programs call it as it is then.
+        owner = (f.__func__, Same(f.__self__)) if isinstance(f, MethodType) else Same(f)
+        try:
+            self.key = (owner, in_tree, aux_key(fixed)[0], out_tree)
+            hash(self.key)
+        except TypeError:
+            self.key = (id(self),)
+
+    @property
+    def __name__(self) -> str:
+        return name_of(self.f)
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is HostFunction and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def called(self, values: Sequence[np.ndarray]) -> Any:
+        """What the function returns for these values."""
+        leaves, given = dict(self.fixed), iter(values)
+        keys = {i: x for i, x in leaves.items() if type(x) is _KeysOf}
+        count = len(values) + len(leaves) - len(keys)
+        leaves |= {i: _keys(next(given), kind) for i, kind in keys.items()}
+        args, kwargs = tree.unflatten(
+            self.in_tree, [leaves[i] if i in leaves else next(given) for i in range(count)]
+        )
+        return self.f(*args, **kwargs)
+
+    def run(self, values: Sequence[np.ndarray], out_avals: Sequence[Aval]) -> list[np.ndarray]:
+        """The outputs as NumPy arrays of `out_avals`. Raises TreeError, ShapeError or DTypeError
+        where the function returns something else."""
+        out = self.called(values)
+        if self.out_tree is None:
+            return []
+        flat, found = tree.flatten(out)
+        if found != self.out_tree:
+            raise errors.TreeError(
+                f"the host callback {name_of(self.f)} returned structure {found}, it was declared "
+                f"to return {self.out_tree}"
+            )
+        return [self._fitted(x, a) for x, a in zip(flat, out_avals, strict=True)]
+
+    def _fitted(self, x: Any, kind: Aval) -> np.ndarray:
+        weak = type(x) in SCALARS
+        x = np.asarray(x)
+        if x.shape != kind.shape:
+            raise errors.ShapeError(
+                f"the host callback {name_of(self.f)} returned shape {x.shape}, it was declared to "
+                f"return {kind}"
+            )
+        if x.dtype != kind.dtype:
+            wide = {dtypes.F64: dtypes.F32, dtypes.I64: dtypes.I32, dtypes.C128: dtypes.C64}
+            if not weak and wide.get(x.dtype) != kind.dtype:
+                raise errors.DTypeError(
+                    f"the host callback {name_of(self.f)} returned {x.dtype.name}, it was declared "
+                    f"to return {kind}"
+                )
+            x = narrowed(x, kind.dtype)
+        return x
+
+
+class _KeysOf(NamedTuple):
+    """Stands for random keys of a dtype, whose words are operands."""
+
+    dtype: Any
+
+
+def _keys(words: np.ndarray, kind: _KeysOf) -> Array:
+    """The random keys that the host's function gets, on the host."""
+    return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], kind.dtype))
+
+
+def _split(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], tuple, Any]:
+    """(arrays, leaves that are not arrays with their positions, structure) of a call. Of random
+    keys the words are arrays, the first ones, and the dtype is such a leaf."""
+    leaves, treedef = tree.flatten((args, kwargs))
+    arrays, words, fixed = [], [], []
+    for i, x in enumerate(leaves):
+        if type(x) in SCALARS or not is_value(x):
+            fixed.append((i, x))
+        elif is_key((x := as_array(x)).aval.dtype):
+            fixed.append((i, _KeysOf(x.dtype)))
+            words.append(unwrap(x))
+        else:
+            arrays.append(x)
+    return [*words, *arrays], tuple(fixed), treedef
+
+
+# ---- rules ----
+
+
+def _shape(*avals: Any, out_avals: tuple[Aval, ...], **_: Any) -> list[Aval]:
+    return list(out_avals)
+
+
+def _no_derivative(what: str) -> Callable:
+    def linearize(nonzero: Any, *xs: Any, function: HostFunction, **_: Any) -> Any:
+        raise errors.NotDifferentiableError(
+            f"the derivative of a host function is not known: {what} of {name_of(function.f)}\n"
+            f"  at {where().describe()}\n"
+            "  give the function around it a rule (custom_vjp or custom_jvp), or pass "
+            "stop_gradient(x) to it"
+        )
+
+    return linearize
+
+
+def _one_by_one(
+    prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], params: dict[str, Any],
+    unroll: bool = False,
+) -> tuple[list[Any], list[int]]:  # fmt: skip
+    """The batching rule of one call per example: (outputs, stacked, where their batches are)."""
+    rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]
+
+    def step(_: Any, row: list[Any]) -> tuple[Any, list[Any]]:
+        given = iter(row)
+        operands = [x if d is None else next(given) for x, d in zip(xs, dims)]
+        return _, list(bind(prim, *operands, **params))
+
+    outs = scan(step, (), rows, length=size, unroll=unroll or 1)[1]
+    return outs, [0] * len(outs)
+
+
+def _batch_pure(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, function: HostFunction,
+    out_avals: tuple[Aval, ...], vmap_method: str | None,
+) -> Any:  # fmt: skip
+    params = {"function": function, "out_avals": out_avals, "vmap_method": vmap_method}
+    if vmap_method is None:
+        raise ValueError(
+            f"vmap of a pure_callback to {name_of(function.f)} needs to know how to call it\n"
+            f"  at {where().describe()}\n  pass pure_callback(..., vmap_method=) one of "
+            + ", ".join(map(repr, METHODS))
+        )
+    if vmap_method.startswith("sequential"):
+        unroll = vmap_method.endswith("unrolled")
+        return _one_by_one(pure_callback_p, size, xs, dims, params, unroll)
+    whole = []
+    for x, d in zip(xs, dims):
+        if d is None and vmap_method == "expand_dims":
+            whole.append(expand_dims(x, (0,)))
+        else:
+            whole.append(move_batch(x, d, 0, size))
+    params["out_avals"] = tuple([aval((size, *a.shape), a.dtype) for a in out_avals])
+    outs = bind(pure_callback_p, *whole, **params)
+    return outs, [0] * len(outs)
+
+
+pure_callback_p = Primitive(
+    "pure_callback",
+    _shape,
+    multi=True,
+    linearize=_no_derivative("pure_callback"),
+    batch=_batch_pure,
+)
+
+
+def _batch_io(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, ordered: bool, function: HostFunction,
+    out_avals: tuple[Aval, ...],
+) -> Any:  # fmt: skip
+    if ordered:
+        raise ValueError(
+            f"vmap of an ordered io_callback ({name_of(function.f)}): the examples of a batch have "
+            f"no order\n  at {where().describe()}\n  pass ordered=False"
+        )
+    params = {"function": function, "out_avals": out_avals, "ordered": ordered}
+    return _one_by_one(io_callback_p, size, xs, dims, params)
+
+
+io_callback_p = Primitive(
+    "io_callback", _shape, multi=True, effect=True, batch=_batch_io,
+    linearize=_no_derivative("io_callback"),
+)  # fmt: skip
+
+
+def _batch_debug(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, function: HostFunction
+) -> Any:
+    return _one_by_one(debug_callback_p, size, xs, dims, {"function": function})
+
+
+debug_callback_p = Primitive(
+    "debug_callback",
+    lambda *avals, function: [],
+    multi=True,
+    effect=True,
+    linearize=lambda nonzero, *xs, function: (
+        bind(debug_callback_p, *xs, function=function),
+        lambda *ts: [],
+    ),
+    batch=_batch_debug,
+)
+
+
+# ---- what users call ----
+
+
+def _declared(result: Any) -> tuple[tuple[Aval, ...], Any]:
+    leaves, out_tree = tree.flatten(result)
+    for x in leaves:
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise TypeError(
+                f"result_shape_dtypes: {x!r} has no shape and dtype\n"
+                f"  at {where(depth=4).describe()}\n  pass ShapeDtypeStruct(shape, dtype)s"
+            )
+    return tuple([aval(tuple(x.shape), dtypes.dtype(x.dtype)) for x in leaves]), out_tree
+
+
+def pure_callback(
+    callback: Callable,
+    result_shape_dtypes: Any,
+    *args: Any,
+    sharding: None = None,
+    vmap_method: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """`callback(*args, **kwargs)`, computed on the host from NumPy arrays.
+
+    The result has the declared structure, shapes and dtypes. The call may be dropped, repeated or
+    reordered, so the callback must be a function of its arguments. `vmap_method` is "sequential"
+    (one call per example), "expand_dims" or "broadcast_all" (one call on batches, where unbatched
+    arguments get a leading axis of 1 or of the batch size). Not differentiable.
+    """
+    if vmap_method is not None and vmap_method not in METHODS:
+        raise ValueError(f"vmap_method is one of {', '.join(METHODS)}, got {vmap_method!r}")
+    out_avals, out_tree = _declared(result_shape_dtypes)
+    arrays, fixed, in_tree = _split(args, kwargs)
+    outs = bind(
+        pure_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, out_tree),
+        out_avals=out_avals, vmap_method=vmap_method,
+    )  # fmt: skip
+    return tree.unflatten(out_tree, outs)
+
+
+def io_callback(
+    callback: Callable,
+    result_shape_dtypes: Any,
+    *args: Any,
+    sharding: None = None,
+    ordered: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """`callback(*args, **kwargs)` on the host, for its side effects: called exactly once per run.
+
+    Calls happen in program order. Under vmap it is called once per example, which `ordered=True`
+    refuses. Not differentiable.
+    """
+    out_avals, out_tree = _declared(result_shape_dtypes)
+    arrays, fixed, in_tree = _split(args, kwargs)
+    outs = bind(
+        io_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, out_tree),
+        out_avals=out_avals, ordered=ordered,
+    )  # fmt: skip
+    return tree.unflatten(out_tree, outs)
+
+
+def debug_callback(
+    callback: Callable, *args: Any, ordered: bool = False, partitioned: bool = False, **kwargs: Any
+) -> None:
+    """Call `callback(*args, **kwargs)` with NumPy arrays when the program gets there.
+
+    Its result is ignored and derivatives pass it by. Leaves that are not arrays reach it unchanged.
+    """
+    arrays, fixed, in_tree = _split(args, kwargs)
+    bind(debug_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, None))
+
+
+class Formatted:
+    """A message of values; equal formats are equal callbacks."""
+
+    __slots__ = ("format",)
+
+    def __init__(self, text: str) -> None:
+        self.format = text
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is type(self) and self.format == other.format
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.format))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree.map(_printable, (args, kwargs))
+        return self.format.format(*args, **kwargs)
+
+
+class _Print(Formatted):
+    """What `debug.print` calls on the host."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        print(super().__call__(*args, **kwargs))
+
+
+def _printable(x: Any) -> Any:
+    narrow = isinstance(x, np.ndarray) and x.dtype in (dtypes.BF16, dtypes.F8E4, dtypes.F8E5)
+    return x.astype(np.float32) if narrow else x
+
+
+def _check_format(fmt: str, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise ValueError unless the format uses each argument and each of its fields has one."""
+    used, todo, automatic = set(), [fmt], 0
+    while todo:
+        for _, field, spec, _ in string.Formatter().parse(todo.pop()):
+            if field is None:
+                continue
+            first = field.split(".")[0].split("[")[0]
+            if first == "":
+                first, automatic = str(automatic), automatic + 1
+            used.add(int(first) if first.isdigit() else first)
+            if spec:
+                todo.append(spec)
+    known = {*range(len(args)), *kwargs}
+    missing, unused = sorted(map(str, used - known)), sorted(map(str, known - used))
+    if missing or unused:
+        raise ValueError(
+            f"debug.print: the format {fmt!r} "
+            + " and ".join(
+                [f"has no argument for {', '.join(missing)}"] * bool(missing)
+                + [f"does not use {', '.join(unused)}"] * bool(unused)
+            )
+            + f"\n  at {where(depth=4).describe()}\n"
+            "  write debug.print('x = {x}', x=x); an f-string would print while tracing"
+        )
+
+
+def debug_print(
+    fmt: str,
+    *args: Any,
+    ordered: bool = False,
+    partitioned: bool = False,
+    skip_format_check: bool = False,
+    **kwargs: Any,
+) -> None:
+    """Print `fmt.format(*args, **kwargs)` with the arguments' values, when the program gets there.
+
+    Works under jit, grad, vmap (once per example) and in loops. Raises ValueError where the format
+    and the arguments do not fit, for an f-string prints tracers.
+    """
+    if not isinstance(fmt, str):
+        raise TypeError(f"debug.print takes a format string first, got {type(fmt).__name__}")
+    if not skip_format_check:
+        _check_format(fmt, args, kwargs)
+    debug_callback(_Print(fmt), *args, **kwargs)

@@ -1,0 +1,445 @@
+"""custom_jvp and custom_vjp: functions with derivative rules of the user's.
+
+What users call makes a `_UserCall`, a custom call (`custom_call.py`) whose functions are the user's
+with their pytrees; `recorded.py` stages it where a program is being recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval, Described
+from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.diagnostics.source_info import Where, is_internal, where
+from genesis_fn.core.primitive import bind, ctx, typeof
+from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
+from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.factories import zeros
+from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
+from genesis_fn.transforms.custom.recorded import Recorder
+from genesis_fn.transforms.staging.api_util import (
+    FlatFunction,
+    as_taken,
+    flatten_arrays,
+    missing,
+    name_of,
+)
+from genesis_fn.transforms.staging.copies import Copied
+
+
+class SymbolicZero(Described):
+    """A tangent or cotangent that is zero, with the aval that it would have as an array: what rules
+    get that were given with `symbolic_zeros=True`, and may return."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        return f"SymbolicZero({self.aval})"
+
+
+class CustomVJPPrimal:
+    """An argument of a fwd rule that was given with `symbolic_zeros=True`: its `value`, and whether
+    it is `perturbed`, that is whether a derivative by it is asked for."""
+
+    __slots__ = ("value", "perturbed")
+
+    def __init__(self, value: Any, perturbed: bool) -> None:
+        self.value, self.perturbed = value, perturbed
+
+    def __repr__(self) -> str:
+        return f"CustomVJPPrimal({self.value!r}, perturbed={self.perturbed})"
+
+
+def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
+    """The zero tangent of a value, as an array or a SymbolicZero."""
+    kind = typeof(as_array(val))
+    return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
+
+
+class _UserCall(CustomCall):
+    """A call of a user's function on flat arrays. `learned` is the structure of its output."""
+
+    __slots__ = (
+        "owner", "name", "symbolic", "forward", "reverse", "static", "values", "in_tree", "kinds",
+        "weak", "learned",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: _Custom, static: list[int], values: tuple, in_tree: Any, xs: Sequence[Any]
+    ) -> None:
+        self.owner, self.name, self.symbolic = owner, owner.name, owner.symbolic
+        self.forward, self.reverse = owner.rule is not None, owner.fwd is not None
+        self.static, self.values, self.in_tree = static, values, in_tree
+        self.kinds = tuple([typeof(x) for x in xs])
+        self.weak = tuple([x.weak for x in xs])
+        self.learned: Any = None
+
+    def key(self) -> tuple:
+        return self.kinds, self.weak, self.in_tree, tuple(self.static), aux_key(self.values)[0]
+
+    def record(self, xs: Sequence[Any]) -> list[Any]:
+        return self.owner.recorder.record(self, xs)
+
+    def _arguments(self, xs: Sequence[Any]) -> list[Any]:
+        return self.owner.join(self.static, self.values, tree.unflatten(self.in_tree, xs))
+
+    def _flat(self, value: Any) -> tuple[list[Any], Any]:
+        """(leaves as arrays, structure) of what one of the user's functions returned."""
+        flat = FlatFunction(lambda: value, _NOTHING)
+        flat.f.__name__ = self.name
+        return flat(), flat.out_tree
+
+    def _pair(self, out: Any, rule: str, what: str) -> tuple[Any, Any]:
+        """What a rule returned, if it is a pair."""
+        if isinstance(out, tuple) and len(out) == 2:
+            return out
+        name = {"rule": "jvp"}.get(rule, rule)
+        raise errors.TreeError(
+            f"the {name} rule of {self.name} must return (output, {what}), got {out!r:.80}"
+            f"{self.owner.place_of(rule)}{missing(out)}"
+        )
+
+    def _zeros(self, ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+        """Tangents or cotangents with the zeros that the rules take."""
+        zero = SymbolicZero if self.symbolic else zeros
+        return [zero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
+
+    def fun(self, *xs: Any) -> list[Any]:
+        outs, self.learned = self._flat(self.owner.fun(*self._arguments(xs)))
+        return outs
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        given = tuple(tree.unflatten(self.in_tree, primals))
+        moved = tuple(tree.unflatten(self.in_tree, self._zeros(tangents, self.kinds)))
+        out = self._pair(self.owner.rule(*self.values, given, moved), "rule", "tangent")
+        outs, self.learned = self._flat(out[0])
+        ts, t_tree = self._flat(tree.map(_dense, out[1]))
+        if t_tree != self.learned:
+            raise errors.TreeError(
+                f"the jvp rule of {self.name} returned a tangent of another structure than its "
+                f"output: {tree.first_difference(*out, 'the output')}{self.owner.place_of('rule')}"
+            )
+        ts = [
+            t if dtypes.is_inexact(typeof(o).dtype) or t.shape != o.shape else zeros(typeof(o))
+            for t, o in zip(ts, outs)
+        ]
+        for t, o in zip(ts, outs):
+            if typeof(t) is not typeof(o):
+                raise self.owner.unexpected(t, typeof(o))
+        return outs, ts
+
+    def fwd(
+        self, nonzero: Sequence[bool], xs: Sequence[Any]
+    ) -> tuple[list[Any], list[Any], Callable]:
+        given: Sequence[Any] = xs
+        if self.symbolic:
+            given = [
+                CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
+                for x, n, k in zip(xs, nonzero, self.kinds, strict=True)
+            ]
+        out = self._pair(self.owner.fwd(*self._arguments(given)), "fwd", "residuals")
+        outs, out_tree = self._flat(out[0])
+        saved, saved_tree = self._flat(out[1])
+        self.learned = out_tree
+        out_kinds = [typeof(o) for o in outs]
+
+        def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            res = tree.unflatten(saved_tree, residuals)
+            ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
+            line, ctx.line = ctx.line, None  # the rule is the user's and has lines of its own
+            try:
+                back = self.owner.bwd(*self.values, res, ct)
+                return self.owner.cotangents(back, self.static, self.in_tree, self.kinds)
+            finally:
+                ctx.line = line
+
+        return outs, saved, pull
+
+
+_NOTHING = tree.structure(())
+
+
+def _dense(t: Any) -> Any:
+    """A tangent that a rule returned, as an array."""
+    if type(t) is SymbolicZero:
+        return zeros(t.aval)
+    return np.zeros(t.shape, np.int32) if getattr(t, "dtype", None) == dtypes.FLOAT0 else t
+
+
+# What a copy keeps of a function with rules, beside the function.
+_KEPT = ("static", "rule", "fwd", "bwd", "symbolic")
+
+
+class _Custom(Copied):
+    """What the two decorators share: the rules, and which arguments are static."""
+
+    rule: Callable | None = None  # of forward mode
+    fwd: Callable | None = None
+    bwd: Callable | None = None
+    symbolic = False  # whether the rules tell zeros apart
+
+    def __init__(
+        self, fun: Callable, nondiff_argnums: Sequence[int] = (), *,
+        static_argnames: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
+        self.fun, self.name = fun, name_of(fun)
+        try:
+            self.signature: inspect.Signature | None = inspect.signature(fun)
+        except (TypeError, ValueError):
+            self.signature = None
+        names = list(self.signature.parameters) if self.signature else []
+        for n in static_argnames:
+            if n not in names:
+                raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
+        self.static = {*nondiff_argnums, *(names.index(n) for n in static_argnames)}
+        self.recorder = Recorder()
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)  # pyright: ignore[reportArgumentType]
+
+    def positional(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
+        """All arguments by position, defaults filled in."""
+        if not kwargs and self.signature is None:
+            return args
+        assert self.signature is not None, f"{self.name} takes positional arguments only"
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            raise TypeError(
+                f"{self.name} has a custom derivative and takes no keyword-only arguments: "
+                f"{sorted(bound.kwargs)}"
+            )
+        return bound.args
+
+    def split(self, args: tuple) -> tuple[list[int], tuple, tuple]:
+        """(positions of static arguments, static values, the others)."""
+        static = [
+            i for i, a in enumerate(args)
+            if i in self.static or not all(is_value(x) for x in tree.leaves(a))
+        ]  # fmt: skip
+        for i in static:
+            try:
+                if is_array(args[i]) or isinstance(args[i], (list, dict, set, bytearray)):
+                    raise NotStatic(args[i], "neither arrays nor hashable")
+                hash(aux_key(args[i])[0])
+            except TypeError:
+                raise TypeError(
+                    f"argument {i} of {self.name} is {args[i]!r:.60}, neither arrays nor hashable\n"
+                    f"  at {where().describe()}"
+                ) from None
+        rest = tuple([a for i, a in enumerate(args) if i not in static])
+        return static, tuple([args[i] for i in static]), rest
+
+    def join(self, static: Sequence[int], values: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+        """All arguments in order again."""
+        given, others = dict(zip(static, values)), iter(rest)
+        count = len(static) + len(rest)
+        return [given[i] if i in given else next(others) for i in range(count)]
+
+    def set_rules(self, **rules: Any) -> None:
+        """Set some of `rule`, `fwd`, `bwd` and `symbolic`."""
+        vars(self).update(rules)
+        self.recorder.clear()
+
+    def lacking(self) -> str:
+        """What a message says of rules that were not given; "" if none is lacking."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if lacking := self.lacking():
+            raise errors.NotDifferentiableError(
+                f"{self.name}: {lacking}\n  at {where().describe()}"
+            )
+        args = self.positional(args, kwargs)
+        if ctx.trace is None:
+            return self.fun(*as_taken(args))
+        static, values, rest = self.split(args)
+        leaves, in_tree, _ = flatten_arrays(rest, f"an argument of {self.name}: ")
+        call = _UserCall(self, static, values, in_tree, leaves)
+        outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
+        return tree.unflatten(call.learned, outs)
+
+    def does(self) -> tuple | None:
+        """What the function and its rules do now, with all that they read; None where that cannot
+        be told, so that no program may be kept."""
+        known = [meaning(f) for f in (self.fun, self.rule, self.fwd, self.bwd)]
+        if any(m is None for m in known):
+            return None
+        return tuple([m.key for m in known if m is not None])
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        made = {k: v for k, v in vars(self).items() if k in _KEPT}
+        return _remade, (type(self), self.fun, made)
+
+    def argument(self, i: int) -> str:
+        """The name of an argument, for messages."""
+        names = list(self.signature.parameters) if self.signature else []
+        return repr(names[i]) if i < len(names) else str(i)
+
+    def place_of(self, rule: str) -> str:
+        """The lines of a message that say where the user's code is, and where a rule is written."""
+        code = getattr(inspect.unwrap(getattr(self, rule)), "__code__", None)
+        here = f"\n  at {where().describe()}"
+        if code is None or is_internal(code):
+            return here
+        return f"{here}\n  the rule is at {Where(code, code.co_firstlineno).describe()}"
+
+    def unexpected(self, x: Any, kind: Aval) -> Exception:
+        """The error for an output or tangent of the jvp rule that should be of `kind`."""
+        return errors.ShapeError(
+            f"the jvp rule of {self.name} returned {typeof(x)} where {kind} is expected"
+            f"{self.place_of('rule')}"
+        )
+
+
+def _remade(kind: type, fun: Callable, parts: dict[str, Any]) -> Any:
+    """A function with rules, of its parts."""
+    made = kind(fun)
+    vars(made).update(parts)
+    return made
+
+
+class custom_jvp(_Custom):
+    """A function whose derivative is the rule given by `defjvp(rule)`.
+
+    `rule(primals, tangents)` returns (output, output tangent), linear in the tangents; with
+    `nondiff_argnums`, those arguments come first. Reverse mode transposes the rule.
+    """
+
+    def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
+        """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
+        tangent that is zero, and may return one."""
+        self.set_rules(rule=rule, symbolic=symbolic_zeros)
+        return rule
+
+    def_jvp = defjvp
+
+    def defjvps(self, *rules: Callable | None) -> None:
+        """Set one rule per argument: `rule(tangent, output, *args)`; None where it is zero."""
+
+        def rule(primals: tuple, tangents: tuple) -> tuple:
+            out = self(*primals)
+            terms = [r(t, out, *primals) for r, t in zip(rules, tangents) if r is not None]
+            total = tree.map(lambda o: zeros(typeof(o)), out)
+            for term in terms:
+                total = tree.map(ops.add, total, term)
+            return out, total
+
+        self.defjvp(rule)
+
+    def lacking(self) -> str:
+        return "" if self.rule is not None else "no rule was given by defjvp"
+
+
+class custom_vjp(_Custom):
+    """A function whose reverse-mode derivative is given by `defvjp(fwd, bwd)`.
+
+    `fwd(*args)` returns (output, residuals); `bwd(residuals, ct)` a tuple with one cotangent per
+    argument, None for none. With `nondiff_argnums` (or `static_argnames`) those arguments are
+    Python values and come first in `bwd`. `def_jvp(rule)` adds forward mode.
+    """
+
+    def defvjp(
+        self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+    ) -> None:  # fmt: skip
+        """Set the forward and backward rules. With `symbolic_zeros`, `fwd` gets objects with
+        `.value` and `.perturbed` for its arguments' leaves, and `bwd` may get a SymbolicZero for a
+        cotangent and return one. `optimize_remat` changes nothing: what nothing needs is always
+        left out.
+        """
+        self.set_rules(fwd=fwd, bwd=bwd, symbolic=symbolic_zeros)
+
+    def def_fwd(self, fwd: Callable) -> Callable:
+        """Set the forward rule; usable as a decorator."""
+        self.set_rules(fwd=fwd)
+        return fwd
+
+    def def_bwd(self, bwd: Callable) -> Callable:
+        """Set the backward rule; usable as a decorator."""
+        self.set_rules(bwd=bwd)
+        return bwd
+
+    def def_jvp(self, rule: Callable) -> Callable:
+        """Set a forward-mode rule `rule(primals, tangents)`; usable as a decorator."""
+        self.set_rules(rule=rule)
+        return rule
+
+    def lacking(self) -> str:
+        return "no rules were given by defvjp" if self.fwd is None or self.bwd is None else ""
+
+    def cotangents(self, back: Any, static: Sequence[int], in_tree: Any, kinds: tuple) -> list[Any]:
+        """One cotangent per leaf, None for those without derivatives, checked against the
+        arguments."""
+        skeleton = tree.unflatten(in_tree, kinds)
+        if not isinstance(back, (tuple, list)) or len(back) != len(skeleton):
+            raise errors.TreeError(
+                f"the bwd rule of {self.name} must return a tuple of {len(skeleton)} cotangents, "
+                f"got {back!r:.80}{self.place_of('bwd')}{missing(back)}"
+            )
+        positions = [i for i in range(len(static) + len(skeleton)) if i not in static]
+        result: list[Any] = []
+        for i, ct, argument in zip(positions, back, skeleton):
+            try:
+                given = tree.leaves_or_none(ct, tree.structure(argument))
+            except errors.TreeError:
+                raise errors.TreeError(
+                    f"the bwd rule of {self.name} returned a cotangent of another structure for "
+                    f"argument {self.argument(i)}: {tree.first_difference(argument, ct)}"
+                    f"{self.place_of('bwd')}"
+                ) from None
+            result += [
+                self._cotangent(g, kind, f"argument {self.argument(i)}{path and ' at '}{path}")
+                if dtypes.is_inexact(kind.dtype)
+                else None
+                for g, kind, path in zip(given, tree.leaves(argument), tree.paths(argument))
+            ]
+        return result
+
+    def _cotangent(self, ct: Any, kind: Aval, what: str) -> Any:
+        """The cotangent of an argument as an array."""
+        if ct is None or type(ct) is SymbolicZero:
+            return zeros(kind)
+        if not is_value(ct):
+            raise TypeError(
+                f"the bwd rule of {self.name} returned {ct!r:.60} of type {type(ct).__name__} for "
+                f"{what}{self.place_of('bwd')}"
+            )
+        ct = as_array(ct)
+        if typeof(ct) is not kind:
+            raise errors.ShapeError(
+                f"the bwd rule of {self.name} returned {typeof(ct)} for {what}, which is {kind}"
+                f"{self.place_of('bwd')}\n"
+                "  a cotangent has the shape and dtype of its argument, or is None for zero"
+            )
+        return ct
+
+
+def custom_gradient(fun: Callable) -> custom_vjp:
+    """A function from one that returns (output, vjp): JAX's `custom_gradient`."""
+
+    def primal(*args: Any) -> Any:
+        return fun(*args)[0]
+
+    functools.update_wrapper(primal, fun)
+    wrapped = custom_vjp(primal)
+
+    def fwd(*args: Any) -> Any:
+        return fun(*args)[0], args
+
+    def bwd(args: Any, ct: Any) -> tuple:
+        back = fun(*args)[1](ct)
+        return back if isinstance(back, tuple) else (back,)
+
+    wrapped.defvjp(fwd, bwd)
+    return wrapped

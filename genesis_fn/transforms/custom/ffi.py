@@ -1,0 +1,332 @@
+"""Other people's code in traced programs: torch functions and Triton kernels as operations.
+
+A torch function is differentiated by torch: its derivative is a torch function again, so any order
+works. A Triton kernel gets its derivative from the user.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from genesis_fn.core import dtypes, errors, tree
+from genesis_fn.core.aval import Aval, aval
+from genesis_fn.core.convert import as_array, of_torch
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
+from genesis_fn.core.static import aux_key
+from genesis_fn.primitives.factories import move_batch, zeros
+from genesis_fn.transforms.custom.callback import _declared, _one_by_one
+from genesis_fn.transforms.custom.custom_call import linear_call
+from genesis_fn.transforms.custom.derivatives import custom_vjp
+from genesis_fn.transforms.staging.api_util import flatten_arrays, name_of
+from genesis_fn.transforms.staging.stage import stage_closed
+
+
+def torch_type(d: Any) -> torch.dtype:
+    """The torch.dtype of dtype `d`."""
+    return getattr(torch, d.name)
+
+
+# ---- torch functions of flat tensors; equal ones share programs ----
+
+
+class _Function:
+    """A function of tensors, equal to others made of the same parts."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __eq__(self, other: Any) -> bool:
+        return type(other) is type(self) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.parts))
+
+    @property
+    def __name__(self) -> str:
+        return name_of(self.parts[0])
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        raise TypeError(f"{type(self).__name__} is not called itself")
+
+
+class _User(_Function):
+    """The user's function of pytrees; its parts are (function, structure)."""
+
+    __slots__ = ()
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        f, in_tree = self.parts
+        args, kwargs = tree.unflatten(in_tree, xs)
+        out = tree.leaves(f(*args, **kwargs))
+        for o in out:
+            if not isinstance(o, torch.Tensor):
+                raise TypeError(
+                    f"torch_call: {name_of(f)} returned {o!r:.60}; it must return tensors"
+                )
+        return out
+
+
+def _tracked(xs: Sequence[torch.Tensor], at: Sequence[int], again: bool) -> list[torch.Tensor]:
+    """Operands of which those at some positions are differentiated, `again` where they are by an
+    outer derivative too."""
+    return [
+        x if i not in at or (again and x.requires_grad) else x.detach().requires_grad_(True)
+        for i, x in enumerate(xs)
+    ]
+
+
+class _Pull(_Function):
+    """(arguments, cotangents) -> cotangents of the arguments at given positions."""
+
+    __slots__ = ()
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        f, count, wanted = self.parts
+        again = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+        with torch.enable_grad():
+            args = _tracked(xs[:count], wanted, again)
+            pairs = [(o, ct) for o, ct in zip(f(*args), xs[count:], strict=True) if o.requires_grad]
+            asked = [args[i] for i in wanted]
+            if not pairs:
+                return [torch.zeros_like(a) for a in asked]
+            outs, cts = zip(*pairs)
+            got = torch.autograd.grad(outs, asked, cts, create_graph=again, allow_unused=True)
+        return [torch.zeros_like(a) if g is None else g for g, a in zip(got, asked)]
+
+
+class _Push(_Function):
+    """(arguments, tangents of those at given positions) -> tangents of the outputs.
+
+    The transpose of the transpose: <pull(u), t> is linear in u, and its gradient by u is the jvp.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        f, count, given, kept = self.parts
+        args, tangents = xs[:count], xs[count:]
+        again = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
+        with torch.enable_grad():
+            args = _tracked(args, given, again)
+            outs = [f_out for i, f_out in enumerate(f(*args)) if i in kept]
+            probes = [torch.zeros_like(o, requires_grad=True) for o in outs]
+            pairs = [(o, u) for o, u in zip(outs, probes) if o.requires_grad]
+            if not pairs:
+                return [torch.zeros_like(o) for o in outs]
+            asked = [args[i] for i in given]
+            back = torch.autograd.grad(
+                [o for o, _ in pairs], asked, [u for _, u in pairs], create_graph=True,
+                allow_unused=True,
+            )  # fmt: skip
+            terms = [(b, t) for b, t in zip(back, tangents) if b is not None and b.requires_grad]
+            if not terms:
+                return [torch.zeros_like(o) for o in outs]
+            got = torch.autograd.grad(
+                [b for b, _ in terms], probes, [t for _, t in terms], create_graph=again,
+                allow_unused=True,
+            )  # fmt: skip
+        return [torch.zeros_like(o) if g is None else g for g, o in zip(got, outs)]
+
+
+class _Mapped(_Function):
+    """The function over batches, which every operand and result has in front."""
+
+    __slots__ = ()
+
+    def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.func.vmap(self.parts[0])(*xs))
+
+
+def _mapped(f: _Function) -> _Function:
+    """`f` over batches. A derivative becomes that of the batched function, for autograd does not
+    run inside torch's vmap."""
+    if type(f) in (_Pull, _Push):
+        return type(f)(_mapped(f.parts[0]), *f.parts[1:])
+    return _Mapped(f)
+
+
+# ---- the primitive ----
+
+
+def _output_avals(f: _Function, avals: Sequence[Aval]) -> tuple[Aval, ...]:
+    """What the function returns: from a run on torch's meta device, else on zeros."""
+    try:
+        outs = _run(f, avals, "meta")
+    except Exception:
+        outs = _run(f, avals, "cpu")
+    found = []
+    for o in outs:
+        kind = of_torch(o.dtype)
+        if kind is None:
+            raise errors.DTypeError(
+                f"torch_call: {name_of(f)} returns {o.dtype}, not a data type of this library"
+            )
+        found.append(aval(tuple(o.shape), kind))
+    return tuple(found)
+
+
+def _run(f: _Function, avals: Sequence[Aval], device: str) -> list[torch.Tensor]:
+    make = torch.empty if device == "meta" else torch.ones
+    with torch.no_grad():
+        return f(*[make(a.shape, dtype=torch_type(a.dtype), device=device) for a in avals])
+
+
+@functools.lru_cache(maxsize=1024)
+def _derivatives(f: _Function, avals: tuple[Aval, ...], given: tuple[int, ...], outs: tuple) -> Any:
+    """(programs [arguments, tangents] -> tangents, [arguments, cotangents] -> cotangents)."""
+    count = len(avals)
+    kept = tuple([i for i, a in enumerate(outs) if dtypes.is_inexact(a.dtype)])
+    push, pull = _Push(f, count, given, kept), _Pull(f, count, given)
+    moved, back = tuple([outs[i] for i in kept]), tuple([avals[i] for i in given])
+
+    def forward(*xs: Any) -> list[Any]:
+        return bind(torch_call_p, *xs, f=push, out_avals=moved)
+
+    def backward(*xs: Any) -> list[Any]:
+        cts = dict(zip(kept, xs[count:]))
+        full = [cts[i] if i in cts else zeros(a) for i, a in enumerate(outs)]
+        return bind(torch_call_p, *xs[:count], *full, f=pull, out_avals=back)
+
+    name = name_of(f)
+    return (
+        stage_closed(forward, [*avals, *back], name),
+        stage_closed(backward, [*avals, *moved], name),
+        kept,
+    )
+
+
+def _linearize(nonzero: Sequence[bool], *xs: Any, f: _Function, out_avals: tuple[Aval, ...]) -> Any:
+    outs = bind(torch_call_p, *xs, f=f, out_avals=out_avals)
+    given = tuple([i for i, n in enumerate(nonzero) if n])
+    avals = tuple([typeof(x) for x in xs])
+    forward, backward, kept = _derivatives(f, avals, given, out_avals)
+
+    def apply(*ts: Any) -> list[Any]:
+        moved = linear_call(
+            xs, [ts[i] for i in given], forward=forward, backward=backward,
+            out_avals=tuple([out_avals[i] for i in kept]), name=name_of(f),
+        )  # fmt: skip
+        found = dict(zip(kept, moved))
+        return [found.get(i) for i in range(len(out_avals))]
+
+    return outs, apply
+
+
+def _batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, f: _Function, out_avals: tuple
+) -> Any:
+    moved = [move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
+    batched = tuple([aval((size, *a.shape), a.dtype) for a in out_avals])
+    outs = bind(torch_call_p, *moved, f=_mapped(f), out_avals=batched)
+    return outs, [0] * len(outs)
+
+
+torch_call_p = Primitive(
+    "torch_call", lambda *avals, f, out_avals: list(out_avals), multi=True, linearize=_linearize,
+    batch=_batch,
+)  # fmt: skip
+
+
+def torch_call(fn: Callable, *args: Any, **kwargs: Any) -> Any:
+    """`fn(*args, **kwargs)` of a function of torch tensors, as an operation of traced code.
+
+    Arrays in the arguments' pytrees reach `fn` as tensors, and the tensors that it returns come
+    out as arrays. Differentiable to any order by torch's autograd, batched by torch.func.vmap. `fn`
+    must be pure: it may be called with meta tensors to learn its shapes.
+    """
+    leaves, in_tree, _ = flatten_arrays((args, kwargs), f"an argument of {name_of(fn)}: ")
+    f = _User(fn, in_tree)
+    avals = tuple([typeof(x) for x in leaves])
+    out_avals, out_tree = _outputs(f, avals)
+    return tree.unflatten(out_tree, bind(torch_call_p, *leaves, f=f, out_avals=out_avals))
+
+
+@functools.lru_cache(maxsize=1024)
+def _outputs(f: _User, avals: tuple[Aval, ...]) -> tuple[tuple[Aval, ...], Any]:
+    fn, in_tree = f.parts
+    found: list[Any] = []
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        out = fn(*args, **kwargs)
+        found.append(tree.structure(out))
+        return out
+
+    functools.update_wrapper(remember, fn)
+    return _output_avals(_User(remember, in_tree), avals), found[-1]
+
+
+# ---- Triton ----
+
+
+def _no_rule(nonzero: Any, *xs: Any, kernel: Any, **_: Any) -> Any:
+    raise errors.NotDifferentiableError(
+        f"the derivative of the Triton kernel {name_of(kernel)} is not known\n"
+        f"  at {where().describe()}\n  pass triton_call(..., vjp=lambda args, out, ct: cotangents)"
+    )
+
+
+def _batch_kernel(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    return _one_by_one(triton_call_p, size, xs, dims, params)
+
+
+triton_call_p = Primitive(
+    "triton_call", lambda *avals, out_avals, **_: list(out_avals), multi=True, linearize=_no_rule,
+    batch=_batch_kernel,
+)  # fmt: skip
+
+
+def triton_call(
+    kernel: Any,
+    *args: Any,
+    grid: Any,
+    out_shape: Any,
+    vjp: Callable | None = None,
+    **constants: Any,
+) -> Any:
+    """The outputs of `kernel[grid](*args, *outputs, **constants)`, as an operation of traced code.
+
+    `kernel` is a `triton.jit` function that takes pointers to the arrays, Python numbers as they
+    are, then pointers to the outputs (zeros at first) that `out_shape`, a pytree of
+    ShapeDtypeStructs, describes. `grid` is an int, a tuple, or a function of the constants.
+    `vjp(args, out, ct)` gives a cotangent (or None) per array argument. On a CPU it needs
+    TRITON_INTERPRET=1.
+    """
+    out_avals, out_tree = _declared(out_shape)
+    scalars = tuple([(i, x) for i, x in enumerate(args) if type(x) in SCALARS])
+    arrays = [as_array(x) for x in args if type(x) not in SCALARS]
+    grid = tuple(grid) if isinstance(grid, list) else grid
+    settings = (
+        ("kernel", kernel), ("grid", grid), ("out_avals", out_avals),
+        ("constants", tuple(sorted(constants.items()))), ("scalars", scalars),
+        ("kinds", aux_key((constants, scalars))[0]),  # 1 and True are two constants
+    )  # fmt: skip
+    if vjp is None:
+        return tree.unflatten(out_tree, bind(triton_call_p, *arrays, **dict(settings)))
+    return _with_vjp(settings, out_tree, vjp)(*arrays)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_vjp(settings: tuple, out_tree: Any, vjp: Callable) -> Callable:
+    def call(*xs: Any) -> Any:
+        return tree.unflatten(out_tree, bind(triton_call_p, *xs, **dict(settings)))
+
+    call.__name__ = name_of(dict(settings)["kernel"])
+    wrapped = custom_vjp(call)
+
+    def forward(*xs: Any) -> Any:
+        out = wrapped(*xs)
+        return out, (xs, out)
+
+    def backward(saved: tuple, ct: Any) -> tuple:
+        back = vjp(*saved, ct)
+        return tuple(back) if isinstance(back, (tuple, list)) else (back,)
+
+    wrapped.defvjp(forward, backward)
+    return wrapped

@@ -1,0 +1,190 @@
+"""fused: a function with a reference over primitives, for which backends may have one kernel.
+
+    @fused("rms_norm", static=("eps",), rows=(True, False))
+    def rms_norm(x, weight, *, eps): ...
+
+Tracing never depends on the device: the reference is staged per (avals, static), the forward with
+residuals and the backward are fused functions themselves, and a backend that knows a kernel of that
+name runs it in place of the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.jaxpr import Jaxpr, memoized
+from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
+from genesis_fn.core.static import Frozen, Reader
+from genesis_fn.primitives.factories import instantiate, move_batch
+from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
+from genesis_fn.transforms.custom.custom_call import linear_call
+from genesis_fn.transforms.staging.api_util import FlatFunction
+from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
+from genesis_fn.transforms.staging.stage import stage_closed
+
+FUSED: dict[str, Fused] = {}
+
+
+class Fused:
+    """A fused function. Call it with arrays positionally and static parameters by keyword.
+
+    * `rows[i]`: whether argument i may have any leading dimensions (vmap then adds one); arguments
+      that may not, such as weights, are shared by all rows. Or `batch(size, xs, dims, **static)`.
+    * `vjp = (forward, backward)`: fused functions. forward(*args) returns (outputs, residuals), as
+      tuples; backward(residuals, cts, *, needs, **static) a cotangent per differentiable argument
+      (what it returns where `needs` is False is ignored).
+    * `torch(avals, **static)`: a CPU function, or None to run the reference.
+    * `precision`: the amp class of the whole.
+    """
+
+    def __init__(
+        self, name: str, reference: Callable, static: Sequence[str], rows: Sequence[bool] | None,
+        precision: str, torch: Callable | None, batch: Callable | None,
+    ) -> None:  # fmt: skip
+        if name in FUSED:
+            raise ValueError(f"fused function {name!r} is defined twice")
+        FUSED[name] = self
+        functools.update_wrapper(self, reference)
+        self.name, self.reference, self.static_names = name, reference, tuple(static)
+        self.rows, self.precision, self.torch, self.batch = rows, precision, torch, batch
+        self.vjp: tuple[Fused, Fused] | None = None
+        self.programs: dict[Any, tuple[Jaxpr, Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"<fused {self.name}>"
+
+    def __call__(self, *args: Any, **static: Any) -> Any:
+        leaves, in_tree = tree.flatten(args)
+        leaves = [as_array(x) for x in leaves]
+        out, out_tree = self.bind(leaves, in_tree, tuple(sorted(static.items())))
+        return tree.unflatten(out_tree, out)
+
+    def bind(self, leaves: Sequence[Any], in_tree: Any, static: tuple) -> tuple[list[Any], Any]:
+        """(flat outputs, their structure)."""
+        jaxpr, out_tree = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
+        return bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr), out_tree
+
+    def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> tuple[Jaxpr, Any]:
+        """(the staged reference, output structure) for operands of these avals."""
+        key = (avals, in_tree, Reader().read(static), surroundings())
+        found = self.programs.get(key)
+        if found is None:
+            flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
+            jaxpr = stage_closed(flat, avals, self.name)
+            jaxpr.cache["in_tree"] = in_tree
+            found = self.programs[key] = jaxpr, flat.out_tree
+        return found
+
+    def defvjp(self, forward: Fused, backward: Fused) -> None:
+        """Attach the pair that computes derivatives."""
+        self.vjp = forward, backward
+
+
+def fused(
+    name: str,
+    *,
+    static: Sequence[str] = (),
+    rows: Sequence[bool] | None = None,
+    precision: str = "follow",
+    torch: Callable | None = None,
+    batch: Callable | None = None,
+) -> Callable[[Callable], Fused]:
+    """Decorator: a function over primitives becomes one operation that backends may give a
+    kernel."""
+    return lambda reference: Fused(name, reference, static, rows, precision, torch, batch)
+
+
+def _shape(*avals: Aval, op: Fused, static: tuple, jaxpr: Jaxpr) -> list[Aval]:
+    return jaxpr.out_avals
+
+
+def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxpr: Jaxpr) -> Any:
+    if op.vjp is None:
+        return linearize_call(nonzero, xs, jaxpr)
+    forward, backward = op.vjp
+    in_tree = jaxpr.cache["in_tree"]
+    both, both_tree = forward.bind(xs, in_tree, static)
+    primals = both[: len(jaxpr.outs)]
+    saved = both[len(jaxpr.outs) :]
+    saved_tree = both_tree.children()[1]
+    diff = tuple([dtypes.is_inexact(typeof(x).dtype) for x in xs])
+    mask = tuple([n for n, d in zip(nonzero, diff) if d])
+    kinds = tuple([typeof(o) for o in primals])
+    out_tree = op.program(tuple([typeof(x) for x in xs]), in_tree, static)[1]
+    back = _backward_program(
+        backward, tuple([typeof(s) for s in saved]), saved_tree, kinds, out_tree,
+        Frozen(static), mask,
+        tuple([typeof(x) for x in xs]), diff, surroundings(),
+    )  # fmt: skip
+    push = _forward_program(jaxpr, tuple([typeof(s) for s in saved]), tuple(nonzero))
+
+    def apply(*ts: Any) -> list[Any]:
+        return linear_call(
+            [*xs, *saved], [t for t in ts if t is not None], forward=push, backward=back,
+            out_avals=kinds, name=op.name,
+        )  # fmt: skip
+
+    return primals, apply
+
+
+@functools.lru_cache(maxsize=1024)
+def _backward_program(
+    backward: Fused, saved: tuple, saved_tree: Any, kinds: tuple, out_tree: Any, static: Frozen,
+    needs: tuple[bool, ...], args: tuple, diff: tuple[bool, ...], around: tuple,
+) -> Jaxpr:  # fmt: skip
+    """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
+    count = len(args)
+    wanted = [a for a, d in zip(args, diff) if d]
+
+    def f(*xs: Any) -> list[Any]:
+        res = tree.unflatten(saved_tree, xs[count : count + len(saved)])
+        cts = tree.unflatten(out_tree, xs[count + len(saved) :])
+        got = tree.leaves(
+            backward(res, cts, needs=needs, **dict(static.value)), is_leaf=lambda x: x is None
+        )
+        return [instantiate(g, a) for g, a, n in zip(got, wanted, needs, strict=True) if n]
+
+    return stage_closed(f, [*args, *saved, *kinds], backward.name)
+
+
+@memoized
+def _forward_program(jaxpr: Jaxpr, saved: tuple, nonzero: tuple[bool, ...]) -> Jaxpr:
+    """[arguments, residuals, tangents] -> output tangents: the jvp of the reference."""
+    count = len(jaxpr.invars)
+    program, _ = jvp_jaxpr(jaxpr, nonzero, (True,) * len(jaxpr.outs))
+
+    def f(*xs: Any) -> list[Any]:
+        from genesis_fn.transforms.staging.stage import evaluate
+
+        outs = evaluate(program, *xs[:count], *xs[count + len(saved) :])
+        return outs[len(jaxpr.outs) :]
+
+    avals = [*jaxpr.in_avals, *saved, *program.in_avals[count:]]
+    return stage_closed(f, avals, jaxpr.name)
+
+
+def _batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, op: Fused, static: tuple, jaxpr: Jaxpr,
+    axis_name: Any = None,
+) -> Any:  # fmt: skip
+    if op.batch is not None:
+        found = op.batch(size, xs, dims, **dict(static))
+        if found is not None:
+            return found
+    shared = [d is None for d, row in zip(dims, op.rows or ()) if not row]
+    if op.rows is not None and len(op.rows) == len(xs) and all(shared):
+        moved = [move_batch(x, d, 0, size) if row else x for x, d, row in zip(xs, dims, op.rows)]
+        outs, _ = op.bind(moved, jaxpr.cache["in_tree"], static)
+        return outs, [0] * len(outs)
+    return batch_call(size, xs, dims, jaxpr, axis_name)
+
+
+fused_p = Primitive(
+    "fused", _shape, multi=True, program="jaxpr", linearize=_linearize, batch=_batch,
+    jvp=lambda primals, tangents, *, jaxpr, **_: jvp_call(primals, tangents, jaxpr),
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""assert_: a condition on traced values, checked while the program runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.convert import as_array
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.primitives.factories import move_batch, no_tangent
+from genesis_fn.transforms.custom.callback import Formatted, HostFunction, _check_format, _split
+
+
+def failure(
+    values: Sequence[np.ndarray], function: HostFunction, line: str, lead: int
+) -> errors.AssertionFailed | None:
+    """The error for a condition (first value) that is false somewhere, or None.
+
+    The first `lead` dimensions of every value are batches of vmap: the message is about the first
+    example that failed.
+    """
+    pred = values[0]
+    if pred.all():
+        return None
+    at = tuple(np.argwhere(~pred)[0])
+    example, element = at[:lead], at[lead:]
+    text = function.called([v[example] for v in values[1:]])
+    if element:
+        text += f" (first at element {tuple(map(int, element))} of {pred.shape[lead:]})"
+    if example:
+        text += f" (example {tuple(map(int, example))} of the batch)"
+    return errors.AssertionFailed(f"{text}\n  at {line}")
+
+
+def _shape(pred: Aval, *avals: Any, **_: Any) -> list[Aval]:
+    return []
+
+
+def _batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, lead: int, **params: Any) -> Any:
+    bind(assert_p, *[move_batch(x, d, 0, size) for x, d in zip(xs, dims)], lead=lead + 1, **params)
+    return [], []
+
+
+assert_p = Primitive("assert", _shape, multi=True, effect=True, batch=_batch)
+assert_p.linearize = no_tangent(assert_p)
+
+
+def assert_(pred: Any, message: str = "assertion failed", *args: Any, **kwargs: Any) -> None:
+    """Raise AssertionFailed with the user's line when the program runs and `pred` is not all true.
+
+    The message is formatted with the arguments: `assert_((x > 0).all(), "least: {m}", m=x.min())`.
+    In a cond or while loop under vmap only the examples that are active there count.
+    """
+    pred = as_array(pred)
+    if typeof(pred).dtype != dtypes.BOOL:
+        raise TypeError(
+            f"assert_ takes a boolean condition, got {typeof(pred)}\n  at {where().describe()}"
+        )
+    _check_format(message, args, kwargs)
+    arrays, fixed, in_tree = _split(args, kwargs)
+    function = HostFunction(Formatted(message), in_tree, fixed, None)
+    bind(assert_p, pred, *arrays, function=function, line=where().describe(), lead=0)

@@ -1,0 +1,1 @@
+"""Random keys in programs: their words, and the reuse of one."""

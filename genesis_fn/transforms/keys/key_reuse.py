@@ -1,0 +1,180 @@
+"""Reuse of random keys: what has been drawn from, and which inputs a program draws from.
+
+A key is used when numbers are drawn from it or when it is split; deriving from it (`fold_in`) and
+passing it on are no uses, nor is anything that the library computes again. The lines of first use
+stand in a table beside the arrays, which only operations on keys touch. A program (`jit`, a loop, a
+branch) knows which of its inputs it uses; calling it marks them, at the user's line.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import errors
+from genesis_fn.core.array import Array
+from genesis_fn.core.configuration import config
+from genesis_fn.core.diagnostics.source_info import Where, warn, where
+from genesis_fn.core.primitive import Trace, Tracer, ctx
+from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
+
+
+class KeyReuseWarning(UserWarning):
+    """A random key was used twice, so two samples are the same or correlated."""
+
+
+_MANY = 4096  # keys of a larger array are marked as one
+
+
+class _Use:
+    """The first use of a key. (NumPy would take a line, a tuple, for several elements.)"""
+
+    __slots__ = ("line",)
+
+    def __init__(self, line: Where) -> None:
+        self.line = line
+
+
+class _Marks:
+    """The first uses of an array's keys, an object array of its shape; of parts, a view of it.
+
+    `own` are those where the array is at home; `inside`, those in a program that is being recorded
+    and captured it. `purpose` says that the array is a copy, made to draw the same again.
+    """
+
+    __slots__ = ("array", "own", "inside", "purpose")
+
+    def __init__(self, array: Any, own: np.ndarray | None = None, purpose: bool = False) -> None:
+        number = id(array)
+        self.array = weakref.ref(array, lambda _: _table.pop(number, None))
+        self.own = np.full(array.shape if array.size <= _MANY else (), None) if own is None else own
+        self.inside: tuple[Trace, np.ndarray] | None = None
+        self.purpose = purpose
+
+    def seen_from(self, x: Any, program: StageTrace | None) -> np.ndarray:
+        """The uses that count in `program`, or outside of one (None)."""
+        if isinstance(x, Tracer) and not (type(x) is StageTracer and x._trace is not program):
+            return self.own
+        if type(x) is not StageTracer and program is None:
+            return self.own
+        if self.inside is None or self.inside[0] is not program:
+            self.inside = program, np.full(self.own.shape, None)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.inside[1]  # pyright: ignore[reportOptionalSubscript]
+
+
+_table: dict[int, _Marks] = {}
+
+
+def _marks_of(x: Any, make: bool = True) -> Any:
+    found = _table.get(id(x))
+    if (found is None or found.array() is not x) and make:
+        found = _table[id(x)] = _Marks(x)
+    return found
+
+
+def _program() -> StageTrace | None:
+    """The program that is being recorded, if one is."""
+    trace = ctx.trace
+    while trace is not None and not isinstance(trace, StageTrace):
+        trace = getattr(trace, "parent", None)
+    return trace
+
+
+def _behind(x: Any) -> Any:
+    """The value that a tracer of a derivative or of a batch stands for; None for others."""
+    if type(x) is StageTracer or not isinstance(x, Tracer):
+        return None
+    inner = getattr(x, "value", None)
+    inner = getattr(x, "primal", None) if inner is None else inner
+    return inner if hasattr(inner, "aval") else None
+
+
+def use(x: Any, which: np.ndarray | None = None) -> None:
+    """Mark keys as used, those `which` (a mask) says. Warns, or raises KeyReuseError, if one of
+    them was before."""
+    now, program, before, purpose = _Use(where()), _program(), None, False
+    while x is not None:
+        inner = _behind(x)
+        if inner is None or id(x) in _table:  # a batched value's own marks are those of its parts
+            marks = _marks_of(x)
+            uses = marks.seen_from(x, program)
+            at = ... if which is None or not uses.ndim else which
+            before = before or next((u for u in np.ravel(uses[at]) if u is not None), None)
+            uses[at] = now
+            purpose = purpose or marks.purpose
+        if inner is None or purpose:
+            break
+        dim = getattr(x, "_dim", None)
+        if which is not None and dim is not None:
+            which = np.broadcast_to(np.expand_dims(which, dim), inner.shape)
+        x = inner
+    if before is not None:
+        reused(
+            f"a random key was used twice: first at {before.line.describe()}\n"
+            f"  and again at {now.line.describe()}\n"
+            "  split it, derive from it (key['name'], fold_in), or pass key.copy() on purpose"
+        )
+    elif not purpose and _same_every_turn(x, program):
+        reused(
+            "a random key from outside a loop is used in its body: every turn draws the same\n"
+            f"  at {now.line.describe()}\n"
+            "  scan over split(key, n), derive from it (key[i]), or pass key.copy() on purpose"
+        )
+
+
+def reused(message: str) -> None:
+    """Warn of a key that is used again; raise under `debug.check_keys`."""
+    if config.current().check_keys:
+        raise errors.KeyReuseError(message)
+    warn(message, KeyReuseWarning)
+
+
+def _same_every_turn(x: Any, program: StageTrace | None) -> bool:
+    """Whether a loop's body is being recorded, to which the key comes from outside."""
+    if program is None or not program.repeated:
+        return False
+    return not (type(x) is StageTracer and x._trace is program)
+
+
+def on_purpose(copy: Any) -> Any:
+    """`copy`, a copy of keys: new ones, whose uses in loops are meant."""
+    _table[id(copy)] = _Marks(copy, purpose=True)
+    return copy
+
+
+def drawn_on_purpose(x: Any) -> bool:
+    """Whether keys are a copy that was made to draw the same again."""
+    marks = _marks_of(x, make=False)
+    return marks is not None and marks.purpose
+
+
+def unmarked(x: Any) -> Any:
+    """The same keys without their marks, for what is one use to the user."""
+    same = Array(x.data, x.sig) if type(x) is Array else x.marked(x.weak)
+    return on_purpose(same)
+
+
+def part_of(x: Any, index: Any, part: Any) -> Any:
+    """`part`, which is x[index], sharing the marks of these keys where `index` says which."""
+    entries = index if isinstance(index, tuple) else (index,)
+    if any([type(e) not in (int, slice) and e is not None and e is not ... for e in entries]):
+        return part
+    marks = _marks_of(x)
+    inside = type(part) is StageTracer and (
+        type(x) is not StageTracer or x._trace is not part._trace
+    )
+    uses = marks.seen_from(x, part._trace) if inside else marks.own
+    if uses.ndim and part is not x:
+        # With an ellipsis a single element is a view too.
+        uses = uses[entries if any([e is ... for e in entries]) else (*entries, ...)]
+        _table[id(part)] = _Marks(part, uses, marks.purpose)
+    return part
+
+
+def same_keys(given: Any, returned: Any) -> None:
+    """Let keys that a program returns as they were given share the marks."""
+    if returned is not given and _behind(given) is None and _behind(returned) is None:
+        marks = _marks_of(given)
+        _table[id(returned)] = _Marks(returned, marks.own, marks.purpose)

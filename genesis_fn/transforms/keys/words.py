@@ -1,0 +1,179 @@
+"""Programs with random keys as programs on their words: the physical form that is compiled.
+
+A key is two words along one more axis at the end. An operation that only moves elements about does
+to both words what it does to a key, so on words it is its own batching rule over that axis. Calls,
+loops and branches run the physical form of their programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, primitive
+from genesis_fn.core.array import Array, keys_over, words_of
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in, memoized
+from genesis_fn.core.primitive import Primitive, bind, ctx, running, typeof
+from genesis_fn.core.types.extended import WORDS
+from genesis_fn.primitives import elementwise, shape
+from genesis_fn.primitives.factories import full_p, move_batch
+from genesis_fn.primitives.indexing import gather, indexing, scatter
+from genesis_fn.primitives.reductions import reduce
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint_p, name_p
+from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.custom.custom_call import custom_call_p
+from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
+from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
+
+# ---- rules ----
+
+
+def _moved(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict) -> Any:
+    """An operation that moves elements, over the axis of words."""
+    dims = [a.ndim if type(a) is Aval and dtypes.is_key(a.dtype) else None for a in avals]
+    out, d = prim.batch(WORDS, xs, dims, **params)  # pyright: ignore[reportOptionalCall]
+    if not prim.multi:
+        return _at_end(out, d)
+    kinds = prim.abstract(tuple(avals), params)  # a barrier has other values beside keys
+    return [_at_end(x, i) if dtypes.is_key(k.dtype) else x for x, i, k in zip(out, d, kinds)]
+
+
+def _at_end(x: Any, d: int | None) -> Any:
+    ndim = typeof(x).ndim
+    return move_batch(x, d, ndim if d is None else ndim - 1, WORDS)
+
+
+def _reshape(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+    return bind(prim, xs[0], shape=(*params["shape"], WORDS))
+
+
+def _broadcast(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+    new, dims = params["shape"], params["dims"]
+    return bind(prim, xs[0], shape=(*new, WORDS), dims=(*dims, len(new)))
+
+
+def _transpose(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+    order = params["permutation"]
+    return bind(prim, xs[0], permutation=(*order, len(order)))
+
+
+def _full(prim: Primitive, xs: Any, avals: Any, params: dict) -> Any:
+    return bind(prim, **params | {"shape": (*params["shape"], WORDS), "dtype": dtypes.U32})
+
+
+def _equal(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict) -> Any:
+    same = bind(prim, *xs)
+    join = reduce.reduce_and if prim is elementwise.eq.prim else reduce.reduce_or
+    return join(same, (typeof(same).ndim - 1,))
+
+
+def _nested(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+    return bind(prim, *xs, **{k: _physical_param(v) for k, v in params.items()})
+
+
+def _physical_param(value: Any) -> Any:
+    if type(value) is Jaxpr:
+        return physical(value)
+    if type(value) is Aval:
+        return value.physical
+    return tuple(map(_physical_param, value)) if type(value) is tuple else value
+
+
+for _prim in (
+    shape.slice_p, shape.rev_p, shape.copy_p, shape.concatenate_p, shape.split_p,
+    shape.barrier_p, elementwise.select_p, gather.gather_p, gather.take_rows_p, scatter.scatter_p,
+    indexing.dynamic_slice_p, indexing.dynamic_update_slice_p, name_p,
+):  # fmt: skip
+    _prim.words = _moved
+for _prim in (
+    jit_p, region_p, wide_p, checkpoint_p, cond_p, custom_call_p, fused_p, while_p, scan_p,
+):  # fmt: skip
+    _prim.words = _nested
+for _prim in (elementwise.eq.prim, elementwise.ne.prim):
+    _prim.words = _equal
+shape.reshape_p.words, shape.broadcast_in_dim_p.words = _reshape, _broadcast
+shape.transpose_p.words, full_p.words = _transpose, _full
+
+
+# ---- programs ----
+
+
+def _is_key(x: Any) -> bool:
+    return type(x) is Var and dtypes.is_key(x.aval.dtype)
+
+
+@memoized
+def _mentions_keys(jaxpr: Jaxpr) -> tuple[bool]:
+    found = any(map(_is_key, jaxpr.invars)) or any(map(_touches_keys, jaxpr.eqns))
+    return (found,)
+
+
+def _touches_keys(e: Eqn) -> bool:
+    if any(map(_is_key, e.ins)) or any(map(_is_key, e.outs)):
+        return True
+    return any(_mentions_keys(j)[0] for j in jaxprs_in(e.params))
+
+
+@memoized
+def physical(jaxpr: Jaxpr) -> Jaxpr:
+    """The program with words in place of keys; itself if it has none."""
+    if not _mentions_keys(jaxpr)[0]:
+        return jaxpr
+    trace = StageTrace(jaxpr.name, jaxpr.labels)
+    env: dict[Var, StageTracer] = {}
+    for v in jaxpr.invars:
+        own = Var(v.aval.physical) if _is_key(v) else v
+        trace.invars.append(own)
+        env[v] = StageTracer(trace, own)
+    before = ctx.line, ctx.backward
+    try:
+        with running(trace):
+            for e in jaxpr.eqns:
+                xs = [env[i] if type(i) is Var else i for i in e.ins]
+                ctx.line, ctx.backward = e.where, e.backward
+                if _touches_keys(e):
+                    outs = on_words(e, xs)
+                else:
+                    e = e.replace(ins=[x._var if type(x) is StageTracer else x for x in xs])
+                    trace.eqns.append(e)
+                    outs = [StageTracer(trace, v, e) for v in e.outs]
+                env.update(zip(e.outs, outs, strict=True))
+        program, captured = trace.finish([env[o] for o in jaxpr.outs])
+    finally:
+        ctx.line, ctx.backward = before
+        trace.alive = False
+    assert not captured, "the physical form of a program captures nothing"
+    return program
+
+
+def on_words(e: Eqn, xs: Sequence[Any]) -> list[Any]:
+    """The outputs of an equation that keys are involved in, from operands in physical form."""
+    avals = [i.aval if type(i) is Var else i for i in e.ins]
+    outs = e.prim.words(e.prim, xs, avals, e.params)  # pyright: ignore[reportOptionalCall]
+    return list(outs) if e.prim.multi else [outs]
+
+
+def _by_words(prim: Primitive, avals: tuple, params: dict[str, Any]) -> Callable | None:
+    """What runs `prim` on arrays, if keys are involved: by its rule, on their memory."""
+    out = prim.abstract(avals, params)
+    kinds = list(out) if prim.multi else [out]
+    keyed = any([type(a) is Aval and dtypes.is_key(a.dtype) for a in (*avals, *kinds)])
+    if not keyed and not any(_mentions_keys(j)[0] for j in jaxprs_in(params)):
+        return None
+    rule = prim.words
+
+    def run(*args: Any) -> Any:
+        xs = [words_of(x) if type(x) is Array and dtypes.is_key(x.aval.dtype) else x for x in args]
+        found = rule(prim, xs, avals, params)  # pyright: ignore[reportOptionalCall]
+        outs = list(found) if prim.multi else [found]
+        outs = [keys_over(o, k) if dtypes.is_key(k.dtype) else o for o, k in zip(outs, kinds)]
+        return outs if prim.multi else outs[0]
+
+    return run
+
+
+primitive.by_words = _by_words

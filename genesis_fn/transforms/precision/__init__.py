@@ -1,0 +1,1 @@
+"""Each operation in the dtypes of its precision class."""

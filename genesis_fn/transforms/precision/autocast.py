@@ -1,0 +1,409 @@
+"""amp: each operation in the dtypes of its precision class.
+
+"low" operations (contractions) run in the policy's 16-bit type, "high" ones (exponentials,
+reductions, losses) in float32, the rest in the widest type among their inputs. The functions marked
+`wide` (losses made of several operations) run in float32 as a whole. Sub-programs of
+calls, loops, branches and checkpoints are rewritten too; custom derivative rules are opaque and
+keep the dtypes that they have without `amp`.
+
+An `AutocastTrace` carries each value beside the type that it has without `amp`, which is what the
+program sees. Outside of other recorded programs it runs the function op by op; where a program is
+being recorded, and inside another `amp`, the function becomes a region, which an `amp` around it
+leaves alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genesis_fn.core import dtypes, tree
+from genesis_fn.core.array import Array
+from genesis_fn.core.aval import Aval
+from genesis_fn.core.diagnostics.traceback import boundary
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
+from genesis_fn.core.primitive import (
+    SCALARS,
+    Called,
+    Primitive,
+    Trace,
+    Tracer,
+    bind,
+    ctx,
+    gives_weak,
+    located,
+    running,
+    typeof,
+)
+from genesis_fn.primitives.dot_general import dot_general_p
+from genesis_fn.primitives.elementwise import convert
+from genesis_fn.transforms.autodiff.checkpoint import checkpoint_p
+from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.loops import while_p
+from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.custom.custom_call import Wrapped
+from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
+from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
+from genesis_fn.transforms.staging.stage import StageTrace, evaluate, stage, stage_closed
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """What `amp` does: the 16-bit `compute` type, and classes that differ from the primitives' own.
+
+    `overrides` maps primitive (or fused function) names to "low", "high" or "follow".
+    """
+
+    compute: DType
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    def of(self, prim: Primitive, params: Mapping[str, Any]) -> str:
+        """The class of an operation."""
+        op = params["op"] if prim is fused_p else prim
+        return dict(self.overrides).get(op.name, op.precision)
+
+
+_HALF = (dtypes.BF16, dtypes.F16)
+
+
+def _cast(x: Any, kind: DType) -> Any:
+    return x if type(x) in SCALARS else convert(x, kind)
+
+
+def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
+    """The operands of one operation in the dtype of its class."""
+    floats = [typeof(x).dtype for x in xs if type(x) not in SCALARS]
+    floats = [d for d in floats if dtypes.is_float(d)]
+    if not floats:
+        return list(xs)
+    if cls == "low" and dtypes.F64 not in floats:
+        target = low
+    elif cls == "high":
+        target = dtypes.F32 if dtypes.F64 not in floats else dtypes.F64
+    else:
+        target = functools.reduce(dtypes.promote_types, floats)
+        if len(set(floats)) == 1:
+            return list(xs)
+    return [
+        _cast(x, target) if type(x) not in SCALARS and dtypes.is_float(typeof(x).dtype) else x
+        for x in xs
+    ]
+
+
+class AutocastTracer(Tracer):
+    """A value, of another dtype perhaps than the one that the program knows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
+        self._trace, self.value, self.aval, self.weak = trace, value, kind, weak
+
+    def marked(self, weak: bool) -> AutocastTracer:
+        return AutocastTracer(self._trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
+
+    def concrete(self) -> Any:
+        """The Array, where the function runs op by op on known values."""
+        known = self.value.concrete() if isinstance(self.value, Tracer) else self.value
+        if known is None:
+            return None
+        with running(None):
+            return _cast(known, self.aval.dtype)
+
+    def carrier(self) -> Tracer | None:
+        return self.value.carrier() if isinstance(self.value, Tracer) else None
+
+    def origin(self) -> str:
+        if isinstance(self.value, Tracer):
+            return self.value.origin()
+        called = self._trace.called
+        return super().origin() if called is None else called.origin(self.value)
+
+
+class AutocastTrace(Trace):
+    """Casts operands by precision class; operations run under `parent`. Without a policy it leaves
+    dtypes as the program knows them."""
+
+    __slots__ = ("parent", "policy")
+
+    def __init__(
+        self, parent: Trace | None, policy: Precision | None, called: Called | None = None
+    ) -> None:
+        super().__init__("amp", called)
+        self.parent, self.policy = parent, policy
+
+    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+        kinds = tuple([x if type(x) in SCALARS else x.aval for x in args])
+        ctx.trace = self.parent
+        try:
+            if self.policy is None:
+                return bind(prim, *map(known, args), **params)
+            if prim.stage is not None:  # a custom call
+                call = params["call"] if params["jaxpr"] else Shielded(params["call"])
+                outs = bind(prim, *map(known, args), call=call, jaxpr=params["jaxpr"])
+                return [AutocastTracer(self, o, o.aval, o.weak) for o in outs]
+            try:
+                out = prim.abstract(kinds, params)
+            except Exception as error:
+                raise located(error) from None
+            xs = [x.value if type(x) is AutocastTracer else x for x in args]
+            rule = _RULES.get(prim)
+            if rule is not None:
+                result = rule(prim, kinds, xs, params, self.policy)
+            elif any(True for _ in jaxprs_in(params)):
+                result = bind(prim, *map(known, args), **params)
+            else:
+                xs = _operands(xs, self.policy.of(prim, params), self.policy.compute)
+                result = bind(prim, *xs, **params)
+        finally:
+            ctx.trace = self
+        if prim.multi:
+            return [AutocastTracer(self, r, k) for r, k in zip(result, out, strict=True)]
+        return AutocastTracer(self, result, out, gives_weak(prim, args, out))
+
+    def run(self, f: Callable, xs: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+        """The outputs of `f` on values that the program knows as `kinds`."""
+        args = [AutocastTracer(self, x, k, x.weak) for x, k in zip(xs, kinds, strict=True)]
+        try:
+            with running(self):
+                return f(*args)
+        finally:
+            self.alive = False
+
+
+def known(x: Any) -> Any:
+    """A value in the dtype that it has without `amp`."""
+    return _cast(x.value, x.aval.dtype) if type(x) is AutocastTracer else x
+
+
+class Shielded(Wrapped):
+    """A call within `amp` that keeps its dtypes, and may close over values of the `amp`."""
+
+    __slots__ = ()
+
+    def key(self) -> tuple:
+        return "amp", self.call.key()
+
+    def _run(self, f: Callable, *args: Any) -> Any:
+        with running(AutocastTrace(ctx.trace, None)):
+            return f(*args)
+
+    def fun(self, *xs: Any) -> list[Any]:
+        return self._run(self.call.fun, *xs)
+
+    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return self._run(self.call.jvp, primals, tangents)
+
+    def fwd(
+        self, nonzero: Sequence[bool], xs: Sequence[Any]
+    ) -> tuple[list[Any], list[Any], Callable]:
+        outs, saved, pull = self._run(self.call.fwd, nonzero, xs)
+        return outs, saved, functools.partial(self._run, pull)
+
+    def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+        return self._run(self.call.pull, residuals, cts)
+
+
+def recorded(trace: Trace | None) -> bool:
+    """Whether what runs under a trace is recorded as a program, or cast by an `amp`."""
+    while trace is not None:
+        if isinstance(trace, (StageTrace, AutocastTrace)):
+            return True
+        trace = trace.parent  # pyright: ignore[reportAttributeAccessIssue]
+    return False
+
+
+def _evaluate(jaxpr: Jaxpr, policy: Precision, xs: Sequence[Any]) -> list[Any]:
+    trace = AutocastTrace(ctx.trace, policy)
+    outs = trace.run(lambda *args: evaluate(jaxpr, *args), xs, jaxpr.in_avals)
+    return [o.value if type(o) is AutocastTracer else o for o in outs]
+
+
+@memoized
+def autocast_jaxpr(
+    jaxpr: Jaxpr, policy: Precision, avals: tuple[Aval, ...], keep: tuple[bool, ...]
+) -> Jaxpr:
+    """The rewritten program for inputs of `avals`; outputs marked in `keep` keep their dtypes."""
+
+    def f(*args: Any) -> list[Any]:
+        outs = _evaluate(jaxpr, policy, args)
+        return [
+            _cast(o, k.dtype) if fixed else o for o, k, fixed in zip(outs, jaxpr.out_avals, keep)
+        ]
+
+    return stage_closed(f, avals, jaxpr.name)
+
+
+def _kinds(xs: Sequence[Any]) -> tuple[Aval, ...]:
+    return tuple([typeof(x) for x in xs])
+
+
+def _rewrite_call(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    inner = params["jaxpr"]
+    program = autocast_jaxpr(inner, policy, _kinds(xs), (False,) * len(inner.outs))
+    return bind(prim, *xs, **{**params, "jaxpr": program})
+
+
+def _rewrite_wide(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    xs = [
+        _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in dtypes.NARROW else x
+        for x in xs
+    ]
+    return _evaluate(params["jaxpr"], dataclasses.replace(policy, compute=dtypes.F32), xs)
+
+
+def _rewrite_scan(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    inner, consts, carry = params["jaxpr"], params["consts"], params["carry"]
+    start = consts + carry
+    xs = [
+        _cast(x, k.dtype) if consts <= n < start else x for n, (x, k) in enumerate(zip(xs, kinds))
+    ]
+    rows = [typeof(x).update(typeof(x).shape[1:]) for x in xs[start:]]
+    keep = (True,) * carry + (False,) * (len(inner.outs) - carry)
+    program = autocast_jaxpr(inner, policy, _kinds(xs[:start]) + tuple(rows), keep)
+    return bind(prim, *xs, **{**params, "jaxpr": program})
+
+
+def _rewrite_while(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, kinds)]
+    body = params["body"]
+    program = autocast_jaxpr(body, policy, tuple(body.in_avals), (True,) * len(body.outs))
+    return bind(prim, *xs, **{**params, "body": program})
+
+
+def _rewrite_cond(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    branches = tuple(
+        [
+            autocast_jaxpr(b, policy, _kinds(xs[1:]), (True,) * len(b.outs))
+            for b in params["branches"]
+        ]
+    )
+    return bind(prim, *xs, branches=branches)
+
+
+def _rewrite_fused(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    op = params["op"]
+    xs = _operands(xs, policy.of(prim, params), policy.compute)
+    return op.bind(xs, params["jaxpr"].cache["in_tree"], params["static"])[0]
+
+
+def _rewrite_dot(
+    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+) -> Any:
+    xs = _operands(xs, policy.of(prim, params), policy.compute)
+    if params.get("preferred_element_type") == dtypes.F32 and kinds[0].dtype == dtypes.F32:
+        # float32 was the operands' own type, not a wish for a wider result.
+        params = {**params, "preferred_element_type": None}
+    return bind(prim, *xs, **params)
+
+
+# rule(primitive, types without amp, operands, parameters, policy) -> outputs
+_RULES: Mapping[Primitive, Callable[[Primitive, tuple, Sequence[Any], dict, Precision], Any]] = {
+    jit_p: _rewrite_call,
+    wide_p: _rewrite_wide,
+    checkpoint_p: _rewrite_call,
+    scan_p: _rewrite_scan,
+    while_p: _rewrite_while,
+    cond_p: _rewrite_cond,
+    fused_p: _rewrite_fused,
+    dot_general_p: _rewrite_dot,
+}
+
+
+def precision_of(policy: Any, overrides: Mapping[str, str] | None = None) -> Precision:
+    """The Precision that a dtype, a dtype's name, or a Policy (its compute dtype) stands for."""
+    if isinstance(policy, Precision):
+        kind, own = policy.compute, dict(policy.overrides)
+    else:
+        kind, own = dtypes.dtype(getattr(policy, "compute_dtype", policy)), {}
+    if not dtypes.is_float(kind):
+        raise TypeError(f"amp: the compute dtype must be floating, got {kind.name}")
+    merged = {**own, **(overrides or {})}
+    for name, cls in merged.items():
+        if cls not in ("low", "high", "follow"):
+            raise ValueError(
+                f'amp: override {name!r} must be "low", "high" or "follow", got {cls!r}'
+            )
+    return Precision(kind, tuple(sorted(merged.items())))
+
+
+def amp(
+    fun: Callable | None = None,
+    policy: Any = "bfloat16",
+    *,
+    overrides: Mapping[str, str] | None = None,
+    enabled: bool = True,
+) -> Any:
+    """`fun` in mixed precision: contractions in `policy` (a 16-bit dtype, or a Policy),
+    exponentials, reductions and losses in float32, outputs in the dtypes they have without it.
+
+    `overrides` maps primitive names to "low", "high" or "follow". `enabled=False` shields `fun`
+    from an enclosing `amp`. Composes with grad, jit, vmap, scan and checkpoint on either side.
+    """
+    if fun is None:
+        return functools.partial(amp, policy=policy, overrides=overrides, enabled=enabled)
+    precision = precision_of(policy, overrides)
+
+    @boundary(fun)
+    def in_mixed_precision(*args: Any, **kwargs: Any) -> Any:
+        leaves, in_tree, weak = flatten_arrays(
+            (args, kwargs), f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, args, kwargs)
+        )
+        flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
+        functools.update_wrapper(flat.f, fun)
+        if not recorded(ctx.trace):
+            if not enabled:
+                return flat.output(flat(*leaves))
+            called = Called("amp", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
+            outs = AutocastTrace(ctx.trace, precision, called).run(flat, leaves, _kinds(leaves))
+            return flat.called([known(o) for o in outs])
+        jaxpr, captured = stage(flat, _kinds(leaves), name=name_of(fun), weak=weak)
+        if enabled:
+            avals = tuple(jaxpr.in_avals)
+            jaxpr = autocast_jaxpr(jaxpr, precision, avals, (True,) * len(jaxpr.outs))
+        return flat.called(bind(region_p, *captured, *leaves, jaxpr=jaxpr))
+
+    return in_mixed_precision
+
+
+def wide(fun: Callable) -> Callable:
+    """Decorator: under `amp`, `fun` is computed in float32 as a whole, its contractions and its
+    plain arithmetic too, as torch.autocast computes losses. Elsewhere nothing changes."""
+
+    @boundary(fun)
+    def computed_wide(*args: Any, **kwargs: Any) -> Any:
+        if not recorded(ctx.trace):
+            return fun(*args, **kwargs)
+        leaves, in_tree = tree.flatten((args, kwargs))
+        places = [i for i, x in enumerate(leaves) if type(x) is Array or isinstance(x, Tracer)]
+        operands = tuple([leaves[i] for i in places])
+        if not operands:
+            return fun(*args, **kwargs)
+
+        def on_arrays(*xs: Any) -> Any:
+            given = dict(zip(places, xs))
+            a, k = tree.unflatten(in_tree, [given.get(i, x) for i, x in enumerate(leaves)])
+            return fun(*a, **k)
+
+        functools.update_wrapper(on_arrays, fun)
+        flat = FlatFunction(on_arrays, tree.structure(operands))
+        weak = [getattr(x, "weak", False) for x in operands]
+        jaxpr, captured = stage(flat, _kinds(operands), name=name_of(fun), weak=weak)
+        return flat.output(bind(wide_p, *captured, *operands, jaxpr=jaxpr))
+
+    return computed_wide

@@ -1,0 +1,1 @@
+"""Functions recorded as programs, and programs looked at."""

@@ -1,0 +1,138 @@
+"""Between users' functions of pytrees and the flat functions that the core transforms."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genesis_fn.core import errors, tree
+from genesis_fn.core.array import Array, offers_array
+from genesis_fn.core.convert import as_array, is_value
+from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.primitive import Tracer, beside, marked
+
+
+def name_of(f: Callable) -> str:
+    """What messages call a function."""
+    return getattr(f, "__name__", None) or type(f).__name__
+
+
+def labels_of(fun: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
+    """What messages call each leaf of a call's arguments: `params['w']`, by the function's own
+    names where they are known."""
+    inner = inspect.unwrap(fun)
+    code = getattr(inner, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    names = names[isinstance(inner, types.MethodType) :]
+    found = []
+    for i, a in enumerate(args):
+        name = names[i] if i < len(names) else str(i)
+        found += [f"{name}{p}" for p in tree.paths(a)]
+    kwargs = kwargs or {}
+    return found + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
+
+
+def flatten_arrays(
+    value: Any, what: str, labels: Callable[[], Sequence[str]] | None = None
+) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:
+    """(leaves as arrays, structure, which of them are weak). Raises TypeError by path, or by what
+    `labels()` calls the leaf."""
+    leaves, treedef = tree.flatten(value)
+    if not all(type(x) is Array or isinstance(x, Tracer) for x in leaves):
+        for i, x in enumerate(leaves):
+            if not is_value(x):
+                name = (labels or functools.partial(tree.paths, value))()[i]
+                raise TypeError(
+                    f"{what}{name} is {x!r:.60} of type {type(x).__name__}, not an array or a "
+                    f"number\n  at {where().describe()}\n"
+                    "  leave it out, for example by functools.partial; jit takes others, and vmap "
+                    "does with in_axes=None"
+                )
+        with beside(leaves):
+            leaves = [as_array(x) for x in leaves]
+    return leaves, treedef, [x.weak for x in leaves]
+
+
+def missing(out: Any) -> str:
+    """The line of a message about a function that returned None where more is needed."""
+    return "\n  it returned None: is a return missing?" if out is None else ""
+
+
+def as_taken(value: Any) -> Any:
+    """A pytree whose arrays of other libraries (torch tensors, say) are arrays of this one, for a
+    function that is called as it stands."""
+    leaves, treedef = tree.flatten(value)
+    if not any(offers_array(type(x)) for x in leaves):
+        return value
+    return tree.unflatten(treedef, [as_array(x) if offers_array(type(x)) else x for x in leaves])
+
+
+class FlatFunction:
+    """`f` from flat leaves to flat leaves; `out_tree` is known after a call.
+
+    With `has_aux`, `f` returns (output, aux): aux leaves follow the output's, `aux_tree` and
+    `out_count` say where. Leaves of aux that are not arrays are kept aside by position. `weak` says
+    which outputs are.
+    """
+
+    __slots__ = (
+        "f", "in_tree", "has_aux", "out_tree", "aux_tree", "out_count", "asides", "kwargs", "weak",
+    )  # fmt: skip
+
+    def __init__(
+        self, f: Callable, in_tree: tree.PyTreeDef, *, has_aux: bool = False, kwargs: Any = None
+    ) -> None:
+        self.f, self.in_tree, self.has_aux, self.kwargs = f, in_tree, has_aux, kwargs or {}
+        self.asides: list[Any] = []
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        outs = self._outputs(leaves)
+        self.weak = [x.weak for x in outs]
+        return outs
+
+    def _outputs(self, leaves: Sequence[Any]) -> list[Any]:
+        out = self.f(*tree.unflatten(self.in_tree, leaves), **self.kwargs)
+        if not self.has_aux:
+            flat, self.out_tree = tree.flatten(out)
+            self.out_count = len(flat)
+            return self._checked(flat, out)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise errors.TreeError(
+                f"{name_of(self.f)} must return (output, aux) when has_aux=True, got {out!r:.80}\n"
+                f"  at {where().describe()}{missing(out)}"
+            )
+        flat, self.out_tree = tree.flatten(out[0])
+        self.out_count = len(flat)
+        aux, self.aux_tree = tree.flatten(out[1])
+        self.asides = [None if is_value(x) else (x,) for x in aux]
+        return self._checked(flat, out[0]) + [as_array(x) for x in aux if is_value(x)]
+
+    def _checked(self, flat: list[Any], out: Any) -> list[Any]:
+        if all([type(x) is Array or isinstance(x, Tracer) for x in flat]):
+            return flat
+        for i, x in enumerate(flat):
+            if not is_value(x):
+                raise errors.TreeError(
+                    f"{name_of(self.f)} returned {x!r:.80} of type {type(x).__name__} at "
+                    f"{tree.paths(out)[i] or 'the top'}\n  at {where().describe()}\n"
+                    "  transformed functions return pytrees of arrays and numbers"
+                )
+        return [as_array(x) for x in flat]
+
+    def output(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of the main output."""
+        return tree.unflatten(self.out_tree, leaves[: self.out_count])
+
+    def called(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of a call's results: weak where the function's own are."""
+        return self.output(marked(leaves[: self.out_count], self.weak[: self.out_count]))
+
+    def aux(self, leaves: Sequence[Any]) -> Any:
+        """The pytree of the auxiliary output, from the leaves after the main one's."""
+        rest = iter(leaves[self.out_count :])
+        return tree.unflatten(
+            self.aux_tree, [next(rest) if aside is None else aside[0] for aside in self.asides]
+        )
