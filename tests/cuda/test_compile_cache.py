@@ -288,7 +288,7 @@ def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
     compiler.compile_launches([add_launch()], H200, cache)
     program = textwrap.dedent("""
         import sys, pathlib
-        from genesis_fn.backends.cuda import cache as storage, compile as compiler
+        from genesis_fn.backends.cuda.binaries import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.binaries.cache import BinaryCache
         from genesis_fn.compiler.target import H200
         from genesis_fn.kernels.plan import Buf, Launch, Scalar
@@ -328,7 +328,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
         import os, sys, pathlib
         sys.path.insert(0, sys.argv[1])
         import triton, triton.language as tl, my_kernels
-        from genesis_fn.backends.cuda import cache as storage, compile as compiler
+        from genesis_fn.backends.cuda.binaries import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.binaries.cache import BinaryCache
         from genesis_fn.compiler.target import H200
         from genesis_fn.kernels.plan import Buf, Launch
