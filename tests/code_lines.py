@@ -16,10 +16,8 @@ from pathlib import Path
 
 import genesis_fn
 
-# Lines of the commit before the library's structure was made anew (13b8e7e), and what part of them
-# it may have. None only prints.
+# Lines of the commit before the library's structure was made anew (13b8e7e).
 REFERENCE = 55_274
-MOST: float | None = None
 
 _BLANK = frozenset(
     (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -52,17 +50,15 @@ def per_package(root: Path) -> Counter[str]:
     return found
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the table, and return 1 where the total is above the bound. Roots beside the library's
-    own (a package, or a part of one) may be named."""
+def main(arguments: Sequence[str]) -> None:
+    """Print the table, of the library or of the packages that are named."""
     for root in map(Path, arguments or [genesis_fn.__path__[0]]):
         found = per_package(root)
         for name, count in sorted(found.items(), key=lambda item: -item[1]):
             print(f"{count:>7,}  {name}")
         total = sum(found.values())
         print(f"{total:>7,}  {root}: {total / REFERENCE:.1%} of {REFERENCE:,}")
-    return int(not arguments and MOST is not None and total > MOST * REFERENCE)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
