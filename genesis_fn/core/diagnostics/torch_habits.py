@@ -143,7 +143,7 @@ def of_array(x: Any, name: str, functions: Any) -> AttributeError:
     instead = None if name.startswith("_") else ARRAYS.get(name)
     if instead is None and name.endswith("_") and not name.startswith("_"):
         instead = "arrays are immutable: use what an operation returns, or x.at[i].set(value)"
-    if instead is None and callable(getattr(functions, name, None)) and name in functions.__all__:
+    if instead is None and callable(vars(functions).get(name)):
         instead = f"jnp.{name}(x)"
     if instead is None:
         return AttributeError(plain, name=name, obj=x)
