@@ -98,7 +98,7 @@ class Names:
         return f"({value!r})" if type(value) is complex or value < 0 else repr(value)
 
 
-_TORCH = {
+_TORCH: dict[str, Any] = {
     f.__name__: f
     for f in (
         torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.atan2,

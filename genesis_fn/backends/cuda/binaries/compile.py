@@ -237,7 +237,8 @@ def tile_layout(argument: Descriptor) -> Any:
 
     from genesis_fn.kernels.language.language import TYPES
 
-    return NVMMASharedLayout.get_default_for(list(argument.block), TYPES[argument.buffer.dtype])
+    layout: Any = NVMMASharedLayout.get_default_for
+    return layout(list(argument.block), TYPES[argument.buffer.dtype])
 
 
 def _divisible(argument: Argument) -> bool:
