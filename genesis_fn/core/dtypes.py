@@ -8,6 +8,7 @@ read arrays of this library unchanged. Promotion is JAX's lattice in its 64-bit 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -304,6 +305,17 @@ def finfo(dtype: DTypeLike) -> FInfo:
 def iinfo(int_type: DTypeLike) -> ml_dtypes.iinfo:
     """Machine limits of an integer dtype."""
     return ml_dtypes.iinfo(_of_numbers(int_type))
+
+
+def extreme_over_nothing(kind: DType, greatest: bool) -> Any:
+    """What a maximum (`greatest`) or minimum over nothing is: the least or greatest value."""
+    if is_float(kind) and kind != F8E4:
+        return -math.inf if greatest else math.inf
+    if kind == BOOL:
+        return not greatest
+    limits = finfo(kind) if is_float(kind) else iinfo(kind)
+    value = limits.min if greatest else limits.max
+    return float(value) if is_float(kind) else int(value)
 
 
 def _of_numbers(d: DTypeLike) -> DType:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,3 +179,29 @@ def _members(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
                     yield target.id, node
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id, node
+
+
+# What stands in for the device, and texts that the process of the program writes.
+NOT_COMPILED = {"genesis_fn.kernels.language.host", "genesis_fn.kernels.language.expressions"}
+WORKER = """
+import importlib, sys, types
+package = types.ModuleType("genesis_fn")
+package.__path__ = [sys.argv[1]]
+sys.modules["genesis_fn"] = package
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+    heavy = {"torch", "optree", "cuda"} & set(sys.modules)
+    assert not heavy, f"{name} loads {heavy}"
+"""
+
+
+def test_compiling_processes_load_kernels_without_torch() -> None:
+    """Each of up to sixteen processes imports the module of the kernel that it compiles: what that
+    loads, a program's first call waits for (torch: a third of it)."""
+    paths = [p for p in (PACKAGE / "kernels").rglob("*.py") if p.name != "__init__.py"]
+    inner = [".".join(p.relative_to(PACKAGE).with_suffix("").parts) for p in paths]
+    names = sorted({f"genesis_fn.{n}" for n in inner} - NOT_COMPILED)
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", WORKER, str(PACKAGE), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.dtypes import extreme_over_nothing
 from genesis_fn.primitives import conv, elementwise
 from genesis_fn.primitives.reductions import reduce_window
-from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
 from tests.primitives.check import (
     assert_same,
     check,

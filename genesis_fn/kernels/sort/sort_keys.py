@@ -6,8 +6,8 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from genesis_fn.core.dtypes import extreme_over_nothing
 from genesis_fn.kernels.language.dtypes import DTYPES, FLOATING, UNSIGNED
-from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
 
 
 @triton.jit

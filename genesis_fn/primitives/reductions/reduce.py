@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,21 +108,10 @@ def reduction(
     return prim
 
 
-def extreme_over_nothing(kind: DType, greatest: bool) -> Any:
-    """What a maximum (`greatest`) or minimum over nothing is: the least or greatest value."""
-    if dtypes.is_float(kind) and kind != dtypes.F8E4:
-        return -math.inf if greatest else math.inf
-    if kind == BOOL:
-        return not greatest
-    limits = dtypes.finfo(kind) if dtypes.is_float(kind) else dtypes.iinfo(kind)
-    value = limits.min if greatest else limits.max
-    return float(value) if dtypes.is_float(kind) else int(value)
-
-
 def _extreme_of(greatest: bool, position: bool = False) -> Reduce:
     return Reduce(
-        "maximum" if greatest else "minimum", lambda kind: extreme_over_nothing(kind, greatest),
-        position=position,
+        "maximum" if greatest else "minimum",
+        lambda kind: dtypes.extreme_over_nothing(kind, greatest), position=position,
     )  # fmt: skip
 
 

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.dtypes import BOOL, I32
+from genesis_fn.core.dtypes import BOOL, I32, extreme_over_nothing
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.conv import dilated, padtype_to_pads
 from genesis_fn.primitives.elementwise import select
 from genesis_fn.primitives.factories import KINDS, full, linear, move_batch, no_tangent
-from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
 from genesis_fn.primitives.reductions.reduce_generic import monoid_of
 
 

@@ -18,7 +18,7 @@ from genesis_fn.backends.cpu.storage import (
     summed,
     through_numpy,
 )
-from genesis_fn.core.dtypes import BOOL, DType
+from genesis_fn.core.dtypes import BOOL, DType, extreme_over_nothing
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.reductions import reduce
 from genesis_fn.primitives.reductions.reduce_generic import reduce_prod_p
@@ -56,7 +56,7 @@ def _extreme(prim: Primitive, function: Callable, greatest: bool) -> None:
     def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
         x = avals[0]
         if x.size == 0:
-            nothing = reduce.extreme_over_nothing(x.dtype, greatest)
+            nothing = extreme_over_nothing(x.dtype, greatest)
             result = full(reduce.reduced(x, axes, "").shape, nothing, x.dtype)
             return lambda _: result.clone()
         return in_order(x.dtype, lambda v: function(v, axes))

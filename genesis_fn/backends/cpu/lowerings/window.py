@@ -11,10 +11,10 @@ import torch
 from genesis_fn.backends.cpu.lower import lowers
 from genesis_fn.backends.cpu.lowerings.conv import spread
 from genesis_fn.backends.cpu.storage import SIGNED_STORAGE, TORCH_DTYPE, ordered, summed
+from genesis_fn.core.dtypes import extreme_over_nothing
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.conv import dilated
 from genesis_fn.primitives.reductions import reduce_window as windows
-from genesis_fn.primitives.reductions.reduce import extreme_over_nothing
 from genesis_fn.primitives.reductions.reduce_window import Window
 
 
