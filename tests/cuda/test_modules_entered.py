@@ -70,7 +70,7 @@ def test_from_compile_to_the_launch():
     rest = [m for m in first if m not in passes]
     assert len(rest) <= MOST, rest
     # A further call touches its executable, the addresses of its arrays, and the graph.
-    assert [m.rpartition(".")[2] for m in second] == ["executable", "places", "graph"]
+    assert [m.rpartition(".")[2] for m in second] == ["executable", "io_buffers", "graph"]
 
 
 @pytest.mark.parametrize(
