@@ -149,7 +149,7 @@ def main() -> None:
     print(f"runtime checks; {wrong} wrong products or rows.\n")
     for title, lines in (
         ("Matrix products", matmul_lines(matmul)),
-        ("Attention, bf16 causal", attention_lines(attention)),
+        (f"Attention, bf16 causal (commit {attention['commit']})", attention_lines(attention)),
         ("Rows, copies, scans, sorts, convolutions", row_lines(rows)),
     ):
         print(f"## {title}\n\n" + "\n".join(lines) + "\n")
