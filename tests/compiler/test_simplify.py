@@ -17,6 +17,7 @@ from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
 from genesis_fn.core.primitive import bind
 from genesis_fn.lax.fused.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
+from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.random_bits import random_bits_p
 from genesis_fn.primitives.reductions.reduce import reduce_sum
@@ -31,6 +32,7 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 from genesis_fn.transforms.autodiff.checkpoint import checkpoint, checkpoint_name
+from genesis_fn.transforms.autodiff.grad import grad
 from genesis_fn.transforms.control_flow.cond import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scan import scan
@@ -220,6 +222,90 @@ def test_views_are_composed():
     assert names(jaxpr) == ["slice"]
     (y,) = values(jaxpr, np.arange(9, dtype=np.float32))
     np.testing.assert_array_equal(y, np.arange(9)[1:9:2][1:4:2])
+
+
+# ---- products of transposed matrices ----
+
+
+def product(x, y, contracting, batch=((), ())):
+    return dot_general(x, y, (contracting, batch))
+
+
+def test_products_read_and_write_transposed_matrices_in_place():
+    w = aval((5, 4), dtypes.F32)
+    jaxpr = simple(lambda x, w: product(x, transpose(w, (1, 0)), ((1,), (0,))), X, w)
+    assert names(jaxpr) == ["dot_general"]
+    # Cast weights, and both gradients of their product: no transpose is left.
+    jaxpr = simple(
+        lambda x, w: grad(
+            lambda x, w: reduce_sum(
+                ops.sin(product(x, ops.convert(transpose(w, (1, 0)), dtypes.BF16), ((1,), (0,)))),
+                (0, 1),
+            ).astype("float32"),
+            (0, 1),
+        )(x, w),
+        aval((3, 4), dtypes.BF16),
+        w,
+    )
+    assert "transpose" not in names(jaxpr) and names(jaxpr).count("dot_general") == 3
+    # What reads the product as it is keeps it; a transpose of its own is no second product.
+    jaxpr = simple(
+        lambda x, w: [y := product(x, w, ((1,), (1,))), transpose(y, (1, 0))],
+        X,
+        w,
+    )
+    assert names(jaxpr) == ["dot_general", "transpose"]
+    # Left free dimensions that change places are an order that no product writes or reads.
+    x = aval((2, 3, 4), dtypes.F32)
+    jaxpr = simple(lambda x, w: product(transpose(x, (1, 0, 2)), w, ((2,), (1,))), x, w)
+    assert names(jaxpr) == ["transpose", "dot_general"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_products_of_permuted_operands_and_results_mean_the_same(seed):
+    """Operands and result permuted at random, batch dimensions among them, through casts or not:
+    beside np.einsum."""
+    rng = np.random.default_rng(seed)
+    batch, left, right, inner = [[*rng.integers(1, 4, rng.integers(0, 3))] for _ in range(4)]
+
+    def operand(free):
+        """(array, permutation, batch places, contracting places) once permuted."""
+        sizes = np.array([*batch, *free, *inner], dtype=int)
+        order = rng.permutation(len(sizes))  # dimension i of the result is order[i] of `sizes`
+        place = np.argsort(order)
+        stored = rng.permutation(len(sizes))
+        x = rng.standard_normal(tuple(sizes[order][np.argsort(stored)])).astype(np.float32)
+        n = len(batch) + len(free)
+        return x, tuple(map(int, stored)), place[: len(batch)], place[n:]
+
+    (x, px, xb, xc), (y, py, yb, yc) = operand(left), operand(right)
+    of_batch = [*rng.permutation(len(batch))]
+    ndim = len(batch) + len(left) + len(right)
+    last = tuple(map(int, rng.permutation(ndim)))
+    cast = rng.random() < 0.5
+
+    def f(x, y):
+        x, y = [
+            ops.convert(transpose(v, p), dtypes.F64) if cast else transpose(v, p)
+            for v, p in ((x, px), (y, py))
+        ]
+        numbers = [tuple(int(d[i]) for i in of_batch) for d in (xb, yb)]
+        out = product(x, y, [tuple(map(int, d)) for d in (xc, yc)], numbers)
+        return transpose(ops.convert(out, dtypes.F64) if cast else out, last)
+
+    kinds = [aval(v.shape, dtypes.F32) for v in (x, y)]
+    found = values(simple(f, *kinds), x, y)[0]
+    xs, ys = x.transpose(px), y.transpose(py)
+    letters = [None] * xs.ndim, [None] * ys.ndim
+    for n, (i, j) in enumerate([*zip(xb[of_batch], yb[of_batch]), *zip(xc, yc)]):
+        letters[0][i] = letters[1][j] = n
+    free = [[d for d, at in enumerate(of) if at is None] for of in letters]
+    for of, dims, start in ((letters[0], free[0], 20), (letters[1], free[1], 40)):
+        for d in dims:
+            of[d] = start + d
+    out = [*range(len(batch)), *[20 + d for d in free[0]], *[40 + d for d in free[1]]]
+    expected = np.einsum(xs, letters[0], ys, letters[1], out).transpose(last)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 # ---- calls ----

@@ -14,13 +14,15 @@ import numpy as np
 
 from genesis_fn.compiler.simplify.dedup_checks import checked_once
 from genesis_fn.core import dtypes
+from genesis_fn.core.aval import aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import ITSELF, Atom, Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.primitives.elementwise import add_n
+from genesis_fn.primitives.dot_general import dot_general_p, free_dims
+from genesis_fn.primitives.elementwise import add_n, convert_p
 from genesis_fn.primitives.factories import full_p
-from genesis_fn.primitives.shape import barrier_p
+from genesis_fn.primitives.shape import barrier_p, transpose_p
 from genesis_fn.transforms.custom.fused import fused_p
 
 Rule = Callable[["Rewriter", Eqn, Primitive, list, dict], "list[Atom] | None"]
@@ -66,7 +68,8 @@ def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool])
     pass_ = Rewriter(opaque)
     pass_.run(jaxpr.eqns, env, copy=False)
     outs = [env.get(o, o) for o in jaxpr.outs]
-    eqns = checked_once(flat_sums(live_equations(pass_.eqns, outs), outs))
+    eqns = flat_sums(live_equations(pass_.eqns, outs), outs)
+    eqns = checked_once(transposed_products(eqns, outs))
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
 
 
@@ -240,10 +243,7 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     sums: dict[Any, Eqn] = {e.outs[0]: e for e in eqns if e.prim is _ADD_N}
     if len(sums) < 2:
         return eqns
-    uses: dict[Any, int] = dict.fromkeys(outs, 2)
-    for e in eqns:
-        for i in e.ins:
-            uses[i] = uses.get(i, 0) + 1
+    uses = _uses(eqns, outs)
     merged: set[Any] = set()
     result = []
     for e in eqns:
@@ -254,3 +254,63 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
             e = sums[e.outs[0]] = Eqn(e.prim, ins, e.params, e.outs, e.where, e.backward)
         result.append(e)
     return [e for e in result if merged.isdisjoint(e.outs)]
+
+
+def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+    """`eqns` with a product that only a transpose reads, through a cast perhaps, computed in the
+    order in which the transpose leaves it: the gradient of `x @ w.T` by `w`, `(x @ w).T`."""
+    if not any([e.prim is transpose_p for e in eqns]):
+        return eqns
+    uses = _uses(eqns, outs)
+    place = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
+    result: list[Eqn | None] = [*eqns]
+    for n, e in enumerate(eqns):
+        if e.prim is not transpose_p:
+            continue
+        path = [n]  # the equations from the transpose to the product
+        while True:
+            (x,) = eqns[path[-1]].ins
+            if x not in place or uses[x] != 1:
+                break
+            path.append(place[x])
+            if eqns[path[-1]].prim is dot_general_p:
+                _reorder(result, path)
+                break
+    return [e for e in result if e is not None]
+
+
+def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
+    """Let the product at the end of `path` write in the order of the transpose at its start, which
+    goes, if a product can: batch dimensions first, the other operands' in turn."""
+    transpose, *casts, product = [eqns[n] for n in path]
+    assert transpose is not None and product is not None
+    (x, y), order = product.ins, transpose.params["permutation"]
+    (xc, yc), (xb, yb) = product.params["dimension_numbers"]
+    batch, left = len(xb), len(free_dims(x.aval.ndim, (*xc, *xb)))
+    front, rest = order[:batch], [*order[batch:]]
+    straight = [*range(batch, len(order))]
+    swapped = straight[left:] + straight[:left]
+    if sorted(front) != [*range(batch)] or rest not in (straight, swapped):
+        return
+    xb, yb = tuple([xb[d] for d in front]), tuple([yb[d] for d in front])
+    ins, numbers = [x, y], ((xc, yc), (xb, yb))
+    if rest == swapped:
+        ins, numbers = [y, x], ((yc, xc), (yb, xb))
+    params = {**product.params, "dimension_numbers": numbers}
+    eqns[path[0]] = None
+    for n, e in zip(reversed(path[1:]), (product, *reversed(casts)), strict=True):
+        assert e is not None
+        shape, kind = e.outs[0].aval.shape, e.outs[0].aval.dtype
+        last = n == path[1]
+        made = transpose.outs if last else (Var(aval(tuple([shape[d] for d in order]), kind)),)
+        eqns[n] = Eqn(e.prim, ins, params if e is product else e.params, made, e.where, e.backward)
+        ins = [*made]
+
+
+def _uses(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
+    """How often each operand is read; results of the program count as read twice."""
+    uses: dict[Any, int] = dict.fromkeys(outs, 2)
+    for e in eqns:
+        for i in e.ins:
+            uses[i] = uses.get(i, 0) + 1
+    return uses

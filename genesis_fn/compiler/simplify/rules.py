@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.jaxpr import Atom, Eqn, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives import elementwise as ew
+from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import (
     broadcast_in_dim_p,
@@ -353,6 +355,42 @@ def _reduction(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) ->
         x = r.apply(reshape_p, [x], {"shape": tuple([sizes[i] for i in rest])}, e)[0]
     left = tuple([rest.index(a) for a in axes if a not in single])
     return list(r.apply(prim, [x], {"axes": left}, e)) if left else [x]
+
+
+# ---- products ----
+
+
+@rule(dot_general_p)
+def _product_of_transposed(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict
+) -> list | None:
+    """`x @ w.T` contracts the last dimension of `w`: a product reads any layout by its strides,
+    where a transposed matrix would be a copy."""
+    contracting, batch = params["dimension_numbers"]
+    read = [_before_transpose(r, e, x, c, b) for x, c, b in zip(ins, contracting, batch)]
+    if not any(read):
+        return None
+    read = [new or old for new, old in zip(read, zip(ins, contracting, batch))]
+    (x, xc, xb), (y, yc, yb) = read
+    return list(r.apply(prim, [x, y], {**params, "dimension_numbers": ((xc, yc), (xb, yb))}, e))
+
+
+def _before_transpose(
+    r: Rewriter, e: Eqn, x: Atom, contracting: Sequence[int], batch: Sequence[int]
+) -> tuple[Atom, tuple[int, ...], tuple[int, ...]] | None:
+    """(operand, its contracting dimensions, its batch dimensions) of a product before a transpose
+    and perhaps a cast of it, or None where that would reorder the result's dimensions."""
+    cast = r.by(x, ew.convert_p)
+    inner = r.by(x if cast is None else cast.ins[0], transpose_p)
+    if inner is None:
+        return None
+    (source,), order = inner.ins, inner.params["permutation"]
+    free = [order[d] for d in free_dims(len(order), (*contracting, *batch))]
+    if free != sorted(free):
+        return None
+    if cast is not None:
+        (source,) = r.apply(ew.convert_p, [source], cast.params, e)
+    return source, tuple([order[d] for d in contracting]), tuple([order[d] for d in batch])
 
 
 # ---- fused functions ----

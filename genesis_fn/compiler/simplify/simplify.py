@@ -1,8 +1,9 @@
 """simplify: the same program with calls inlined, repetition, no-ops and dead code removed.
 
-Every rewrite is exact, signs of zeros and NaNs included, but for two: a sum over axes of length 1
-keeps the sign of zero, and nested sums of cotangents become one sum. Loops and branches are
-simplified inside and out.
+Every rewrite is exact, signs of zeros and NaNs included, but for three: a sum over axes of length 1
+keeps the sign of zero, nested sums of cotangents become one sum, and a product that reads or writes
+a transposed matrix in place may add in another order. Loops and branches are simplified inside and
+out.
 """
 
 from __future__ import annotations
