@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 import triton
 from jitted import Tensors, difference, free, our_time, results, sets_of, their_time

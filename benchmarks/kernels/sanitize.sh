@@ -12,9 +12,10 @@ out=$1
 shift
 tools=${*:-memcheck racecheck synccheck initcheck}
 mkdir -p "$out"
+cores=$(env -u OMP_NUM_THREADS nproc) # which nproc would print instead
 export out PYTHONPATH=.:${PYTHONPATH:-} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 export GENESIS_COMPILE_WORKERS=${GENESIS_COMPILE_WORKERS:-2}
-export limit=${SECONDS_PER_JOB:-100} end=$(($(date +%s) + ${SECONDS_IN_ALL:-190}))
+export limit=${SECONDS_PER_JOB:-240} end=$(($(date +%s) + ${SECONDS_IN_ALL:-400}))
 families=${FAMILIES:-norm softmax cross_entropy linear_cross_entropy matmul attention
     attention_decode attention_specialized scan sorting scatter convolution pooling concatenate
     random_bits generated}
@@ -35,7 +36,7 @@ for stage in plain "$tools"; do
     start=$SECONDS
     for tool in $stage; do
         for family in $families; do echo "$tool $family"; done
-    done | xargs -P "$(nproc)" -L 1 bash -c 'job "$@"' job
+    done | xargs -P "$cores" -L 1 bash -c 'job "$@"' job
     echo "== $stage: $((SECONDS - start)) s"
 done
 python3 benchmarks/kernels/sanitize.py --report "$out" "$out/sanitizer-h200.json"
