@@ -5,57 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.configuration import config
 from genesis_fn.core.errors import BackendError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from genesis_fn.core.array import Array
-    from genesis_fn.core.aval import Aval
-    from genesis_fn.core.backend.executable import Executable
-    from genesis_fn.core.jaxpr import Jaxpr
-    from genesis_fn.core.primitive import Primitive
-
-
-class Backend(Protocol):
-    """What the library asks of a kind of device. Storage is opaque above this door."""
-
-    def device_count(self) -> int:
-        """How many devices of this kind can be used."""
-        ...
-
-    def eager(
-        self, prim: Primitive, avals: Sequence[Any], params: dict, device: Device
-    ) -> Callable:
-        """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
-        ...
-
-    def compile(
-        self,
-        jaxpr: Jaxpr,
-        device: Device,
-        donated: Sequence[bool] = (),
-        compiler: str | None = None,
-    ) -> Executable:
-        """An executable for a whole program; `donated` marks inputs that it may reuse, `compiler`
-        asks for another compiler than the backend's own."""
-        ...
-
-    def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Any:
-        """Storage that holds a copy of `value`."""
-        ...
-
-    def to_numpy(self, array: Array) -> np.ndarray:
-        """The array's values on the host; waits for them."""
-        ...
-
-    def wait(self, array: Array) -> None:
-        """Return once the array's values are there; raise what its computation raised."""
-        ...
+    from genesis_fn.core.backend.backend import Backend
 
 
 class Device:

@@ -122,10 +122,10 @@ def test_dlpack_shares_memory_both_ways(gpu):
 def test_imported_memory_is_aliased_or_copied_when_strided(gpu):
     place = "cpu" if INTERPRETED else "cuda"
     t = torch.arange(12.0, device=place).reshape(3, 4)
-    x = gpu.backend.import_array(t, gpu)
+    x = gpu.backend.from_dlpack(t, gpu)
     assert x.data.address == t.data_ptr() or t.data_ptr() % 16
     np.testing.assert_array_equal(np.asarray(x * 2), t.cpu().numpy() * 2)
-    turned = gpu.backend.import_array(t.T, gpu)
+    turned = gpu.backend.from_dlpack(t.T, gpu)
     np.testing.assert_array_equal(np.asarray(turned), t.T.cpu().numpy())
 
 

@@ -12,7 +12,7 @@ from genesis_fn import lax
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.core import errors
 from genesis_fn.core.device import using_device
-from tests.test_executables import check
+from tests.test_backends import check
 
 rng = np.random.default_rng(0)
 

@@ -20,8 +20,10 @@ from genesis_fn.backends.cpu.lower import lower
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view, same
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
-from genesis_fn.core.aval import Aval, sig
+from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
+from genesis_fn.core.convert import of_torch
 from genesis_fn.core.device import Device
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive
@@ -94,8 +96,8 @@ _NUMBERS = {
 _ARITHMETIC = frozenset(f.prim for f in (ops.add, ops.sub, ops.mul, ops.div))
 
 
-class CpuBackend:
-    """Implements `core.device.Backend`. Storage is a torch tensor; unsigned types that torch lacks
+class CpuBackend(Backend):
+    """Storage is a torch tensor; unsigned types that torch lacks
     live in signed storage of the same width."""
 
     def __init__(self) -> None:
@@ -148,6 +150,30 @@ class CpuBackend:
 
     def wait(self, array: Array) -> None:
         """Torch on the CPU has finished when its call returns."""
+
+    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
+        """An array over another library's memory; memory on a GPU is copied."""
+        tensor = torch.from_dlpack(x).detach()
+        found = of_torch(tensor.dtype)
+        if found is None:
+            raise errors.DTypeError(
+                f"from_dlpack: {tensor.dtype} is not a data type of this library"
+            )
+        if tensor.device.type != "cpu":
+            if copy is False:
+                raise ValueError("from_dlpack: memory on a GPU needs a copy")
+            tensor = tensor.cpu()
+        stored = tensor.view(TORCH_DTYPE[found])
+        kind = aval(tuple(tensor.shape), found)
+        return Array(stored.clone() if copy else stored, sig(kind, device))
+
+    def to_dlpack(self, array: Array, **options: Any) -> Any:
+        """The DLPack capsule of an array's memory, in torch's dtype of the array's name."""
+        return array.data.view(getattr(torch, array.dtype.name)).__dlpack__(**options)
+
+    def dlpack_device(self, array: Array) -> tuple[int, int]:
+        """The host's memory."""
+        return 1, 0
 
 
 def compile_jaxpr(

@@ -1,4 +1,4 @@
-"""The CUDA backend: `core.device.Backend` over the runtime, the lowerings and the compiler."""
+"""The CUDA backend, over the runtime, the lowerings and the compiler."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval, aval, sig
+from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
@@ -34,7 +35,7 @@ from genesis_fn.core.primitive import Primitive
 _ALIGNMENT = 16
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Storage is a `memory.Buffer`: dense, row-major, every dtype in its own bytes."""
 
     def device_count(self) -> int:
@@ -126,7 +127,7 @@ class CudaBackend:
         shape = array.shape
         return to_cuda_array_interface(array.data, shape, dense_strides(shape), array.dtype.name)
 
-    def import_array(self, x: Any, device: Device) -> Array:
+    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
         """An array over another library's device memory; copied if strided or unaligned."""
         place = runtime(device.index)
         if hasattr(x, "__dlpack__"):

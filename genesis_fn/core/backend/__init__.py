@@ -1,1 +1,1 @@
-"""What a backend gives: executables, and how a primitive is lowered."""
+"""What a backend gives: arrays and executables, and how a primitive is lowered."""

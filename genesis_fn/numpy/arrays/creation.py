@@ -7,13 +7,11 @@ import operator
 from typing import Any
 
 import numpy as np
-import torch
 
 from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, live, offers_array
-from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.configuration.transfer_guard import asked_for
-from genesis_fn.core.convert import as_array, narrowed, of_torch
+from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, with_weak
 from genesis_fn.core.types.scalar_types import install_scalar_cast
@@ -313,23 +311,9 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     if isinstance(x, (Array, Tracer)):
         return on_device(x, device) if device is not None else x
     kind, index = x.__dlpack_device__() if hasattr(x, "__dlpack_device__") else (1, 0)
-    if kind in _CUDA_MEMORY and devices.cuda_usable():
-        place = devices.cuda(int(index))
-        result = place.backend.import_array(x, place)  # type: ignore[attr-defined]
-        return result if device is None else on_device(result, device)
-    tensor = torch.from_dlpack(x).detach()
-    found = of_torch(tensor.dtype)
-    if found is None:
-        raise errors.DTypeError(f"from_dlpack: {tensor.dtype} is not a data type of this library")
-    kind = aval(tuple(tensor.shape), found)
-    if tensor.device.type != "cpu":
-        if copy is False:
-            raise ValueError("from_dlpack: memory on a GPU needs a copy")
-        tensor = tensor.cpu()
-    from genesis_fn.backends.cpu.storage import TORCH_DTYPE
-
-    stored = tensor.view(TORCH_DTYPE[kind.dtype])
-    result = Array(stored.clone() if copy else stored, sig(kind, devices.cpu()))
+    on_gpu = kind in _CUDA_MEMORY and devices.cuda_usable()
+    place = devices.cuda(int(index)) if on_gpu else devices.cpu()
+    result = place.backend.from_dlpack(x, place, copy)
     return result if device is None else on_device(result, device)
 
 
@@ -337,21 +321,16 @@ def to_dlpack(x: Array, **options: Any) -> Any:
     """The DLPack capsule of an array's values; shares memory where they are host memory."""
     if dtypes.is_key(x.dtype):
         raise TypeError(f"random keys, {x.aval}, have no DLPack form; {dtypes.KEY_REMEDY}")
-    if isinstance(x.data, torch.Tensor):
-        return x.data.view(getattr(torch, x.dtype.name)).__dlpack__(**options)
-    return live(x).device.backend.to_dlpack(x, **options)  # type: ignore[attr-defined]
+    return live(x).device.backend.to_dlpack(x, **options)
 
 
 def dlpack_device(x: Array) -> tuple[int, int]:
     """(device type, index) by DLPack's numbering, for the memory that `to_dlpack` exports."""
-    backend = live(x).device.backend
-    return backend.dlpack_device(x) if hasattr(backend, "dlpack_device") else (1, 0)
+    return live(x).device.backend.dlpack_device(x)
 
 
 def cuda_array_interface(x: Array) -> dict[str, Any]:
     """The `__cuda_array_interface__` of an array on a GPU, read-only; CPU arrays have none."""
-    if live(x).device.kind != "cuda":
-        raise AttributeError(f"{x.aval} on {x.device} has no __cuda_array_interface__")
     if dtypes.is_key(x.dtype):
         raise AttributeError(f"random keys, {x.aval}, have no __cuda_array_interface__")
-    return x.device.backend.cuda_array_interface(x)  # type: ignore[attr-defined]
+    return live(x).device.backend.cuda_array_interface(x)

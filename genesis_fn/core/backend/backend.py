@@ -1,0 +1,78 @@
+"""What a kind of device offers to the library: the protocol that every backend implements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from genesis_fn.core.errors import BackendError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from genesis_fn.core.array import Array
+    from genesis_fn.core.aval import Aval
+    from genesis_fn.core.backend.executable import Executable
+    from genesis_fn.core.device import Device
+    from genesis_fn.core.jaxpr import Jaxpr
+    from genesis_fn.core.primitive import Primitive
+
+
+class Backend(Protocol):
+    """A kind of device. Backends derive from this class: members with a body below refuse, by name,
+    what a backend need not have. Storage (`Array.data`) is opaque to everybody else."""
+
+    def device_count(self) -> int:
+        """How many devices of this kind can be used."""
+        ...
+
+    def eager(
+        self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
+    ) -> Callable:
+        """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
+        ...
+
+    def compile(
+        self,
+        jaxpr: Jaxpr,
+        device: Device,
+        donated: Sequence[bool] = (),
+        compiler: str | None = None,
+    ) -> Executable:
+        """An executable for a whole program; `donated` marks inputs that it may reuse, `compiler`
+        asks for another compiler than the backend's own."""
+        ...
+
+    def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> Any:
+        """Storage that holds a copy of `value`."""
+        ...
+
+    def to_numpy(self, array: Array) -> np.ndarray:
+        """The array's values on the host; waits for them."""
+        ...
+
+    def wait(self, array: Array) -> None:
+        """Return once the array's values are there; raise what its computation raised."""
+        ...
+
+    def copy(self, array: Array, device: Device) -> Array:
+        """The array on another device of this kind."""
+        raise BackendError(f"the {device.kind} backend does not copy to another of its devices")
+
+    # Exchange with other libraries.
+
+    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
+        """An array over the memory of another library's array, which is on this kind of device."""
+        raise BackendError(f"the {device.kind} backend takes no arrays of other libraries")
+
+    def to_dlpack(self, array: Array, **options: Any) -> Any:
+        """The DLPack capsule of an array; it shares the memory."""
+        raise BackendError(f"the {array.device.kind} backend has no DLPack form of arrays")
+
+    def dlpack_device(self, array: Array) -> tuple[int, int]:
+        """(device type, index) by DLPack's numbering, of the memory that `to_dlpack` exports."""
+        raise BackendError(f"the {array.device.kind} backend has no DLPack form of arrays")
+
+    def cuda_array_interface(self, array: Array) -> dict[str, Any]:
+        """The `__cuda_array_interface__` of an array, read-only."""
+        raise AttributeError(f"{array.aval} on {array.device} has no __cuda_array_interface__")
