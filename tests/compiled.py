@@ -87,7 +87,7 @@ def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
     described = tuple(dict(d) for d in (getattr(data, "tensordesc_meta", None) or ()))
     compiled = Compiled(
         key, data.name, b"", (), tuple(_parameter_sizes(text)), described if architecture == 90
-        else (), data.shared, data.num_warps, data.num_ctas, 0, 1, 0, False, "",
+        else (), data.shared, data.num_warps, data.num_ctas, 0, False, "",
     )  # fmt: skip
     return text, compiled
 

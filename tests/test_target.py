@@ -20,8 +20,7 @@ SIZES = {
     value
     for target in TARGETS.values()
     for value in (
-        target.shared_memory, target.shared_memory_per_processor, target.bandwidth,
-        target.operations,
+        target.shared_memory, target.bandwidth, target.operations,
     )
 }  # fmt: skip
 ARCHITECTURES = {"architecture", "arch", "generation", "capability"}

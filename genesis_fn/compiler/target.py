@@ -25,7 +25,6 @@ class Target:
     architecture: int
     processors: int
     shared_memory: int
-    shared_memory_per_processor: int
     l2: int
     bandwidth: float
     operations: float
@@ -89,17 +88,17 @@ class Target:
 
 # Rates of the H200 are measured (copy, matrix product); the others in proportion to their data
 # sheets. Shared memory and L2 from NVIDIA's table of compute capabilities and data sheets.
-H200 = Target(90, 132, 232448, 233472, 50 << 20, 4.2e12, 700e12)
+H200 = Target(90, 132, 232448, 50 << 20, 4.2e12, 700e12)
 TARGETS = {
     "H200": H200,
     "H100 PCIe": replace(H200, processors=114, bandwidth=1.75e12, operations=530e12),
     "H100": replace(H200, bandwidth=2.9e12),
-    "A100": Target(80, 108, 166912, 167936, 40 << 20, 1.7e12, 260e12),
-    "L40S": Target(89, 142, 101376, 102400, 96 << 20, 0.75e12, 300e12),
-    "L4": Target(89, 58, 101376, 102400, 48 << 20, 0.26e12, 100e12),
-    "RTX 4090": Target(89, 128, 101376, 102400, 72 << 20, 0.9e12, 150e12),
-    "B200": Target(100, 148, 232448, 233472, 126 << 20, 6.9e12, 1600e12),
-    "RTX 5090": Target(120, 170, 101376, 102400, 96 << 20, 1.6e12, 200e12),
+    "A100": Target(80, 108, 166912, 40 << 20, 1.7e12, 260e12),
+    "L40S": Target(89, 142, 101376, 96 << 20, 0.75e12, 300e12),
+    "L4": Target(89, 58, 101376, 48 << 20, 0.26e12, 100e12),
+    "RTX 4090": Target(89, 128, 101376, 72 << 20, 0.9e12, 150e12),
+    "B200": Target(100, 148, 232448, 126 << 20, 6.9e12, 1600e12),
+    "RTX 5090": Target(120, 170, 101376, 96 << 20, 1.6e12, 200e12),
 }
 """GPUs by the names that their drivers give them; the first that is part of a name is meant."""
 

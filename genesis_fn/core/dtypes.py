@@ -43,7 +43,6 @@ from genesis_fn.core.types.scalar_types import (
 
 DType: TypeAlias = np.dtype
 DTypeLike: TypeAlias = Any
-Scalar: TypeAlias = bool | int | float | complex
 
 BOOL, I8, I16, I32, I64 = bool_.dtype, int8.dtype, int16.dtype, int32.dtype, int64.dtype
 U8, U16, U32, U64 = uint8.dtype, uint16.dtype, uint32.dtype, uint64.dtype

@@ -282,10 +282,10 @@ def bind(prim: Primitive, *args: Any, **params: Any) -> Any:
     try:
         return prim.eager(args, params)
     except Exception as error:
-        raise explain(error, prim, args) from None
+        raise explain(error, args) from None
 
 
-def explain(error: Exception, prim: Primitive, args: Sequence[Any]) -> Exception:
+def explain(error: Exception, args: Sequence[Any]) -> Exception:
     """`error` made useful: a leaked tracer or a deleted array among `args`, or the user's line."""
     for a in args:
         if isinstance(a, Tracer):

@@ -245,11 +245,6 @@ def _shape(x: Any) -> tuple[int, ...]:
     return x.shape if isinstance(x, np.ndarray) else x.aval.shape
 
 
-def promote(*xs: Any) -> list[Any]:
-    """`xs` in one dtype and one shape; Python scalars that meet an array stay Python scalars."""
-    return operands("promote", xs)
-
-
 def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[Any]:
     """`xs` as arrays or tracers of one dtype, shapes unchanged."""
     xs = _values(name, xs)

@@ -470,11 +470,6 @@ def eigh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> tuple[
     return with_weak(v, x.weak), with_weak(w, x.weak)
 
 
-def eigvalsh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> Any:
-    """The eigenvalues of Hermitian x[..., n, n] in ascending order."""
-    return eigh(x, lower=lower, symmetrize_input=symmetrize_input)[1]
-
-
 # ---- singular values ----
 
 

@@ -89,13 +89,6 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     return tuple(ys) if several else ys[0]
 
 
-def sort_key_val(
-    keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
-) -> tuple[Any, Any]:
-    """(keys in ascending order, values permuted alike) along `dimension`."""
-    return sort((keys, values), dimension, is_stable, num_keys=1)
-
-
 def argsort(operand: Any, dimension: int = -1, is_stable: bool = True) -> Any:
     """The int32 positions that sort `operand` along `dimension`."""
     kind = typeof(operand)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from genesis_fn import cuda
 from genesis_fn.backends.cuda.binaries.compile import compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels, drivers
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
@@ -555,15 +556,15 @@ def test_memory_functions_of_the_process(monkeypatch):
     here = runtime.runtime(0)
     assert here is runtime.runtime(0)
     block = here.alloc(3 * MIB, "a line")
-    stats = runtime.memory_stats()
+    stats = cuda.memory_stats(0)
     assert stats["in_use"] == 3 * MIB == stats["peak"] and stats["mapped"] == 32 * MIB
-    assert "a line" in runtime.memory_summary()
-    assert any(part["site"] == "a line" for part in runtime.memory_snapshot())
+    assert "a line" in cuda.memory_summary(0)
+    assert any(part["site"] == "a line" for part in cuda.memory_snapshot(0))
     del block
-    runtime.reset_peak()
-    assert runtime.memory_stats()["in_use"] == 0
-    assert runtime.empty_cache() == 32 * MIB
-    runtime.set_memory_fraction(0.5)
+    cuda.reset_peak(0)
+    assert cuda.memory_stats(0)["in_use"] == 0
+    assert cuda.empty_cache(0) == 32 * MIB
+    cuda.set_memory_fraction(0.5, 0)
     assert here.pool.limit == here.driver.info.total_memory // 2
 
 

@@ -102,7 +102,7 @@ def _fixed(
     if type(lowered) is HostCall:
         run = _host_function(place, lowered, sigs)
     elif type(lowered) is Views:
-        run = _view_function(place, lowered, sigs, arrays)
+        run = _view_function(lowered, sigs, arrays)
     else:
         shared = _shared_results(prim, params)
         runner = PlanRunner(place, lowered)  # pyright: ignore[reportArgumentType]
@@ -206,9 +206,7 @@ def _one_launch(
     return run
 
 
-def _view_function(
-    place: Runtime, views: Views, sigs: Sequence[Sig], arrays: Sequence[int]
-) -> Callable:
+def _view_function(views: Views, sigs: Sequence[Sig], arrays: Sequence[int]) -> Callable:
     def run(*args: Any) -> list[Array]:
         found = []
         for (source, first), s in zip(views.sources, sigs):

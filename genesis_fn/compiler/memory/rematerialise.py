@@ -45,7 +45,7 @@ def rematerialise(jaxpr: Jaxpr, budget: int | None = None) -> Jaxpr:
     saved = _cut(jaxpr, forward, made, used, bold=False)
     if budget is not None and sum(v.aval.nbytes for v in saved) > budget:
         saved = _cut(jaxpr, forward, made, used, bold=True)
-    _cut_short(jaxpr, forward, made, used, saved)
+    _cut_short(jaxpr, forward, used, saved)
     again = used - saved
     return _repeated(jaxpr, made, saved) if again else jaxpr
 
@@ -191,9 +191,7 @@ def _shared(jaxpr: Jaxpr, made: dict[Any, Eqn], v: Any, at: int, gradients: set[
     return False
 
 
-def _cut_short(
-    jaxpr: Jaxpr, forward: Sequence[Eqn], made: dict[Any, Eqn], used: set[Var], saved: set[Var]
-) -> None:
+def _cut_short(jaxpr: Jaxpr, forward: Sequence[Eqn], used: set[Var], saved: set[Var]) -> None:
     """Add to `saved` what would read much to be made again: the sums of a residual stream, say."""
     needed: set[Any] = set()
     for e in reversed(forward):

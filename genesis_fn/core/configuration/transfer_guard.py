@@ -19,7 +19,6 @@ from genesis_fn.core.diagnostics.source_info import where
 log = logging.getLogger("genesis_fn")
 
 LEVELS = ("allow", "log", "disallow", "log_explicit", "disallow_explicit")
-DIRECTIONS = ("host_to_device", "device_to_device", "device_to_host")
 
 
 class _Asked(threading.local):

@@ -234,9 +234,9 @@ def gemv_lines(text: Text) -> list[str]:
             lines += ["if EARLY:", "    wait_for_dependencies()"]
         lines += setup
         for step in range(written_out):
-            lines += [f"rk = rk{step}", *gemv_left_lines(text, deep, shape, own, str(step))]
+            lines += [f"rk = rk{step}", *gemv_left_lines(text, shape, own, str(step))]
     else:
-        body = [*gemv_right_lines(text, deep, ""), *gemv_left_lines(text, deep, shape, own, "")]
+        body = [*gemv_right_lines(text, deep, ""), *gemv_left_lines(text, shape, own, "")]
         lines += [*setup, f"for step in range({steps_text(text)}):", *indent(body)]
     lines += [f"rm = m0 + tl.arange(0, {config.bm})[:, None]"]
     for _, acc, _ in names:
@@ -277,9 +277,7 @@ def gemv_right_lines(text: Text, deep: bool, number: str) -> list[str]:
     return [*lines, f"rk{number} = rk"] if number else lines
 
 
-def gemv_left_lines(
-    text: Text, deep: bool, shape: tuple[int, int], own: set[str], number: str
-) -> list[str]:
+def gemv_left_lines(text: Text, shape: tuple[int, int], own: set[str], number: str) -> list[str]:
     """The products of a step's tiles with every row of the left operand, added up."""
     spec, config, n, hook = text.spec, text.config, text.name, text.spec.hooks.lhs
     wide = _TL[spec.acc_dtype]

@@ -140,7 +140,6 @@ def reduced(x, AXIS: tl.constexpr, OPERATION: tl.constexpr):
 
 @triton.jit
 def line_bases(
-    LINES: tl.constexpr,
     LENGTH: tl.constexpr,
     INNER: tl.constexpr,
     LINE_BLOCK: tl.constexpr,
@@ -178,7 +177,7 @@ def scan_kernel(
 ):
     """Running sums, products or extremes of a chunk of lines; its totals alone if REDUCE."""
     ACC: tl.constexpr = totals.dtype.element_ty
-    line, base = line_bases(LINES, LENGTH, INNER, LINE_BLOCK, WIDE)
+    line, base = line_bases(LENGTH, INNER, LINE_BLOCK, WIDE)
     exists = line < LINES
     chunk = tl.program_id(1)
     carry = tl.full((LINE_BLOCK,), IDENTITY, ACC)

@@ -158,13 +158,13 @@ def _transpose(
     fixed, moving = operands[:a], operands[end:]
     linear = operands[a:end]
     kinds = [x.aval if is_linear(x) else typeof(x) for x in linear]
-    n_consts, n_xs = consts - a, end - consts - carry
+    n_consts = consts - a
     ys = jaxpr.out_avals[carry:]
     ct_carry = [instantiate(c, k) for c, k in zip(cts[:carry], kinds[n_consts:])]
     ct_ys = [instantiate(c, stacked(k, length)) for c, k in zip(cts[carry:], ys)]
     # Cotangents of constants are summed over the steps: in float32 at least, rounded once.
     sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in kinds[:n_consts]]
-    body = _transposed_body(jaxpr, a, n_consts, carry, n_xs, b)
+    body = _transposed_body(jaxpr, a, n_consts, carry, b)
     outs = bind(
         scan_p, *fixed, *[zeros(k) for k in sums], *ct_carry, *ct_ys, *moving, jaxpr=body, consts=a,
         carry=n_consts + carry, length=length, reverse=not reverse, unroll=unroll, residuals=(0, 0),
@@ -174,7 +174,7 @@ def _transpose(
 
 
 @memoized
-def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, n_xs: int, b: int) -> Jaxpr:
+def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, b: int) -> Jaxpr:
     """[fixed, sums, carry cts, ys cts, moving] -> [sums, carry cts, xs cts]."""
     avals = jaxpr.in_avals
     linear = avals[a : len(avals) - b]
@@ -315,7 +315,7 @@ def named_scan(
         leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
     length = _length(leaves, xs, length)
     if _disabled():
-        return _python_loop(f, init, xs, leaves, xs_tree, length, reverse)
+        return _python_loop(f, init, leaves, xs_tree, length, reverse)
     with beside(near):
         jaxpr, captured, inits, y_tree, weak = _body(
             f, inits, carry_tree, weak, leaves, xs_tree, carry, init, names
@@ -488,7 +488,7 @@ def _unrolled(
 
 
 def _python_loop(
-    f: Callable, carry: Any, xs: Any, leaves: list, xs_tree: Any, length: int, reverse: bool
+    f: Callable, carry: Any, leaves: list, xs_tree: Any, length: int, reverse: bool
 ) -> tuple[Any, Any]:
     """Under `disable_jit`: the loop as Python runs it, on concrete values."""
     if length == 0:

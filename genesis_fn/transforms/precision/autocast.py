@@ -67,9 +67,6 @@ class Precision:
         return dict(self.overrides).get(op.name, op.precision)
 
 
-_HALF = (dtypes.BF16, dtypes.F16)
-
-
 def _cast(x: Any, kind: DType) -> Any:
     return x if type(x) in SCALARS else convert(x, kind)
 

@@ -31,7 +31,7 @@ from genesis_fn.backends.cuda.binaries.cache import BinaryCache
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Argument, Buf, Descriptor, Launch, Scalar
 
-_FORMAT = 4
+_FORMAT = 5
 _MOST_REMEMBERED = 2048
 _GENERATOR = "genesis_fn.kernels.language.source"
 _MOST_WORKERS = 16
@@ -44,8 +44,8 @@ class Compiled:
     `parameters` are the types of the run-time parameters in order, as in `Request.types`; `layout`
     the sizes in bytes of what the binary takes for them, scratch pointers included.
     `descriptors` holds for each host TMA descriptor what its encoding needs, and is empty where
-    the compiler replaced descriptors by pointers. `scratch` and `profile_scratch` are bytes for
-    each program.
+    the compiler replaced descriptors by pointers. `scratch` is bytes for each
+    program.
     """
 
     key: str
@@ -58,8 +58,6 @@ class Compiled:
     num_warps: int
     num_ctas: int
     scratch: int
-    scratch_alignment: int
-    profile_scratch: int
     cooperative: bool
     triton: str
 
@@ -413,8 +411,6 @@ def compile_request(wanted: Request) -> tuple[dict[str, Any], bytes]:
         "num_warps": found.num_warps,
         "num_ctas": found.num_ctas,
         "scratch": found.global_scratch_size,
-        "scratch_alignment": found.global_scratch_align,
-        "profile_scratch": found.profile_scratch_size,
         "cooperative": bool(found.launch_cooperative_grid),
         "triton": triton_version(),
     }, binary

@@ -244,7 +244,6 @@ class CudaDriver:
             architecture=architecture,
             processors=self._attribute("MULTIPROCESSOR_COUNT"),
             shared_memory=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-            shared_memory_per_processor=self._attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
             l2=self._attribute("L2_CACHE_SIZE"),
             bandwidth=bandwidth,
             operations=operations,

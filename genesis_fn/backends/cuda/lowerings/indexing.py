@@ -71,7 +71,6 @@ class _Window:
 
     lines: list[str]
     offset: str
-    checked: bool
 
 
 def _window(call: Call, shape: Sequence[int], sizes: Sequence[int], mode: str) -> _Window:
@@ -111,7 +110,7 @@ def _window(call: Call, shape: Sequence[int], sizes: Sequence[int], mode: str) -
         total = " + ".join([p for p in parts if p != "0"])
         if total:
             terms.append(f"({total}) * {step}" if step != 1 else f"({total})")
-    return _Window(lines, " + ".join(["i * 0", *terms]), checked)
+    return _Window(lines, " + ".join(["i * 0", *terms]))
 
 
 # ---- gather ----
@@ -137,7 +136,7 @@ def _take_rows(call: Call) -> Lowered:
 def _rows(call: Call) -> Lowered:
     table, indices = call.operands
     mode, fill = call.params["mode"], call.params["fill_value"]
-    plain = mode != "fill" or _is_zero_bits(fill, table.dtype)
+    plain = mode != "fill" or _is_zero_bits(fill)
     if not plain or indices.dtype == dtypes.U64 or call.out.size == 0:
         return _gather_rows_general(call)
     site = call.site * SITES if mode == "check" else 0
@@ -150,7 +149,7 @@ def _rows(call: Call) -> Lowered:
     )  # fmt: skip
 
 
-def _is_zero_bits(value: Any, kind: DType) -> bool:
+def _is_zero_bits(value: Any) -> bool:
     return value is not None and value == 0 and str(value)[0] != "-"
 
 
@@ -240,7 +239,7 @@ def _scatter(call: Call) -> Lowered:
         return builder.build()
     window = call.params["dimension_numbers"][0]
     sizes = window_sizes(operand, updates, call.params["dimension_numbers"])
-    columns, run = _trailing(operand, updates, call.params["dimension_numbers"], sizes)
+    columns, run = _trailing(operand, call.params["dimension_numbers"], sizes)
     rows, count = operand.size // columns, updates.size // columns
     # Updates in the order of batch dimensions, then window dimensions: the last one wins.
     order = [d for d in range(updates.ndim) if d not in window] + list(window)
@@ -298,7 +297,7 @@ def _renamed(lines: Sequence[str]) -> list[str]:
     return [re.sub(r"\bi\b", "j", line) for line in lines]
 
 
-def _trailing(operand: Aval, updates: Aval, numbers: Any, sizes: Sequence[int]) -> tuple[int, int]:
+def _trailing(operand: Aval, numbers: Any, sizes: Sequence[int]) -> tuple[int, int]:
     """(elements, update dimensions) at the end of the operand that every window covers whole."""
     window, collapsed, mapped, batching, _ = numbers
     columns, run = 1, 0

@@ -75,7 +75,7 @@ def reduction_text(
     else:
         total = stored(f"({total}).to({register(result)})", result)
     lines = [
-        *_walk(column, row),
+        *_walk(column),
         f"acc = tl.full((BK, BR), 0, {MEMORY[acc]}) + {identity}",
         "for r0 in range(begin, end, BR):",
         *_inside(row),
@@ -87,7 +87,7 @@ def reduction_text(
     return lines
 
 
-def _walk(column: Strided, row: Strided) -> list[str]:
+def _walk(column: Strided) -> list[str]:
     return [
         "k = tl.program_id(0).to(PER.dtype) * BK + tl.arange(0, BK)",
         "split = tl.program_id(1).to(PER.dtype)",
@@ -173,7 +173,7 @@ def position_text(
         else ["tl.store(y + split * K + k, top, kin)", "tl.store(q + split * K + k, place, kin)"]
     )
     lines = [
-        *_walk(column, row),
+        *_walk(column),
         f"best = tl.full((BK, BR), {-(2 ** (int(integer[1:]) - 1))}, {key})",
         "where = tl.full((BK, BR), 9223372036854775807, tl.int64)",
         "for r0 in range(begin, end, BR):",

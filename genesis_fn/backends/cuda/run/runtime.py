@@ -1,4 +1,4 @@
-"""What belongs to each device of the process, made when it is first used, and memory figures."""
+"""What belongs to each device of the process, made when it is first used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from genesis_fn.backends.cuda.driver.driver import Driver, check_fork
 from genesis_fn.backends.cuda.driver.drivers import open_driver
-from genesis_fn.backends.cuda.memory import report
 from genesis_fn.backends.cuda.memory.pool import Block, Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
 from genesis_fn.backends.cuda.run.error_word import ErrorWords
@@ -81,33 +80,3 @@ def runtime(device: int = 0) -> Runtime:
             if found is None:
                 found = _runtimes[device] = Runtime(open_driver(device))
     return found
-
-
-def memory_stats(device: int = 0) -> dict[str, int | float]:
-    """All counters of the device's pool."""
-    return report.memory_stats(runtime(device).pool)
-
-
-def memory_summary(device: int = 0) -> str:
-    """The counters and the largest holders as a table."""
-    return report.memory_summary(runtime(device).pool)
-
-
-def memory_snapshot(device: int = 0) -> list[dict[str, Any]]:
-    """Every part of the mapped memory, in address order."""
-    return report.memory_snapshot(runtime(device).pool)
-
-
-def reset_peak(device: int = 0) -> None:
-    """Makes the peaks start from what is in use now."""
-    runtime(device).pool.reset_peak()
-
-
-def empty_cache(device: int = 0) -> int:
-    """Returns unused memory to the device; the result is the number of bytes returned."""
-    return runtime(device).pool.empty_cache()
-
-
-def set_memory_fraction(fraction: float, device: int = 0) -> None:
-    """Limits what may be held to a share of the device's memory, in (0, 1]."""
-    runtime(device).pool.set_memory_fraction(fraction)
