@@ -18,6 +18,7 @@ from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.dot_general import dot_general_p
@@ -43,9 +44,17 @@ class _Products(Primitive):
         return self.shape(*avals, **params)
 
 
+def _flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dots: Any, sums: Any, avals: Any) -> float:
+    flops = dot_general_p.flops
+    assert flops is not None
+    pairs = [(i, o) for terms, o in zip(sums, outs) for i in terms]
+    return sum([flops(ins[2 * i : 2 * i + 2], [o], **dots[i]) for i, o in pairs])
+
+
 JOINED = _Products(
-    "products", lambda *operands, dots, sums, avals: list(avals), multi=True, listed=False
-)
+    "products", lambda *operands, dots, sums, avals: list(avals), multi=True, listed=False,
+    flops=_flops,
+)  # fmt: skip
 """Matrix products in one launch: an operation of the compiler's own programs.
 
 Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the

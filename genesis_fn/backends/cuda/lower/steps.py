@@ -7,7 +7,6 @@ around it, so that the whole needs one arena; views lie in the buffer that they 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +18,6 @@ from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.run.graph import Child, Copy, Host, Repeat, Step, Switch, While
 from genesis_fn.compiler.fusion.fuse import Fusion, Group
 from genesis_fn.compiler.fusion.gemv_fusion import wide
-from genesis_fn.compiler.fusion.matmul_grouping import JOINED
 from genesis_fn.compiler.loop_ir.kernel import Placement
 from genesis_fn.compiler.memory.inplace import updated
 from genesis_fn.compiler.memory.memory_plan import pack
@@ -31,16 +29,11 @@ from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan import Buf, Launch, Plan
-from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.transforms.control_flow.cond import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scan import scan_p
 from genesis_fn.transforms.custom.fused import fused_p
 from genesis_fn.transforms.staging.cost import cost
-
-# Row functions: what is generated reads and writes 16-bit values where the kernel alone would need
-# them converted first.
-_GENERATED = ("rms_norm", "layer_norm", "softmax", "log_softmax", "logsumexp")
 
 
 @dataclass(slots=True)
@@ -98,7 +91,7 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
     gains nothing from being generated together with the casts and sums around it."""
 
     def keeps(e: Eqn) -> bool:
-        if e.prim is not fused_p or e.params["op"].name.startswith(_GENERATED):
+        if e.prim is not fused_p or lowerings.is_generated(e.params["op"]):
             return False
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         return plan_for(e.prim, avals, e.params, target) is not None
@@ -330,7 +323,7 @@ class Scope:
         reads = [self.buffer(u) for u in operands]
         bodies = [b for b in (product.prologue, product.epilogue) if b is not None]
         names = [i.eqn.prim.name for b in bodies for i in b.instrs if i.eqn is not None]
-        text = "+".join(["dot_general"] * len(product.eqns) + list(dict.fromkeys(names)))
+        text = "+".join([x.prim.name for x in product.eqns] + list(dict.fromkeys(names)))
         work = sum([_work_of(x) for x in product.eqns])
         self.table.described.append(
             Described(text, g.traffic, work, [], [str(e.where)], self.depth)
@@ -468,21 +461,14 @@ def _compact(launch: Launch) -> tuple[Launch, list[int]]:
 
 
 def _work_of(e: Eqn) -> int:
-    """Floating-point operations of an opaque equation, where a formula is known; those of a fused
-    function's reference for the function."""
+    """Floating-point operations of an opaque equation, where its record has a formula; those of a
+    fused function's reference for the function."""
     if e.prim is fused_p:
         return int(cost(e.params["jaxpr"])["flops"])
-    if e.prim is dot_general_p:
-        return _work_of_dot(e.ins[0], e.params, e.outs[0])
-    if e.prim is JOINED:
-        pairs = [(i, o) for terms, o in zip(e.params["sums"], e.outs) for i in terms]
-        return sum([_work_of_dot(e.ins[2 * i], e.params["dots"][i], o) for i, o in pairs])
-    return 0
-
-
-def _work_of_dot(x: Var, params: dict[str, Any], out: Var) -> int:
-    (lhs, _), _ = params["dimension_numbers"]
-    return 2 * math.prod([x.aval.shape[d] for d in lhs]) * out.aval.size
+    if e.prim.flops is None:
+        return 0
+    ins = [i.aval for i in e.ins if type(i) is Var]
+    return int(e.prim.flops(ins, [o.aval for o in e.outs], **e.params))
 
 
 # ---- control flow ----

@@ -30,7 +30,7 @@ from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused import Fused, fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
 
 _MODULES = (
@@ -91,6 +91,14 @@ def check_error(
     return out_of_range(call, site % SITES, index)
 
 
+def is_generated(op: Fused) -> bool:
+    """Whether compiled programs make a fused function together with what is around it."""
+    from genesis_fn.backends.cuda.lowerings.fused import KERNELS
+
+    known = KERNELS.get(op.name)
+    return known is not None and known.generated
+
+
 def has_lowering(prim: Primitive) -> bool:
     """Whether `plan_for` knows the primitive."""
     return _rule_of(prim) is not None
@@ -114,5 +122,5 @@ def _load() -> None:
 
 __all__ = [
     "Aval", "Call", "HostCall", "Lowered", "SITES", "Views", "check_error", "checks",
-    "has_lowering", "lowers", "plan_for",
+    "has_lowering", "is_generated", "lowers", "plan_for",
 ]  # fmt: skip

@@ -6,8 +6,10 @@ handed through, or a value that was a result before, it leaves alone: nobody nee
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, lowers
@@ -35,7 +37,20 @@ from genesis_fn.kernels.rows.softmax import Softmax, plan_softmax_backward, plan
 from genesis_fn.transforms.custom.fused import fused_p
 
 Rule = Callable[..., "Plan | None"]
-KERNELS: dict[str, Rule] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """How a fused function is planned. `generated`: programs that are compiled make it together
+    with the casts and sums around it, which its kernel would need converted first, and so the
+    kernel serves eager calls alone. `classes`: how many a checked label is one of."""
+
+    plan: Rule
+    generated: bool = False
+    classes: Callable[[Call], int] | None = None
+
+
+KERNELS: dict[str, Kernel] = {}
 _HALF_OR_SINGLE = (dtypes.BF16, dtypes.F16, dtypes.F32)
 _WIDE_ENOUGH = (*_HALF_OR_SINGLE, dtypes.F64)
 
@@ -46,11 +61,15 @@ def computed(jaxpr: Jaxpr) -> list[Var]:
     return list(dict.fromkeys([v for v in jaxpr.outs if v not in given]))
 
 
-def kernel(*names: str) -> Callable[[Rule], Rule]:
-    """Decorator: the function plans fused functions of these names, or returns None."""
+def kernel(
+    *names: str, generated: bool = False, classes: Callable[[Call], int] | None = None, **given: Any
+) -> Callable[[Rule], Rule]:
+    """Decorator: the function plans fused functions of these names, or returns None; it gets
+    `given` as further arguments. See `Kernel`."""
 
     def register(rule: Rule) -> Rule:
-        KERNELS.update(dict.fromkeys(names, rule))
+        plan = functools.partial(rule, **given) if given else rule
+        KERNELS.update(dict.fromkeys(names, Kernel(plan, generated, classes)))
         return rule
 
     return register
@@ -58,12 +77,12 @@ def kernel(*names: str) -> Callable[[Rule], Rule]:
 
 @lowers(fused_p)
 def _fused(call: Call) -> Plan | None:
-    rule = KERNELS.get(call.params["op"].name)
-    if rule is None or any(a.size == 0 for a in (*call.operands, *call.outs)):
+    known = KERNELS.get(call.params["op"].name)
+    if known is None or any(a.size == 0 for a in (*call.operands, *call.outs)):
         return None
     jaxpr = call.params["jaxpr"]
     found = computed(jaxpr)
-    plan = rule(call, [v.aval for v in found], **dict(call.params["static"]))
+    plan = known.plan(call, [v.aval for v in found], **dict(call.params["static"]))
     if plan is None or found == jaxpr.outs:
         return plan
     count, checked = len(jaxpr.outs), plan.outputs > len(found)
@@ -95,23 +114,25 @@ def _softmax_spec(kind: Aval, name: str) -> Softmax | None:
     return Softmax(*_matrix(kind), NAMES[kind.dtype], name)
 
 
-@kernel("softmax", "softmax_forward", "log_softmax", "log_softmax_forward", "logsumexp",
-        "logsumexp_forward")  # fmt: skip
-def _softmax(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
-    spec = _softmax_spec(call.operands[0], call.params["op"].name.removesuffix("_forward"))
+@kernel("softmax", "softmax_forward", generated=True, kind="softmax")
+@kernel("log_softmax", "log_softmax_forward", generated=True, kind="log_softmax")
+@kernel("logsumexp", "logsumexp_forward", generated=True, kind="logsumexp")
+def _softmax(call: Call, results: Sequence[Aval], *, kind: str, **_: Any) -> Plan | None:
+    spec = _softmax_spec(call.operands[0], kind)
     return None if spec is None else plan_softmax_forward(spec, call.target)
 
 
-@kernel("softmax_backward", "log_softmax_backward")
-def _softmax_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
+@kernel("softmax_backward", generated=True, kind="softmax")
+@kernel("log_softmax_backward", generated=True, kind="log_softmax")
+def _softmax_backward(call: Call, results: Sequence[Aval], *, kind: str, **_: Any) -> Plan | None:
     y, ct = call.operands
-    spec = _softmax_spec(y, call.params["op"].name.removesuffix("_backward"))
+    spec = _softmax_spec(y, kind)
     if spec is None or y.dtype != ct.dtype:
         return None
     return _ordered(plan_softmax_backward(spec, call.target), (1, 0), (0,))
 
 
-@kernel("logsumexp_backward")
+@kernel("logsumexp_backward", generated=True)
 def _logsumexp_backward(call: Call, results: Sequence[Aval], **_: Any) -> Plan | None:
     x, y, ct = call.operands
     spec = _softmax_spec(x, "logsumexp")
@@ -133,14 +154,14 @@ def _norm_spec(
     return Norm(*_matrix(x), NAMES[x.dtype], eps, NAMES[weight.dtype], bias_dtype, statistics)
 
 
-@kernel("rms_norm", "rms_norm_forward")
+@kernel("rms_norm", "rms_norm_forward", generated=True)
 def _rms_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
     x, weight = call.operands
     spec = _norm_spec(x, eps, weight, statistics=len(results) > 1)
     return None if spec is None else plan_norm_forward(spec, call.target)
 
 
-@kernel("rms_norm_backward")
+@kernel("rms_norm_backward", generated=True)
 def _rms_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
@@ -151,7 +172,7 @@ def _rms_norm_backward(
     return _ordered(plan_norm_backward(spec, call.target), (3, 0, 1, 2), (0, 1))
 
 
-@kernel("layer_norm", "layer_norm_forward")
+@kernel("layer_norm", "layer_norm_forward", generated=True)
 def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | None:
     x, weight, bias = call.operands
     spec = _norm_spec(x, eps, weight, bias, len(results) > 1)
@@ -162,7 +183,7 @@ def _layer_norm(call: Call, results: Sequence[Aval], *, eps: float) -> Plan | No
     return _ordered(plan, (0, 1, 2), (0, 2, 1)) if spec.statistics else plan
 
 
-@kernel("layer_norm_backward")
+@kernel("layer_norm_backward", generated=True)
 def _layer_norm_backward(
     call: Call, results: Sequence[Aval], *, eps: float, needs: Any
 ) -> Plan | None:
@@ -236,7 +257,10 @@ def _labelled(labels: Aval) -> bool:
     return labels.dtype in (dtypes.I32, dtypes.I64)
 
 
-@kernel("cross_entropy", "cross_entropy_forward")
+@kernel(
+    "cross_entropy", "cross_entropy_forward",
+    classes=lambda call: math.prod(call.operands[0].shape[-1:]),
+)  # fmt: skip
 def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
     logits, labels = call.operands
     if logits.dtype not in _WIDE_ENOUGH or not _labelled(labels):
@@ -274,7 +298,10 @@ def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) 
     return builder.build()
 
 
-@kernel("linear_cross_entropy", "linear_cross_entropy_forward")
+@kernel(
+    "linear_cross_entropy", "linear_cross_entropy_forward",
+    classes=lambda call: call.operands[1].shape[0],
+)  # fmt: skip
 def _linear_cross_entropy(
     call: Call, results: Sequence[Aval], *, ignore_index: int | None, label_smoothing: float,
     z_loss: float, softcap: float, reduction: str,
@@ -301,8 +328,9 @@ def _linear_cross_entropy(
 
 def label_error(call: Call, index: int) -> errors.IndexOutOfRange:
     """The error for a label of a fused cross-entropy that names no class."""
-    linear = call.params["op"].name.startswith("linear")
-    classes = call.operands[1].shape[0] if linear else math.prod(call.operands[0].shape[-1:])
+    counted = KERNELS[call.params["op"].name].classes
+    assert counted is not None
+    classes = counted(call)
     return errors.IndexOutOfRange(
         f"label {index} is out of range for {classes} classes", None, classes, index
     )
