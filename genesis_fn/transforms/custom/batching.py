@@ -13,10 +13,10 @@ from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
+from genesis_fn.transforms.custom.derivatives import CustomFunction
 from genesis_fn.transforms.keys.key_uses import user_call
-from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing, name_of
+from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.copies import Copied
 from genesis_fn.transforms.staging.stage import stage
 
 
@@ -101,7 +101,7 @@ def _forward_rule(
     return [*outs, *dense], [*flags, *(b for b, f in zip(flags, found) if f)]
 
 
-class custom_vmap(Copied):
+class custom_vmap(CustomFunction):
     """A function whose batching is given by `def_vmap(rule)`.
 
     `rule(axis_size, in_batched, *args)` gets the arguments with their batch in front (where
@@ -110,12 +110,8 @@ class custom_vmap(Copied):
     derivative, which JAX refuses, is that of the function.
     """
 
-    def __init__(self, fun: Callable) -> None:
-        functools.update_wrapper(self, fun)
-        self.fun, self.rule = fun, None
-
-    def _parts(self) -> tuple[Callable, tuple]:
-        return _remade, (self.fun, self.rule)
+    rules = ("rule",)
+    rule: Callable | None = None
 
     def def_vmap(self, rule: Callable) -> Callable:
         """Set the batching rule; usable as a decorator."""
@@ -124,19 +120,13 @@ class custom_vmap(Copied):
 
     def __call__(self, *args: Any) -> Any:
         if self.rule is None:
-            raise ValueError(f"{name_of(self.fun)}: no batching rule was given by def_vmap")
-        leaves, in_tree, weak = flatten_arrays(args, f"an argument of {name_of(self.fun)}: ")
+            raise ValueError(f"{self.name}: no batching rule was given by def_vmap")
+        leaves, in_tree, weak = flatten_arrays(args, f"an argument of {self.name}: ")
         flat = FlatFunction(self.fun, in_tree)
-        jaxpr, captured = stage(flat, [x.aval for x in leaves], name=name_of(self.fun), weak=weak)
-        rule = functools.partial(_flat_rule, self.rule, in_tree, flat.out_tree, jaxpr.name)
+        jaxpr, captured = stage(flat, [x.aval for x in leaves], name=self.name, weak=weak)
+        rule = functools.partial(_flat_rule, self.rule, in_tree, flat.out_tree, self.name)
         call = _Vmapped(jaxpr, len(captured), rule)
         return flat.called(user_call(custom_call_p, *captured, *leaves, call=call, jaxpr=jaxpr))
-
-
-def _remade(fun: Callable, rule: Callable | None) -> custom_vmap:
-    made = custom_vmap(fun)
-    made.rule = rule
-    return made
 
 
 def sequential_vmap(fun: Callable) -> custom_vmap:

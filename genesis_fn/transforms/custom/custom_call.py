@@ -10,6 +10,7 @@ value, for all that differentiates, batches or transposes them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive, bind, ctx, is_linear, typeof
-from genesis_fn.primitives.factories import instantiate, move_batch
+from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.transforms.batching.batch import (
     BatchTrace,
@@ -44,8 +45,7 @@ class CustomCall:
       cotangent for each of them.
     * `batch(size, which operands are batched, operands)`, where vmap is to use it: (outputs, which
       of them are batched), all batches in front.
-    * `record(xs)`: the outputs in a program that is being recorded, and `key()` what tells recorded
-      forms apart.
+    * `key()`: what tells apart the recorded forms that `owner.recorder` keeps.
     * `learned`: what is known of the outputs after a run; `out_avals`: what those of a linear map
       are.
 
@@ -56,7 +56,7 @@ class CustomCall:
     __slots__ = ()
 
     name: str  # what messages call the function
-    owner: Any = None  # the user's function, which keeps recorded calls
+    owner: Any = None  # the user's function
     learned: Any = None  # what is known of the outputs after a run
     out_avals: Sequence[Aval] = ()  # of a linear map
     forward = reverse = symbolic = False
@@ -66,7 +66,6 @@ class CustomCall:
     fwd: Callable
     pull: Callable
     key: Callable
-    record: Callable
     batch: Callable | None = None
 
     def programs_known(self) -> list[Jaxpr]:
@@ -76,16 +75,16 @@ class CustomCall:
 
 class LinearCall(CustomCall):
     """A linear map of the operands after `linear` residuals, and its transpose: `push(*operands)`,
-    None where only reverse mode is defined, and `pull(residuals, cts)`."""
+    None where only reverse mode is defined, and `pull(residuals, cts)`, which runs `programs`."""
 
-    __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "backward")
+    __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "programs")
 
     def __init__(
         self, name: str, residuals: int, out_avals: Sequence[Aval], push: Callable | None,
-        pull: Callable, backward: Sequence[Jaxpr] = (),
+        pull: Callable, programs: Sequence[Jaxpr] = (),
     ) -> None:  # fmt: skip
         self.name, self.linear, self.out_avals = name, residuals, tuple(out_avals)
-        self.push, self.pull, self.backward = push, pull, list(backward)
+        self.push, self.pull, self.programs = push, pull, list(programs)
         self.forward = push is not None
 
     def fun(self, *xs: Any) -> list[Any]:
@@ -94,7 +93,11 @@ class LinearCall(CustomCall):
         return self.push(*xs)
 
     def programs_known(self) -> list[Jaxpr]:
-        return self.backward
+        return self.programs
+
+    def apply(self, operands: Sequence[Any], jaxpr: Jaxpr | None) -> list[Any]:
+        """The tangents of outputs, by the program `jaxpr` where there is one."""
+        return _floating(bind(custom_call_p, *operands, call=self, jaxpr=jaxpr), self.out_avals)
 
 
 def no_forward_mode(name: str) -> Exception:
@@ -120,8 +123,7 @@ def linear_call(
     if forward is None and not (isinstance(ctx.trace, StageTrace) and ctx.trace.is_tape):
         raise no_forward_mode(name)
     call = LinearCall(name, len(residuals), out_avals, None, pull, [backward])
-    outs = bind(custom_call_p, *residuals, *tangents, call=call, jaxpr=forward)
-    return _floating(outs, out_avals)
+    return call.apply([*residuals, *tangents], forward)
 
 
 def _floating(ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
@@ -161,7 +163,7 @@ def _stage(
     if call.linear is not None:
         return None if trace.is_tape or not call.forward else call.fun(*xs)
     # A tape is there to be transposed: no further derivative will ask for the rules.
-    return call.fun(*xs) if trace.is_tape else call.record(xs)
+    return call.fun(*xs) if trace.is_tape else call.owner.recorder.record(call, xs)
 
 
 def _jvp(
@@ -178,36 +180,28 @@ def _linearize(
 ) -> tuple[list[Any], Callable]:
     outs, saved, back = call.fwd(nonzero, xs)
     n, count, kinds = len(xs), len(saved), [typeof(o) for o in outs]
-    moved = [i for i, x in enumerate(xs) if nonzero[i] and dtypes.is_inexact(typeof(x).dtype)]
-    kept = [i for i, k in enumerate(kinds) if dtypes.is_inexact(k.dtype)]
+    moved = [m and dtypes.is_inexact(typeof(x).dtype) for m, x in zip(nonzero, xs)]
     residuals = [*saved, *xs] if call.forward else saved
 
     # The two close over no value: residuals are operands.
     def push(*operands: Any) -> list[Any]:
-        given = dict(zip(moved, operands[count + n :]))
-        ts = call.jvp(operands[count : count + n], [given.get(i) for i in range(n)])[1]
-        return [instantiate(ts[i], kinds[i]) for i in kept]
+        primals, tangents = operands[count : count + n], filled(moved, operands[count + n :])
+        ts = call.jvp(primals, tangents)[1]
+        return [instantiate(t, k) for t, k in zip(ts, kinds)]
 
     def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        given = dict(zip(kept, cts, strict=True))
-        found = back(residuals[:count], [given.get(i) for i in range(len(kinds))])
-        return [found[i] for i in moved]
+        return [ct for ct, m in zip(back(residuals[:count], cts), moved) if m]
 
     linear = LinearCall(
-        call.name, len(residuals), [kinds[i] for i in kept], push if call.forward else None, pull,
+        call.name, len(residuals), kinds, push if call.forward else None, pull,
         call.programs_known(),
     )  # fmt: skip
-    avals = [typeof(x) for x in residuals] + [typeof(xs[i]) for i in moved]
+    avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, moved) if m))]
     # On the tape of a program that is kept, the map has a program too.
     program = stage_closed(push, avals, call.name) if jaxpr is not None and call.forward else None
-
-    def apply(*ts: Any) -> list[Any]:
-        given = [ts[i] for i in moved]
-        found = bind(custom_call_p, *residuals, *given, call=linear, jaxpr=program)
-        back = dict(zip(kept, found))
-        return [back.get(i) for i in range(len(kinds))]
-
-    return outs, apply
+    return outs, lambda *ts: linear.apply(
+        [*residuals, *(t for t, m in zip(ts, moved) if m)], program
+    )
 
 
 def _transpose(
@@ -235,15 +229,14 @@ def _batch(
         outs = bind(custom_call_p, *xs, call=call, jaxpr=jaxpr)
         return outs, [None] * len(outs)
     size, given = trace.batch_size, [d is not None for d in dims]
+    xs = at_front(size, xs, dims)
     if call.batch is not None:
-        outs, flags = call.batch(size, given, at_front(size, xs, dims))
+        outs, flags = call.batch(size, given, xs)
         return outs, [0 if b else None for b in flags]
     every = (True,) * len(jaxpr.outs)
     program, _ = batch_jaxpr(jaxpr, size, tuple(given), every, trace.axis_name)
-    own = BatchTrace(None, size, trace.axis_name)
-    batched = Batched(call, own, [0 if b else None for b in given], [0] * len(every), closed=True)
-    outs = bind(custom_call_p, *at_front(size, xs, dims), call=batched, jaxpr=program)
-    return outs, batched.out_dims
+    batched = Batched(call, trace, [0 if b else None for b in given], closed=True)
+    return bind(custom_call_p, *xs, call=batched, jaxpr=program), [0] * len(every)
 
 
 custom_call_p = _Custom(
@@ -276,9 +269,6 @@ class Wrapped(CustomCall):
     def learned(self, value: Any) -> None:
         self.call.learned = value
 
-    def record(self, xs: Sequence[Any]) -> list[Any]:
-        return self.owner.recorder.record(self, xs)
-
     def programs_known(self) -> list[Jaxpr]:
         return self.call.programs_known()
 
@@ -287,19 +277,21 @@ class Batched(Wrapped):
     """A call mapped over a batch by a trace of vmap, for the trace around that one. A `closed` one
     closes over nothing of that trace: each run has a trace of its own."""
 
-    __slots__ = ("trace", "dims", "out_dims", "closed")
+    __slots__ = ("size", "axis_name", "trace", "dims", "every", "out_dims")
 
     def __init__(
-        self, call: CustomCall, trace: BatchTrace, dims: Sequence[int | None],
-        out_dims: Sequence[int | None] = (), closed: bool = False,
-    ) -> None:  # fmt: skip
+        self, call: CustomCall, trace: BatchTrace, dims: Sequence[int | None], closed: bool = False
+    ) -> None:
         super().__init__(call)
-        self.trace, self.dims, self.closed = trace, tuple(dims), closed
-        self.out_dims = list(out_dims)  # known after a run
+        self.size, self.axis_name, self.dims = trace.batch_size, trace.axis_name, tuple(dims)
+        self.trace = None if closed else trace
+        # Whether all outputs have the batch: where an operand does, so that all rules agree.
+        self.every = closed or call.linear is not None or any(d is not None for d in dims)
+        self.out_dims: list[int | None] = [0] * len(call.out_avals)  # of others known after a run
 
     @property
     def out_avals(self) -> list[Aval]:
-        return [aval((self.trace.batch_size, *a.shape), a.dtype) for a in self.call.out_avals]
+        return [aval((self.size, *a.shape), a.dtype) for a in self.call.out_avals]
 
     @property
     def learned(self) -> tuple:
@@ -311,65 +303,57 @@ class Batched(Wrapped):
         self.out_dims, self.call.learned = value
 
     def key(self) -> tuple:
-        return self.trace.batch_size, self.trace.axis_name, self.dims, self.call.key()
+        return self.size, self.axis_name, self.dims, self.call.key()
 
-    def _resumed(self) -> resumed:
-        trace = self.trace
-        return resumed(
-            BatchTrace(None, trace.batch_size, trace.axis_name) if self.closed else trace
-        )
+    def _running(self) -> resumed:
+        return resumed(self.trace or BatchTrace(None, self.size, self.axis_name))
 
-    def _front(self, x: Any, d: int | None) -> Any:
-        return move_batch(x, d, 0, self.trace.batch_size)
-
-    def _whole(self, parts: Sequence[tuple[Any, int | None]]) -> list[Any]:
-        """The outputs with their batch in front, where any argument has one: so all rules agree."""
-        every = any(d is not None for d in self.dims)
-        self.out_dims = [0 if every or d is not None else None for _, d in parts]
-        return [x if d is None else self._front(x, e) for (x, e), d in zip(parts, self.out_dims)]
+    def _in_front(
+        self, trace: BatchTrace, outs: Sequence[Any], ts: Sequence[Any] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """Outputs, and tangents if there are any, with the batch that either has in front."""
+        n, parts = len(outs), [trace.split(x) for x in (*outs, *ts)]
+        batched = [self.every or d is not None for _, d in parts]
+        either = map(any, zip(batched, batched[n:] if ts else batched))
+        self.out_dims = [0 if b else None for b in either]
+        front = [
+            x if x is None or at is None else move_batch(x, d, at, self.size)
+            for (x, d), at in zip(parts, self.out_dims * 2)
+        ]
+        return front[:n], front[n:]
 
     def fun(self, *xs: Any) -> list[Any]:
-        with self._resumed() as trace:
+        with self._running() as trace:
             outs = self.call.fun(*_mapped(trace, xs, self.dims))
-        return self._whole([trace.split(o) for o in outs])
+        return self._in_front(trace, outs)[0]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        with self._resumed() as trace:
+        with self._running() as trace:
             outs, ts = self.call.jvp(
                 _mapped(trace, primals, self.dims), _mapped(trace, tangents, self.dims)
             )
-        outs = self._whole([trace.split(o) for o in outs])
-        moved = [trace.split(t) for t in ts]
-        for i, (_, d) in enumerate(moved):
-            if d is not None and self.out_dims[i] is None:
-                outs[i], self.out_dims[i] = self._front(outs[i], None), 0
-        return outs, [
-            t if o is None or t is None else self._front(t, d)
-            for (t, d), o in zip(moved, self.out_dims)
-        ]
+        return self._in_front(trace, outs, ts)
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable]:
-        with self._resumed() as trace:
+        with self._running() as trace:
             outs, saved, pull = self.call.fwd(nonzero, _mapped(trace, xs, self.dims))
-        outs = self._whole([trace.split(o) for o in outs])
         parts = [trace.split(r) for r in saved]
-        saved_dims = [d for _, d in parts]
-        back = lambda residuals, cts: self._pulled(pull, residuals, saved_dims, cts, self.dims)  # noqa: E731
-        return outs, [r for r, _ in parts], back
+        back = functools.partial(self._pulled, pull, [d for _, d in parts], self.dims)
+        return self._in_front(trace, outs)[0], [r for r, _ in parts], back
 
     def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         n = len(residuals)
-        return self._pulled(self.call.pull, residuals, self.dims[:n], cts, self.dims[n:])
+        return self._pulled(self.call.pull, self.dims[:n], self.dims[n:], residuals, cts)
 
     def _pulled(
-        self, pull: Callable, residuals: Sequence[Any], saved_dims: Sequence[int | None],
-        cts: Sequence[Any], dims: Sequence[int | None],
+        self, pull: Callable, saved_dims: Sequence[int | None], dims: Sequence[int | None],
+        residuals: Sequence[Any], cts: Sequence[Any],
     ) -> list[Any]:  # fmt: skip
         """The cotangents of operands at `dims`, each laid out as its operand is; that of one shared
         by all examples is summed."""
-        with self._resumed() as trace:
+        with self._running() as trace:
             back = pull(_mapped(trace, residuals, saved_dims), _mapped(trace, cts, self.out_dims))
         return [
             ct if ct is None else self._laid_out(*trace.split(ct), d)
@@ -378,7 +362,7 @@ class Batched(Wrapped):
 
     def _laid_out(self, ct: Any, at: int | None, dim: int | None) -> Any:
         if dim is not None:
-            return move_batch(ct, at, dim, self.trace.batch_size)
+            return move_batch(ct, at, dim, self.size)
         return ct if at is None else reduce_sum(ct, (at,))
 
 

@@ -24,9 +24,9 @@ from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.recorded import Recorder
 from genesis_fn.transforms.staging.api_util import (
-    FlatFunction,
     as_taken,
     flatten_arrays,
+    flatten_output,
     missing,
     name_of,
 )
@@ -69,44 +69,29 @@ class _UserCall(CustomCall):
     """A call of a user's function on flat arrays. `learned` is the structure of its output."""
 
     __slots__ = (
-        "owner", "name", "symbolic", "forward", "reverse", "static", "values", "in_tree", "kinds",
-        "weak", "learned",
+        "owner", "name", "symbolic", "forward", "reverse", "static", "in_tree", "kinds", "weak",
+        "learned",
     )  # fmt: skip
 
     def __init__(
-        self, owner: _Custom, static: list[int], values: tuple, in_tree: Any, xs: Sequence[Any]
+        self, owner: _Differentiated, static: dict[int, Any], in_tree: Any, xs: Sequence[Any]
     ) -> None:
         self.owner, self.name, self.symbolic = owner, owner.name, owner.symbolic
-        self.forward, self.reverse = owner.rule is not None, owner.fwd is not None
-        self.static, self.values, self.in_tree = static, values, in_tree
+        self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
+        self.static, self.in_tree = static, in_tree
         self.kinds = tuple([typeof(x) for x in xs])
         self.weak = tuple([x.weak for x in xs])
         self.learned: Any = None
 
     def key(self) -> tuple:
-        return self.kinds, self.weak, self.in_tree, tuple(self.static), aux_key(self.values)[0]
-
-    def record(self, xs: Sequence[Any]) -> list[Any]:
-        return self.owner.recorder.record(self, xs)
+        static = tuple(self.static), aux_key(tuple(self.static.values()))[0]
+        return self.kinds, self.weak, self.in_tree, static
 
     def _arguments(self, xs: Sequence[Any]) -> list[Any]:
-        return self.owner.join(self.static, self.values, tree.unflatten(self.in_tree, xs))
-
-    def _flat(self, value: Any) -> tuple[list[Any], Any]:
-        """(leaves as arrays, structure) of what one of the user's functions returned."""
-        flat = FlatFunction(lambda: value, _NOTHING)
-        flat.f.__name__ = self.name
-        return flat(), flat.out_tree
-
-    def _pair(self, out: Any, rule: str, what: str) -> tuple[Any, Any]:
-        """What a rule returned, if it is a pair."""
-        if isinstance(out, tuple) and len(out) == 2:
-            return out
-        name = {"rule": "jvp"}.get(rule, rule)
-        raise errors.TreeError(
-            f"the {name} rule of {self.name} must return (output, {what}), got {out!r:.80}"
-            f"{self.owner.place_of(rule)}{missing(out)}"
-        )
+        args = list(tree.unflatten(self.in_tree, xs))
+        for i, value in self.static.items():
+            args.insert(i, value)
+        return args
 
     def _zeros(self, ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
         """Tangents or cotangents with the zeros that the rules take."""
@@ -114,27 +99,26 @@ class _UserCall(CustomCall):
         return [zero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
 
     def fun(self, *xs: Any) -> list[Any]:
-        outs, self.learned = self._flat(self.owner.fun(*self._arguments(xs)))
+        outs, self.learned = flatten_output(self.owner.fun(*self._arguments(xs)), self.name)
         return outs
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        owner = self.owner
         given = tuple(tree.unflatten(self.in_tree, primals))
         moved = tuple(tree.unflatten(self.in_tree, self._zeros(tangents, self.kinds)))
-        out = self._pair(self.owner.rule(*self.values, given, moved), "rule", "tangent")
-        outs, self.learned = self._flat(out[0])
-        ts, t_tree = self._flat(tree.map(_dense, out[1]))
+        out = owner.pair(owner.jvp(*self.static.values(), given, moved), "jvp", "tangent")
+        outs, self.learned = flatten_output(out[0], self.name)
+        ts, t_tree = flatten_output(tree.map(_dense, out[1]), self.name)
         if t_tree != self.learned:
-            raise errors.TreeError(
-                f"the jvp rule of {self.name} returned a tangent of another structure than its "
-                f"output: {tree.first_difference(*out, 'the output')}{self.owner.place_of('rule')}"
-            )
-        ts = [
-            t if dtypes.is_inexact(typeof(o).dtype) or t.shape != o.shape else zeros(typeof(o))
-            for t, o in zip(ts, outs)
-        ]
-        for t, o in zip(ts, outs):
-            if typeof(t) is not typeof(o):
-                raise self.owner.unexpected(t, typeof(o))
+            difference = tree.first_difference(*out, "the output")
+            what = f"returned a tangent of another structure than its output: {difference}"
+            raise owner.refused(errors.TreeError, "jvp", what)
+        for i, (t, o) in enumerate(zip(ts, outs)):
+            if not dtypes.is_inexact(o.dtype) and t.shape == o.shape:
+                ts[i] = None  # whatever its dtype is
+            elif typeof(t) is not typeof(o):
+                what = f"returned {typeof(t)} where {typeof(o)} is expected"
+                raise owner.refused(errors.ShapeError, "jvp", what)
         return outs, ts
 
     def fwd(
@@ -146,26 +130,58 @@ class _UserCall(CustomCall):
                 CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
                 for x, n, k in zip(xs, nonzero, self.kinds, strict=True)
             ]
-        out = self._pair(self.owner.fwd(*self._arguments(given)), "fwd", "residuals")
-        outs, out_tree = self._flat(out[0])
-        saved, saved_tree = self._flat(out[1])
-        self.learned = out_tree
-        out_kinds = [typeof(o) for o in outs]
+        out = self.owner.pair(self.owner.fwd(*self._arguments(given)), "fwd", "residuals")
+        outs, out_tree = flatten_output(out[0], self.name)
+        saved, saved_tree = flatten_output(out[1], self.name)
+        self.learned, out_kinds = out_tree, [typeof(o) for o in outs]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             res = tree.unflatten(saved_tree, residuals)
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
             line, ctx.line = ctx.line, None  # the rule is the user's and has lines of its own
             try:
-                back = self.owner.bwd(*self.values, res, ct)
-                return self.owner.cotangents(back, self.static, self.in_tree, self.kinds)
+                return self._cotangents(self.owner.bwd(*self.static.values(), res, ct))
             finally:
                 ctx.line = line
 
         return outs, saved, pull
 
+    def _cotangents(self, back: Any) -> list[Any]:
+        """What bwd returned as one cotangent per leaf, None for those without derivatives, checked
+        against the arguments."""
+        kinds, owner = tree.unflatten(self.in_tree, self.kinds), self.owner
+        if not isinstance(back, (tuple, list)) or len(back) != len(kinds):
+            what = f"must return a tuple of {len(kinds)} cotangents, got {back!r:.80}"
+            raise owner.refused(errors.TreeError, "bwd", what, missing(back))
+        positions = [i for i in range(len(self.static) + len(kinds)) if i not in self.static]
+        result: list[Any] = []
+        for i, ct, argument in zip(positions, back, kinds):
+            name = f"argument {owner.argument(i)}"
+            try:
+                given = tree.leaves_or_none(ct, tree.structure(argument))
+            except errors.TreeError:
+                difference = tree.first_difference(argument, ct)
+                what = f"returned a cotangent of another structure for {name}: {difference}"
+                raise owner.refused(errors.TreeError, "bwd", what) from None
+            for g, kind, path in zip(given, tree.leaves(argument), tree.paths(argument)):
+                inexact = dtypes.is_inexact(kind.dtype)
+                what = f"{name}{path and ' at '}{path}"
+                result.append(self._cotangent(g, kind, what) if inexact else None)
+        return result
 
-_NOTHING = tree.structure(())
+    def _cotangent(self, ct: Any, kind: Aval, argument: str) -> Any:
+        """The cotangent of an argument as an array."""
+        if ct is None or type(ct) is SymbolicZero:
+            return zeros(kind)
+        if not is_value(ct):
+            what = f"returned {ct!r:.60} of type {type(ct).__name__} for {argument}"
+            raise self.owner.refused(TypeError, "bwd", what)
+        ct = as_array(ct)
+        if typeof(ct) is not kind:
+            what = f"returned {typeof(ct)} for {argument}, which is {kind}"
+            remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
+            raise self.owner.refused(errors.ShapeError, "bwd", what, f"\n  {remedy}")
+        return ct
 
 
 def _dense(t: Any) -> Any:
@@ -175,14 +191,35 @@ def _dense(t: Any) -> Any:
     return np.zeros(t.shape, np.int32) if getattr(t, "dtype", None) == dtypes.FLOAT0 else t
 
 
-# What a copy keeps of a function with rules, beside the function.
-_KEPT = ("static", "rule", "fwd", "bwd", "symbolic")
+class CustomFunction(Copied):
+    """A function with rules of the user's, which are attributes named in `rules`."""
+
+    rules: tuple[str, ...]
+
+    def __init__(self, fun: Callable) -> None:
+        functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
+        self.fun, self.name = fun, name_of(fun)
+
+    def _parts(self) -> tuple[Callable, tuple]:
+        return _remade, (
+            type(self),
+            self.fun,
+            {k: v for k, v in vars(self).items() if k in self.rules},
+        )
 
 
-class _Custom(Copied):
-    """What the two decorators share: the rules, and which arguments are static."""
+def _remade(kind: type, fun: Callable, rules: dict[str, Any]) -> Any:
+    """A function with rules, of its parts."""
+    made = kind(fun)
+    vars(made).update(rules)
+    return made
 
-    rule: Callable | None = None  # of forward mode
+
+class _Differentiated(CustomFunction):
+    """What `custom_jvp` and `custom_vjp` share: the rules, and which arguments are static."""
+
+    rules = "static", "jvp", "fwd", "bwd", "symbolic"
+    jvp: Callable | None = None
     fwd: Callable | None = None
     bwd: Callable | None = None
     symbolic = False  # whether the rules tell zeros apart
@@ -191,17 +228,16 @@ class _Custom(Copied):
         self, fun: Callable, nondiff_argnums: Sequence[int] = (), *,
         static_argnames: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
-        self.fun, self.name = fun, name_of(fun)
+        super().__init__(fun)
         try:
             self.signature: inspect.Signature | None = inspect.signature(fun)
         except (TypeError, ValueError):
             self.signature = None
-        names = list(self.signature.parameters) if self.signature else []
+        self.names = list(self.signature.parameters) if self.signature else []
         for n in static_argnames:
-            if n not in names:
+            if n not in self.names:
                 raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
-        self.static = {*nondiff_argnums, *(names.index(n) for n in static_argnames)}
+        self.static = {*nondiff_argnums, *(self.names.index(n) for n in static_argnames)}
         self.recorder = Recorder()
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -221,33 +257,27 @@ class _Custom(Copied):
             )
         return bound.args
 
-    def split(self, args: tuple) -> tuple[list[int], tuple, tuple]:
-        """(positions of static arguments, static values, the others)."""
-        static = [
-            i for i, a in enumerate(args)
+    def static_of(self, args: tuple) -> dict[int, Any]:
+        """The static arguments by position: those declared so, and what holds other things than
+        arrays. Raises TypeError for one that is not hashable."""
+        static = {
+            i: a for i, a in enumerate(args)
             if i in self.static or not all(is_value(x) for x in tree.leaves(a))
-        ]  # fmt: skip
-        for i in static:
+        }  # fmt: skip
+        for i, a in static.items():
             try:
-                if is_array(args[i]) or isinstance(args[i], (list, dict, set, bytearray)):
-                    raise NotStatic(args[i], "neither arrays nor hashable")
-                hash(aux_key(args[i])[0])
+                if is_array(a) or isinstance(a, (list, dict, set, bytearray)):
+                    raise NotStatic(a, "neither arrays nor hashable")
+                hash(aux_key(a)[0])
             except TypeError:
                 raise TypeError(
-                    f"argument {i} of {self.name} is {args[i]!r:.60}, neither arrays nor hashable\n"
+                    f"argument {i} of {self.name} is {a!r:.60}, neither arrays nor hashable\n"
                     f"  at {where().describe()}"
                 ) from None
-        rest = tuple([a for i, a in enumerate(args) if i not in static])
-        return static, tuple([args[i] for i in static]), rest
-
-    def join(self, static: Sequence[int], values: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
-        """All arguments in order again."""
-        given, others = dict(zip(static, values)), iter(rest)
-        count = len(static) + len(rest)
-        return [given[i] if i in given else next(others) for i in range(count)]
+        return static
 
     def set_rules(self, **rules: Any) -> None:
-        """Set some of `rule`, `fwd`, `bwd` and `symbolic`."""
+        """Set some of `jvp`, `fwd`, `bwd` and `symbolic`."""
         vars(self).update(rules)
         self.recorder.clear()
 
@@ -263,28 +293,24 @@ class _Custom(Copied):
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*as_taken(args))
-        static, values, rest = self.split(args)
+        static = self.static_of(args)
+        rest = tuple([a for i, a in enumerate(args) if i not in static])
         leaves, in_tree, _ = flatten_arrays(rest, f"an argument of {self.name}: ")
-        call = _UserCall(self, static, values, in_tree, leaves)
+        call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.learned, outs)
 
     def does(self) -> tuple | None:
         """What the function and its rules do now, with all that they read; None where that cannot
         be told, so that no program may be kept."""
-        known = [meaning(f) for f in (self.fun, self.rule, self.fwd, self.bwd)]
+        known = [meaning(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
         if any(m is None for m in known):
             return None
         return tuple([m.key for m in known if m is not None])
 
-    def _parts(self) -> tuple[Callable, tuple]:
-        made = {k: v for k, v in vars(self).items() if k in _KEPT}
-        return _remade, (type(self), self.fun, made)
-
     def argument(self, i: int) -> str:
         """The name of an argument, for messages."""
-        names = list(self.signature.parameters) if self.signature else []
-        return repr(names[i]) if i < len(names) else str(i)
+        return repr(self.names[i]) if i < len(self.names) else str(i)
 
     def place_of(self, rule: str) -> str:
         """The lines of a message that say where the user's code is, and where a rule is written."""
@@ -294,22 +320,19 @@ class _Custom(Copied):
             return here
         return f"{here}\n  the rule is at {Where(code, code.co_firstlineno).describe()}"
 
-    def unexpected(self, x: Any, kind: Aval) -> Exception:
-        """The error for an output or tangent of the jvp rule that should be of `kind`."""
-        return errors.ShapeError(
-            f"the jvp rule of {self.name} returned {typeof(x)} where {kind} is expected"
-            f"{self.place_of('rule')}"
-        )
+    def refused(self, kind: type[Exception], rule: str, what: str, remedy: str = "") -> Exception:
+        """The error for what a rule returned."""
+        return kind(f"the {rule} rule of {self.name} {what}{self.place_of(rule)}{remedy}")
+
+    def pair(self, out: Any, rule: str, what: str) -> tuple[Any, Any]:
+        """What a rule returned, if it is a pair."""
+        if isinstance(out, tuple) and len(out) == 2:
+            return out
+        wanted = f"must return (output, {what}), got {out!r:.80}"
+        raise self.refused(errors.TreeError, rule, wanted, missing(out))
 
 
-def _remade(kind: type, fun: Callable, parts: dict[str, Any]) -> Any:
-    """A function with rules, of its parts."""
-    made = kind(fun)
-    vars(made).update(parts)
-    return made
-
-
-class custom_jvp(_Custom):
+class custom_jvp(_Differentiated):
     """A function whose derivative is the rule given by `defjvp(rule)`.
 
     `rule(primals, tangents)` returns (output, output tangent), linear in the tangents; with
@@ -319,7 +342,7 @@ class custom_jvp(_Custom):
     def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
         """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
         tangent that is zero, and may return one."""
-        self.set_rules(rule=rule, symbolic=symbolic_zeros)
+        self.set_rules(jvp=rule, symbolic=symbolic_zeros)
         return rule
 
     def_jvp = defjvp
@@ -338,10 +361,10 @@ class custom_jvp(_Custom):
         self.defjvp(rule)
 
     def lacking(self) -> str:
-        return "" if self.rule is not None else "no rule was given by defjvp"
+        return "" if self.jvp is not None else "no rule was given by defjvp"
 
 
-class custom_vjp(_Custom):
+class custom_vjp(_Differentiated):
     """A function whose reverse-mode derivative is given by `defvjp(fwd, bwd)`.
 
     `fwd(*args)` returns (output, residuals); `bwd(residuals, ct)` a tuple with one cotangent per
@@ -372,57 +395,11 @@ class custom_vjp(_Custom):
 
     def def_jvp(self, rule: Callable) -> Callable:
         """Set a forward-mode rule `rule(primals, tangents)`; usable as a decorator."""
-        self.set_rules(rule=rule)
+        self.set_rules(jvp=rule)
         return rule
 
     def lacking(self) -> str:
         return "no rules were given by defvjp" if self.fwd is None or self.bwd is None else ""
-
-    def cotangents(self, back: Any, static: Sequence[int], in_tree: Any, kinds: tuple) -> list[Any]:
-        """One cotangent per leaf, None for those without derivatives, checked against the
-        arguments."""
-        skeleton = tree.unflatten(in_tree, kinds)
-        if not isinstance(back, (tuple, list)) or len(back) != len(skeleton):
-            raise errors.TreeError(
-                f"the bwd rule of {self.name} must return a tuple of {len(skeleton)} cotangents, "
-                f"got {back!r:.80}{self.place_of('bwd')}{missing(back)}"
-            )
-        positions = [i for i in range(len(static) + len(skeleton)) if i not in static]
-        result: list[Any] = []
-        for i, ct, argument in zip(positions, back, skeleton):
-            try:
-                given = tree.leaves_or_none(ct, tree.structure(argument))
-            except errors.TreeError:
-                raise errors.TreeError(
-                    f"the bwd rule of {self.name} returned a cotangent of another structure for "
-                    f"argument {self.argument(i)}: {tree.first_difference(argument, ct)}"
-                    f"{self.place_of('bwd')}"
-                ) from None
-            result += [
-                self._cotangent(g, kind, f"argument {self.argument(i)}{path and ' at '}{path}")
-                if dtypes.is_inexact(kind.dtype)
-                else None
-                for g, kind, path in zip(given, tree.leaves(argument), tree.paths(argument))
-            ]
-        return result
-
-    def _cotangent(self, ct: Any, kind: Aval, what: str) -> Any:
-        """The cotangent of an argument as an array."""
-        if ct is None or type(ct) is SymbolicZero:
-            return zeros(kind)
-        if not is_value(ct):
-            raise TypeError(
-                f"the bwd rule of {self.name} returned {ct!r:.60} of type {type(ct).__name__} for "
-                f"{what}{self.place_of('bwd')}"
-            )
-        ct = as_array(ct)
-        if typeof(ct) is not kind:
-            raise errors.ShapeError(
-                f"the bwd rule of {self.name} returned {typeof(ct)} for {what}, which is {kind}"
-                f"{self.place_of('bwd')}\n"
-                "  a cotangent has the shape and dtype of its argument, or is None for zero"
-            )
-        return ct
 
 
 def custom_gradient(fun: Callable) -> custom_vjp:

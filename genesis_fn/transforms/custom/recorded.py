@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import stored
@@ -28,50 +28,46 @@ _CAPACITY = 64  # recorded calls of one function
 
 # Which operands have a tangent, or which outputs a cotangent; None: all of them.
 Mask = tuple[bool, ...] | None
-
-
-class RulePrograms(NamedTuple):
-    """The programs of a call's rules: (primals, tangents) -> (outputs, tangents); primals ->
-    (outputs, residuals); (residuals, cotangents) -> cotangents of floating operands."""
-
-    jvp: Jaxpr | None = None
-    fwd: Jaxpr | None = None
-    bwd: Jaxpr | None = None
+# A program, and what it captured, its first inputs.
+Staged = tuple[Jaxpr, list]
 
 
 class Recorded(CustomCall):
     """A call whose rules are programs, which all take `consts` captured values first.
 
-    Rules that tell zeros apart have programs for each choice of what is not zero; `stage_rules`
-    makes them when they are needed. A rule may call the very function that it belongs to, so its
-    programs may refer to this object.
+    They are, as far as there is a rule: [primals, tangents] -> [outputs, tangents]; primals ->
+    [outputs, residuals], and [residuals, cotangents] -> cotangents of floating operands. Rules that
+    tell zeros apart have programs for each choice of what is not zero; `stage_again` makes them
+    when they are needed. A rule may call the very function that it belongs to, so its programs may
+    refer to this object.
     """
 
     __slots__ = (
-        "name", "forward", "reverse", "symbolic", "consts", "kinds", "out_kinds", "learned", "weak",
-        "made", "stage_rules",
+        "name", "forward", "reverse", "symbolic", "learned", "kinds", "weak", "out_kinds",
+        "out_weak", "consts", "made", "stage_again",
     )  # fmt: skip
 
     def __init__(
-        self, call: CustomCall, consts: int, kinds: Sequence[Aval], out_kinds: Sequence[Aval],
-        weak: Sequence[bool], stage_rules: Callable[[Mask, Mask], RulePrograms] | None = None,
+        self, call: CustomCall, kinds: list[Aval], weak: list[bool], out_kinds: list[Aval],
+        out_weak: list[bool],
     ) -> None:  # fmt: skip
         self.name, self.forward, self.reverse = call.name, call.forward, call.reverse
-        self.symbolic, self.learned, self.consts = call.symbolic, call.learned, consts
-        self.kinds, self.out_kinds, self.weak = tuple(kinds), tuple(out_kinds), list(weak)
-        self.made: dict[tuple[Mask, Mask], RulePrograms] = {}
-        self.stage_rules = stage_rules
+        self.symbolic, self.learned = call.symbolic, call.learned
+        self.kinds, self.weak, self.out_kinds, self.out_weak = kinds, weak, out_kinds, out_weak
+        self.consts = 0  # known with the rules' programs
+        self.made: dict[tuple[Mask, Mask], list[Jaxpr]] = {}
+        self.stage_again: Callable[[Mask, Mask], list[Jaxpr]] | None = None
 
-    def programs(self, nonzero: Mask = None, cts: Mask = None) -> RulePrograms:
+    def programs(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
         """The rules' programs where only some operands and outputs have derivatives."""
         key = (nonzero, cts) if self.symbolic else (None, None)
         if key not in self.made:
-            assert self.stage_rules is not None
-            self.made[key] = self.stage_rules(*key)
+            assert self.stage_again is not None
+            self.made[key] = self.stage_again(*key)
         return self.made[key]
 
     def programs_known(self) -> list[Jaxpr]:
-        return [j for programs in self.made.values() for j in programs if j is not None]
+        return [j for programs in self.made.values() for j in programs]
 
     def _given(self, given: Sequence[bool]) -> tuple[bool, ...]:
         """What is not zero, of the arguments without the captured values."""
@@ -84,8 +80,7 @@ class Recorded(CustomCall):
         return tuple(given[self.consts :])
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        program = self.programs(self._given([t is not None for t in tangents])).jvp
-        assert program is not None
+        program, *_ = self.programs(self._given([t is not None for t in tangents]))
         dense = [instantiate(t, k) for t, k in zip(tangents[self.consts :], self.kinds)]
         outs = evaluate(program, *primals, *dense)
         count = len(self.out_kinds)
@@ -95,15 +90,69 @@ class Recorded(CustomCall):
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable]:
         mask, count = self._given(nonzero), len(self.out_kinds)
-        outs = bind(jit_p, *xs, jaxpr=self.programs(mask).fwd)
+        *_, forward, _ = self.programs(mask)
+        outs = bind(jit_p, *xs, jaxpr=forward)
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            bwd = self.programs(mask, tuple([ct is not None for ct in cts])).bwd
+            *_, backward = self.programs(mask, tuple([ct is not None for ct in cts]))
             dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_kinds, strict=True)]
             given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.kinds]
-            return filled(given, bind(jit_p, *residuals, *dense, jaxpr=bwd))
+            return filled(given, bind(jit_p, *residuals, *dense, jaxpr=backward))
 
         return outs[:count], [*xs[: self.consts], *outs[count:]], pull
+
+    def staged(self, call: CustomCall, nonzero: Mask = None, cts: Mask = None) -> list[Staged]:
+        """The programs of `call`'s rules with what each captured. Raises TreeError or ShapeError
+        where they do not fit the function's program."""
+        jvp = [self._stage_jvp(call, nonzero)] if self.forward else []
+        return jvp + (self._stage_vjp(call, nonzero, cts) if self.reverse else [])
+
+    def _stage_jvp(self, call: CustomCall, nonzero: Mask) -> Staged:
+        n = len(self.kinds)
+
+        def jvp(*xs: Any) -> list[Any]:
+            with keeping_apart():
+                outs, ts = call.jvp(xs[:n], _only(nonzero, xs[n:]))
+            if call.learned != self.learned:
+                what = f"returned structures {call.learned}, the function returns {self.learned}"
+                raise call.owner.refused(errors.TreeError, "jvp", what)
+            for found, kind in zip(map(typeof, outs), self.out_kinds, strict=True):
+                if found is not kind:
+                    what = f"returned {found} where {kind} is expected"
+                    raise call.owner.refused(errors.ShapeError, "jvp", what)
+            return [*outs, *(instantiate(t, k) for t, k in zip(ts, self.out_kinds))]
+
+        return stage(jvp, self.kinds * 2, name=self.name, weak=self.weak * 2)
+
+    def _stage_vjp(self, call: CustomCall, nonzero: Mask, cts: Mask) -> list[Staged]:
+        count, kept = len(self.out_kinds), []
+
+        def fwd(*xs: Any) -> list[Any]:
+            outs, saved, pull = call.fwd(nonzero or (True,) * len(xs), xs)
+            found = [typeof(o) for o in outs]
+            if call.learned != self.learned or found != self.out_kinds:
+                what = (
+                    f"returned {found} of structure {call.learned}, the function returns "
+                    f"{self.out_kinds} of structure {self.learned}"
+                )
+                raise call.owner.refused(errors.TreeError, "fwd", what)
+            kept[:] = [r.weak for r in saved], pull
+            return [*outs, *saved]
+
+        forward = stage(fwd, self.kinds, name=self.name, weak=self.weak)
+        saved_weak, pull = kept
+        n, saved = len(saved_weak), forward[0].out_avals[count:]
+
+        def bwd(*xs: Any) -> list[Any]:
+            return [ct for ct in pull(xs[:n], _only(cts, xs[n:])) if ct is not None]
+
+        kinds, weak = [*saved, *self.out_kinds], [*saved_weak, *self.out_weak]
+        return [forward, stage(bwd, kinds, name=self.name, weak=weak)]
+
+
+def _only(mask: Mask, xs: Sequence[Any]) -> list[Any]:
+    """Tangents or cotangents, None for those that are zero."""
+    return [x if m else None for x, m in zip(xs, mask or (True,) * len(xs))]
 
 
 class _Pending:
@@ -114,12 +163,23 @@ class _Pending:
         self.found: tuple[Jaxpr, Recorded, list[Any]] | None = found
 
 
-class _Active(threading.local):
-    """Calls whose rules this thread is staging now: there a call of the same function is the
+class _Staging(threading.local):
+    """The calls whose rules this thread is staging now: there a call of the same function is the
     program being made. To another thread it is a call like any other."""
 
-    def __init__(self) -> None:
-        self.calls: dict[Any, _Pending] = {}
+    calls: Mapping[Any, _Pending] = {}
+
+
+_staging = _Staging()
+
+
+@contextlib.contextmanager
+def _rules_of(key: Any, pending: _Pending) -> Iterator[_Pending]:
+    before, _staging.calls = _staging.calls, {**_staging.calls, key: pending}
+    try:
+        yield pending
+    finally:
+        _staging.calls = before
 
 
 class Recorder:
@@ -128,7 +188,6 @@ class Recorder:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.kept: dict[Any, tuple[Jaxpr, Recorded, list[Any]]] = {}
-        self.active = _Active()
 
     def clear(self) -> None:
         """Forget everything: there are other rules."""
@@ -138,8 +197,8 @@ class Recorder:
     def record(self, call: CustomCall, xs: Sequence[Any]) -> list[Any]:
         """The outputs of a call recorded as an operation that holds programs: those kept from an
         earlier call, if nothing that they captured is a tracer."""
-        key = call.key(), surroundings()
-        pending = self.active.calls.get(key)
+        key = id(self), call.key(), surroundings()
+        pending = _staging.calls.get(key)
         if pending is not None:
             pending.called = True
             if pending.found is None:  # the first pass only finds out what is captured
@@ -153,31 +212,35 @@ class Recorder:
         jaxpr, recorded, consts = found
         call.learned = recorded.learned
         outs = user_call(custom_call_p, *consts, *xs, call=recorded, jaxpr=jaxpr)
-        return marked(outs, recorded.weak)
+        return marked(outs, recorded.out_weak)
 
     def _staged(
-        self, key: Any, call: CustomCall, xs: Sequence[Any]
+        self, key: tuple, call: CustomCall, xs: Sequence[Any]
     ) -> tuple[Jaxpr, Recorded, list[Any]]:
-        out_weak: list[bool] = []
+        kinds, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
 
         def primal(*args: Any) -> list[Any]:
             outs = call.fun(*args)
             out_weak[:] = [o.weak for o in outs]
             return outs
 
-        weak = [x.weak for x in xs]
-        first = stage(primal, [typeof(x) for x in xs], name=call.name, weak=weak)
-        rules = _Rules(call, [typeof(x) for x in xs], weak, first[0].out_avals, out_weak)
-        with self._staging(key, _Pending()) as pending:
-            programs, consts = share_captures([first, *rules.staged()])
-            recorded = Recorded(call, len(consts), rules.kinds, rules.out_kinds, out_weak)
-            found = programs[0], recorded, consts
+        first = stage(primal, kinds, name=call.name, weak=weak)
+        recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
+        with _rules_of(key, _Pending()) as pending:
+            (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
+            recorded.consts = len(consts)
+            found = jaxpr, recorded, consts
             if pending.called:
                 pending.found = found
-                programs[1:] = _laid_out(rules.staged(), consts, call.name)
-        recorded.made[None, None] = rules.programs(programs[1:])
+                programs = _laid_out(recorded.staged(call), consts, call.name)
+        recorded.made[None, None] = programs
+
+        def again(nonzero: Mask, cts: Mask) -> list[Jaxpr]:
+            with _rules_of(key, _Pending(found)):
+                return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
+
         if call.symbolic:
-            recorded.stage_rules = lambda nonzero, cts: self._again(key, rules, found, nonzero, cts)
+            recorded.stage_again = again
         does = call.owner.does()  # what the rules wrote while they were traced counts as it is now
         if does is not None and not any(isinstance(x, Tracer) for x in consts):
             with self.lock:
@@ -185,100 +248,6 @@ class Recorder:
                     self.kept.clear()
                 self.kept[key, does] = found
         return found
-
-    def _again(
-        self, key: Any, rules: _Rules, found: tuple, nonzero: Mask, cts: Mask
-    ) -> RulePrograms:
-        """The rules' programs where only some operands and outputs have derivatives."""
-        with self._staging(key, _Pending(found)):
-            return rules.programs(_laid_out(rules.staged(nonzero, cts), found[2], rules.call.name))
-
-    @contextlib.contextmanager
-    def _staging(self, key: Any, pending: _Pending) -> Iterator[_Pending]:
-        before = self.active.calls
-        self.active.calls = {**before, key: pending}
-        try:
-            yield pending
-        finally:
-            self.active.calls = before
-
-
-class _Rules:
-    """The rules of a call, to be staged and held against its function's program."""
-
-    __slots__ = ("call", "kinds", "weak", "out_kinds", "out_weak", "learned")
-
-    def __init__(
-        self, call: CustomCall, kinds: list[Aval], weak: list[bool], out_kinds: list[Aval],
-        out_weak: list[bool],
-    ) -> None:  # fmt: skip
-        self.call, self.kinds, self.weak = call, kinds, weak
-        self.out_kinds, self.out_weak, self.learned = out_kinds, out_weak, call.learned
-
-    def staged(self, nonzero: Mask = None, cts: Mask = None) -> list[tuple[Jaxpr, list]]:
-        """The rules' programs with what each captured, in the order of `programs`. Raises TreeError
-        or ShapeError where they do not fit the function's program."""
-        jvp = [self._jvp(nonzero)] if self.call.forward else []
-        return jvp + (self._vjp(nonzero, cts) if self.call.reverse else [])
-
-    def programs(self, staged: Sequence[Jaxpr]) -> RulePrograms:
-        """What `staged` made, by name."""
-        return RulePrograms(*staged) if self.call.forward else RulePrograms(None, *staged)
-
-    def _jvp(self, nonzero: Mask) -> tuple[Jaxpr, list]:
-        n = len(self.kinds)
-        given = nonzero or (True,) * n
-
-        def body(*xs: Any) -> list[Any]:
-            with keeping_apart():
-                outs, ts = self.call.jvp(xs[:n], [t if g else None for t, g in zip(xs[n:], given)])
-            self._check(outs)
-            return [*outs, *(instantiate(t, k) for t, k in zip(ts, self.out_kinds))]
-
-        return stage(body, self.kinds * 2, name=self.call.name, weak=self.weak * 2)
-
-    def _vjp(self, nonzero: Mask, cts: Mask) -> list[tuple[Jaxpr, list]]:
-        kept: list[Any] = []
-
-        call, name, count = self.call, self.call.name, len(self.out_kinds)
-
-        def fwd(*xs: Any) -> list[Any]:
-            outs, saved, pull = call.fwd(nonzero or (True,) * len(xs), xs)
-            found = [typeof(o) for o in outs]
-            if call.learned != self.learned or found != self.out_kinds:
-                raise errors.TreeError(
-                    f"the fwd rule of {name} returned {found} of structure {call.learned}, the "
-                    f"function returns {self.out_kinds} of structure {self.learned}"
-                    f"{call.owner.place_of('fwd')}"
-                )
-            kept[:] = [r.weak for r in saved], pull
-            return [*outs, *saved]
-
-        def bwd(*xs: Any) -> list[Any]:
-            given = cts or (True,) * count
-            back = pull(xs[:n], [ct if g else None for ct, g in zip(xs[n:], given)])
-            return [ct for ct in back if ct is not None]
-
-        forward, captured = stage(fwd, self.kinds, name=name, weak=self.weak)
-        saved_weak, pull = kept
-        saved = forward.out_avals[count:]
-        n = len(saved)
-        backward = stage(
-            bwd, [*saved, *self.out_kinds], name=name, weak=[*saved_weak, *self.out_weak]
-        )
-        return [(forward, captured), backward]
-
-    def _check(self, outs: Sequence[Any]) -> None:
-        """Raise TreeError or ShapeError for outputs of a jvp rule unlike the function's."""
-        call = self.call
-        if call.learned != self.learned:
-            raise errors.TreeError(
-                f"the jvp rule of {call.name} returned structures {call.learned}, the function "
-                f"returns {self.learned}{call.owner.place_of('rule')}"
-            )
-        for o, kind in zip(outs, self.out_kinds, strict=True):
-            if typeof(o) is not kind:
-                raise call.owner.unexpected(o, kind)
 
 
 def _laid_out(

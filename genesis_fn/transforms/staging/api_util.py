@@ -61,6 +61,22 @@ def missing(out: Any) -> str:
     return "\n  it returned None: is a return missing?" if out is None else ""
 
 
+def flatten_output(out: Any, name: str) -> tuple[list[Any], tree.PyTreeDef]:
+    """(leaves as arrays, structure) of what the function `name` returned. Raises TreeError by
+    path."""
+    leaves, treedef = tree.flatten(out)
+    if all([type(x) is Array or isinstance(x, Tracer) for x in leaves]):
+        return leaves, treedef
+    for i, x in enumerate(leaves):
+        if not is_value(x):
+            raise errors.TreeError(
+                f"{name} returned {x!r:.80} of type {type(x).__name__} at "
+                f"{tree.paths(out)[i] or 'the top'}\n  at {where().describe()}\n"
+                "  transformed functions return pytrees of arrays and numbers"
+            )
+    return [as_array(x) for x in leaves], treedef
+
+
 def as_taken(value: Any) -> Any:
     """A pytree whose arrays of other libraries (torch tensors, say) are arrays of this one, for a
     function that is called as it stands."""
@@ -96,31 +112,20 @@ class FlatFunction:
     def _outputs(self, leaves: Sequence[Any]) -> list[Any]:
         out = self.f(*tree.unflatten(self.in_tree, leaves), **self.kwargs)
         if not self.has_aux:
-            flat, self.out_tree = tree.flatten(out)
-            self.out_count = len(flat)
-            return self._checked(flat, out)
+            return self._main(out)
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.TreeError(
                 f"{name_of(self.f)} must return (output, aux) when has_aux=True, got {out!r:.80}\n"
                 f"  at {where().describe()}{missing(out)}"
             )
-        flat, self.out_tree = tree.flatten(out[0])
-        self.out_count = len(flat)
         aux, self.aux_tree = tree.flatten(out[1])
         self.asides = [None if is_value(x) else (x,) for x in aux]
-        return self._checked(flat, out[0]) + [as_array(x) for x in aux if is_value(x)]
+        return self._main(out[0]) + [as_array(x) for x in aux if is_value(x)]
 
-    def _checked(self, flat: list[Any], out: Any) -> list[Any]:
-        if all([type(x) is Array or isinstance(x, Tracer) for x in flat]):
-            return flat
-        for i, x in enumerate(flat):
-            if not is_value(x):
-                raise errors.TreeError(
-                    f"{name_of(self.f)} returned {x!r:.80} of type {type(x).__name__} at "
-                    f"{tree.paths(out)[i] or 'the top'}\n  at {where().describe()}\n"
-                    "  transformed functions return pytrees of arrays and numbers"
-                )
-        return [as_array(x) for x in flat]
+    def _main(self, out: Any) -> list[Any]:
+        flat, self.out_tree = flatten_output(out, name_of(self.f))
+        self.out_count = len(flat)
+        return flat
 
     def output(self, leaves: Sequence[Any]) -> Any:
         """The pytree of the main output."""
