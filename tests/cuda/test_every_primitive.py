@@ -653,7 +653,7 @@ def test_fused(name):
         leaves, in_tree = tree.flatten(operands)
         avals = tuple([aval(x.shape, x.dtype) for x in map(np.asarray, leaves)])
         fixed = tuple(sorted(static.items()))
-        jaxpr, _ = op.program(avals, in_tree, fixed)
+        jaxpr = op.program(avals, in_tree, fixed)
         prim, params = PRIMITIVES["fused"], {"op": op, "static": fixed, "jaxpr": jaxpr}
         with config.override(matmul_precision="highest"):
             lowered = plan_for(prim, avals, params, runtime(0).driver.info.target)

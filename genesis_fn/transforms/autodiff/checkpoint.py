@@ -29,6 +29,7 @@ from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p, 
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.api_util import (
     FlatFunction,
+    Static,
     as_taken,
     flatten_arrays,
     labels_of,
@@ -223,22 +224,18 @@ def checkpoint(
         if ctx.trace is None:
             return fun(*as_taken(args), **as_taken(kwargs))
         # What is no array stays as it is: nothing of this call is kept for another.
-        fixed = {
-            i: a for i, a in enumerate(args)
-            if i in static or (not is_value(a) and tree.structure(a).is_leaf())
-        }  # fmt: skip
-        rest = tuple([None if i in fixed else a for i, a in enumerate(args)])
+        args = tuple([
+            Static(a) if i in static or (not is_value(a) and tree.structure(a).is_leaf()) else a
+            for i, a in enumerate(args)
+        ])  # fmt: skip
+        labels = functools.partial(labels_of, fun, args, kwargs)
         leaves, in_tree, weak = flatten_arrays(
-            (rest, kwargs), f"an argument of {name_of(fun)}: ", lambda: labels_of(fun, rest, kwargs)
+            (args, kwargs), f"an argument of {name_of(fun)}: ", labels
         )
-
-        def call(a: tuple, k: dict) -> Any:
-            return fun(*[fixed[i] if i in fixed else x for i, x in enumerate(a)], **k)
-
-        flat = FlatFunction(call, in_tree)
+        flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
         jaxpr, captured = stage(
             flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak,
-            labels=labels_of(fun, rest, kwargs),
+            labels=labels(),
         )  # fmt: skip
         outs = user_call(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
         return flat.called(outs)

@@ -24,6 +24,7 @@ from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.recorded import Recorder
 from genesis_fn.transforms.staging.api_util import (
+    Static,
     as_taken,
     flatten_arrays,
     flatten_output,
@@ -74,7 +75,7 @@ class _UserCall(CustomCall):
     )  # fmt: skip
 
     def __init__(
-        self, owner: _Differentiated, static: dict[int, Any], in_tree: Any, xs: Sequence[Any]
+        self, owner: _Differentiated, static: Sequence[int], in_tree: Any, xs: Sequence[Any]
     ) -> None:
         self.owner, self.name, self.symbolic = owner, owner.name, owner.symbolic
         self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
@@ -84,14 +85,13 @@ class _UserCall(CustomCall):
         self.learned: Any = None
 
     def key(self) -> tuple:
-        static = tuple(self.static), aux_key(tuple(self.static.values()))[0]
-        return self.kinds, self.weak, self.in_tree, static
+        return self.kinds, self.weak, self.in_tree
 
-    def _arguments(self, xs: Sequence[Any]) -> list[Any]:
-        args = list(tree.unflatten(self.in_tree, xs))
-        for i, value in self.static.items():
-            args.insert(i, value)
-        return args
+    def _arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], tuple]:
+        """(static arguments, the others)."""
+        args = list(enumerate(tree.unflatten(self.in_tree, leaves)))
+        static = [a for i, a in args if i in self.static]
+        return static, tuple([a for i, a in args if i not in self.static])
 
     def _zeros(self, ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
         """Tangents or cotangents with the zeros that the rules take."""
@@ -99,18 +99,20 @@ class _UserCall(CustomCall):
         return [zero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
 
     def fun(self, *xs: Any) -> list[Any]:
-        outs, self.learned = flatten_output(self.owner.fun(*self._arguments(xs)), self.name)
+        outs, self.learned = flatten_output(
+            self.owner.fun(*tree.unflatten(self.in_tree, xs)), self.name
+        )
         return outs
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         owner = self.owner
-        given = tuple(tree.unflatten(self.in_tree, primals))
-        moved = tuple(tree.unflatten(self.in_tree, self._zeros(tangents, self.kinds)))
-        out = owner.pair(owner.jvp(*self.static.values(), given, moved), "jvp", "tangent")
-        outs, self.learned = flatten_output(out[0], self.name)
-        ts, t_tree = flatten_output(tree.map(_dense, out[1]), self.name)
+        static, given = self._arguments(primals)
+        _, moved = self._arguments(self._zeros(tangents, self.kinds))
+        out, tangent = owner.pair(owner.jvp(*static, given, moved), "jvp", "tangent")
+        outs, self.learned = flatten_output(out, self.name)
+        ts, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
         if t_tree != self.learned:
-            difference = tree.first_difference(*out, "the output")
+            difference = tree.first_difference(out, tangent, "the output")
             what = f"returned a tangent of another structure than its output: {difference}"
             raise owner.refused(errors.TreeError, "jvp", what)
         for i, (t, o) in enumerate(zip(ts, outs)):
@@ -130,33 +132,35 @@ class _UserCall(CustomCall):
                 CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
                 for x, n, k in zip(xs, nonzero, self.kinds, strict=True)
             ]
-        out = self.owner.pair(self.owner.fwd(*self._arguments(given)), "fwd", "residuals")
-        outs, out_tree = flatten_output(out[0], self.name)
-        saved, saved_tree = flatten_output(out[1], self.name)
+        owner, args = self.owner, tree.unflatten(self.in_tree, given)
+        out, saved = owner.pair(owner.fwd(*args), "fwd", "residuals")
+        outs, out_tree = flatten_output(out, self.name)
+        saved, saved_tree = flatten_output(saved, self.name)
         self.learned, out_kinds = out_tree, [typeof(o) for o in outs]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+            static, kinds = self._arguments(self.kinds)
             res = tree.unflatten(saved_tree, residuals)
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
             line, ctx.line = ctx.line, None  # the rule is the user's and has lines of its own
             try:
-                return self._cotangents(self.owner.bwd(*self.static.values(), res, ct))
+                return self._cotangents(owner.bwd(*static, res, ct), kinds)
             finally:
                 ctx.line = line
 
         return outs, saved, pull
 
-    def _cotangents(self, back: Any) -> list[Any]:
+    def _cotangents(self, back: Any, kinds: tuple) -> list[Any]:
         """What bwd returned as one cotangent per leaf, None for those without derivatives, checked
         against the arguments."""
-        kinds, owner = tree.unflatten(self.in_tree, self.kinds), self.owner
+        owner = self.owner
         if not isinstance(back, (tuple, list)) or len(back) != len(kinds):
             what = f"must return a tuple of {len(kinds)} cotangents, got {back!r:.80}"
             raise owner.refused(errors.TreeError, "bwd", what, missing(back))
         positions = [i for i in range(len(self.static) + len(kinds)) if i not in self.static]
         result: list[Any] = []
         for i, ct, argument in zip(positions, back, kinds):
-            name = f"argument {owner.argument(i)}"
+            name = f"argument {repr(owner.names[i]) if i < len(owner.names) else i}"
             try:
                 given = tree.leaves_or_none(ct, tree.structure(argument))
             except errors.TreeError:
@@ -257,24 +261,21 @@ class _Differentiated(CustomFunction):
             )
         return bound.args
 
-    def static_of(self, args: tuple) -> dict[int, Any]:
-        """The static arguments by position: those declared so, and what holds other things than
-        arrays. Raises TypeError for one that is not hashable."""
-        static = {
-            i: a for i, a in enumerate(args)
-            if i in self.static or not all(is_value(x) for x in tree.leaves(a))
-        }  # fmt: skip
-        for i, a in static.items():
-            try:
-                if is_array(a) or isinstance(a, (list, dict, set, bytearray)):
-                    raise NotStatic(a, "neither arrays nor hashable")
-                hash(aux_key(a)[0])
-            except TypeError:
-                raise TypeError(
-                    f"argument {i} of {self.name} is {a!r:.60}, neither arrays nor hashable\n"
-                    f"  at {where().describe()}"
-                ) from None
-        return static
+    def argument(self, i: int, value: Any) -> Any:
+        """An argument, as Static if it is declared so, or holds other things than arrays. Raises
+        TypeError where it is then not hashable."""
+        if i not in self.static and all(is_value(x) for x in tree.leaves(value)):
+            return value
+        try:
+            if is_array(value) or isinstance(value, (list, dict, set, bytearray)):
+                raise NotStatic(value, "neither arrays nor hashable")
+            hash(aux_key(value)[0])
+        except TypeError:
+            raise TypeError(
+                f"argument {i} of {self.name} is {value!r:.60}, neither arrays nor hashable\n"
+                f"  at {where().describe()}"
+            ) from None
+        return Static(value)
 
     def set_rules(self, **rules: Any) -> None:
         """Set some of `jvp`, `fwd`, `bwd` and `symbolic`."""
@@ -293,9 +294,9 @@ class _Differentiated(CustomFunction):
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*as_taken(args))
-        static = self.static_of(args)
-        rest = tuple([a for i, a in enumerate(args) if i not in static])
-        leaves, in_tree, _ = flatten_arrays(rest, f"an argument of {self.name}: ")
+        args = tuple([self.argument(i, a) for i, a in enumerate(args)])
+        leaves, in_tree, _ = flatten_arrays(args, f"an argument of {self.name}: ")
+        static = [i for i, a in enumerate(args) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.learned, outs)
@@ -307,10 +308,6 @@ class _Differentiated(CustomFunction):
         if any(m is None for m in known):
             return None
         return tuple([m.key for m in known if m is not None])
-
-    def argument(self, i: int) -> str:
-        """The name of an argument, for messages."""
-        return repr(self.names[i]) if i < len(self.names) else str(i)
 
     def place_of(self, rule: str) -> str:
         """The lines of a message that say where the user's code is, and where a rule is written."""

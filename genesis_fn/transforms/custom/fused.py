@@ -25,7 +25,7 @@ from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.custom.custom_call import linear_call
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
-from genesis_fn.transforms.staging.stage import stage_closed
+from genesis_fn.transforms.staging.stage import evaluate, stage_closed
 
 FUSED: dict[str, Fused] = {}
 
@@ -53,7 +53,7 @@ class Fused:
         self.name, self.reference, self.static_names = name, reference, tuple(static)
         self.rows, self.precision, self.torch, self.batch = rows, precision, torch, batch
         self.vjp: tuple[Fused, Fused] | None = None
-        self.programs: dict[Any, tuple[Jaxpr, Any]] = {}
+        self.programs: dict[Any, Jaxpr] = {}
 
     def __repr__(self) -> str:
         return f"<fused {self.name}>"
@@ -66,18 +66,18 @@ class Fused:
 
     def bind(self, leaves: Sequence[Any], in_tree: Any, static: tuple) -> tuple[list[Any], Any]:
         """(flat outputs, their structure)."""
-        jaxpr, out_tree = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
-        return bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr), out_tree
+        jaxpr = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
+        outs = bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr)
+        return outs, jaxpr.cache["out_tree"]
 
-    def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> tuple[Jaxpr, Any]:
-        """(the staged reference, output structure) for operands of these avals."""
+    def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> Jaxpr:
+        """The staged reference for operands of these avals; its cache has the structures."""
         key = (avals, in_tree, Reader().read(static), surroundings())
         found = self.programs.get(key)
         if found is None:
             flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
-            jaxpr = stage_closed(flat, avals, self.name)
-            jaxpr.cache["in_tree"] = in_tree
-            found = self.programs[key] = jaxpr, flat.out_tree
+            found = self.programs[key] = stage_closed(flat, avals, self.name)
+            found.cache.update(in_tree=in_tree, out_tree=flat.out_tree)
         return found
 
     def defvjp(self, forward: Fused, backward: Fused) -> None:
@@ -107,49 +107,41 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
     if op.vjp is None:
         return linearize_call(nonzero, xs, jaxpr)
     forward, backward = op.vjp
-    in_tree = jaxpr.cache["in_tree"]
-    both, both_tree = forward.bind(xs, in_tree, static)
-    primals = both[: len(jaxpr.outs)]
-    saved = both[len(jaxpr.outs) :]
-    saved_tree = both_tree.children()[1]
-    diff = tuple([dtypes.is_inexact(typeof(x).dtype) for x in xs])
-    mask = tuple([n for n, d in zip(nonzero, diff) if d])
-    kinds = tuple([typeof(o) for o in primals])
-    out_tree = op.program(tuple([typeof(x) for x in xs]), in_tree, static)[1]
+    outs, out_tree = forward.bind(xs, jaxpr.cache["in_tree"], static)
+    primals, saved = outs[: len(jaxpr.outs)], outs[len(jaxpr.outs) :]
+    mask, kinds = tuple(nonzero), tuple([typeof(s) for s in saved])
+    push = _forward_program(jaxpr, kinds, mask)
     back = _backward_program(
-        backward, tuple([typeof(s) for s in saved]), saved_tree, kinds, out_tree,
-        Frozen(static), mask,
-        tuple([typeof(x) for x in xs]), diff, surroundings(),
-    )  # fmt: skip
-    push = _forward_program(jaxpr, tuple([typeof(s) for s in saved]), tuple(nonzero))
+        jaxpr, backward, kinds, out_tree.children()[1], Frozen(static), mask, surroundings()
+    )
 
     def apply(*ts: Any) -> list[Any]:
         return linear_call(
             [*xs, *saved], [t for t in ts if t is not None], forward=push, backward=back,
-            out_avals=kinds, name=op.name,
+            out_avals=jaxpr.out_avals, name=op.name,
         )  # fmt: skip
 
     return primals, apply
 
 
-@functools.lru_cache(maxsize=1024)
+@memoized
 def _backward_program(
-    backward: Fused, saved: tuple, saved_tree: Any, kinds: tuple, out_tree: Any, static: Frozen,
-    needs: tuple[bool, ...], args: tuple, diff: tuple[bool, ...], around: tuple,
+    jaxpr: Jaxpr, backward: Fused, saved: tuple[Aval, ...], saved_tree: Any, static: Frozen,
+    nonzero: tuple[bool, ...], around: tuple,
 ) -> Jaxpr:  # fmt: skip
     """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
-    count = len(args)
-    wanted = [a for a, d in zip(args, diff) if d]
+    args, count = jaxpr.in_avals, len(jaxpr.invars)
+    inexact = [(a, n) for a, n in zip(args, nonzero) if dtypes.is_inexact(a.dtype)]
+    needs = tuple([n for _, n in inexact])
 
     def f(*xs: Any) -> list[Any]:
         res = tree.unflatten(saved_tree, xs[count : count + len(saved)])
-        cts = tree.unflatten(out_tree, xs[count + len(saved) :])
-        got = tree.leaves(
-            backward(res, cts, needs=needs, **dict(static.value)), is_leaf=lambda x: x is None
-        )
-        return [instantiate(g, a) for g, a, n in zip(got, wanted, needs, strict=True) if n]
+        cts = tree.unflatten(jaxpr.cache["out_tree"], xs[count + len(saved) :])
+        found = backward(res, cts, needs=needs, **dict(static.value))
+        got = tree.leaves(found, is_leaf=lambda x: x is None)
+        return [instantiate(g, a) for g, (a, n) in zip(got, inexact, strict=True) if n]
 
-    return stage_closed(f, [*args, *saved, *kinds], backward.name)
+    return stage_closed(f, [*args, *saved, *jaxpr.out_avals], backward.name)
 
 
 @memoized
@@ -159,8 +151,6 @@ def _forward_program(jaxpr: Jaxpr, saved: tuple, nonzero: tuple[bool, ...]) -> J
     program, _ = jvp_jaxpr(jaxpr, nonzero, (True,) * len(jaxpr.outs))
 
     def f(*xs: Any) -> list[Any]:
-        from genesis_fn.transforms.staging.stage import evaluate
-
         outs = evaluate(program, *xs[:count], *xs[count + len(saved) :])
         return outs[len(jaxpr.outs) :]
 

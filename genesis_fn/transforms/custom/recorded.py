@@ -156,10 +156,11 @@ def _only(mask: Mask, xs: Sequence[Any]) -> list[Any]:
 
 
 class _Pending:
-    """A call whose rules are being staged; `found` is known after a first pass."""
+    """A call whose rules are being staged, again if it is `found`: a first pass only finds out what
+    they capture, and whether they call the function."""
 
     def __init__(self, found: Any = None) -> None:
-        self.called = False  # whether a rule calls the function
+        self.called = False
         self.found: tuple[Jaxpr, Recorded, list[Any]] | None = found
 
 
@@ -186,13 +187,11 @@ class Recorder:
     """The recorded calls of one function."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.kept: dict[Any, tuple[Jaxpr, Recorded, list[Any]]] = {}
 
     def clear(self) -> None:
         """Forget everything: there are other rules."""
-        with self.lock:
-            self.kept.clear()
+        self.kept.clear()
 
     def record(self, call: CustomCall, xs: Sequence[Any]) -> list[Any]:
         """The outputs of a call recorded as an operation that holds programs: those kept from an
@@ -201,14 +200,11 @@ class Recorder:
         pending = _staging.calls.get(key)
         if pending is not None:
             pending.called = True
-            if pending.found is None:  # the first pass only finds out what is captured
+            if pending.found is None:
                 return call.fun(*xs)
             found = pending.found
         else:
-            does = call.owner.does()
-            with self.lock:
-                found = self.kept.get((key, does))
-            found = found or self._staged(key, call, xs)
+            found = self.kept.get((key, call.owner.does())) or self._staged(key, call, xs)
         jaxpr, recorded, consts = found
         call.learned = recorded.learned
         outs = user_call(custom_call_p, *consts, *xs, call=recorded, jaxpr=jaxpr)
@@ -228,25 +224,20 @@ class Recorder:
         recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
         with _rules_of(key, _Pending()) as pending:
             (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
-            recorded.consts = len(consts)
-            found = jaxpr, recorded, consts
-            if pending.called:
-                pending.found = found
-                programs = _laid_out(recorded.staged(call), consts, call.name)
-        recorded.made[None, None] = programs
+        recorded.consts, found = len(consts), (jaxpr, recorded, consts)
 
-        def again(nonzero: Mask, cts: Mask) -> list[Jaxpr]:
+        def again(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
             with _rules_of(key, _Pending(found)):
                 return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
 
+        recorded.made[None, None] = again() if pending.called else programs
         if call.symbolic:
             recorded.stage_again = again
         does = call.owner.does()  # what the rules wrote while they were traced counts as it is now
         if does is not None and not any(isinstance(x, Tracer) for x in consts):
-            with self.lock:
-                if len(self.kept) >= _CAPACITY:
-                    self.kept.clear()
-                self.kept[key, does] = found
+            if len(self.kept) >= _CAPACITY:
+                self.kept.clear()
+            self.kept[key, does] = found
         return found
 
 

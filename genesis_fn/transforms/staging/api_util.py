@@ -77,6 +77,19 @@ def flatten_output(out: Any, name: str) -> tuple[list[Any], tree.PyTreeDef]:
     return [as_array(x) for x in leaves], treedef
 
 
+class Static:
+    """An argument that stays as it is: a node of a structure, without leaves, of which unflattening
+    makes the value again."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+tree.register_node(Static, lambda x: ((), x.value), lambda value, _: value)
+
+
 def as_taken(value: Any) -> Any:
     """A pytree whose arrays of other libraries (torch tensors, say) are arrays of this one, for a
     function that is called as it stands."""
