@@ -66,7 +66,7 @@ def bench(
     refused, since they could not be used again.
     """
     traced = f if isinstance(f, JitFunction) else jit(f)
-    if traced.spec.donated_nums or traced.spec.donated_names:
+    if traced.spec.donated:
         raise ValueError(f"bench: {name_of(f)} donates its arguments; pass a version that does not")
     start = time.perf_counter()
     out = block_until_ready(traced(*args, **kwargs))

@@ -20,9 +20,8 @@ from genesis_fn.core.errors import TreeError
 from genesis_fn.core.static import Aux
 
 NAMESPACE = "genesis_fn"
-# How registered node types come apart and together: type -> (flatten to (children, static, ...),
-# rebuild(static, children)). Generated call guards read it.
-NODE_TYPES: dict[type, tuple[Callable, Callable]] = {}
+# How registered node types come apart and together: see `node_functions`.
+_NODE_TYPES: dict[type, tuple[Callable, Callable]] = {}
 PyTreeDef: TypeAlias = optree.PyTreeSpec
 Leaf: TypeAlias = Any
 T = TypeVar("T")
@@ -359,7 +358,24 @@ def _register(kind: type, flat: Callable, rebuild: Callable, **options: Any) -> 
             kind, taken_apart, lambda aux, kids: rebuild(aux.value, kids),
             namespace=NAMESPACE, **options,
         )  # fmt: skip
-    NODE_TYPES[kind] = (flat, rebuild)
+    _NODE_TYPES[kind] = (flat, rebuild)
+
+
+def node_functions(kind: type) -> tuple[Callable, Callable] | None:
+    """(flatten to (children, static data, ...), rebuild(static data, children)) of a type of nodes;
+    None for a type of leaves."""
+    found = _NODE_TYPES.get(kind)
+    if found is None:
+        entry = optree.register_pytree_node.get(kind, namespace=NAMESPACE)
+        return None if entry is None else (entry.flatten_func, entry.unflatten_func)
+    return found
+
+
+def is_sequence(kind: type) -> bool:
+    """Whether nodes of a type are tuples, lists or named tuples, whose children are what they
+    hold."""
+    named = optree.is_namedtuple_class(kind) and kind not in _NODE_TYPES
+    return kind is tuple or kind is list or named
 
 
 def register_dataclass(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from genesis_fn.core import device as devices, errors
+from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.static import Frozen
-from genesis_fn.transforms.jit.argspec import Arguments
+from genesis_fn.transforms.jit.argspec import BoundArguments
 from genesis_fn.transforms.jit.jit_cache import Program
 from genesis_fn.transforms.staging.cost import cost, memory
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
@@ -35,7 +35,8 @@ class Traced:
     def out_info(self) -> Any:
         """The output's pytree of shapes and dtypes."""
         kinds = zip(self.jaxpr.out_avals, self.program.outs_weak, strict=True)
-        return self.program.build([Abstract(a.shape, a.dtype, weak_type=w) for a, w in kinds])
+        leaves = [Abstract(a.shape, a.dtype, weak_type=w) for a, w in kinds]
+        return tree.unflatten(self.program.out_tree, leaves)
 
     def as_text(self) -> str:
         """The program as text."""
@@ -59,7 +60,7 @@ class Traced:
 
     def executable(self, place: devices.Device) -> Executable:
         """The program compiled for a device, which may reuse the memory of donated arguments."""
-        return place.backend.compile(self.jaxpr, place, self.program.mask(self.donated))
+        return self.function._compile(self.program, place, self.donated)
 
 
 class Compiled:
@@ -70,19 +71,19 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function, program = self.traced.function, self.traced.program
-        name, given = function.spec.name, function.spec.bind(args, kwargs)
-        if given.treedef != program.in_tree:
+        name, bound = function.spec.name, function.spec.bind(args, kwargs)
+        if bound.treedef != program.key.treedef:
             raise errors.TreeError(
-                f"a compiled {name} was called with arguments of structure {given.treedef}, "
-                f"it was compiled for {program.in_tree}\n  at {where().describe()}"
+                f"a compiled {name} was called with arguments of structure {bound.treedef}, "
+                f"it was compiled for {program.key.treedef}\n  at {where().describe()}"
             )
-        self._check_static(given)
+        self._check_static(bound)
         if ctx.trace is not None:
             raise TypeError(
                 f"a compiled {name} was called within a transformed function, which cannot "
                 f"look into it\n  at {where().describe()}\n  call the jitted function there"
             )
-        arrays, first = given.arrays(), len(program.captured)
+        arrays, first = bound.arrays(), len(program.captured)
         for x, v, label in zip(arrays, program.jaxpr.invars[first:], program.jaxpr.labels[first:]):
             if x.aval is not v.aval:
                 raise errors.ShapeError(
@@ -91,10 +92,10 @@ class Compiled:
                 )
         return function._run(program, self.executable, arrays, self.traced.donated)
 
-    def _check_static(self, given: Arguments) -> None:
+    def _check_static(self, bound: BoundArguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""
         spec, program = self.traced.function.spec, self.traced.program
-        for name, key, x in zip(program.paths, program.keys[0], given.leaves):
+        for name, key, x in zip(program.paths, program.key.leaves, bound.leaves):
             if Frozen in (type(key), type(x)) and key != x:
                 raise TypeError(
                     f"a compiled {spec.name} was called with {name}={x!r:.60}, it was compiled "

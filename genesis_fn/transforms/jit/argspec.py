@@ -7,8 +7,8 @@ import dataclasses
 import inspect
 import types
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array
@@ -17,63 +17,66 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import scalar_dtype
-from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.primitive import SCALARS, Tracer, surroundings
 from genesis_fn.core.static import Frozen, NotStatic, is_array
 from genesis_fn.transforms.staging.api_util import name_of
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract, abstract_of
 
+# A parameter's name and kind. Not its default, which may be large.
+_Parameter: TypeAlias = tuple[str, Any]
+_NAMED, _ANY, _ANY_NAMED = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+)
+# Those of plain functions, by their code: read once for all functions that are made of it.
+_read: weakref.WeakKeyDictionary[types.CodeType, Any] = weakref.WeakKeyDictionary()
 
-def _parameters(fun: Callable, follow_wrapped: bool = True) -> list[inspect.Parameter] | None:
+
+def _parameters(fun: Callable) -> tuple[list[_Parameter] | None, list[_Parameter] | None]:
+    """The parameters of what a function wraps, and its own, which may be less; None where there is
+    no signature."""
+    plain = type(fun) is types.FunctionType
+    plain = plain and vars(fun).keys().isdisjoint(("__wrapped__", "__signature__"))
+    found = _read.get(fun.__code__) if plain else None
+    if found is None:
+        found = _signature(fun, follow_wrapped=True), _signature(fun, follow_wrapped=False)
+        if plain:
+            _read[fun.__code__] = found
+    return found
+
+
+def _signature(fun: Callable, follow_wrapped: bool) -> list[_Parameter] | None:
     try:
-        signature = inspect.signature(fun, follow_wrapped=follow_wrapped)
-        return list(signature.parameters.values())
+        found = inspect.signature(fun, follow_wrapped=follow_wrapped)
+        return [(p.name, p.kind) for p in found.parameters.values()]
     except (TypeError, ValueError):
         return None
 
 
-class _Form:
-    """What the signature of a function says of how it is called; `known` is None without one."""
-
-    __slots__ = ("known", "positional", "varargs", "varkw", "either")
-
-    def __init__(self, fun: Callable) -> None:
-        parameters = _parameters(fun)
-        found = parameters or ()
-        self.known = None if parameters is None else [p.name for p in parameters]
-        self.positional = [
-            p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        self.varargs = any([p.kind == p.VAR_POSITIONAL for p in found])
-        self.varkw = any([p.kind == p.VAR_KEYWORD for p in found])
-        # By the function's own signature: what it wraps may take what it does not.
-        own = _parameters(fun, follow_wrapped=False) or ()
-        self.either = [
-            p.name if p.kind == p.POSITIONAL_OR_KEYWORD else None
-            for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]  # fmt: skip
-
-
-_forms: weakref.WeakKeyDictionary[types.CodeType, _Form] = weakref.WeakKeyDictionary()
-
-
-def _form_of(fun: Callable) -> _Form:
-    """The form of a function, read once for all functions of one code."""
-    own = type(fun) is types.FunctionType and vars(fun)
-    if own is False or "__wrapped__" in own or "__signature__" in own:
-        return _Form(fun)
-    found = _forms.get(fun.__code__)
-    if found is None:
-        found = _forms[fun.__code__] = _Form(fun)
-    return found
+def _positional(parameters: Sequence[_Parameter] | None) -> list[_Parameter]:
+    return [p for p in parameters or () if p[1] < _ANY]
 
 
 def _as_tuple(x: Any) -> tuple:
     return () if x is None else (x,) if isinstance(x, (int, str)) else tuple(x)
 
 
+class ProgramKey(NamedTuple):
+    """What programs are told apart by: the structure of the arguments, the keys of dicts in it that
+    are neither text nor ints (structures are compared by equality, to which 1 and True are the
+    same), what each leaf is traced as, `surroundings()`, and where captured values are made."""
+
+    treedef: tree.PyTreeDef
+    dict_keys: tuple
+    leaves: tuple
+    surroundings: tuple
+    place: Device | None
+
+
 @dataclasses.dataclass(slots=True, eq=False)
-class Arguments:
-    """A call in its one form.
+class BoundArguments:
+    """A call in the form that all ways of writing it share.
 
     `values` are (args, kwargs) with `Frozen` in place of static arguments, `given` their leaves as
     they came, `leaves` what they are to a program: arrays, numbers, tracers, shapes, or `Frozen`.
@@ -84,21 +87,16 @@ class Arguments:
     leaves: list[Any]
     treedef: tree.PyTreeDef
 
-    def key(self) -> tuple:
-        """What programs are told apart by: the structure, (the keys of dicts in it that are neither
-        text nor ints: structures are compared by equality, to which 1 and True are the same), and
-        what each leaf is traced as."""
-        odd = [
+    def key(self, place: Device | None) -> ProgramKey:
+        """The key of a program for these arguments, made where the trace is now."""
+        dict_keys = [
             (i, j, Frozen(k))
             for i, path in enumerate(self.treedef.paths())
             for j, k in enumerate(path)
             if type(k) is not str and type(k) is not int
         ]
-        return self.treedef, tuple(odd), self.shapes()
-
-    def shapes(self) -> tuple:
-        """What each leaf is traced as."""
-        return tuple([leaf_key(x) for x in self.leaves])
+        leaves = tuple([leaf_key(x) for x in self.leaves])
+        return ProgramKey(self.treedef, tuple(dict_keys), leaves, surroundings(), place)
 
     def kinds(self) -> list[Any]:
         """What generated calls tell leaves apart by."""
@@ -132,50 +130,62 @@ def leaf_key(x: Any) -> Any:
 _TAKEN = frozenset((Array, Frozen, *SCALARS))
 
 
+def _places_of(values: tuple[tuple, dict[str, Any]]) -> list[tuple[int | str, Any]]:
+    """(place, value) of each argument, in the order of their leaves."""
+    args, kwargs = values
+    return [*enumerate(args), *[(k, kwargs[k]) for k in sorted(kwargs)]]
+
+
+def _is_at(place: int | str, args: tuple, places: frozenset[int | str]) -> bool:
+    """Whether an argument is among those that an option names."""
+    return place in places or (type(place) is int and place - len(args) in places)
+
+
 class ArgSpec:
-    """Which arguments of a function are static, and which lend it their memory, by position and by
-    name."""
+    """Which arguments of a function are static and which are donated: places, which are positions
+    and names, of one argument both where it has both."""
 
     def __init__(self, fun: Callable, options: dict[str, Any]) -> None:
-        self.fun, self.name, form = fun, name_of(fun), _form_of(fun)
-        self.positional, self.either = form.positional, form.either
-        nums, names = self._chosen(form, "static", options)
-        self.nums = {n % len(self.positional) if n < 0 and self.positional else n for n in nums}
-        self.nums |= {self.positional.index(n) for n in names if n in self.positional}
-        self.names = {*names, *[self.positional[n] for n in self.nums if n < len(self.positional)]}
-        self.donated_nums, self.donated_names = self._chosen(form, "donate", options)
+        self.name = name_of(fun)
+        parameters, own = _parameters(fun)
+        self.positional = [name for name, _ in _positional(parameters)]
+        # By the function's own signature: what it wraps may take what it does not.
+        self.keywords = [name if kind is _NAMED else None for name, kind in _positional(own)]
+        self.static = self._places("static", options, parameters)
+        self.donated = self._places("donate", options, parameters)
 
-    def _chosen(self, form: _Form, verb: str, options: dict[str, Any]) -> tuple[tuple, tuple]:
-        """The positions and names of an option. Raises ValueError for what cannot be an
-        argument."""
-        nums, names = options[f"{verb}_argnums"], options[f"{verb}_argnames"]
-        if nums is None and names is None:
-            return (), ()
-        nums, names, known, count = (
-            _as_tuple(nums),
-            _as_tuple(names),
-            form.known,
-            len(form.positional),
-        )
+    def _places(
+        self, verb: str, options: dict[str, Any], parameters: Sequence[_Parameter] | None
+    ) -> frozenset[int | str]:
+        """The places that an option names. Raises ValueError for what cannot be an argument."""
+        nums, names = _as_tuple(options[f"{verb}_argnums"]), _as_tuple(options[f"{verb}_argnames"])
+        if not nums and not names:
+            return frozenset()
+        known, count = dict(parameters or ()), len(self.positional)
+        open_end = parameters is None or _ANY in known.values()
+        open_names = parameters is None or _ANY_NAMED in known.values()
         for n in nums:
-            if known is not None and not form.varargs and not -count <= n < count:
+            if not open_end and not -count <= n < count:
                 raise ValueError(
                     f"{verb}_argnums={n}: {self.name} has {count} positional arguments\n"
                     f"  at {where().describe()}"
                 )
         for name in names:
-            if known is not None and not form.varkw and name not in known:
+            if not open_names and name not in known:
                 raise ValueError(
                     f"{verb}_argnames: {self.name} has no argument {name!r}; it has "
                     f"{', '.join(known)}\n  at {where().describe()}"
                 )
-        return nums, names
+        # Negative ones that are left count from the end of a call.
+        found = {n if open_end else n % count for n in nums}
+        found |= {self.positional.index(n) for n in names if n in self.positional}
+        return frozenset((*found, *names, *[self.positional[n] for n in found if 0 <= n < count]))
 
-    def bind(self, args: tuple, kwargs: dict[str, Any], shapes: bool = False) -> Arguments:
+    def bind(self, args: tuple, kwargs: dict[str, Any], shapes: bool = False) -> BoundArguments:
         """A call in the one form: an argument given by name stands at its position if all before it
         do. With `shapes`, leaves may be shapes and dtypes. Raises TypeError for static values that
         cannot be part of a program."""
-        values = self.with_frozen(*self.placed(args, kwargs))
+        values = self.with_frozen(*self.in_order(args, kwargs))
         given, treedef = tree.flatten(values)
         place = next((x.sig.device for x in given if type(x) is Array), None)
         leaves = [
@@ -186,14 +196,12 @@ class ArgSpec:
             else self._frozen(x, lambda i=i: self.paths(values)[i])
             for i, x in enumerate(map(abstract_of, given) if shapes else given)
         ]
-        return Arguments(values, given, leaves, treedef)
+        return BoundArguments(values, given, leaves, treedef)
 
-    def placed(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def in_order(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """(args, kwargs) in the one form."""
-        if not kwargs:
-            return args, kwargs
         rest = dict(kwargs)
-        for name in self.either[len(args) :]:
+        for name in self.keywords[len(args) :] if rest else ():
             if name not in rest:
                 break
             args = (*args, rest.pop(name))
@@ -201,52 +209,45 @@ class ArgSpec:
 
     def with_frozen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """The arguments with static ones as single leaves."""
-        if not self.nums and not self.names:
+        if not self.static:
             return args, kwargs
-        return (
-            tuple([self._static(i, a) if i in self.nums else a for i, a in enumerate(args)]),
-            {k: self._static(k, v) if k in self.names else v for k, v in kwargs.items()},
-        )
+        freeze = lambda p, x: self._static(p, x) if _is_at(p, args, self.static) else x
+        frozen = tuple([freeze(i, x) for i, x in enumerate(args)])
+        return frozen, {k: freeze(k, x) for k, x in kwargs.items()}
 
-    def donated(self, given: Arguments) -> tuple[int, ...]:
+    def donations(self, bound: BoundArguments) -> tuple[int, ...]:
         """The positions of donated arrays among those of a call. Raises DonatedError for one buffer
         donated twice."""
-        if not self.donated_nums and not self.donated_names:
+        if not self.donated:
             return ()
-        args, kwargs = given.values
-        named = [(i, self.label(i), a) for i, a in enumerate(args)]
-        named += [(None, k, kwargs[k]) for k in sorted(kwargs)]
-        lent: list[str | None] = []  # what donated leaves are called
-        for i, label, value in named:
-            asked = label in self.donated_names or (
-                i is not None and not {i, i - len(args)}.isdisjoint(self.donated_nums)
-            )
-            lent += [label + p if asked else None for p in tree.paths(value)]
-        found, seen = [], {}
-        rows = zip(given.given, given.leaves, lent)
-        dynamic = [(x, name) for x, leaf, name in rows if type(leaf) is not Frozen]
-        for position, (x, name) in enumerate(dynamic):
-            if name is None or not isinstance(x, (Array, Abstract)):
-                continue
-            if type(x) is Array and seen.setdefault(id(x), name) != name:
-                raise errors.DonatedError(
-                    f"one array is donated twice, as {seen[id(x)]} and as {name}\n"
-                    f"  at {where().describe()}\n  pass a copy: x.copy()"
-                )
-            found.append(position)
+        donated = [
+            _is_at(p, bound.values[0], self.donated)
+            for p, x in _places_of(bound.values)
+            for _ in range(tree.structure(x).num_leaves)
+        ]
+        found, first, position = [], {}, 0
+        for i, (x, leaf) in enumerate(zip(bound.given, bound.leaves)):
+            if donated[i] and isinstance(x, (Array, Abstract)):
+                found.append(position)
+                if type(x) is Array and first.setdefault(id(x), i) != i:
+                    paths = self.paths(bound.values)
+                    raise errors.DonatedError(
+                        f"one array is donated twice, as {paths[first[id(x)]]} and as {paths[i]}\n"
+                        f"  at {where().describe()}\n  pass a copy: x.copy()"
+                    )
+            position += type(leaf) is not Frozen
         return tuple(found)
 
     def label(self, place: int | str) -> str:
         """The name of an argument by its position (or name)."""
         if isinstance(place, str):
             return place
-        return self.positional[place] if place < len(self.positional) else f"argument {place}"
+        known = 0 <= place < len(self.positional)
+        return self.positional[place] if known else f"argument {place}"
 
     def paths(self, values: tuple[tuple, dict[str, Any]]) -> list[str]:
         """What to call each leaf: `params['w']`, `batch[0]`."""
-        args, kwargs = values
-        named = [f"{self.label(i)}{p}" for i, a in enumerate(args) for p in tree.paths(a)]
-        return named + [f"{k}{p}" for k in sorted(kwargs) for p in tree.paths(kwargs[k])]
+        return [f"{self.label(p)}{path}" for p, x in _places_of(values) for path in tree.paths(x)]
 
     def _static(self, place: int | str, x: Any) -> Frozen:
         name = lambda: f"static argument {self.label(place)!r}"

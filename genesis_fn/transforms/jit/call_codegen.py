@@ -1,27 +1,24 @@
 """Generated code for the call path: take the leaves out of arguments of one known structure, and
 put outputs back together. It replaces generic flattening, which costs several times more per leaf.
 
-`fast_call` makes the whole of a call one such function: check, take out, run, put together.
+`fast_call` makes the whole of a call one such function: flatten, guard, run, unflatten.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from sys import getrefcount
 from typing import Any
 from weakref import getweakrefcount
 
-import numpy as np
-
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, Deleted, from_numpy, offers_array
-from genesis_fn.core.aval import sig
+from genesis_fn.core.array import Array, Deleted, from_numpy
+from genesis_fn.core.aval import Sig, sig
 from genesis_fn.core.backend.executable import Carry, Executable
+from genesis_fn.core.configuration.gc_pause import no_collection
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
@@ -30,6 +27,7 @@ from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.static import Frozen, Same, aux_key
 from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
 from genesis_fn.transforms.jit.argspec import ArgSpec
+from genesis_fn.transforms.jit.jit_cache import Program
 from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
 
 # What a generated call returns for arguments that it is not for.
@@ -39,193 +37,6 @@ MISS = object()
 _MANY = 64
 _SHORT = 8  # tuples of so many static values are compared in line
 _LINES = 16  # lines that a jitted function is called from and that are remembered
-
-
-class Writer:
-    """Source lines, and the objects that they refer to by name."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.space: dict[str, Any] = {"MISS": MISS}
-        self.names: dict[int, str] = {}  # by the id of what they stand for, which `space` holds
-        self.count = 0
-
-    def fresh(self) -> str:
-        """A name for a value of the generated function."""
-        self.count += 1
-        return f"x{self.count}"
-
-    def name(self, value: Any) -> str:
-        """The name of an object."""
-        text = self.names.get(id(value))
-        if text is None:
-            text = self.names[id(value)] = f"c{len(self.space)}"
-            self.space[text] = value
-        return text
-
-    def missing(self, condition: str) -> None:
-        """The call is another one where this holds."""
-        self.lines.append(f"if {condition}: return MISS")
-
-    def unpack(self, names: Sequence[str], source: str) -> None:
-        """Give the elements of a sequence names."""
-        if names:
-            self.lines.append(f"{', '.join(names)}, = {source}")
-
-    def function(self, parameters: str, result: str) -> Callable:
-        """The function of these lines."""
-        body = "\n".join(f"    {line}" for line in self.lines)
-        source = f"def f({parameters}):\n{body}\n    return {result}\n"
-        exec(compile(source, "<genesis call>", "exec"), self.space)
-        # Not among its own globals: what the code holds is freed with the function at once.
-        return self.space.pop("f")
-
-
-# ---- static values ----
-
-
-def _static_key(x: Any) -> tuple[Any, bool]:
-    """(key, whether the same object has it for ever) of a static argument."""
-    found = Frozen(x)
-    return found.key, found.fixed
-
-
-def _has_key(key: Any, read: Callable, x: Any) -> bool:
-    try:
-        return read(x)[0] == key
-    except TypeError:  # an array, say: the full path tells of it
-        return False
-
-
-def _refuse_others(out: Writer, at: str, x: Any, read: Callable = _static_key) -> None:
-    """Write the line that refuses a value other than the static `x`, by type and content: as
-    `read` gives (key, whether the same object has it for ever)."""
-    out.missing(f"not ({_is_like(out, at, x, read)})")
-
-
-def _is_like(out: Writer, at: str, x: Any, read: Callable) -> str:
-    kind = type(x)
-    if x is None or kind is bool:
-        return f"{at} is {x}"
-    if kind in (str, int, bytes) or (kind is float and x == x and x):
-        return f"type({at}) is {kind.__name__} and {at} == {x!r}"
-    key, fixed = read(x)
-    if kind is tuple and len(x) <= _SHORT:
-        parts = [f"type({at}) is tuple and len({at}) == {len(x)}"]
-        parts += [_is_like(out, f"{at}[{i}]", v, read) for i, v in enumerate(x)]
-        like = " and ".join(f"({p})" for p in parts)
-    elif key == (kind, Same(x)):
-        return f"{at} is {out.name(x)}"
-    else:
-        like = f"{out.name(partial(_has_key, key, read))}({at})"
-    return f"{at} is {out.name(x)} or {like}" if fixed else like
-
-
-# ---- structures ----
-
-
-def _is_namedtuple(x: Any) -> bool:
-    return isinstance(x, tuple) and hasattr(type(x), "_fields") and type(x) not in tree.NODE_TYPES
-
-
-def flatten_source(out: Writer, at: str, x: Any, leaves: list[tuple[str, Any]]) -> bool:
-    """Write the lines that take the leaves of a value like `x` out of what `at` names, and append
-    (name, example) for each; False where `x` has a node of no known form."""
-    kind = type(x)
-    if x is None:
-        out.missing(f"{at} is not None")
-        return True
-    if kind in (tuple, list) or _is_namedtuple(x):
-        out.missing(f"type({at}) is not {out.name(kind)} or len({at}) != {len(x)}")
-        children, source = x, at
-    elif kind in (dict, OrderedDict):
-        out.missing(f"type({at}) is not {out.name(kind)} or len({at}) != {len(x)}")
-        if any(type(k) is not str for k in x):
-            _refuse_others(out, f"tuple({at})", tuple(x))
-        if kind is OrderedDict:
-            out.missing(f"list({at}) != {out.name(list(x))}")
-        keys = tree.structure(x, is_leaf=lambda v: v is not x).entries()
-        children = [x[k] for k in keys]
-        source = "".join(f"{at}[{_key(out, k)}]," for k in keys)
-    elif kind in tree.NODE_TYPES:
-        flat = tree.NODE_TYPES[kind][0]
-        children, static = flat(x)[:2]
-        children = tuple(children)
-        source, meta = out.fresh(), out.fresh()
-        out.missing(f"type({at}) is not {out.name(kind)}")
-        out.lines.append(f"{source}, {meta}, *_ = {out.name(flat)}({at})")
-        out.lines.append(f"{source} = tuple({source})")
-        out.missing(f"len({source}) != {len(children)}")
-        _refuse_others(out, meta, static, aux_key)
-    elif not tree.structure(x).is_leaf():
-        return False
-    else:
-        leaves.append((at, x))
-        return True
-    names = [out.fresh() for _ in children]
-    if kind in (dict, OrderedDict) and names:
-        # Equal length and every key found means equal key sets.
-        out.lines += ["try:", f"    {', '.join(names)}, = {source}", "except KeyError: return MISS"]
-    else:
-        out.unpack(names, source)
-    return all([flatten_source(out, n, v, leaves) for n, v in zip(names, children)])
-
-
-def _key(out: Writer, key: Any) -> str:
-    return repr(key) if type(key) in (str, int) else out.name(key)
-
-
-class _Leaf:
-    """The name that the generated text has for a leaf."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def _build(out: Writer, treedef: tree.PyTreeDef, names: Sequence[str]) -> str:
-    """The expression of the pytree of these leaves."""
-    text = _build_node(out, tree.unflatten(treedef, [_Leaf(n) for n in names]))
-    if text is None:
-        text = f"{out.name(partial(tree.unflatten, treedef))}([{', '.join(names)}])"
-    return text
-
-
-def _build_node(out: Writer, x: Any) -> str | None:
-    kind = type(x)
-    if x is None:
-        return "None"
-    if kind is _Leaf:
-        return x.name
-    static = None
-    if kind is dict:
-        children = list(x.values())
-    elif kind in tree.NODE_TYPES:
-        children, static = tree.NODE_TYPES[kind][0](x)[:2]
-    elif kind in (tuple, list) or _is_namedtuple(x):
-        children = x
-    else:
-        return None
-    parts = [_build_node(out, v) for v in children]
-    if None in parts:
-        return None
-    if kind is dict:
-        return "{" + ", ".join(f"{_key(out, k)}: {v}" for k, v in zip(x, parts)) + "}"
-    inside = "".join(f"{p}, " for p in parts)
-    if kind in (tuple, list):
-        return f"({inside})" if kind is tuple else f"[{inside}]"
-    if kind in tree.NODE_TYPES:
-        return f"{out.name(tree.NODE_TYPES[kind][1])}({out.name(static)}, ({inside}))"
-    return f"{out.name(kind)}({inside})"
-
-
-def builder(treedef: tree.PyTreeDef) -> Callable[[list], Any]:
-    """A function from leaves to the pytree of that structure."""
-    if treedef.is_leaf():
-        return lambda leaves: leaves[0]
-    out = Writer()
-    names = [f"l{i}" for i in range(treedef.num_leaves)]
-    out.unpack(names, "leaves")
-    return out.function("leaves", _build(out, treedef, names))
 
 
 # ---- donated memory ----
@@ -245,7 +56,7 @@ class Donated(Deleted):
         return f"{self.path} was donated to {self.function} at {self.line}"
 
 
-def _marks(
+def donation_marks(
     paths: Sequence[str], avals: Sequence[Any], function: str
 ) -> Callable[[Any], list[Donated]]:
     """What stands in donated arrays, by the line of the call: made once for each line."""
@@ -300,16 +111,17 @@ def _pooled(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:
 
 # ---- states ----
 
-# Stands for a state among the arguments and results of a call that carries one.
-_STATE = object()
+
+class _StateLeaf:
+    """Stands for a state among the arguments and results of a call that carries one."""
 
 
 @dataclasses.dataclass
 class _Carried:
-    """A state that a call carries: the arguments and the structure of results with one leaf for
-    it."""
+    """A donated state that goes through a call as one value: the arguments and the structure of
+    results with one leaf for it."""
 
-    values: tuple
+    values: tuple[tuple, dict[str, Any]]
     out_tree: tree.PyTreeDef
     layout: Layout
     carry: Carry
@@ -318,7 +130,7 @@ class _Carried:
 
 
 def _carried(
-    values: tuple, sigs: Sequence[Any], program: Any, executable: Executable,
+    values: tuple, sigs: Sequence[Any], program: Program, executable: Executable,
     donated: Sequence[int],
 ) -> _Carried | None:  # fmt: skip
     """How a call carries its state: it has one, which is donated and nothing else is, and the
@@ -344,7 +156,7 @@ def _carried(
     if carry is None or [type(x) is Array and x.sig for x in leaves] != kept:
         return None
     carry.sigs = kept
-    swapped = tree.map(lambda x: _STATE if x is state else x, values, is_leaf=is_state)
+    swapped = tree.map(lambda x: _StateLeaf() if x is state else x, values, is_leaf=is_state)
     out_tree = tree.structure(whole, is_leaf=is_state)
     return _Carried(swapped, out_tree, layout, carry, results, inputs)
 
@@ -353,29 +165,33 @@ def _carried(
 
 
 def fast_call(
-    spec: ArgSpec, args: tuple, kwargs: dict[str, Any], program: Any, executable: Executable,
+    spec: ArgSpec, args: tuple, kwargs: dict[str, Any], program: Program, executable: Executable,
     place: Device, donated: Sequence[int],
-) -> Callable | None:  # fmt: skip
+) -> Callable:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
     Like means: equal structure and static values, and for each leaf an array of the same signature,
     a number of the same type, or an equal static leaf; what the program read is as it was. Numbers
     and ndarrays go to `place`. A donated `TrainState` that comes back is one leaf where the
-    executable can `carry` it. None where the structure has no known form, or a leaf is a tracer.
+    executable can `carry` it.
 
-    The function refers to no program and holds no captured arrays: `bound` gives it those.
+    The function refers to no program and holds no captured arrays: `bind_captured` gives it those.
     """
-    out = _CallWriter(spec, program, executable, place)
+    sigs = [
+        sig(s.aval, s.device, s.dense, w)
+        for s, w in zip(executable.sigs, program.outs_weak, strict=True)
+    ]
     values = spec.with_frozen(args, kwargs)
-    carried = _carried(values, out.sigs, program, executable, donated) if donated else None
-    leaves = out.take_out(carried.values if carried else values)
-    if leaves is None or not out.check_leaves(leaves):
-        return None
-    out.check_reads()
-    return out.run_plain(executable, donated) if carried is None else out.run_carried(carried)
+    carried = _carried(values, sigs, program, executable, donated) if donated else None
+    out = _CallWriter(spec, program, executable, sigs)
+    out.guard_leaves(out.flatten_arguments(*(carried.values if carried else values)), place)
+    if program.reads is not None:
+        out.guard(f"not ({program.reads.source(out.name)})")
+    out.catch_misses()
+    return out.run(executable, donated) if carried is None else out.run_carried(carried)
 
 
-def bound(call: Callable, captured: Sequence[Any]) -> Callable:
+def bind_captured(call: Callable, captured: Sequence[Any]) -> Callable:
     """What `fast_call` made, for the captured arrays of one copy of the program."""
     if not captured:
         return call
@@ -392,86 +208,193 @@ def explained(error: Exception, arrays: Sequence[Any]) -> Exception:
     return error
 
 
-class _CallWriter(Writer):
-    """Writes a call. `inputs` are (name, example) of what the program takes after its captured
-    arrays, which are named `k0`, `k1` ...; `state` is the name of a state that is carried."""
+class _Leaf:
+    """The name that the generated text has for a leaf."""
 
-    def __init__(self, spec: ArgSpec, program: Any, executable: Executable, place: Device) -> None:
-        super().__init__()
-        self.spec, self.program = spec, program
-        self.sigs = [
-            sig(s.aval, s.device, s.dense, w)
-            for s, w in zip(executable.sigs, program.outs_weak, strict=True)
-        ]
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _CallWriter:
+    """Writes a call: source lines, and the objects that they refer to by name.
+
+    `inputs` are (name, example) of what the program takes after its captured arrays, which are
+    named `k0`, `k1` ...; `state` is the name of a state that is carried.
+    """
+
+    def __init__(
+        self, spec: ArgSpec, program: Program, executable: Executable, sigs: Sequence[Sig]
+    ) -> None:
+        self.spec, self.program, self.sigs = spec, program, sigs
+        self.lines: list[str] = []
+        self.names: dict[int, str] = {}  # by the id of what they stand for, which `space` holds
+        self.count = 0
         self.inputs: list[tuple[str, Any]] = []
         self.state = ""
         failed = lambda error, arrays: explained(executable.explained(error), arrays)
-        self.space |= {
-            "Array": Array, "new": Array.__new__, "as_array": as_array, "place": place,
+        self.space: dict[str, Any] = {
+            "MISS": MISS, "Array": Array, "new": Array.__new__, "as_array": as_array,
             "from_numpy": from_numpy, "fitted": fitted, "failed": failed, "where": where,
         }  # fmt: skip
 
-    def take_out(self, values: tuple) -> list[tuple[str, Any]] | None:
+    def fresh(self) -> str:
+        """A name for a value of the generated function."""
+        self.count += 1
+        return f"x{self.count}"
+
+    def name(self, value: Any) -> str:
+        """The name of an object."""
+        text = self.names.get(id(value))
+        if text is None:
+            text = self.names[id(value)] = f"c{len(self.space)}"
+            self.space[text] = value
+        return text
+
+    def guard(self, condition: str) -> None:
+        """The call is another one where this holds."""
+        self.lines.append(f"if {condition}: return MISS")
+
+    def catch_misses(self) -> None:
+        """The call is another one where a line so far fails: a key or an attribute is missing, say.
+        What is wrong with it, the full path tells."""
+        self.lines = ["try:", *_indented(self.lines)]
+        self.lines.append("except (AttributeError, KeyError, TypeError): return MISS")
+
+    def unpack(self, names: Sequence[str], source: str) -> None:
+        """Give the elements of a sequence names."""
+        if names:
+            self.lines.append(f"{', '.join(names)}, = {source}")
+
+    def function(self, result: str) -> Callable:
+        """The function of these lines."""
+        source = "\n".join(["def f(args, kwargs):", *_indented(self.lines), f"    return {result}"])
+        exec(compile(source, "<genesis call>", "exec"), self.space)
+        # Not among its own globals: what the code holds is freed with the function at once.
+        return self.space.pop("f")
+
+    # ---- static values ----
+
+    def guard_static(self, at: str, x: Any, read: Callable[[Any], tuple[Any, bool]]) -> None:
+        """Refuse a value other than the static `x`, by type and content: as `read` gives (key,
+        whether the same object has it for ever)."""
+        self.guard(f"not ({self._equals(at, x, read)})")
+
+    def _equals(self, at: str, x: Any, read: Callable) -> str:
+        kind = type(x)
+        if x is None or kind is bool:
+            return f"{at} is {x}"
+        if kind in (str, int, bytes) or (kind is float and x == x and x):
+            return f"type({at}) is {kind.__name__} and {at} == {x!r}"
+        key, fixed = read(x)
+        if kind is tuple and len(x) <= _SHORT:
+            parts = [f"type({at}) is tuple and len({at}) == {len(x)}"]
+            parts += [self._equals(f"{at}[{i}]", v, read) for i, v in enumerate(x)]
+            equal = " and ".join(f"({p})" for p in parts)
+        elif key == (kind, Same(x)):
+            return f"{at} is {self.name(x)}"
+        else:
+            equal = f"{self.name(read)}({at})[0] == {self.name(key)}"
+        return f"{at} is {self.name(x)} or {equal}" if fixed else equal
+
+    # ---- structures ----
+
+    def flatten(self, at: str, x: Any) -> list[tuple[str, Any]]:
+        """Take the leaves of a value like `x` out of what `at` names: (name, example) of each."""
+        kind = type(x)
+        node = tree.node_functions(kind)
+        if node is None:
+            return [(at, x)]
+        if x is None:
+            self.guard(f"{at} is not None")
+            return []
+        children, static = node[0](x)[:2]
+        children = tuple(children)
+        names = [self.fresh() for _ in children]
+        self.guard(f"type({at}) is not {self.name(kind)}")
+        if kind in (dict, OrderedDict):
+            # Equal length and every key found means equal key sets.
+            self.guard(f"len({at}) != {len(children)}")
+            if any(type(k) is not str for k in x):
+                self.guard_static(f"tuple({at})", tuple(x), aux_key)
+            if kind is OrderedDict:
+                self.guard(f"list({at}) != {self.name(list(x))}")
+            self.unpack(names, "".join(f"{at}[{self._key(k)}]," for k in static))
+        elif tree.is_sequence(kind):
+            self.guard(f"len({at}) != {len(children)}")
+            self.unpack(names, at)
+        else:
+            found, aux = self.fresh(), self.fresh()
+            self.lines.append(f"{found}, {aux}, *_ = {self.name(node[0])}({at})")
+            self.lines.append(f"{found} = tuple({found})")
+            self.guard(f"len({found}) != {len(children)}")
+            self.guard_static(aux, static, aux_key)
+            self.unpack(names, found)
+        return [leaf for n, child in zip(names, children) for leaf in self.flatten(n, child)]
+
+    def unflatten(self, x: Any) -> str:
+        """The expression of a pytree whose leaves are `_Leaf`s."""
+        kind = type(x)
+        if x is None or kind is _Leaf:
+            return "None" if x is None else x.name
+        if kind is dict:
+            items = [f"{self._key(k)}: {self.unflatten(v)}" for k, v in x.items()]
+            return "{" + ", ".join(items) + "}"
+        node = tree.node_functions(kind)
+        assert node is not None, kind
+        children, static = node[0](x)[:2]
+        inside = "".join([f"{self.unflatten(v)}, " for v in children])
+        if kind is list:
+            return f"[{inside}]"
+        if tree.is_sequence(kind):
+            return f"({inside})" if kind is tuple else f"{self.name(kind)}({inside})"
+        return f"{self.name(node[1])}({self.name(static)}, ({inside}))"
+
+    def _key(self, key: Any) -> str:
+        return repr(key) if type(key) in (str, int) else self.name(key)
+
+    # ---- arguments ----
+
+    def flatten_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """Take the leaves out of args and kwargs, as they are written: (name, example) in the order
         in which the program takes them."""
-        args, kwargs = values
-        self.missing(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs)}")
-        names = [self.fresh() for _ in args]
+        names, named = [self.fresh() for _ in args], {k: self.fresh() for k in sorted(kwargs)}
+        self.guard(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs)}")
         self.unpack(names, "args")
-        found: list[list] = [[] for _ in args]
-        named: dict[str, list] = {k: [] for k in sorted(kwargs)}
-        rows = list(zip(names, args, found))
-        for k, leaves in named.items():
-            at = self.fresh()
-            self.lines += [f"try: {at} = kwargs[{k!r}]", "except KeyError: return MISS"]
-            rows.append((at, kwargs[k], leaves))
-        if not all([flatten_source(self, at, value, leaves) for at, value, leaves in rows]):
-            return None
-        inside, rest = self.spec.placed(tuple(found), named)
-        return [x for leaves in (*inside, *rest.values()) for x in leaves]
+        self.lines += [f"{at} = kwargs[{k!r}]" for k, at in named.items()]
+        found = tuple([self.flatten(at, x) for at, x in zip(names, args)])
+        rest = {k: self.flatten(at, kwargs[k]) for k, at in named.items()}
+        found, rest = self.spec.in_order(found, rest)
+        return [x for leaves in (*found, *rest.values()) for x in leaves]
 
-    def check_leaves(self, leaves: Sequence[tuple[str, Any]]) -> bool:
-        """Compare the leaves with those of the example; False where there can be no such lines."""
-        checks = []
+    def guard_leaves(self, leaves: Sequence[tuple[str, Any]], place: Device) -> None:
+        """Compare the leaves with those of the example; values become arrays."""
+        self.space["place"] = place
         for at, x in leaves:
             kind = type(x)
-            if x is _STATE:
+            if kind is _StateLeaf:
                 self.state = at
                 continue
-            if kind is Array:
-                checks.append(f"{at}.sig is not {self.name(x.sig)}")
-            elif isinstance(x, (np.ndarray, np.generic)) or offers_array(kind):
-                x = as_array(x, None, self.space["place"])
-                self.missing(f"type({at}) is not {self.name(kind)}")
-                self.lines.append(f"{at} = as_array({at}, None, place)")
-                checks.append(f"{at}.sig is not {self.name(x.sig)}")
-            elif kind in SCALARS:
-                self.missing(f"type({at}) is not {kind.__name__}")
+            if not is_value(x):
+                self.guard_static(at, x.value if kind is Frozen else x, _static_key)
+                continue
+            if kind in SCALARS:
+                self.guard(f"type({at}) is not {kind.__name__}")
                 number = f"fitted({at}, {self.name(scalar_dtype(kind))})"
                 self.lines.append(f"{at} = from_numpy({number}, place)")
-            elif hasattr(x, "aval") or hasattr(x, "__genesis_array__"):
-                return False
             else:
-                _refuse_others(self, at, x.value if kind is Frozen else x)
-                continue
+                if kind is not Array:
+                    x = as_array(x, None, place)
+                    self.guard(f"type({at}) is not {self.name(kind)}")
+                    self.lines.append(f"{at} = as_array({at}, None, place)")
+                self.guard(f"{at}.sig is not {self.name(x.sig)}")
             self.inputs.append((at, x))
-        if checks:
-            self._refuse_unless_known(" or ".join(checks))
-        return True
 
-    def check_reads(self) -> None:
-        """Compare what the trace read beside the arguments."""
-        if self.program.reads is not None:
-            self._refuse_unless_known(f"not ({self.program.reads.text(self.name)})")
+    # ---- running ----
 
-    def _refuse_unless_known(self, condition: str) -> None:
-        # Anything but an array has no signature, and an attribute may be gone.
-        self.lines += ["try:", f"    if {condition}: return MISS"]
-        self.lines.append("except AttributeError: return MISS")
-
-    def run_plain(self, executable: Executable, donated: Sequence[int]) -> Callable:
+    def run(self, executable: Executable, donated: Sequence[int]) -> Callable:
         """Run from storages to storages, and mark what was donated."""
-        self._use_keys(self.program.key_uses)
+        uses = self.program.key_uses
+        self._use_keys(uses)
         self.space |= {"run": executable.run, "own": executable.own}
         lent = [self.inputs[i] for i in donated]
         results = [f"y{i}" for i in range(len(self.sigs))]
@@ -490,7 +413,7 @@ class _CallWriter(Writer):
         if pooled:
             self.lines.append(f"{pool}.keep([{', '.join([lent[k][0] for k in pooled.values()])}])")
         made = [(y, s) for i, (y, s) in enumerate(zip(results, self.sigs)) if i not in pooled]
-        return self._put_together(self.program.out_tree, results, made, self.program.key_uses)
+        return self._return(self.program.out_tree, results, made, uses)
 
     def run_carried(self, carried: _Carried) -> Callable:
         """The same where a state goes through as one value."""
@@ -498,7 +421,7 @@ class _CallWriter(Writer):
         self.space |= {"held": held, "holding": holding, "give_up": give_up, "run": carry.run}
         self.space |= {"layout": layout, "sigs": carry.sigs}
         self.lines.append(f"memory = held({self.state}, layout, sigs)")
-        self.missing("memory is None")
+        self.guard("memory is None")
         if uses is not None:  # those of the state are given up
             uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in carried.inputs]))
         self._use_keys(uses)
@@ -515,7 +438,7 @@ class _CallWriter(Writer):
         ]
         made = list(zip(results, sigs))
         results.insert(carried.results.start, "holding(layout, after)")
-        return self._put_together(carried.out_tree, results, made, None)
+        return self._return(carried.out_tree, results, made, None)
 
     def _run(self, results: str, first: str, overwritten: Sequence[int]) -> None:
         arrays = [f"k{i}" for i in range(len(self.program.captured))]
@@ -539,26 +462,32 @@ class _CallWriter(Writer):
     ) -> None:  # fmt: skip
         labels = self.program.jaxpr.labels[len(self.program.captured) :]
         paths = [*paths, *[labels[i] for i in donated]]
-        self.space["marks"] = _marks(paths, [*kinds, *avals], self.spec.name)
+        self.space["marks"] = donation_marks(paths, [*kinds, *avals], self.spec.name)
 
-    def _put_together(
+    def _return(
         self, out_tree: tree.PyTreeDef, results: Sequence[str], made: Sequence[tuple[str, Any]],
         uses: Uses | None,
     ) -> Callable:  # fmt: skip
         """Make arrays of storages and the output of arrays; the function that is written then."""
-        many = len(results) >= _MANY
-        if many:
-            self.space["gc"] = gc
-            self.lines += ["collects = gc.isenabled()", "gc.disable()"]
-        for y, s in made:
-            self.lines.append(f"a = new(Array); a.data = {y}; a.sig = {self.name(s)}; {y} = a")
+        lines = [f"a = new(Array); a.data = {y}; a.sig = {self.name(s)}; {y} = a" for y, s in made]
         if uses is not None and uses.same:
             self.space["after_call"] = after_call
             given, outs = ", ".join([at for at, _ in self.inputs]), ", ".join(results)
-            self.lines.append(f"after_call({self.name(uses)}, [{given}], [{outs}])")
-        text = _build(self, out_tree, results)
-        if many:
-            end = "    if collects: gc.enable()"
-            self.lines += ["try:", f"    result = {text}", "finally:", end]
+            lines.append(f"after_call({self.name(uses)}, [{given}], [{outs}])")
+        text = self.unflatten(tree.unflatten(out_tree, [_Leaf(n) for n in results]))
+        if len(results) >= _MANY:
+            self.space["pause"] = no_collection
+            lines = ["with pause():", *_indented([*lines, f"result = {text}"])]
             text = "result"
-        return self.function("args, kwargs", text)
+        self.lines += lines
+        return self.function(text)
+
+
+def _static_key(x: Any) -> tuple[Any, bool]:
+    """(key, whether the same object has it for ever) of a static argument."""
+    found = Frozen(x)
+    return found.key, found.fixed
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -23,24 +23,31 @@ from genesis_fn.core.configuration.gc_pause import no_collection
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
-from genesis_fn.core.primitive import Tracer, beside, ctx, marked, surroundings
-from genesis_fn.core.static import Frozen, meaning
+from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.primitive import Tracer, beside, ctx
+from genesis_fn.core.static import Frozen, Meaning, meaning
 from genesis_fn.transforms.jit.aot import Traced
-from genesis_fn.transforms.jit.argspec import ArgSpec, Arguments
-from genesis_fn.transforms.jit.call_codegen import MISS, Donated, bound, explained, fast_call
+from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments, ProgramKey
+from genesis_fn.transforms.jit.call_codegen import (
+    MISS,
+    Donated,
+    bind_captured,
+    explained,
+    fast_call,
+)
 from genesis_fn.transforms.jit.captures import Captured, captures_of
 from genesis_fn.transforms.jit.jit_cache import (
     LARGE,
     Cache,
     Program,
-    Shelf,
     forget,
     forget_all,
-    shelf_of,
+    share,
+    shared,
 )
 from genesis_fn.transforms.jit.reads import owners, reads_of
 from genesis_fn.transforms.jit.retrace import RecompilationWarning, difference, show_key
-from genesis_fn.transforms.keys.key_uses import after_call, before_call, user_call
+from genesis_fn.transforms.keys.key_uses import after_call, before_call, of_arguments, user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.copies import Copied
@@ -93,27 +100,25 @@ class JitFunction(Copied):
         program, `_compile` the executable; `_generate` a function for further calls like this."""
         if settings.disable_jit:
             return self.fun(*args, **kwargs)
-        given = self.spec.bind(args, kwargs)
+        bound = self.spec.bind(args, kwargs)
         if ctx.trace is not None:
-            program = self._program(given, settings)
-            outs = user_call(jit_p, *program.captured, *given.arrays(), jaxpr=program.jaxpr)
-            return program.build(marked(outs, program.outs_weak))
-        for x in given.leaves:
+            program = self._program(bound)
+            outs = user_call(jit_p, *program.captured, *bound.arrays(), jaxpr=program.jaxpr)
+            return program.output(outs)
+        for x in bound.leaves:
             if isinstance(x, Tracer):
                 raise x._trace.leaked(x)
             if type(x) is Array and isinstance(x.data, Deleted):
                 raise x.data.error()
         with self.cache.lock:
-            program = self._program(given, settings)
-            place = self._device(given, program)
-            donated = self.spec.donated(given)
-            executable = program.executables.get((place, donated))
-            if executable is None:
-                executable = self._compile(program, place, donated, settings)
+            program = self._program(bound)
+            place = self._device(bound, program)
+            donated = self.spec.donations(bound)
+            executable = self._compile(program, place, donated)
             if not (settings.debug_nans or settings.debug_infs or ctx.watch or ctx.axes):
-                form = (settings, len(args), *sorted(kwargs), *given.kinds())
+                form = (settings, len(args), *sorted(kwargs), *bound.kinds())
                 self._generate(form, args, kwargs, program, executable, place, donated)
-        return self._run(program, executable, given.arrays(place), donated)
+        return self._run(program, executable, bound.arrays(place), donated)
 
     def _run(
         self, program: Program, executable: Executable, arrays: list[Array],
@@ -140,24 +145,22 @@ class JitFunction(Copied):
             from genesis_fn.transforms.debugging.nan_trace import check_outputs
 
             check_outputs(program.jaxpr, held, outs)
-        return program.build(marked(outs, program.outs_weak))
+        return program.output(outs)
 
-    def _program(self, given: Arguments, settings: config.Config) -> Program:
+    def _program(self, bound: BoundArguments) -> Program:
         # What is captured while tracing is made beside the arguments.
-        near = beside(given.leaves)
-        key = (*given.key(), surroundings(), near.place)
-        cache = self.cache
-        with cache.lock:
-            for program in cache.variants.get(key, ()):
+        near = beside(bound.leaves)
+        key = bound.key(near.place)
+        with self.cache.lock, near:
+            for program in self.cache.variants.get(key, ()):
                 if program.reads is None or program.reads.same():
-                    cache.variants.move_to_end(key)
+                    self.cache.variants.move_to_end(key)
                     return program
-            with near:
-                return self._trace(key, given, settings)
+            return self._trace(key, bound)
 
-    def _device(self, given: Arguments, program: Program) -> devices.Device:
+    def _device(self, bound: BoundArguments, program: Program) -> devices.Device:
         """Where a call runs: where its arrays are, or else those that the program captured."""
-        found = {x.sig.device: i for i, x in enumerate(given.leaves) if type(x) is Array}
+        found = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is Array}
         if len(found) > 1:
             places = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(found.items())[:4])
             raise errors.DeviceError(
@@ -170,57 +173,61 @@ class JitFunction(Copied):
 
     # ---- the passes ----
 
-    def _trace(self, key: tuple, given: Arguments, settings: config.Config) -> Program:
+    def _trace(self, key: ProgramKey, bound: BoundArguments) -> Program:
         """The program of new arguments: that of another function of the same meaning, or a trace of
         this one, which is kept for others of its meaning."""
-        shelf = self._shelf(given)
-        program = shelf.get(key) if shelf is not None else None
+        known = self._meaning(bound)
+        program = None if known is None else shared(known, key)
         if program is None:
-            program = self._staged(given)
-            if not program.cacheable:
+            program = self._staged(key, bound)
+            # One that captured a tracer is good for the trace it was made under only.
+            if any(isinstance(x, Tracer) for x in program.captured):
                 return program
-            self._explain_retrace(program, settings)
+            self._explain_retrace(program)
             # What the trace itself changed it would have to change for others too.
-            if shelf is not None and shelf is self._shelf(given):
-                shelf.put(key, program)
-        self.cache.put(key, program)
+            again = None if known is None else self._meaning(bound)
+            if again is not None and again.key == known.key:
+                share(again, program)
+        self.cache.put(program)
         return program
 
-    def _shelf(self, given: Arguments) -> Shelf | None:
-        """Where programs for these static values are shared with functions of the same meaning.
-        Asked for whenever the function would be traced: what it reads may have changed since."""
-        if self.owned or not all(v.fixed and not v.weak for v in given.frozen()):
+    def _meaning(self, bound: BoundArguments) -> Meaning | None:
+        """What the function does now with these static values; None where its programs are nobody
+        else's. Asked for whenever it would be traced: what it reads may have changed since."""
+        if self.owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
         known = meaning(self.fun)
-        if known is None:
+        if known is None or known.keeps:
             return None
-        return shelf_of(known, tuple(map(repr, self.options.values())))
+        rest = [v for k, v in self.options.items() if "_arg" not in k]
+        key = known.key, self.spec.static, self.spec.donated, *rest
+        return Meaning(key, known.lent, known.keeps)
 
-    def _staged(self, given: Arguments) -> Program:
+    def _staged(self, key: ProgramKey, bound: BoundArguments) -> Program:
         spec = self.spec
         if ctx.no_tracing:
             raise errors.GenesisError(
                 f"{spec.name} would have to be traced within no_tracing()\n"
                 f"  called at {where().describe()}"
             )
-        paths, frozen = spec.paths(given.values), given.frozen()
-        dynamic = [i for i, x in enumerate(given.leaves) if type(x) is not Frozen]
+        paths, frozen = spec.paths(bound.values), bound.frozen()
+        dynamic = [i for i, x in enumerate(bound.leaves) if type(x) is not Frozen]
         objects = [x for v in frozen for x in v.objects]
         reads = reads_of(self.fun, objects) if self.owned or objects else None
 
         def f(args: tuple, kwargs: dict) -> Any:
             return self.fun(*args, **kwargs)
 
-        flat = FlatFunction(f, given.treedef)
+        flat = FlatFunction(f, bound.treedef)
         flat.f.__name__ = spec.name
 
         def body(*tracers: Any) -> list[Any]:
-            filled = [x.value if type(x) is Frozen else x for x in given.leaves]
+            filled = [x.value if type(x) is Frozen else x for x in bound.leaves]
             for i, t in zip(dynamic, tracers):
                 filled[i] = t
             return flat(*filled)
 
-        kinds = [as_array(given.leaves[i]) for i in dynamic]
+        kinds = [as_array(bound.leaves[i]) for i in dynamic]
         with contextlib.nullcontext() if reads is None else reads, no_collection():
             jaxpr, captured = stage(
                 body, [k.aval for k in kinds], name=spec.name,
@@ -228,22 +235,24 @@ class JitFunction(Copied):
             )  # fmt: skip
         for v in frozen:
             v.settle()
-        keys = given.shapes(), surroundings()
-        program = Program(jaxpr, captured, flat, keys, paths, reads)
-        self._warn_captures(program)
-        return program
+        self._warn_captures(jaxpr, captured)
+        key_uses = of_arguments(jaxpr, len(captured))
+        return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, reads, key_uses)
 
     def _compile(
-        self, program: Program, place: devices.Device, donated: tuple[int, ...],
-        settings: config.Config,
-    ) -> Executable:  # fmt: skip
+        self, program: Program, place: devices.Device, donated: tuple[int, ...]
+    ) -> Executable:
         """The executable of a program for a device, which may reuse the donated inputs."""
-        if settings.log_compiles:
-            log.warning("compiling %s for %s", self.spec.name, program.jaxpr.in_avals)
-        mask = program.mask(donated)
+        executable = program.executables.get((place, donated))
+        if executable is not None:
+            return executable
+        jaxpr, first = program.jaxpr, len(program.captured)
+        if config.current().log_compiles:
+            log.warning("compiling %s for %s", self.spec.name, jaxpr.in_avals)
+        mask = [i - first in donated for i in range(len(jaxpr.invars))] if donated else []
         with no_collection():
-            executable = place.backend.compile(program.jaxpr, place, mask, self.options["compiler"])
-        self._check_donation(executable, program)
+            executable = place.backend.compile(jaxpr, place, mask, self.options["compiler"])
+        self._check_donation(executable, jaxpr.labels)
         program.executables[place, donated] = executable
         return executable
 
@@ -251,21 +260,19 @@ class JitFunction(Copied):
         self, form: tuple, args: tuple, kwargs: dict[str, Any], program: Program,
         executable: Executable, place: devices.Device, donated: tuple[int, ...],
     ) -> None:  # fmt: skip
-        """Try a function for calls of this form, if it can be had, before the full path."""
-        if form not in program.calls:
+        """Try a function for calls of this form before the full path."""
+        call = program.calls.get(form)
+        if call is None:
             call = fast_call(self.spec, args, kwargs, program, executable, place, donated)
             program.add_call(form, call)
-        call = program.calls[form]
-        if call is not None:
-            self.cache.add_fast(form[0], bound(call, program.captured))
+        self.cache.add_fast(form[0], bind_captured(call, program.captured))
 
     # ---- what is said about programs ----
 
-    def _check_donation(self, executable: Executable, program: Program) -> None:
+    def _check_donation(self, executable: Executable, labels: Sequence[str]) -> None:
         unused, action = executable.unused_donations, self.options["on_unusable_donation"]
         if not unused or action == "ignore":
             return
-        labels = program.jaxpr.labels
         text = "; ".join(f"{labels[i]} ({why})" for i, why in unused[:4])
         text += f"; and {len(unused) - 4} more" if len(unused) > 4 else ""
         message = (
@@ -278,7 +285,7 @@ class JitFunction(Copied):
             raise errors.DonatedError(message)
         warn(message)
 
-    def _explain_retrace(self, program: Program, settings: config.Config) -> None:
+    def _explain_retrace(self, program: Program) -> None:
         """Warn of a new program, or refuse it, where there are many already."""
         earlier = self.cache.programs
         count, limit = len(earlier) + 1, self.options["max_traces"]
@@ -288,7 +295,7 @@ class JitFunction(Copied):
                 f"  {difference(program, earlier, self.spec)}\n  called at {where().describe()}\n"
                 "  keep shapes, dtypes and static values the same, or raise max_traces"
             )
-        if settings.explain_cache_misses and (
+        if config.current().explain_cache_misses and (
             count == 3 or (count > 3 and not count & (count - 1))
         ):
             warn(
@@ -297,11 +304,11 @@ class JitFunction(Copied):
                 RecompilationWarning,
             )
 
-    def _warn_captures(self, program: Program) -> None:
-        large = sum(x.nbytes for x in program.captured if type(x) is Array)
+    def _warn_captures(self, jaxpr: Jaxpr, captured: Sequence[Any]) -> None:
+        large = sum(x.nbytes for x in captured if type(x) is Array)
         if large <= LARGE:
             return
-        found = captures_of(self.fun, [(program.jaxpr, program.captured)])
+        found = captures_of(self.fun, [(jaxpr, captured)])
         most = max(found, key=lambda c: c.nbytes)
         warn(
             f"{self.spec.name} captured {large >> 20} MiB of arrays from outside; they stay alive "
@@ -315,7 +322,7 @@ class JitFunction(Copied):
         """What the function has been traced for: one {leaf path: type or static value} a
         program."""
         programs = self.cache.programs
-        return [dict(zip(p.paths, map(show_key, p.keys[0]), strict=True)) for p in programs]
+        return [dict(zip(p.paths, map(show_key, p.key.leaves), strict=True)) for p in programs]
 
     @property
     def captures(self) -> list[Captured]:
@@ -338,8 +345,11 @@ class JitFunction(Copied):
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The program for these arguments (arrays or ShapeDtypeStructs), not yet compiled."""
-        given = self.spec.bind(args, kwargs, shapes=True)
-        return Traced(self, self._staged(given), self.spec.donated(given))
+        bound = self.spec.bind(args, kwargs, shapes=True)
+        near = beside(bound.leaves)
+        with near:
+            program = self._staged(bound.key(near.place), bound)
+        return Traced(self, program, self.spec.donations(bound))
 
     lower = trace
 

@@ -44,7 +44,7 @@ class _Guard:
         now = self._now()
         return (now is self.value and self.fixed) or _key(now)[0] == self.key
 
-    def text(self, name: Callable[[Any], str]) -> str:
+    def source(self, name: Callable[[Any], str]) -> str:
         """`holds` as an expression: immutable values that are the same objects need no call."""
         x, attribute, value, call = self.x, self.name, self.value, f"{name(self.holds)}()"
         if attribute is not None:
@@ -92,10 +92,10 @@ class Reads:
         """Whether all that was read is as it was."""
         return all(g.holds() for g in self.guards)
 
-    def text(self, name: Callable[[Any], str]) -> str:
+    def source(self, name: Callable[[Any], str]) -> str:
         """`same` as an expression, in which objects have the names that `name` gives. Where an
         attribute is gone, it may raise AttributeError."""
-        return " and ".join(g.text(name) for g in self.guards) or "True"
+        return " and ".join(g.source(name) for g in self.guards) or "True"
 
     def changed(self) -> list[str]:
         """The names of the attributes that differ now."""

@@ -46,7 +46,7 @@ def _structures(before: Program, now: Program, spec: ArgSpec) -> list[str]:
     """How the containers of the arguments differ."""
     try:
         (args0, kwargs0), (args, kwargs) = [
-            tree.unflatten(p.in_tree, p.paths) for p in (before, now)
+            tree.unflatten(p.key.treedef, p.paths) for p in (before, now)
         ]
     except Exception:  # a node of the user's that refuses to hold texts
         return []
@@ -73,10 +73,10 @@ def _change(name: str, before: Any, now: Any, static: bool) -> str:
 def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> str:
     """What distinguishes a program from the most similar of the earlier ones."""
     best: list[str] | None = None
-    static = {spec.label(n) for n in (*spec.nums, *spec.names)}
-    now = dict(zip(program.paths, program.keys[0]))
+    static = {spec.label(p) for p in spec.static}
+    now = dict(zip(program.paths, program.key.leaves))
     for other in earlier:
-        before = dict(zip(other.paths, other.keys[0]))
+        before = dict(zip(other.paths, other.key.leaves))
         found = [f"new leaf {p}" for p in now if p not in before and p not in static][:2]
         found += [f"missing leaf {p}" for p in before if p not in now and p not in static][:2]
         found += [
@@ -84,9 +84,9 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
             for p in {**before, **now}
             if before.get(p) != now.get(p) and (p in static or (p in before and p in now))
         ]
-        if not found and program.in_tree != other.in_tree:
+        if not found and program.key.treedef != other.key.treedef:
             found = _structures(other, program, spec) or ["the argument structure changed"]
-        found += _around_difference(other.keys[1], program.keys[1])
+        found += _around_difference(other.key.surroundings, program.key.surroundings)
         if other.reads is not None:
             found += [f"{name} is another value now" for name in other.reads.changed()]
         if best is None or len(found) <= len(best):
