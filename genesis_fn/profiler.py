@@ -160,7 +160,7 @@ def _measured(name: str, program: Any, outs: list[Array], times: Any) -> Profile
         lines[key] = _sum(lines[key], line) if key in lines else line
     rows = sorted(lines.values(), key=lambda x: -x.seconds)
     total = sum(x.seconds for x in rows)
-    return Profile(name, tuple(rows), tuple(spans), total, program.build(outs), times.seconds)
+    return Profile(name, tuple(rows), tuple(spans), total, program.output(outs), times.seconds)
 
 
 def _sum(a: Line, b: Line) -> Line:
@@ -204,7 +204,7 @@ def _by_equation(name: str, found: Any, arrays: list[Array], repeats: int) -> Pr
         lines[key] = _sum(lines[key], line) if key in lines else line
     rows = sorted(lines.values(), key=lambda x: -x.seconds)
     total = sum(x.seconds for x in rows)
-    result = found.program.build([env[o] for o in jaxpr.outs])
+    result = found.program.output([env[o] for o in jaxpr.outs])
     return Profile(name, tuple(rows), tuple(spans), total, result)
 
 

@@ -6,8 +6,10 @@ import dataclasses
 import gc
 import math
 import threading
+import time
 import warnings
 import weakref
+from collections import OrderedDict, defaultdict, deque
 
 import numpy as np
 import pytest
@@ -69,6 +71,25 @@ def test_pytrees_in_and_out():
         assert out["s"].name == "s" and out["t"] == () and out["l"][1] is None
         np.testing.assert_allclose(np.asarray(out["m"]), V * 2)
         np.testing.assert_allclose(np.asarray(out["l"][0][0]), A)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: deque([x, x], maxlen=3), lambda x: OrderedDict(b=x, a=x),
+     lambda x: defaultdict(list, {2: x, "a": x}), lambda x: time.struct_time([x] * 9)],
+    ids=["deque", "OrderedDict", "defaultdict", "struct_time"],
+)  # fmt: skip
+def test_every_node_type_has_a_generated_call(make):
+    f, traces = counted(lambda t: tree.map(lambda x: x + 1.0, t))
+    f = jit(f)
+    for _ in range(3):
+        got = f(make(ours(V)))
+        assert type(got) is type(make(0)) and len(f.cache.fast) == 1
+        np.testing.assert_array_equal(np.asarray(tree.leaves(got)[0]), V + 1.0)
+    assert len(traces) == 1
+    assert getattr(got, "maxlen", 3) == 3
+    f(deque([ours(V), ours(V)]))
+    assert len(traces) == 2 and f(deque([ours(V), ours(V)])).maxlen is None
 
 
 def test_two_learning_rates_one_trace():
@@ -344,8 +365,22 @@ def test_donation_by_name_and_refusals():
 def test_unusable_donation():
     with pytest.warns(UserWarning, match=r"donated inputs cannot be reused: x"):
         jit(lambda x: x.sum(), donate_argnums=0)(ours(V))
-    with pytest.raises(errors.DonatedError, match="cannot be reused"):
-        jit(lambda x: x.sum(), donate_argnums=0, on_unusable_donation="error")(ours(V))
+    f = jit(lambda x: x.sum(), donate_argnums=0, on_unusable_donation="error")
+    for call in (f, lambda x: f.lower(x).compile()):
+        with pytest.raises(errors.DonatedError, match="cannot be reused"):
+            call(ours(V))
+
+
+def test_negative_positions_count_from_the_end():
+    f = jit(lambda a, b=1: (a * b, b), donate_argnums=-1)
+    x, y = ours(V), ours(V)
+    f(x)
+    assert not x.is_deleted()  # the last argument is `b`, which this call leaves out
+    f(x, y)
+    assert y.is_deleted() and not x.is_deleted()
+    g = jit(lambda *args: args[0] * args[-1], static_argnums=-1)
+    np.testing.assert_array_equal(np.asarray(g(x, 2)), V * 2)
+    assert g.traces[0]["argument 1"] == "2"
 
 
 def test_ahead_of_time():

@@ -8,7 +8,6 @@ at in every call (see `reads.py`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import weakref
@@ -45,7 +44,7 @@ from genesis_fn.transforms.jit.jit_cache import (
     share,
     shared,
 )
-from genesis_fn.transforms.jit.reads import owners, reads_of
+from genesis_fn.transforms.jit.reads import guards_of, owners
 from genesis_fn.transforms.jit.retrace import RecompilationWarning, difference, show_key
 from genesis_fn.transforms.keys.key_uses import after_call, before_call, of_arguments, user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction
@@ -153,7 +152,7 @@ class JitFunction(Copied):
         key = bound.key(near.place)
         with self.cache.lock, near:
             for program in self.cache.variants.get(key, ()):
-                if program.reads is None or program.reads.same():
+                if all([g.holds() for g in program.guards]):
                     self.cache.variants.move_to_end(key)
                     return program
             return self._trace(key, bound)
@@ -213,7 +212,6 @@ class JitFunction(Copied):
         paths, frozen = spec.paths(bound.values), bound.frozen()
         dynamic = [i for i, x in enumerate(bound.leaves) if type(x) is not Frozen]
         objects = [x for v in frozen for x in v.objects]
-        reads = reads_of(self.fun, objects) if self.owned or objects else None
 
         def f(args: tuple, kwargs: dict) -> Any:
             return self.fun(*args, **kwargs)
@@ -228,7 +226,7 @@ class JitFunction(Copied):
             return flat(*filled)
 
         kinds = [as_array(bound.leaves[i]) for i in dynamic]
-        with contextlib.nullcontext() if reads is None else reads, no_collection():
+        with guards_of(self.fun, objects) as guards, no_collection():
             jaxpr, captured = stage(
                 body, [k.aval for k in kinds], name=spec.name,
                 labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
@@ -237,7 +235,7 @@ class JitFunction(Copied):
             v.settle()
         self._warn_captures(jaxpr, captured)
         key_uses = of_arguments(jaxpr, len(captured))
-        return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, reads, key_uses)
+        return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, guards, key_uses)
 
     def _compile(
         self, program: Program, place: devices.Device, donated: tuple[int, ...]

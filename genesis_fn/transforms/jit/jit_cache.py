@@ -18,7 +18,7 @@ from genesis_fn.core.primitive import marked
 from genesis_fn.core.static import Meaning, meaning
 from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jit.argspec import ProgramKey
-from genesis_fn.transforms.jit.reads import Reads
+from genesis_fn.transforms.jit.reads import Guard
 from genesis_fn.transforms.keys.key_uses import Uses
 
 CAPACITY = 256  # programs per function
@@ -33,8 +33,8 @@ _SMALL = 1 << 16  # bytes of captured arrays that may outlive the functions that
 @dataclasses.dataclass(slots=True, eq=False)
 class Program:
     """One trace of a function: its jaxpr, captured values, output structure, and what it was
-    for. `reads` is what it depends on beside its arguments; `key_uses` is None where it neither
-    uses nor returns random keys.
+    for. `guards` tell whether what it read beside its arguments is as it was; `key_uses` is None
+    where it neither uses nor returns random keys.
 
     `executables` are {(device, donated): executable}, `calls` {form of a call: what was generated
     for it}. Both do without the captured arrays, so that copies of a program for other
@@ -47,7 +47,7 @@ class Program:
     paths: list[str]
     out_tree: tree.PyTreeDef
     outs_weak: Sequence[bool]
-    reads: Reads | None
+    guards: list[Guard]
     key_uses: Uses | None
     executables: dict[Any, Executable] = dataclasses.field(default_factory=dict)
     calls: OrderedDict[Any, Callable] = dataclasses.field(default_factory=OrderedDict)

@@ -13,7 +13,7 @@ import inspect
 import keyword
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ _NOTHING = object()
 _MISSING = object()
 
 
-class _Guard:
+class Guard:
     """What a trace read, as it was when it ended: attribute `name` of `x`, or `x` itself where that
     is None. `fixed` says that the same object is the same value for ever."""
 
@@ -45,7 +45,8 @@ class _Guard:
         return (now is self.value and self.fixed) or _key(now)[0] == self.key
 
     def source(self, name: Callable[[Any], str]) -> str:
-        """`holds` as an expression: immutable values that are the same objects need no call."""
+        """`holds` as an expression, in which objects have the names that `name` gives: immutable
+        values that are the same objects need no call. Raises AttributeError where it is gone."""
         x, attribute, value, call = self.x, self.name, self.value, f"{name(self.holds)}()"
         if attribute is not None:
             plain = attribute.isidentifier() and not keyword.iskeyword(attribute)
@@ -58,18 +59,39 @@ class _Guard:
         return call
 
 
-class Reads:
-    """The attributes that a trace read, and values that the function brings along."""
+@contextlib.contextmanager
+def guards_of(fun: Callable, objects: Iterable[Any]) -> Iterator[list[Guard]]:
+    """Notes what is read while `fun` is traced with these objects among its static arguments: the
+    list has the guards at the end. What the trace itself changed counts as it left it."""
+    noted, held, guards = _Noted(), [], []
+    _noting.stack.append(noted)
+    try:
+        for x in objects:
+            noted.watch(x)
+        for x in owners(fun):
+            _, fixed, inner = _key(x)
+            if fixed:
+                continue
+            whole = is_user_object(x)
+            for y in (x,) if whole else inner:
+                noted.watch(y)
+            if not whole:
+                held.append(x)
+        yield guards
+    finally:
+        _noting.stack.remove(noted)
+        for x in noted.objects.values():
+            _close(type(x))
+    guards += [Guard(noted.objects[k], name) for k, name in noted.names]
+    guards += [g for g in map(Guard, held) if not g.fixed]
 
-    __slots__ = ("objects", "names", "guards", "held")
 
-    def __init__(self, objects: Iterable[Any], held: Sequence[Any] = ()) -> None:
+class _Noted:
+    """The objects whose attributes are watched, by id, and (id, attribute) of what was read."""
+
+    def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
         self.names: dict[tuple[int, str], None] = {}
-        self.guards: list[_Guard] = []
-        self.held = held
-        for x in objects:
-            self.watch(x)
 
     def watch(self, x: Any) -> None:
         """Note what is read of `x` too."""
@@ -88,41 +110,12 @@ class Reads:
             for inner in _key(value)[2]:
                 self.watch(inner)
 
-    def same(self) -> bool:
-        """Whether all that was read is as it was."""
-        return all(g.holds() for g in self.guards)
-
-    def source(self, name: Callable[[Any], str]) -> str:
-        """`same` as an expression, in which objects have the names that `name` gives. Where an
-        attribute is gone, it may raise AttributeError."""
-        return " and ".join(g.source(name) for g in self.guards) or "True"
-
-    def changed(self) -> list[str]:
-        """The names of the attributes that differ now."""
-        return [
-            f"{type(g.x).__name__}.{g.name}"
-            for g in self.guards if g.name is not None and not g.holds()
-        ]  # fmt: skip
-
-    def __enter__(self) -> Reads:
-        _noting.stack.append(self)
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        """Stop noting. What the trace itself changed counts as it left it."""
-        _noting.stack.remove(self)
-        for x in self.objects.values():
-            _close(type(x))
-        held = [g for g in map(_Guard, self.held) if not g.fixed]
-        self.guards = [_Guard(self.objects[k], name) for k, name in self.names] + held
-        self.objects, self.names, self.held = {}, {}, ()
-
 
 class _Noting(threading.local):
     """The traces of this thread that note what they read, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[Reads] = []
+        self.stack: list[_Noted] = []
 
 
 _noting = _Noting()
@@ -170,9 +163,9 @@ def _close(kind: type) -> None:
 
 
 def _note(x: Any, name: str, value: Any) -> None:
-    for reads in _noting.stack:
-        if id(x) in reads.objects:
-            reads.note(x, name, value)
+    for noted in _noting.stack:
+        if id(x) in noted.objects:
+            noted.note(x, name, value)
 
 
 def _is_held(x: Any, name: str) -> bool:
@@ -232,19 +225,3 @@ def owners(fun: Callable) -> Iterator[Any]:
                 todo += [x for x in held if callable(x) and not isinstance(x, type)]
         elif is_user_object(f):
             yield f
-
-
-def reads_of(fun: Callable, objects: Iterable[Any]) -> Reads | None:
-    """What is to be watched while `fun` is traced with these objects among its static arguments;
-    None for nothing."""
-    watched, held = {id(x): x for x in objects}, []
-    for x in owners(fun):
-        _, fixed, inner = _key(x)
-        if fixed:
-            continue
-        if is_user_object(x):
-            watched[id(x)] = x
-        else:
-            watched |= {id(y): y for y in inner}
-            held.append(x)
-    return Reads(watched.values(), held) if watched or held else None

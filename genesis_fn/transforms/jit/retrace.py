@@ -87,8 +87,10 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
         if not found and program.key.treedef != other.key.treedef:
             found = _structures(other, program, spec) or ["the argument structure changed"]
         found += _around_difference(other.key.surroundings, program.key.surroundings)
-        if other.reads is not None:
-            found += [f"{name} is another value now" for name in other.reads.changed()]
+        found += [
+            f"{type(g.x).__name__}.{g.name} is another value now"
+            for g in other.guards if g.name is not None and not g.holds()
+        ]  # fmt: skip
         if best is None or len(found) <= len(best):
             best = found
     if not best:
