@@ -44,14 +44,16 @@ def results(function: Callable, inputs: Tensors) -> list[torch.Tensor]:
 
 
 def in_turn(function: Callable) -> Callable:
-    """The function on each of several sets of inputs, one set after the other."""
+    """The function on each of several sets of inputs, one set after the other; its results for the
+    last one, since small results of a program are copied, which torch's graphs leave to the caller.
+    """
 
-    def program(sets: Sequence[Sequence[Any]]) -> list[Any]:
-        outs: list[Any] = []
-        for xs in sets:
-            if outs:
-                xs, outs[-1] = lax.optimization_barrier((xs, outs[-1]))
-            outs.append(function(*xs))
+    def program(sets: Sequence[Sequence[Any]]) -> Any:
+        outs: Any = None
+        for n, xs in enumerate(sets):
+            if n:
+                xs, outs = lax.optimization_barrier((xs, outs))
+            outs = function(*xs)
         return outs
 
     return program

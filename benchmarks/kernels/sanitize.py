@@ -40,8 +40,9 @@ from genesis_fn.backends.cuda.lowerings import plan_for
 from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.compiler.fusion.matmul_grouping import contracted
 from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise
-from genesis_fn.core.jaxpr import Jaxpr, Var
+from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.kernels.plan import Launch, Plan
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
@@ -98,11 +99,8 @@ class Machine:
         for e in jaxpr.eqns:
             operands = [v for v in e.ins if type(v) is Var]
             arrays = [values[v] for v in operands]
-            avals = [x.aval if type(x) is Var else x for x in e.ins]
-            plan: Any = None
-            if self.generated or not isinstance(e.prim.lowering, Elementwise):
-                plan = plan_for(e.prim, avals, e.params, run.TARGET)
-            if type(plan) is Plan:
+            plan = plan_of(e, run.TARGET, self.generated)
+            if plan is not None:
                 outs = self._run(plan, arrays, [v.aval for v in e.outs])
                 if e.prim is fused_p:
                     outs = _handed_through(e.params["jaxpr"], arrays, outs)
@@ -120,12 +118,25 @@ class Machine:
         assert not any(word[0] for word in error_words)
         launches = [s for s in plan.steps if isinstance(s, Launch) and 0 not in s.grid]
         if run.INTERPRETED:
-            self.kernels.update(
-                getattr(s.kernel, "name", None) or s.kernel.__name__ for s in launches
-            )
+            self.kernels.update(kernels_of(plan))
         else:
             self.kernels.update(x.compiled.name for x in runtime(0).driver.prepare(launches))
         return outs
+
+
+def plan_of(e: Eqn, target: Target, generated: bool) -> Plan | None:
+    """The plan that one equation runs by, of elementwise ones if they are to be `generated`."""
+    if isinstance(e.prim.lowering, Elementwise) and not generated:
+        return None
+    avals = [x.aval if type(x) is Var else x for x in e.ins]
+    plan = plan_for(e.prim, avals, e.params, target)
+    return plan if type(plan) is Plan else None
+
+
+def kernels_of(plan: Plan) -> set[str]:
+    """The names of the kernels that a plan launches."""
+    launches = [s for s in plan.steps if isinstance(s, Launch) and 0 not in s.grid]
+    return {getattr(s.kernel, "name", None) or s.kernel.__name__ for s in launches}
 
 
 def _bytes(x: np.ndarray) -> torch.Tensor:
@@ -193,6 +204,10 @@ def linear_cross_entropy(check: Callable) -> None:
     labels = integers(300, 70)
     loss = pulled(lambda x, w: nn.linear_cross_entropy(x, w, labels))
     check(loss, array(70, 64, dtype=bfloat16), array(300, 64, dtype=bfloat16))
+    some = integers(300, 70)
+    some[::3] = -100
+    counted = pulled(lambda x, w: nn.linear_cross_entropy(x, w, some, ignore_index=-100))
+    check(counted, array(70, 64, dtype=bfloat16), array(300, 64, dtype=bfloat16))
 
 
 def matmul(check: Callable) -> None:
@@ -203,8 +218,10 @@ def matmul(check: Callable) -> None:
         check(pulled(product), array(130, 72, dtype=kind), array(72, 264, dtype=kind))
         check(product, array(100, 7, dtype=kind), array(7, 129, dtype=kind))
         check(product, array(3, 256, dtype=kind), array(256, 512, dtype=kind))
-    few = array(3, 1024, dtype=bfloat16), array(2048, 1024, dtype=bfloat16)
-    check(lambda x, w: x @ w.T, *few)
+    for rows in (1, 3):
+        few = array(rows, 1024, dtype=bfloat16), array(2048, 1024, dtype=bfloat16)
+        check(lambda x, w: x @ w.T, *few)
+    check(product, array(130, 136), array(136, 264))
     check(product, array(64, 8192, dtype=bfloat16), array(8192, 64, dtype=bfloat16))
     check(product, array(3, 40, 64, dtype=bfloat16), array(3, 64, 48, dtype=bfloat16))
     check(product, array(40, 50, dtype=np.float64), array(50, 30, dtype=np.float64))
@@ -256,6 +273,8 @@ def sorting(check: Callable) -> None:
     check(lambda x: jnp.sort(x, 1), array(3, 90, dtype=bfloat16))
     check(lambda x: jnp.argsort(x, 1), array(2, 33))
     check(jnp.sort, array(70000))
+    check(lambda x, y: lax.sort((x, y), num_keys=2), integers(9, 3000), array(3000))
+    check(lambda x: lax.top_k(x, 3), array(140, 4000))
     check(lambda x: lax.top_k(x, 4), array(3, 300))
     check(lambda x: lax.top_k(x, 50), array(2, 40000))
 
@@ -265,6 +284,12 @@ def scatter(check: Callable) -> None:
     check(lambda x: x[rows], table)
     check(lambda x, y: x.at[rows].add(y), array(300, 40), array(100, 40))
     check(lambda x, y: x.at[rows].max(y), array(300, 40), array(100, 40))
+    places = _random.permutation(300)[:100].astype(np.int32)
+    check(
+        lambda x, y: x.at[places].set(y, unique_indices=True),
+        array(300, 40, dtype=bfloat16),
+        array(100, 40, dtype=bfloat16),
+    )
     check(pulled(lambda x: jnp.take(x, rows, 0)), table)
     check(lambda x: x[integers(300, 5, 1), integers(40, 7)], array(300, 40))
 
@@ -275,6 +300,7 @@ def convolution(check: Callable) -> None:
 
     check(pulled(convolve), array(2, 5, 9, 8), array(7, 5, 3, 3))
     check(pulled(convolve), array(2, 4, 9, 8, dtype=bfloat16), array(6, 4, 3, 3, dtype=bfloat16))
+    check(pulled(convolve), array(4, 3, 40, 40), array(4, 3, 3, 3))
 
 
 def pooling(check: Callable) -> None:
@@ -325,8 +351,10 @@ def report(logs: Path, out: Path) -> None:
             for tool in TOOLS:
                 row[tool] = _worse(row.get(tool), _verdict(said.get(tool), family, kernel))
     rows = dict(sorted(kernels.items(), key=lambda x: (x[1]["families"][0], x[0])))
-    out.write_text(json.dumps({**surroundings(), "kernels": rows}, indent=1) + "\n")
+    found = surroundings()
+    out.write_text(json.dumps({**found, "kernels": rows}, indent=1) + "\n")
     lines = ["# compute-sanitizer on every kernel", ""]
+    lines += [f"{found['device']}, Triton {found['versions']['triton']}, commit {found['commit']}."]
     lines += [
         "What racecheck reports of the kernels with specialised warps, `race_delays.py` tests."
     ]
