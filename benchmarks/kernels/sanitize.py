@@ -21,16 +21,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ["GENESIS_CUDA_DRIVER"] = os.environ.get("GENESIS_CUDA_DRIVER", "cuda")
-os.environ["TRITON_INTERPRET"] = "01"[os.environ["GENESIS_CUDA_DRIVER"] == "interpret"]
-os.environ["GENESIS_DEVICE"] = "cpu"
 sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cuda"))
+if __name__ == "__main__":
+    os.environ["GENESIS_CUDA_DRIVER"] = os.environ.get("GENESIS_CUDA_DRIVER", "cuda")
+    os.environ["TRITON_INTERPRET"] = "01"[os.environ["GENESIS_CUDA_DRIVER"] == "interpret"]
+    os.environ["GENESIS_DEVICE"] = "cpu"
 
 import numpy as np
 import torch
 from ml_dtypes import bfloat16
-from programs import on_cpu, traced
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
@@ -48,6 +47,7 @@ from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
 from genesis_fn.primitives.random_bits import random_bits as random_bits_of
 from genesis_fn.transforms.custom.fused import fused_p
+from tests.cuda.programs import on_cpu, traced
 from tests.kernels import run
 
 TOLERANCE = {4: 1e-2, 2: 2e-2, 8: 1e-9}  # by bytes: the distance over the norm of what is wanted

@@ -29,7 +29,8 @@ MOST = 12
 # The passes of the lists, by the names that they call them by.
 PROGRAM = {
     "physical": pipeline.physical, "simplify": pipeline.simplify,
-    "rematerialise": pipeline.rematerialise, "donations": pipeline.donations,
+    "absorb_casts": pipeline.absorb_casts, "rematerialise": pipeline.rematerialise,
+    "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
     "contracted": pipeline.contracted, "fuse": pipeline.fuse, "lowered": Scope.lowered,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.horizontal_fusion import joined
 from genesis_fn.backends.cuda.lower.steps import (
     Schedule,
@@ -50,6 +51,9 @@ def compile_jaxpr(
 
     # Calls are inlined, but for functions with a kernel; what repeats or does nothing goes.
     program = simplify(named, keeps_fused(target))
+
+    # Casts around functions that compute in float32 anyway become part of their kernels.
+    program = absorb_casts(program, target)
 
     # Values that the backward pass can make again for less than keeping them are not kept.
     program = rematerialise(program)

@@ -243,7 +243,7 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     sums: dict[Any, Eqn] = {e.outs[0]: e for e in eqns if e.prim is _ADD_N}
     if len(sums) < 2:
         return eqns
-    uses = _uses(eqns, outs)
+    uses = uses_of(eqns, outs)
     merged: set[Any] = set()
     result = []
     for e in eqns:
@@ -261,7 +261,7 @@ def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     order in which the transpose leaves it: the gradient of `x @ w.T` by `w`, `(x @ w).T`."""
     if not any([e.prim is transpose_p for e in eqns]):
         return eqns
-    uses = _uses(eqns, outs)
+    uses = uses_of(eqns, outs)
     place = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
     result: list[Eqn | None] = [*eqns]
     for n, e in enumerate(eqns):
@@ -307,7 +307,7 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
         ins = [*made]
 
 
-def _uses(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
+def uses_of(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
     """How often each operand is read; results of the program count as read twice."""
     uses: dict[Any, int] = dict.fromkeys(outs, 2)
     for e in eqns:

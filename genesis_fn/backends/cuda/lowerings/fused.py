@@ -272,21 +272,23 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
     builder = PlanBuilder(2, len(results) + 1)
     statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
     loss = Buf(2, NAMES[statistic])
-    if logits.dtype != statistic:
+    if results[0].dtype != statistic:
         loss = builder.workspace(rows, NAMES[statistic])
     lse = Buf(3, "i8") if len(results) > 1 else builder.workspace(rows, NAMES[statistic])
     error = Buf(2 + len(results), "i64")
     plan = plan_cross_entropy_forward(spec, call.target)
     builder.include(plan, [Buf(0, "i8"), Buf(1, "i8"), loss, lse, error])
-    if logits.dtype != statistic:
-        add_convert(builder, loss, results[0].update(dtype=statistic), Buf(2, "i8"), logits.dtype)
+    if results[0].dtype != statistic:
+        kind = results[0].update(dtype=statistic)
+        add_convert(builder, loss, kind, Buf(2, "i8"), results[0].dtype)
     return builder.build()
 
 
 @kernel("cross_entropy_backward")
 def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) -> Plan | None:
     logits, labels, lse, ct = call.operands
-    if logits.dtype not in _WIDE_ENOUGH or not _labelled(labels):
+    served = logits.dtype in _WIDE_ENOUGH and results[0].dtype == logits.dtype
+    if not served or not _labelled(labels):
         return None
     rows, classes = _matrix(logits)
     spec = CrossEntropy(rows, classes, NAMES[logits.dtype], NAMES[labels.dtype])
