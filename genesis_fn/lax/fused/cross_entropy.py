@@ -60,14 +60,14 @@ def _torch_cross_entropy_forward(avals: Sequence[Any]) -> Callable | None:
     return run
 
 
-@fused("cross_entropy", rows=(True, True), precision="high", torch=_torch_cross_entropy, wide=True)
+@fused("cross_entropy", rows=(True, True), precision="high", torch=_torch_cross_entropy)
 def cross_entropy_last(logits: Any, labels: Any) -> Any:
     """logsumexp(logits) - logits[label] over the last axis; labels are integers below its
     length."""
     return _cross_entropy_forward.reference(logits, labels)[0][0]
 
 
-@fused("cross_entropy_forward", torch=_torch_cross_entropy_forward, wide=True)
+@fused("cross_entropy_forward", torch=_torch_cross_entropy_forward)
 def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
@@ -87,7 +87,7 @@ def _torch_cross_entropy_backward(avals: Sequence[Any], *, needs: Any) -> Callab
     return run
 
 
-@fused("cross_entropy_backward", static=("needs",), torch=_torch_cross_entropy_backward, wide=True)
+@fused("cross_entropy_backward", static=("needs",), torch=_torch_cross_entropy_backward)
 def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)

@@ -40,13 +40,11 @@ class Fused:
       (what it returns where `needs` is False is ignored).
     * `torch(avals, **static)`: a CPU function, or None to run the reference.
     * `precision`: the amp class of the whole.
-    * `wide`: it computes in float32 whatever it reads, so that a kernel may read and write through
-      casts.
     """
 
     def __init__(
         self, name: str, reference: Callable, static: Sequence[str], rows: Sequence[bool] | None,
-        precision: str, torch: Callable | None, batch: Callable | None, wide: bool,
+        precision: str, torch: Callable | None, batch: Callable | None,
     ) -> None:  # fmt: skip
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
@@ -54,7 +52,6 @@ class Fused:
         functools.update_wrapper(self, reference)
         self.name, self.reference, self.static_names = name, reference, tuple(static)
         self.rows, self.precision, self.torch, self.batch = rows, precision, torch, batch
-        self.wide = wide
         self.vjp: tuple[Fused, Fused] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
@@ -96,11 +93,10 @@ def fused(
     precision: str = "follow",
     torch: Callable | None = None,
     batch: Callable | None = None,
-    wide: bool = False,
 ) -> Callable[[Callable], Fused]:
     """Decorator: a function over primitives becomes one operation that backends may give a
     kernel."""
-    return lambda reference: Fused(name, reference, static, rows, precision, torch, batch, wide)
+    return lambda reference: Fused(name, reference, static, rows, precision, torch, batch)
 
 
 def _shape(*avals: Aval, op: Fused, static: tuple, jaxpr: Jaxpr) -> list[Aval]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genesis_fn.backends.cuda.lowerings import plan_for
+from genesis_fn.backends.cuda.lowerings import kernel_of, plan_for
 from genesis_fn.compiler.simplify.rewriter import live_equations, uses_of
 from genesis_fn.compiler.simplify.rules import holds
 from genesis_fn.compiler.target import Target
@@ -20,8 +20,8 @@ from genesis_fn.transforms.custom.fused import fused_p
 
 def absorb_casts(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     """`jaxpr` with wider casts of operands, and narrower ones of results that nothing else reads,
-    inside of the functions marked `wide`, where `target` has a kernel for that."""
-    if not any([e.prim is fused_p and e.params["op"].wide for e in jaxpr.eqns]):
+    inside of the functions whose kernels take `casts` and serve these dtypes."""
+    if not any(map(_takes_casts, jaxpr.eqns)):
         return jaxpr
     uses = uses_of(jaxpr.eqns, jaxpr.outs)
     source: dict[Var, Var] = {}
@@ -37,7 +37,7 @@ def absorb_casts(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     for e in jaxpr.eqns:
         if e in done:
             continue
-        if e.prim is fused_p and e.params["op"].wide:
+        if _takes_casts(e):
             ins = [source.get(x, x) if type(x) is Var else x for x in e.ins]
             following = [after[o] for o in e.outs if o in after]
             results = {f.ins[0]: f.outs[0] for f in following}
@@ -51,6 +51,11 @@ def absorb_casts(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     return Jaxpr(
         jaxpr.invars, live_equations(eqns, jaxpr.outs), jaxpr.outs, jaxpr.labels, jaxpr.name
     )
+
+
+def _takes_casts(e: Eqn) -> bool:
+    known = kernel_of(e.params["op"]) if e.prim is fused_p else None
+    return known is not None and known.casts
 
 
 def _planned(e: Eqn, target: Target) -> bool:

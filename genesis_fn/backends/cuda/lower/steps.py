@@ -91,7 +91,8 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
     gains nothing from being generated together with the casts and sums around it."""
 
     def keeps(e: Eqn) -> bool:
-        if e.prim is not fused_p or lowerings.is_generated(e.params["op"]):
+        known = lowerings.kernel_of(e.params["op"]) if e.prim is fused_p else None
+        if known is None or known.generated:
             return False
         avals = [i.aval if type(i) is Var else i for i in e.ins]
         return plan_for(e.prim, avals, e.params, target) is not None

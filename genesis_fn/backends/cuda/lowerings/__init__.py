@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genesis_fn.backends.cuda.lowerings.call import (
     RULES,
@@ -32,6 +32,9 @@ from genesis_fn.core.jaxpr import jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.transforms.custom.fused import Fused, fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
+
+if TYPE_CHECKING:
+    from genesis_fn.backends.cuda.lowerings.fused import Kernel
 
 _MODULES = (
     "assertions",
@@ -91,12 +94,11 @@ def check_error(
     return out_of_range(call, site % SITES, index)
 
 
-def is_generated(op: Fused) -> bool:
-    """Whether compiled programs make a fused function together with what is around it."""
+def kernel_of(op: Fused) -> Kernel | None:
+    """The kernel of a fused function, if it has one."""
     from genesis_fn.backends.cuda.lowerings.fused import KERNELS
 
-    known = KERNELS.get(op.name)
-    return known is not None and known.generated
+    return KERNELS.get(op.name)
 
 
 def has_lowering(prim: Primitive) -> bool:
@@ -122,5 +124,5 @@ def _load() -> None:
 
 __all__ = [
     "Aval", "Call", "HostCall", "Lowered", "SITES", "Views", "check_error", "checks",
-    "has_lowering", "is_generated", "lowers", "plan_for",
+    "has_lowering", "kernel_of", "lowers", "plan_for",
 ]  # fmt: skip

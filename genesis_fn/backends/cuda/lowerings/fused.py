@@ -43,10 +43,13 @@ Rule = Callable[..., "Plan | None"]
 class Kernel:
     """How a fused function is planned. `generated`: programs that are compiled make it together
     with the casts and sums around it, which its kernel would need converted first, and so the
-    kernel serves eager calls alone. `classes`: how many a checked label is one of."""
+    kernel serves eager calls alone. `casts`: it computes in float32 whatever it reads and writes,
+    so that casts to and from float32 can be its own. `classes`: how many a checked label is one
+    of."""
 
     plan: Rule
     generated: bool = False
+    casts: bool = False
     classes: Callable[[Call], int] | None = None
 
 
@@ -62,14 +65,18 @@ def computed(jaxpr: Jaxpr) -> list[Var]:
 
 
 def kernel(
-    *names: str, generated: bool = False, classes: Callable[[Call], int] | None = None, **given: Any
+    *names: str,
+    generated: bool = False,
+    casts: bool = False,
+    classes: Callable[[Call], int] | None = None,
+    **given: Any,
 ) -> Callable[[Rule], Rule]:
     """Decorator: the function plans fused functions of these names, or returns None; it gets
     `given` as further arguments. See `Kernel`."""
 
     def register(rule: Rule) -> Rule:
         plan = functools.partial(rule, **given) if given else rule
-        KERNELS.update(dict.fromkeys(names, Kernel(plan, generated, classes)))
+        KERNELS.update(dict.fromkeys(names, Kernel(plan, generated, casts, classes)))
         return rule
 
     return register
@@ -258,7 +265,7 @@ def _labelled(labels: Aval) -> bool:
 
 
 @kernel(
-    "cross_entropy", "cross_entropy_forward",
+    "cross_entropy", "cross_entropy_forward", casts=True,
     classes=lambda call: math.prod(call.operands[0].shape[-1:]),
 )  # fmt: skip
 def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
@@ -284,7 +291,7 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
     return builder.build()
 
 
-@kernel("cross_entropy_backward")
+@kernel("cross_entropy_backward", casts=True)
 def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) -> Plan | None:
     logits, labels, lse, ct = call.operands
     served = logits.dtype in _WIDE_ENOUGH and results[0].dtype == logits.dtype
