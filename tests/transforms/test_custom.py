@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
+from genesis_fn import lax
 from genesis_fn.core import errors
 from genesis_fn.transforms.autodiff.grad import grad, jvp, vjp
 from genesis_fn.transforms.batching.vmap import vmap
@@ -163,6 +164,33 @@ def _closed(k):
     f = custom_jvp(lambda v: v * k)
     f.defjvp(lambda primals, tangents: (f(primals[0]), tangents[0] * k))
     return f
+
+
+def test_outputs_of_which_some_differ_between_examples():
+    """The derivative by an argument that examples share is the sum of theirs. (JAX counts the
+    cotangent of an output that they share once for each.)"""
+    index = lambda: lax.axis_index("i")
+    f = custom_vjp(lambda v: (v * 2, v * index()))
+    f.defvjp(lambda v: (f(v), None), lambda _, ct: (3 * ct[0] + 5 * ct[1] * index(),))
+
+    def total(g):
+        return lambda v: sum(o.sum() for o in vmap(lambda k: g(v), axis_name="i")(jnp.arange(3.0)))
+
+    for by_shared in (grad(total(f)), grad(total(jit(f))), jit(grad(total(f)))):
+        assert float(by_shared(2.0)) == 3 * 3 + 5 * (0 + 1 + 2)
+
+
+def test_a_rule_that_alone_closes_over_what_is_batched():
+    def scaled(k):
+        f = custom_vjp(lambda x: x * 2)
+        f.defvjp(lambda x: (x * 2, None), lambda _, ct: (ct * k,))
+        return f
+
+    shared = lambda x: vmap(lambda k: scaled(k)(x))(ours(V)).sum()
+    with pytest.raises(errors.NotDifferentiableError, match="bwd rule of <lambda> closes over"):
+        grad(shared)(ours(V)[0])
+    own = lambda x: vmap(lambda k, y: scaled(k)(y))(ours(V), x).sum()
+    np.testing.assert_allclose(np.asarray(grad(own)(ours(V))), V)
 
 
 def test_forward_mode_of_a_vjp_rule():

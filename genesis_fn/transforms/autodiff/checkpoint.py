@@ -23,9 +23,14 @@ from genesis_fn.primitives.conv import conv_p
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.factories import instantiate, linear_rule
 from genesis_fn.primitives.shape import optimization_barrier
-from genesis_fn.transforms.autodiff.linearize import LinearizeTrace, LinearizeTracer, jvp_jaxpr
+from genesis_fn.transforms.autodiff.linearize import LinearizeTrace, LinearizeTracer
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
-from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p, linear_call
+from genesis_fn.transforms.custom.custom_call import (
+    CustomCall,
+    custom_call_p,
+    linear_call,
+    push_program,
+)
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.api_util import (
     FlatFunction,
@@ -148,21 +153,13 @@ def without_effects(jaxpr: Jaxpr) -> Jaxpr:
     return Jaxpr(jaxpr.invars, _pure(jaxpr.eqns), jaxpr.outs, jaxpr.labels, jaxpr.name)
 
 
-@memoized
 def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -> Jaxpr | None:
     """[inputs, saved values, nonzero tangents] -> output tangents; None of a program with a rule
     that has no forward mode, whose reverse mode does not need this one."""
-    count = len(jaxpr.invars)
     try:
-        program, _ = jvp_jaxpr(without_effects(jaxpr), nonzero, (True,) * len(jaxpr.outs))
+        return push_program(without_effects(jaxpr), tuple([v.aval for v in saved]), nonzero)
     except errors.NotDifferentiableError:
         return None
-    extra = [Var(v.aval) for v in saved]
-    outs = program.outs[len(jaxpr.outs) :]
-    return Jaxpr(
-        [*program.invars[:count], *extra, *program.invars[count:]],
-        dead_code(program.eqns, outs)[0], outs, (), jaxpr.name,
-    )  # fmt: skip
 
 
 def _linearize(nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable | None) -> Any:

@@ -74,7 +74,7 @@ def _checks(e: Eqn, seen: set[int]) -> bool:
         return True
     if e.prim is fused_p and any(map(_is_index, e.ins)):
         return True
-    rules = e.params["call"].programs_known() if e.prim is custom_call_p else []
+    rules = e.params["call"].programs if e.prim is custom_call_p else []
     return any(_has_checks(j, seen) for j in [*e_jaxprs(e), *rules])
 
 

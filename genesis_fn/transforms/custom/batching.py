@@ -82,21 +82,22 @@ def _forward_rule(
 ) -> tuple[list[Any], list[bool]]:  # fmt: skip
     """The batching rule of a function's jvp: the jvp of its batching rule. `moved` says which
     arguments have a tangent, `found` which outputs."""
-    count, primals, tangents, either = len(moved), [], [], []
-    given = iter(zip(xs[count:], batched[count:]))
-    for x, b, m in zip(xs, batched, moved):
-        t, t_batched = next(given) if m else (None, b)
-        either.append(b or t_batched)
-        primals.append(x if b == either[-1] else move_batch(x, None, 0, size))
-        repeated = m and t_batched != either[-1]
-        tangents.append(move_batch(t, None, 0, size) if repeated else t)
+    ts, ts_batched = filled(moved, xs[len(moved) :]), filled(moved, batched[len(moved) :])
+    either = [b or bool(t) for b, t in zip(batched, ts_batched)]
+
+    def whole(xs: Sequence[Any], batched: Sequence[bool | None]) -> list[Any]:
+        return [
+            move_batch(x, None, 0, size) if e and b is False else x
+            for x, b, e in zip(xs, batched, either)
+        ]
+
     flags: list[bool] = []
 
     def outputs(*args: Any) -> list[Any]:
         outs, flags[:] = rule(size, either, args)
         return [as_array(o) for o in outs]
 
-    outs, ts = jvp_flat(outputs, primals, tangents)
+    outs, ts = jvp_flat(outputs, whole(xs, batched), whole(ts, ts_batched))
     dense = [instantiate(t, typeof(o)) for t, o, f in zip(ts, outs, found) if f]
     return [*outs, *dense], [*flags, *(b for b, f in zip(flags, found) if f)]
 

@@ -17,10 +17,11 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.jaxpr import Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, is_linear, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.primitives.reductions.reduce import reduce_sum
+from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.batching.batch import (
     BatchTrace,
     BatchTracer,
@@ -67,10 +68,7 @@ class CustomCall:
     pull: Callable
     key: Callable
     batch: Callable | None = None
-
-    def programs_known(self) -> list[Jaxpr]:
-        """The programs of rules, as far as there are any yet."""
-        return []
+    programs: Sequence[Jaxpr] = ()  # of rules, as far as there are any yet
 
 
 class LinearCall(CustomCall):
@@ -84,16 +82,13 @@ class LinearCall(CustomCall):
         pull: Callable, programs: Sequence[Jaxpr] = (),
     ) -> None:  # fmt: skip
         self.name, self.linear, self.out_avals = name, residuals, tuple(out_avals)
-        self.push, self.pull, self.programs = push, pull, list(programs)
+        self.push, self.pull, self.programs = push, pull, programs
         self.forward = push is not None
 
     def fun(self, *xs: Any) -> list[Any]:
         if self.push is None:
             raise no_forward_mode(self.name)
         return self.push(*xs)
-
-    def programs_known(self) -> list[Jaxpr]:
-        return self.programs
 
     def apply(self, operands: Sequence[Any], jaxpr: Jaxpr | None) -> list[Any]:
         """The tangents of outputs, by the program `jaxpr` where there is one."""
@@ -124,6 +119,18 @@ def linear_call(
         raise no_forward_mode(name)
     call = LinearCall(name, len(residuals), out_avals, None, pull, [backward])
     return call.apply([*residuals, *tangents], forward)
+
+
+@memoized
+def push_program(jaxpr: Jaxpr, saved: tuple[Aval, ...], nonzero: tuple[bool, ...]) -> Jaxpr:
+    """[inputs, saved values, nonzero tangents] -> output tangents: a `forward` for `linear_call`,
+    the derivative of a program that does not look at what is saved for the transpose."""
+    count = len(jaxpr.invars)
+    program, _ = jvp_jaxpr(jaxpr, nonzero, (True,) * len(jaxpr.outs))
+    inputs, tangents = program.invars[:count], program.invars[count:]
+    outs = program.outs[len(jaxpr.outs) :]
+    eqns, _ = dead_code(program.eqns, outs)
+    return Jaxpr([*inputs, *map(Var, saved), *tangents], eqns, outs, (), jaxpr.name)
 
 
 def _floating(ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
@@ -194,7 +201,7 @@ def _linearize(
 
     linear = LinearCall(
         call.name, len(residuals), kinds, push if call.forward else None, pull,
-        call.programs_known(),
+        call.programs,
     )  # fmt: skip
     avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, moved) if m))]
     # On the tape of a program that is kept, the map has a program too.
@@ -223,20 +230,20 @@ def _batch(
     if jaxpr is None:  # what a function closes over may be batched too
         batched = Batched(call, trace, dims)
         outs = bind(custom_call_p, *xs, call=batched, jaxpr=None)
-        return outs, batched.out_dims
-    programs = [jaxpr, *call.programs_known()]
+        return outs, batched.out_dims(outs)
+    programs = [jaxpr, *call.programs]
     if all(d is None for d in dims) and all(trace.axis_name not in j.axes for j in programs):
         outs = bind(custom_call_p, *xs, call=call, jaxpr=jaxpr)
         return outs, [None] * len(outs)
-    size, given = trace.batch_size, [d is not None for d in dims]
+    size, given = trace.batch_size, tuple([d is not None for d in dims])
     xs = at_front(size, xs, dims)
     if call.batch is not None:
         outs, flags = call.batch(size, given, xs)
         return outs, [0 if b else None for b in flags]
-    every = (True,) * len(jaxpr.outs)
-    program, _ = batch_jaxpr(jaxpr, size, tuple(given), every, trace.axis_name)
+    program, _ = batch_jaxpr(jaxpr, size, given, (True,) * len(jaxpr.outs), trace.axis_name)
     batched = Batched(call, trace, [0 if b else None for b in given], closed=True)
-    return bind(custom_call_p, *xs, call=batched, jaxpr=program), [0] * len(every)
+    outs = bind(custom_call_p, *xs, call=batched, jaxpr=program)
+    return outs, batched.out_dims(outs)
 
 
 custom_call_p = _Custom(
@@ -269,15 +276,20 @@ class Wrapped(CustomCall):
     def learned(self, value: Any) -> None:
         self.call.learned = value
 
-    def programs_known(self) -> list[Jaxpr]:
-        return self.call.programs_known()
+    @property
+    def programs(self) -> Sequence[Jaxpr]:
+        return self.call.programs
 
 
 class Batched(Wrapped):
     """A call mapped over a batch by a trace of vmap, for the trace around that one. A `closed` one
-    closes over nothing of that trace: each run has a trace of its own."""
+    closes over nothing of that trace: each run has a trace of its own.
 
-    __slots__ = ("size", "axis_name", "trace", "dims", "every", "out_dims")
+    All outputs have the batch in front, or none: a cotangent that is that of all examples must not
+    meet one of each, since those of operands that examples share are summed.
+    """
+
+    __slots__ = ("size", "axis_name", "trace", "dims", "batched")
 
     def __init__(
         self, call: CustomCall, trace: BatchTrace, dims: Sequence[int | None], closed: bool = False
@@ -285,9 +297,8 @@ class Batched(Wrapped):
         super().__init__(call)
         self.size, self.axis_name, self.dims = trace.batch_size, trace.axis_name, tuple(dims)
         self.trace = None if closed else trace
-        # Whether all outputs have the batch: where an operand does, so that all rules agree.
-        self.every = closed or call.linear is not None or any(d is not None for d in dims)
-        self.out_dims: list[int | None] = [0] * len(call.out_avals)  # of others known after a run
+        # Whether outputs are: where an operand is, or a run shows it of what is closed over.
+        self.batched = closed or call.linear is not None or any(d is not None for d in dims)
 
     @property
     def out_avals(self) -> list[Aval]:
@@ -295,12 +306,12 @@ class Batched(Wrapped):
 
     @property
     def learned(self) -> tuple:
-        """Where the outputs have their batch, beside what the call knows."""
-        return self.out_dims, self.call.learned
+        """Whether outputs are batched, beside what the call knows."""
+        return self.batched, self.call.learned
 
     @learned.setter
     def learned(self, value: tuple) -> None:
-        self.out_dims, self.call.learned = value
+        self.batched, self.call.learned = value
 
     def key(self) -> tuple:
         return self.size, self.axis_name, self.dims, self.call.key()
@@ -308,31 +319,29 @@ class Batched(Wrapped):
     def _running(self) -> resumed:
         return resumed(self.trace or BatchTrace(None, self.size, self.axis_name))
 
-    def _in_front(
-        self, trace: BatchTrace, outs: Sequence[Any], ts: Sequence[Any] = ()
-    ) -> tuple[list[Any], list[Any]]:
-        """Outputs, and tangents if there are any, with the batch that either has in front."""
-        n, parts = len(outs), [trace.split(x) for x in (*outs, *ts)]
-        batched = [self.every or d is not None for _, d in parts]
-        either = map(any, zip(batched, batched[n:] if ts else batched))
-        self.out_dims = [0 if b else None for b in either]
-        front = [
-            x if x is None or at is None else move_batch(x, d, at, self.size)
-            for (x, d), at in zip(parts, self.out_dims * 2)
-        ]
-        return front[:n], front[n:]
+    def out_dims(self, outs: Sequence[Any]) -> list[int | None]:
+        """Where outputs have their batch, once that is known."""
+        return [0 if self.batched else None] * len(outs)
+
+    def _in_front(self, trace: BatchTrace, outs: Sequence[Any]) -> list[Any]:
+        parts = [trace.split(x) for x in outs]
+        self.batched = self.batched or any(d is not None for _, d in parts)
+        if not self.batched:
+            return list(outs)
+        return [x if x is None else move_batch(x, d, 0, self.size) for x, d in parts]
 
     def fun(self, *xs: Any) -> list[Any]:
         with self._running() as trace:
             outs = self.call.fun(*_mapped(trace, xs, self.dims))
-        return self._in_front(trace, outs)[0]
+        return self._in_front(trace, outs)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         with self._running() as trace:
             outs, ts = self.call.jvp(
                 _mapped(trace, primals, self.dims), _mapped(trace, tangents, self.dims)
             )
-        return self._in_front(trace, outs, ts)
+        both = self._in_front(trace, [*outs, *ts])
+        return both[: len(outs)], both[len(outs) :]
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
@@ -341,7 +350,7 @@ class Batched(Wrapped):
             outs, saved, pull = self.call.fwd(nonzero, _mapped(trace, xs, self.dims))
         parts = [trace.split(r) for r in saved]
         back = functools.partial(self._pulled, pull, [d for _, d in parts], self.dims)
-        return self._in_front(trace, outs)[0], [r for r, _ in parts], back
+        return self._in_front(trace, outs), [r for r, _ in parts], back
 
     def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         n = len(residuals)
@@ -354,7 +363,8 @@ class Batched(Wrapped):
         """The cotangents of operands at `dims`, each laid out as its operand is; that of one shared
         by all examples is summed."""
         with self._running() as trace:
-            back = pull(_mapped(trace, residuals, saved_dims), _mapped(trace, cts, self.out_dims))
+            cts = _mapped(trace, cts, self.out_dims(cts))
+            back = pull(_mapped(trace, residuals, saved_dims), cts)
         return [
             ct if ct is None else self._laid_out(*trace.split(ct), d)
             for ct, d in zip(back, dims, strict=True)
@@ -363,6 +373,12 @@ class Batched(Wrapped):
     def _laid_out(self, ct: Any, at: int | None, dim: int | None) -> Any:
         if dim is not None:
             return move_batch(ct, at, dim, self.size)
+        if at is not None and not self.batched:
+            raise errors.NotDifferentiableError(
+                f"the bwd rule of {self.name} closes over a value that is being batched, of which "
+                f"its outputs know nothing\n  at {where().describe()}\n"
+                "  pass the value as an argument"
+            )
         return ct if at is None else reduce_sum(ct, (at,))
 
 

@@ -21,11 +21,10 @@ from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
 from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.factories import instantiate, move_batch
-from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
-from genesis_fn.transforms.custom.custom_call import linear_call
+from genesis_fn.transforms.custom.custom_call import linear_call, push_program
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
-from genesis_fn.transforms.staging.stage import evaluate, stage_closed
+from genesis_fn.transforms.staging.stage import stage_closed
 
 FUSED: dict[str, Fused] = {}
 
@@ -110,7 +109,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
     outs, out_tree = forward.bind(xs, jaxpr.cache["in_tree"], static)
     primals, saved = outs[: len(jaxpr.outs)], outs[len(jaxpr.outs) :]
     mask, kinds = tuple(nonzero), tuple([typeof(s) for s in saved])
-    push = _forward_program(jaxpr, kinds, mask)
+    push = push_program(jaxpr, kinds, mask)
     back = _backward_program(
         jaxpr, backward, kinds, out_tree.children()[1], Frozen(static), mask, surroundings()
     )
@@ -142,20 +141,6 @@ def _backward_program(
         return [instantiate(g, a) for g, (a, n) in zip(got, inexact, strict=True) if n]
 
     return stage_closed(f, [*args, *saved, *jaxpr.out_avals], backward.name)
-
-
-@memoized
-def _forward_program(jaxpr: Jaxpr, saved: tuple, nonzero: tuple[bool, ...]) -> Jaxpr:
-    """[arguments, residuals, tangents] -> output tangents: the jvp of the reference."""
-    count = len(jaxpr.invars)
-    program, _ = jvp_jaxpr(jaxpr, nonzero, (True,) * len(jaxpr.outs))
-
-    def f(*xs: Any) -> list[Any]:
-        outs = evaluate(program, *xs[:count], *xs[count + len(saved) :])
-        return outs[len(jaxpr.outs) :]
-
-    avals = [*jaxpr.in_avals, *saved, *program.in_avals[count:]]
-    return stage_closed(f, avals, jaxpr.name)
 
 
 def _batch(

@@ -6,9 +6,8 @@ so that a rule may close over traced values as long as those are not differentia
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
@@ -58,7 +57,7 @@ class Recorded(CustomCall):
         self.made: dict[tuple[Mask, Mask], list[Jaxpr]] = {}
         self.stage_again: Callable[[Mask, Mask], list[Jaxpr]] | None = None
 
-    def programs(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
+    def of(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
         """The rules' programs where only some operands and outputs have derivatives."""
         key = (nonzero, cts) if self.symbolic else (None, None)
         if key not in self.made:
@@ -66,7 +65,8 @@ class Recorded(CustomCall):
             self.made[key] = self.stage_again(*key)
         return self.made[key]
 
-    def programs_known(self) -> list[Jaxpr]:
+    @property
+    def programs(self) -> list[Jaxpr]:
         return [j for programs in self.made.values() for j in programs]
 
     def _given(self, given: Sequence[bool]) -> tuple[bool, ...]:
@@ -80,7 +80,7 @@ class Recorded(CustomCall):
         return tuple(given[self.consts :])
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        program, *_ = self.programs(self._given([t is not None for t in tangents]))
+        program, *_ = self.of(self._given([t is not None for t in tangents]))
         dense = [instantiate(t, k) for t, k in zip(tangents[self.consts :], self.kinds)]
         outs = evaluate(program, *primals, *dense)
         count = len(self.out_kinds)
@@ -90,11 +90,11 @@ class Recorded(CustomCall):
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable]:
         mask, count = self._given(nonzero), len(self.out_kinds)
-        *_, forward, _ = self.programs(mask)
+        *_, forward, _ = self.of(mask)
         outs = bind(jit_p, *xs, jaxpr=forward)
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            *_, backward = self.programs(mask, tuple([ct is not None for ct in cts]))
+            *_, backward = self.of(mask, tuple([ct is not None for ct in cts]))
             dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_kinds, strict=True)]
             given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.kinds]
             return filled(given, bind(jit_p, *residuals, *dense, jaxpr=backward))
@@ -155,32 +155,30 @@ def _only(mask: Mask, xs: Sequence[Any]) -> list[Any]:
     return [x if m else None for x, m in zip(xs, mask or (True,) * len(xs))]
 
 
-class _Pending:
-    """A call whose rules are being staged, again if it is `found`: a first pass only finds out what
-    they capture, and whether they call the function."""
-
-    def __init__(self, found: Any = None) -> None:
-        self.called = False
-        self.found: tuple[Jaxpr, Recorded, list[Any]] | None = found
-
-
 class _Staging(threading.local):
     """The calls whose rules this thread is staging now: there a call of the same function is the
     program being made. To another thread it is a call like any other."""
 
-    calls: Mapping[Any, _Pending] = {}
+    calls: Mapping[Any, _RulesOf] = {}
 
 
 _staging = _Staging()
 
 
-@contextlib.contextmanager
-def _rules_of(key: Any, pending: _Pending) -> Iterator[_Pending]:
-    before, _staging.calls = _staging.calls, {**_staging.calls, key: pending}
-    try:
-        yield pending
-    finally:
-        _staging.calls = before
+class _RulesOf:
+    """`with _RulesOf(key):` the rules of a call are being staged, again if it is `found`: a first
+    pass only finds out what they capture, and whether they call the function."""
+
+    def __init__(self, key: Any, found: Any = None) -> None:
+        self.key, self.called = key, False
+        self.found: tuple[Jaxpr, Recorded, list[Any]] | None = found
+
+    def __enter__(self) -> _RulesOf:
+        self.before, _staging.calls = _staging.calls, {**_staging.calls, self.key: self}
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _staging.calls = self.before
 
 
 class Recorder:
@@ -222,12 +220,12 @@ class Recorder:
 
         first = stage(primal, kinds, name=call.name, weak=weak)
         recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
-        with _rules_of(key, _Pending()) as pending:
+        with _RulesOf(key) as pending:
             (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
         recorded.consts, found = len(consts), (jaxpr, recorded, consts)
 
         def again(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
-            with _rules_of(key, _Pending(found)):
+            with _RulesOf(key, found):
                 return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
 
         recorded.made[None, None] = again() if pending.called else programs
