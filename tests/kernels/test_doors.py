@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,12 +119,10 @@ def test_lowerings_reach_every_door() -> None:
 
 
 def test_lowerings_plan_through_doors_alone() -> None:
-    """They take specs and doors of a family, and the means that plans are built with."""
+    """They, and all of the backend, take specs and doors of a family, and the means that plans are
+    built with."""
     allowed = {"plan_builder", "plan", "language"}
-    for path in (
-        *(PACKAGE / "backends/cuda/lowerings").rglob("*.py"),
-        PACKAGE / "backends/cuda/lower/fused_matmul.py",
-    ):
+    for path in USERS:
         for node in ast.walk(TREES[path]):
             if not (isinstance(node, ast.ImportFrom) and node.module):
                 continue
@@ -146,23 +145,91 @@ def test_nothing_in_kernels_is_unreached() -> None:
     assert not unreached, f"nothing uses {unreached}"
 
 
-@pytest.mark.parametrize("folder", ["kernels", "compiler", "backends/cuda"])
+FLOORS = ("kernels", "compiler", "backends", "core", "primitives", "transforms")
+
+
+def loaded(tree: ast.AST) -> Iterator[str]:
+    """Every name whose value the code takes, and every word of the text that it may generate;
+    modules that only export mention what they import."""
+    stored = {
+        id(n) for n in ast.walk(tree)
+        if isinstance(n, (ast.Name, ast.Attribute)) and not isinstance(n.ctx, ast.Load)
+    }  # fmt: skip
+    listed = {
+        id(inner) for n in ast.walk(tree) if isinstance(n, ast.Assign)
+        and getattr(n.targets[0], "id", "") == "__slots__" for inner in ast.walk(n)
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        if id(node) in stored:
+            node.id = node.attr = ""  # type: ignore[attr-defined]
+        elif id(node) in listed and isinstance(node, ast.Constant):
+            node.value = None
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.name
+    yield from names_in(tree)
+
+
+LOADED = Counter(
+    name for path in TREES for name in loaded(ast.parse(path.read_text(encoding="utf-8")))
+)
+
+
+@pytest.mark.parametrize("folder", FLOORS)
 def test_everything_is_mentioned_somewhere(folder: str) -> None:
-    """Functions, classes, methods, fields and constants of these rooms have a user."""
-    counts: dict[str, int] = {}
-    for tree in TREES.values():
-        for name in names_in(tree):
-            counts[name] = counts.get(name, 0) + 1
-        for node in ast.walk(tree):
-            if isinstance(node, ast.keyword) and node.arg:
-                counts[node.arg] = counts.get(node.arg, 0) + 1
+    """Functions, classes, methods and constants of these floors have a user."""
     unused = []
     for path in sorted((PACKAGE / folder).rglob("*.py")):
         for name, node in _members(TREES[path]):
-            own = list(names_in(node)).count(name)
-            if counts.get(name, 0) <= own and not name.startswith("__"):
+            own = list(names_in(node)).count(name) if isinstance(node, Definition) else 0
+            if LOADED[name] <= own and not name.startswith("__") and name not in OF_OTHERS:
                 unused.append(f"{path.relative_to(PACKAGE)}: {name}")
     assert not unused, f"nothing mentions {unused}"
+
+
+OF_OTHERS = {
+    # Of the standard library's classes, and what only keeps memory or modules alive.
+    "_fields_", "_of_parent", "_scratch", "use_rawinput", "intro", "emptyline", "do_p", "do_locals",
+    "do_l", "compiled",
+    # Asked for by operand, as f"{operand}_transposed".
+    "lhs_transposed", "rhs_transposed",
+    # Which parameters of a fused function are static: said where it is defined, for its readers.
+    "static_names",
+    # For users: methods that JAX has, and torch.
+    "on_device_size_in_bytes", "copy_to_host_async", "defjvps", "def_fwd", "def_bwd", "as_text",
+    "cost_analysis", "memory_analysis", "traces", "clear_cache", "everything_saveable",
+    "nothing_saveable", "save_only_these_names", "save_any_names_but_these",
+    "save_anything_except_these_names", "save_from_both_policies",
+}  # fmt: skip
+
+
+def fields_of(node: ast.ClassDef) -> Iterator[str]:
+    """The fields of a class: annotated, listed as slots, or set on `self`. Those of a NamedTuple
+    are unpacked."""
+    if "NamedTuple" in map(ast.unparse, node.bases):
+        return
+    for inner in node.body:
+        if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
+            yield inner.target.id
+        elif isinstance(inner, ast.Assign) and getattr(inner.targets[0], "id", "") == "__slots__":
+            yield from (n.value for n in ast.walk(inner.value) if isinstance(n, ast.Constant))
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+            if getattr(inner.value, "id", "") == "self":
+                yield inner.attr
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_every_field_is_read(folder: str) -> None:
+    """To be given, set or listed as a slot is no use."""
+    unread = [
+        f"{path.relative_to(PACKAGE)}: {node.name}.{name}"
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.ClassDef)
+        for name in dict.fromkeys(fields_of(node))
+        if not LOADED[name] and not name.startswith("__") and name not in OF_OTHERS
+    ]
+    assert not unread, f"nothing reads {unread}"
 
 
 def _members(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
@@ -171,7 +238,7 @@ def _members(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
             visitor = node.name.startswith("visit_")  # called by `ast.NodeVisitor`
             if not registered(node) and not visitor:
                 yield node.name, node
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and "NamedTuple" not in map(ast.unparse, node.bases):
                 yield from _members(node)
         elif isinstance(node, ast.Assign) and isinstance(tree, ast.Module):
             for target in node.targets:
