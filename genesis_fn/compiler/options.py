@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 
 PASSES = {
-    "beside": "small steps that do not depend on each other share a launch",
-    "crossed": "one kernel reduces rows and columns",
-    "parts": "rows are cut where concatenations cut them, flat kernels where rows begin",
+    "horizontal": "launches that do not wait for each other become one",
+    "row_column_reduce": "one kernel reduces rows and columns",
+    "split_rows": "rows are cut where concatenations cut them, flat kernels where rows begin",
     "products": "products of few rows make their left operand and finish their result themselves",
     "in_place": "updates of part of an array overwrite it where it is not needed any more",
     "segments": "a sum of matrix products is one product with several pairs of operands",

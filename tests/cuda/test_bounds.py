@@ -56,7 +56,7 @@ def faults(program: CudaExecutable) -> list[str]:
     return check(program.schedule.items, table, bound, program.schedule.base)
 
 
-@pytest.mark.parametrize("passes", [(), ("crossed", "parts", "beside")])
+@pytest.mark.parametrize("passes", [(), ("row_column_reduce", "split_rows", "horizontal")])
 def test_a_training_step_stays_inside_its_memory(passes: tuple[str, ...]) -> None:
     with without(*passes):
         program = training_step(1)

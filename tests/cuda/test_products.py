@@ -97,7 +97,7 @@ def test_products_of_one_operand_share_a_launch() -> None:
     args = normal(1, 32), normal(32), normal(24, 32), normal(16, 32), normal(32, 40)
     (name, *others) = checked(f, *args)
     assert name.startswith("beside_matmul_gemv") and len(others) <= 1
-    with without("beside"):
+    with without("horizontal"):
         assert len(checked(f, *args)) == 3
 
 

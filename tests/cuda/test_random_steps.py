@@ -95,7 +95,7 @@ class RandomProgram:
 def test_random_programs(seed):
     program = RandomProgram(seed)
     # Passes that join steps leave fewer of them.
-    with without(*["beside", "products", "grouped"] * (seed % 2)):
+    with without(*["horizontal", "products", "grouped"] * (seed % 2)):
         programs.compare(program, *program.inputs, donated=program.donated)
 
 
@@ -108,7 +108,7 @@ def test_gradients_of_layers():
         return gnp.mean(x**2)
 
     f = g.value_and_grad(loss, argnums=(0, 1))
-    with without("beside", "segments", "grouped"):
+    with without("horizontal", "segments", "grouped"):
         programs.compare(f, [square(i) for i in range(4)], square(9))
     programs.compare(f, [square(i) for i in range(4)], square(9))
 

@@ -62,6 +62,6 @@ def test_a_layer_moves_little_more_than_it_must() -> None:
     assert len(two) - len(one) <= CEILING_KERNELS
     # Every norm's backward is one pass over its rows.
     assert not [x for x in two if x.over is not None and x.over.reduced >= 16384]
-    with without("crossed"):
+    with without("row_column_reduce"):
         apart = (sum(x.traffic for x in generated(3)) - sum(x.traffic for x in generated(2))) / UNIT
     assert apart > units + 10

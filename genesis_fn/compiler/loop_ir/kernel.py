@@ -128,7 +128,7 @@ def crossing(columns: Domain) -> Domain | None:
     leading axis of rows that are short enough to stay on chip, and many."""
     if len(columns.axes) != 2 or columns.inner or columns.reduced < _LEAST_ROWS:
         return None
-    if not enabled("crossed"):
+    if not enabled("row_column_reduce"):
         return None
     if not _SHORTEST_ROW <= columns.kept <= _LONGEST_ROW:
         return None

@@ -14,6 +14,7 @@ from genesis_fn.kernels.matmul.spec import FEW_ROWS, Config, MatmulSpec
 
 _EPILOGUE_COLUMNS = 32  # of a wide product's tile, that a generated epilogue works on at once
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
+_SHARED_LAUNCH_BYTES = 16 << 20  # that steps touch which share a launch
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
 _LATENCY_SECONDS = 0.8e-6
@@ -53,11 +54,14 @@ def _describable(spec: MatmulSpec, operand: str) -> bool:
 def chosen_config(spec: MatmulSpec, target: Target) -> Config:
     """The configuration that a product runs with: the first of `configs` that serves its hooks.
 
-    Products of one or two rows are gemvs, which can share a launch with others of their kind.
+    Products of one or two rows are gemvs, which can share a launch with others of their kind,
+    unless they are too long for that and their right operand's columns lie side by side.
     """
     menu, hooks = configs(spec, target), spec.hooks
     gemv = [c for c in menu if c.family == "gemv"]
-    if gemv and (hooks.lhs or (spec.m <= 2 and not spec.batch)):
+    short = spec.n * spec.k * ITEMSIZE[spec.rhs_dtype] <= _SHARED_LAUNCH_BYTES
+    short = short or spec.contiguous_axis("rhs") == 0
+    if gemv and (hooks.lhs or (spec.m <= 2 and not spec.batch and short)):
         early = spec.steady and gemv[0].split_k == 1
         return replace(gemv[0], early=early and gemv_steps(Text(spec, gemv[0], "pointer")) > 0)
     if hooks.epilogue and spec.m > FEW_ROWS:

@@ -126,7 +126,7 @@ def _respelled(loops: Loops, split: bool) -> Loops:
     """The loops with rows where a flat kernel has some, and rows cut where conditions cut them."""
     rows, depth, inner = loops.rows, loops.depth, loops.inner
     instrs, stores = loops.instrs, loops.stores
-    if not enabled("parts"):
+    if not enabled("split_rows"):
         return loops
     if depth == 1:
         length = 0 if tile_columns(loops) else reindex.row_length(instrs, rows)

@@ -38,8 +38,9 @@ _WINDOW = 12  # steps that are looked at for company
 def joined(items: list[Item], table: Table, fixed: set[int]) -> list[Item]:
     """`items` with launches joined that may run at once; `table` gets the tables of addresses.
     `fixed` are the buffers from outside: what reads only those may run early."""
-    items = _alike(_hoisted(items, table, fixed), table)
-    return _different(items, table) if enabled("beside") else items
+    if not enabled("horizontal"):
+        return items
+    return _different(_alike(_hoisted(items, table, fixed), table), table)
 
 
 @dataclass(slots=True)
