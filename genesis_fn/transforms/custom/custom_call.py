@@ -46,7 +46,7 @@ class CustomCall:
       cotangent for each of them.
     * `batch(size, which operands are batched, operands)`, where vmap is to use it: (outputs, which
       of them are batched), all batches in front.
-    * `key()`: what tells apart the recorded forms that `owner.recorder` keeps.
+    * `key()`: what tells apart the recorded forms that `owner` keeps.
     * `learned`: what is known of the outputs after a run; `out_avals`: what those of a linear map
       are.
 
@@ -161,18 +161,6 @@ def _run(*xs: Any, call: CustomCall, jaxpr: Jaxpr | None) -> list[Any]:
     return call.fun(*xs) if jaxpr is None else bind(jit_p, *xs, jaxpr=jaxpr)
 
 
-def _stage(
-    trace: StageTrace, xs: Sequence[Any], *, call: CustomCall, jaxpr: Jaxpr | None
-) -> list[Any] | None:
-    """The outputs; None to record the operation as it stands."""
-    if jaxpr is not None:
-        return None
-    if call.linear is not None:
-        return None if trace.is_tape or not call.forward else call.fun(*xs)
-    # A tape is there to be transposed: no further derivative will ask for the rules.
-    return call.fun(*xs) if trace.is_tape else call.owner.recorder.record(call, xs)
-
-
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, call: CustomCall, jaxpr: Jaxpr | None
 ) -> tuple[list[Any], list[Any]]:
@@ -250,7 +238,7 @@ custom_call_p = _Custom(
     "custom_call", _shape, multi=True, program="jaxpr", linearize=_linearize, jvp=_jvp,
     transpose=_transpose, batch=_batch,
 )  # fmt: skip
-custom_call_p.inline, custom_call_p.stage = _run, _stage
+custom_call_p.inline = _run
 # A linear map belongs to a derivative: what it draws was drawn before.
 custom_call_p.key_uses = lambda call, jaxpr: NOTHING if call.linear is not None else uses(jaxpr)
 

@@ -22,7 +22,7 @@ from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
-from genesis_fn.transforms.custom.recorded import Recorder
+from genesis_fn.transforms.custom.recorded import Found
 from genesis_fn.transforms.staging.api_util import (
     Static,
     as_taken,
@@ -114,13 +114,13 @@ class _UserCall(CustomCall):
         if t_tree != self.learned:
             difference = tree.first_difference(out, tangent, "the output")
             what = f"returned a tangent of another structure than its output: {difference}"
-            raise owner.refused(errors.TreeError, "jvp", what)
+            raise owner.rule_error(errors.TreeError, "jvp", what)
         for i, (t, o) in enumerate(zip(ts, outs)):
             if not dtypes.is_inexact(o.dtype) and t.shape == o.shape:
                 ts[i] = None  # whatever its dtype is
             elif typeof(t) is not typeof(o):
                 what = f"returned {typeof(t)} where {typeof(o)} is expected"
-                raise owner.refused(errors.ShapeError, "jvp", what)
+                raise owner.rule_error(errors.ShapeError, "jvp", what)
         return outs, ts
 
     def fwd(
@@ -156,7 +156,7 @@ class _UserCall(CustomCall):
         owner = self.owner
         if not isinstance(back, (tuple, list)) or len(back) != len(kinds):
             what = f"must return a tuple of {len(kinds)} cotangents, got {back!r:.80}"
-            raise owner.refused(errors.TreeError, "bwd", what, missing(back))
+            raise owner.rule_error(errors.TreeError, "bwd", what, missing(back))
         positions = [i for i in range(len(self.static) + len(kinds)) if i not in self.static]
         result: list[Any] = []
         for i, ct, argument in zip(positions, back, kinds):
@@ -166,7 +166,7 @@ class _UserCall(CustomCall):
             except errors.TreeError:
                 difference = tree.first_difference(argument, ct)
                 what = f"returned a cotangent of another structure for {name}: {difference}"
-                raise owner.refused(errors.TreeError, "bwd", what) from None
+                raise owner.rule_error(errors.TreeError, "bwd", what) from None
             for g, kind, path in zip(given, tree.leaves(argument), tree.paths(argument)):
                 inexact = dtypes.is_inexact(kind.dtype)
                 what = f"{name}{path and ' at '}{path}"
@@ -179,12 +179,12 @@ class _UserCall(CustomCall):
             return zeros(kind)
         if not is_value(ct):
             what = f"returned {ct!r:.60} of type {type(ct).__name__} for {argument}"
-            raise self.owner.refused(TypeError, "bwd", what)
+            raise self.owner.rule_error(TypeError, "bwd", what)
         ct = as_array(ct)
         if typeof(ct) is not kind:
             what = f"returned {typeof(ct)} for {argument}, which is {kind}"
             remedy = "a cotangent has the shape and dtype of its argument, or is None for zero"
-            raise self.owner.refused(errors.ShapeError, "bwd", what, f"\n  {remedy}")
+            raise self.owner.rule_error(errors.ShapeError, "bwd", what, f"\n  {remedy}")
         return ct
 
 
@@ -242,7 +242,7 @@ class _Differentiated(CustomFunction):
             if n not in self.names:
                 raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
         self.static = {*nondiff_argnums, *(self.names.index(n) for n in static_argnames)}
-        self.recorder = Recorder()
+        self.kept: dict[Any, Found] = {}  # by `recorded.py`
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)  # pyright: ignore[reportArgumentType]
@@ -261,7 +261,7 @@ class _Differentiated(CustomFunction):
             )
         return bound.args
 
-    def argument(self, i: int, value: Any) -> Any:
+    def array_or_static(self, i: int, value: Any) -> Any:
         """An argument, as Static if it is declared so, or holds other things than arrays. Raises
         TypeError where it is then not hashable."""
         if i not in self.static and all(is_value(x) for x in tree.leaves(value)):
@@ -280,7 +280,7 @@ class _Differentiated(CustomFunction):
     def set_rules(self, **rules: Any) -> None:
         """Set some of `jvp`, `fwd`, `bwd` and `symbolic`."""
         vars(self).update(rules)
-        self.recorder.clear()
+        self.kept.clear()
 
     def lacking(self) -> str:
         """What a message says of rules that were not given; "" if none is lacking."""
@@ -294,14 +294,14 @@ class _Differentiated(CustomFunction):
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*as_taken(args))
-        args = tuple([self.argument(i, a) for i, a in enumerate(args)])
+        args = tuple([self.array_or_static(i, a) for i, a in enumerate(args)])
         leaves, in_tree, _ = flatten_arrays(args, f"an argument of {self.name}: ")
         static = [i for i, a in enumerate(args) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.learned, outs)
 
-    def does(self) -> tuple | None:
+    def fingerprint(self) -> tuple | None:
         """What the function and its rules do now, with all that they read; None where that cannot
         be told, so that no program may be kept."""
         known = [meaning(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
@@ -317,7 +317,9 @@ class _Differentiated(CustomFunction):
             return here
         return f"{here}\n  the rule is at {Where(code, code.co_firstlineno).describe()}"
 
-    def refused(self, kind: type[Exception], rule: str, what: str, remedy: str = "") -> Exception:
+    def rule_error(
+        self, kind: type[Exception], rule: str, what: str, remedy: str = ""
+    ) -> Exception:
         """The error for what a rule returned."""
         return kind(f"the {rule} rule of {self.name} {what}{self.place_of(rule)}{remedy}")
 
@@ -326,7 +328,7 @@ class _Differentiated(CustomFunction):
         if isinstance(out, tuple) and len(out) == 2:
             return out
         wanted = f"must return (output, {what}), got {out!r:.80}"
-        raise self.refused(errors.TreeError, rule, wanted, missing(out))
+        raise self.rule_error(errors.TreeError, rule, wanted, missing(out))
 
 
 class custom_jvp(_Differentiated):

@@ -21,9 +21,9 @@ from genesis_fn.transforms.autodiff.linearize import keeping_apart
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.call import jit_p
-from genesis_fn.transforms.staging.stage import evaluate, share_captures, stage
+from genesis_fn.transforms.staging.stage import StageTrace, evaluate, share_captures, stage
 
-_CAPACITY = 64  # recorded calls of one function
+_CAPACITY = 64  # recorded calls that one function keeps
 
 # Which operands have a tangent, or which outputs a cotangent; None: all of them.
 Mask = tuple[bool, ...] | None
@@ -57,7 +57,7 @@ class Recorded(CustomCall):
         self.made: dict[tuple[Mask, Mask], list[Jaxpr]] = {}
         self.stage_again: Callable[[Mask, Mask], list[Jaxpr]] | None = None
 
-    def of(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
+    def rules(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
         """The rules' programs where only some operands and outputs have derivatives."""
         key = (nonzero, cts) if self.symbolic else (None, None)
         if key not in self.made:
@@ -69,7 +69,7 @@ class Recorded(CustomCall):
     def programs(self) -> list[Jaxpr]:
         return [j for programs in self.made.values() for j in programs]
 
-    def _given(self, given: Sequence[bool]) -> tuple[bool, ...]:
+    def _nonzero(self, given: Sequence[bool]) -> tuple[bool, ...]:
         """What is not zero, of the arguments without the captured values."""
         if any(given[: self.consts]):
             raise errors.NotDifferentiableError(
@@ -80,7 +80,7 @@ class Recorded(CustomCall):
         return tuple(given[self.consts :])
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        program, *_ = self.of(self._given([t is not None for t in tangents]))
+        program, *_ = self.rules(self._nonzero([t is not None for t in tangents]))
         dense = [instantiate(t, k) for t, k in zip(tangents[self.consts :], self.kinds)]
         outs = evaluate(program, *primals, *dense)
         count = len(self.out_kinds)
@@ -89,12 +89,12 @@ class Recorded(CustomCall):
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable]:
-        mask, count = self._given(nonzero), len(self.out_kinds)
-        *_, forward, _ = self.of(mask)
+        mask, count = self._nonzero(nonzero), len(self.out_kinds)
+        *_, forward, _ = self.rules(mask)
         outs = bind(jit_p, *xs, jaxpr=forward)
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            *_, backward = self.of(mask, tuple([ct is not None for ct in cts]))
+            *_, backward = self.rules(mask, tuple([ct is not None for ct in cts]))
             dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_kinds, strict=True)]
             given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.kinds]
             return filled(given, bind(jit_p, *residuals, *dense, jaxpr=backward))
@@ -115,11 +115,11 @@ class Recorded(CustomCall):
                 outs, ts = call.jvp(xs[:n], _only(nonzero, xs[n:]))
             if call.learned != self.learned:
                 what = f"returned structures {call.learned}, the function returns {self.learned}"
-                raise call.owner.refused(errors.TreeError, "jvp", what)
+                raise call.owner.rule_error(errors.TreeError, "jvp", what)
             for found, kind in zip(map(typeof, outs), self.out_kinds, strict=True):
                 if found is not kind:
                     what = f"returned {found} where {kind} is expected"
-                    raise call.owner.refused(errors.ShapeError, "jvp", what)
+                    raise call.owner.rule_error(errors.ShapeError, "jvp", what)
             return [*outs, *(instantiate(t, k) for t, k in zip(ts, self.out_kinds))]
 
         return stage(jvp, self.kinds * 2, name=self.name, weak=self.weak * 2)
@@ -135,7 +135,7 @@ class Recorded(CustomCall):
                     f"returned {found} of structure {call.learned}, the function returns "
                     f"{self.out_kinds} of structure {self.learned}"
                 )
-                raise call.owner.refused(errors.TreeError, "fwd", what)
+                raise call.owner.rule_error(errors.TreeError, "fwd", what)
             kept[:] = [r.weak for r in saved], pull
             return [*outs, *saved]
 
@@ -155,6 +155,25 @@ def _only(mask: Mask, xs: Sequence[Any]) -> list[Any]:
     return [x if m else None for x, m in zip(xs, mask or (True,) * len(xs))]
 
 
+# What is known of a recorded call: the function's program, the call, what both captured.
+Found = tuple[Jaxpr, Recorded, list]
+
+
+class _RulesOf:
+    """`with _RulesOf(key):` the rules of a call are being staged, again if it is `found`: a first
+    pass only finds out what they capture, and whether they call the function."""
+
+    def __init__(self, key: Any, found: Found | None = None) -> None:
+        self.key, self.found, self.called = key, found, False
+
+    def __enter__(self) -> _RulesOf:
+        self.before, _staging.calls = _staging.calls, {**_staging.calls, self.key: self}
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        _staging.calls = self.before
+
+
 class _Staging(threading.local):
     """The calls whose rules this thread is staging now: there a call of the same function is the
     program being made. To another thread it is a call like any other."""
@@ -165,78 +184,68 @@ class _Staging(threading.local):
 _staging = _Staging()
 
 
-class _RulesOf:
-    """`with _RulesOf(key):` the rules of a call are being staged, again if it is `found`: a first
-    pass only finds out what they capture, and whether they call the function."""
-
-    def __init__(self, key: Any, found: Any = None) -> None:
-        self.key, self.called = key, False
-        self.found: tuple[Jaxpr, Recorded, list[Any]] | None = found
-
-    def __enter__(self) -> _RulesOf:
-        self.before, _staging.calls = _staging.calls, {**_staging.calls, self.key: self}
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        _staging.calls = self.before
+def _stage(
+    trace: StageTrace, xs: Sequence[Any], *, call: CustomCall, jaxpr: Jaxpr | None
+) -> list[Any] | None:
+    """The outputs; None to record the operation as it stands."""
+    if jaxpr is not None:
+        return None
+    if call.linear is not None:
+        return None if trace.is_tape or not call.forward else call.fun(*xs)
+    # A tape is there to be transposed: no further derivative will ask for the rules.
+    return call.fun(*xs) if trace.is_tape else _record(call, xs)
 
 
-class Recorder:
-    """The recorded calls of one function."""
+custom_call_p.stage = _stage
 
-    def __init__(self) -> None:
-        self.kept: dict[Any, tuple[Jaxpr, Recorded, list[Any]]] = {}
 
-    def clear(self) -> None:
-        """Forget everything: there are other rules."""
-        self.kept.clear()
+def _record(call: CustomCall, xs: Sequence[Any]) -> list[Any]:
+    """The outputs of a call recorded as an operation that holds programs: those kept from an
+    earlier call, if nothing that they captured is a tracer."""
+    key = id(call.owner), call.key(), surroundings()
+    staging = _staging.calls.get(key)
+    if staging is not None:
+        staging.called = True
+        if staging.found is None:
+            return call.fun(*xs)
+        found = staging.found
+    else:
+        known = call.owner.kept.get((key, call.owner.fingerprint()))
+        found = known or _recorded(key, call, xs)
+    jaxpr, recorded, consts = found
+    call.learned = recorded.learned
+    outs = user_call(custom_call_p, *consts, *xs, call=recorded, jaxpr=jaxpr)
+    return marked(outs, recorded.out_weak)
 
-    def record(self, call: CustomCall, xs: Sequence[Any]) -> list[Any]:
-        """The outputs of a call recorded as an operation that holds programs: those kept from an
-        earlier call, if nothing that they captured is a tracer."""
-        key = id(self), call.key(), surroundings()
-        pending = _staging.calls.get(key)
-        if pending is not None:
-            pending.called = True
-            if pending.found is None:
-                return call.fun(*xs)
-            found = pending.found
-        else:
-            found = self.kept.get((key, call.owner.does())) or self._staged(key, call, xs)
-        jaxpr, recorded, consts = found
-        call.learned = recorded.learned
-        outs = user_call(custom_call_p, *consts, *xs, call=recorded, jaxpr=jaxpr)
-        return marked(outs, recorded.out_weak)
 
-    def _staged(
-        self, key: tuple, call: CustomCall, xs: Sequence[Any]
-    ) -> tuple[Jaxpr, Recorded, list[Any]]:
-        kinds, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
+def _recorded(key: tuple, call: CustomCall, xs: Sequence[Any]) -> Found:
+    kinds, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
 
-        def primal(*args: Any) -> list[Any]:
-            outs = call.fun(*args)
-            out_weak[:] = [o.weak for o in outs]
-            return outs
+    def primal(*args: Any) -> list[Any]:
+        outs = call.fun(*args)
+        out_weak[:] = [o.weak for o in outs]
+        return outs
 
-        first = stage(primal, kinds, name=call.name, weak=weak)
-        recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
-        with _RulesOf(key) as pending:
-            (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
-        recorded.consts, found = len(consts), (jaxpr, recorded, consts)
+    first = stage(primal, kinds, name=call.name, weak=weak)
+    recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
+    with _RulesOf(key) as staging:
+        (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
+    recorded.consts, found = len(consts), (jaxpr, recorded, consts)
 
-        def again(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
-            with _RulesOf(key, found):
-                return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
+    def again(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
+        with _RulesOf(key, found):
+            return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
 
-        recorded.made[None, None] = again() if pending.called else programs
-        if call.symbolic:
-            recorded.stage_again = again
-        does = call.owner.does()  # what the rules wrote while they were traced counts as it is now
-        if does is not None and not any(isinstance(x, Tracer) for x in consts):
-            if len(self.kept) >= _CAPACITY:
-                self.kept.clear()
-            self.kept[key, does] = found
-        return found
+    recorded.made[None, None] = again() if staging.called else programs
+    if call.symbolic:
+        recorded.stage_again = again
+    # What the rules wrote while they were traced counts as it is now.
+    fingerprint, kept = call.owner.fingerprint(), call.owner.kept
+    if fingerprint is not None and not any(isinstance(x, Tracer) for x in consts):
+        if len(kept) >= _CAPACITY:
+            kept.clear()
+        kept[key, fingerprint] = found
+    return found
 
 
 def _laid_out(
