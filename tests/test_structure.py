@@ -334,6 +334,22 @@ def test_a_module_is_read_at_a_sitting():
     assert [f"{p.relative_to(PACKAGE)}: {n} lines" for p, n in lengths.items() if n > 800] == []
 
 
+def test_names_are_imported_from_where_they_are_defined():
+    """Packages and the modules at the top export for users; nothing else hands names on, but the
+    dtypes with the extended ones among them."""
+    handed_on = [
+        f"{path.relative_to(PACKAGE)}: {alias.name}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "__init__.py" and path.parent != PACKAGE
+        and path != PACKAGE / "core/dtypes.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    ]  # fmt: skip
+    assert handed_on == []
+
+
 # Beside `__init__`, which only exports. The top of the package has the modules of JAX's import
 # paths; lowerings are one module for each family of primitives, named alike for both devices.
 MOST_MODULES = {"": 16, "backends/cpu/lowerings": 15, "backends/cuda/lowerings": 14}

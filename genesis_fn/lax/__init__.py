@@ -121,7 +121,6 @@ from genesis_fn.lax.structural import (
     batch_matmul as batch_matmul,
     broadcast as broadcast,
     broadcast_in_dim as broadcast_in_dim,
-    broadcast_shapes as broadcast_shapes,
     broadcast_to_rank as broadcast_to_rank,
     broadcasted_iota as broadcasted_iota,
     collapse as collapse,
@@ -186,6 +185,7 @@ from genesis_fn.lax.structural import (
     transpose as transpose,
     unstack as unstack,
 )
+from genesis_fn.numpy.promotion import broadcast_shapes as broadcast_shapes
 from genesis_fn.primitives.conv import (
     ConvDimensionNumbers as ConvDimensionNumbers,
     conv_dimension_numbers as conv_dimension_numbers,

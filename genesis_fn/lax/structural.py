@@ -13,7 +13,7 @@ from genesis_fn.core.array import from_numpy
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, on_arrays
 from genesis_fn.numpy.manipulation.shape import stack as stack_arrays, unstack as unstack_array
-from genesis_fn.numpy.promotion import broadcast_shapes as broadcast_shapes, scalar_as
+from genesis_fn.numpy.promotion import scalar_as
 from genesis_fn.primitives import (
     conv,
     dot_general as contract,

@@ -19,7 +19,7 @@ from genesis_fn.core import errors
 from genesis_fn.lax.fused.attention import dot_product_attention
 from genesis_fn.lax.fused.cross_entropy import linear_cross_entropy
 from genesis_fn.lax.fused.norms import rms_norm
-from genesis_fn.models.qwen_config import QwenConfig as QwenConfig
+from genesis_fn.models.qwen_config import QwenConfig
 from genesis_fn.nn.functions import gelu, relu, silu
 from genesis_fn.nn.layers import Module, linear
 from genesis_fn.primitives.indexing.gather import take_rows

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from genesis_fn.core.diagnostics import torch_habits as _habits
+from genesis_fn.lax.fused.attention import dot_product_attention as dot_product_attention
 from genesis_fn.lax.fused.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from genesis_fn.nn import initializers as initializers
 from genesis_fn.nn.functions import (
     celu as celu,
-    dot_product_attention as dot_product_attention,
     elu as elu,
     gelu as gelu,
     glu as glu,

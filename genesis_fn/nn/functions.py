@@ -11,7 +11,6 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ArgumentError, ConcretizationTypeError
-from genesis_fn.lax.fused.attention import dot_product_attention as dot_product_attention
 from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last, softmax_last
 from genesis_fn.numpy.promotion import beside_number, inexact_value, strong
 from genesis_fn.primitives import elementwise as ops

@@ -1,7 +1,7 @@
 """Gradient transformations: pairs of functions `init(params)`, `update(grads, state, params)`.
 
 `update` returns (updates, new state); `apply_updates` adds the updates to the parameters. Optax's
-semantics, with the conventions of `leaves.py`.
+semantics, with the conventions of `tree_map_updates.py`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GradientTransformation(_Pair):
         return super().__new__(cls, _entered(init), _entered(update, state, reads_state))
 
     def describe(self, state: OptState, updates: Updates | None = None) -> dict[str, Any]:
-        """What can be read from a state: step, learning rate, norms. See `optim.describe`."""
+        """What can be read from a state: step, learning rate, norms. See `optim.state.describe`."""
         return describe(state, updates)
 
 

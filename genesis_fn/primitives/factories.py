@@ -70,7 +70,7 @@ def elementwise(
     * `bounded`, `flops`, `transcendental`: see `core.primitive.Primitive`.
     * `python`: what to do when every operand is a Python scalar.
     * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32); `torch`,
-      `numpy`, `wraps`, `cost`, `fold` and `scalars`: see `core.lowering.Elementwise`.
+      `numpy`, `wraps`, `cost`, `fold` and `scalars`: see `Elementwise`.
     """
 
     def shape(*operands: Any) -> Aval:

@@ -42,7 +42,6 @@ from genesis_fn.random.generator import (
 )
 from genesis_fn.random.keys import (
     Key as Key,
-    KeyReuseWarning as KeyReuseWarning,
     PRNGKey as PRNGKey,
     clone as clone,
     fold_in as fold_in,
@@ -69,3 +68,4 @@ from genesis_fn.random.samplers import (
     truncated_normal as truncated_normal,
     uniform as uniform,
 )
+from genesis_fn.transforms.keys.key_reuse import KeyReuseWarning as KeyReuseWarning

@@ -17,7 +17,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.lax.fused.softmax import softmax_last
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.gamma_variates import as_kind, log_standard_gamma
-from genesis_fn.random.keys import own, split, unmarked
+from genesis_fn.random.keys import own, split
 from genesis_fn.random.samplers import (
     dtype_or,
     exponential,
@@ -29,6 +29,7 @@ from genesis_fn.random.samplers import (
 )
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.keys.key_reuse import unmarked
 
 
 def _work(kind: DType) -> DType:

@@ -29,13 +29,7 @@ from genesis_fn.numpy.indices.indexing import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
 from genesis_fn.transforms.keys import words as _words  # registers how keys are stored  # noqa: F401
-from genesis_fn.transforms.keys.key_reuse import (
-    KeyReuseWarning as KeyReuseWarning,
-    on_purpose,
-    part_of,
-    unmarked as unmarked,
-    use,
-)
+from genesis_fn.transforms.keys.key_reuse import on_purpose, part_of, unmarked, use
 
 
 class _Keys(type):

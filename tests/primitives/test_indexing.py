@@ -13,7 +13,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives.elementwise import convert
-from genesis_fn.primitives.indexing import indexing as I
+from genesis_fn.primitives.indexing import gather as G, indexing as I, scatter as S
 from genesis_fn.transforms.staging.stage import stage
 from tests.late import raises
 from tests.primitives.check import (
@@ -215,7 +215,7 @@ def test_gather_derivatives(form, mode):
     indices = indices.copy()
     indices[-1] += 2 if mode == "clip" else 5
     check(
-        lambda x, i: I.gather(x, i, I.GatherDimensionNumbers(*numbers), sizes, mode=mode),
+        lambda x, i: G.gather(x, i, G.GatherDimensionNumbers(*numbers), sizes, mode=mode),
         lambda x, i: jlax.gather(x, i, jlax.GatherDimensionNumbers(*numbers), sizes, mode=mode),
         random(shape),
         indices,
@@ -236,12 +236,12 @@ SCATTERS = ["scatter", "scatter_add", "scatter_sub", "scatter_mul", "scatter_min
 )
 def test_scatter_derivatives(form, name):
     shape, indices, numbers, sizes = FORMS[form]
-    x, g = random(shape), I.GatherDimensionNumbers(*numbers)
-    u = random(to_numpy(I.gather(to_array(x), to_array(indices), g, sizes)).shape, seed=2)
-    s, js = I.ScatterDimensionNumbers(*numbers), jlax.ScatterDimensionNumbers(*numbers)
+    x, g = random(shape), G.GatherDimensionNumbers(*numbers)
+    u = random(to_numpy(G.gather(to_array(x), to_array(indices), g, sizes)).shape, seed=2)
+    s, js = S.ScatterDimensionNumbers(*numbers), jlax.ScatterDimensionNumbers(*numbers)
 
     def f(x, i, u):
-        return getattr(I, name)(x, i, u, s)
+        return getattr(S, name)(x, i, u, s)
 
     def reference(x, i, u):
         return getattr(jlax, name)(x, i, u, js)
@@ -252,7 +252,7 @@ def test_scatter_derivatives(form, name):
         check_batched(f, x, indices, u)
         if form == "along":
             check(
-                lambda x, i, u: I.scatter_mul(x, i, u, s, unique_indices=True),
+                lambda x, i, u: S.scatter_mul(x, i, u, s, unique_indices=True),
                 lambda x, i, u: jlax.scatter_mul(x, i, u, js, unique_indices=True),
                 x, indices[:, :1], u[:, :1],
             )  # fmt: skip
@@ -265,27 +265,27 @@ def test_ties_of_scatter_max_are_shared():
     i, u = i32([[0], [0], [1], [2]]), np.array([5.0, 5.0, 2.0, 1.0])
     numbers = ((), (0,), (0,))
     check_derivatives(
-        lambda x, i, u: I.scatter_max(x, i, u, I.ScatterDimensionNumbers(*numbers)),
+        lambda x, i, u: S.scatter_max(x, i, u, S.ScatterDimensionNumbers(*numbers)),
         lambda x, i, u: jlax.scatter_max(x, i, u, jlax.ScatterDimensionNumbers(*numbers)),
         x, i, u, order=1,
     )  # fmt: skip
 
 
 def test_scatter_mul_by_zeros():
-    numbers = I.ScatterDimensionNumbers((), (0,), (0,))
+    numbers = S.ScatterDimensionNumbers((), (0,), (0,))
     x, i = np.array([2.0, 3.0, 4.0]), i32([[0], [0], [1], [1], [2]])
     u = np.array([0.0, 5.0, 0.0, 0.0, 7.0])
-    check_numeric(lambda x, i, u: I.scatter_mul(x, i, u, numbers), x, i, u)
+    check_numeric(lambda x, i, u: S.scatter_mul(x, i, u, numbers), x, i, u)
 
 
 def test_a_set_keeps_the_last_of_repeated_indices():
-    numbers = I.ScatterDimensionNumbers((1,), (0,), (0,))
+    numbers = S.ScatterDimensionNumbers((1,), (0,), (0,))
     i, u = i32([[1], [3], [1], [1]]), random((4, 2), seed=1)
     x = random((5, 2))
     expected = x.copy()
     expected[[1, 3]] = u[[3, 1]]
-    assert_same(I.scatter(*map(to_array, (x, i, u)), numbers), expected)
-    check_numeric(lambda x, i, u: I.scatter(x, i, u, numbers), x, i, u)
+    assert_same(S.scatter(*map(to_array, (x, i, u)), numbers), expected)
+    check_numeric(lambda x, i, u: S.scatter(x, i, u, numbers), x, i, u)
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
@@ -294,17 +294,17 @@ def test_sixteen_bit_sums_round_once(kind):
     n = 4096
     u, ids = np.full((n, 2), 1 / n).astype(kind), np.zeros((n, 1), np.int32)
     x = np.ones((3, 2)).astype(kind)
-    numbers = I.ScatterDimensionNumbers((1,), (0,), (0,))
-    out = I.scatter_add(to_array(x), to_array(ids), to_array(u), numbers)
+    numbers = S.ScatterDimensionNumbers((1,), (0,), (0,))
+    out = S.scatter_add(to_array(x), to_array(ids), to_array(u), numbers)
     assert_same(out, np.array([[2, 2], [1, 1], [1, 1]]).astype(kind), exact=True)
-    total = I.segment_sum(to_array(u), to_array(ids[:, 0]), 2)
+    total = S.segment_sum(to_array(u), to_array(ids[:, 0]), 2)
     assert_same(total, np.array([[1, 1], [0, 0]]).astype(kind), exact=True)
 
 
 def test_derivatives_of_low_precision_operands():
     numbers, jnumbers = ((1,), (0,), (0,)), jlax.GatherDimensionNumbers((1,), (0,), (0,))
     check_derivatives(
-        lambda x, i: I.gather(x, i, I.GatherDimensionNumbers(*numbers), (1, 3)),
+        lambda x, i: G.gather(x, i, G.GatherDimensionNumbers(*numbers), (1, 3)),
         lambda x, i: jlax.gather(x, i, jnumbers, (1, 3)),
         random((6, 3), ml_dtypes.bfloat16),
         i32([[1], [4], [2]]),
@@ -330,7 +330,7 @@ def test_take_rows(shape, mode):
         return jnp.where(valid, rows, 2.5)
 
     def f(x, i):
-        return I.take_rows(x, i, mode=mode, fill_value=2.5)
+        return G.take_rows(x, i, mode=mode, fill_value=2.5)
 
     check(f, reference, table, indices)
     check_value(f, reference, table, i32(3))
@@ -340,7 +340,7 @@ def test_take_rows(shape, mode):
 def test_segment_sum(shape):
     ids = i32([0, 2, 2, 5, 0, 9]) if shape[0] == 6 else i32([[0, 2, 9], [2, -1, 0]])
     check(
-        lambda x, i: I.segment_sum(x, i, 4),
+        lambda x, i: S.segment_sum(x, i, 4),
         lambda x, i: jnp.zeros((4, *x.shape[i.ndim :])).at[jnp.where(i < 0, 99, i)].add(
             x, mode="drop"
         ),
@@ -352,10 +352,10 @@ def test_segment_sum(shape):
 def test_rows_and_segments_of_every_dtype():
     ids = i32([3, 0, 3, 1])
     check_dtypes(
-        lambda x, i: I.take_rows(x, i), lambda x, i: x[i], lambda kind: [random((4, 2), kind), ids]
+        lambda x, i: G.take_rows(x, i), lambda x, i: x[i], lambda kind: [random((4, 2), kind), ids]
     )
     check_dtypes(
-        lambda x, i: I.segment_sum(x, i, 4),
+        lambda x, i: S.segment_sum(x, i, 4),
         lambda x, i: jax.ops.segment_sum(x.astype(_wide(x)), i, 4).astype(x.dtype),
         lambda kind: [random((4, 2), kind), ids],
     )
@@ -369,9 +369,9 @@ def _wide(x):
 def test_rows_of_nothing():
     for table, i in [((3, 0), (4,)), ((0, 2), (0,)), ((3, 2), (0, 5))]:
         x, indices = random(table), np.zeros(i, np.int32)
-        check_value(I.take_rows, lambda x, i: x[i], x, indices)
-        check_staged(I.take_rows, x, indices)
-    empty = I.segment_sum(to_array(random((0, 2))), to_array(np.zeros(0, np.int32)), 3)
+        check_value(G.take_rows, lambda x, i: x[i], x, indices)
+        check_staged(G.take_rows, x, indices)
+    empty = S.segment_sum(to_array(random((0, 2))), to_array(np.zeros(0, np.int32)), 3)
     assert_same(empty, np.zeros((3, 2)))
 
 
@@ -381,7 +381,7 @@ def test_index_take():
     for axes in [(0, 1), (2, 0), (1,)]:
         idxs = (i, j)[: len(axes)]
         check(
-            lambda x, *i, axes=axes: I.index_take(x, i, axes),
+            lambda x, *i, axes=axes: G.index_take(x, i, axes),
             lambda x, *i, axes=axes: _taken(x, i, axes),
             x,
             *idxs,
@@ -398,10 +398,10 @@ def _taken(x, idxs, axes):
 
 
 def test_a_default_fill_marks_what_was_out_of_bounds():
-    numbers = I.GatherDimensionNumbers((), (0,), (0,))
+    numbers = G.GatherDimensionNumbers((), (0,), (0,))
     for kind in dtypes.ALL:
         x = to_array(random((3,), kind))
-        out = to_numpy(I.gather(x, to_array(i32([[5]])), numbers, (1,), mode="fill"))
+        out = to_numpy(G.gather(x, to_array(i32([[5]])), numbers, (1,), mode="fill"))
         if dtypes.is_inexact(kind):
             assert np.isnan(out.astype(np.complex128)).all()
         elif kind == dtypes.BOOL:
@@ -419,13 +419,13 @@ def test_slices_share_memory_and_updates_do_not():
     x = to_array(A)
     taken = I.dynamic_slice_in_dim(x, to_array(i32(1)), 2)
     assert taken.data.data_ptr() == x.data[1].data_ptr()
-    numbers = I.GatherDimensionNumbers((0, 1), (0,), (0,))
-    one = I.gather(x, to_array(i32([2])), numbers, (1, 5, 3))
+    numbers = G.GatherDimensionNumbers((0, 1), (0,), (0,))
+    one = G.gather(x, to_array(i32([2])), numbers, (1, 5, 3))
     assert one.data.data_ptr() == x.data[2].data_ptr()
     for name in SCATTERS:
-        out = getattr(I, name)(
+        out = getattr(S, name)(
             x, to_array(i32([2])), to_array(random((5, 3))),
-            I.ScatterDimensionNumbers((0, 1), (0,), (0,)),
+            S.ScatterDimensionNumbers((0, 1), (0,), (0,)),
         )  # fmt: skip
         assert out.data.data_ptr() != x.data.data_ptr()
     assert_same(x, A)
@@ -437,26 +437,26 @@ def test_slices_share_memory_and_updates_do_not():
 def test_an_index_out_of_range_names_axis_array_and_index():
     table = to_array(np.zeros((50257, 3), np.float32))
     with raises(IndexError, match=r"index 50257 out of range for axis 0 of f32\[50257,3\]"):
-        I.take_rows(table, to_array(i32([1, 50257])))
+        G.take_rows(table, to_array(i32([1, 50257])))
     with raises(errors.IndexOutOfRange, match="at .*test_indexing.py:") as caught:
-        I.gather(
-            to_array(A), to_array(i32([[1, 1], [2, -4]])), I.GatherDimensionNumbers((1,), (0, 2),
+        G.gather(
+            to_array(A), to_array(i32([[1, 1], [2, -4]])), G.GatherDimensionNumbers((1,), (0, 2),
             (0, 2)), (1, 5, 1), mode="check",
         )  # fmt: skip
     assert (caught.value.axis, caught.value.size, caught.value.index) == (2, 3, -4)
     with raises(IndexError, match="2 elements from index 3 out of range for axis 0"):
-        I.gather(to_array(A), to_array(i32([[3]])), I.GatherDimensionNumbers((1, 2, 3), (), (0,)),
+        G.gather(to_array(A), to_array(i32([[3]])), G.GatherDimensionNumbers((1, 2, 3), (), (0,)),
                  (2, 5, 3))  # fmt: skip
     with raises(IndexError, match="index 4 out of range for axis 0"):
-        I.scatter_add(
+        S.scatter_add(
             to_array(random((4,))), to_array(i32([[4]])), to_array(random((1,))),
-            I.ScatterDimensionNumbers((), (0,), (0,)), mode="check",
+            S.ScatterDimensionNumbers((), (0,), (0,)), mode="check",
         )  # fmt: skip
     with raises(IndexError, match="index 4 out of range for axis 0"):
-        I.segment_sum(to_array(random((1,))), to_array(i32([4])), 4, mode="check")
+        S.segment_sum(to_array(random((1,))), to_array(i32([4])), 4, mode="check")
     if default_device().kind == "cpu":  # a GPU computes nothing, and so checks nothing, of no rows
         with raises(IndexError, match="index -1"):
-            I.take_rows(to_array(random((3, 0))), to_array(i32([-1])))
+            G.take_rows(to_array(random((3, 0))), to_array(i32([-1])))
 
 
 ROWS = ((1,), (0,), (0,))
@@ -482,33 +482,33 @@ ROWS = ((1,), (0,), (0,))
 def test_gather_errors(numbers, sizes, indices, words):
     x, i = to_array(random((6, 3))), to_array(np.zeros(indices, np.int32))
     with pytest.raises(errors.ShapeError, match=words):
-        I.gather(x, i, I.GatherDimensionNumbers(*numbers), sizes)
+        G.gather(x, i, G.GatherDimensionNumbers(*numbers), sizes)
 
 
 def test_other_errors():
     x, i = to_array(random((6, 3))), to_array(np.zeros((2, 1), np.int32))
-    rows = I.ScatterDimensionNumbers(*ROWS)
+    rows = S.ScatterDimensionNumbers(*ROWS)
     u = to_array(random((2, 3)))
     with pytest.raises(errors.ShapeError, match="must have 2 dimensions"):
-        I.scatter(x, i, to_array(random((2,))), rows)
+        S.scatter(x, i, to_array(random((2,))), rows)
     with pytest.raises(errors.ShapeError, match=r"must have shape \[2, 2\]"):
-        I.scatter(x, i, to_array(random((4, 2))), rows)
+        S.scatter(x, i, to_array(random((4, 2))), rows)
     with pytest.raises(errors.ShapeError, match="does not fit dimension 1"):
-        I.scatter(x, i, to_array(random((2, 4))), rows)
+        S.scatter(x, i, to_array(random((2, 4))), rows)
     with pytest.raises(errors.ShapeError, match="neither inserted nor batching"):
-        I.scatter(x, i, u, I.ScatterDimensionNumbers((1,), (0, 1), (0,)))
+        S.scatter(x, i, u, S.ScatterDimensionNumbers((1,), (0, 1), (0,)))
     with pytest.raises(errors.DTypeError, match="dtypes differ"):
-        I.scatter(x, i, convert(u, dtypes.F32), rows)
+        S.scatter(x, i, convert(u, dtypes.F32), rows)
     with pytest.raises(errors.DTypeError, match="indices must be integers"):
-        I.scatter(x, convert(i, dtypes.F32), u, rows)
+        S.scatter(x, convert(i, dtypes.F32), u, rows)
     with pytest.raises(errors.DTypeError, match="real numbers"):
-        I.scatter_max(convert(x, dtypes.C64), i, convert(u, dtypes.C64), rows)
+        S.scatter_max(convert(x, dtypes.C64), i, convert(u, dtypes.C64), rows)
     with pytest.raises(ValueError, match="mode 'wrap' is none of"):
-        I.scatter(x, i, u, rows, mode="wrap")
+        S.scatter(x, i, u, rows, mode="wrap")
     with pytest.raises(errors.DTypeError, match="indices must be integers"):
-        I.take_rows(x, u)
+        G.take_rows(x, u)
     with pytest.raises(errors.ShapeError, match="must start with the dimensions"):
-        I.segment_sum(x, i, 4)
+        S.segment_sum(x, i, 4)
     with pytest.raises(errors.ShapeError, match="needs 2 start indices"):
         I.dynamic_slice(x, (0,), (1, 1))
     with pytest.raises(errors.ShapeError, match="does not fit in"):

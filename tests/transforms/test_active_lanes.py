@@ -9,7 +9,7 @@ import genesis_fn.lax as lax
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
-from genesis_fn.primitives.indexing.indexing import take_rows
+from genesis_fn.primitives.indexing.gather import take_rows
 from genesis_fn.transforms.autodiff.checkpoint import checkpoint
 from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad
 from genesis_fn.transforms.batching.predicated_checks import has_checks

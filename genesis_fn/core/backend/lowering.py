@@ -13,7 +13,7 @@ from genesis_fn.core.backend.index import Guard, Index
 
 IN_KERNELS: Any = "in kernels"
 """The Triton side of an elementwise primitive that is longer than an expression: the function that
-`kernels.expressions` registers for it."""
+`kernels/language/expressions.py` registers for it."""
 
 
 class Elementwise:
@@ -23,9 +23,9 @@ class Elementwise:
       in `backends/cpu/lowerings/elementwise.py`.
     * `wraps`: the function on signed integers is right for unsigned ones of their width; otherwise
       `numpy` (or `fold`), a NumPy function, computes those that torch lacks.
-    * `triton`: an expression in {0}, {1}, ... with the functions of `kernels.language` and
-      `kernels.device_functions` in scope; a function of (dtype, *operands, **params) that gives
-      one; or IN_KERNELS. None where there is none: the equation is a step of its own.
+    * `triton`: an expression in {0}, {1}, ... with the functions of `language` and
+      `device_functions` (`kernels/language`) in scope; a function of (dtype, *operands, **params)
+      that gives one; or IN_KERNELS. None where there is none: the equation is a step of its own.
     * `cost`: the additions that take as long as one element.
     * `fold`: a NumPy function that gives the same values, by which the simplifier computes with
       numbers; None where the last digit may differ.

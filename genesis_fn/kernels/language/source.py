@@ -23,7 +23,7 @@ _NAMESPACE = (
 def kernel_from_source(source: str) -> Any:
     """The `triton.jit` function that `source`, text of one `def` starting on line 1, defines.
 
-    The text may use `tl` and the functions of `kernels.language` and `kernels.device_functions`.
+    The text may use `tl` and the functions of `language` and `device_functions`.
     Equal texts give one function, so it is compiled once.
     """
     name = source.removeprefix("def ").split("(", 1)[0]

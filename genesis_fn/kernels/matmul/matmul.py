@@ -98,7 +98,7 @@ def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
 
 
 def _prepared(spec: MatmulSpec, config: Config, target: Target) -> Plan:
-    """The product of copies of its operands, as `kernels.prepared` lays them out."""
+    """The product of copies of its operands, as `operand_layout` lays them out."""
     ready = prepared_spec(spec)
     inner = plan_matmul(ready, target, replace(config, prepared=False))
     builder = PlanBuilder(inner.inputs, inner.outputs)

@@ -1,4 +1,4 @@
-"""Slices at positions that are values, and the public face of indexing: gather, scatter, rows.
+"""Slices at positions that are values.
 
 A dynamic slice keeps its length: its start counts from the end if it is negative, then moves until
 the slice lies inside the operand. The primitives do both. Starts that are all Python integers need
@@ -16,23 +16,12 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, no_flops, typeof
 from genesis_fn.primitives.elementwise import add, convert, lt, max as max_, select
 from genesis_fn.primitives.factories import PRIM, full, instantiate, move_batch, zeros
-from genesis_fn.primitives.indexing.gather import (
-    GatherDimensionNumbers as GatherDimensionNumbers,
-    GatherScatterMode as GatherScatterMode,
-    gather as gather,
-    index_take as index_take,
-    take_rows as take_rows,
+from genesis_fn.primitives.indexing.gather import gather
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    ScatterDimensionNumbers,
 )
-from genesis_fn.primitives.indexing.scatter import (
-    ScatterDimensionNumbers as ScatterDimensionNumbers,
-    scatter as scatter,
-    scatter_add as scatter_add,
-    scatter_max as scatter_max,
-    scatter_min as scatter_min,
-    scatter_mul as scatter_mul,
-    scatter_sub as scatter_sub,
-    segment_sum as segment_sum,
-)
+from genesis_fn.primitives.indexing.scatter import scatter
 from genesis_fn.primitives.shape import (
     broadcast_in_dim,
     canonical_axis,

@@ -117,8 +117,8 @@ def function_from_text(name: str, text: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a worker needs to compile one kernel; `where` is ("text", name, text), ("generated",
-    text) for `kernels.source`, ("module", module, qualified name), or ("object", function) for
-    one that only this process can reach."""
+    text) for `kernels/language/source.py`, ("module", module, qualified name), or ("object",
+    function) for one that only this process can reach."""
 
     where: tuple[Any, ...]
     types: tuple[tuple[str, str], ...]

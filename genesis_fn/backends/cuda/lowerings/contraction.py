@@ -96,7 +96,8 @@ def _dot_general(call: Call) -> Lowered:
 
 @lowers(JOINED)
 def _products(call: Call) -> Lowered:
-    """`compiler.contractions`: products in one launch, results that are sums of several."""
+    """What `compiler/fusion/matmul_grouping.py` joins: products in one launch, results that are
+    sums of several."""
     dots, sums = call.params["dots"], call.params["sums"]
     specs, operands = [], []
     builder = PlanBuilder(len(call.operands), len(sums))

@@ -1,8 +1,8 @@
 """How kernels say that something was wrong: a 64-bit word of pinned memory for each program.
 
 A kernel that meets an index it cannot use raises its program's word to `site << 40 | index` (an
-integer maximum; `kernels.error_word` is the device side). The host looks at the words where it
-waits for the device anyway, so a word that stays zero costs nothing.
+integer maximum; `kernels/language/error_word.py` is the device side). The host looks at the words
+where it waits for the device anyway, so a word that stays zero costs nothing.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.run.graph import Child, Clear, Copy, Direct, Memory, captured
+from genesis_fn.backends.cuda.run.graph import Child, Copy, Direct, Memory, captured
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Launch
+from genesis_fn.kernels.plan import Clear, Launch
 
 _HOLD_BYTES = 64 << 20
 _HOLD_SECONDS = 15e-6  # what one fill of so many bytes takes at least
