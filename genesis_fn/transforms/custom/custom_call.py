@@ -48,7 +48,7 @@ class CustomCall:
       of them are batched), all batches in front.
     * `key()`: what tells apart the recorded forms that `owner` keeps.
     * `learned`: what is known of the outputs after a run; `out_avals`: what those of a linear map
-      are.
+      are; `programs`: those of rules, as far as there are any yet.
 
     A tangent or cotangent that is zero may be None wherever rules take or return one; with
     `symbolic` they are told apart.
@@ -68,7 +68,7 @@ class CustomCall:
     pull: Callable
     key: Callable
     batch: Callable | None = None
-    programs: Sequence[Jaxpr] = ()  # of rules, as far as there are any yet
+    programs: Sequence[Jaxpr] = ()
 
 
 class LinearCall(CustomCall):

@@ -99,9 +99,8 @@ class _UserCall(CustomCall):
         return [zero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
 
     def fun(self, *xs: Any) -> list[Any]:
-        outs, self.learned = flatten_output(
-            self.owner.fun(*tree.unflatten(self.in_tree, xs)), self.name
-        )
+        out = self.owner.fun(*tree.unflatten(self.in_tree, xs))
+        outs, self.learned = flatten_output(out, self.name)
         return outs
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -205,11 +204,8 @@ class CustomFunction(Copied):
         self.fun, self.name = fun, name_of(fun)
 
     def _parts(self) -> tuple[Callable, tuple]:
-        return _remade, (
-            type(self),
-            self.fun,
-            {k: v for k, v in vars(self).items() if k in self.rules},
-        )
+        rules = {k: v for k, v in vars(self).items() if k in self.rules}
+        return _remade, (type(self), self.fun, rules)
 
 
 def _remade(kind: type, fun: Callable, rules: dict[str, Any]) -> Any:
@@ -288,9 +284,8 @@ class _Differentiated(CustomFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if lacking := self.lacking():
-            raise errors.NotDifferentiableError(
-                f"{self.name}: {lacking}\n  at {where().describe()}"
-            )
+            what = f"{self.name}: {lacking}\n  at {where().describe()}"
+            raise errors.NotDifferentiableError(what)
         args = self.positional(args, kwargs)
         if ctx.trace is None:
             return self.fun(*as_taken(args))
@@ -317,11 +312,9 @@ class _Differentiated(CustomFunction):
             return here
         return f"{here}\n  the rule is at {Where(code, code.co_firstlineno).describe()}"
 
-    def rule_error(
-        self, kind: type[Exception], rule: str, what: str, remedy: str = ""
-    ) -> Exception:
+    def rule_error(self, kind: type[Exception], rule: str, what: str, more: str = "") -> Exception:
         """The error for what a rule returned."""
-        return kind(f"the {rule} rule of {self.name} {what}{self.place_of(rule)}{remedy}")
+        return kind(f"the {rule} rule of {self.name} {what}{self.place_of(rule)}{more}")
 
     def pair(self, out: Any, rule: str, what: str) -> tuple[Any, Any]:
         """What a rule returned, if it is a pair."""
