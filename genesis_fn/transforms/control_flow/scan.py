@@ -509,3 +509,16 @@ def _one_dtype(values: Sequence[Any]) -> list[Any]:
         strong, frozenset(dtypes.scalar_dtype(type(v)) for v in values if type(v) in SCALARS)
     )
     return [as_array(v, kind) if type(v) in SCALARS else convert(v, kind) for v in values]
+
+
+def one_by_one(
+    f: Callable, size: int, xs: Sequence[Any], dims: Sequence[int | None], unroll: bool = False
+) -> Any:
+    """What `f` returns for the examples of a batch, one call after the other, stacked."""
+    rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]
+
+    def step(_: Any, row: list[Any]) -> tuple[Any, Any]:
+        given = iter(row)
+        return _, f(*[x if d is None else next(given) for x, d in zip(xs, dims)])
+
+    return scan(step, (), rows, length=size, unroll=unroll or 1)[1]

@@ -12,6 +12,7 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
+from genesis_fn.transforms.control_flow.scan import one_by_one
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.derivatives import CustomFunction
 from genesis_fn.transforms.keys.key_uses import user_call
@@ -132,22 +133,12 @@ class custom_vmap(CustomFunction):
 
 def sequential_vmap(fun: Callable) -> custom_vmap:
     """`fun`, which vmap runs one example after the other."""
-    from genesis_fn.transforms.control_flow.loops import map as map_
-
     wrapped = custom_vmap(fun)
 
     @wrapped.def_vmap
     def rule(size: int, in_batched: list, *args: Any) -> tuple:
         leaves, treedef = tree.flatten(args)
-        flags = tree.leaves(tuple(in_batched))
-        rows = [x for x, b in zip(leaves, flags) if b]
-
-        def one(row: list) -> Any:
-            given = iter(row)
-            return fun(*tree.unflatten(
-                treedef, [next(given) if b else x for x, b in zip(leaves, flags)]
-            ))  # fmt: skip
-
-        return map_(one, rows), True
+        dims = [0 if b else None for b in tree.leaves(in_batched)]
+        return one_by_one(lambda *xs: fun(*tree.unflatten(treedef, xs)), size, leaves, dims), True
 
     return wrapped

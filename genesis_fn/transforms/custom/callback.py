@@ -7,6 +7,7 @@ checkpoint's recomputation does not repeat what has side effects.
 
 from __future__ import annotations
 
+import functools
 import string
 from collections.abc import Callable, Sequence
 from types import MethodType
@@ -26,7 +27,7 @@ from genesis_fn.core.types.extended import is_key
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.random_bits import unwrap
 from genesis_fn.primitives.shape import expand_dims
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.control_flow.scan import one_by_one
 from genesis_fn.transforms.staging.api_util import name_of
 
 METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
@@ -150,19 +151,12 @@ def _no_derivative(what: str) -> Callable:
     return linearize
 
 
-def _one_by_one(
+def called_in_turn(
     prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], params: dict[str, Any],
     unroll: bool = False,
 ) -> tuple[list[Any], list[int]]:  # fmt: skip
     """The batching rule of one call per example: (outputs, stacked, where their batches are)."""
-    rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]
-
-    def step(_: Any, row: list[Any]) -> tuple[Any, list[Any]]:
-        given = iter(row)
-        operands = [x if d is None else next(given) for x, d in zip(xs, dims)]
-        return _, list(bind(prim, *operands, **params))
-
-    outs = scan(step, (), rows, length=size, unroll=unroll or 1)[1]
+    outs = one_by_one(functools.partial(bind, prim, **params), size, xs, dims, unroll)
     return outs, [0] * len(outs)
 
 
@@ -179,7 +173,7 @@ def _batch_pure(
         )
     if vmap_method.startswith("sequential"):
         unroll = vmap_method.endswith("unrolled")
-        return _one_by_one(pure_callback_p, size, xs, dims, params, unroll)
+        return called_in_turn(pure_callback_p, size, xs, dims, params, unroll)
     whole = []
     for x, d in zip(xs, dims):
         if d is None and vmap_method == "expand_dims":
@@ -210,7 +204,7 @@ def _batch_io(
             f"no order\n  at {where().describe()}\n  pass ordered=False"
         )
     params = {"function": function, "out_avals": out_avals, "ordered": ordered}
-    return _one_by_one(io_callback_p, size, xs, dims, params)
+    return called_in_turn(io_callback_p, size, xs, dims, params)
 
 
 io_callback_p = Primitive(
@@ -222,7 +216,7 @@ io_callback_p = Primitive(
 def _batch_debug(
     size: int, xs: Sequence[Any], dims: Sequence[Any], *, function: HostFunction
 ) -> Any:
-    return _one_by_one(debug_callback_p, size, xs, dims, {"function": function})
+    return called_in_turn(debug_callback_p, size, xs, dims, {"function": function})
 
 
 debug_callback_p = Primitive(

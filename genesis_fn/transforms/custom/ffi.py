@@ -19,7 +19,7 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.core.static import aux_key
 from genesis_fn.primitives.factories import move_batch, zeros
-from genesis_fn.transforms.custom.callback import _declared, _one_by_one
+from genesis_fn.transforms.custom.callback import _declared, called_in_turn
 from genesis_fn.transforms.custom.custom_call import linear_call
 from genesis_fn.transforms.custom.derivatives import custom_vjp
 from genesis_fn.transforms.staging.api_util import flatten_arrays, name_of
@@ -273,7 +273,7 @@ def _no_rule(nonzero: Any, *xs: Any, kernel: Any, **_: Any) -> Any:
 
 
 def _batch_kernel(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    return _one_by_one(triton_call_p, size, xs, dims, params)
+    return called_in_turn(triton_call_p, size, xs, dims, params)
 
 
 triton_call_p = Primitive(
