@@ -22,25 +22,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevic
 
 INTERPRETED: tl.constexpr = tl.constexpr(bool(knobs.runtime.interpret))
 
-TYPES = {
-    "fp32": tl.float32,
-    "fp64": tl.float64,
-    "bf16": tl.bfloat16,
-    "fp16": tl.float16,
-    "fp8e4nv": tl.float8e4nv,
-    "fp8e5": tl.float8e5,
-    "i1": tl.int1,
-    "i8": tl.int8,
-    "i16": tl.int16,
-    "i32": tl.int32,
-    "i64": tl.int64,
-    "u8": tl.uint8,
-    "u16": tl.uint16,
-    "u32": tl.uint32,
-    "u64": tl.uint64,
-}
-"""Triton element types by the names that `launch.Buf` uses."""
-
 if INTERPRETED:
     from genesis_fn.kernels.language.host import (
         acos,
@@ -179,7 +160,6 @@ def halves(x):
 
 __all__ = [
     "INTERPRETED",
-    "TYPES",
     "acos",
     "acosh",
     "add_into",

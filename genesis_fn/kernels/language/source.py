@@ -14,7 +14,7 @@ from genesis_fn.kernels.language import device_functions, language
 
 _NAMESPACE = (
     {"tl": tl}
-    | {name: getattr(language, name) for name in language.__all__ if name != "TYPES"}
+    | {name: getattr(language, name) for name in language.__all__}
     | {name: getattr(device_functions, name) for name in device_functions.__all__}
 )
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from genesis_fn.backends.cuda.binaries.cache import BinaryCache
 from genesis_fn.compiler.target import Target
+from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
 from genesis_fn.kernels.plan import Argument, Buf, Descriptor, Launch, Scalar
 
 _FORMAT = 5
@@ -231,12 +232,12 @@ def argument_type(argument: Argument, gluon: bool = False) -> str:
 
 def tile_layout(argument: Descriptor) -> Any:
     """The shared-memory layout of a descriptor's tile in a Gluon kernel: its default one."""
+    import triton.language as tl
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    from genesis_fn.kernels.language.language import TYPES
-
+    element = getattr(tl, TYPES[DTYPES[argument.buffer.dtype]])
     layout: Any = NVMMASharedLayout.get_default_for
-    return layout(list(argument.block), TYPES[argument.buffer.dtype])
+    return layout(list(argument.block), element)
 
 
 def _divisible(argument: Argument) -> bool:
