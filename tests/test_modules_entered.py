@@ -36,14 +36,15 @@ def modules_entered(
     within: Iterable[Any] = (),
 ) -> list[str]:  # fmt: skip
     """The modules of the library that `call` enters, in order, up to the first call of a function
-    in `until`: without what functions in `beneath` call, and only inside of those in `within`."""
+    in `until` or of an executable that is compiled on the way: without what functions in `beneath`
+    call, and only inside of those in `within`."""
     found: dict[str, None] = {}
     ends, passes, parts = [set(map(code_of, each)) for each in (until, beneath, within)]
     below: list[FrameType] = []
     inside: list[FrameType] = []
     ended = []
 
-    def watch(frame: FrameType, event: str, _: Any) -> None:
+    def watch(frame: FrameType, event: str, value: Any) -> None:
         if ended:
             return
         if event == "call":
@@ -59,6 +60,8 @@ def modules_entered(
             if code in passes:
                 below.append(frame)
         elif event == "return":
+            if frame.f_code is JitFunction._compile.__code__:
+                ends.add(code_of(value.run))
             for stack in (below, inside):
                 if stack and frame is stack[-1]:
                     stack.pop()
@@ -84,7 +87,7 @@ def check_jit(executable: type) -> None:
     gf.clear_caches()
     jitted = gf.jit(lambda x, y: program(x, y))
     xs = jnp.ones(3), jnp.full((3,), 2.0)
-    first = modules_entered(lambda: jitted(*xs), [executable.__call__], PASSES)
+    first = modules_entered(lambda: jitted(*xs), [], PASSES)
     (found,) = jitted.cache.programs
     assert len(found.jaxpr.eqns) == 3
     (compiled,) = found.executables.values()
@@ -110,11 +113,11 @@ def test_the_count_counts():
     (found,) = jitted.cache.programs
     (compiled,) = found.executables.values()
     jitted.cache.fast.clear()
-    full = modules_entered(lambda: jitted(*xs), [type(compiled).__call__])
+    full = modules_entered(lambda: jitted(*xs), [compiled.run])
     assert "genesis_fn.transforms.jit.argspec" in full and "genesis_fn.core.tree" in full
     jitted.cache.fast.clear()
     beneath = [JitFunction._full]
     with pytest.raises(AssertionError, match="was called"):
         modules_entered(lambda: None, [compiled.run])
-    rest = modules_entered(lambda: jitted(*xs), [type(compiled).__call__], beneath)
+    rest = modules_entered(lambda: jitted(*xs), [compiled.run], beneath)
     assert rest == ["genesis_fn.transforms.jit.function", "genesis_fn.core.configuration.config"]

@@ -53,7 +53,7 @@ def from_compile_to_launch() -> tuple[list[str], list[str]]:
             jitted(*xs).block_until_ready()
 
         beneath = [*LIST.values(), InterpretDriver.prepare]
-        within = [CudaBackend.compile, CudaExecutable.__call__]
+        within = [CudaBackend.compile, CudaExecutable.run]
         launch = [InterpretDriver.launch_graph]
         first = modules_entered(call, launch, beneath, within)
         assert len(jitted.cache.programs[0].jaxpr.eqns) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import math
 import threading
 import time
@@ -217,6 +218,23 @@ def test_methods_of_two_objects():
             return x * self.k
 
     assert [float(jit(Model(k).apply)(1.0)) for k in (2.0, 3.0)] == [2.0, 3.0]
+
+
+def test_an_attribute_that_is_always_new_is_traced_at_every_call():
+    class Counts:
+        def __getattr__(self, name):
+            if name != "scale":
+                raise AttributeError(name)
+            return next(numbers)
+
+        def __call__(self, x):
+            traces.append(1)
+            return x * self.scale
+
+    numbers, traces = itertools.count(1.0), []
+    f = jit(Counts())
+    found = [float(f(ours(np.array(1.0)))) for _ in range(2)]
+    assert len(traces) == 2 and found == sorted(set(found))
 
 
 def test_methods_and_decorators():

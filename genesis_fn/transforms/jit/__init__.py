@@ -1,8 +1,8 @@
 """`jit` in two tiers.
 
-A call that is like an earlier one is a function generated for it (`call_codegen`): check, take the
-leaves out, run, put the results together. Any other call takes the one full path, which names its
-passes (`function`).
+A call that is like an earlier one is a function generated for it (`call_codegen`): flatten, guard,
+run, unflatten. Any other call takes the one full path, which names its passes (`function`) and ends
+in the function that it generated.
 """
 
 from genesis_fn.transforms.jit.function import JitFunction, clear_caches, jit

@@ -56,7 +56,7 @@ class Traced:
 
     def compile(self) -> Compiled:
         """The executable on the default device."""
-        return Compiled(self, self.executable(devices.default_device()))
+        return Compiled(self, devices.default_device())
 
     def executable(self, place: devices.Device) -> Executable:
         """The program compiled for a device, which may reuse the memory of donated arguments."""
@@ -66,8 +66,8 @@ class Traced:
 class Compiled:
     """An executable for fixed argument shapes."""
 
-    def __init__(self, traced: Traced, executable: Executable) -> None:
-        self.traced, self.executable = traced, executable
+    def __init__(self, traced: Traced, place: devices.Device) -> None:
+        self.traced, self.place, self.executable = traced, place, traced.executable(place)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function, program = self.traced.function, self.traced.program
@@ -83,14 +83,15 @@ class Compiled:
                 f"a compiled {name} was called within a transformed function, which cannot "
                 f"look into it\n  at {where().describe()}\n  call the jitted function there"
             )
-        arrays, first = bound.arrays(), len(program.captured)
-        for x, v, label in zip(arrays, program.jaxpr.invars[first:], program.jaxpr.labels[first:]):
+        jaxpr, first = program.jaxpr, len(program.captured)
+        for x, v, label in zip(bound.arrays(), jaxpr.invars[first:], jaxpr.labels[first:]):
             if x.aval is not v.aval:
                 raise errors.ShapeError(
                     f"a compiled {name} takes {v.aval} for {label}, got {x.aval}\n"
                     f"  at {where().describe()}"
                 )
-        return function._run(program, self.executable, arrays, self.traced.donated)
+        call = function._generate(bound, program, self.place, self.traced.donated)
+        return function._run(call, bound, program, self.place, self.traced.donated)
 
     def _check_static(self, bound: BoundArguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""

@@ -78,10 +78,12 @@ class ProgramKey(NamedTuple):
 class BoundArguments:
     """A call in the form that all ways of writing it share.
 
-    `values` are (args, kwargs) with `Frozen` in place of static arguments, `given` their leaves as
-    they came, `leaves` what they are to a program: arrays, numbers, tracers, shapes, or `Frozen`.
+    `written` are (args, kwargs) as they came, `values` those in this form, with `Frozen` in place
+    of static arguments, `given` their leaves, and `leaves` what these are to a program: arrays,
+    numbers, tracers, shapes, or `Frozen`.
     """
 
+    written: tuple[tuple, dict[str, Any]]
     values: tuple[tuple, dict[str, Any]]
     given: list[Any]
     leaves: list[Any]
@@ -98,9 +100,12 @@ class BoundArguments:
         leaves = tuple([leaf_key(x) for x in self.leaves])
         return ProgramKey(self.treedef, tuple(dict_keys), leaves, surroundings(), place)
 
-    def kinds(self) -> list[Any]:
-        """What generated calls tell leaves apart by."""
-        return [x.sig if type(x) is Array else type(x) for x in self.given]
+    def form(self) -> tuple:
+        """What generated calls of one program are told apart by: how the arguments are written, and
+        what each leaf is before it is an array."""
+        args, kwargs = self.written
+        kinds = [x.sig if type(x) is Array else type(x) for x in self.given]
+        return len(args), *sorted(kwargs), *kinds
 
     def frozen(self) -> list[Frozen]:
         """All static values."""
@@ -130,20 +135,20 @@ def leaf_key(x: Any) -> Any:
 _TAKEN = frozenset((Array, Frozen, *SCALARS))
 
 
-def _places_of(values: tuple[tuple, dict[str, Any]]) -> list[tuple[int | str, Any]]:
-    """(place, value) of each argument, in the order of their leaves."""
+def _numbered(values: tuple[tuple, dict[str, Any]]) -> list[tuple[int | str, Any]]:
+    """(position or name, value) of each argument, in the order of their leaves."""
     args, kwargs = values
     return [*enumerate(args), *[(k, kwargs[k]) for k in sorted(kwargs)]]
 
 
-def _is_at(place: int | str, args: tuple, places: frozenset[int | str]) -> bool:
+def _is_chosen(arg: int | str, args: tuple, chosen: frozenset[int | str]) -> bool:
     """Whether an argument is among those that an option names."""
-    return place in places or (type(place) is int and place - len(args) in places)
+    return arg in chosen or (type(arg) is int and arg - len(args) in chosen)
 
 
 class ArgSpec:
-    """Which arguments of a function are static and which are donated: places, which are positions
-    and names, of one argument both where it has both."""
+    """Which arguments of a function are static and which are donated, by position and by name: by
+    both where an argument has both."""
 
     def __init__(self, fun: Callable, options: dict[str, Any]) -> None:
         self.name = name_of(fun)
@@ -151,13 +156,13 @@ class ArgSpec:
         self.positional = [name for name, _ in _positional(parameters)]
         # By the function's own signature: what it wraps may take what it does not.
         self.keywords = [name if kind is _NAMED else None for name, kind in _positional(own)]
-        self.static = self._places("static", options, parameters)
-        self.donated = self._places("donate", options, parameters)
+        self.static = self._chosen("static", options, parameters)
+        self.donated = self._chosen("donate", options, parameters)
 
-    def _places(
+    def _chosen(
         self, verb: str, options: dict[str, Any], parameters: Sequence[_Parameter] | None
     ) -> frozenset[int | str]:
-        """The places that an option names. Raises ValueError for what cannot be an argument."""
+        """The arguments that an option names. Raises ValueError for what cannot be one."""
         nums, names = _as_tuple(options[f"{verb}_argnums"]), _as_tuple(options[f"{verb}_argnames"])
         if not nums and not names:
             return frozenset()
@@ -185,7 +190,8 @@ class ArgSpec:
         """A call in the one form: an argument given by name stands at its position if all before it
         do. With `shapes`, leaves may be shapes and dtypes. Raises TypeError for static values that
         cannot be part of a program."""
-        values = self.with_frozen(*self.in_order(args, kwargs))
+        # Static ones as they are written, which generated calls ask for too.
+        values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
         place = next((x.sig.device for x in given if type(x) is Array), None)
         leaves = [
@@ -196,7 +202,7 @@ class ArgSpec:
             else self._frozen(x, lambda i=i: self.paths(values)[i])
             for i, x in enumerate(map(abstract_of, given) if shapes else given)
         ]
-        return BoundArguments(values, given, leaves, treedef)
+        return BoundArguments((args, kwargs), values, given, leaves, treedef)
 
     def in_order(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """(args, kwargs) in the one form."""
@@ -211,7 +217,7 @@ class ArgSpec:
         """The arguments with static ones as single leaves."""
         if not self.static:
             return args, kwargs
-        freeze = lambda p, x: self._static(p, x) if _is_at(p, args, self.static) else x
+        freeze = lambda arg, x: self._static(arg, x) if _is_chosen(arg, args, self.static) else x
         frozen = tuple([freeze(i, x) for i, x in enumerate(args)])
         return frozen, {k: freeze(k, x) for k, x in kwargs.items()}
 
@@ -221,8 +227,8 @@ class ArgSpec:
         if not self.donated:
             return ()
         donated = [
-            _is_at(p, bound.values[0], self.donated)
-            for p, x in _places_of(bound.values)
+            _is_chosen(arg, bound.values[0], self.donated)
+            for arg, x in _numbered(bound.values)
             for _ in range(tree.structure(x).num_leaves)
         ]
         found, first, position = [], {}, 0
@@ -238,19 +244,18 @@ class ArgSpec:
             position += type(leaf) is not Frozen
         return tuple(found)
 
-    def label(self, place: int | str) -> str:
+    def label(self, arg: int | str) -> str:
         """The name of an argument by its position (or name)."""
-        if isinstance(place, str):
-            return place
-        known = 0 <= place < len(self.positional)
-        return self.positional[place] if known else f"argument {place}"
+        if isinstance(arg, str):
+            return arg
+        return self.positional[arg] if 0 <= arg < len(self.positional) else f"argument {arg}"
 
     def paths(self, values: tuple[tuple, dict[str, Any]]) -> list[str]:
         """What to call each leaf: `params['w']`, `batch[0]`."""
-        return [f"{self.label(p)}{path}" for p, x in _places_of(values) for path in tree.paths(x)]
+        return [f"{self.label(arg)}{p}" for arg, x in _numbered(values) for p in tree.paths(x)]
 
-    def _static(self, place: int | str, x: Any) -> Frozen:
-        name = lambda: f"static argument {self.label(place)!r}"
+    def _static(self, arg: int | str, x: Any) -> Frozen:
+        name = lambda: f"static argument {self.label(arg)!r}"
         if isinstance(x, (list, dict, set, bytearray)):
             raise self._refusal(NotStatic(x, ""), name())
         return self._frozen(x, name)

@@ -6,13 +6,12 @@ put outputs back together. It replaces generic flattening, which costs several t
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from sys import getrefcount
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import getweakrefcount
 
 from genesis_fn.core import tree
@@ -21,12 +20,12 @@ from genesis_fn.core.aval import Sig, sig
 from genesis_fn.core.backend.executable import Carry, Executable
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.device import Device
-from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.diagnostics.source_info import Where, where
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.static import Frozen, Same, aux_key
-from genesis_fn.core.train_state import Layout, TrainState, give_up, held, holding
-from genesis_fn.transforms.jit.argspec import ArgSpec
+from genesis_fn.core.train_state import TrainState, give_up, held, holding
+from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments
 from genesis_fn.transforms.jit.jit_cache import Program
 from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
 
@@ -42,35 +41,21 @@ _LINES = 16  # lines that a jitted function is called from and that are remember
 # ---- donated memory ----
 
 
-class Donated(Deleted):
-    """Stands in an Array that was donated to a jitted call."""
-
-    __slots__ = ("path", "function", "line")
-
-    def __init__(self, path: str, function: str, line: Any, aval: Any) -> None:
-        self.path, self.function, self.line, self.aval = path, function, line, aval
-
-    @property
-    def why(self) -> str:  # type: ignore[override]
-        """Which argument of which call."""
-        return f"{self.path} was donated to {self.function} at {self.line}"
-
-
 def donation_marks(
     paths: Sequence[str], avals: Sequence[Any], function: str
-) -> Callable[[Any], list[Donated]]:
-    """What stands in donated arrays, by the line of the call: made once for each line."""
-    known: dict[tuple[int, int], list[Donated]] = {}
+) -> Callable[[Where], list[Deleted]]:
+    """What stands in the arrays that were donated to a function, by the line of the call: made once
+    for each line."""
+    known: dict[tuple[int, int], tuple[Where, list[Deleted]]] = {}
 
-    def marks(line: Any) -> list[Donated]:
-        key = (id(line.code), line.line)  # the marks keep the code object alive
-        found = known.get(key)
-        if found is None:
+    def marks(line: Where) -> list[Deleted]:
+        key = (id(line.code), line.line)  # the line keeps the code object alive
+        if key not in known:
             if len(known) >= _LINES:
                 known.clear()
-            found = [Donated(path, function, line, a) for path, a in zip(paths, avals)]
-            known[key] = found
-        return found
+            why = f"was donated to {function} at {line}"
+            known[key] = line, [Deleted(f"{p} {why}", a) for p, a in zip(paths, avals)]
+        return known[key][1]
 
     return marks
 
@@ -112,25 +97,18 @@ def _pooled(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:
 # ---- states ----
 
 
-class _StateLeaf:
-    """Stands for a state among the arguments and results of a call that carries one."""
+class _Carried(NamedTuple):
+    """A donated state that goes through a call as one value, and where its leaves are among the
+    program's inputs after the captured ones and among its results."""
 
-
-@dataclasses.dataclass
-class _Carried:
-    """A donated state that goes through a call as one value: the arguments and the structure of
-    results with one leaf for it."""
-
-    values: tuple[tuple, dict[str, Any]]
-    out_tree: tree.PyTreeDef
-    layout: Layout
+    state: TrainState
     carry: Carry
-    results: range  # its leaves' numbers among the program's results
-    inputs: range  # and among its arguments
+    inputs: range
+    results: range
 
 
 def _carried(
-    values: tuple, sigs: Sequence[Any], program: Program, executable: Executable,
+    values: tuple, sigs: Sequence[Sig], program: Program, executable: Executable,
     donated: Sequence[int],
 ) -> _Carried | None:  # fmt: skip
     """How a call carries its state: it has one, which is donated and nothing else is, and the
@@ -145,7 +123,6 @@ def _carried(
     if program.key_uses is not None and program.key_uses.same:
         return None  # marks of keys go by arrays, which a carried state lacks
     state, layout = given[at[0]], returned[outs[0]]._layout
-    leaves = tree.leaves(state)
     # Static leaves are not inputs of the program.
     first = sum(is_value(x) for x in given[: at[0]])
     inputs, results = [range(n, n + layout.count) for n in (first, outs[0])]
@@ -153,27 +130,25 @@ def _carried(
         return None
     carry = executable.carry(len(program.captured) + first, results.start, layout.count)
     kept = list(sigs[results.start : results.stop])
-    if carry is None or [type(x) is Array and x.sig for x in leaves] != kept:
+    if carry is None or [type(x) is Array and x.sig for x in tree.leaves(state)] != kept:
         return None
     carry.sigs = kept
-    swapped = tree.map(lambda x: _StateLeaf() if x is state else x, values, is_leaf=is_state)
-    out_tree = tree.structure(whole, is_leaf=is_state)
-    return _Carried(swapped, out_tree, layout, carry, results, inputs)
+    return _Carried(state, carry, inputs, results)
 
 
 # ---- a whole call ----
 
 
 def fast_call(
-    spec: ArgSpec, args: tuple, kwargs: dict[str, Any], program: Program, executable: Executable,
-    place: Device, donated: Sequence[int],
+    spec: ArgSpec, bound: BoundArguments, program: Program, executable: Executable,
+    place: Device, donated: Sequence[int], guarded: bool,
 ) -> Callable:  # fmt: skip
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
     Like means: equal structure and static values, and for each leaf an array of the same signature,
-    a number of the same type, or an equal static leaf; what the program read is as it was. Numbers
-    and ndarrays go to `place`. A donated `TrainState` that comes back is one leaf where the
-    executable can `carry` it.
+    a number of the same type, or an equal static leaf; what the program read is as it was. Not
+    `guarded`, it compares nothing. Numbers and ndarrays go to `place`. A donated `TrainState` that
+    comes back is one leaf where the executable can `carry` it.
 
     The function refers to no program and holds no captured arrays: `bind_captured` gives it those.
     """
@@ -181,14 +156,15 @@ def fast_call(
         sig(s.aval, s.device, s.dense, w)
         for s, w in zip(executable.sigs, program.outs_weak, strict=True)
     ]
-    values = spec.with_frozen(args, kwargs)
+    values = spec.with_frozen(*bound.written)
     carried = _carried(values, sigs, program, executable, donated) if donated else None
-    out = _CallWriter(spec, program, executable, sigs)
-    out.guard_leaves(out.flatten_arguments(*(carried.values if carried else values)), place)
+    out = _CallWriter(spec, program, executable, sigs, carried, guarded)
+    out.guard_leaves(out.flatten_arguments(*values), place)
     for g in program.guards:
         out.guard(f"not {g.source(out.name)}")
-    out.catch_misses()
-    return out.run(executable, donated) if carried is None else out.run_carried(carried)
+    if guarded:
+        out.catch_misses()
+    return out.run(executable, donated) if carried is None else out.run_carried(*carried)
 
 
 def bind_captured(call: Callable, captured: Sequence[Any]) -> Callable:
@@ -219,18 +195,20 @@ class _CallWriter:
     """Writes a call: source lines, and the objects that they refer to by name.
 
     `inputs` are (name, example) of what the program takes after its captured arrays, which are
-    named `k0`, `k1` ...; `state` is the name of a state that is carried.
+    named `k0`, `k1` ..., and beside a state that is carried. `results` are (name, signature).
     """
 
     def __init__(
-        self, spec: ArgSpec, program: Program, executable: Executable, sigs: Sequence[Sig]
-    ) -> None:
-        self.spec, self.program, self.sigs = spec, program, sigs
+        self, spec: ArgSpec, program: Program, executable: Executable, sigs: Sequence[Sig],
+        carried: _Carried | None, guarded: bool,
+    ) -> None:  # fmt: skip
+        self.spec, self.program, self.carried, self.guarded = spec, program, carried, guarded
+        self.results = [(f"y{i}", s) for i, s in enumerate(sigs)]
+        self.labels = program.jaxpr.labels[len(program.captured) :]
         self.lines: list[str] = []
         self.names: dict[int, str] = {}  # by the id of what they stand for, which `space` holds
         self.count = 0
         self.inputs: list[tuple[str, Any]] = []
-        self.state = ""
         failed = lambda error, arrays: explained(executable.explained(error), arrays)
         self.space: dict[str, Any] = {
             "MISS": MISS, "Array": Array, "new": Array.__new__, "as_array": as_array,
@@ -252,7 +230,8 @@ class _CallWriter:
 
     def guard(self, condition: str) -> None:
         """The call is another one where this holds."""
-        self.lines.append(f"if {condition}: return MISS")
+        if self.guarded:
+            self.lines.append(f"if {condition}: return MISS")
 
     def catch_misses(self) -> None:
         """The call is another one where a line so far fails: a key or an attribute is missing, say.
@@ -302,7 +281,7 @@ class _CallWriter:
         """Take the leaves of a value like `x` out of what `at` names: (name, example) of each."""
         kind = type(x)
         node = tree.node_functions(kind)
-        if node is None:
+        if node is None or (self.carried and x is self.carried.state):
             return [(at, x)]
         if x is None:
             self.guard(f"{at} is not None")
@@ -336,6 +315,8 @@ class _CallWriter:
         kind = type(x)
         if x is None or kind is _Leaf:
             return "None" if x is None else x.name
+        if kind is TrainState and self.carried:
+            return "holding(layout, after)"
         if kind is dict:
             items = [f"{self._key(k)}: {self.unflatten(v)}" for k, v in x.items()]
             return "{" + ", ".join(items) + "}"
@@ -371,8 +352,9 @@ class _CallWriter:
         self.space["place"] = place
         for at, x in leaves:
             kind = type(x)
-            if kind is _StateLeaf:
-                self.state = at
+            if kind is TrainState:
+                self.lines += [f"state = {at}", "memory = held(state, layout, sigs)"]
+                self.guard("memory is None")
                 continue
             if not is_value(x):
                 self.guard_static(at, x.value if kind is Frozen else x, _static_key)
@@ -393,52 +375,56 @@ class _CallWriter:
 
     def run(self, executable: Executable, donated: Sequence[int]) -> Callable:
         """Run from storages to storages, and mark what was donated."""
-        uses = self.program.key_uses
+        uses, results = self.program.key_uses, self.results
         self._use_keys(uses)
         self.space |= {"run": executable.run, "own": executable.own}
-        lent = [self.inputs[i] for i in donated]
-        results = [f"y{i}" for i in range(len(self.sigs))]
-        pooled = _pooled(self.sigs, [x.sig for _, x in lent])
-        for i in pooled:
-            results[i] = f"s{i}"
+        given = [self.inputs[i] for i in donated]
+        pooled = _pooled([s for _, s in results], [x.sig for _, x in given])
         if pooled:
-            pool = self.name(ArrayPool([self.sigs[i] for i in pooled]))
-            self.unpack([results[i] for i in pooled], f"{pool}.take()")
+            pool = self.name(ArrayPool([results[i][1] for i in pooled]))
+            self.unpack([results[i][0] for i in pooled], f"{pool}.take()")
         # Results go where they belong as they are unpacked: pooled arrays need no more than that.
-        places = "".join(f"{y}.data, " if i in pooled else f"{y}, " for i, y in enumerate(results))
-        self._run(f"{places}= " if places else "", "", executable.overwritten)
+        targets = [f"{y}.data" if i in pooled else y for i, (y, _) in enumerate(results)]
+        self._run(f"{', '.join(targets)}, = " if targets else "", "", executable.overwritten)
         if donated:
-            self._mark(donated, [x.sig.aval for _, x in lent])
-            self.unpack([f"{at}.data" for at, _ in lent], "marks(where(depth=4))")
+            avals = [x.sig.aval for _, x in given]
+            paths = [self.labels[i] for i in donated]
+            self.space["marks"] = donation_marks(paths, avals, self.spec.name)
+            self.unpack([f"{at}.data" for at, _ in given], "marks(where(depth=4))")
         if pooled:
-            self.lines.append(f"{pool}.keep([{', '.join([lent[k][0] for k in pooled.values()])}])")
-        made = [(y, s) for i, (y, s) in enumerate(zip(results, self.sigs)) if i not in pooled]
-        return self._return(self.program.out_tree, results, made, uses)
+            self.lines.append(f"{pool}.keep([{', '.join([given[k][0] for k in pooled.values()])}])")
+        return self._return([r for i, r in enumerate(results) if i not in pooled], uses)
 
-    def run_carried(self, carried: _Carried) -> Callable:
+    def run_carried(
+        self, state: TrainState, carry: Carry, inputs: range, results: range
+    ) -> Callable:
         """The same where a state goes through as one value."""
-        uses, carry, layout = self.program.key_uses, carried.carry, carried.layout
-        self.space |= {"held": held, "holding": holding, "give_up": give_up, "run": carry.run}
-        self.space |= {"layout": layout, "sigs": carry.sigs}
-        self.lines.append(f"memory = held({self.state}, layout, sigs)")
-        self.guard("memory is None")
+        paths, avals = [self.labels[i] for i in inputs], [s.aval for s in carry.sigs]
+        self.space |= {
+            "held": held, "holding": holding, "give_up": give_up, "layout": state._layout,
+            "sigs": carry.sigs, "run": carry.run,
+            "marks": donation_marks(["a state", *paths], ["of a state", *avals], self.spec.name),
+        }  # fmt: skip
+        uses = self.program.key_uses
         if uses is not None:  # those of the state are given up
-            uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in carried.inputs]))
+            uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in inputs]))
         self._use_keys(uses)
+        others = [r for i, r in enumerate(self.results) if i not in results]
         self._run("after, others = ", "memory, ", ())
-        sigs = [s for k, s in enumerate(self.sigs) if k not in carried.results]
-        results = [f"y{i}" for i in range(len(sigs))]
-        self.unpack(results, "others")
-        self._mark(carried.inputs, [s.aval for s in carry.sigs], ["a state"], ["of a state"])
+        self.unpack([y for y, _ in others], "others")
         self.lines += [
             "mark, *marked = marks(where(depth=4))",
             "if type(memory) is list:",
             "    for x, m in zip(memory, marked): x.data = m",
-            f"give_up({self.state}, mark)",
+            "give_up(state, mark)",
         ]
-        made = list(zip(results, sigs))
-        results.insert(carried.results.start, "holding(layout, after)")
-        return self._return(carried.out_tree, results, made, None)
+        return self._return(others, uses)
+
+    def _use_keys(self, uses: Uses | None) -> None:
+        if uses is not None:
+            self.space["before_call"] = before_call
+            given = ", ".join([at for at, _ in self.inputs])
+            self.lines.append(f"before_call({self.name(uses)}, [{given}])")
 
     def _run(self, results: str, first: str, overwritten: Sequence[int]) -> None:
         arrays = [f"k{i}" for i in range(len(self.program.captured))]
@@ -447,40 +433,27 @@ class _CallWriter:
         self.lines += [
             "try:", f"    {results}run({first}[{', '.join(storages)}])",
             "except Exception as error:",
-            f"    raise failed(error, [{', '.join(arrays)}]) from None",
+            f"    raise failed(error, [{', '.join(arrays)}]) from error.__cause__",
         ]  # fmt: skip
 
-    def _use_keys(self, uses: Uses | None) -> None:
-        if uses is not None:
-            self.space["before_call"] = before_call
-            given = ", ".join([at for at, _ in self.inputs])
-            self.lines.append(f"before_call({self.name(uses)}, [{given}])")
-
-    def _mark(
-        self, donated: Sequence[int], avals: Sequence[Any], paths: Sequence[str] = (),
-        kinds: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        labels = self.program.jaxpr.labels[len(self.program.captured) :]
-        paths = [*paths, *[labels[i] for i in donated]]
-        self.space["marks"] = donation_marks(paths, [*kinds, *avals], self.spec.name)
-
-    def _return(
-        self, out_tree: tree.PyTreeDef, results: Sequence[str], made: Sequence[tuple[str, Any]],
-        uses: Uses | None,
-    ) -> Callable:  # fmt: skip
+    def _return(self, made: Sequence[tuple[str, Sig]], uses: Uses | None) -> Callable:
         """Make arrays of storages and the output of arrays; the function that is written then."""
-        lines = [f"a = new(Array); a.data = {y}; a.sig = {self.name(s)}; {y} = a" for y, s in made]
+        names = [y for y, _ in self.results]
+        many = len(made) >= _MANY
+        if many:
+            self.space["gc"] = gc  # `no_collection` would cost a microsecond
+            self.lines += ["collects = gc.isenabled()", "gc.disable()"]
+        for y, s in made:
+            self.lines.append(f"a = new(Array); a.data = {y}; a.sig = {self.name(s)}; {y} = a")
         if uses is not None and uses.same:
             self.space["after_call"] = after_call
-            given, outs = ", ".join([at for at, _ in self.inputs]), ", ".join(results)
-            lines.append(f"after_call({self.name(uses)}, [{given}], [{outs}])")
-        text = self.unflatten(tree.unflatten(out_tree, [_Leaf(n) for n in results]))
-        if len(results) >= _MANY:
-            self.space["gc"] = gc  # `no_collection` would cost a microsecond
-            lines = ["collects = gc.isenabled()", "gc.disable()", *lines]
-            lines += ["try:", f"    result = {text}", "finally:", "    if collects: gc.enable()"]
+            given = ", ".join([at for at, _ in self.inputs])
+            self.lines.append(f"after_call({self.name(uses)}, [{given}], [{', '.join(names)}])")
+        text = self.unflatten(tree.unflatten(self.program.out_tree, list(map(_Leaf, names))))
+        if many:
+            end = "    if collects: gc.enable()"
+            self.lines += ["try:", f"    result = {text}", "finally:", end]
             text = "result"
-        self.lines += lines
         return self.function(text)
 
 

@@ -15,7 +15,7 @@ from genesis_fn.core.array import Array
 from genesis_fn.core.diagnostics.source_info import is_internal
 from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
 from genesis_fn.primitives.shape import barrier_p
-from genesis_fn.transforms.jit.reads import closed_over
+from genesis_fn.transforms.jit.guards import closed_over
 
 _MOST = 256  # functions that are searched
 

@@ -3,7 +3,7 @@
 Arrays and numbers are traced; leaves of other types are static by themselves, by type and content.
 What a function reads beside its arguments (globals, closures) is as it was when it was traced; what
 a bound method or a partial brings along, and attributes of objects among the arguments, are looked
-at in every call (see `reads.py`).
+at in every call (see `guards.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from genesis_fn.core import device as devices, errors
-from genesis_fn.core.array import Array, Deleted, from_numpy, like, live, stored
+from genesis_fn.core import device as devices, errors, tree
+from genesis_fn.core.array import Array, Deleted, from_numpy, like, stored
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.gc_pause import no_collection
-from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
@@ -29,13 +28,13 @@ from genesis_fn.transforms.jit.aot import Traced
 from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments, ProgramKey
 from genesis_fn.transforms.jit.call_codegen import (
     MISS,
-    Donated,
     bind_captured,
-    explained,
     fast_call,
 )
 from genesis_fn.transforms.jit.captures import Captured, captures_of
+from genesis_fn.transforms.jit.guards import guards_of, owners
 from genesis_fn.transforms.jit.jit_cache import (
+    FAST,
     LARGE,
     Cache,
     Program,
@@ -44,9 +43,8 @@ from genesis_fn.transforms.jit.jit_cache import (
     share,
     shared,
 )
-from genesis_fn.transforms.jit.reads import guards_of, owners
 from genesis_fn.transforms.jit.retrace import RecompilationWarning, difference, show_key
-from genesis_fn.transforms.keys.key_uses import after_call, before_call, of_arguments, user_call
+from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.copies import Copied
@@ -65,8 +63,6 @@ class JitFunction(Copied):
         self.fun, self.options = fun, options
         self.spec = ArgSpec(fun, options)
         self.cache = Cache()
-        # Whether it brings along what may change: a method's object, a partial's arguments.
-        self.owned = any(True for _ in owners(fun))
         _live.add(self)
 
     def _parts(self) -> tuple[Callable, tuple]:
@@ -111,40 +107,30 @@ class JitFunction(Copied):
                 raise x.data.error()
         with self.cache.lock:
             program = self._program(bound)
-            place = self._device(bound, program)
-            donated = self.spec.donations(bound)
-            executable = self._compile(program, place, donated)
-            if not (settings.debug_nans or settings.debug_infs or ctx.watch or ctx.axes):
-                form = (settings, len(args), *sorted(kwargs), *bound.kinds())
-                self._generate(form, args, kwargs, program, executable, place, donated)
-        return self._run(program, executable, bound.arrays(place), donated)
+            place, donated = self._device(bound, program), self.spec.donations(bound)
+            call = self._generate(bound, program, place, donated)
+            if not (_replays() or ctx.axes):
+                self.cache.fast = [(settings, call), *self.cache.fast][:FAST]
+        return self._run(call, bound, program, place, donated)
 
     def _run(
-        self, program: Program, executable: Executable, arrays: list[Array],
-        donated: Sequence[int],
+        self, call: Callable, bound: BoundArguments, program: Program, place: devices.Device,
+        donated: tuple[int, ...],
     ) -> Any:  # fmt: skip
-        """The result of a compiled program for its inputs after the captured ones."""
-        settings = config.current()
-        replay = ctx.watch or settings.debug_nans or settings.debug_infs
-        held = [*program.captured, *arrays] if replay else []
-        if donated:  # the inputs are needed again
-            held = list(map(_copy, held))
-        if program.key_uses is not None:
-            before_call(program.key_uses, arrays)
-        try:
-            outs = executable(*program.captured, *arrays)
-        except Exception as error:
-            raise explained(error, [*program.captured, *arrays]) from None
-        if program.key_uses is not None:
-            after_call(program.key_uses, arrays, outs)
-        for i in donated:
-            path = program.jaxpr.labels[len(program.captured) + i]
-            arrays[i].data = Donated(path, self.spec.name, where(), arrays[i].aval)
+        """What a generated call returns; looked at for the values that are searched for."""
+        replay = _replays()
+        inputs = [*program.captured, *bound.arrays(place)] if replay else []
+        if donated:  # they are needed again
+            inputs = list(map(_copy, inputs))
+        result = call(*bound.written)
+        if result is MISS:  # what it compares is never the same, not even now
+            call = self._generate(bound, program, place, donated, guarded=False)
+            result = call(*bound.written)
         if replay:
             from genesis_fn.transforms.debugging.nan_trace import check_outputs
 
-            check_outputs(program.jaxpr, held, outs)
-        return program.output(outs)
+            check_outputs(program.jaxpr, inputs, tree.leaves(result))
+        return result
 
     def _program(self, bound: BoundArguments) -> Program:
         # What is captured while tracing is made beside the arguments.
@@ -193,7 +179,9 @@ class JitFunction(Copied):
     def _meaning(self, bound: BoundArguments) -> Meaning | None:
         """What the function does now with these static values; None where its programs are nobody
         else's. Asked for whenever it would be traced: what it reads may have changed since."""
-        if self.owned or not all(v.fixed and not v.weak for v in bound.frozen()):
+        # A method's object and a partial's arguments may change.
+        owned = any(True for _ in owners(self.fun))
+        if owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
         known = meaning(self.fun)
         if known is None or known.keeps:
@@ -210,7 +198,6 @@ class JitFunction(Copied):
                 f"  called at {where().describe()}"
             )
         paths, frozen = spec.paths(bound.values), bound.frozen()
-        dynamic = [i for i, x in enumerate(bound.leaves) if type(x) is not Frozen]
         objects = [x for v in frozen for x in v.objects]
 
         def f(args: tuple, kwargs: dict) -> Any:
@@ -220,16 +207,15 @@ class JitFunction(Copied):
         flat.f.__name__ = spec.name
 
         def body(*tracers: Any) -> list[Any]:
-            filled = [x.value if type(x) is Frozen else x for x in bound.leaves]
-            for i, t in zip(dynamic, tracers):
-                filled[i] = t
-            return flat(*filled)
+            given = iter(tracers)
+            return flat(*[x.value if type(x) is Frozen else next(given) for x in bound.leaves])
 
-        kinds = [as_array(bound.leaves[i]) for i in dynamic]
+        labels = [p for p, x in zip(paths, bound.leaves) if type(x) is not Frozen]
+        kinds = bound.arrays()
         with guards_of(self.fun, objects) as guards, no_collection():
             jaxpr, captured = stage(
-                body, [k.aval for k in kinds], name=spec.name,
-                labels=[paths[i] for i in dynamic], weak=[k.weak for k in kinds],
+                body, [k.aval for k in kinds], name=spec.name, labels=labels,
+                weak=[k.weak for k in kinds],
             )  # fmt: skip
         for v in frozen:
             v.settle()
@@ -255,15 +241,18 @@ class JitFunction(Copied):
         return executable
 
     def _generate(
-        self, form: tuple, args: tuple, kwargs: dict[str, Any], program: Program,
-        executable: Executable, place: devices.Device, donated: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        """Try a function for calls of this form before the full path."""
-        call = program.calls.get(form)
+        self, bound: BoundArguments, program: Program, place: devices.Device,
+        donated: tuple[int, ...], guarded: bool = True,
+    ) -> Callable:  # fmt: skip
+        """The function for calls of this form; not `guarded`, it is for this call only."""
+        form = place, donated, *bound.form()
+        call = program.calls.get(form) if guarded else None
         if call is None:
-            call = fast_call(self.spec, args, kwargs, program, executable, place, donated)
-            program.add_call(form, call)
-        self.cache.add_fast(form[0], bind_captured(call, program.captured))
+            executable = self._compile(program, place, donated)
+            call = fast_call(self.spec, bound, program, executable, place, donated, guarded)
+            if guarded:
+                program.add_call(form, call)
+        return bind_captured(call, program.captured)
 
     # ---- what is said about programs ----
 
@@ -356,8 +345,14 @@ class JitFunction(Copied):
         return self.trace(*args, **kwargs).out_info
 
 
+def _replays() -> Any:
+    """Whether a call whose results are not finite, or watched, is done again."""
+    settings = config.current()
+    return ctx.watch or settings.debug_nans or settings.debug_infs
+
+
 def _copy(x: Array) -> Array:
-    return like(x, from_numpy(x.device.backend.to_numpy(stored(live(x))), x.device))
+    return like(x, from_numpy(x.device.backend.to_numpy(stored(x)), x.device))
 
 
 def jit(
@@ -396,7 +391,7 @@ def jit(
     if on_unusable_donation not in ("warn", "error", "ignore"):
         raise ValueError('on_unusable_donation is "warn", "error" or "ignore"')
     if fun is None:
-        return lambda f: jit(f, **{k: v for k, v in options.items()})
+        return functools.partial(jit, **options)
     if not callable(fun):
         raise TypeError(f"jit takes a function, got {fun!r}")
     return JitFunction(fun, options)

@@ -18,14 +18,14 @@ from genesis_fn.core.primitive import marked
 from genesis_fn.core.static import Meaning, meaning
 from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jit.argspec import ProgramKey
-from genesis_fn.transforms.jit.reads import Guard
+from genesis_fn.transforms.jit.guards import Guard
 from genesis_fn.transforms.keys.key_uses import Uses
 
 CAPACITY = 256  # programs per function
 LARGE = 64 << 20  # bytes of captured arrays that are worth a warning
 _VARIANTS = 4  # programs of one key, traced while objects that they read were others
 _CALLS = 16  # forms of calls that a program has generated functions for
-_FAST = 32  # generated functions that a call tries, newest first
+FAST = 32  # generated functions that a call tries, newest first
 _SHARED = 512  # programs that are kept for new function objects
 _SMALL = 1 << 16  # bytes of captured arrays that may outlive the functions that captured them
 
@@ -83,11 +83,6 @@ class Cache:
         self.variants[key] = [program, *self.variants.pop(key, ())][:_VARIANTS]
         if len(self.variants) > CAPACITY:
             self.variants.popitem(last=False)
-
-    def add_fast(self, settings: Any, call: Callable) -> None:
-        """Try a generated call before all others."""
-        self.fast.insert(0, (settings, call))
-        del self.fast[_FAST:]
 
     def clear(self) -> None:
         """Forget everything."""

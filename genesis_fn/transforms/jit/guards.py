@@ -19,7 +19,6 @@ from typing import Any
 
 from genesis_fn.core.static import NotStatic, Reader, Same, is_user_object
 
-_NOTHING = object()
 _MISSING = object()
 
 
@@ -63,30 +62,30 @@ class Guard:
 def guards_of(fun: Callable, objects: Iterable[Any]) -> Iterator[list[Guard]]:
     """Notes what is read while `fun` is traced with these objects among its static arguments: the
     list has the guards at the end. What the trace itself changed counts as it left it."""
-    noted, held, guards = _Noted(), [], []
-    _noting.stack.append(noted)
+    recorder, held, guards = _Recorder(), [], []
+    _recorders.stack.append(recorder)
     try:
         for x in objects:
-            noted.watch(x)
+            recorder.watch(x)
         for x in owners(fun):
             _, fixed, inner = _key(x)
             if fixed:
                 continue
             whole = is_user_object(x)
             for y in (x,) if whole else inner:
-                noted.watch(y)
+                recorder.watch(y)
             if not whole:
                 held.append(x)
         yield guards
     finally:
-        _noting.stack.remove(noted)
-        for x in noted.objects.values():
-            _close(type(x))
-    guards += [Guard(noted.objects[k], name) for k, name in noted.names]
+        _recorders.stack.remove(recorder)
+        for x in recorder.objects.values():
+            _unpatch(type(x))
+    guards += [Guard(recorder.objects[k], name) for k, name in recorder.names]
     guards += [g for g in map(Guard, held) if not g.fixed]
 
 
-class _Noted:
+class _Recorder:
     """The objects whose attributes are watched, by id, and (id, attribute) of what was read."""
 
     def __init__(self) -> None:
@@ -97,7 +96,7 @@ class _Noted:
         """Note what is read of `x` too."""
         if id(x) not in self.objects:
             self.objects[id(x)] = x
-            _open(type(x))
+            _patch(type(x))
 
     def note(self, x: Any, name: str, value: Any) -> None:
         """Attribute `name` of `x` was read."""
@@ -111,23 +110,23 @@ class _Noted:
                 self.watch(inner)
 
 
-class _Noting(threading.local):
+class _Recorders(threading.local):
     """The traces of this thread that note what they read, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[_Noted] = []
+        self.stack: list[_Recorder] = []
 
 
-_noting = _Noting()
+_recorders = _Recorders()
 _lock = threading.RLock()
-_opened: dict[type, list[Any]] = {}  # class -> [how many objects, its own __getattribute__]
+_patched: dict[type, list[Any]] = {}  # class -> [how many objects, its own __getattribute__]
 
 
-def _open(kind: type) -> None:
+def _patch(kind: type) -> None:
     """Have reads of the attributes of instances of `kind` noted."""
     with _lock:
-        if kind in _opened:
-            _opened[kind][0] += 1
+        if kind in _patched:
+            _patched[kind][0] += 1
             return
         before: Any = kind.__getattribute__
 
@@ -140,32 +139,32 @@ def _open(kind: type) -> None:
             _note(self, name, value)
             return value
 
-        own = kind.__dict__.get("__getattribute__", _NOTHING)
+        own = kind.__dict__.get("__getattribute__", _MISSING)
         try:
             type.__setattr__(kind, "__getattribute__", __getattribute__)
         except TypeError:  # a class of C code
             return
-        _opened[kind] = [1, own]
+        _patched[kind] = [1, own]
 
 
-def _close(kind: type) -> None:
+def _unpatch(kind: type) -> None:
     with _lock:
-        found = _opened.get(kind)
+        found = _patched.get(kind)
         if found is None:
             return
         found[0] -= 1
         if not found[0]:
-            del _opened[kind]
-            if found[1] is _NOTHING:
+            del _patched[kind]
+            if found[1] is _MISSING:
                 type.__delattr__(kind, "__getattribute__")
             else:
                 type.__setattr__(kind, "__getattribute__", found[1])
 
 
 def _note(x: Any, name: str, value: Any) -> None:
-    for noted in _noting.stack:
-        if id(x) in noted.objects:
-            noted.note(x, name, value)
+    for recorder in _recorders.stack:
+        if id(x) in recorder.objects:
+            recorder.note(x, name, value)
 
 
 def _is_held(x: Any, name: str) -> bool:
@@ -177,9 +176,9 @@ def _is_held(x: Any, name: str) -> bool:
             return True
     except AttributeError:
         pass
-    found = inspect.getattr_static(type(x), name, _NOTHING)
+    found = inspect.getattr_static(type(x), name, _MISSING)
     return (
-        found is _NOTHING
+        found is _MISSING
         or isinstance(found, types.MemberDescriptorType)
         or not hasattr(type(found), "__get__")
     )
