@@ -49,6 +49,7 @@ from genesis_fn.backends.cuda.run.graph import (
 )
 from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
 from genesis_fn.kernels.plan import Buf, Clear, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan_builder import dense
 
 MIB = 1 << 20
 HEADER = "import triton\nimport triton.language as tl\n\n@triton.jit\n"
@@ -226,7 +227,7 @@ class Exported:
     """A minimal array over a block, as the library's own would export itself."""
 
     def __init__(self, block: Any, shape: tuple[int, ...], dtype: str) -> None:
-        self.facts = (block, shape, dlpack.dense_strides(shape), dtype)
+        self.facts = (block, shape, dense(shape), dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.dlpack_device(self.facts[0])

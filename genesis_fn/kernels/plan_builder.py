@@ -31,6 +31,15 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a row-major array."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
 def accumulator(dtype: str) -> str:
     """The element type that sums of `dtype` values are kept in: fp64 for fp64, fp32 otherwise."""
     return "fp64" if dtype == "fp64" else "fp32"

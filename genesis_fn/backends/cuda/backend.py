@@ -12,7 +12,6 @@ from genesis_fn.backends.cuda.driver import drivers
 from genesis_fn.backends.cuda.lowerings import has_lowering
 from genesis_fn.backends.cuda.memory.dlpack import (
     Imported,
-    dense_strides,
     dlpack_device,
     from_cuda_array_interface,
     from_dlpack,
@@ -31,6 +30,7 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.kernels.plan_builder import dense
 
 _ALIGNMENT = 16
 
@@ -116,7 +116,7 @@ class CudaBackend(Backend):
         """The DLPack capsule of an array; read-only, it shares the memory."""
         shape = array.shape
         allowed = {k: v for k, v in options.items() if k in ("stream", "max_version")}
-        return to_dlpack(array.data, shape, dense_strides(shape), array.dtype.name, **allowed)
+        return to_dlpack(array.data, shape, dense(shape), array.dtype.name, **allowed)
 
     def dlpack_device(self, array: Array) -> tuple[int, int]:
         """(device type, index) by DLPack's numbering."""
@@ -125,7 +125,7 @@ class CudaBackend(Backend):
     def cuda_array_interface(self, array: Array) -> dict[str, Any]:
         """The `__cuda_array_interface__` of an array, read-only."""
         shape = array.shape
-        return to_cuda_array_interface(array.data, shape, dense_strides(shape), array.dtype.name)
+        return to_cuda_array_interface(array.data, shape, dense(shape), array.dtype.name)
 
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
         """An array over another library's device memory; copied if strided or unaligned."""
@@ -144,7 +144,7 @@ def _imported(place: Runtime, found: Imported, device: Device) -> Array:
 
     kind = aval(found.shape, dtypes.dtype(found.dtype))
     data = found.buffer
-    if found.strides != dense_strides(found.shape) or data.address % _ALIGNMENT:
+    if found.strides != dense(found.shape) or data.address % _ALIGNMENT:
         if kind.dtype.itemsize > 8:
             raise BackendError(f"a strided import of {kind} is not supported: make it contiguous")
         raw = f"i{8 * kind.dtype.itemsize}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
 from genesis_fn.kernels.plan import Argument, Buf, Scalar
-from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, dense
 
 BLOCK = 1024
 TILE = 64
@@ -22,15 +22,6 @@ def source_kernel(name: str, parameters: str, body: str) -> SourceKernel:
     """The kernel of this text; equal texts are one kernel."""
     text = f"{_START}def {name}({parameters}):\n{body}"
     return SourceKernel(name, text, (*MODULES, _ERROR_WORD))
-
-
-def dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a row-major array."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= n
-    return tuple(reversed(strides))
 
 
 def add_elements(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed, dense
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
@@ -19,7 +19,7 @@ from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import plan_matmul
 from genesis_fn.kernels.matmul.spec import MatmulSpec, Segment
 from genesis_fn.kernels.plan import Buf
-from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.dot_general import dot_general_p
 
 Strides: TypeAlias = tuple[int, ...]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genesis_fn.backends.cuda.codegen.kernel_text import dense
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import add_convert, converted
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.matmul.conv import Convolution, plan_convolution
-from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.conv import conv_p
 
 PRECISION = {"default": "default", "tf32": "tf32", "tf32x3": "tf32x3", "highest": "ieee"}

@@ -19,7 +19,6 @@ from genesis_fn.backends.cuda.codegen.kernel_text import (
     add_copy,
     add_elements,
     coordinates,
-    dense,
     offset,
 )
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
@@ -35,7 +34,7 @@ from genesis_fn.kernels.indexing.scatter import (
 )
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.plan import Buf, Plan
-from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, dense
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import window_sizes
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_p, dynamic_update_slice_p

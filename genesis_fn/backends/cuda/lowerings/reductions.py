@@ -14,7 +14,6 @@ from typing import Any
 from genesis_fn.backends.cuda.codegen.kernel_text import (
     Strided,
     collapsed,
-    dense,
     extent,
     indented,
     source_kernel,
@@ -26,7 +25,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded, register, stored
 from genesis_fn.kernels.plan import Argument, Buf, Scalar
-from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, dense, next_power_of_two
 
 TILE = 2048
 _COMBINE = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, collapsed, dense
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, Views, lowers
 from genesis_fn.backends.cuda.lowerings.elementwise import run_time_scalar
 from genesis_fn.core import dtypes
@@ -20,7 +20,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.indexing.concat import Concatenate, plan_concatenate
 from genesis_fn.kernels.language.expressions import register, stored
 from genesis_fn.kernels.plan import Buf, Scalar
-from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import concatenate_p, iota_p, pad_p
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, dense
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import ITEMSIZE, NAMES
 from genesis_fn.kernels.plan import Buf, Plan
-from genesis_fn.kernels.plan_builder import PlanBuilder
+from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.kernels.sort.sort import Sort, plan_sort
 from genesis_fn.kernels.sort.top_k import TopK, plan_top_k
 from genesis_fn.primitives.sort import sort_p, top_k_p

@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen.kernel_text import add_elements, coordinates, dense, offset
+from genesis_fn.backends.cuda.codegen.kernel_text import add_elements, coordinates, offset
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes
 from genesis_fn.core.dtypes import DType, extreme_over_nothing
 from genesis_fn.kernels.language.expressions import literal, loaded, register, stored
-from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder
+from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, dense
 from genesis_fn.primitives.reductions.reduce_window import (
     Window,
     reduce_window_max_p,

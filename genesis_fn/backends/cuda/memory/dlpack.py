@@ -17,6 +17,7 @@ from typing import Any
 from genesis_fn.backends.cuda.driver.driver import Driver, Event
 from genesis_fn.backends.cuda.memory.pool import Block, Buffer, Foreign
 from genesis_fn.core import dtypes
+from genesis_fn.kernels.plan_builder import dense
 
 # DLPack: (type code, bits) of each dtype, by its name.
 _CODE_OF_KIND = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
@@ -233,7 +234,7 @@ def from_dlpack(array: Any, driver: Driver) -> Imported:
     if tensor.strides:
         strides = tuple(tensor.strides[i] for i in range(tensor.ndim))
     else:
-        strides = dense_strides(shape)
+        strides = dense(shape)
     start = (tensor.data or 0) + tensor.byte_offset
     size = _extent(shape, strides) * (_CODES[name][1] // 8)
     return Imported(Buffer(start, size, keeper), shape, strides, name, read_only)
@@ -280,7 +281,7 @@ def from_cuda_array_interface(array: Any, driver: Driver) -> Imported:
     item = _CODES[name][1] // 8
     listed = facts.get("strides")
     if listed is None:
-        strides = dense_strides(shape)
+        strides = dense(shape)
     elif any(s % item for s in listed):
         raise TypeError(f"strides {listed} are not multiples of {item} bytes")
     else:
@@ -306,15 +307,6 @@ class _Holder:
 
     def __call__(self) -> None:
         self._held = None
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a row-major array."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 # Imported memory goes back to its library only after our queued work on it.
