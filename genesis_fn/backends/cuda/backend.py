@@ -13,7 +13,6 @@ from genesis_fn.backends.cuda.lowerings import has_lowering
 from genesis_fn.backends.cuda.memory.dlpack import (
     Imported,
     dlpack_device,
-    from_cuda_array_interface,
     from_dlpack,
     to_cuda_array_interface,
     to_dlpack,
@@ -130,11 +129,7 @@ class CudaBackend(Backend):
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
         """An array over another library's device memory; copied if strided or unaligned."""
         place = runtime(device.index)
-        if hasattr(x, "__dlpack__"):
-            found = from_dlpack(x, place.driver)
-        else:
-            found = from_cuda_array_interface(x, place.driver)
-        return _imported(place, found, device)
+        return _imported(place, from_dlpack(x, place.driver), device)
 
 
 def _imported(place: Runtime, found: Imported, device: Device) -> Array:

@@ -1,4 +1,4 @@
-"""Zero-copy exchange with torch, CuPy and JAX: DLPack and `__cuda_array_interface__`.
+"""Zero-copy exchange with torch, CuPy and JAX: DLPack both ways, `__cuda_array_interface__` out.
 
 Each side works on streams of its own. Exported memory carries what was queued on the compute stream
 before the other side may read, and is reused only after what the other side had queued when it let
@@ -27,7 +27,6 @@ _CODES = {
 }
 _NAMES = {code: name for name, code in _CODES.items()}
 _TYPESTR = {d.name: d.str for d in dtypes.ALL if d not in _CODE}
-_TYPESTR_NAMES = {text: name for name, text in _TYPESTR.items()}
 _CUDA_KINDS = (2, 13)
 _READ_ONLY = 1
 
@@ -122,7 +121,6 @@ class Imported:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
-    read_only: bool
 
 
 def dlpack_device(buffer: Buffer) -> tuple[int, int]:
@@ -211,11 +209,9 @@ def from_dlpack(array: Any, driver: Driver) -> Imported:
         managed: Any = _Versioned.from_address(_pointer(place, _VERSION))
         if managed.major > 1:
             raise ValueError(f"DLPack version {managed.major}.{managed.minor} is not understood")
-        read_only = bool(managed.flags & _READ_ONLY)
         _set_name(place, _VERSION_USED)
     elif _is_valid(place, _PLAIN):
         managed = _Managed.from_address(_pointer(place, _PLAIN))
-        read_only = False
         _set_name(place, _PLAIN_USED)
     else:
         raise TypeError(f"{type(array).__name__}.__dlpack__ returned no DLPack capsule")
@@ -237,7 +233,7 @@ def from_dlpack(array: Any, driver: Driver) -> Imported:
         strides = dense(shape)
     start = (tensor.data or 0) + tensor.byte_offset
     size = _extent(shape, strides) * (_CODES[name][1] // 8)
-    return Imported(Buffer(start, size, keeper), shape, strides, name, read_only)
+    return Imported(Buffer(start, size, keeper), shape, strides, name)
 
 
 def to_cuda_array_interface(
@@ -266,47 +262,6 @@ def to_cuda_array_interface(
         "version": 3,
         "stream": driver.stream_handle(driver.compute),
     }
-
-
-def from_cuda_array_interface(array: Any, driver: Driver) -> Imported:
-    """The array of any object with `__cuda_array_interface__`, without a copy."""
-    settle()
-    facts = array.__cuda_array_interface__
-    if facts.get("mask") is not None:
-        raise TypeError("masked arrays are not supported")
-    name = _TYPESTR_NAMES.get(facts["typestr"].replace("=", "<"))
-    if name is None:
-        raise TypeError(f"element type {facts['typestr']} is not supported")
-    shape = tuple(facts["shape"])
-    item = _CODES[name][1] // 8
-    listed = facts.get("strides")
-    if listed is None:
-        strides = dense(shape)
-    elif any(s % item for s in listed):
-        raise TypeError(f"strides {listed} are not multiples of {item} bytes")
-    else:
-        strides = tuple(s // item for s in listed)
-    stream = facts.get("stream")
-    if stream is not None:
-        event = driver.new_event()
-        driver.record(event, driver.foreign_stream(stream))
-        driver.wait(driver.compute, event)
-        driver.destroy_event(event)
-    keeper = Foreign(driver, None)
-    weakref.finalize(keeper, _release_after_work, driver, _Holder(array)).atexit = False
-    address, read_only = facts["data"]
-    size = _extent(shape, strides) * item
-    return Imported(Buffer(address or 0, size, keeper), shape, strides, name, bool(read_only))
-
-
-class _Holder:
-    """Keeps an object alive until it is called."""
-
-    def __init__(self, held: Any) -> None:
-        self._held = held
-
-    def __call__(self) -> None:
-        self._held = None
 
 
 # Imported memory goes back to its library only after our queued work on it.
