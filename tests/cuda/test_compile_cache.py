@@ -204,6 +204,25 @@ def test_dead_worker_is_replaced(cache):
     assert outcomes[-1] == "ok", outcomes
 
 
+def test_processes_start_ahead_where_nothing_was_ever_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("GENESIS_CACHE_DIR", str(tmp_path / "fresh"))
+    monkeypatch.setenv("GENESIS_COMPILE_WORKERS", "2")
+    monkeypatch.setattr(compiler, "_memory", {})
+    compiler.stop_workers()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compiler.start_workers()
+    assert not compiler._started
+    monkeypatch.delenv("TRITON_INTERPRET")
+    compiler.start_workers()
+    compiler.start_workers()
+    launches = [add_launch(block=block) for block in (32, 64, 128)]
+    assert len(compiler.compile_launches(launches, H200)) == 3
+    assert len(compiler._started) == 2
+    compiler.stop_workers()
+    compiler.start_workers()  # there are binaries now
+    assert not compiler._started
+
+
 def test_damaged_entries_are_absent(tmp_path):
     cache = BinaryCache(tmp_path)
     key = "ab" + "0" * 62

@@ -16,6 +16,7 @@ import importlib.util
 import linecache
 import os
 import pickle
+import queue
 import re
 import subprocess
 import sys
@@ -513,6 +514,10 @@ class _Worker:
             raise CompileError(answer["error"])
         return answer["metadata"], answer["binary"]
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -538,9 +543,27 @@ class _Worker:
 
 
 _workers: ThreadPoolExecutor | None = None
-_here = threading.local()
+_idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 _started: list[_Worker] = []
 _lock = threading.Lock()
+
+
+def start_workers() -> None:
+    """Start the compiling processes ahead of the first program on a machine without binaries: they
+    load Triton while it is still planned."""
+    count = 0 if os.environ.get("TRITON_INTERPRET") == "1" else worker_count()
+    if not count or _workers is not None or not BinaryCache().empty:
+        return
+    pool = _pool()
+    for _ in range(count):
+        pool.submit(lambda: _idle.put(_worker()))
+
+
+def _worker() -> _Worker:
+    made = _Worker()
+    with _lock:
+        _started.append(made)
+    return made
 
 
 def worker_count() -> int:
@@ -563,40 +586,38 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _ask(wanted: Request) -> tuple[dict[str, Any], bytes]:
-    worker = getattr(_here, "worker", None)
-    if worker is None:
-        worker = _here.worker = _Worker()
-        with _lock:
-            _started.append(worker)
+    try:
+        worker = _idle.get_nowait()
+    except queue.Empty:
+        worker = _worker()
     try:
         return worker.compile(wanted)
-    except (CompileError, OSError) as error:
-        if worker._process.poll() is None:
-            raise
-        # The process died (killed for memory, say): the next request gets a fresh one.
-        _here.worker = None
-        if isinstance(error, CompileError):
-            raise
+    except OSError as error:
         raise CompileError(f"a compiling process died: {error}") from error
+    finally:
+        # One that died (killed for memory, say) serves no further request.
+        if worker.alive:
+            _idle.put(worker)
 
 
 def stop_workers() -> None:
     """Ends the compiling processes; the next compilation starts new ones."""
-    global _workers
+    global _workers, _idle
     with _lock:
         pool, _workers = _workers, None
         workers = _started[:]
         _started.clear()
     if pool is not None:
         pool.shutdown(wait=True, cancel_futures=True)
+    _idle = queue.SimpleQueue()
     for worker in workers:
         worker.close()
 
 
 def _after_fork() -> None:
     # The child shares the parent's pipes, and must not speak on them.
-    global _workers, _here, _lock
-    _workers, _here, _lock = None, threading.local(), threading.Lock()
+    global _workers, _idle, _lock
+    _workers, _idle, _lock = None, queue.SimpleQueue(), threading.Lock()
     _started.clear()
 
 
