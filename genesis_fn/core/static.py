@@ -603,11 +603,6 @@ def aux_key(x: Any) -> tuple[Any, bool]:
     return reader.read(x), reader.fixed
 
 
-def frozen(x: Any) -> Frozen:
-    """What `x` is as part of a program. Raises NotStatic for arrays and what cannot be compared."""
-    return Frozen(x)
-
-
 class Meaning:
     """What a function does: `key` is equal for functions that do the same now, whatever objects
     they are, as long as the objects `lent` to it live. `keeps` says that it keeps alive what may

@@ -10,6 +10,7 @@ import gc
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from sys import getrefcount
 from typing import Any, NamedTuple
 from weakref import getweakrefcount
@@ -176,12 +177,10 @@ def bind_captured(call: Callable, captured: Sequence[Any]) -> Callable:
     return types.FunctionType(call.__code__, space)  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def explained(error: Exception, arrays: Sequence[Any]) -> Exception:
+def _failed(executable: Executable, error: Exception, arrays: Sequence[Array]) -> Exception:
     """The error of a call: that an array was donated before, where that is so."""
-    for x in arrays:
-        if type(x) is Array and isinstance(x.data, Deleted):
-            return x.data.error()
-    return error
+    gone = next((x.data for x in arrays if isinstance(x.data, Deleted)), None)
+    return executable.explained(error) if gone is None else gone.error()
 
 
 class _Leaf:
@@ -209,10 +208,10 @@ class _CallWriter:
         self.names: dict[int, str] = {}  # by the id of what they stand for, which `space` holds
         self.count = 0
         self.inputs: list[tuple[str, Any]] = []
-        failed = lambda error, arrays: explained(executable.explained(error), arrays)
         self.space: dict[str, Any] = {
             "MISS": MISS, "Array": Array, "new": Array.__new__, "as_array": as_array,
-            "from_numpy": from_numpy, "fitted": fitted, "failed": failed, "where": where,
+            "from_numpy": from_numpy, "fitted": fitted, "where": where,
+            "failed": partial(_failed, executable),
         }  # fmt: skip
 
     def fresh(self) -> str:
