@@ -119,7 +119,7 @@ class Primitive:
     PRIMITIVES lists it but for operations of a compiler's own programs (`listed=False`).
 
     A primitive that runs Python functions given as parameters has `inline(*operands, **params)`,
-    which does so under the current trace, and `stage` (see `transforms/custom/custom_call.py`).
+    which does so under the current trace, and `stage` (see `transforms/custom/recorded.py`).
     """
 
     __slots__ = (
