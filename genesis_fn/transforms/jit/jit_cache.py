@@ -26,7 +26,7 @@ LARGE = 64 << 20  # bytes of captured arrays that are worth a warning
 _VARIANTS = 4  # programs of one key, traced while objects that they read were others
 _CALLS = 16  # forms of calls that a program has generated functions for
 FAST = 32  # generated functions that a call tries, newest first
-_SHARED = 512  # programs that are kept for new function objects
+MOST_SHARED = 4096  # programs that are kept for new function objects
 _SMALL = 1 << 16  # bytes of captured arrays that may outlive the functions that captured them
 
 
@@ -138,7 +138,7 @@ def share(known: Meaning, program: Program) -> None:
     program = dataclasses.replace(program, captured=[]) if captured else program
     with _lock:
         SHARED[name] = _Shared(program, captured, list(lent.values()))
-        if len(SHARED) > _SHARED:
+        if len(SHARED) > MOST_SHARED:
             SHARED.popitem(last=False)
 
 
