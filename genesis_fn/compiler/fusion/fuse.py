@@ -19,12 +19,13 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
     sizes,
     wide,
 )
-from genesis_fn.compiler.fusion.value_graph import Graph, joins
+from genesis_fn.compiler.fusion.value_graph import Graph, joins, value_graph
 from genesis_fn.compiler.loop_ir.kernel import (
     Body,
     Domain,
     Infeasible,
     Placement,
+    body_of,
     domain,
     is_reduction,
     joined,
@@ -91,10 +92,11 @@ class Fusion:
 def fuse(jaxpr: Jaxpr, target: Target, placed: dict[Var, Placement] | None = None) -> Fusion:
     """The steps that compute a simplified program on `target`. `placed` says which outputs are
     written into part of another buffer."""
-    graph = Graph(jaxpr, target)
+    graph = value_graph(jaxpr, target)
     while True:
+        merging = _Merging(graph, target, placed or {})
         try:
-            merging = _Merging(graph, target, placed or {})
+            merging.one_by_one()
             break
         except _TooLarge as large:
             graph.real.update(large.parts)
@@ -132,6 +134,10 @@ class _Merging:
         self._passes = "opaque" in graph.kinds
         self.order: list[int] = []
         self.rank: dict[int, int] = {}
+
+    def one_by_one(self) -> None:
+        """Make a group of each step. Raises _TooLarge."""
+        graph = self.graph
         last_effect: int | None = None
         for n, (e, kind) in enumerate(zip(graph.jaxpr.eqns, graph.kinds)):
             if kind == "opaque":
@@ -188,7 +194,7 @@ class _Merging:
         graph = self.graph
         kept = set(roots if stored is None else stored)
         most = 4 * _MOST_INSTRUCTIONS
-        return Body(graph.made, graph.real, roots, over, kept, self.placed, most, columns)
+        return body_of(graph.made, graph.real, roots, over, kept, self.placed, most, columns)
 
     def _add(self, group: Group) -> int:
         number = self._next

@@ -3,6 +3,7 @@ must be in memory and which are computed where they are needed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.compiler.loop_ir.kernel import is_reduction
@@ -58,6 +59,22 @@ def _lacking(e: Eqn, target: Target) -> bool:
     return any([target.lacks(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var])
 
 
+def value_graph(jaxpr: Jaxpr, target: Target) -> Graph:
+    """What is known of the values of a program that `target` runs."""
+    graph = Graph(jaxpr, ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns])
+    for v in jaxpr.outs:
+        graph.require(v, whole=True)
+    for e, kind in zip(jaxpr.eqns, graph.kinds):
+        if kind == "opaque":
+            graph.real.update(e.outs)
+            for v in e.ins:
+                if type(v) is Var:
+                    graph.require(v)
+    graph.count_uses()
+    graph.decide()
+    return graph
+
+
 class Graph:
     """`jaxpr` with what is known of its values.
 
@@ -66,11 +83,10 @@ class Graph:
     kernels reads.
     """
 
-    def __init__(self, jaxpr: Jaxpr, target: Target) -> None:
-        self.jaxpr = jaxpr
+    def __init__(self, jaxpr: Jaxpr, kinds: Sequence[str]) -> None:
+        self.jaxpr, self.kinds = jaxpr, kinds
         self.made: dict[Var, Eqn] = {}
         self.position: dict[Var, int] = {}
-        self.kinds = ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns]
         self.uses: dict[Var, int] = {}
         self.alias: dict[Var, tuple[Var, int]] = {}
         self.real: set[Var] = set(jaxpr.invars)
@@ -79,17 +95,7 @@ class Graph:
             for o in e.outs:
                 self.made[o] = e
                 self.position[o] = n
-        self.kind = {id(e): k for e, k in zip(jaxpr.eqns, self.kinds)}
-        for v in jaxpr.outs:
-            self.require(v, whole=True)
-        for e, kind in zip(jaxpr.eqns, self.kinds):
-            if kind == "opaque":
-                self.real.update(e.outs)
-                for v in e.ins:
-                    if type(v) is Var:
-                        self.require(v)
-        self._count_uses()
-        self._decide()
+        self.kind = {id(e): k for e, k in zip(jaxpr.eqns, kinds)}
 
     def memory(self, v: Var) -> tuple[Var, int]:
         """The value whose buffer holds `v`, and the byte at which it starts there."""
@@ -132,7 +138,7 @@ class Graph:
             return None
         return x, place.const * x.aval.dtype.itemsize
 
-    def _count_uses(self) -> None:
+    def count_uses(self) -> None:
         """How many computations read each value, seen through views."""
         direct: dict[Var, int] = dict.fromkeys(self.jaxpr.outs, 1)
         for e, kind in zip(reversed(self.jaxpr.eqns), reversed(self.kinds)):
@@ -147,8 +153,8 @@ class Graph:
                     direct[i] = direct.get(i, 0) + 1
         self.uses = direct
 
-    def _decide(self) -> None:
-        """Which values are in memory: see `gpu.md` of the design for the rule's origin.
+    def decide(self) -> None:
+        """Which values are in memory.
 
         A value that several computations read is kept if making it again would read much more than
         it holds, or compute much; one with a single reader if the reader would grow too large.

@@ -185,23 +185,21 @@ class Placement:
 
 
 class Body:
-    """The instructions of a kernel whose results are `roots`, over `over`.
+    """The instructions of a kernel over `over`; `body_of` writes them.
 
-    `real(v)` says whether a value is in memory, `made[v]` is the equation that computes it,
-    `stored` are the roots that are written to memory, `columns` those with one value for each
-    column of a crossed domain. Raises Infeasible.
+    `real` are the values in memory, `made[v]` is the equation that computes v, `stored` are the
+    results that are written to memory, `columns` those with one value for each column of a crossed
+    domain. `most` bounds the instructions.
     """
 
     def __init__(
         self,
         made: dict[Var, Eqn],
         real: Collection[Var],
-        roots: Sequence[Var],
         over: Domain,
         stored: Collection[Var],
-        placed: dict[Var, Placement] | None = None,
-        most: int = 256,
-        columns: Collection[Var] = (),
+        most: int,
+        columns: Collection[Var],
     ) -> None:
         self.made, self.real, self.over = made, real, over
         self.stored, self.most, self.columns = stored, most, columns
@@ -212,23 +210,22 @@ class Body:
         self._rows = P(over.kept)
         self._whole = over.position()
         self.places: dict[Var, Expr] = {}
-        for v in roots:
-            self.places[v] = self._place(v)
         self._values: dict[Var, int] = {}
         self.stores: list[tuple[Var, Expr, int]] = []
-        for v in roots:
-            value = self._root(v)
-            if v in stored:
-                target, offset = v, self.places[v]
-                if placed and v in placed:
-                    where = placed[v]
-                    step = self._counter(where.counter, where.length, where.reverse)
-                    target = where.target
-                    offset = ix.add(offset, ix.scale(step, v.aval.size))
-                if self.instrs[value].late and v not in columns:
-                    raise Infeasible
-                self.stores.append((target, offset, value))
-        mark_near(self.instrs, self.stores)
+
+    def store(self, v: Var, placed: Placement | None) -> None:
+        """Compute a result, and write it to memory if it is stored there."""
+        value = self._root(v)
+        if v not in self.stored:
+            return
+        target, offset = v, self.places[v]
+        if placed is not None:
+            step = self._counter(placed.counter, placed.length, placed.reverse)
+            target = placed.target
+            offset = ix.add(offset, ix.scale(step, v.aval.size))
+        if self.instrs[value].late and v not in self.columns:
+            raise Infeasible
+        self.stores.append((target, offset, value))
 
     def shape(self) -> tuple[list[Var], Any]:
         """(the values in memory that it is about, everything else of it as a key): bodies of equal
@@ -265,7 +262,7 @@ class Body:
                 read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
         return read
 
-    def _place(self, v: Var) -> Expr:
+    def place(self, v: Var) -> Expr:
         """Where in its buffer the point (p, r) of root `v` lies."""
         e, over = self.made[v], self.over
         if v in self.columns:
@@ -433,6 +430,27 @@ class Body:
         value = inside(guards | held)
         names = frozenset().union(*[g.expr.names for g in held])
         return self._emit("where", (value, outside()), held, dtype, names)
+
+
+def body_of(
+    made: dict[Var, Eqn],
+    real: Collection[Var],
+    roots: Sequence[Var],
+    over: Domain,
+    stored: Collection[Var],
+    placed: dict[Var, Placement],
+    most: int,
+    columns: Collection[Var],
+) -> Body:
+    """The body of a kernel whose results are `roots`; `placed` are written into a part of another
+    value's memory. Raises Infeasible."""
+    body = Body(made, real, over, stored, most, columns)
+    for v in roots:
+        body.places[v] = body.place(v)
+    for v in roots:
+        body.store(v, placed.get(v))
+    mark_near(body.instrs, body.stores)
+    return body
 
 
 def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
