@@ -46,13 +46,13 @@ class _Vmapped(CustomCall):
         return self.rule(size, batched[self.consts :], xs[self.consts :])
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        moved = tuple([t is not None for t in tangents])
-        program, found = jvp_jaxpr(self.jaxpr, moved, (False,) * len(self.jaxpr.outs))
+        perturbed = tuple([t is not None for t in tangents])
+        program, found = jvp_jaxpr(self.jaxpr, perturbed, (False,) * len(self.jaxpr.outs))
         operands = [*primals, *(t for t in tangents if t is not None)]
-        if any(moved[: self.consts]):  # the rule knows nothing of what the function closes over
+        if any(perturbed[: self.consts]):  # the rule knows nothing of what the function closes over
             outs = bind(jit_p, *operands, jaxpr=program)
         else:
-            rule = functools.partial(_forward_rule, self.rule, moved[self.consts :], found)
+            rule = functools.partial(_forward_rule, self.rule, perturbed[self.consts :], found)
             call = _Vmapped(program, self.consts, rule)
             outs = bind(custom_call_p, *operands, call=call, jaxpr=program)
         return outs[: len(found)], filled(found, outs[len(found) :])
@@ -78,12 +78,13 @@ def _flat_rule(
 
 
 def _forward_rule(
-    rule: Callable, moved: Sequence[bool], found: Sequence[bool], size: int,
+    rule: Callable, perturbed: Sequence[bool], found: Sequence[bool], size: int,
     batched: Sequence[bool], xs: Sequence[Any],
 ) -> tuple[list[Any], list[bool]]:  # fmt: skip
-    """The batching rule of a function's jvp: the jvp of its batching rule. `moved` says which
+    """The batching rule of a function's jvp: the jvp of its batching rule. `perturbed` says which
     arguments have a tangent, `found` which outputs."""
-    ts, ts_batched = filled(moved, xs[len(moved) :]), filled(moved, batched[len(moved) :])
+    count = len(perturbed)
+    ts, ts_batched = filled(perturbed, xs[count:]), filled(perturbed, batched[count:])
     either = [b or bool(t) for b, t in zip(batched, ts_batched)]
 
     def whole(xs: Sequence[Any], batched: Sequence[bool | None]) -> list[Any]:

@@ -51,7 +51,7 @@ class CustomCall:
       are; `programs`: those of rules, as far as there are any yet.
 
     A tangent or cotangent that is zero may be None wherever rules take or return one; with
-    `symbolic` they are told apart.
+    `symbolic_zeros` they are told apart.
     """
 
     __slots__ = ()
@@ -60,7 +60,7 @@ class CustomCall:
     owner: Any = None  # the user's function
     learned: Any = None  # what is known of the outputs after a run
     out_avals: Sequence[Aval] = ()  # of a linear map
-    forward = reverse = symbolic = False
+    forward = reverse = symbolic_zeros = False
     linear: int | None = None
     fun: Callable
     jvp: Callable
@@ -175,27 +175,27 @@ def _linearize(
 ) -> tuple[list[Any], Callable]:
     outs, saved, back = call.fwd(nonzero, xs)
     n, count, kinds = len(xs), len(saved), [typeof(o) for o in outs]
-    moved = [m and dtypes.is_inexact(typeof(x).dtype) for m, x in zip(nonzero, xs)]
+    perturbed = [m and dtypes.is_inexact(typeof(x).dtype) for m, x in zip(nonzero, xs)]
     residuals = [*saved, *xs] if call.forward else saved
 
     # The two close over no value: residuals are operands.
     def push(*operands: Any) -> list[Any]:
-        primals, tangents = operands[count : count + n], filled(moved, operands[count + n :])
+        primals, tangents = operands[count : count + n], filled(perturbed, operands[count + n :])
         ts = call.jvp(primals, tangents)[1]
         return [instantiate(t, k) for t, k in zip(ts, kinds)]
 
     def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        return [ct for ct, m in zip(back(residuals[:count], cts), moved) if m]
+        return [ct for ct, m in zip(back(residuals[:count], cts), perturbed) if m]
 
     linear = LinearCall(
         call.name, len(residuals), kinds, push if call.forward else None, pull,
         call.programs,
     )  # fmt: skip
-    avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, moved) if m))]
+    avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, perturbed) if m))]
     # On the tape of a program that is kept, the map has a program too.
     program = stage_closed(push, avals, call.name) if jaxpr is not None and call.forward else None
     return outs, lambda *ts: linear.apply(
-        [*residuals, *(t for t, m in zip(ts, moved) if m)], program
+        [*residuals, *(t for t, m in zip(ts, perturbed) if m)], program
     )
 
 
@@ -249,12 +249,12 @@ custom_call_p.key_uses = lambda call, jaxpr: NOTHING if call.linear is not None 
 class Wrapped(CustomCall):
     """A call of which a trace hands a form of its own to the trace around it."""
 
-    __slots__ = ("call", "name", "owner", "forward", "reverse", "symbolic", "linear")
+    __slots__ = ("call", "name", "owner", "forward", "reverse", "symbolic_zeros", "linear")
 
     def __init__(self, call: CustomCall) -> None:
         self.call, self.name, self.owner = call, call.name, call.owner
-        self.forward, self.reverse, self.symbolic = call.forward, call.reverse, call.symbolic
-        self.linear = call.linear
+        self.forward, self.reverse, self.linear = call.forward, call.reverse, call.linear
+        self.symbolic_zeros = call.symbolic_zeros
 
     @property
     def learned(self) -> Any:

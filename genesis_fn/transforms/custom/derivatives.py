@@ -70,22 +70,22 @@ class _UserCall(CustomCall):
     """A call of a user's function on flat arrays. `learned` is the structure of its output."""
 
     __slots__ = (
-        "owner", "name", "symbolic", "forward", "reverse", "static", "in_tree", "kinds", "weak",
-        "learned",
+        "owner", "name", "symbolic_zeros", "forward", "reverse", "static", "in_tree", "in_avals",
+        "weak", "learned",
     )  # fmt: skip
 
     def __init__(
         self, owner: _Differentiated, static: Sequence[int], in_tree: Any, xs: Sequence[Any]
     ) -> None:
-        self.owner, self.name, self.symbolic = owner, owner.name, owner.symbolic
+        self.owner, self.name, self.symbolic_zeros = owner, owner.name, owner.symbolic_zeros
         self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
         self.static, self.in_tree = static, in_tree
-        self.kinds = tuple([typeof(x) for x in xs])
+        self.in_avals = tuple([typeof(x) for x in xs])
         self.weak = tuple([x.weak for x in xs])
         self.learned: Any = None
 
     def key(self) -> tuple:
-        return self.kinds, self.weak, self.in_tree
+        return self.in_avals, self.weak, self.in_tree
 
     def _arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], tuple]:
         """(static arguments, the others)."""
@@ -95,7 +95,7 @@ class _UserCall(CustomCall):
 
     def _zeros(self, ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
         """Tangents or cotangents with the zeros that the rules take."""
-        zero = SymbolicZero if self.symbolic else zeros
+        zero = SymbolicZero if self.symbolic_zeros else zeros
         return [zero(k) if t is None else t for t, k in zip(ts, kinds, strict=True)]
 
     def fun(self, *xs: Any) -> list[Any]:
@@ -106,7 +106,7 @@ class _UserCall(CustomCall):
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         owner = self.owner
         static, given = self._arguments(primals)
-        _, moved = self._arguments(self._zeros(tangents, self.kinds))
+        _, moved = self._arguments(self._zeros(tangents, self.in_avals))
         out, tangent = owner.pair(owner.jvp(*static, given, moved), "jvp", "tangent")
         outs, self.learned = flatten_output(out, self.name)
         ts, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
@@ -126,10 +126,10 @@ class _UserCall(CustomCall):
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable]:
         given: Sequence[Any] = xs
-        if self.symbolic:
+        if self.symbolic_zeros:
             given = [
                 CustomVJPPrimal(x, n and dtypes.is_inexact(k.dtype))
-                for x, n, k in zip(xs, nonzero, self.kinds, strict=True)
+                for x, n, k in zip(xs, nonzero, self.in_avals, strict=True)
             ]
         owner, args = self.owner, tree.unflatten(self.in_tree, given)
         out, saved = owner.pair(owner.fwd(*args), "fwd", "residuals")
@@ -138,7 +138,7 @@ class _UserCall(CustomCall):
         self.learned, out_kinds = out_tree, [typeof(o) for o in outs]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-            static, kinds = self._arguments(self.kinds)
+            static, kinds = self._arguments(self.in_avals)
             res = tree.unflatten(saved_tree, residuals)
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
             line, ctx.line = ctx.line, None  # the rule is the user's and has lines of its own
@@ -218,11 +218,11 @@ def _remade(kind: type, fun: Callable, rules: dict[str, Any]) -> Any:
 class _Differentiated(CustomFunction):
     """What `custom_jvp` and `custom_vjp` share: the rules, and which arguments are static."""
 
-    rules = "static", "jvp", "fwd", "bwd", "symbolic"
+    rules = "static", "jvp", "fwd", "bwd", "symbolic_zeros"
     jvp: Callable | None = None
     fwd: Callable | None = None
     bwd: Callable | None = None
-    symbolic = False  # whether the rules tell zeros apart
+    symbolic_zeros = False  # whether the rules tell zeros apart
 
     def __init__(
         self, fun: Callable, nondiff_argnums: Sequence[int] = (), *,
@@ -274,7 +274,7 @@ class _Differentiated(CustomFunction):
         return Static(value)
 
     def set_rules(self, **rules: Any) -> None:
-        """Set some of `jvp`, `fwd`, `bwd` and `symbolic`."""
+        """Set some of `jvp`, `fwd`, `bwd` and `symbolic_zeros`."""
         vars(self).update(rules)
         self.kept.clear()
 
@@ -334,7 +334,7 @@ class custom_jvp(_Differentiated):
     def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
         """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
         tangent that is zero, and may return one."""
-        self.set_rules(jvp=rule, symbolic=symbolic_zeros)
+        self.set_rules(jvp=rule, symbolic_zeros=symbolic_zeros)
         return rule
 
     def_jvp = defjvp
@@ -373,7 +373,7 @@ class custom_vjp(_Differentiated):
         cotangent and return one. `optimize_remat` changes nothing: what nothing needs is always
         left out.
         """
-        self.set_rules(fwd=fwd, bwd=bwd, symbolic=symbolic_zeros)
+        self.set_rules(fwd=fwd, bwd=bwd, symbolic_zeros=symbolic_zeros)
 
     def def_fwd(self, fwd: Callable) -> Callable:
         """Set the forward rule; usable as a decorator."""

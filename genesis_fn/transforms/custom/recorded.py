@@ -42,24 +42,25 @@ class Recorded(CustomCall):
     """
 
     __slots__ = (
-        "name", "forward", "reverse", "symbolic", "learned", "kinds", "weak", "out_kinds",
+        "name", "forward", "reverse", "symbolic_zeros", "learned", "in_avals", "weak", "out_avals",
         "out_weak", "consts", "made", "stage_again",
     )  # fmt: skip
 
     def __init__(
-        self, call: CustomCall, kinds: list[Aval], weak: list[bool], out_kinds: list[Aval],
+        self, call: CustomCall, in_avals: list[Aval], weak: list[bool], out_avals: list[Aval],
         out_weak: list[bool],
     ) -> None:  # fmt: skip
         self.name, self.forward, self.reverse = call.name, call.forward, call.reverse
-        self.symbolic, self.learned = call.symbolic, call.learned
-        self.kinds, self.weak, self.out_kinds, self.out_weak = kinds, weak, out_kinds, out_weak
+        self.symbolic_zeros, self.learned = call.symbolic_zeros, call.learned
+        self.in_avals, self.weak = in_avals, weak
+        self.out_avals, self.out_weak = out_avals, out_weak
         self.consts = 0  # known with the rules' programs
         self.made: dict[tuple[Mask, Mask], list[Jaxpr]] = {}
         self.stage_again: Callable[[Mask, Mask], list[Jaxpr]] | None = None
 
     def rules(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
         """The rules' programs where only some operands and outputs have derivatives."""
-        key = (nonzero, cts) if self.symbolic else (None, None)
+        key = (nonzero, cts) if self.symbolic_zeros else (None, None)
         if key not in self.made:
             assert self.stage_again is not None
             self.made[key] = self.stage_again(*key)
@@ -81,22 +82,22 @@ class Recorded(CustomCall):
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         program, *_ = self.rules(self._nonzero([t is not None for t in tangents]))
-        dense = [instantiate(t, k) for t, k in zip(tangents[self.consts :], self.kinds)]
+        dense = [instantiate(t, k) for t, k in zip(tangents[self.consts :], self.in_avals)]
         outs = evaluate(program, *primals, *dense)
-        count = len(self.out_kinds)
+        count = len(self.out_avals)
         return outs[:count], outs[count:]
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable]:
-        mask, count = self._nonzero(nonzero), len(self.out_kinds)
+        mask, count = self._nonzero(nonzero), len(self.out_avals)
         *_, forward, _ = self.rules(mask)
         outs = bind(jit_p, *xs, jaxpr=forward)
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             *_, backward = self.rules(mask, tuple([ct is not None for ct in cts]))
-            dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_kinds, strict=True)]
-            given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.kinds]
+            dense = [instantiate(ct, k) for ct, k in zip(cts, self.out_avals, strict=True)]
+            given = [False] * self.consts + [dtypes.is_inexact(k.dtype) for k in self.in_avals]
             return filled(given, bind(jit_p, *residuals, *dense, jaxpr=backward))
 
         return outs[:count], [*xs[: self.consts], *outs[count:]], pull
@@ -108,7 +109,7 @@ class Recorded(CustomCall):
         return jvp + (self._stage_vjp(call, nonzero, cts) if self.reverse else [])
 
     def _stage_jvp(self, call: CustomCall, nonzero: Mask) -> Staged:
-        n = len(self.kinds)
+        n = len(self.in_avals)
 
         def jvp(*xs: Any) -> list[Any]:
             with keeping_apart():
@@ -116,37 +117,37 @@ class Recorded(CustomCall):
             if call.learned != self.learned:
                 what = f"returned structures {call.learned}, the function returns {self.learned}"
                 raise call.owner.rule_error(errors.TreeError, "jvp", what)
-            for found, kind in zip(map(typeof, outs), self.out_kinds, strict=True):
+            for found, kind in zip(map(typeof, outs), self.out_avals, strict=True):
                 if found is not kind:
                     what = f"returned {found} where {kind} is expected"
                     raise call.owner.rule_error(errors.ShapeError, "jvp", what)
-            return [*outs, *(instantiate(t, k) for t, k in zip(ts, self.out_kinds))]
+            return [*outs, *(instantiate(t, k) for t, k in zip(ts, self.out_avals))]
 
-        return stage(jvp, self.kinds * 2, name=self.name, weak=self.weak * 2)
+        return stage(jvp, self.in_avals * 2, name=self.name, weak=self.weak * 2)
 
     def _stage_vjp(self, call: CustomCall, nonzero: Mask, cts: Mask) -> list[Staged]:
-        count, kept = len(self.out_kinds), []
+        count, kept = len(self.out_avals), []
 
         def fwd(*xs: Any) -> list[Any]:
             outs, saved, pull = call.fwd(nonzero or (True,) * len(xs), xs)
             found = [typeof(o) for o in outs]
-            if call.learned != self.learned or found != self.out_kinds:
+            if call.learned != self.learned or found != self.out_avals:
                 what = (
                     f"returned {found} of structure {call.learned}, the function returns "
-                    f"{self.out_kinds} of structure {self.learned}"
+                    f"{self.out_avals} of structure {self.learned}"
                 )
                 raise call.owner.rule_error(errors.TreeError, "fwd", what)
             kept[:] = [r.weak for r in saved], pull
             return [*outs, *saved]
 
-        forward = stage(fwd, self.kinds, name=self.name, weak=self.weak)
+        forward = stage(fwd, self.in_avals, name=self.name, weak=self.weak)
         saved_weak, pull = kept
         n, saved = len(saved_weak), forward[0].out_avals[count:]
 
         def bwd(*xs: Any) -> list[Any]:
             return [ct for ct in pull(xs[:n], _only(cts, xs[n:])) if ct is not None]
 
-        kinds, weak = [*saved, *self.out_kinds], [*saved_weak, *self.out_weak]
+        kinds, weak = [*saved, *self.out_avals], [*saved_weak, *self.out_weak]
         return [forward, stage(bwd, kinds, name=self.name, weak=weak)]
 
 
@@ -237,7 +238,7 @@ def _recorded(key: tuple, call: CustomCall, xs: Sequence[Any]) -> Found:
             return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
 
     recorded.made[None, None] = again() if staging.called else programs
-    if call.symbolic:
+    if call.symbolic_zeros:
         recorded.stage_again = again
     # What the rules wrote while they were traced counts as it is now.
     fingerprint, kept = call.owner.fingerprint(), call.owner.kept
