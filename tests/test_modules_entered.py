@@ -36,10 +36,11 @@ def modules_entered(
     within: Iterable[Any] = (),
 ) -> list[str]:  # fmt: skip
     """The modules of the library that `call` enters, in order, up to the first call of a function
-    in `until` or of an executable that is compiled on the way: without what functions in `beneath`
-    call, and only inside of those in `within`."""
+    in `until`, which are none for the executable that is compiled on the way: without what
+    functions in `beneath` call, and only inside of those in `within`."""
     found: dict[str, None] = {}
     ends, passes, parts = [set(map(code_of, each)) for each in (until, beneath, within)]
+    to_executable = not ends
     below: list[FrameType] = []
     inside: list[FrameType] = []
     ended = []
@@ -60,7 +61,7 @@ def modules_entered(
             if code in passes:
                 below.append(frame)
         elif event == "return":
-            if frame.f_code is JitFunction._compile.__code__:
+            if to_executable and frame.f_code is JitFunction._compile.__code__:
                 ends.add(code_of(value.run))
             for stack in (below, inside):
                 if stack and frame is stack[-1]:

@@ -1,7 +1,7 @@
 """How many modules a program passes through on its way to the GPU, on the interpreting driver.
 
 Counted are distinct modules of `genesis_fn` of which a Python function is entered in
-`Backend.compile` and in the executable's first call, up to the driver's launch of its graph, for a
+`Backend.compile` and in the executable's first run, up to the driver's launch of its graph, for a
 program of three equations. The passes that `pipeline.compile_jaxpr` and `schedule` name are not
 counted, nor what lies beneath them or beneath `Driver.prepare`, which compiles the kernels. Memory
 that other programs left is there: growing the pool is no part of this program's way.
@@ -70,6 +70,9 @@ def test_from_compile_to_the_launch():
     passes = {inspect.unwrap(f).__module__ for f in LIST.values()}
     rest = [m for m in first if m not in passes]
     assert len(rest) <= MOST, rest
+    # All of the way is there, from compiling to the first run's capture of a graph.
+    ends = "genesis_fn.backends.cuda.pipeline", "genesis_fn.backends.cuda.run.graph"
+    assert {*ends} <= {*rest}
     # A further call touches its executable, the addresses of its arrays, and the graph.
     assert [m.rpartition(".")[2] for m in second] == ["executable", "io_buffers", "graph"]
 
