@@ -169,8 +169,15 @@ def loaded(tree: ast.AST) -> Iterator[str]:
     yield from names_in(tree)
 
 
+def exports(path: Path) -> bool:
+    """Whether a module is there for users: packages, and the modules at the top."""
+    return path.name == "__init__.py" or path.parent == PACKAGE
+
+
 LOADED = Counter(
-    name for path in TREES for name in loaded(ast.parse(path.read_text(encoding="utf-8")))
+    name
+    for path in TREES
+    for name in loaded(ast.parse(path.read_text()) if exports(path) else tree_of(path))
 )
 
 

@@ -39,10 +39,7 @@ REFERENCES = {
     "ceil": torch.ceil,
     "trunc": torch.trunc,
     "round_even": torch.round,
-    "bessel_i0": torch.special.i0,
-    "bessel_i1": torch.special.i1,
     "cbrt": lambda x: torch.sign(x) * x.abs() ** (1 / 3),
-    "round_away": lambda x: torch.sign(x) * torch.floor(x.abs() + 0.5),
 }
 
 

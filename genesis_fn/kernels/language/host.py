@@ -95,10 +95,6 @@ def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.fmod(x.numpy(), y.numpy()))
 
 
-def _round_away(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.frac(x).abs() >= 0.5, torch.trunc(x) + torch.sign(x), torch.trunc(x))
-
-
 def _cbrt(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.cbrt(x.numpy()))
 
@@ -134,8 +130,6 @@ erf_inv = _function(torch.erfinv)
 lgamma = _function(torch.lgamma)
 cbrt = _function(_cbrt)
 hypot = _function(torch.hypot)
-bessel_i0 = _function(torch.special.i0)
-bessel_i1 = _function(torch.special.i1)
 pow = _function(torch.pow)
 fmod = _function(_fmod)
 copysign = _function(torch.copysign)
@@ -144,6 +138,5 @@ floor = _function(torch.floor)
 ceil = _function(torch.ceil)
 trunc = _function(torch.trunc)
 round_even = _function(torch.round)
-round_away = _function(_round_away)
 sqrt = _function(torch.sqrt)
 rsqrt = _function(torch.rsqrt)

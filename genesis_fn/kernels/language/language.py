@@ -31,8 +31,6 @@ if INTERPRETED:
         atan,
         atan2,
         atanh,
-        bessel_i0,
-        bessel_i1,
         cast,
         cbrt,
         ceil,
@@ -56,7 +54,6 @@ if INTERPRETED:
         nextafter,
         popcount,
         pow,
-        round_away,
         round_even,
         rsqrt,
         sin,
@@ -87,11 +84,10 @@ else:
     asinh, acosh, atanh = libdevice.asinh, libdevice.acosh, libdevice.atanh
     erf, erfc, erf_inv = libdevice.erf, libdevice.erfc, libdevice.erfinv
     lgamma, cbrt, hypot = libdevice.lgamma, libdevice.cbrt, libdevice.hypot
-    bessel_i0, bessel_i1 = libdevice.cyl_bessel_i0, libdevice.cyl_bessel_i1
     pow, fmod, copysign = libdevice.pow, libdevice.fmod, libdevice.copysign
     nextafter, popcount = libdevice.nextafter, libdevice.popc
     floor, ceil, trunc = libdevice.floor, libdevice.ceil, libdevice.trunc
-    round_even, round_away = libdevice.rint, libdevice.round
+    round_even = libdevice.rint
     sqrt, rsqrt = libdevice.sqrt, libdevice.rsqrt
     wait_for_dependencies, launch_dependents = gdc_wait, gdc_launch_dependents
 
@@ -168,8 +164,6 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
-    "bessel_i0",
-    "bessel_i1",
     "cast",
     "cbrt",
     "ceil",
@@ -195,7 +189,6 @@ __all__ = [
     "nextafter",
     "popcount",
     "pow",
-    "round_away",
     "round_even",
     "rsqrt",
     "sin",
