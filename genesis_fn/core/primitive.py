@@ -100,6 +100,8 @@ class Primitive:
       operand 1, are where a window of these sizes starts in an array of this aval. Its parameter
       `mode` may be "check".
     * `program`: the parameter that holds what a call runs, once, on all of its operands.
+    * `effect`: it does something beside its results, in order and though nobody uses them.
+    * `collective`: it runs along an axis that a `vmap` around names.
     * `weak`: which operands decide whether the result is weak (all of them); None: it never is.
     * `bounded`: its derivatives are bounded whatever the operands are.
     * `flops(ins, outs, **params)`: the floating-point operations of a call by its avals; None: one
