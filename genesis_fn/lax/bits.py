@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,9 @@ def rng_bit_generator(
     return following, random_bits(source, shape=tuple(shape), width=8 * d.itemsize)
 
 
-_generator = np.random.default_rng()
+@functools.cache  # importing numpy.random is a tenth of importing the library
+def _generator() -> np.random.Generator:
+    return np.random.default_rng()
 
 
 def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Any:
@@ -61,9 +64,9 @@ def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Any:
 
     def draw(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         if dtypes.is_integer(kind.dtype):
-            return _generator.integers(low, high, shape, dtype=kind.dtype)
+            return _generator().integers(low, high, shape, dtype=kind.dtype)
         start, stop = np.float64(low), np.float64(high)
-        values = (start + _generator.random(shape) * (stop - start)).astype(kind.dtype)
+        values = (start + _generator().random(shape) * (stop - start)).astype(kind.dtype)
         below = np.nextafter(kind.dtype.type(stop), kind.dtype.type(start))
         return np.where(values < stop, values, below).astype(kind.dtype)
 
