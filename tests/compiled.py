@@ -28,7 +28,7 @@ from genesis_fn.backends.cuda.binaries.compile import (
 )
 from genesis_fn.backends.cuda.driver.parameters import ParameterBlock
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.plan import Clear, Launch, Plan
+from genesis_fn.kernels.plan import Launch, Memset, Plan
 from tests import ptx
 
 CHOSEN = os.environ.get("GENESIS_KERNELS") == "compiled"
@@ -101,7 +101,7 @@ def run_plan(plan: Plan, arrays: Sequence[np.ndarray]) -> None:
     addresses = [block.ctypes.data for block in held]
     within = [(at, at + max(n, 16)) for at, n in zip(addresses, sizes, strict=True)]
     for step in plan.steps:
-        if isinstance(step, Clear):
+        if isinstance(step, Memset):
             held[step.buffer][:] = 0
         else:
             run_launch(step, addresses, within)

@@ -300,7 +300,7 @@ def test_user_lines():
     assert where.function == "test_user_lines"
     assert "test_errors.py:" in str(where) and "source_info.where" in where.describe()
     assert source_info.is_internal(grad.__code__) and not source_info.is_internal(leak.__code__)
-    ghost = source_info.Where(compile("1", "<nowhere>", "exec"), 1)
+    ghost = source_info.SourceLocation(compile("1", "<nowhere>", "exec"), 1)
     assert ghost.text() == "" and ghost.describe() == "<nowhere>:1"
 
 

@@ -70,7 +70,7 @@ CHECKS = {
     "cross_full": replace(BASE, causal=False, **LONG),
     "window": replace(BASE, window=(70, None)),
     "window_both": replace(BASE, causal=False, window=(30, 90)),
-    "window_blind": replace(BASE, causal=False, window=(10, 10), kv_len=120),
+    "window_fully_masked": replace(BASE, causal=False, window=(10, 10), kv_len=120),
     "mask": replace(BASE, mask=(2, 1, 300, 300)),
     "mask_keys": replace(BASE, mask=(2, 1, 1, 300), causal=False),
     "lengths": replace(BASE, kv_lengths=True, batch=4),
@@ -136,7 +136,7 @@ def check(spec: AttentionSpec) -> dict[str, float]:
         out, lse = tensors[-2:]
         found[f"{name}out"] = error(out, wanted["out"])
         found[f"{name}lse"] = error(lse[live], wanted["lse"][live])
-        found["blind"] = float((live != (lse > -1e30)).sum())
+        found["fully_masked"] = float((live != (lse > -1e30)).sum())
     backwards = {"": plan_attention_backward(spec, TARGET)}
     if serves_specialized_backward(spec, TARGET):
         backwards["general_"] = general_backward_plan(spec, TARGET)
@@ -226,8 +226,8 @@ def public(spec: AttentionSpec) -> tuple[list[float], list[float]]:
 def label(config: Any) -> str:
     """A configuration in a few characters."""
     name = f"{config.block_m}x{config.block_n} w{config.num_warps} s{config.num_stages}"
-    if config.section:
-        name += f" sec{config.section}"
+    if config.head_group:
+        name += f" sec{config.head_group}"
     if config.registers:
         name += f" r{config.registers}"
     return name
@@ -236,11 +236,11 @@ def label(config: Any) -> str:
 def forward_plans(spec: AttentionSpec) -> dict[str, Plan]:
     """Every forward plan worth timing, by a label."""
     base = forward_configs(spec, TARGET)
-    swept = base + [replace(base[0], section=n) for n in (1, 4, 16)]
+    swept = base + [replace(base[0], head_group=n) for n in (1, 4, 16)]
     plans = {label(c): general_plan(spec, TARGET, c) for c in swept}
     if serves_specialized(spec, TARGET):
         for n in (1, 4, 16):
-            plans[f"specialized s2 sec{n}"] = specialized_plan(spec, section=n)
+            plans[f"specialized s2 sec{n}"] = specialized_plan(spec, head_group=n)
     return plans
 
 
@@ -256,12 +256,14 @@ def backward_plans(spec: AttentionSpec) -> dict[str, Plan]:
             name = "delta" if which == "delta" else f"{which} {label(tile)}"
             plans[name] = replace(plan, steps=(plan.steps[step],))
     if serves_specialized_backward(spec, TARGET):
-        for stages, section in ((2, 4), (3, 4), (3, 8), (3, 16)):
-            plan = specialized_backward_plan(spec, stages=stages, section=section)
-            plans[f"dq specialized s{stages} sec{section}"] = replace(plan, steps=plan.steps[2:])
-        for stages, section in ((2, 2), (2, 4), (2, 8), (2, 16), (3, 4), (3, 8)):
-            plan = specialized_backward_plan(spec, dkdv_stages=stages, dkdv_section=section)
-            plans[f"dkdv specialized s{stages} sec{section}"] = replace(plan, steps=plan.steps[1:2])
+        for stages, head_group in ((2, 4), (3, 4), (3, 8), (3, 16)):
+            plan = specialized_backward_plan(spec, stages=stages, head_group=head_group)
+            plans[f"dq specialized s{stages} sec{head_group}"] = replace(plan, steps=plan.steps[2:])
+        for stages, head_group in ((2, 2), (2, 4), (2, 8), (2, 16), (3, 4), (3, 8)):
+            plan = specialized_backward_plan(spec, dkdv_stages=stages, dkdv_head_group=head_group)
+            plans[f"dkdv specialized s{stages} sec{head_group}"] = replace(
+                plan, steps=plan.steps[1:2]
+            )
     return plans
 
 
@@ -441,7 +443,7 @@ def main() -> None:
             found = ended.get((name,), "did not run")
             if isinstance(found, str):
                 found = {"failed": found}
-            limits = {"blind": 0.0, "nondeterministic": 0.0, "failed": -1.0}
+            limits = {"fully_masked": 0.0, "nondeterministic": 0.0, "failed": -1.0}
             bad = {
                 n: e
                 for n, e in found.items()

@@ -33,7 +33,7 @@ from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.kernels.plan import Buf, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.models import qwen
 
 _ROTATED = 160 << 20  # bytes that the buffers of one kernel's calls exceed together
@@ -90,7 +90,7 @@ def _launches(group: Group) -> Iterator[tuple[Launch, list[int], int]]:
         order: dict[int, int] = {}
         arguments = {}
         for name, a in step.arguments.items():
-            assert isinstance(a, Buf)
+            assert isinstance(a, BufferArg)
             arguments[name] = dataclasses.replace(a, index=order.setdefault(a.index, len(order)))
         used = [sizes[k] for k in order]
         step = dataclasses.replace(step, arguments=arguments)
@@ -107,7 +107,7 @@ def measure(found: list[Kernel]) -> dict[str, Any]:
     pair.clear()
     rows = []
     for k in found:
-        kinds = {a.index: a.dtype for a in k.launch.arguments.values() if isinstance(a, Buf)}
+        kinds = {a.index: a.dtype for a in k.launch.arguments.values() if isinstance(a, BufferArg)}
         launch = dataclasses.replace(k.launch, kernel=k.launch.kernel.function)
         calls = []
         copies = min(_MOST_CALLS, max(1, -(-_ROTATED // max(1, sum(k.sizes)))))

@@ -38,17 +38,17 @@ from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.report import memory_snapshot, memory_stats, memory_summary
 from genesis_fn.backends.cuda.run.graph import (
-    Child,
     Copy,
     Executable,
+    ForLoop,
     Memory,
-    Repeat,
+    SubProgram,
     Switch,
     While,
     captured,
 )
 from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
-from genesis_fn.kernels.plan import Buf, Clear, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 from genesis_fn.kernels.plan_builder import dense
 
 MIB = 1 << 20
@@ -137,9 +137,9 @@ def spin(x, rounds):
 
 def axpy(n: int, scale: float, block: int = 1024, warps: int = 4) -> Launch:
     arguments = {
-        "x": Buf(0, "fp32"),
-        "y": Buf(1, "fp32"),
-        "out": Buf(2, "fp32"),
+        "x": BufferArg(0, "fp32"),
+        "y": BufferArg(1, "fp32"),
+        "out": BufferArg(2, "fp32"),
         "n": Scalar(n),
         "scale": Scalar(scale, "fp32"),
     }
@@ -148,7 +148,7 @@ def axpy(n: int, scale: float, block: int = 1024, warps: int = 4) -> Launch:
 
 def matmul(m: int, n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 64) -> Launch:
     def tile(index: int, rows: int, columns: int, block: tuple[int, int]) -> Descriptor:
-        return Descriptor(Buf(index, "bf16"), (rows, columns), (columns, 1), block)
+        return Descriptor(BufferArg(index, "bf16"), (rows, columns), (columns, 1), block)
 
     arguments = {
         "a": tile(0, m, k, (bm, bk)),
@@ -160,16 +160,20 @@ def matmul(m: int, n: int, k: int, bm: int = 128, bn: int = 128, bk: int = 64) -
 
 
 def add_one(buffer: int, amount: int = 1) -> Launch:
-    return Launch(ADD_ONE, (1, 1, 1), {"x": Buf(buffer, "i32")}, {"AMOUNT": amount}, 1)
+    return Launch(ADD_ONE, (1, 1, 1), {"x": BufferArg(buffer, "i32")}, {"AMOUNT": amount}, 1)
 
 
 def below(buffer: int, flag: int, limit: int) -> Launch:
-    arguments = {"x": Buf(buffer, "i32"), "flag": Buf(flag, "i8"), "limit": Scalar(limit)}
+    arguments = {
+        "x": BufferArg(buffer, "i32"),
+        "flag": BufferArg(flag, "i8"),
+        "limit": Scalar(limit),
+    }
     return Launch(BELOW, (1, 1, 1), arguments, {}, 1)
 
 
 def spin(rounds: int) -> Launch:
-    arguments = {"x": Buf(0, "i32"), "rounds": Scalar(rounds)}
+    arguments = {"x": BufferArg(0, "i32"), "rounds": Scalar(rounds)}
     return Launch(SPIN, (1, 1, 1), arguments, {}, 1)
 
 
@@ -313,7 +317,7 @@ def launch_device_descriptors() -> dict[str, Any]:
     """Descriptors made in the kernel live in global scratch memory."""
     x = np.random.rand(512, 64).astype(np.float32)
     blocks = [put(x), here().alloc(x.nbytes)]
-    arguments = {"x": Buf(0, "fp32"), "out": Buf(1, "fp32"), "rows": Scalar(512)}
+    arguments = {"x": BufferArg(0, "fp32"), "out": BufferArg(1, "fp32"), "rows": Scalar(512)}
     launch = Launch(DEVICE_DESCRIPTOR, (8, 1, 1), arguments, {"N": 64, "M": 64})
     prepared = run(launch, *blocks)
     require(prepared.scratch_bytes > 0, "no scratch was asked for")
@@ -332,7 +336,7 @@ def programmatic_dependent_launch() -> None:
     launch = Launch(
         CHAINED,
         (n // 256, 1, 1),
-        {"x": Buf(0, "i32"), "n": Scalar(n)},
+        {"x": BufferArg(0, "i32"), "n": Scalar(n)},
         {"BLOCK": 256},
         programmatic=True,
     )
@@ -352,7 +356,7 @@ def programmatic_dependent_launch() -> None:
     if here().driver.info.target.conditional_nodes:
         block, counter = put(x), put(np.zeros(1, np.int32))
         memory = [Memory(block.address, 4 * n), Memory(counter.address, 4)]
-        loop = Repeat(5, Buf(1, "i32"), (launch, launch))
+        loop = ForLoop(5, BufferArg(1, "i32"), (launch, launch))
         captured(here(), [loop], memory).launch()
         require((fetch(block, np.int32, n) == wanted).all(), "in a loop of a graph")
 
@@ -382,9 +386,9 @@ def compile_in_parallel() -> dict[str, Any]:
 def graph_replay() -> None:
     m = Program(1, 4, 4)
     m.write(1, [1, 2, 3, 4])
-    inner = Child((add_one(0, 5),), ((2, 12),))
+    inner = SubProgram((add_one(0, 5),), ((2, 12),))
     program = m.build(
-        add_one(0), Copy(2, 1, 8, destination_offset=8, source_offset=4), inner, Clear(1)
+        add_one(0), Copy(2, 1, 8, destination_offset=8, source_offset=4), inner, Memset(1)
     )
     require(m.read(0) == [0], "capturing must not run")
     program.launch()
@@ -395,7 +399,7 @@ def graph_replay() -> None:
 
 def control_flow(conditional_nodes: bool) -> int:
     m = Program(1, 1, 1)
-    loop = While((below(0, 1, 10),), Buf(1, "i8"), (add_one(0, 3), add_one(2)))
+    loop = While((below(0, 1, 10),), BufferArg(1, "i8"), (add_one(0, 3), add_one(2)))
     program = m.build(loop, add_one(2, 100), conditional_nodes=conditional_nodes)
     for start, runs in ((0, 4), (9, 1), (10, 0), (-5, 5)):
         m.write(0, [start])
@@ -404,17 +408,19 @@ def control_flow(conditional_nodes: bool) -> int:
         require(m.read(2) == [100 + runs] and m.read(0) == [start + 3 * runs], f"while {start}")
     m = Program(1, 1)
     branches = tuple((add_one(0, 10**i),) for i in range(3))
-    program = m.build(Switch(Buf(1, "i32"), branches), conditional_nodes=conditional_nodes)
+    program = m.build(Switch(BufferArg(1, "i32"), branches), conditional_nodes=conditional_nodes)
     for index in (0, 1, 2, -7, 99):
         m.write(1, [index])
         program.launch()
     require(m.read(0) == [212], f"switch: {m.read(0)}")
     m = Program(1, 6)
-    record = Launch(RECORD, (1, 1, 1), {"counter": Buf(0, "i32"), "out": Buf(1, "i32")}, {}, 1)
+    record = Launch(
+        RECORD, (1, 1, 1), {"counter": BufferArg(0, "i32"), "out": BufferArg(1, "i32")}, {}, 1
+    )
     for count in (0, 1, 5):
         m.write(1, [-1] * 6)
         program = m.build(
-            Repeat(count, Buf(0, "i32"), (record,)), conditional_nodes=conditional_nodes
+            ForLoop(count, BufferArg(0, "i32"), (record,)), conditional_nodes=conditional_nodes
         )
         program.launch()
         wanted = [10 * i if i < count else -1 for i in range(6)]
@@ -423,15 +429,15 @@ def control_flow(conditional_nodes: bool) -> int:
     m.write(5, [1])
     inner = While(
         (below(1, 2, 7),),
-        Buf(2, "i8"),
+        BufferArg(2, "i8"),
         (
             add_one(1, 2),
-            Switch(Buf(5, "i32"), ((), (add_one(3),))),
-            Repeat(2, Buf(4, "i32"), (add_one(3, 100),)),
+            Switch(BufferArg(5, "i32"), ((), (add_one(3),))),
+            ForLoop(2, BufferArg(4, "i32"), (add_one(3, 100),)),
         ),
     )
     program = m.build(
-        Repeat(3, Buf(0, "i32"), (Clear(1), inner)), conditional_nodes=conditional_nodes
+        ForLoop(3, BufferArg(0, "i32"), (Memset(1), inner)), conditional_nodes=conditional_nodes
     )
     for _ in range(2):
         m.write(3, [0])
@@ -611,7 +617,7 @@ def error_word() -> None:
     """Kernels raise words of pinned memory with atomics."""
     x = Program(1)
     word = here().errors.register(x, lambda site, index: IndexError(f"site {site} index {index}"))
-    arguments = {"x": Buf(0, "i32"), "word": Buf(1, "i64"), "limit": Scalar(10)}
+    arguments = {"x": BufferArg(0, "i32"), "word": BufferArg(1, "i64"), "limit": Scalar(10)}
     launch = Launch(CHECK, (1, 1, 1), arguments, {"SITE": 3}, 1)
     memory = [Memory(x.blocks[0].address, 4), Memory(word, 8)]
     program = captured(here(), [launch], memory)
@@ -835,7 +841,9 @@ def graph_cost() -> dict[str, Any]:
     if driver.info.target.conditional_nodes:
         for bodies in (1, 5):
             m = Program(1, 1)
-            program = m.build(Repeat(1000, Buf(0, "i32"), tuple(add_one(1) for _ in range(bodies))))
+            program = m.build(
+                ForLoop(1000, BufferArg(0, "i32"), tuple(add_one(1) for _ in range(bodies)))
+            )
             program.launch()
             driver.synchronize()
             begin, end = driver.new_event(timing=True), driver.new_event(timing=True)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SECTION_8 = {
+GATES = {
     "8192^3": 0.97,
     "4096^3": 0.97,
     "qkv 16384x4096x1024": 0.97,
@@ -47,7 +47,7 @@ def matmul_lines(report: dict[str, Any]) -> list[str]:
         peer, ours = row["cublas_s"], row.get("ours_s") or row["configs"][0]["seconds"]
         best = f"{peer / min(searched):.3f}" if searched else "-"
         decode = row["case"].startswith("decode")
-        gate = SECTION_8.get(row["case"], 0.97 if decode else None)
+        gate = GATES.get(row["case"], 0.97 if decode else None)
         text = f"0.97: {verdict(peer / ours, gate)}" if gate else "-"
         lines.append(
             f"| {row['case']} | {1e6 * peer:.1f} | {1e6 * ours:.1f} | {peer / ours:.3f} | {best} "

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from genesis_fn.backends.cuda.binaries.compile import tile_layout
 from genesis_fn.compiler.target import H200, Target, rates
-from genesis_fn.kernels.plan import Argument, Buf, Clear, Plan, Scalar
+from genesis_fn.kernels.plan import Argument, BufferArg, Memset, Plan, Scalar
 
 TORCH_DTYPES = {
     "fp64": torch.float64,
@@ -80,7 +80,7 @@ def bound_plan(plan: Plan, tensors: Sequence[torch.Tensor]) -> Callable[[], None
     ]
     calls = []
     for step in plan.steps:
-        if isinstance(step, Clear):
+        if isinstance(step, Memset):
             calls.append(raw[step.buffer].zero_)
             continue
         gluon = step.kernel.is_gluon()
@@ -101,7 +101,7 @@ def _call(kernel: object, grid: tuple[int, int, int], named: dict) -> Callable[[
 def _argument(argument: Argument, raw: list[torch.Tensor], gluon: bool) -> object:
     if isinstance(argument, Scalar):
         return argument.value
-    if isinstance(argument, Buf):
+    if isinstance(argument, BufferArg):
         return _pointer(argument, raw)
     fields = (
         _pointer(argument.buffer, raw),
@@ -112,7 +112,7 @@ def _argument(argument: Argument, raw: list[torch.Tensor], gluon: bool) -> objec
     return GluonDescriptor(*fields, tile_layout(argument)) if gluon else TensorDescriptor(*fields)
 
 
-def _pointer(buffer: Buf, raw: list[torch.Tensor]) -> torch.Tensor:
+def _pointer(buffer: BufferArg, raw: list[torch.Tensor]) -> torch.Tensor:
     dtype = TORCH_DTYPES[buffer.dtype]
     held = raw[buffer.index][buffer.offset :]
     return held[: held.numel() // dtype.itemsize * dtype.itemsize].view(dtype)

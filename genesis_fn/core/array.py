@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes, errors
-from genesis_fn.core.aval import Aval, Described, Sig, aval, sig
+from genesis_fn.core.aval import Aval, Described, Signature, aval, sig
 from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.types.extended import is_key
@@ -65,7 +65,7 @@ class Array(Operators):
 
     __slots__ = ("data", "sig", "__weakref__")
 
-    def __init__(self, data: Any, sig: Sig) -> None:
+    def __init__(self, data: Any, sig: Signature) -> None:
         self.data: Any = data
         self.sig = sig
 

@@ -104,7 +104,7 @@ def aval(shape: tuple[int, ...], dtype: DType) -> Aval:
     return found
 
 
-class Sig:
+class Signature:
     """What a compiled call depends on in an argument: its aval, device, whether it is dense, and
     whether it is weak: a result of Python scalars only, whose dtype yields to that of arrays."""
 
@@ -118,10 +118,10 @@ class Sig:
         return f"{self.aval}@{self.device}{strided}{weak}"
 
 
-def sig(aval: Aval, device: Device, dense: bool = True, weak: bool = False) -> Sig:
-    """The one Sig of these."""
+def sig(aval: Aval, device: Device, dense: bool = True, weak: bool = False) -> Signature:
+    """The one Signature of these."""
     key = aval if dense and not weak else (aval, dense, weak)
     found = device.sigs.get(key)
     if found is None:
-        found = device.sigs.setdefault(key, Sig(aval, device, dense, weak))
+        found = device.sigs.setdefault(key, Signature(aval, device, dense, weak))
     return found

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
-from genesis_fn.core.diagnostics.source_info import Where
+from genesis_fn.core.diagnostics.source_info import SourceLocation
 from genesis_fn.core.primitive import Primitive, ctx
 
 
@@ -41,7 +41,7 @@ class Eqn:
         ins: Sequence[Atom],
         params: dict[str, Any],
         outs: Sequence[Var],
-        where: Where | None = None,
+        where: SourceLocation | None = None,
         backward: bool = False,
     ) -> None:
         self.prim, self.ins, self.params, self.outs = prim, ins, params, outs

@@ -45,7 +45,7 @@ def _user_line() -> str:
 errors.user_line = _user_line
 
 
-class beside:
+class default_device_of:
     """`with beside(xs):` arrays made inside go where the first concrete array among `xs` is;
     `place` is that device if it is not the default one."""
 
@@ -70,7 +70,7 @@ class beside:
             self.block.__exit__(*exc)
 
 
-def surroundings() -> tuple:
+def trace_context_key() -> tuple:
     """What, beside its arguments, decides what a function traces to: part of the key wherever
     staged programs are kept. (The rest of the context is only reported, or raises at once.)"""
     return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, config.current().traced
@@ -89,7 +89,7 @@ class Primitive:
     * `jvp(primals, tangents, **params)` -> (out, tangent): forward mode, where doing both at once
       is better than `linearize` (loops, calls); tangents are None for zero.
     * `transpose(ct, *operands, **params)` -> a cotangent per operand or None; linear operands are
-      `Linear` markers. A `multi` primitive gets a list of cotangents, None for zero.
+      `LinearOperand` markers. A `multi` primitive gets a list of cotangents, None for zero.
     * `batch(size, values, dims, **params)` -> (out, out dim); lists if `multi`.
     * `precision`: "low", "high" or "follow", for `amp`.
     * `lowering`: what a compiler may do with it (see `core/backend/lowering.py`); None for an
@@ -304,7 +304,7 @@ def located(error: Exception) -> Exception:
     return error
 
 
-class Called:
+class CallSite:
     """A call of a transform, as messages tell of the values in it: `transform` was called at `line`
     with `inputs` for `function`; `labels()` names the inputs."""
 
@@ -337,7 +337,7 @@ class Trace:
 
     __slots__ = ("alive", "name", "called")
 
-    def __init__(self, name: str = "", called: Called | None = None) -> None:
+    def __init__(self, name: str = "", called: CallSite | None = None) -> None:
         self.alive, self.name, self.called = True, name, called
 
     def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
@@ -433,7 +433,7 @@ class Tracer(Operators):
             f"  at {where().describe()}"
         )
 
-    def marked(self, weak: bool) -> Tracer:
+    def with_weak_type(self, weak: bool) -> Tracer:
         """This value, weak or not."""
         raise TypeError(f"{type(self).__name__} cannot be marked weak")
 
@@ -458,10 +458,10 @@ def with_weak(x: Any, weak: bool) -> Any:
     if type(x) is Array:
         s = x.sig
         return Array(x.data, sig(s.aval, s.device, s.dense, weak))
-    return x.marked(weak)
+    return x.with_weak_type(weak)
 
 
-def marked(xs: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
+def with_weak_types(xs: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
     """Arrays and tracers, each marked weak or strong."""
     return [x if x.weak is w else with_weak(x, w) for x, w in zip(xs, weak, strict=True)]
 
@@ -471,7 +471,7 @@ def typeof(x: Any) -> Aval:
     return x.aval
 
 
-class Linear:
+class LinearOperand:
     """Marks, in a transpose rule, an operand whose cotangent is asked for."""
 
     __slots__ = ("aval",)
@@ -485,7 +485,7 @@ class Linear:
 
 def is_linear(x: Any) -> bool:
     """Whether `x` is the marker of a linear operand."""
-    return type(x) is Linear
+    return type(x) is LinearOperand
 
 
 class running:

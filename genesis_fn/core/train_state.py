@@ -13,7 +13,7 @@ from typing import Any
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted
-from genesis_fn.core.aval import Sig
+from genesis_fn.core.aval import Signature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Memory:
 
     __slots__ = ("storages", "sigs", "__weakref__")
 
-    def __init__(self, storages: list[Any], sigs: Sequence[Sig]) -> None:
+    def __init__(self, storages: list[Any], sigs: Sequence[Signature]) -> None:
         self.storages, self.sigs = storages, sigs
 
 
@@ -169,14 +169,14 @@ def _leaves(state: TrainState) -> list[Any]:
 # ---- what `jit` does with states ----
 
 
-def holding(layout: Layout, memory: Memory) -> TrainState:
+def from_buffers(layout: Layout, memory: Memory) -> TrainState:
     """A state of leaves that nobody has looked at."""
     state = object.__new__(TrainState)
     _set(state, layout, None, memory)
     return state
 
 
-def held(state: Any, layout: Layout, sigs: list[Sig]) -> Memory | list[Array] | None:
+def buffers_of(state: Any, layout: Layout, sigs: list[Signature]) -> Memory | list[Array] | None:
     """The memory of a state, or its leaves if somebody has looked at them; None for anything but a
     state of this layout with leaves of these signatures. Raises DonatedError."""
     if type(state) is not TrainState or state._layout is not layout:
@@ -190,7 +190,7 @@ def held(state: Any, layout: Layout, sigs: list[Sig]) -> Memory | list[Array] | 
     return leaves
 
 
-def give_up(state: TrainState, mark: Deleted) -> None:
+def mark_donated(state: TrainState, mark: Deleted) -> None:
     """Note that the state's memory is another's now."""
     _set(state, state._layout, None, mark)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Buf:
+class BufferArg:
     """A pointer argument: buffer number `index` of the plan, seen `offset` bytes from its start.
 
     Buffers are numbered inputs first, then outputs, then workspaces. `dtype` names the Triton
@@ -35,7 +35,7 @@ class Descriptor:
     multiples of 16 bytes); `block` is the tile that one load or store moves.
     """
 
-    buffer: Buf
+    buffer: BufferArg
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
@@ -49,7 +49,7 @@ class Scalar:
     dtype: str = "i32"
 
 
-Argument: TypeAlias = Buf | Descriptor | Scalar
+Argument: TypeAlias = BufferArg | Descriptor | Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
+class Memset:
     """Set a whole buffer to zero bytes (a memset node of the graph)."""
 
     buffer: int
@@ -109,5 +109,5 @@ class Plan:
 
     inputs: int
     outputs: int
-    steps: tuple[Launch | Clear, ...]
+    steps: tuple[Launch | Memset, ...]
     workspaces: tuple[Workspace, ...] = ()

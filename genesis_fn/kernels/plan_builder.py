@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
 from genesis_fn.kernels.plan import (
     Argument,
-    Buf,
-    Clear,
+    BufferArg,
     Descriptor,
     Launch,
+    Memset,
     Plan,
     Scalar,
     Workspace,
@@ -80,19 +80,19 @@ class PlanBuilder:
     def __init__(self, inputs: int, outputs: int) -> None:
         self.inputs = inputs
         self.outputs = outputs
-        self.steps: list[Launch | Clear] = []
+        self.steps: list[Launch | Memset] = []
         self.workspaces: list[Workspace] = []
 
-    def workspace(self, elements: int, dtype: str) -> Buf:
+    def workspace(self, elements: int, dtype: str) -> BufferArg:
         """A new scratch buffer of `elements` elements."""
         self.workspaces.append(Workspace(max(16, elements * ITEMSIZE[dtype])))
-        return Buf(self.inputs + self.outputs + len(self.workspaces) - 1, dtype)
+        return BufferArg(self.inputs + self.outputs + len(self.workspaces) - 1, dtype)
 
-    def clear(self, buffer: Buf) -> None:
+    def clear(self, buffer: BufferArg) -> None:
         """Zero a whole buffer."""
         if buffer.offset:
             raise ValueError(f"buffer {buffer.index} can only be cleared whole, not from an offset")
-        self.steps.append(Clear(buffer.index))
+        self.steps.append(Memset(buffer.index))
 
     def launch(
         self,
@@ -112,7 +112,7 @@ class PlanBuilder:
             Launch(kernel, full, dict(arguments), dict(constants), num_warps, num_stages)
         )
 
-    def include(self, plan: Plan, buffers: Sequence[Buf]) -> None:
+    def include(self, plan: Plan, buffers: Sequence[BufferArg]) -> None:
         """Append the steps of `plan`, whose inputs and outputs become `buffers` of this one."""
         if len(buffers) != plan.inputs + plan.outputs:
             raise ValueError(
@@ -120,11 +120,11 @@ class PlanBuilder:
                 f"{len(buffers)} buffers"
             )
         base = self.inputs + self.outputs + len(self.workspaces)
-        scratch = [Buf(base + i, "i8") for i in range(len(plan.workspaces))]
+        scratch = [BufferArg(base + i, "i8") for i in range(len(plan.workspaces))]
         self.workspaces.extend(plan.workspaces)
         table = [*buffers, *scratch]
         for step in plan.steps:
-            if isinstance(step, Clear):
+            if isinstance(step, Memset):
                 self.clear(table[step.buffer])
             else:
                 arguments = {k: _renumber(v, table) for k, v in step.arguments.items()}
@@ -165,10 +165,10 @@ def add_row_kernel(
     )
 
 
-def _renumber(argument: Argument, table: Sequence[Buf]) -> Argument:
-    if isinstance(argument, Buf):
+def _renumber(argument: Argument, table: Sequence[BufferArg]) -> Argument:
+    if isinstance(argument, BufferArg):
         target = table[argument.index]
-        return Buf(target.index, argument.dtype, target.offset + argument.offset)
+        return BufferArg(target.index, argument.dtype, target.offset + argument.offset)
     if isinstance(argument, Descriptor):
         return replace(argument, buffer=_renumber(argument.buffer, table))
     return argument

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
 WIDTHS = (8, 16, 32, 64)
@@ -65,7 +65,7 @@ def plan_random_bits(spec: RandomBits, target: Target) -> Plan:
         random_bits_kernel,
         (cdiv(words, 4 * block) * spec.keys,),
         # A little-endian 64-bit value is its two words in order.
-        {"keys": Buf(0, "u32"), "out": Buf(1, f"u{min(spec.width, 32)}")},
+        {"keys": BufferArg(0, "u32"), "out": BufferArg(1, f"u{min(spec.width, 32)}")},
         {"WORDS": words, "BLOCK": block},
     )
     return builder.build()

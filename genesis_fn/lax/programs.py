@@ -7,7 +7,7 @@ from typing import Any
 
 from genesis_fn.core import device as devices, dtypes, tree
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.primitive import beside, ctx, typeof
+from genesis_fn.core.primitive import ctx, default_device_of, typeof
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_to_pads
@@ -53,7 +53,7 @@ def platform_dependent(
     too. While a function is traced it is where the program will run: beside its arguments, else
     on the default device.
     """
-    with beside(tree.leaves(args)):
+    with default_device_of(tree.leaves(args)):
         kind = devices.default_device().kind
     names = (kind, "gpu") if kind == "cuda" else (kind,)
     chosen = next((per_platform[n] for n in names if n in per_platform), default)

@@ -14,7 +14,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ArgumentError, ShapeError, TreeError
-from genesis_fn.core.primitive import beside
+from genesis_fn.core.primitive import default_device_of
 from genesis_fn.optim.state.describe import describe
 from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
 
@@ -75,7 +75,7 @@ def _entered(f: Callable, state_type: type | None = None, reads_state: bool = Tr
         first = args[0] if args else next(iter(kwargs.values()), None)
         if state_type is not None and reads_state and (len(args) > 1 or "state" in kwargs):
             check_state(args[1] if len(args) > 1 else kwargs["state"], state_type, name_of(call))
-        with beside(tree.leaves(first)):
+        with default_device_of(tree.leaves(first)):
             return f(*args, **kwargs)
 
     call.state_type = state_type  # type: ignore[attr-defined]

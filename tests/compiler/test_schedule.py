@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genesis_fn.compiler.memory.sink import late
+from genesis_fn.compiler.memory.sink import sink_equations
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -38,7 +38,7 @@ def test_values_for_the_backward_pass_are_made_when_they_are_needed():
         return reduce_sum(x, (0,))
 
     jaxpr = simplify(stage(lambda x: [grad(f)(x)], [X])[0])
-    moved = late(jaxpr)
+    moved = sink_equations(jaxpr)
     check(moved)
     assert sorted(map(id, moved.eqns)) == sorted(map(id, jaxpr.eqns))
     assert peak(moved) < 0.75 * peak(jaxpr)
@@ -52,7 +52,7 @@ def test_a_small_result_of_large_operands_stays():
         return [ops.mul(reduce_sum(z, (0,)), total)]
 
     jaxpr = simplify(stage(f, [X])[0])
-    names = [e.prim.name for e in late(jaxpr).eqns]
+    names = [e.prim.name for e in sink_equations(jaxpr).eqns]
     assert names.index("reduce_sum") < names.index("sin")
 
 
@@ -66,13 +66,13 @@ def test_effects_stay_in_order():
 
     jaxpr = stage(f, [X])[0]
     before = [e for e in jaxpr.eqns if e.prim.effect]
-    assert [e for e in late(jaxpr).eqns if e.prim.effect] == before
+    assert [e for e in sink_equations(jaxpr).eqns if e.prim.effect] == before
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_stay_valid_and_no_larger(seed):
     jaxpr = simplify(random_program(seed))
-    moved = late(jaxpr)
+    moved = sink_equations(jaxpr)
     check(moved)
     assert set(map(id, moved.eqns)) == set(map(id, jaxpr.eqns))
     assert peak(moved) <= 1.15 * peak(jaxpr)

@@ -20,9 +20,9 @@ from triton.runtime import interpreter as triton_interpreter
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.driver.interpret import _interpreted
-from genesis_fn.backends.cuda.lower.steps import Table
-from genesis_fn.backends.cuda.run.graph import Child, Copy
-from genesis_fn.kernels.plan import Buf, Clear, Descriptor, Launch, Scalar
+from genesis_fn.backends.cuda.lower.steps import BufferTable
+from genesis_fn.backends.cuda.run.graph import Copy, SubProgram
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 
 _SHIFT = 40  # a buffer's range of addresses starts at a multiple of 1 << 40
 
@@ -118,7 +118,7 @@ def _recorded(accesses: Accesses) -> Iterator[None]:
             setattr(builder, name, function)
 
 
-def _pointer(buffer: Buf, numbers: Sequence[int], offsets: Sequence[int]) -> Any:
+def _pointer(buffer: BufferArg, numbers: Sequence[int], offsets: Sequence[int]) -> Any:
     kind = tl.str_to_ty(f"*{buffer.dtype}", None)
     at = ((numbers[buffer.index] + 1) << _SHIFT) + offsets[buffer.index] + buffer.offset
     return tl.tensor(triton_interpreter.TensorHandle(np.array([at], np.uint64), kind), kind)
@@ -128,7 +128,7 @@ def _argument(argument: Any, numbers: Sequence[int], offsets: Sequence[int]) -> 
     convert = triton_interpreter._implicit_cvt
     if isinstance(argument, Scalar):
         return convert(argument.value)
-    if isinstance(argument, Buf):
+    if isinstance(argument, BufferArg):
         return _pointer(argument, numbers, offsets)
     assert isinstance(argument, Descriptor)
     strides = [convert(s) for s in argument.strides]
@@ -181,7 +181,7 @@ def generated(launch: Launch) -> bool:
 
 def check(
     items: Sequence[Any],
-    table: Table,
+    table: BufferTable,
     bound: set[int],
     arena: int,
     runs: Callable[[Launch], bool] = generated,
@@ -229,7 +229,7 @@ def check(
     return found + _overlaps(table, lives)
 
 
-def _overlaps(table: Table, lives: dict[int, list[int]]) -> list[str]:
+def _overlaps(table: BufferTable, lives: dict[int, list[int]]) -> list[str]:
     """Pairs of temporaries that share memory and live at the same time."""
     found = []
     spans = sorted([(table.place[b][1], table.place[b][1] + table.bytes[b], b) for b in lives])
@@ -247,7 +247,7 @@ def _overlaps(table: Table, lives: dict[int, list[int]]) -> list[str]:
 def _launch_accesses(
     step: Launch,
     buffers: Sequence[tuple[int, int]],
-    table: Table,
+    table: BufferTable,
     known: dict[Any, Accesses],
     runs: bool,
 ) -> tuple[Accesses, list[int]]:
@@ -283,14 +283,14 @@ def _name(step: Launch) -> str:
     return str(getattr(step.kernel, "__name__", getattr(step.kernel, "name", step.kernel)))
 
 
-def _whole(table: Table, b: int) -> int:
+def _whole(table: BufferTable, b: int) -> int:
     """The temporary that `b` is, or is part of."""
     while b in table.place and table.place[b][0] in table.place:
         b = table.place[b][0]
     return b
 
 
-def _place(table: Table, b: int) -> int:
+def _place(table: BufferTable, b: int) -> int:
     """Where buffer `b` begins in its root."""
     offset = 0
     while b in table.place:
@@ -299,16 +299,16 @@ def _place(table: Table, b: int) -> int:
     return offset
 
 
-def _flat(items: Sequence[Any], table: Table) -> Iterator[tuple[Any, Any, set[int]]]:
+def _flat(items: Sequence[Any], table: BufferTable) -> Iterator[tuple[Any, Any, set[int]]]:
     """Every launch, copy and clear with the buffers (number, offset) that it numbers and the roots
     that its item says it writes."""
     for item in items:
         owned = {table.root(b) for b in (*item.writes, *item.scratch)}
         for step in item.steps:
-            if not isinstance(step, Child):
+            if not isinstance(step, SubProgram):
                 yield step, [(b, 0) for b in range(len(table.bytes))], owned
                 continue
             for inner in step.steps:
-                assert isinstance(inner, (Launch, Clear)), inner
+                assert isinstance(inner, (Launch, Memset)), inner
                 if not isinstance(inner, Launch) or 0 not in inner.grid:
                     yield inner, step.buffers, owned

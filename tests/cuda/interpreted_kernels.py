@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
-from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Scalar
 
 _HEADER = "import triton\nimport triton.language as tl\n\n@triton.jit\n"
 
@@ -64,9 +64,9 @@ def check(x, word, limit, SITE: tl.constexpr):
 
 def axpy(n: int, scale: float, x: int = 0, y: int = 1, out: int = 2, block: int = 64) -> Launch:
     arguments = {
-        "x": Buf(x, "fp32"),
-        "y": Buf(y, "fp32"),
-        "out": Buf(out, "fp32"),
+        "x": BufferArg(x, "fp32"),
+        "y": BufferArg(y, "fp32"),
+        "out": BufferArg(out, "fp32"),
         "n": Scalar(n),
         "scale": Scalar(scale, "fp32"),
     }
@@ -76,27 +76,35 @@ def axpy(n: int, scale: float, x: int = 0, y: int = 1, out: int = 2, block: int 
 def double_tile(rows: int, columns: int, tile: int, dtype: str = "fp32") -> Launch:
     view = {"shape": (rows, columns), "strides": (columns, 1), "block": (tile, columns)}
     arguments = {
-        "x": Descriptor(Buf(0, dtype), **view),
-        "out": Descriptor(Buf(1, dtype), **view),
+        "x": Descriptor(BufferArg(0, dtype), **view),
+        "out": Descriptor(BufferArg(1, dtype), **view),
     }
     grid = (-(-rows // tile), 1, 1)
     return Launch(DOUBLE_TILE, grid, arguments, {"M": tile, "N": columns})
 
 
 def add_one(buffer: int, amount: int = 1, offset: int = 0) -> Launch:
-    return Launch(ADD_ONE, (1, 1, 1), {"x": Buf(buffer, "i32", offset)}, {"AMOUNT": amount})
+    return Launch(ADD_ONE, (1, 1, 1), {"x": BufferArg(buffer, "i32", offset)}, {"AMOUNT": amount})
 
 
 def below(buffer: int, flag: int, limit: int) -> Launch:
-    arguments = {"x": Buf(buffer, "i32"), "flag": Buf(flag, "i8"), "limit": Scalar(limit)}
+    arguments = {
+        "x": BufferArg(buffer, "i32"),
+        "flag": BufferArg(flag, "i8"),
+        "limit": Scalar(limit),
+    }
     return Launch(BELOW, (1, 1, 1), arguments)
 
 
 def record(counter: int, out: int, scale: int = 10) -> Launch:
-    arguments = {"counter": Buf(counter, "i32"), "out": Buf(out, "i32")}
+    arguments = {"counter": BufferArg(counter, "i32"), "out": BufferArg(out, "i32")}
     return Launch(RECORD, (1, 1, 1), arguments, {"SCALE": scale})
 
 
 def check(buffer: int, word: int, limit: int, site: int) -> Launch:
-    arguments = {"x": Buf(buffer, "i32"), "word": Buf(word, "i64"), "limit": Scalar(limit)}
+    arguments = {
+        "x": BufferArg(buffer, "i32"),
+        "word": BufferArg(word, "i64"),
+        "limit": Scalar(limit),
+    }
     return Launch(CHECK, (1, 1, 1), arguments, {"SITE": site})

@@ -81,7 +81,7 @@ def ranges_have_their_axis_first(text: str) -> None:
     the first, and says so of the axes that are added then (docs/cuda.md, "Alignment").
     """
     for kernel in re.split(r"^def ", text, flags=re.MULTILINE)[1:]:
-        if kernel.startswith(("pointwise", "tiles", "rows", "loop", "slabs", "beside")):
+        if kernel.startswith(("pointwise", "tiles", "rows", "loop", "slabs", "joint")):
             for axis in re.finditer(r"\[(None, :|:, None)\]", kernel):
                 before = kernel[: axis.start()].rsplit("\n", 1)[-1]
                 assert re.search(r"tl\.arange\(0, \d+\)$", before), before

@@ -10,9 +10,9 @@ import numpy as np
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.lower.steps import Table, keeps_fused
+from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.run.graph import Child, Repeat, Switch, While
+from genesis_fn.backends.cuda.run.graph import ForLoop, SubProgram, Switch, While
 from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import Target
@@ -161,7 +161,7 @@ def launches(name: str, target: Target) -> list[Launch]:
     avals = [aval(shape, kind) for shape, kind in LARGE.get(name, small)]
     jaxpr, captured = stage(lambda *xs: tree.leaves(f(*xs)), avals)
     program = rematerialise(simplify(physical(jaxpr), keeps_fused(target)))
-    table = Table(target)
+    table = BufferTable(target)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     return list(_launches(schedule(table, program, inputs, [None] * len(program.outs)).steps))
 
@@ -170,9 +170,9 @@ def _launches(steps: Sequence[Any]) -> Iterator[Launch]:
     for step in steps:
         if isinstance(step, Launch):
             yield step
-        elif isinstance(step, Child):
+        elif isinstance(step, SubProgram):
             yield from _launches(step.steps)
-        elif isinstance(step, Repeat):
+        elif isinstance(step, ForLoop):
             yield from _launches(step.body)
         elif isinstance(step, While):
             yield from _launches((*step.condition, *step.body))

@@ -17,7 +17,7 @@ from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.compiler.options import without
 from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
-from genesis_fn.kernels.plan import Buf, Launch
+from genesis_fn.kernels.plan import BufferArg, Launch
 from genesis_fn.models import qwen
 from genesis_fn.transforms.precision.autocast import amp
 
@@ -72,7 +72,7 @@ def test_an_access_past_the_end_is_found(rows: int, found: int) -> None:
         "    tl.store(y + p, tl.load(x + p, p < 63), p < 64)\n"
     )
     kernel = SourceKernel("ends", text, MODULES)
-    launch = Launch(kernel, (4, 1, 1), {"x": Buf(0, "fp32"), "y": Buf(1, "fp32")})
+    launch = Launch(kernel, (4, 1, 1), {"x": BufferArg(0, "fp32"), "y": BufferArg(1, "fp32")})
     accesses = Accesses([4 * 63, 4 * rows], {})
     check_launch(launch, [0, 1], [0, 0], accesses)
     assert len(accesses.faults) == found

@@ -15,7 +15,7 @@ import pytest
 from genesis_fn.backends.cuda.binaries import cache as storage, compile as compiler
 from genesis_fn.backends.cuda.binaries.cache import BinaryCache, cache_folder
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Scalar
 
 ADD = """\
 import triton
@@ -51,9 +51,9 @@ def add_launch(n: int = 1024, block: int = 256, text: str = ADD, warps: int = 4)
         kernel=compiler.SourceKernel("add", text, modules=()),
         grid=(-(-n // block), 1, 1),
         arguments={
-            "x": Buf(0, "fp32"),
-            "y": Buf(1, "fp32"),
-            "out": Buf(2, "fp32"),
+            "x": BufferArg(0, "fp32"),
+            "y": BufferArg(1, "fp32"),
+            "out": BufferArg(2, "fp32"),
             "n": Scalar(n),
         },
         constants={"BLOCK": block},
@@ -67,8 +67,8 @@ def tile_launch(rows: int = 256) -> Launch:
         kernel=compiler.SourceKernel("tile", TILE, modules=()),
         grid=(rows // 64, 1, 1),
         arguments={
-            "x": Descriptor(Buf(0, "bf16"), **view),
-            "out": Descriptor(Buf(1, "bf16"), **view),
+            "x": Descriptor(BufferArg(0, "bf16"), **view),
+            "out": Descriptor(BufferArg(1, "bf16"), **view),
         },
         constants={"M": 64, "N": 64},
     )
@@ -125,7 +125,7 @@ def disassembled(binary: bytes, path) -> str:
 def test_programmatic_kernels_wait_before_they_touch_memory(cache, tmp_path):
     own = Launch(
         compiler.SourceKernel("waits", WAITS, modules=()), (1, 1, 1),
-        {"x": Buf(0, "fp32"), "out": Buf(1, "fp32")},
+        {"x": BufferArg(0, "fp32"), "out": BufferArg(1, "fp32")},
     )  # fmt: skip
     launches = [add_launch(), tile_launch(), own]
     late = [replace(launch, programmatic=True) for launch in launches]
@@ -310,11 +310,11 @@ def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
         from genesis_fn.backends.cuda.binaries import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.binaries.cache import BinaryCache
         from genesis_fn.compiler.target import H200
-        from genesis_fn.kernels.plan import Buf, Launch, Scalar
+        from genesis_fn.kernels.plan import BufferArg, Launch, Scalar
         before = set(sys.modules)
         text = pathlib.Path(sys.argv[2]).read_text()
-        arguments = {"x": Buf(0, "fp32"), "y": Buf(1, "fp32"), "out": Buf(2, "fp32"),
-                     "n": Scalar(64)}
+        buffers = {name: BufferArg(i, "fp32") for i, name in enumerate(("x", "y", "out"))}
+        arguments = {**buffers, "n": Scalar(64)}
         launch = Launch(compiler.SourceKernel("add", text, modules=()), (4, 1, 1), arguments,
                         {"BLOCK": 256})
         cache = BinaryCache(pathlib.Path(sys.argv[1]))
@@ -350,7 +350,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
         from genesis_fn.backends.cuda.binaries import cache as storage, compile as compiler
         from genesis_fn.backends.cuda.binaries.cache import BinaryCache
         from genesis_fn.compiler.target import H200
-        from genesis_fn.kernels.plan import Buf, Launch
+        from genesis_fn.kernels.plan import BufferArg, Launch
 
         @triton.jit
         def local(v):
@@ -358,7 +358,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
 
         def launch(function, block):
             constants = {"F": function, "T": tl.float32, "B": block}
-            return Launch(my_kernels.apply, (1, 1, 1), {"x": Buf(0, "fp32")}, constants)
+            return Launch(my_kernels.apply, (1, 1, 1), {"x": BufferArg(0, "fp32")}, constants)
 
         if __name__ == "__main__":
             cache = BinaryCache(pathlib.Path(sys.argv[1]))
@@ -367,7 +367,7 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
             from genesis_fn.kernels.language.source import kernel_from_source
             text = "def made(x, B: tl.constexpr):\\n    tl.store(x, exp2(tl.load(x)) + B)\\n"
             made = kernel_from_source(text)
-            launches.append(Launch(made, (1, 1, 1), {"x": Buf(0, "fp32")}, {"B": 1}))
+            launches.append(Launch(made, (1, 1, 1), {"x": BufferArg(0, "fp32")}, {"B": 1}))
             wanted = [compiler.request(l, H200).where[0] for l in launches]
             assert wanted == ["module", "module", "object", "generated"], wanted
             done = compiler.compile_launches(launches, H200, cache)

@@ -21,7 +21,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
-from genesis_fn.kernels.plan import Buf, Launch
+from genesis_fn.kernels.plan import BufferArg, Launch
 from genesis_fn.kernels.sort.sort import Sort, plan_sort
 from tests import compiled, ptx
 from tests.kernels.planned import plans_of
@@ -108,7 +108,7 @@ def test_a_misaligned_access_is_refused() -> None:
     )
     # The offset is not what the kernel is compiled for.
     kernel = SourceKernel("aligned", text, MODULES)
-    launch = Launch(kernel, (1, 1, 1), {"x": Buf(0, "fp32"), "y": Buf(1, "fp32")})
+    launch = Launch(kernel, (1, 1, 1), {"x": BufferArg(0, "fp32"), "y": BufferArg(1, "fp32")})
     held = np.zeros(1024, np.float32)
     at = -(-held.ctypes.data // 16) * 16
     within = [(held.ctypes.data, held.ctypes.data + held.nbytes)]

@@ -11,11 +11,11 @@ import pytest
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax, random
-from genesis_fn.backends.cuda.lower.steps import Table, keeps_fused
+from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
-from genesis_fn.backends.cuda.run.graph import Child
+from genesis_fn.backends.cuda.run.graph import SubProgram
 from genesis_fn.compiler.fusion.fuse import fuse
-from genesis_fn.compiler.fusion.matmul_grouping import contracted
+from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.memory.rematerialise import rematerialise
 from genesis_fn.compiler.options import without
 from genesis_fn.compiler.simplify.simplify import simplify
@@ -40,7 +40,7 @@ def normal(*shape: int) -> np.ndarray:
 
 def matrix_launches(scope) -> list[str]:
     """The matrix kernels that a program launches, in order."""
-    steps = [s for child in scope.steps if isinstance(child, Child) for s in child.steps]
+    steps = [s for child in scope.steps if isinstance(child, SubProgram) for s in child.steps]
     kernels = [s.kernel for s in steps if isinstance(s, Launch)]
     names = [getattr(k, "__name__", getattr(k, "name", "")) for k in kernels]
     return [name for name in names if name.startswith("matmul")]
@@ -114,12 +114,12 @@ def test_few_rows_and_other_types_stay_alone() -> None:
     few = normal(16, 64), normal(16, 64), normal(64, 128), normal(64, 128)
     jaxpr, _ = programs.traced(f, *few)
     assert (
-        contracted(simplify(jaxpr, keeps_fused(H200)), H200).eqns
+        group_matmuls(simplify(jaxpr, keeps_fused(H200)), H200).eqns
         == simplify(jaxpr, keeps_fused(H200)).eqns
     )
     wide = [np.asarray(x, np.float32) for x in (normal(128, 64), normal(64, 128))]
     jaxpr, _ = programs.traced(f, wide[0], wide[0], wide[1], wide[1])
-    assert "products" not in repr(contracted(simplify(jaxpr, keeps_fused(H200)), H200))
+    assert "products" not in repr(group_matmuls(simplify(jaxpr, keeps_fused(H200)), H200))
 
 
 def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
@@ -130,7 +130,7 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
 
     jaxpr, _ = programs.traced(f, normal(640, 640), normal(640, 640))
     before = simplify(jaxpr, keeps_fused(H200))
-    after = contracted(before, H200)
+    after = group_matmuls(before, H200)
     check(after)
     # The square of w may run with any one of the chain, which stays in four steps.
     dots = [e for e in after.eqns if e.prim.name in ("dot_general", "products")]
@@ -222,7 +222,7 @@ def planned(layers: int):
         [aval(x.shape, x.dtype) for x in leaves],
     )
     program = rematerialise(simplify(jaxpr, keeps_fused(H200)), None)
-    table = Table(H200)
+    table = BufferTable(H200)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     return program, schedule(table, program, inputs, [None] * len(program.outs))
 

@@ -15,7 +15,7 @@ import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import random
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
-from genesis_fn.backends.cuda.run.graph import Child, Copy, While
+from genesis_fn.backends.cuda.run.graph import Copy, SubProgram, While
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
 from genesis_fn.core.dtypes import BF16, I32
@@ -100,7 +100,7 @@ def greedy(_: Any, logits: Any) -> Any:
 def flat(steps: Sequence[Any]) -> Iterator[Any]:
     """Launches and copies, of loops' bodies too."""
     for step in steps:
-        if isinstance(step, Child):
+        if isinstance(step, SubProgram):
             yield from flat(step.steps)
         elif isinstance(step, While):
             yield from flat((*step.condition, *step.body))

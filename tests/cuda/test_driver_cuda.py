@@ -21,9 +21,9 @@ from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhaus
 from genesis_fn.backends.cuda.memory import dlpack
 from genesis_fn.backends.cuda.memory.pool import Pool
 from genesis_fn.backends.cuda.memory.staging import Staging
-from genesis_fn.backends.cuda.run.graph import Copy, Memory, Repeat, Switch, While, captured
+from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, Memory, Switch, While, captured
 from genesis_fn.backends.cuda.run.runtime import Runtime
-from genesis_fn.kernels.plan import Buf, Clear
+from genesis_fn.kernels.plan import BufferArg, Memset
 
 MIB = 1 << 20
 OK = cu.CUresult.CUDA_SUCCESS
@@ -327,12 +327,12 @@ def test_graphs(driver, fake):
     blocks = [place.alloc(64) for _ in range(3)]
     memory = [Memory(b.address, 64) for b in blocks]
     steps = [
-        Clear(0),
+        Memset(0),
         Copy(1, 0, 8),
         kernels.add_one(0),
-        While((kernels.below(0, 1, 5),), Buf(1, "i8"), (kernels.add_one(0),)),
-        Switch(Buf(2, "i32"), ((Clear(0),), (Clear(1),), (Clear(2),))),
-        Repeat(3, Buf(2, "i32"), (kernels.add_one(0),)),
+        While((kernels.below(0, 1, 5),), BufferArg(1, "i8"), (kernels.add_one(0),)),
+        Switch(BufferArg(2, "i32"), ((Memset(0),), (Memset(1),), (Memset(2),))),
+        ForLoop(3, BufferArg(2, "i32"), (kernels.add_one(0),)),
     ]
     start = len(fake.calls)
     program = captured(place, steps, memory)
@@ -350,7 +350,7 @@ def test_graphs(driver, fake):
     start = len(fake.calls)
     fake.failing["cuMemsetD8Async"] = cu.CUresult.CUDA_ERROR_INVALID_VALUE
     with pytest.raises(CudaError):
-        captured(place, [Switch(Buf(1, "i32"), ((Clear(0),),))], memory)
+        captured(place, [Switch(BufferArg(1, "i32"), ((Memset(0),),))], memory)
     calls = fake.calls[start:]
     assert calls.count("cuStreamEndCapture") == 2
     assert calls.count("cuStreamDestroy") == 2
@@ -366,7 +366,7 @@ def test_kernels_start_early_behind_kernels(driver, monkeypatch):
         started.append(early and self._early)
 
     monkeypatch.setattr(cuda.PreparedLaunch, "launch", launch)
-    steps = [kernels.add_one(0), kernels.add_one(0), Clear(0), kernels.add_one(0)]
+    steps = [kernels.add_one(0), kernels.add_one(0), Memset(0), kernels.add_one(0)]
     for programmatic in (False, True):
         captured(place, steps, memory, programmatic=programmatic)
     assert started == [False, False, False] + [False, True, False]

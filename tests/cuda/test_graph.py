@@ -18,12 +18,12 @@ from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.run import graph
 from genesis_fn.backends.cuda.run.graph import (
-    Child,
     Copy,
     Executable,
+    ForLoop,
     Host,
     Memory,
-    Repeat,
+    SubProgram,
     Switch,
     While,
     captured,
@@ -31,7 +31,7 @@ from genesis_fn.backends.cuda.run.graph import (
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.aval import aval
 from genesis_fn.core.primitive import PRIMITIVES
-from genesis_fn.kernels.plan import Buf, Clear
+from genesis_fn.kernels.plan import BufferArg, Memset
 
 MIB = 1 << 20
 
@@ -80,7 +80,7 @@ def test_straight_line_programs_are_one_graph():
     program = m.program(
         kernels.add_one(0),
         Copy(2, 1, 8, destination_offset=8, source_offset=4),
-        Clear(1),
+        Memset(1),
         kernels.add_one(1, 7),
     )
     assert m.read(0) == [5] and m.read(2) == [9] * 4, "capturing runs nothing"
@@ -96,7 +96,9 @@ def test_children_have_their_own_numbering():
     m.write(0, [0] * 4)
     m.write(1, [0] * 4)
     inner = (kernels.add_one(0), kernels.add_one(1, 10))
-    nested = Child((Child(inner, ((0, 4), (1, 0))), kernels.add_one(1, 100)), ((1, 4), (0, 0)))
+    nested = SubProgram(
+        (SubProgram(inner, ((0, 4), (1, 0))), kernels.add_one(1, 100)), ((1, 4), (0, 0))
+    )
     m.program(nested).launch()
     # inner 0 -> buffer 1 at 4 + 4 bytes; inner 1 -> buffer 0 at 0.
     assert m.read(1) == [0, 0, 1, 0]
@@ -109,7 +111,7 @@ def test_while(conditional_nodes):
     m.write(2, [0])
     loop = While(
         (kernels.below(0, 1, 10),),
-        Buf(1, "i8"),
+        BufferArg(1, "i8"),
         (kernels.add_one(0, 3), kernels.add_one(2)),
     )
     program = m.program(loop, kernels.add_one(2, 100), conditional_nodes=conditional_nodes)
@@ -126,7 +128,7 @@ def test_switch_clamps(conditional_nodes):
     m = Machine(1, 1)
     m.write(0, [0])
     branches = tuple((kernels.add_one(0, 10**i),) for i in range(3))
-    program = m.program(Switch(Buf(1, "i32"), branches), conditional_nodes=conditional_nodes)
+    program = m.program(Switch(BufferArg(1, "i32"), branches), conditional_nodes=conditional_nodes)
     for index in (0, 1, 2, -7, 99):
         m.write(1, [index])
         program.launch()
@@ -139,7 +141,8 @@ def test_repeat_counts_from_zero(conditional_nodes, count):
     m = Machine(1, 6)
     m.write(1, [-1] * 6)
     program = m.program(
-        Repeat(count, Buf(0, "i32"), (kernels.record(0, 1),)), conditional_nodes=conditional_nodes
+        ForLoop(count, BufferArg(0, "i32"), (kernels.record(0, 1),)),
+        conditional_nodes=conditional_nodes,
     )
     for _ in range(2):
         program.launch()
@@ -154,7 +157,7 @@ def test_loops_too_long_to_unroll(conditional_nodes, monkeypatch):
     m = Machine(1, 1)
     m.write(1, [0])
     body = (kernels.add_one(1), kernels.add_one(1))
-    program = m.program(Repeat(9, Buf(0, "i32"), body), conditional_nodes=conditional_nodes)
+    program = m.program(ForLoop(9, BufferArg(0, "i32"), body), conditional_nodes=conditional_nodes)
     program.launch()
     assert m.read(1) == [18] and m.read(0) == [9]
 
@@ -164,7 +167,7 @@ def test_the_host_computes_between_graphs_and_drives_loops_around_that(condition
     m = Machine(1, 1)
     m.write(1, [1])
     negated = Host(HostCall(PRIMITIVES["neg"], (aval((1,), "int32"),), {}), (1,), (1,))
-    loop = Repeat(3, Buf(0, "i32"), (negated, kernels.add_one(1, 3)))
+    loop = ForLoop(3, BufferArg(0, "i32"), (negated, kernels.add_one(1, 3)))
     program = m.program(
         kernels.add_one(1), loop, kernels.add_one(1, 10), conditional_nodes=conditional_nodes
     )
@@ -181,15 +184,15 @@ def test_nesting(conditional_nodes):
     m = Machine(1, 1, 1, 1, 1, 1)
     inner = While(
         (kernels.below(1, 2, 7),),
-        Buf(2, "i8"),
+        BufferArg(2, "i8"),
         (
             kernels.add_one(1, 2),
-            Switch(Buf(5, "i32"), ((), (kernels.add_one(3),))),
-            Repeat(2, Buf(4, "i32"), (kernels.add_one(3, 100),)),
+            Switch(BufferArg(5, "i32"), ((), (kernels.add_one(3),))),
+            ForLoop(2, BufferArg(4, "i32"), (kernels.add_one(3, 100),)),
         ),
     )
     program = m.program(
-        Repeat(3, Buf(0, "i32"), (Clear(1), inner)), conditional_nodes=conditional_nodes
+        ForLoop(3, BufferArg(0, "i32"), (Memset(1), inner)), conditional_nodes=conditional_nodes
     )
     for _ in range(2):
         m.write(3, [0])
@@ -204,7 +207,7 @@ def test_places_outside_their_buffer_are_refused():
     with pytest.raises(ValueError, match="outside its 4 bytes"):
         m.program(Copy(0, 1, 8))
     with pytest.raises(ValueError, match="outside"):
-        m.program(Switch(Buf(1, "i32", 4), ((Clear(0),),)))
+        m.program(Switch(BufferArg(1, "i32", 4), ((Memset(0),),)))
 
 
 @pytest.mark.interpreted
@@ -227,7 +230,7 @@ def test_a_failed_capture_leaves_nothing_behind():
     streams = []
     new_stream = driver.new_stream
     driver.new_stream = lambda: streams.append(new_stream()) or streams[-1]
-    steps = [While((), Buf(0, "i8"), (Clear(0),))]
+    steps = [While((), BufferArg(0, "i8"), (Memset(0),))]
     with pytest.raises(CudaError, match="fill"):
         captured(place, steps, [Memory(block.address, 4)])
     assert streams and all(s.recording is None for s in streams)
@@ -268,7 +271,9 @@ def test_executables_keep_the_code_that_their_graphs_run():
 
     m.write(0, [0])
     m.driver.__class__ = Watched
-    program = m.program(kernels.add_one(0), Repeat(3, Buf(0, "i32"), (kernels.add_one(0, 0),)))
+    program = m.program(
+        kernels.add_one(0), ForLoop(3, BufferArg(0, "i32"), (kernels.add_one(0, 0),))
+    )
     gc.collect()
     assert len(held) == 2 and all(one() is not None for one in held)
     program.launch()

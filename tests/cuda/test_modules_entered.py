@@ -19,7 +19,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn.backends.cuda import pipeline
 from genesis_fn.backends.cuda.backend import CudaBackend
-from genesis_fn.backends.cuda.lower.steps import Scope
+from genesis_fn.backends.cuda.lower.steps import ProgramLowering
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.core.device import device, using_device
 from tests.test_modules_entered import PASSES, check_jit, modules_entered, program
@@ -33,7 +33,7 @@ PROGRAM = {
     "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
-    "contracted": pipeline.contracted, "fuse": pipeline.fuse, "lowered": Scope.lowered,
+    "contracted": pipeline.contracted, "fuse": pipeline.fuse, "lowered": ProgramLowering.lowered,
     "joined": pipeline.joined, "packed": pipeline.packed,
 }  # fmt: skip
 LIST = PROGRAM | BODY

@@ -10,7 +10,7 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn.backends.cuda.run.graph import Child
+from genesis_fn.backends.cuda.run.graph import SubProgram
 from genesis_fn.compiler.options import without
 from genesis_fn.kernels.plan import Launch
 from genesis_fn.lax.fused.norms import rms_norm
@@ -32,7 +32,7 @@ def weights(*shape: int) -> np.ndarray:
 def launches(executable: Any) -> list[str]:
     found = []
     for step in executable.schedule.steps:
-        for inner in step.steps if isinstance(step, Child) else (step,):
+        for inner in step.steps if isinstance(step, SubProgram) else (step,):
             assert isinstance(inner, Launch), inner
             found.append(inner.kernel.name if hasattr(inner.kernel, "name") else "kernel")
     return found
@@ -96,7 +96,7 @@ def test_products_of_one_operand_share_a_launch() -> None:
 
     args = normal(1, 32), normal(32), normal(24, 32), normal(16, 32), normal(32, 40)
     (name, *others) = checked(f, *args)
-    assert name.startswith("beside_matmul_gemv") and len(others) <= 1
+    assert name.startswith("joint_matmul_gemv") and len(others) <= 1
     with without("horizontal"):
         assert len(checked(f, *args)) == 3
 

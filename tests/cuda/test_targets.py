@@ -23,7 +23,7 @@ from genesis_fn.compiler.target import OF_ARCHITECTURE, Target
 from genesis_fn.core.aval import aval
 from genesis_fn.core.device import Device, cpu, cuda
 from genesis_fn.core.primitive import PRIMITIVES
-from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Plan
 
 FOLDER = Path(__file__).parent
 
@@ -81,7 +81,7 @@ def assert_only_what_it_has(launch: Launch, target: Target) -> None:
     if not target.programmatic_launch:
         assert not launch.programmatic
     if not target.float8:
-        assert not any(isinstance(a, Buf) and a.dtype.startswith("fp8") for a in arguments)
+        assert not any(isinstance(a, BufferArg) and a.dtype.startswith("fp8") for a in arguments)
 
 
 def test_operations_alone(device: Device) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.backends.cuda.run.graph import Child, Copy, Repeat, Switch, While
+from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, SubProgram, Switch, While
 from genesis_fn.compiler.options import without
 from genesis_fn.kernels.plan import Launch
 
@@ -27,13 +27,13 @@ def moved(steps) -> int:
     for step in steps:
         if isinstance(step, Copy):
             found += step.bytes >= SIZE
-        elif isinstance(step, Child):
+        elif isinstance(step, SubProgram):
             found += moved(step.steps)
         elif isinstance(step, While):
             found += moved(step.condition) + moved(step.body)
         elif isinstance(step, Switch):
             found += sum(map(moved, step.branches))
-        elif isinstance(step, Repeat):
+        elif isinstance(step, ForLoop):
             found += moved(step.body)
         elif isinstance(step, Launch):
             # The other form of an update begins with a kernel that copies the operand, or scatters

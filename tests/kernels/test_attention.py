@@ -20,7 +20,7 @@ from genesis_fn.kernels.attention.decode import decode_plan
 from genesis_fn.kernels.attention.forward import AttentionConfig, general_plan
 from genesis_fn.kernels.attention.scores import tile_and_head
 from genesis_fn.kernels.attention.spec import AttentionSpec
-from genesis_fn.kernels.plan import Buf, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from tests.kernels.attention_reference import (
     TORCH,
     attention_reference,
@@ -61,7 +61,7 @@ def backward(spec, inputs, out, lse, dout, config):
 
 def check(spec, block_m=32, block_n=16, *, seed=0, inputs=None):
     """Holds forward and gradients of one spec to the float64 reference."""
-    tile = AttentionConfig(block_m, block_n, 4, 2, section=3)
+    tile = AttentionConfig(block_m, block_n, 4, 2, head_group=3)
     inputs = inputs or random_inputs(spec, seed)
     g = torch.Generator().manual_seed(seed + 1)
     dout = torch.randn(spec.batch, spec.q_len, spec.q_heads, spec.v_dim, generator=g).to(
@@ -71,9 +71,9 @@ def check(spec, block_m=32, block_n=16, *, seed=0, inputs=None):
     out, lse = forward(spec, inputs, tile)
     tolerance = TOLERANCE[spec.dtype]
     assert error(out, wanted["out"]) < tolerance
-    blind = wanted["lse"] < -1e30
-    assert torch.equal(blind, lse < -1e30)
-    assert error(lse[~blind], wanted["lse"][~blind]) < min(tolerance, 1e-3)
+    fully_masked = wanted["lse"] < -1e30
+    assert torch.equal(fully_masked, lse < -1e30)
+    assert error(lse[~fully_masked], wanted["lse"][~fully_masked]) < min(tolerance, 1e-3)
     turned = replace(tile, block_m=block_n, block_n=block_m)
     found = backward(spec, inputs, out, lse, dout, BackwardConfig(turned, tile))
     for name, value in found.items():
@@ -106,7 +106,7 @@ CASES = {
     "window_causal": replace(SMALL, window=(11, None), causal=True, q_len=70, kv_len=70, batch=1),
     "window_left": replace(SMALL, window=(7, None), q_len=65, kv_len=70, batch=1),
     "window_right": replace(SMALL, window=(None, 3), q_len=65, kv_len=70, batch=1),
-    "window_blind": AttentionSpec(1, 2, 1, 60, 24, 16, dtype="fp32", window=(4, 2)),
+    "window_fully_masked": AttentionSpec(1, 2, 1, 60, 24, 16, dtype="fp32", window=(4, 2)),
     "mask": replace(SMALL, mask=(2, 4, 40, 40)),
     "mask_broadcast": replace(SMALL, mask=(1, 1, 40, 40), causal=True),
     "mask_keys": replace(SMALL, mask=(2, 1, 1, 40)),
@@ -130,7 +130,7 @@ CASES = {
     "tma_bf16": AttentionSpec(2, 2, 1, 64, 64, 64, causal=True),
     "tma_tails": AttentionSpec(2, 2, 1, 50, 70, 64, 128, dtype="fp16"),
     "tma_causal_tails": AttentionSpec(2, 2, 1, 70, 70, 64, causal=True),
-    "tma_blind": AttentionSpec(2, 2, 1, 33, 50, 64, kv_lengths=True),
+    "tma_fully_masked": AttentionSpec(2, 2, 1, 33, 50, 64, kv_lengths=True),
     "tma_window": AttentionSpec(1, 2, 1, 70, 70, 64, window=(20, 0)),
 }  # fmt: skip
 
@@ -256,17 +256,17 @@ def test_decode_matches_the_formula(name, splits):
 
 
 @triton.jit
-def order_kernel(places, TILES: tl.constexpr, HEADS: tl.constexpr, SECTION: tl.constexpr):
+def order_kernel(places, TILES: tl.constexpr, HEADS: tl.constexpr, HEAD_GROUP: tl.constexpr):
     order = tl.program_id(0)
-    tile, head = tile_and_head(order, TILES, HEADS, SECTION, True)
+    tile, head = tile_and_head(order, TILES, HEADS, HEAD_GROUP, True)
     tl.store(places + 2 * order, tile)
     tl.store(places + 2 * order + 1, head)
 
 
-def test_the_longest_tiles_of_a_section_come_first():
+def test_the_longest_tiles_of_a_head_group_come_first():
     places = torch.zeros(24, 2, dtype=torch.int32)
-    constants = {"TILES": 4, "HEADS": 6, "SECTION": 4}
-    step = Launch(order_kernel, (24, 1, 1), {"places": Buf(0, "i32")}, constants)
+    constants = {"TILES": 4, "HEADS": 6, "HEAD_GROUP": 4}
+    step = Launch(order_kernel, (24, 1, 1), {"places": BufferArg(0, "i32")}, constants)
     run_plan(Plan(0, 1, (step,)), [], [places])
     order = [tuple(x) for x in places.tolist()]
     assert sorted(order) == [(tile, head) for tile in range(4) for head in range(6)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from genesis_fn.kernels.language.source import kernel_from_source
-from genesis_fn.kernels.plan import Buf, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from tests.kernels.run import run_plan
 
 N = 64
@@ -49,7 +49,9 @@ def elementwise(expression: str, source: str, target: str, x: torch.Tensor) -> t
         f"    tl.store(out + i, {expression})\n"
     )
     launch = Launch(
-        kernel_from_source(text), (1, 1, 1), {"x_in": Buf(0, source), "out": Buf(1, target)}
+        kernel_from_source(text),
+        (1, 1, 1),
+        {"x_in": BufferArg(0, source), "out": BufferArg(1, target)},
     )
     out = torch.empty(N, dtype=DTYPES[target])
     run_plan(Plan(1, 1, (launch,)), [x], [out])
@@ -121,7 +123,11 @@ def test_the_last_bits_are_dropped_in_tf32():
     a = torch.full((16, 16), 1 + 2.0**-12)
     b = torch.eye(16)
     for precision, want in [("tf32", 1.0), ("default", 1.0), ("ieee", 1 + 2.0**-12)]:
-        arguments = {"a": Buf(0, "fp32"), "b": Buf(1, "fp32"), "out": Buf(2, "fp32")}
+        arguments = {
+            "a": BufferArg(0, "fp32"),
+            "b": BufferArg(1, "fp32"),
+            "out": BufferArg(2, "fp32"),
+        }
         launch = Launch(kernel_from_source(text), (1, 1, 1), arguments, {"precision": precision})
         out = torch.empty(16, 16)
         run_plan(Plan(2, 1, (launch,)), [a, b], [out])

@@ -13,7 +13,7 @@ import torch
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.matmul.matmul import Config, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.matmul.operand_layout import add_prepared, copies
-from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from tests.kernels.run import run_plan
 
@@ -72,7 +72,7 @@ def test_parts_fit_tf32_and_add_up():
     copied = add_prepared(builder, spec, "lhs")
     plan = builder.build()
     step = plan.steps[0]
-    step = replace(step, arguments={**step.arguments, "y": Buf(1, copied.dtype)})
+    step = replace(step, arguments={**step.arguments, "y": BufferArg(1, copied.dtype)})
     out = torch.empty(64, 3, 64)
     run_plan(replace(plan, steps=(step,), workspaces=()), [x], [out])
     assert not (out.view(torch.int32) & 0x1FFF).any()

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.plan import Buf, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.kernels.random import RandomBits, philox_block, plan_random_bits
 from tests.kernels.run import TARGET, run_plan
 
@@ -55,7 +55,7 @@ def test_known_answers(counter, key, answer):
     assert tuple(philox(list(counter), list(key))) == answer
     state = torch.from_numpy(np.array([*counter, *key], np.uint32))
     out = torch.zeros(4, dtype=torch.uint32)
-    pointers = {"state": Buf(0, "u32"), "out": Buf(1, "u32")}
+    pointers = {"state": BufferArg(0, "u32"), "out": BufferArg(1, "u32")}
     run_plan(Plan(1, 1, (Launch(_block_kernel, (1, 1, 1), pointers),)), [state], [out])
     assert tuple(out.tolist()) == answer
 
@@ -91,7 +91,7 @@ def _blocks_kernel(keys, out, START: tl.constexpr):
 def test_blocks_count_beyond_32_bits(start):
     key = [77, 88]
     out = torch.zeros(64, dtype=torch.uint32)
-    pointers = {"keys": Buf(0, "u32"), "out": Buf(1, "u32")}
+    pointers = {"keys": BufferArg(0, "u32"), "out": BufferArg(1, "u32")}
     step = Launch(_blocks_kernel, (1, 1, 1), pointers, {"START": start})
     run_plan(Plan(1, 1, (step,)), [torch.from_numpy(np.array(key, np.uint32))], [out])
     want = []

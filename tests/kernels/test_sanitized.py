@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kernels.sanitize import FAMILIES, TOOLS, kernels_of, plan_of
-from genesis_fn.compiler.fusion.matmul_grouping import contracted
+from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core.jaxpr import Jaxpr
@@ -41,7 +41,7 @@ def kernels_of_families() -> set[str]:
                 plan(e.params["jaxpr"])
 
     def check(f, *args):
-        plan(contracted(simplify(traced(f, *args)[0]), H200))
+        plan(group_matmuls(simplify(traced(f, *args)[0]), H200))
 
     for family in FAMILIES.values():
         family(check)

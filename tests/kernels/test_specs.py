@@ -19,7 +19,7 @@ from genesis_fn.kernels.indexing.concat import Concatenate
 from genesis_fn.kernels.indexing.scatter import GatherRows, ScatterRows
 from genesis_fn.kernels.matmul.matmul import plan_matmul
 from genesis_fn.kernels.matmul.spec import Config, Hooks, MatmulSpec, Segment
-from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.kernels.random import RandomBits
 from genesis_fn.kernels.rows.cross_entropy import CrossEntropy
@@ -63,7 +63,7 @@ CASES: list[tuple[Callable[[], Any], str]] = [
     (lambda: LinearCrossEntropy(LOSSES, 4, "none"), "reduction is one of"),
     (lambda: LinearCrossEntropy(replace(LOSSES, rows=0), 4), "at least one row"),
     (lambda: CrossEntropy(4, 0, "fp32"), "at least one class"),
-    (lambda: PlanBuilder(1, 1).clear(Buf(0, "fp32", 4)), "can only be cleared whole"),
+    (lambda: PlanBuilder(1, 1).clear(BufferArg(0, "fp32", 4)), "can only be cleared whole"),
     (lambda: replace(ATTENTION, batch=0), "every size must be at least 1"),
     (lambda: replace(ATTENTION, kv_heads=3), "not a multiple of 3 key/value heads"),
     (lambda: replace(ATTENTION, head_dim=512), "head dimensions 512 and 512 exceed 256"),

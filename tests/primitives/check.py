@@ -18,7 +18,7 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.device import default_device
-from genesis_fn.core.primitive import Linear, typeof
+from genesis_fn.core.primitive import LinearOperand, typeof
 from genesis_fn.primitives.factories import instantiate
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, linearize_flat
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
@@ -122,7 +122,7 @@ def vjp(f: Callable, xs: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
     nonzero = [is_inexact(typeof(x)) for x in xs]
     outs, has_tangent, program, residuals = linearize_flat(listed(f), xs, nonzero)
     live = [ct for ct, h in zip(cts, has_tangent, strict=True) if h]
-    seeds = [Linear(a) for a in program.in_avals[len(residuals) :]]
+    seeds = [LinearOperand(a) for a in program.in_avals[len(residuals) :]]
     back = transpose_flat(program, [*residuals, *seeds], live)[len(residuals) :]
     return [instantiate(ct, seed.aval) for ct, seed in zip(back, seeds, strict=True)]
 

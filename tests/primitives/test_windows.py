@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from genesis_fn.backends.cpu.lowerings.indexing import Plan
+from genesis_fn.backends.cpu.lowerings.indexing import WindowLayout
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.primitives.indexing import gather as G, scatter as S
@@ -183,7 +183,7 @@ def test_the_random_cases_reach_every_form():
     for seed in range(60):
         x, indices, numbers, sizes = inputs(seed, "clip")
         kinds = to_array(x).aval, to_array(indices).aval
-        forms.append(Plan(*kinds, GatherDimensionNumbers(*numbers), sizes).form())
+        forms.append(WindowLayout(*kinds, GatherDimensionNumbers(*numbers), sizes).form())
     for form in ("slice", "axis", "along", "rows"):
         assert forms.count(form) >= 3, (form, forms.count(form))
 

@@ -10,7 +10,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, random
 from genesis_fn.core.configuration import config
-from genesis_fn.core.primitive import ctx, surroundings
+from genesis_fn.core.primitive import ctx, trace_context_key
 from genesis_fn.transforms.jit.retrace import RecompilationWarning
 from genesis_fn.transforms.staging.stage import inlined
 
@@ -147,9 +147,9 @@ def test_the_precision_in_force_reaches_fused_functions_that_were_staged_before(
         return nn.dot_product_attention(q, q, q)
 
     assert "precision=highest" not in str(gf.make_jaxpr(attention)(q)).replace("'", "")
-    before = surroundings()
+    before = trace_context_key()
     with gf.default_matmul_precision("highest"):
-        assert surroundings() != before
+        assert trace_context_key() != before
         f = gf.jit(lambda x: nn.softmax(x @ x))
         assert "highest" in str(gf.make_jaxpr(f)(jnp.ones((2, 2))))
 

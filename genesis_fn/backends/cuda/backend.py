@@ -134,7 +134,7 @@ class CudaBackend(Backend):
 
 def _imported(place: Runtime, found: Imported, device: Device) -> Array:
     from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
-    from genesis_fn.kernels.plan import Buf
+    from genesis_fn.kernels.plan import BufferArg
     from genesis_fn.kernels.plan_builder import PlanBuilder
 
     kind = aval(found.shape, dtypes.dtype(found.dtype))
@@ -144,7 +144,7 @@ def _imported(place: Runtime, found: Imported, device: Device) -> Array:
             raise BackendError(f"a strided import of {kind} is not supported: make it contiguous")
         raw = f"i{8 * kind.dtype.itemsize}"
         builder = PlanBuilder(1, 1)
-        add_copy(builder, Buf(0, raw), Buf(1, raw), kind.shape, found.strides)
+        add_copy(builder, BufferArg(0, raw), BufferArg(1, raw), kind.shape, found.strides)
         block = place.alloc(kind.nbytes, where(depth=4))
         run = eager.PlanRunner(place, builder.build())
         run([data.address, block.address], [data.bytes, kind.nbytes])

@@ -19,12 +19,12 @@ from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, che
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.core.array import Array
-from genesis_fn.core.aval import Aval, Sig, sig
+from genesis_fn.core.aval import Aval, Signature, sig
 from genesis_fn.core.device import Device
-from genesis_fn.core.diagnostics.source_info import Where, where
+from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
-from genesis_fn.kernels.plan import Clear, Launch, Plan
+from genesis_fn.kernels.plan import Launch, Memset, Plan
 from genesis_fn.transforms.custom.fused import fused_p
 
 _REMEMBERED = 64  # scalar values for each function
@@ -37,14 +37,16 @@ class PlanRunner:
         self.place, self.plan = place, plan
         launches = [s for s in plan.steps if type(s) is Launch]
         prepared = iter(place.driver.prepare(launches) if launches else ())
-        self.steps = [s if type(s) is Clear else next(prepared) for s in plan.steps]
-        self.scratch = max([s.scratch_bytes for s in self.steps if type(s) is not Clear], default=0)
+        self.steps = [s if type(s) is Memset else next(prepared) for s in plan.steps]
+        self.scratch = max(
+            [s.scratch_bytes for s in self.steps if type(s) is not Memset], default=0
+        )
         self.lock = threading.Lock()
 
     @property
     def is_one_launch(self) -> bool:
         """Whether there is nothing but one kernel on the buffers that are given."""
-        one = len(self.steps) == 1 and type(self.steps[0]) is not Clear
+        one = len(self.steps) == 1 and type(self.steps[0]) is not Memset
         return one and not self.scratch and not self.plan.workspaces
 
     def __call__(self, addresses: list[int], sizes: Sequence[int], site: Any = None) -> None:
@@ -56,7 +58,7 @@ class PlanRunner:
         spare = place.alloc(self.scratch, site) if self.scratch else None
         with self.lock:
             for step in self.steps:
-                if type(step) is Clear:
+                if type(step) is Memset:
                     b = step.buffer
                     size = sizes[b] if b < len(sizes) else held[b - len(sizes)].bytes
                     driver.fill(everything[b], 0, size, driver.compute)
@@ -138,7 +140,7 @@ class _Caller:
 
 
 def _plan_function(
-    runner: PlanRunner, sigs: Sequence[Sig], arrays: Sequence[int], prim: Primitive,
+    runner: PlanRunner, sigs: Sequence[Signature], arrays: Sequence[int], prim: Primitive,
     avals: tuple, params: dict[str, Any], shared: Sequence[tuple[str, int] | None],
 ) -> Callable:  # fmt: skip
     place, plan = runner.place, runner.plan
@@ -148,11 +150,11 @@ def _plan_function(
     shared = list(shared) or [None] * len(sigs)
     checked = checks(plan, [s.aval for s in sigs])
     # A failure is seen later: a word for each line tells which one it was.
-    words: dict[Where, _Caller] = {}
+    words: dict[SourceLocation, _Caller] = {}
     if checked:
         sizes = [*sizes, 8]
 
-    def word_of(line: Where) -> int:
+    def word_of(line: SourceLocation) -> int:
         caller = words.get(line)
         if caller is None:
             if len(words) == _LINES:  # lines of code that is made anew, as in a notebook
@@ -186,7 +188,7 @@ def _plan_function(
 
 
 def _one_launch(
-    runner: PlanRunner, size: int, result: Sig, arrays: Sequence[int], count: int
+    runner: PlanRunner, size: int, result: Signature, arrays: Sequence[int], count: int
 ) -> Callable:
     """The function of the common case, one kernel with one result, without what others need."""
     step = runner.steps[0]
@@ -206,7 +208,7 @@ def _one_launch(
     return run
 
 
-def _view_function(views: Views, sigs: Sequence[Sig], arrays: Sequence[int]) -> Callable:
+def _view_function(views: Views, sigs: Sequence[Signature], arrays: Sequence[int]) -> Callable:
     def run(*args: Any) -> list[Array]:
         found = []
         for (source, first), s in zip(views.sources, sigs):
@@ -224,7 +226,7 @@ def part_of(data: Buffer, first: int, size: int) -> Buffer:
     return Buffer(data.address + first, size, data)
 
 
-def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Sig]) -> Callable:
+def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Signature]) -> Callable:
     function = call.function()
 
     def run(*args: Any) -> list[Array]:

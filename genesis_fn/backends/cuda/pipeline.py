@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
-from genesis_fn.backends.cuda.lower.horizontal_fusion import joined
+from genesis_fn.backends.cuda.lower.horizontal_fusion import fuse_horizontally
 from genesis_fn.backends.cuda.lower.steps import (
+    BufferTable,
+    ProgramLowering,
     Schedule,
-    Scope,
-    Table,
     check_error,
     keeps_fused,
     packed,
 )
 from genesis_fn.backends.cuda.run.executable import Binding, CudaExecutable
-from genesis_fn.backends.cuda.run.io_buffers import Output, Places
+from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Output
 from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.compiler.fusion.fuse import fuse
-from genesis_fn.compiler.fusion.matmul_grouping import contracted
+from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.loop_ir.kernel import Placement
 from genesis_fn.compiler.memory.inplace import donations
 from genesis_fn.compiler.memory.rematerialise import rematerialise
@@ -68,7 +68,7 @@ def compile_jaxpr(
     ]
 
     # Equations become steps over numbered buffers: the passes of `schedule`.
-    table = Table(target)
+    table = BufferTable(target)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     table.steady = {b for i, b in enumerate(inputs) if i not in replaced.values()}
     targets = [inputs[replaced[k]] if k in replaced else None for k in range(len(program.outs))]
@@ -88,7 +88,7 @@ def compile_jaxpr(
         describe = lambda site, index: check_error(table, named, site, index)  # noqa: E731
         binding.word = place.errors.register(binding, describe)
     updated = [number.get(b) for b in steps.outputs]
-    places = Places(place, site, donated, updated, list(made.values()), binding.capture)
+    places = IOBuffers(place, site, donated, updated, list(made.values()), binding.capture)
     sigs = [sig(v.aval, device) for v in jaxpr.outs]
     return CudaExecutable(program, binding, places, sigs, replaced, unused)
 
@@ -98,7 +98,7 @@ def _size(jaxpr: Jaxpr) -> int:
 
 
 def schedule(
-    table: Table,
+    table: BufferTable,
     jaxpr: Jaxpr,
     inputs: Sequence[int],
     targets: Sequence[int | None],
@@ -106,21 +106,21 @@ def schedule(
     extra: dict[Var, int] | None = None,
     depth: int = 0,
 ) -> Schedule:
-    """The steps of a program between buffers; see `Scope` for what the arguments are. Bodies of
-    loops and branches go through the same passes where they are met."""
+    """The steps of a program between buffers; see `ProgramLowering` for what the arguments are.
+    Bodies of loops and branches go through the same passes where they are met."""
     # Matrix products that are too small for the machine, or are summed, become one.
-    jaxpr = contracted(jaxpr, table.target)
+    jaxpr = group_matmuls(jaxpr, table.target)
 
     # Equations form groups, each one kernel's loops; what stands only inside of one is not stored.
     fusion = fuse(jaxpr, table.target, placed)
 
     # Loops become Triton source, other equations the plans of kernels, results get buffers.
     base = table.new(0)
-    scope = Scope(table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth)
+    scope = ProgramLowering(table, jaxpr, fusion, inputs, targets, schedule, placed, extra, depth)
     items, outputs = scope.lowered()
 
     # Small launches that do not wait for each other become one.
-    items = joined(items, table, scope.fixed)
+    items = fuse_horizontally(items, table, scope.fixed)
 
     # Temporaries share an arena, each from its first step to its last.
     arena = packed(items, outputs, table, scope.fixed, base)

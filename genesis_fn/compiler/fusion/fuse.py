@@ -21,9 +21,9 @@ from genesis_fn.compiler.fusion.gemv_fusion import (
 )
 from genesis_fn.compiler.fusion.value_graph import Graph, joins, value_graph
 from genesis_fn.compiler.loop_ir.kernel import (
-    Body,
     Domain,
     Infeasible,
+    KernelIR,
     Placement,
     body_of,
     domain,
@@ -54,7 +54,7 @@ class Group:
     )  # fmt: skip
 
     def __init__(
-        self, roots: list[Var], over: Domain | None, body: Body | None, eqn: Eqn | None,
+        self, roots: list[Var], over: Domain | None, body: KernelIR | None, eqn: Eqn | None,
         reads: dict[Var, int], lo: int, hi: int, product: FusedProduct | None = None,
         columns: frozenset[Var] = frozenset(),
     ) -> None:  # fmt: skip
@@ -167,7 +167,7 @@ class _Merging:
             else domain(v.aval.shape)
         )
 
-    def _single(self, v: Var, e: Eqn, over: Domain) -> Body:
+    def _single(self, v: Var, e: Eqn, over: Domain) -> KernelIR:
         """The kernel of one value."""
         try:
             return self._body([v], over)
@@ -190,7 +190,7 @@ class _Merging:
     def _body(
         self, roots: list[Var], over: Domain, stored: Iterable[Var] | None = None,
         columns: frozenset[Var] = frozenset(),
-    ) -> Body:  # fmt: skip
+    ) -> KernelIR:  # fmt: skip
         graph = self.graph
         kept = set(roots if stored is None else stored)
         most = 4 * _MOST_INSTRUCTIONS

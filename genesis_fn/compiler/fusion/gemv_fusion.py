@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genesis_fn.compiler.loop_ir.kernel import Body, Domain
+from genesis_fn.compiler.loop_ir.kernel import Domain, KernelIR
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.dot_general import dot_general_p
@@ -30,8 +30,8 @@ class FusedProduct:
     results are loads."""
 
     eqns: list[Eqn]
-    prologue: Body | None = None
-    epilogue: Body | None = None
+    prologue: KernelIR | None = None
+    epilogue: KernelIR | None = None
 
 
 def sizes(e: Eqn) -> tuple[int, int, int] | None:
@@ -58,7 +58,7 @@ def alike(a: Eqn, b: Eqn) -> bool:
     return a.ins[0] is b.ins[0] and kinds[0] == kinds[1]
 
 
-def follows(body: Body, over: Domain, values: list[Var], result: Var) -> bool:
+def follows(body: KernelIR, over: Domain, values: list[Var], result: Var) -> bool:
     """Whether a pointwise kernel can run on the tiles of the products `values`: it reads them
     element for element."""
     if result.aval.dtype not in _DTYPES or body.counters:
@@ -88,7 +88,7 @@ def wide(e: Eqn) -> bool:
     return narrow and x.aval.size // x.aval.shape[-1] >= _LEAST_WIDE
 
 
-def finishes(body: Body, over: Domain, value: Var, results: list[Var]) -> bool:
+def finishes(body: KernelIR, over: Domain, value: Var, results: list[Var]) -> bool:
     """Whether a pointwise kernel can be done to the tiles of `value`: it reads and writes all its
     arrays element for element, and few of them, because a tile of each is in registers."""
     if over.size >= 2**31 or not 0 < len(results) <= _MOST_TILES or len(body.instrs) > 64:

@@ -51,7 +51,7 @@ def _flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dots: Any, sums: Any, a
     return sum([flops(ins[2 * i : 2 * i + 2], [o], **dots[i]) for i, o in pairs])
 
 
-JOINED = _Products(
+GROUPED = _Products(
     "products", lambda *operands, dots, sums, avals: list(avals), multi=True, listed=False,
     flops=_flops,
 )  # fmt: skip
@@ -62,7 +62,7 @@ dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
 """
 
 
-def contracted(jaxpr: Jaxpr, target: Target) -> Jaxpr:
+def group_matmuls(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     """`jaxpr` with products that gain from it joined: the kernels that run through several operands
     read them through descriptors."""
     if not target.descriptors or not any([e.prim is dot_general_p for e in jaxpr.eqns]):
@@ -76,7 +76,7 @@ def contracted(jaxpr: Jaxpr, target: Target) -> Jaxpr:
 
 
 def _dots(e: Eqn) -> Sequence[dict[str, Any]]:
-    return e.params["dots"] if e.prim is JOINED else (e.params,)
+    return e.params["dots"] if e.prim is GROUPED else (e.params,)
 
 
 def _sizes(e: Eqn) -> tuple[int, int, int]:
@@ -95,7 +95,7 @@ def _plain(e: Eqn) -> bool:
     if e.prim is dot_general_p:
         if e.params["dimension_numbers"][1][0]:
             return False
-    elif e.prim is not JOINED or len(e.outs) > 1:
+    elif e.prim is not GROUPED or len(e.outs) > 1:
         return False
     operands = all(
         [type(i) is Var and i.aval.dtype in (dtypes.BF16, dtypes.F16) for i in e.ins]
@@ -210,7 +210,7 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
         "avals": (narrow,),
     }  # fmt: skip
     whole = Var(narrow)
-    eqns = [Eqn(JOINED, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
+    eqns = [Eqn(GROUPED, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
     alone = not rest
     wide = whole
     if narrow.dtype != out.aval.dtype:
@@ -335,4 +335,4 @@ def _launch(members: Sequence[Eqn]) -> Eqn:
         outs += e.outs
     params = {"dots": tuple(dots), "sums": tuple(sums), "avals": tuple([o.aval for o in outs])}
     last = members[-1]
-    return Eqn(JOINED, ins, params, outs, last.where, any([e.backward for e in members]))
+    return Eqn(GROUPED, ins, params, outs, last.where, any([e.backward for e in members]))

@@ -184,7 +184,7 @@ class Placement:
     reverse: bool
 
 
-class Body:
+class KernelIR:
     """The instructions of a kernel over `over`; `body_of` writes them.
 
     `real` are the values in memory, `made[v]` is the equation that computes v, `stored` are the
@@ -441,10 +441,10 @@ def body_of(
     placed: dict[Var, Placement],
     most: int,
     columns: Collection[Var],
-) -> Body:
+) -> KernelIR:
     """The body of a kernel whose results are `roots`; `placed` are written into a part of another
     value's memory. Raises Infeasible."""
-    body = Body(made, real, over, stored, most, columns)
+    body = KernelIR(made, real, over, stored, most, columns)
     for v in roots:
         body.places[v] = body.place(v)
     for v in roots:

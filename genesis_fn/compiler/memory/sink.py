@@ -10,7 +10,7 @@ from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
 
-def late(jaxpr: Jaxpr) -> Jaxpr:
+def sink_equations(jaxpr: Jaxpr) -> Jaxpr:
     """`jaxpr` in another order of equations: one whose results are no smaller than the operands
     that it would keep alive runs just before its first consumer. Effects keep their order and
     place."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from genesis_fn.core.array import Array
-    from genesis_fn.core.aval import Sig
+    from genesis_fn.core.aval import Signature
     from genesis_fn.core.train_state import Memory
 
 
@@ -16,7 +16,7 @@ class Carry(Protocol):
     """A way to run a program whose state (some neighbouring inputs, which come back as neighbouring
     results in the same memory) is one value. `sigs` are the signatures of the state's leaves."""
 
-    sigs: Sequence[Sig]
+    sigs: Sequence[Signature]
 
     def run(self, state: Memory | list[Array], others: list[Any]) -> tuple[Memory, list[Any]]:
         """(the state's memory, storages of the other results), given the state, as the last run
@@ -34,7 +34,7 @@ class Executable(Protocol):
 
     __slots__ = ()
 
-    sigs: Sequence[Sig]
+    sigs: Sequence[Signature]
     """The signatures of the results, none of them weak."""
 
     overwritten: Sequence[int] = ()

@@ -16,7 +16,7 @@ _PACKAGE = os.path.abspath(sys.modules["genesis_fn"].__path__[0]) + os.sep
 _SHOWN = tuple(_PACKAGE + part + os.sep for part in ("nn", "optim", "models"))
 
 
-class Where(NamedTuple):
+class SourceLocation(NamedTuple):
     """A line of a program: code object, line number and the `named_scope` it ran under.
 
     For a line of the library's own layers, optimizers and models, `user` is the line outside the
@@ -26,7 +26,7 @@ class Where(NamedTuple):
     code: CodeType
     line: int
     scope: str = ""
-    user: Where | None = None
+    user: SourceLocation | None = None
 
     def __str__(self) -> str:
         return f"{os.path.relpath(self.file) if self.near else self.file}:{self.line}"
@@ -93,12 +93,12 @@ def user_frame(depth: int = 2) -> FrameType:
     return frame
 
 
-def where(scope: str = "", depth: int = 3) -> Where:
+def where(scope: str = "", depth: int = 3) -> SourceLocation:
     """The user's line that is running now."""
     return at_frame(user_frame(depth), scope)
 
 
-def where_read() -> Where:
+def where_read() -> SourceLocation:
     """The line that asked for a value: the nearest one that is neither the library's own nor
     NumPy's, torch's or Python's, whose functions ask on behalf of it."""
     return at_frame(_outside(user_frame(2), _of_readers))
@@ -130,14 +130,16 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     )  # fmt: skip
 
 
-def at_frame(frame: FrameType, scope: str = "") -> Where:
+def at_frame(frame: FrameType, scope: str = "") -> SourceLocation:
     """The line that a frame is at."""
     code = frame.f_code
     if code.co_filename.startswith(_PACKAGE):
         outer = _outside(frame, _of_library)
         if not _of_library(outer.f_code):
-            return Where(code, frame.f_lineno, scope, Where(outer.f_code, outer.f_lineno, scope))
-    return Where(code, frame.f_lineno, scope)
+            return SourceLocation(
+                code, frame.f_lineno, scope, SourceLocation(outer.f_code, outer.f_lineno, scope)
+            )
+    return SourceLocation(code, frame.f_lineno, scope)
 
 
 def _of_library(code: CodeType) -> bool:
@@ -159,7 +161,7 @@ def equation_of(error: BaseException) -> Any:
     return found
 
 
-def line_of(error: BaseException) -> Where | None:
+def line_of(error: BaseException) -> SourceLocation | None:
     """The user's line of the equation that raised `error` inside a generated function."""
     found = equation_of(error)
     return None if found is None else found.where

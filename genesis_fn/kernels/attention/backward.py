@@ -2,8 +2,8 @@
 
 Probabilities are recomputed from the saved log-sum-exp (Dao, "FlashAttention-2", arXiv:2307.08691).
 Every output element is summed by one program in a fixed order, the query heads that share a key
-head inside the kernel, so results are the same from run to run. Blind rows (see `attention_spec`)
-give their uniform probabilities to dV and nothing else.
+head inside the kernel, so results are the same from run to run. Fully masked rows (see `spec`) give
+their uniform probabilities to dV and nothing else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.attention.forward import AttentionConfig, heads_per_section
+from genesis_fn.kernels.attention.forward import AttentionConfig, heads_per_group
 from genesis_fn.kernels.attention.scores import (
-    BLIND_BELOW,
     LOG2E,
+    MASKED_BELOW,
     key_bounds,
     keys_of,
     load_rows,
@@ -39,7 +39,7 @@ from genesis_fn.kernels.attention.spec import (
     serves_descriptors,
 )
 from genesis_fn.kernels.language.language import cast, dot, up
-from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan, Workspace
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 LARGE_SHARED = 160 << 10  # what the widest tiles take, pipelined
 
@@ -122,11 +122,11 @@ def attention_dkdv_kernel(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     MASK_ALL: tl.constexpr,
-    BLIND: tl.constexpr,
+    FULLY_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     HEADS: tl.constexpr,
-    SECTION: tl.constexpr,
+    HEAD_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
@@ -134,7 +134,7 @@ def attention_dkdv_kernel(
     """dk and dv of one tile of BLOCK_N keys of one key head; score tiles are [keys, queries]."""
     KV: tl.constexpr = H // G
     tile, line = tile_and_head(
-        tl.program_id(0), (S + BLOCK_N - 1) // BLOCK_N, HEADS, SECTION, RIGHT < 0 and LEFT >= 0
+        tl.program_id(0), (S + BLOCK_N - 1) // BLOCK_N, HEADS, HEAD_GROUP, RIGHT < 0 and LEFT >= 0
     )
     batch = line // KV
     kv_head = line % KV
@@ -190,8 +190,8 @@ def attention_dkdv_kernel(
                 T, S, LEFT, RIGHT,
                 kv_lengths is not None,
             )  # fmt: skip
-            if BLIND:
-                seen = seen & (norm > BLIND_BELOW)[None, :]
+            if FULLY_MASKED:
+                seen = seen & (norm > MASKED_BELOW)[None, :]
             probs = tl.where(seen, probs, 0.0)
         elif banded:
             if (row < full_start) | (row >= full_end):
@@ -201,8 +201,8 @@ def attention_dkdv_kernel(
                     T, S, LEFT, RIGHT,
                     kv_lengths is not None,
                 )  # fmt: skip
-                if BLIND:
-                    seen = seen & (norm > BLIND_BELOW)[None, :]
+                if FULLY_MASKED:
+                    seen = seen & (norm > MASKED_BELOW)[None, :]
                 probs = tl.where(seen, probs, 0.0)
         dprobs = dot(
             values,
@@ -215,16 +215,16 @@ def attention_dkdv_kernel(
         if SOFTCAP > 0.0:
             dscores = dscores * slope
         dk_acc = dot(cast(dscores, queries.dtype), queries, dk_acc, PRECISION)
-    if BLIND:
+    if FULLY_MASKED:
         for member in range(G):
             head = kv_head * G + member
             saved = (batch.to(tl.int64) * H + head) * T
             for row in tl.range(0, T, BLOCK_M, num_stages=1):
                 rows = row + tl.arange(0, BLOCK_M)
                 norm = tl.load(lse + saved + rows, mask=rows < T, other=0.0) * LOG2E
-                blind = norm < BLIND_BELOW
-                if tl.sum(blind.to(tl.int32), 0) > 0:
-                    probs = tl.where(blind[None, :] & (cols < S)[:, None], 1.0 / S, 0.0)
+                fully_masked = norm < MASKED_BELOW
+                if tl.sum(fully_masked.to(tl.int32), 0) > 0:
+                    probs = tl.where(fully_masked[None, :] & (cols < S)[:, None], 1.0 / S, 0.0)
                     cotangents = load_rows(
                         dout, batch, head, row, T, T * H * DV, H * DV, DV,
                         BLOCK_M, DV, BLOCK_DV, TMA,
@@ -277,18 +277,18 @@ def attention_dq_kernel(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     MASK_ALL: tl.constexpr,
-    BLIND: tl.constexpr,
+    FULLY_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     HEADS: tl.constexpr,
-    SECTION: tl.constexpr,
+    HEAD_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """dq of one tile of BLOCK_M queries of one head."""
     tile, line = tile_and_head(
-        tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, SECTION, RIGHT >= 0
+        tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, HEAD_GROUP, RIGHT >= 0
     )
     batch = line // H
     head = line % H
@@ -342,8 +342,8 @@ def attention_dq_kernel(
                 T, S, LEFT, RIGHT,
                 cols_end,
             )  # fmt: skip
-            if BLIND:
-                seen = seen & (norm > BLIND_BELOW)[:, None]
+            if FULLY_MASKED:
+                seen = seen & (norm > MASKED_BELOW)[:, None]
             probs = tl.where(seen, probs, 0.0)
         elif banded:
             if (col < full_start) | (col >= full_end):
@@ -353,8 +353,8 @@ def attention_dq_kernel(
                     T, S, LEFT, RIGHT,
                     cols_end,
                 )  # fmt: skip
-                if BLIND:
-                    seen = seen & (norm > BLIND_BELOW)[:, None]
+                if FULLY_MASKED:
+                    seen = seen & (norm > MASKED_BELOW)[:, None]
                 probs = tl.where(seen, probs, 0.0)
         dscores = probs * (dprobs - mean[:, None])
         if SOFTCAP > 0.0:
@@ -406,7 +406,7 @@ def attention_dbias_kernel(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     MASK_ALL: tl.constexpr,
-    BLIND: tl.constexpr,
+    FULLY_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     BATCHES: tl.constexpr,
@@ -476,7 +476,7 @@ def attention_dbias_kernel(
                     mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
                     T, S, LEFT, RIGHT, True,
                 )  # fmt: skip
-                seen = seen & (norm > BLIND_BELOW)[:, None]
+                seen = seen & (norm > MASKED_BELOW)[:, None]
                 probs = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
                 acc += probs * (dprobs - mean[:, None])
     rows = row_low + tl.arange(0, BLOCK_M)
@@ -535,7 +535,7 @@ def general_backward_plan(
     wanted = option_inputs(spec)
     inputs = 6 + len(wanted)
     outputs = 4 if spec.bias is not None else 3
-    delta = Buf(inputs + outputs, "fp32")
+    delta = BufferArg(inputs + outputs, "fp32")
     steps = [
         delta_launch(spec, delta),
         _pass_launch(spec, target, config.dkdv, inputs, delta, "dkdv"),
@@ -547,13 +547,13 @@ def general_backward_plan(
     return Plan(inputs, outputs, tuple(steps), (Workspace(4 * lines),))
 
 
-def delta_launch(spec: AttentionSpec, delta: Buf) -> Launch:
+def delta_launch(spec: AttentionSpec, delta: BufferArg) -> Launch:
     """What every backward plan begins with: the row sums of out * dout."""
     lines = spec.batch * spec.q_heads * spec.q_len
     return Launch(
         attention_delta_kernel,
         (-(-lines // 32), 1, 1),
-        {"out": Buf(3, spec.dtype), "dout": Buf(5, spec.dtype), "delta": delta},
+        {"out": BufferArg(3, spec.dtype), "dout": BufferArg(5, spec.dtype), "delta": delta},
         {
             "T": spec.q_len,
             "H": spec.q_heads,
@@ -568,27 +568,27 @@ def delta_launch(spec: AttentionSpec, delta: Buf) -> Launch:
 
 
 def _operands(
-    spec: AttentionSpec, descriptors: bool, block_m: int, block_n: int, delta: Buf
+    spec: AttentionSpec, descriptors: bool, block_m: int, block_n: int, delta: BufferArg
 ) -> dict[str, Argument]:
     """What all passes read: q, k, v, dout as tiles or pointers, lse and delta."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dv = spec.head_dim, spec.v_dim
     q_strides, k_strides, v_strides = operand_strides(spec)
     rows: dict[str, Argument] = {
-        "q": Buf(0, spec.dtype),
-        "k": Buf(1, spec.dtype),
-        "v": Buf(2, spec.dtype),
-        "dout": Buf(5, spec.dtype),
+        "q": BufferArg(0, spec.dtype),
+        "k": BufferArg(1, spec.dtype),
+        "v": BufferArg(2, spec.dtype),
+        "dout": BufferArg(5, spec.dtype),
     }
     if descriptors:
         dense = dense_strides(t, n, dv)
         rows = {
-            "q": rows_view(Buf(0, spec.dtype), b, t, n, d, q_strides, block_m),
-            "k": rows_view(Buf(1, spec.dtype), b, s, kv, d, k_strides, block_n),
-            "v": rows_view(Buf(2, spec.dtype), b, s, kv, dv, v_strides, block_n),
-            "dout": rows_view(Buf(5, spec.dtype), b, t, n, dv, dense, block_m),
+            "q": rows_view(BufferArg(0, spec.dtype), b, t, n, d, q_strides, block_m),
+            "k": rows_view(BufferArg(1, spec.dtype), b, s, kv, d, k_strides, block_n),
+            "v": rows_view(BufferArg(2, spec.dtype), b, s, kv, dv, v_strides, block_n),
+            "dout": rows_view(BufferArg(5, spec.dtype), b, t, n, dv, dense, block_m),
         }
-    return rows | {"lse": Buf(4, "fp32"), "delta": delta}
+    return rows | {"lse": BufferArg(4, "fp32"), "delta": delta}
 
 
 def _pass_launch(
@@ -596,7 +596,7 @@ def _pass_launch(
     target: Target,
     config: AttentionConfig,
     inputs: int,
-    delta: Buf,
+    delta: BufferArg,
     which: str,
 ) -> Launch:
     """The launch of the dK/dV pass (`which="dkdv"`) or of the dQ pass (`which="dq"`)."""
@@ -608,15 +608,15 @@ def _pass_launch(
     arguments = _operands(spec, descriptors, m, c, delta)
     if which == "dq":
         results = {"dq": (0, t, n, d, m)}
-        heads, tiles, section = b * n, -(-t // m), heads_per_section(spec, target)
+        heads, tiles, head_group = b * n, -(-t // m), heads_per_group(spec, target)
         kernel = attention_dq_kernel
     else:
         results = {"dk": (1, s, kv, d, c), "dv": (2, s, kv, dv, c)}
         heads, tiles = b * kv, -(-s // c)
-        section = max(1, heads_per_section(spec, target) // spec.group**2)
+        head_group = max(1, heads_per_group(spec, target) // spec.group**2)
         kernel = attention_dkdv_kernel
     for name, (place, length, count, dim, rows) in results.items():
-        buffer = Buf(inputs + place, spec.dtype)
+        buffer = BufferArg(inputs + place, spec.dtype)
         strides = dense_strides(length, count, dim)
         arguments[name] = (
             rows_view(buffer, b, length, count, dim, strides, rows) if descriptors else buffer
@@ -625,7 +625,7 @@ def _pass_launch(
     constants |= {
         "TMA": descriptors,
         "HEADS": heads,
-        "SECTION": min(config.section or section, heads),
+        "HEAD_GROUP": min(config.head_group or head_group, heads),
         "BLOCK_M": m,
         "BLOCK_N": c,
         "STAGES": config.num_stages,
@@ -641,7 +641,7 @@ def _pass_launch(
     )
 
 
-def _dbias_launch(spec: AttentionSpec, target: Target, inputs: int, delta: Buf) -> Launch:
+def _dbias_launch(spec: AttentionSpec, target: Target, inputs: int, delta: BufferArg) -> Launch:
     assert spec.bias is not None
     options, absent = option_arguments(spec, 6)
     wide = max(spec.head_dim, spec.v_dim)
@@ -649,7 +649,7 @@ def _dbias_launch(spec: AttentionSpec, target: Target, inputs: int, delta: Buf) 
     if target.shared_memory < LARGE_SHARED and spec.dtype == "fp32" and wide > 128:
         m, c = 16, 16
     arguments = _operands(spec, False, m, c, delta)
-    arguments["dbias"] = Buf(inputs + 3, spec.bias_dtype)
+    arguments["dbias"] = BufferArg(inputs + 3, spec.bias_dtype)
     batches, heads, rows, cols = spec.bias
     constants = problem_constants(spec) | absent
     constants |= {

@@ -15,9 +15,9 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention.scores import (
-    BLIND_BELOW,
-    BLIND_LSE,
     LN2,
+    MASKED_BELOW,
+    MASKED_LSE,
     UNSEEN,
     key_bounds,
     keys_of,
@@ -39,7 +39,7 @@ from genesis_fn.kernels.language.language import (
     up,
     wait_for_dependencies,
 )
-from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan, Workspace
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 MAX_ROWS = 128
 
@@ -164,7 +164,7 @@ def attention_combine_kernel(
     G: tl.constexpr,
     DV: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-    BLIND: tl.constexpr,
+    FULLY_MASKED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -187,7 +187,7 @@ def attention_combine_kernel(
     inside = splits < SPLITS
     tops_here = tl.load(tops + entries, mask=inside, other=float("-inf"))
     top = tl.max(tops_here, 0)
-    base = tl.maximum(top, BLIND_BELOW)
+    base = tl.maximum(top, MASKED_BELOW)
     weights = tl.exp2(tops_here - base)
     total = tl.sum(weights * tl.load(totals + entries, mask=inside, other=0.0), 0)
     parts = tl.load(
@@ -197,11 +197,11 @@ def attention_combine_kernel(
     )
     value = tl.sum(parts * weights[:, None], 0)
     norm = (top + tl.log2(tl.maximum(total, 1e-37))) * LN2
-    if BLIND:
-        blind = top < BLIND_BELOW
-        total = tl.where(blind, 1.0, total)
-        norm = tl.where(blind, BLIND_LSE, norm)
-        if blind:
+    if FULLY_MASKED:
+        fully_masked = top < MASKED_BELOW
+        total = tl.where(fully_masked, 1.0, total)
+        norm = tl.where(fully_masked, MASKED_LSE, norm)
+        if fully_masked:
             value = tl.zeros((BLOCK_DV,), tl.float32)
             source = v + batch.to(tl.int64) * V_BATCH + head // G * V_HEAD
             for col in range(0, S, BLOCK_N):
@@ -247,7 +247,7 @@ def decode_plan(
     wanted = option_inputs(spec)
     inputs = 3 + len(wanted)
     outputs = 2 if spec.return_lse else 1
-    tops, totals, partials = (Buf(inputs + outputs + i, "fp32") for i in range(3))
+    tops, totals, partials = (BufferArg(inputs + outputs + i, "fp32") for i in range(3))
     options, absent = option_arguments(spec, 3)
     constants = problem_constants(spec) | absent
     constants["PROGRAMMATIC"] = target.programmatic_launch
@@ -257,9 +257,9 @@ def decode_plan(
             attention_split_kernel,
             (splits, spec.batch * spec.kv_heads, 1),
             {
-                "q": Buf(0, spec.dtype),
-                "k": Buf(1, spec.dtype),
-                "v": Buf(2, spec.dtype),
+                "q": BufferArg(0, spec.dtype),
+                "k": BufferArg(1, spec.dtype),
+                "v": BufferArg(2, spec.dtype),
                 "tops": tops,
                 "totals": totals,
                 "partials": partials,
@@ -291,17 +291,17 @@ def _combine_launch(
 ) -> Launch:
     outputs = 2 if spec.return_lse else 1
     arguments: dict[str, Argument] = {
-        name: Buf(inputs + outputs + i, "fp32")
+        name: BufferArg(inputs + outputs + i, "fp32")
         for i, name in enumerate(("tops", "totals", "partials"))
     }
-    arguments["v"] = Buf(2, spec.dtype)
+    arguments["v"] = BufferArg(2, spec.dtype)
     absent: dict[str, Any] = {}
-    arguments["out"] = Buf(inputs, spec.dtype)
+    arguments["out"] = BufferArg(inputs, spec.dtype)
     if spec.return_lse:
-        arguments["lse"] = Buf(inputs + 1, "fp32")
+        arguments["lse"] = BufferArg(inputs + 1, "fp32")
     else:
         absent["lse"] = None
-    shared = ("V_BATCH", "V_TIME", "V_HEAD", "T", "S", "H", "G", "DV", "BLOCK_DV", "BLIND",
+    shared = ("V_BATCH", "V_TIME", "V_HEAD", "T", "S", "H", "G", "DV", "BLOCK_DV", "FULLY_MASKED",
               "PROGRAMMATIC")  # fmt: skip
     return Launch(
         attention_combine_kernel,

@@ -14,10 +14,10 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.attention.scores import (
-    BLIND_BELOW,
-    BLIND_LSE,
     LN2,
     LOG2E,
+    MASKED_BELOW,
+    MASKED_LSE,
     UNSEEN,
     key_bounds,
     keys_of,
@@ -38,14 +38,14 @@ from genesis_fn.kernels.attention.spec import (
     serves_descriptors,
 )
 from genesis_fn.kernels.language.language import cast, dot
-from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """How an attention kernel is cut: tile [block_m, block_n], warps, pipeline stages.
 
-    `section` is how many heads run side by side (0: as many as fit in the L2 cache); `registers`
+    `head_group` is how many heads run side by side (0: as many as fit in the L2 cache); `registers`
     caps those of a thread (None: no cap), so that two programs share a multiprocessor and one's
     softmax hides under the other's products.
     """
@@ -54,7 +54,7 @@ class AttentionConfig:
     block_n: int
     num_warps: int
     num_stages: int
-    section: int = 0
+    head_group: int = 0
     registers: int | None = None
 
 
@@ -99,18 +99,18 @@ def attention_forward_kernel(
     LEFT: tl.constexpr,
     RIGHT: tl.constexpr,
     MASK_ALL: tl.constexpr,
-    BLIND: tl.constexpr,
+    FULLY_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
     HEADS: tl.constexpr,
-    SECTION: tl.constexpr,
+    HEAD_GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """out and lse of one tile of BLOCK_M queries of one head."""
     tile, line = tile_and_head(
-        tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, SECTION, RIGHT >= 0
+        tl.program_id(0), (T + BLOCK_M - 1) // BLOCK_M, HEADS, HEAD_GROUP, RIGHT >= 0
     )
     batch = line // H
     head = line % H
@@ -171,14 +171,14 @@ def attention_forward_kernel(
         )  # fmt: skip
         acc = acc * decay[:, None]
         acc = dot(cast(probs, values.dtype), values, acc, PRECISION)
-    if BLIND:
-        blind = (top < BLIND_BELOW) & (rows < T)
-        total = tl.where(top < BLIND_BELOW, 1.0, total)
-        acc = tl.where((top < BLIND_BELOW)[:, None], 0.0, acc)
-        if tl.sum(blind.to(tl.int32), 0) > 0:
+    if FULLY_MASKED:
+        fully_masked = (top < MASKED_BELOW) & (rows < T)
+        total = tl.where(top < MASKED_BELOW, 1.0, total)
+        acc = tl.where((top < MASKED_BELOW)[:, None], 0.0, acc)
+        if tl.sum(fully_masked.to(tl.int32), 0) > 0:
             for col in tl.range(0, S, BLOCK_N, num_stages=1):
                 cols = col + tl.arange(0, BLOCK_N)
-                probs = tl.where(blind[:, None] & (cols < S)[None, :], 1.0 / S, 0.0)
+                probs = tl.where(fully_masked[:, None] & (cols < S)[None, :], 1.0 / S, 0.0)
                 values = load_rows(
                     v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
                     BLOCK_N, DV, BLOCK_DV, TMA,
@@ -188,8 +188,8 @@ def attention_forward_kernel(
     store_rows(out, acc, batch, head, row, T, H, BLOCK_M, DV, BLOCK_DV, TMA)
     if lse is not None:
         value = (top + tl.log2(total)) * LN2
-        if BLIND:
-            value = tl.where(top < BLIND_BELOW, BLIND_LSE, value)
+        if FULLY_MASKED:
+            value = tl.where(top < MASKED_BELOW, MASKED_LSE, value)
         tl.store(lse + line.to(tl.int64) * T + rows, value, mask=rows < T)
 
 
@@ -218,7 +218,7 @@ def _pointer_config(spec: AttentionSpec) -> AttentionConfig:
     return AttentionConfig(64, 64, 4, 2)
 
 
-def heads_per_section(spec: AttentionSpec, target: Target) -> int:
+def heads_per_group(spec: AttentionSpec, target: Target) -> int:
     """How many query heads run side by side so that their keys and values stay in the L2 cache."""
     size = 4 if spec.dtype == "fp32" else 2
     pair = spec.kv_len * (spec.head_dim + spec.v_dim) * size
@@ -239,8 +239,8 @@ def general_plan(
     wanted = option_inputs(spec)
     inputs = 3 + len(wanted)
     options, absent = option_arguments(spec, 3)
-    arguments: dict[str, Argument] = {"q": Buf(0, spec.dtype), "k": Buf(1, spec.dtype)}
-    arguments |= {"v": Buf(2, spec.dtype), "out": Buf(inputs, spec.dtype)}
+    arguments: dict[str, Argument] = {"q": BufferArg(0, spec.dtype), "k": BufferArg(1, spec.dtype)}
+    arguments |= {"v": BufferArg(2, spec.dtype), "out": BufferArg(inputs, spec.dtype)}
     if descriptors:
         q_strides, k_strides, v_strides = operand_strides(spec)
         out_strides = dense_strides(spec.q_len, spec.q_heads, spec.v_dim)
@@ -250,14 +250,14 @@ def general_plan(
         kv = spec.kv_heads
         m, c = config.block_m, config.block_n
         arguments = {
-            "q": rows_view(Buf(0, spec.dtype), b, t, n, d, q_strides, m),
-            "k": rows_view(Buf(1, spec.dtype), b, s, kv, d, k_strides, c),
-            "v": rows_view(Buf(2, spec.dtype), b, s, kv, dv, v_strides, c),
-            "out": rows_view(Buf(inputs, spec.dtype), b, t, n, dv, out_strides, m),
+            "q": rows_view(BufferArg(0, spec.dtype), b, t, n, d, q_strides, m),
+            "k": rows_view(BufferArg(1, spec.dtype), b, s, kv, d, k_strides, c),
+            "v": rows_view(BufferArg(2, spec.dtype), b, s, kv, dv, v_strides, c),
+            "out": rows_view(BufferArg(inputs, spec.dtype), b, t, n, dv, out_strides, m),
         }
     constants = problem_constants(spec) | absent
     if spec.return_lse:
-        arguments["lse"] = Buf(inputs + 1, "fp32")
+        arguments["lse"] = BufferArg(inputs + 1, "fp32")
     else:
         constants["lse"] = None
     heads = spec.batch * spec.q_heads
@@ -269,7 +269,7 @@ def general_plan(
         | {
             "TMA": descriptors,
             "HEADS": heads,
-            "SECTION": min(config.section or heads_per_section(spec, target), heads),
+            "HEAD_GROUP": min(config.head_group or heads_per_group(spec, target), heads),
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             "STAGES": config.num_stages,

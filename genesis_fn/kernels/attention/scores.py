@@ -18,9 +18,9 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 # the most negative float32, so that multiples of it do not overflow.
 UNSEEN: tl.constexpr = tl.constexpr(-1e30)
 # Row maxima (base 2) and log-sum-exps below this belong to rows that see no key.
-BLIND_BELOW: tl.constexpr = tl.constexpr(-5e29)
+MASKED_BELOW: tl.constexpr = tl.constexpr(-5e29)
 # Log-sum-exp of such a row, in JAX -0.7 * finfo(float32).max (+ log(kv_len), absorbed by rounding).
-BLIND_LSE: tl.constexpr = tl.constexpr(-2.3819763e38)
+MASKED_LSE: tl.constexpr = tl.constexpr(-2.3819763e38)
 
 
 @triton.jit
@@ -226,17 +226,22 @@ def query_bounds(
 
 @triton.jit
 def tile_and_head(
-    order, TILES: tl.constexpr, HEADS: tl.constexpr, SECTION: tl.constexpr, REVERSED: tl.constexpr
+    order,
+    TILES: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_GROUP: tl.constexpr,
+    REVERSED: tl.constexpr,
 ):
-    """(tile, batch * heads + head) of the `order`-th program, the longest tiles of a section first.
+    """(tile, batch * heads + head) of the `order`-th program, a head group's longest tiles first.
 
-    A section is SECTION consecutive heads, few enough for their keys and values to stay in the L2
-    cache; inside one, all heads' tiles of one length run together, so that short ones fill the end.
+    A head group is HEAD_GROUP consecutive heads, few enough for their keys and values to stay in
+    the L2 cache; inside one, all heads' tiles of one length run together, so that short ones fill
+    the end.
     """
-    section = order // (TILES * SECTION)
-    inside = order % (TILES * SECTION)
-    heads = tl.minimum(HEADS - section * SECTION, SECTION)
+    head_group = order // (TILES * HEAD_GROUP)
+    inside = order % (TILES * HEAD_GROUP)
+    heads = tl.minimum(HEADS - head_group * HEAD_GROUP, HEAD_GROUP)
     tile = inside // heads
     if REVERSED:
         tile = TILES - 1 - tile
-    return tile, section * SECTION + inside % heads
+    return tile, head_group * HEAD_GROUP + inside % heads

@@ -7,9 +7,10 @@ batch b, query head n, query i and key j,
     probs  = softmax over j of logits where visible(b, n, i, j)
     out    = sum over j of probs * v[b, j, n // G]
 
-A row that sees no key (a blind row) attends to all `kv_len` keys equally, as in JAX, whose masked
-logits are a large negative number, not minus infinity; its logits have no gradient, the values do.
-Its log-sum-exp is -0.7 * the largest float32, JAX's too. Minus infinity in a bias is invisible.
+A row that sees no key (a fully masked row) attends to all `kv_len` keys equally, as in JAX, whose
+masked logits are a large negative number, not minus infinity; its logits have no gradient, the
+values do. Its log-sum-exp is -0.7 * the largest float32, JAX's too. Minus infinity in a bias is
+invisible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Argument, Buf, Descriptor
+from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor
 
 DTYPES = ("bf16", "fp16", "fp32")
 MAX_HEAD_DIM = 256
@@ -124,7 +125,7 @@ class AttentionSpec:
         return self.mask is not None or self.bias is not None
 
     @property
-    def blind_rows(self) -> bool:
+    def fully_masked_rows(self) -> bool:
         """Whether some query may see no key."""
         if self.mask is not None or self.kv_lengths or self.bias is not None:
             return True
@@ -161,7 +162,7 @@ def option_arguments(spec: AttentionSpec, first: int) -> tuple[dict[str, Argumen
     the constant None."""
     wanted = option_inputs(spec)
     arguments: dict[str, Argument] = {
-        name: Buf(first + i, dtype) for i, (name, dtype) in enumerate(wanted.items())
+        name: BufferArg(first + i, dtype) for i, (name, dtype) in enumerate(wanted.items())
     }
     return arguments, {name: None for name in OPTION_NAMES if name not in wanted}
 
@@ -188,7 +189,7 @@ def serves_descriptors(spec: AttentionSpec, target: Target) -> bool:
 
 
 def rows_view(
-    buffer: Buf, batch: int, length: int, heads: int, dim: int, strides: Strides, rows: int
+    buffer: BufferArg, batch: int, length: int, heads: int, dim: int, strides: Strides, rows: int
 ) -> Descriptor:
     """A descriptor of `rows` consecutive rows of one head; rows past `length` read as zero and are
     never written, whatever batch entry follows."""
@@ -238,6 +239,6 @@ def problem_constants(spec: AttentionSpec) -> dict[str, Any]:
         "LEFT": spec.left,
         "RIGHT": spec.right,
         "MASK_ALL": spec.every_tile_masked,
-        "BLIND": spec.blind_rows,
+        "FULLY_MASKED": spec.fully_masked_rows,
         "PRECISION": spec.precision,
     }

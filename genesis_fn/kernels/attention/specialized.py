@@ -26,7 +26,7 @@ from genesis_fn.kernels.attention.spec import (
     rows_view,
     serves_descriptors,
 )
-from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
 
 # Triton 3.9 renamed the copies of 3.6.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -173,7 +173,7 @@ def attention_specialized_kernel(
     CAUSAL: gl.constexpr,
     TILES: gl.constexpr,
     HEADS: gl.constexpr,
-    SECTION: gl.constexpr,
+    HEAD_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
 ):
@@ -181,11 +181,11 @@ def attention_specialized_kernel(
     HALF: gl.constexpr = q.block_type.shape[1]
     N: gl.constexpr = k.block_type.shape[1]
     order = gl.program_id(0)
-    section = order // (TILES * SECTION)
-    inside = order % (TILES * SECTION)
-    heads = gl.minimum(HEADS - section * SECTION, SECTION)
+    head_group = order // (TILES * HEAD_GROUP)
+    inside = order % (TILES * HEAD_GROUP)
+    heads = gl.minimum(HEADS - head_group * HEAD_GROUP, HEAD_GROUP)
     tile = TILES - 1 - inside // heads
-    line = section * SECTION + inside % heads
+    line = head_group * HEAD_GROUP + inside % heads
     batch = line // H
     head = line % H
     row = tile * (2 * HALF)
@@ -236,7 +236,7 @@ def serves_specialized(spec: AttentionSpec, target: Target) -> bool:
         target.warp_groups
         and serves_descriptors(spec, target)
         and spec.plain_scores
-        and not spec.blind_rows
+        and not spec.fully_masked_rows
         and not spec.every_tile_masked
         and spec.left < 0
         and spec.right in (-1, 0)
@@ -245,21 +245,21 @@ def serves_specialized(spec: AttentionSpec, target: Target) -> bool:
     )
 
 
-def specialized_plan(spec: AttentionSpec, *, stages: int = 2, section: int = 4) -> Plan:
+def specialized_plan(spec: AttentionSpec, *, stages: int = 2, head_group: int = 4) -> Plan:
     """The forward plan of `attention.general_plan`, by the specialised kernel."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dtype, half = spec.head_dim, spec.dtype, BLOCK_M // 2
     q_strides, k_strides, v_strides = operand_strides(spec)
     out_strides = dense_strides(t, n, d)
     arguments: dict[str, Argument] = {
-        "q": rows_view(Buf(0, dtype), b, t, n, d, q_strides, half),
-        "k": rows_view(Buf(1, dtype), b, s, kv, d, k_strides, BLOCK_N),
-        "v": rows_view(Buf(2, dtype), b, s, kv, d, v_strides, BLOCK_N),
-        "out": rows_view(Buf(3, dtype), b, t, n, d, out_strides, half),
+        "q": rows_view(BufferArg(0, dtype), b, t, n, d, q_strides, half),
+        "k": rows_view(BufferArg(1, dtype), b, s, kv, d, k_strides, BLOCK_N),
+        "v": rows_view(BufferArg(2, dtype), b, s, kv, d, v_strides, BLOCK_N),
+        "out": rows_view(BufferArg(3, dtype), b, t, n, d, out_strides, half),
     }
     constants: dict[str, object] = {}
     if spec.return_lse:
-        arguments["lse"] = Buf(4, "fp32")
+        arguments["lse"] = BufferArg(4, "fp32")
     else:
         constants["lse"] = None
     heads, tiles = b * n, -(-t // BLOCK_M)
@@ -276,7 +276,7 @@ def specialized_plan(spec: AttentionSpec, *, stages: int = 2, section: int = 4) 
         "CAUSAL": spec.right == 0,
         "TILES": tiles,
         "HEADS": heads,
-        "SECTION": min(section, heads),
+        "HEAD_GROUP": min(head_group, heads),
         "STAGES": stages,
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }

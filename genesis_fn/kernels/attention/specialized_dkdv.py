@@ -27,7 +27,7 @@ from genesis_fn.kernels.attention.spec import (
     rows_view,
 )
 from genesis_fn.kernels.attention.specialized import CONSUMER_REGISTERS, LOG2E, copy_in, copy_out
-from genesis_fn.kernels.plan import Argument, Buf, Launch
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch
 
 BLOCK_KEYS = 128
 BLOCK_QUERIES = 64  # tiles of 32 with both products overlapped were 15 % slower
@@ -193,7 +193,7 @@ def attention_specialized_dkdv_kernel(
     CAUSAL: gl.constexpr,
     TILES: gl.constexpr,
     HEADS: gl.constexpr,
-    SECTION: gl.constexpr,
+    HEAD_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
 ):
@@ -202,11 +202,11 @@ def attention_specialized_dkdv_kernel(
     N: gl.constexpr = q.block_type.shape[1]
     KV: gl.constexpr = H // G
     order = gl.program_id(0)
-    section = order // (TILES * SECTION)
-    inside = order % (TILES * SECTION)
-    heads = gl.minimum(HEADS - section * SECTION, SECTION)
+    head_group = order // (TILES * HEAD_GROUP)
+    inside = order % (TILES * HEAD_GROUP)
+    heads = gl.minimum(HEADS - head_group * HEAD_GROUP, HEAD_GROUP)
     tile = inside // heads
-    line = section * SECTION + inside % heads
+    line = head_group * HEAD_GROUP + inside % heads
     batch = line // KV
     kv_head = line % KV
     col = tile * (2 * HALF)
@@ -254,7 +254,7 @@ def attention_specialized_dkdv_kernel(
 
 
 def specialized_dkdv_launch(
-    spec: AttentionSpec, inputs: int, delta: Buf, stages: int, section: int
+    spec: AttentionSpec, inputs: int, delta: BufferArg, stages: int, head_group: int
 ) -> Launch:
     """The dK/dV pass of a backward plan of so many inputs, by the specialised kernel."""
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
@@ -262,14 +262,14 @@ def specialized_dkdv_launch(
     q_strides, k_strides, v_strides = operand_strides(spec)
     dense, dense_kv = dense_strides(t, n, d), dense_strides(s, kv, d)
     arguments: dict[str, Argument] = {
-        "q": rows_view(Buf(0, dtype), b, t, n, d, q_strides, BLOCK_QUERIES),
-        "k": rows_view(Buf(1, dtype), b, s, kv, d, k_strides, half),
-        "v": rows_view(Buf(2, dtype), b, s, kv, d, v_strides, half),
-        "dout": rows_view(Buf(5, dtype), b, t, n, d, dense, BLOCK_QUERIES),
-        "lse": Buf(4, "fp32"),
+        "q": rows_view(BufferArg(0, dtype), b, t, n, d, q_strides, BLOCK_QUERIES),
+        "k": rows_view(BufferArg(1, dtype), b, s, kv, d, k_strides, half),
+        "v": rows_view(BufferArg(2, dtype), b, s, kv, d, v_strides, half),
+        "dout": rows_view(BufferArg(5, dtype), b, t, n, d, dense, BLOCK_QUERIES),
+        "lse": BufferArg(4, "fp32"),
         "delta": delta,
-        "dk": rows_view(Buf(inputs + 1, dtype), b, s, kv, d, dense_kv, half),
-        "dv": rows_view(Buf(inputs + 2, dtype), b, s, kv, d, dense_kv, half),
+        "dk": rows_view(BufferArg(inputs + 1, dtype), b, s, kv, d, dense_kv, half),
+        "dv": rows_view(BufferArg(inputs + 2, dtype), b, s, kv, d, dense_kv, half),
     }
     heads, tiles = b * kv, -(-s // BLOCK_KEYS)
     constants = {
@@ -285,7 +285,7 @@ def specialized_dkdv_launch(
         "CAUSAL": spec.right == 0,
         "TILES": tiles,
         "HEADS": heads,
-        "SECTION": min(section, heads),
+        "HEAD_GROUP": min(head_group, heads),
         "STAGES": stages,
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }

@@ -36,7 +36,7 @@ from genesis_fn.kernels.attention.specialized import (
     serves_specialized,
 )
 from genesis_fn.kernels.attention.specialized_dkdv import specialized_dkdv_launch
-from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan, Workspace
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan, Workspace
 
 BLOCK_N = 64
 LONG = 8192
@@ -191,7 +191,7 @@ def attention_specialized_dq_kernel(
     CAUSAL: gl.constexpr,
     TILES: gl.constexpr,
     HEADS: gl.constexpr,
-    SECTION: gl.constexpr,
+    HEAD_GROUP: gl.constexpr,
     STAGES: gl.constexpr,
     MASKED: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,
@@ -200,11 +200,11 @@ def attention_specialized_dq_kernel(
     HALF: gl.constexpr = q.block_type.shape[1]
     N: gl.constexpr = k.block_type.shape[1]
     order = gl.program_id(0)
-    section = order // (TILES * SECTION)
-    inside = order % (TILES * SECTION)
-    heads = gl.minimum(HEADS - section * SECTION, SECTION)
+    head_group = order // (TILES * HEAD_GROUP)
+    inside = order % (TILES * HEAD_GROUP)
+    heads = gl.minimum(HEADS - head_group * HEAD_GROUP, HEAD_GROUP)
     tile = TILES - 1 - inside // heads
-    line = section * SECTION + inside % heads
+    line = head_group * HEAD_GROUP + inside % heads
     batch = line // H
     head = line % H
     row = tile * (2 * HALF)
@@ -262,35 +262,37 @@ def specialized_backward_plan(
     spec: AttentionSpec,
     *,
     stages: int = 3,
-    section: int | None = None,
+    head_group: int | None = None,
     dkdv_stages: int = 2,
-    dkdv_section: int = 4,
+    dkdv_head_group: int = 4,
 ) -> Plan:
     """`attention_backward.general_backward_plan` with both passes by the specialised kernels."""
     inputs, outputs = 6, 3
-    delta = Buf(inputs + outputs, "fp32")
+    delta = BufferArg(inputs + outputs, "fp32")
     steps = (
         delta_launch(spec, delta),
-        specialized_dkdv_launch(spec, inputs, delta, dkdv_stages, dkdv_section),
-        _dq_launch(spec, inputs, delta, stages, section or (16 if spec.kv_len < LONG else 8)),
+        specialized_dkdv_launch(spec, inputs, delta, dkdv_stages, dkdv_head_group),
+        _dq_launch(spec, inputs, delta, stages, head_group or (16 if spec.kv_len < LONG else 8)),
     )
     lines = spec.batch * spec.q_heads * spec.q_len
     return Plan(inputs, outputs, steps, (Workspace(4 * lines),))
 
 
-def _dq_launch(spec: AttentionSpec, inputs: int, delta: Buf, stages: int, section: int) -> Launch:
+def _dq_launch(
+    spec: AttentionSpec, inputs: int, delta: BufferArg, stages: int, head_group: int
+) -> Launch:
     b, t, s, n, kv = spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.kv_heads
     d, dtype, half = spec.head_dim, spec.dtype, BLOCK_M // 2
     q_strides, k_strides, v_strides = operand_strides(spec)
     dense = dense_strides(t, n, d)
     arguments: dict[str, Argument] = {
-        "q": rows_view(Buf(0, dtype), b, t, n, d, q_strides, half),
-        "k": rows_view(Buf(1, dtype), b, s, kv, d, k_strides, BLOCK_N),
-        "v": rows_view(Buf(2, dtype), b, s, kv, d, v_strides, BLOCK_N),
-        "dout": rows_view(Buf(5, dtype), b, t, n, d, dense, half),
-        "lse": Buf(4, "fp32"),
+        "q": rows_view(BufferArg(0, dtype), b, t, n, d, q_strides, half),
+        "k": rows_view(BufferArg(1, dtype), b, s, kv, d, k_strides, BLOCK_N),
+        "v": rows_view(BufferArg(2, dtype), b, s, kv, d, v_strides, BLOCK_N),
+        "dout": rows_view(BufferArg(5, dtype), b, t, n, d, dense, half),
+        "lse": BufferArg(4, "fp32"),
         "delta": delta,
-        "dq": rows_view(Buf(inputs, dtype), b, t, n, d, dense, half),
+        "dq": rows_view(BufferArg(inputs, dtype), b, t, n, d, dense, half),
     }
     heads, tiles = b * n, -(-t // BLOCK_M)
     constants = {
@@ -307,7 +309,7 @@ def _dq_launch(spec: AttentionSpec, inputs: int, delta: Buf, stages: int, sectio
         "CAUSAL": spec.right == 0,
         "TILES": tiles,
         "HEADS": heads,
-        "SECTION": min(section, heads),
+        "HEAD_GROUP": min(head_group, heads),
         "STAGES": stages,
         "MASKED": BLOCK_M // BLOCK_N if spec.right == 0 else int(s % BLOCK_N > 0),
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS,

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 
 MOST = 8  # operands of one launch
@@ -138,8 +138,8 @@ def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
     for start in range(0, len(operands), MOST):
         group = operands[start : start + MOST]
         padded = [*group, *[group[-1]] * (MOST - len(group))]
-        arguments = {f"x{i}": Buf(index, dtype) for i, (index, _, _) in enumerate(padded)}
-        arguments["out"] = Buf(count, dtype)
+        arguments = {f"x{i}": BufferArg(index, dtype) for i, (index, _, _) in enumerate(padded)}
+        arguments["out"] = BufferArg(count, dtype)
         constants = {
             "OUTER": spec.outer,
             "TOTAL": total // unit,

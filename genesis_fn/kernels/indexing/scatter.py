@@ -17,7 +17,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import FLOATING
 from genesis_fn.kernels.language.error_word import flag_error
 from genesis_fn.kernels.language.language import cast, up
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import (
     INT32_MAX,
     PlanBuilder,
@@ -337,10 +337,10 @@ def plan_gather_rows(spec: GatherRows, target: Target) -> Plan:
         gather_rows_kernel,
         (cdiv(spec.count, row_block), cdiv(spec.columns, column_block)),
         {
-            "x": Buf(0, raw),
-            "index": Buf(1, spec.index_dtype),
-            "y": Buf(2, raw),
-            "error": Buf(3, "i64") if spec.site else Buf(2, raw),
+            "x": BufferArg(0, raw),
+            "index": BufferArg(1, spec.index_dtype),
+            "y": BufferArg(2, raw),
+            "error": BufferArg(3, "i64") if spec.site else BufferArg(2, raw),
         },
         {
             "ROWS": spec.rows,
@@ -363,7 +363,7 @@ def copy_kernel(x, y, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y + at, tl.load(x + at, at < SIZE, other=0), at < SIZE)
 
 
-def _add_base(builder: PlanBuilder, spec: ScatterRows, out: Buf) -> None:
+def _add_base(builder: PlanBuilder, spec: ScatterRows, out: BufferArg) -> None:
     if spec.base == "zeros":
         builder.clear(out)
     elif spec.base == "operand":
@@ -371,7 +371,7 @@ def _add_base(builder: PlanBuilder, spec: ScatterRows, out: Buf) -> None:
         builder.launch(
             copy_kernel,
             (cdiv(size, 4096),),
-            {"x": Buf(0, raw), "y": Buf(out.index, raw)},
+            {"x": BufferArg(0, raw), "y": BufferArg(out.index, raw)},
             {"SIZE": size, "BLOCK": 4096},
         )
 
@@ -380,11 +380,11 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
     """[operand,] index [count], updates [count, columns] -> out [rows, columns][, error word]."""
     has_operand = spec.base == "operand"
     builder = PlanBuilder(2 + has_operand, 1 + (spec.site > 0))
-    index = Buf(has_operand, spec.index_dtype)
+    index = BufferArg(has_operand, spec.index_dtype)
     copies = spec.operation == "set"
     stored = {"i1": "i8"}.get(spec.dtype, spec.dtype)
-    out = Buf(2 + has_operand, raw_dtype(spec.dtype) if copies else stored)
-    updates = Buf(1 + has_operand, out.dtype)
+    out = BufferArg(2 + has_operand, raw_dtype(spec.dtype) if copies else stored)
+    updates = BufferArg(1 + has_operand, out.dtype)
     _add_base(builder, spec, out)
     if 0 in (spec.count, spec.columns):
         return builder.build()
@@ -395,7 +395,7 @@ def plan_scatter_rows(spec: ScatterRows, target: Target) -> Plan:
         {
             "index": index,
             "keys": keys,
-            "error": Buf(out.index + 1, "i64") if spec.site else keys,
+            "error": BufferArg(out.index + 1, "i64") if spec.site else keys,
         },
         {
             "ROWS": spec.rows,

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import cast, dot
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import (
     INT32_MAX,
     PlanBuilder,
@@ -201,7 +201,7 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
     """lhs, rhs -> out. Long sums over few outputs are split and added in a fixed order."""
     builder = PlanBuilder(2, 1)
     double = spec.dtype == "fp64"
-    out = Buf(2, spec.out_dtype or spec.dtype)
+    out = BufferArg(2, spec.out_dtype or spec.dtype)
     size = spec.rows * spec.groups * spec.out_channels
     if size == 0:
         return builder.build()
@@ -221,7 +221,7 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
     builder.launch(
         convolution_kernel,
         (tiles, spec.groups, splits),
-        {"lhs": Buf(0, spec.dtype), "rhs": Buf(1, spec.dtype), "out": held},
+        {"lhs": BufferArg(0, spec.dtype), "rhs": BufferArg(1, spec.dtype), "out": held},
         {
             "ROWS": spec.rows,
             "COLUMNS": spec.out_channels,

@@ -23,7 +23,7 @@ from genesis_fn.kernels.matmul.matmul import (
 from genesis_fn.kernels.matmul.source import Text, persistent_source
 from genesis_fn.kernels.matmul.spec import Config, MatmulSpec
 from genesis_fn.kernels.matmul.tuning import configs, seconds, takes_descriptors
-from genesis_fn.kernels.plan import Argument, Buf, Launch, Plan
+from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 
 
@@ -99,7 +99,7 @@ def _fused(specs: Sequence[MatmulSpec], config: Config, target: Target) -> Plan:
     return Plan(sum(counts), len(specs), (launch,))
 
 
-def _moved(buffer: Buf, inputs: int, first_input: int, output: int) -> Buf:
+def _moved(buffer: BufferArg, inputs: int, first_input: int, output: int) -> BufferArg:
     index = first_input + buffer.index if buffer.index < inputs else output
     return replace(buffer, index=index)
 
@@ -109,5 +109,5 @@ def _joined(plans: Sequence[Plan]) -> Plan:
     inputs, outputs = count(), count(builder.inputs)
     for plan in plans:
         numbers = [*islice(inputs, plan.inputs), *islice(outputs, plan.outputs)]
-        builder.include(plan, [Buf(i, "i8") for i in numbers])
+        builder.include(plan, [BufferArg(i, "i8") for i in numbers])
     return builder.build()

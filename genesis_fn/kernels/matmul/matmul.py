@@ -32,7 +32,7 @@ from genesis_fn.kernels.matmul.tuning import (
     stores_descriptor,
     takes_descriptors,
 )
-from genesis_fn.kernels.plan import Argument, Buf, Descriptor, Launch, Plan, Workspace
+from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Plan, Workspace
 from genesis_fn.kernels.plan_builder import PlanBuilder
 
 
@@ -61,7 +61,7 @@ def plan_matmul(spec: MatmulSpec, target: Target, config: Config | None = None) 
         return Plan(inputs, outputs, (_launch(text, buffers, target),))
     planes = config.split_k * (2 if spec.gated else 1)
     size = planes * spec.batches * spec.m * spec.n * ITEMSIZE[spec.acc_dtype]
-    buffers |= {"partial": Buf(inputs + outputs, spec.acc_dtype)}
+    buffers |= {"partial": BufferArg(inputs + outputs, spec.acc_dtype)}
     steps = (_launch(text, buffers, target), _reduction(text, buffers))
     return Plan(inputs, outputs, steps, (Workspace(size),))
 
@@ -86,13 +86,13 @@ def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
     if spec.residual or spec.hooks != Hooks():
         raise ValueError("segments that are not added in one loop take no epilogue")
     for i, piece in enumerate(pieces):
-        operands = [Buf(2 * i, piece.lhs_dtype), Buf(2 * i + 1, piece.rhs_dtype)]
+        operands = [BufferArg(2 * i, piece.lhs_dtype), BufferArg(2 * i + 1, piece.rhs_dtype)]
         if i < len(pieces) - 1:
             part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
             builder.include(plan_matmul(part, target), [*operands, held])
         else:
             last = replace(piece, residual=wide)
-            out = Buf(2 * len(pieces), spec.out_dtype)
+            out = BufferArg(2 * len(pieces), spec.out_dtype)
             builder.include(plan_matmul(last, target), [*operands, held, out])
     return builder.build()
 
@@ -102,7 +102,7 @@ def _prepared(spec: MatmulSpec, config: Config, target: Target) -> Plan:
     ready = prepared_spec(spec)
     inner = plan_matmul(ready, target, replace(config, prepared=False))
     builder = PlanBuilder(inner.inputs, inner.outputs)
-    buffers = [Buf(i, "i8") for i in range(inner.inputs + inner.outputs)]
+    buffers = [BufferArg(i, "i8") for i in range(inner.inputs + inner.outputs)]
     for i, operand in enumerate(("lhs", "rhs")):
         if copies(spec, operand):
             buffers[i] = add_prepared(builder, spec, operand)
@@ -110,18 +110,18 @@ def _prepared(spec: MatmulSpec, config: Config, target: Target) -> Plan:
     return builder.build()
 
 
-def buffers_of(spec: MatmulSpec) -> dict[str, Buf]:
+def buffers_of(spec: MatmulSpec) -> dict[str, BufferArg]:
     """The pointer arguments of a product by name, buffers numbered in the plan's order."""
-    buffers = {"lhs": Buf(0, spec.lhs_dtype), "rhs": Buf(1, spec.rhs_dtype)}
+    buffers = {"lhs": BufferArg(0, spec.lhs_dtype), "rhs": BufferArg(1, spec.rhs_dtype)}
     for i in range(1, len(spec.segments) + 1):
-        buffers[f"lhs_s{i}"] = Buf(2 * i, spec.lhs_dtype)
-        buffers[f"rhs_s{i}"] = Buf(2 * i + 1, spec.rhs_dtype)
+        buffers[f"lhs_s{i}"] = BufferArg(2 * i, spec.lhs_dtype)
+        buffers[f"rhs_s{i}"] = BufferArg(2 * i + 1, spec.rhs_dtype)
     following = [("rhs1", spec.rhs_dtype)] * spec.gated
     if spec.residual:
         following.append(("residual", spec.residual))
     following += [*spec.hooks.inputs, ("out", spec.out_dtype), *spec.hooks.outputs]
     for i, (name, dtype) in enumerate(following, len(buffers)):
-        buffers[name] = Buf(i, dtype)
+        buffers[name] = BufferArg(i, dtype)
     if spec.accumulate:
         buffers["held"] = buffers["out"]
     return buffers
@@ -134,7 +134,7 @@ def out_kind(spec: MatmulSpec, config: Config) -> str:
     return "descriptor" if config.family == "tma" and stores_descriptor(spec) else "pointer"
 
 
-def arguments_of(text: Text, buffers: dict[str, Buf]) -> dict[str, Argument]:
+def arguments_of(text: Text, buffers: dict[str, BufferArg]) -> dict[str, Argument]:
     """The launch's pointer and descriptor arguments by name."""
     spec, arguments = text.spec, {}
     partial = text.out == "partial"
@@ -170,7 +170,7 @@ def _loop_names(hooks: Hooks) -> list[str]:
     return [name for name, _ in (*hooks.inputs, *hooks.outputs) if name in used]
 
 
-def _operand_descriptor(text: Text, operand: str, buffer: Buf) -> Descriptor:
+def _operand_descriptor(text: Text, operand: str, buffer: BufferArg) -> Descriptor:
     spec, config = text.spec, text.config
     steps = spec.strides(operand)
     kept = [i for i in range(len(spec.batch)) if steps[i]]
@@ -196,7 +196,7 @@ def _source(text: Text, arguments: list[str], numbers: dict[str, int]) -> str:
     return tiled_source(name, parameters, text)
 
 
-def _launch(text: Text, buffers: dict[str, Buf], target: Target) -> Launch:
+def _launch(text: Text, buffers: dict[str, BufferArg], target: Target) -> Launch:
     spec, config = text.spec, text.config
     arguments, numbers = arguments_of(text, buffers), text.numbers()
     kernel = kernel_from_source(_source(text, list(arguments), numbers))
@@ -216,7 +216,7 @@ def tiles_of(spec: MatmulSpec, config: Config) -> int:
     return tiles * spec.batches * config.split_k
 
 
-def _reduction(text: Text, buffers: dict[str, Buf]) -> Launch:
+def _reduction(text: Text, buffers: dict[str, BufferArg]) -> Launch:
     spec, config = text.spec, text.config
     rows = min(16, 1 << (spec.m - 1).bit_length())
     tile = replace(config, bm=rows, bn=128, halves=False, pieces=None, family="pointer")

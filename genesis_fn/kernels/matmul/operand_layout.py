@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.matmul.spec import MatmulSpec
-from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv
 
 TILE = 64
@@ -124,7 +124,7 @@ def _kept(spec: MatmulSpec, operand: str) -> tuple[tuple[int, ...], tuple[int, .
     return tuple(n if s else 1 for n, s in zip(spec.batch, steps, strict=True)), steps
 
 
-def add_prepared(builder: PlanBuilder, spec: MatmulSpec, operand: str) -> Buf:
+def add_prepared(builder: PlanBuilder, spec: MatmulSpec, operand: str) -> BufferArg:
     """Append the copy of the operand, the plan's first or second input, and return it."""
     left = operand == "lhs"
     rows = spec.m if left else spec.n
@@ -136,7 +136,7 @@ def add_prepared(builder: PlanBuilder, spec: MatmulSpec, operand: str) -> Buf:
     builder.launch(
         prepare_kernel,
         (cdiv(rows, TILE), cdiv(_padded(spec), TILE), math.prod(batch)),
-        {"x": Buf(not left, "fp32"), "y": copy},
+        {"x": BufferArg(not left, "fp32"), "y": copy},
         {
             "ROWS": rows,
             "DEPTH": spec.k,

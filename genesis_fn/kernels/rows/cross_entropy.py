@@ -14,7 +14,7 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.error_word import flag_error, flag_error_scalar
 from genesis_fn.kernels.language.language import cast, up
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import (
     PlanBuilder,
     accumulator,
@@ -226,7 +226,7 @@ def add_row_losses(
     builder: PlanBuilder,
     spec: CrossEntropy,
     rows: int,
-    buffers: dict[str, Buf],
+    buffers: dict[str, BufferArg],
     *,
     scale: float | None = 1.0,
     stride: int | None = None,
@@ -273,11 +273,11 @@ def plan_cross_entropy_forward(spec: CrossEntropy, target: Target) -> Plan:
     statistic = accumulator(spec.dtype)
     builder = PlanBuilder(2, 2 + (spec.site > 0))
     buffers = {
-        "logits": Buf(0, spec.dtype), "labels": Buf(1, spec.label_dtype),
-        "losses": Buf(2, statistic), "lse": Buf(3, statistic),
+        "logits": BufferArg(0, spec.dtype), "labels": BufferArg(1, spec.label_dtype),
+        "losses": BufferArg(2, statistic), "lse": BufferArg(3, statistic),
     }  # fmt: skip
     if spec.site:
-        buffers["error"] = Buf(4, "i64")
+        buffers["error"] = BufferArg(4, "i64")
     add_row_losses(builder, spec, spec.rows, buffers)
     return builder.build()
 
@@ -290,8 +290,9 @@ def plan_cross_entropy_backward(spec: CrossEntropy, target: Target) -> Plan:
     statistic = accumulator(spec.dtype)
     builder = PlanBuilder(4, 1)
     buffers = {
-        "logits": Buf(0, spec.dtype), "labels": Buf(1, spec.label_dtype),
-        "lse": Buf(2, statistic), "cotangent": Buf(3, statistic), "dlogits": Buf(4, spec.dtype),
+        "logits": BufferArg(0, spec.dtype), "labels": BufferArg(1, spec.label_dtype),
+        "lse": BufferArg(2, statistic), "cotangent": BufferArg(3, statistic),
+        "dlogits": BufferArg(4, spec.dtype),
     }  # fmt: skip
     # The forward has already reported what is wrong with the labels.
     add_row_losses(builder, replace(spec, site=0), spec.rows, buffers)

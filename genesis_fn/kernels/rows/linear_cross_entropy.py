@@ -17,7 +17,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
 from genesis_fn.kernels.matmul.matmul import plan_matmul
 from genesis_fn.kernels.matmul.spec import MatmulSpec
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, accumulator, cdiv
 from genesis_fn.kernels.rows.cross_entropy import CrossEntropy, add_row_losses
 
@@ -110,9 +110,13 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
     """
     loss_spec, dtype, statistic = spec.loss, spec.loss.dtype, accumulator(spec.loss.dtype)
     builder = PlanBuilder(3, 1 + 2 * spec.gradients + (loss_spec.site > 0))
-    x, weight, labels = Buf(0, dtype), Buf(1, dtype), Buf(2, loss_spec.label_dtype)
-    loss, dx, dweight = Buf(3, statistic), Buf(4, dtype), Buf(5, dtype)
-    error = Buf(4 + 2 * spec.gradients, "i64")
+    x, weight, labels = (
+        BufferArg(0, dtype),
+        BufferArg(1, dtype),
+        BufferArg(2, loss_spec.label_dtype),
+    )
+    loss, dx, dweight = BufferArg(3, statistic), BufferArg(4, dtype), BufferArg(5, dtype)
+    error = BufferArg(4 + 2 * spec.gradients, "i64")
 
     chunks = spec.chunks
     logits = builder.workspace(chunks[0][1] * spec.stride, dtype)
@@ -131,7 +135,7 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
             num_warps=8,
         )
 
-    def add_product(name: str, places: tuple[Buf, ...], rows: int, **options: Any) -> None:
+    def add_product(name: str, places: tuple[BufferArg, ...], rows: int, **options: Any) -> None:
         builder.include(plan_matmul(product(spec, name, rows, **options), target), places)
 
     for i, (start, rows) in enumerate(chunks):
@@ -151,7 +155,7 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
         if not spec.gradients:
             continue
         add_product("dx", (logits, weight, _advance(dx, start * spec.features)), rows)
-        buffers_of_sum: tuple[Buf, ...] = (logits, x_rows, held)
+        buffers_of_sum: tuple[BufferArg, ...] = (logits, x_rows, held)
         options: dict[str, Any] = {"out_dtype": held.dtype, "accumulate": i > 0}
         if held != dweight and i == len(chunks) - 1:
             # The last chunk adds what the others came to and rounds once.
@@ -168,7 +172,7 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
     return builder.build()
 
 
-def _advance(buffer: Buf, elements: int) -> Buf:
+def _advance(buffer: BufferArg, elements: int) -> BufferArg:
     return replace(buffer, offset=buffer.offset + elements * ITEMSIZE[buffer.dtype])
 
 

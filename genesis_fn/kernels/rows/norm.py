@@ -14,7 +14,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.language import cast, up
-from genesis_fn.kernels.plan import Buf, Plan, Scalar
+from genesis_fn.kernels.plan import BufferArg, Plan, Scalar
 from genesis_fn.kernels.plan_builder import (
     INT32_MAX,
     PlanBuilder,
@@ -333,17 +333,17 @@ def plan_norm_forward(spec: Norm, target: Target) -> Plan:
     """
     inputs = 2 + spec.centered
     builder = PlanBuilder(inputs, 1 + (1 + spec.centered) * spec.statistics)
-    x, y = Buf(0, spec.dtype), Buf(inputs, spec.dtype)
+    x, y = BufferArg(0, spec.dtype), BufferArg(inputs, spec.dtype)
     statistic = accumulator(spec.dtype)
-    rstd = Buf(inputs + 1, statistic) if spec.statistics else y
-    mean = Buf(inputs + 2, statistic) if spec.statistics and spec.centered else y
-    bias = Buf(2, spec.bias_dtype) if spec.bias_dtype else x
+    rstd = BufferArg(inputs + 1, statistic) if spec.statistics else y
+    mean = BufferArg(inputs + 2, statistic) if spec.statistics and spec.centered else y
+    bias = BufferArg(2, spec.bias_dtype) if spec.bias_dtype else x
     fits = fits_registers(spec.columns, spec.dtype)
     add_row_kernel(
         builder,
         (norm_forward_kernel, norm_forward_looped_kernel),
         (spec.rows, spec.columns),
-        {"x": x, "weight": Buf(1, spec.weight_dtype), "bias": bias, "y": y, "rstd": rstd,
+        {"x": x, "weight": BufferArg(1, spec.weight_dtype), "bias": bias, "y": y, "rstd": rstd,
          "mean": mean},
         {"COLUMNS": spec.columns, "EPSILON": spec.epsilon, "CENTER": spec.centered,
          "SAVE": spec.statistics},
@@ -361,9 +361,13 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
     inputs = 4 + spec.centered
     builder = PlanBuilder(inputs, 2 + spec.centered)
     statistic = accumulator(spec.dtype)
-    dy, x, weight = Buf(0, spec.dtype), Buf(1, spec.dtype), Buf(2, spec.weight_dtype)
-    rstd = Buf(3, statistic)
-    mean = Buf(4, statistic) if spec.centered else rstd
+    dy, x, weight = (
+        BufferArg(0, spec.dtype),
+        BufferArg(1, spec.dtype),
+        BufferArg(2, spec.weight_dtype),
+    )
+    rstd = BufferArg(3, statistic)
+    mean = BufferArg(4, statistic) if spec.centered else rstd
     rows = Scalar(spec.rows)
     statistics = {"rstd": rstd, "mean": mean}
     constants = {
@@ -378,7 +382,13 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
         slabs = min(16, cdiv(spec.rows, 64))
     dweight = builder.workspace(slabs * spec.columns, statistic)
     dbias = builder.workspace(slabs * spec.columns, statistic) if spec.centered else rstd
-    arguments = {"dy": dy, "x": x, "weight": weight, **statistics, "dx": Buf(inputs, spec.dtype)}
+    arguments = {
+        "dy": dy,
+        "x": x,
+        "weight": weight,
+        **statistics,
+        "dx": BufferArg(inputs, spec.dtype),
+    }
     sums = {"dweight": dweight, "dbias": dbias, "rows": rows}
     if resident:
         sizes = {"ROW_BLOCK": row_block, "COLUMN_BLOCK": column_block, "WIDE": spec.wide}
@@ -398,5 +408,5 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
         )  # fmt: skip
     results = [(dweight, spec.weight_dtype), (dbias, spec.bias_dtype)]
     for i, (partials, dtype) in enumerate(results[: 1 + spec.centered], inputs + 1):
-        add_sum_of_partials(builder, partials, Buf(i, dtype), slabs, spec.columns)
+        add_sum_of_partials(builder, partials, BufferArg(i, dtype), slabs, spec.columns)
     return builder.build()

@@ -15,7 +15,7 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import FLOATING, ITEMSIZE, UNSIGNED
 from genesis_fn.kernels.language.language import cast, log1p, up
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two
 
 OPERATIONS = ("add", "mul", "max", "min", "logaddexp")
@@ -218,7 +218,7 @@ def scan_kernel(
         tl.store(totals + line.to(tl.int64) * CHUNKS + chunk, carry, exists)
 
 
-def add_scan(builder: PlanBuilder, target: Target, spec: Scan, x: Buf, y: Buf) -> None:
+def add_scan(builder: PlanBuilder, target: Target, spec: Scan, x: BufferArg, y: BufferArg) -> None:
     """Append y = scan of x."""
     lines = spec.outer * spec.inner
     if 0 in (lines, spec.length):
@@ -272,5 +272,5 @@ def plan_scan(spec: Scan, target: Target) -> Plan:
     Narrow floats are combined in float32 and rounded once.
     """
     builder = PlanBuilder(1, 1)
-    add_scan(builder, target, spec, Buf(0, spec.dtype), Buf(1, spec.dtype))
+    add_scan(builder, target, spec, BufferArg(0, spec.dtype), BufferArg(1, spec.dtype))
     return builder.build()

@@ -15,7 +15,7 @@ import triton.language as tl
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
 from genesis_fn.kernels.language.language import cast, up
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import (
     PlanBuilder,
     Tile,
@@ -253,7 +253,7 @@ def plan_softmax_forward(spec: Softmax, target: Target) -> Plan:
         builder,
         (softmax_forward_kernel, softmax_forward_looped_kernel),
         (spec.rows, spec.columns),
-        {"x": Buf(0, spec.dtype), "y": Buf(1, spec.dtype)},
+        {"x": BufferArg(0, spec.dtype), "y": BufferArg(1, spec.dtype)},
         {"COLUMNS": spec.columns, "KIND": spec.kind},
         spec.tile,
         online_tile(spec.dtype) | {"DOUBLE": spec.dtype == "fp64"},
@@ -270,7 +270,7 @@ def plan_softmax_backward(spec: Softmax, target: Target) -> Plan:
         builder,
         (softmax_backward_kernel, softmax_backward_looped_kernel),
         (spec.rows, spec.columns),
-        {name: Buf(index, spec.dtype) for name, index in names.items()},
+        {name: BufferArg(index, spec.dtype) for name, index in names.items()},
         {"COLUMNS": spec.columns, "KIND": spec.kind},
         spec.tile,
         {"BLOCK": 4096, "DOUBLE": spec.dtype == "fp64"},

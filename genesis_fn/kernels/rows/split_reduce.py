@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.language.language import cast
-from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two
 
 
@@ -34,7 +34,7 @@ def sum_partials_kernel(
 
 
 def add_sum_of_partials(
-    builder: PlanBuilder, partials: Buf, out: Buf, count: int, columns: int
+    builder: PlanBuilder, partials: BufferArg, out: BufferArg, count: int, columns: int
 ) -> None:
     """Append out[c] = sum of partials[i, c] over i < count, in an order fixed by the shape."""
     # Narrow tiles, so that few columns still make many programs; 32 bytes are one sector.

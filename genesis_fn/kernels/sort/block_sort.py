@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
-from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan import BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
 
@@ -103,13 +103,13 @@ def add_block_sort(
     builder: PlanBuilder,
     rows: int,
     length: int,
-    key: tuple[Buf, str],
+    key: tuple[BufferArg, str],
     *,
     descending: bool = False,
-    before: Buf | None = None,
-    names: Buf | None = None,
-    values: Buf | None = None,
-    order: Buf | None = None,
+    before: BufferArg | None = None,
+    names: BufferArg | None = None,
+    values: BufferArg | None = None,
+    order: BufferArg | None = None,
     kept: int | None = None,
 ) -> None:
     """Append the stable sort of each row's keys, taken in the order `before`, inside one program.
@@ -137,10 +137,10 @@ def add_block_sort(
             block_sort_kernel,
             (cdiv(rows * tiles, row_block),),
             {
-                "keys": Buf(keys.index, raw, keys.offset),
+                "keys": BufferArg(keys.index, raw, keys.offset),
                 "before": before or keys,
                 "names": names or keys,
-                "values": Buf(values.index, raw) if last and values else keys,
+                "values": BufferArg(values.index, raw) if last and values else keys,
                 "order": target or keys,
                 "rows": Scalar(rows),
             },

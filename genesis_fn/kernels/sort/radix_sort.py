@@ -12,7 +12,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
-from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan import BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, raw_dtype
 from genesis_fn.kernels.rows.scan import Scan, add_scan
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered
@@ -210,12 +210,12 @@ def add_radix_sort(
     target: Target,
     rows: int,
     length: int,
-    key: tuple[Buf, str],
-    order: Buf | None,
+    key: tuple[BufferArg, str],
+    order: BufferArg | None,
     *,
-    values: Buf | None = None,
+    values: BufferArg | None = None,
     descending: bool = False,
-    before: Buf | None = None,
+    before: BufferArg | None = None,
     bits: int | None = None,
 ) -> None:
     """Append the stable sort of keys taken in the order `before`: the permutation goes to `order`
@@ -226,7 +226,7 @@ def add_radix_sort(
     keys, dtype = key
     raw = raw_dtype(dtype)
     total, digits = rows * length, 1 << DIGIT_BITS
-    keys = Buf(keys.index, raw, keys.offset)
+    keys = BufferArg(keys.index, raw, keys.offset)
     kind = key_constants(dtype) if bits is None else {"KIND": "plain", "INF": 0}
     if before is not None:
         started = builder.workspace(total, raw)
@@ -264,7 +264,7 @@ def add_radix_sort(
             num_warps=1,
         )
         add_scan(builder, target, Scan(rows, tiles, digits, "i32"), counts, sums)
-        keys_out = (values and Buf(values.index, raw)) if last else spare_keys[i % 2]
+        keys_out = (values and BufferArg(values.index, raw)) if last else spare_keys[i % 2]
         order_out = order if last or not order else spare_order[i % 2]
         builder.launch(
             radix_move_kernel,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, raw_dtype
 from genesis_fn.kernels.sort import block_sort
 from genesis_fn.kernels.sort.block_sort import add_block_sort
@@ -57,10 +57,10 @@ def add_permutation(
     builder: PlanBuilder,
     rows: int,
     length: int,
-    order: Buf,
-    y: Buf,
+    order: BufferArg,
+    y: BufferArg,
     *,
-    x: Buf | None = None,
+    x: BufferArg | None = None,
     kept: int | None = None,
 ) -> None:
     """Append y = x permuted along its rows by `order`, cut to `kept`; without x, y = order."""
@@ -69,7 +69,11 @@ def add_permutation(
     builder.launch(
         permute_kernel,
         (cdiv(kept, 1024) * rows,),
-        {"x": Buf(x.index, raw) if x else order, "order": order, "y": Buf(y.index, raw)},
+        {
+            "x": BufferArg(x.index, raw) if x else order,
+            "order": order,
+            "y": BufferArg(y.index, raw),
+        },
         {"LENGTH": length, "KEPT": kept, "CAST": x is None, "BLOCK": 1024},
     )
 
@@ -80,10 +84,10 @@ def plan_sort(spec: Sort, target: Target) -> Plan:
     builder = PlanBuilder(count, count)
     if 0 in (rows, length):
         return builder.build()
-    inputs = [Buf(i, dtype) for i, dtype in enumerate(spec.operands)]
-    outputs = [Buf(count + i, dtype) for i, dtype in enumerate(spec.operands)]
+    inputs = [BufferArg(i, dtype) for i, dtype in enumerate(spec.operands)]
+    outputs = [BufferArg(count + i, dtype) for i, dtype in enumerate(spec.operands)]
     keys = list(zip(inputs, spec.operands, strict=True))[: spec.num_keys]
-    before: Buf | None = None
+    before: BufferArg | None = None
     # The last key first: each later sort is stable, so it keeps the order of the earlier ones. The
     # first key's sort puts its own operand in order.
     for key in reversed(keys):

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import ITEMSIZE
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.sort import block_sort
 from genesis_fn.kernels.sort.block_sort import add_block_sort, kept_length
@@ -103,7 +103,11 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
     builder = PlanBuilder(1, 2)
     if 0 in (spec.rows, spec.k):
         return builder.build()
-    key, values, indices = (Buf(0, spec.dtype), spec.dtype), Buf(1, spec.dtype), Buf(2, "i32")
+    key, values, indices = (
+        (BufferArg(0, spec.dtype), spec.dtype),
+        BufferArg(1, spec.dtype),
+        BufferArg(2, "i32"),
+    )
     if spec.length > block_sort.BLOCK and spec.k > block_sort.BLOCK // 2:
         order = builder.workspace(spec.rows * spec.length, "i32")
         shape = spec.rows, spec.length
@@ -113,7 +117,7 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
         return builder.build()
     length, names = spec.length, None
 
-    def add_best(values: Buf, order: Buf) -> None:
+    def add_best(values: BufferArg, order: BufferArg) -> None:
         add_block_sort(
             builder, spec.rows, length, key, descending=True, names=names, values=values,
             order=order, kept=spec.k,
@@ -139,18 +143,18 @@ def add_best_groups(
     builder: PlanBuilder,
     rows: int,
     length: int,
-    key: tuple[Buf, str],
-    names: Buf | None,
+    key: tuple[BufferArg, str],
+    names: BufferArg | None,
     group: int,
     count: int,
-    best: Buf,
-    places: Buf,
+    best: BufferArg,
+    places: BufferArg,
 ) -> None:
     """Append the `count` groups of `group` neighbours with the largest maxima, in their order in
     the row: their elements go to `best`, their positions, through `names` if given, to `places`."""
     keys, dtype = key
     raw, kind = raw_dtype(dtype), key_constants(dtype)
-    keys = Buf(keys.index, raw, keys.offset)
+    keys = BufferArg(keys.index, raw, keys.offset)
     groups = cdiv(length, group)
     maxima, chosen = builder.workspace(rows * groups, raw), builder.workspace(rows * count, "i32")
     column_block = min(group, 1024)

@@ -13,7 +13,7 @@ from genesis_fn.core.array import Array, from_numpy, live, offers_array
 from genesis_fn.core.configuration.transfer_guard import asked_for
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
-from genesis_fn.core.primitive import SCALARS, Tracer, beside, ctx, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer, ctx, default_device_of, with_weak
 from genesis_fn.core.types.scalar_types import install_scalar_cast
 from genesis_fn.numpy.promotion import (
     broadcast,
@@ -282,7 +282,7 @@ def full_like(
     """An array with the shape, dtype and device of `a` filled with `fill_value`."""
     weak = dtype is None and is_weak(a) and not np.ndim(fill_value)
     shape, d = _like(a, dtype, shape)
-    with beside([a] if device is None else ()):
+    with default_device_of([a] if device is None else ()):
         return with_weak(full(shape, fill_value, d, device=device), weak)
 
 

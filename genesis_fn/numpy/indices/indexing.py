@@ -38,7 +38,7 @@ from genesis_fn.primitives.shape import (
 )
 
 
-class Plan(NamedTuple):
+class Indexer(NamedTuple):
     """How an index acts on an array: a static box, then arrays of indices along some axes.
 
     * `slices`: (start, stop, step) per axis of the array, step of either sign; ints have length 1.
@@ -130,7 +130,7 @@ def with_axes(x: Any, entries: tuple) -> tuple[Any, tuple]:
     return reshape(x, shape), tuple(result)
 
 
-def box_of(x: Any, plan: Plan) -> Any:
+def box_of(x: Any, plan: Indexer) -> Any:
     """The static part of an index: slices, reversed axes, integers."""
     shape = x.aval.shape
     if any(s != (0, n, 1) for s, n in zip(plan.slices, shape)):
@@ -149,7 +149,7 @@ def box_of(x: Any, plan: Plan) -> Any:
     return squeeze(x, plan.squeezed) if plan.squeezed else x
 
 
-def plan_for(x: Any, index: Any, mode: str = "check") -> Plan:
+def plan_for(x: Any, index: Any, mode: str = "check") -> Indexer:
     """The plan of an index of `x`. Raises IndexError for what does not fit."""
     shape = x.aval.shape
     entries = _entries(index if isinstance(index, tuple) else (index,), x)
@@ -194,7 +194,9 @@ def plan_for(x: Any, index: Any, mode: str = "check") -> Plan:
             raise bad_index(f"index arrays {shown} do not broadcast to one shape") from None
     place, result = _layout(kinds, batch)
     moved = tuple([(a - sum(s < a for s in squeezed), i) for a, i in arrays])
-    return Plan(tuple(slices), tuple(squeezed), moved, place, result, tuple([a for a, _ in arrays]))
+    return Indexer(
+        tuple(slices), tuple(squeezed), moved, place, result, tuple([a for a, _ in arrays])
+    )
 
 
 def _layout(kinds: Sequence[Any], batch: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
@@ -368,7 +370,7 @@ def _fails_at_once(x: Any) -> bool:
     return ctx.trace is None and x.device.platform == "cpu"
 
 
-def vectors_of(box: Any, plan: Plan, mode: str) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+def vectors_of(box: Any, plan: Indexer, mode: str) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
     """(index vectors [*batch, K], the axes they index, the batch shape)."""
     axes = tuple([a for a, _ in plan.arrays])
     parts = [_wrapped(i, box.aval.shape[a], mode) for a, i in plan.arrays]
@@ -395,7 +397,7 @@ def numbers_for(
 
 
 def gathered(
-    x: Any, box: Any, plan: Plan, mode: str, fill_value: Any, is_sorted: bool, unique: bool
+    x: Any, box: Any, plan: Indexer, mode: str, fill_value: Any, is_sorted: bool, unique: bool
 ) -> Any:
     """The elements of `box` at the index arrays of `plan`; `x` is what the user indexed."""
     shape = box.aval.shape
@@ -426,7 +428,7 @@ def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fi
     return full(shape, scalar_as(0 if fill is None else fill, d), d)
 
 
-def explained(error: errors.IndexOutOfRange, x: Any, plan: Plan) -> Exception:
+def explained(error: errors.IndexOutOfRange, x: Any, plan: Indexer) -> Exception:
     """The error in terms of the user's index and array, with the user's line."""
     if error.axis is None or error.index is None:
         return error

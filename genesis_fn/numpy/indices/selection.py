@@ -13,7 +13,13 @@ from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.creation import asarray
-from genesis_fn.numpy.indices.indexing import Plan, bad_index, checked_mode, gathered, take_indexed
+from genesis_fn.numpy.indices.indexing import (
+    Indexer,
+    bad_index,
+    checked_mode,
+    gathered,
+    take_indexed,
+)
 from genesis_fn.numpy.indices.updates import Update
 from genesis_fn.numpy.manipulation.shape import broadcast_arrays, on_axis, ravel, resize, stack
 from genesis_fn.numpy.mathematics.composed import remainder, where as choice
@@ -59,7 +65,7 @@ def take(
         indices = p.convert(indices, dtypes.I32)
     batch = indices.aval.shape
     shape = a.aval.shape
-    plan = Plan(
+    plan = Indexer(
         tuple([(0, m, 1) for m in shape]), (), ((axis, indices),), axis,
         (*shape[:axis], *batch, *shape[axis + 1 :]), (axis,),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.numpy.arrays.conversion import host
 from genesis_fn.numpy.arrays.creation import asarray
 from genesis_fn.numpy.indices.indexing import (
-    Plan,
+    Indexer,
     bad_index,
     box_of,
     checked_mode,
@@ -298,7 +298,7 @@ def _by_mask(x: Any, index: Any, values: Any, kind: str) -> Any:
     return where(mask, _COMBINE[kind](x, values), x)
 
 
-def _box_updated(x: Any, plan: Plan, values: Any, kind: str) -> Any:
+def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Any:
     """The update of a static part."""
     if kind != "set":
         part = reshape(box_of(x, plan), plan.shape)
@@ -307,7 +307,7 @@ def _box_updated(x: Any, plan: Plan, values: Any, kind: str) -> Any:
     return _restored(x, plan, reshape(values, inner))
 
 
-def _restored(x: Any, plan: Plan, part: Any) -> Any:
+def _restored(x: Any, plan: Indexer, part: Any) -> Any:
     """`x` with the static part of a plan replaced."""
     lengths = [len(range(*s)) for s in plan.slices]
     part = reshape(part, lengths)
@@ -334,7 +334,7 @@ def _restored(x: Any, plan: Plan, part: Any) -> Any:
                 (0, n, 1) if a in strided else (starts[a], starts[a] + lengths[a], 1)
                 for a, n in enumerate(inner)
             ]
-            box = Plan(tuple(kept), (), (), 0, (), ())
+            box = Indexer(tuple(kept), (), (), 0, (), ())
             return _restored(x, box, _strided_set(box_of(x, box), grids, strided, part))
         return _strided_set(x, grids, strided, part)
     return dynamic_update_slice(x, part, starts)

@@ -9,7 +9,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, random
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.diagnostics.source_info import Where, where
+from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.optim import base
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.transforms.noise import as_key
@@ -121,7 +121,7 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
     return base.GradientTransformation(init, update, state=LostStepsState)
 
 
-def _warn(share: Any, line: Where) -> None:
+def _warn(share: Any, line: SourceLocation) -> None:
     warnings.warn(
         f"{100 * float(share):.1f} % of the first step's updates are below half a unit in the last "
         f"place of their parameters, which do not move\n  at {line.describe()}\n"

@@ -18,7 +18,7 @@ from genesis_fn.core.backend.lowering import same
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.traceback import boundary
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs, memoized
-from genesis_fn.core.primitive import Linear, Primitive, bind, ctx, running, typeof
+from genesis_fn.core.primitive import LinearOperand, Primitive, bind, ctx, running, typeof
 from genesis_fn.primitives.conv import conv_p
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.factories import instantiate, linear_rule
@@ -123,7 +123,7 @@ def _backward(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...]) -
         pairs = [trace.split(env[o]) for o in jaxpr.outs]
         linear, residuals = tape.finish([t for _, t in pairs if t is not None])
         used = [ct for ct, (_, t) in zip(cts, pairs) if t is not None]
-        operands = [*residuals, *(Linear(v.aval) for v in linear.invars[len(residuals) :])]
+        operands = [*residuals, *(LinearOperand(v.aval) for v in linear.invars[len(residuals) :])]
         back = transpose_flat(linear, operands, used)[len(residuals) :]
         wanted = [v.aval for v, n in zip(jaxpr.invars, nonzero) if n]
         return [instantiate(ct, a) for ct, a in zip(back, wanted)]

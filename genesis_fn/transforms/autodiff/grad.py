@@ -14,7 +14,14 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.diagnostics.traceback import boundary
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Called, Linear, beside, ctx, typeof, with_weak
+from genesis_fn.core.primitive import (
+    CallSite,
+    LinearOperand,
+    ctx,
+    default_device_of,
+    typeof,
+    with_weak,
+)
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
@@ -147,17 +154,17 @@ def value_and_grad(
         mask = _differentiated(leaves, label, nonfloat, holomorphic)
         flat = FlatFunction(f, in_tree, has_aux=has_aux)
         with safe_zeros(safe_zero):
-            called = Called("grad", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
+            called = CallSite("grad", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
             outs, nonzero, jaxpr, residuals = linearize_flat(flat, leaves, mask, called)
             value = _scalar_loss(outs, flat, fun, holomorphic)
             if nonzero[0]:
-                with beside(leaves):
+                with default_device_of(leaves):
                     grads = _pull(jaxpr, residuals, [full((), 1, typeof(value).dtype)], nonzero)
             else:
                 grads = [None] * sum(mask)
         got = iter(grads)
         result = []
-        with beside(leaves):
+        with default_device_of(leaves):
             for x, m in zip(leaves, mask):
                 if m:
                     result.append(with_weak(instantiate(next(got), typeof(x)), x.weak))
@@ -173,7 +180,7 @@ def _pull(jaxpr: Jaxpr, residuals: Sequence, cts: Sequence, nonzero: Sequence[bo
     linear = jaxpr.invars[len(residuals) :]
     used = [ct for ct, n in zip(cts, nonzero) if n]
     used += [None] * (len(jaxpr.outs) - len(used))
-    operands = [*residuals, *(Linear(v.aval) for v in linear)]
+    operands = [*residuals, *(LinearOperand(v.aval) for v in linear)]
     return transpose_flat(jaxpr, operands, used)[len(residuals) :]
 
 
@@ -241,7 +248,7 @@ class LinearMap:
     def pull(self, cts: Sequence[Any]) -> list[Any]:
         """Cotangents of the outputs to those of the inputs, both flat; None is zero."""
         jaxpr, nonzero, mask = self.static[:3]
-        with beside([*cts, *self.residuals]):
+        with default_device_of([*cts, *self.residuals]):
             return filled(mask, _pull(jaxpr, self.residuals, cts, nonzero))
 
     def push(self, tangents: Sequence[Any]) -> list[Any]:
@@ -344,13 +351,13 @@ def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
 
 def _at(
     what: str, fun: Callable, primals: tuple, has_aux: bool
-) -> tuple[FlatFunction, list[Any], Called]:
+) -> tuple[FlatFunction, list[Any], CallSite]:
     """(flat function, leaves of the primals, how messages tell of them) of a call of a derivative
     at a point."""
     labels = functools.partial(labels_of, fun, primals)
     leaves, in_tree, _ = flatten_arrays(primals, "a primal: ", labels)
     flat = FlatFunction(fun, in_tree, has_aux=has_aux)
-    return flat, leaves, Called(what, name_of(fun), leaves, labels)
+    return flat, leaves, CallSite(what, name_of(fun), leaves, labels)
 
 
 def _linearized(what: str, kind: type, fun: Callable, primals: tuple, has_aux: bool) -> Any:
@@ -434,7 +441,7 @@ def linear_transpose(fun: Callable, *primals: Any) -> Callable:
 
     def transposed(ct: Any) -> tuple:
         cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
-        with beside([*captured, *cts]):
+        with default_device_of([*captured, *cts]):
             given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
             return tree.unflatten(in_tree, evaluate(program, *captured, *given))
 
@@ -512,7 +519,7 @@ def jacfwd(
         avals = [typeof(x) for x in leaves]
         flat = FlatFunction(f, in_tree, has_aux=has_aux)
         kept: list[Any] = []
-        called = Called("jacfwd", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
+        called = CallSite("jacfwd", name_of(fun), leaves, lambda: _labels(fun, args, chosen))
 
         def column(*tangents: Any) -> list[Any]:
             outs, ts = jvp_flat(flat, leaves, tangents, called)
@@ -521,7 +528,7 @@ def jacfwd(
             dense = [instantiate(t, typeof(o)) for t, o in zip(ts, outs)]
             return dense[: flat.out_count], outs[flat.out_count :]  # type: ignore[return-value]
 
-        with beside(leaves):
+        with default_device_of(leaves):
             bases = _bases(avals)
         blocks, aux = vmap(column, out_axes=(0, None))(*bases)
         table = [
@@ -556,7 +563,7 @@ def jacrev(
         outs, out_tree = tree.flatten(out)
         _check_outputs(outs, fun, holomorphic, "jacrev")
         avals = [typeof(o) for o in outs]
-        with beside(outs):
+        with default_device_of(outs):
             bases = _bases(avals)
         rows = tree.leaves(vmap(lambda *cts: pull(tree.unflatten(out_tree, cts)))(*bases))
         per_output: list[list[Any]] = [[] for _ in avals]

@@ -15,7 +15,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import (
-    Called,
+    CallSite,
     Primitive,
     Trace,
     Tracer,
@@ -39,7 +39,7 @@ class LinearizeTracer(Tracer):
         self._trace, self.primal, self.tangent = trace, primal, tangent
         self.aval, self.weak = primal.aval, primal.weak
 
-    def marked(self, weak: bool) -> LinearizeTracer:
+    def with_weak_type(self, weak: bool) -> LinearizeTracer:
         return LinearizeTracer(self._trace, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
@@ -66,7 +66,7 @@ class LinearizeTracer(Tracer):
         return super().origin() if called is None else called.origin(self.primal)
 
 
-class keeping_apart:
+class separate_tangents:
     """`with keeping_apart():` forward mode makes operations that compute values or tangents, not
     both, where that can be."""
 
@@ -115,7 +115,7 @@ class LinearizeTrace(Trace):
 
     def __init__(
         self, parent: Trace | None, tape: Trace | None, name: str = "",
-        called: Called | None = None,
+        called: CallSite | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name or "a derivative", called)
         self.parent, self.tape = parent, tape
@@ -198,7 +198,7 @@ class LinearizeTrace(Trace):
     ) -> tuple[list[Any], list[Any]]:
         """What the forward-mode rule returns, its operations on tangents done on the tape."""
         ctx.trace = split = SplitTrace(self.parent, self.tape)  # pyright: ignore[reportArgumentType]
-        with keeping_apart():
+        with separate_tangents():
             out, t = prim.jvp(primals, tangents, **params)  # pyright: ignore[reportOptionalCall]
         if any(map(split.holds, out)):
             raise errors.NotDifferentiableError(
@@ -227,7 +227,7 @@ class LinearizeTrace(Trace):
 
 
 def jvp_flat(
-    f: Callable, primals: Sequence[Any], tangents: Sequence[Any], called: Called | None = None
+    f: Callable, primals: Sequence[Any], tangents: Sequence[Any], called: CallSite | None = None
 ) -> tuple[list[Any], list[Any]]:
     """(outputs, their tangents or None) of a flat function; a None tangent is zero."""
     parent = ctx.trace
@@ -243,7 +243,7 @@ def jvp_flat(
 
 
 def linearize_flat(
-    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool], called: Called | None = None
+    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool], called: CallSite | None = None
 ) -> tuple[list[Any], list[bool], Jaxpr, list[Any]]:
     """(outputs, which have a tangent, linear program, residuals) of a flat function at a point.
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from genesis_fn.core import errors
 from genesis_fn.core.jaxpr import Jaxpr, Var, memoized
-from genesis_fn.core.primitive import Linear, bind, ctx
+from genesis_fn.core.primitive import LinearOperand, bind, ctx
 from genesis_fn.primitives.elementwise import total
 from genesis_fn.primitives.factories import filled, instantiate
 from genesis_fn.transforms.staging.stage import stage_closed
 
 
 def transpose_flat(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-    """The cotangents of a program's inputs: `operands` holds a `Linear` marker for each input whose
+    """The cotangents of a program's inputs: `operands` holds a `LinearOperand` for each input whose
     cotangent is asked for, and the values of the others (their entry in the result is None).
 
     Equations that depend on no linear input are the recomputation that linearize rules asked for.
@@ -31,7 +31,7 @@ def _transpose(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> lis
     env: dict[Var, Any] = {}
     linear: set[Var] = set()
     for v, x in zip(jaxpr.invars, operands, strict=True):
-        if type(x) is Linear:
+        if type(x) is LinearOperand:
             linear.add(v)
         else:
             env[v] = x
@@ -61,7 +61,10 @@ def _transpose(jaxpr: Jaxpr, operands: Sequence[Any], cts: Sequence[Any]) -> lis
             )
         back = e.prim.transpose(
             sums if e.prim.multi else sums[0],
-            *[(Linear(i.aval) if i in linear else env[i]) if type(i) is Var else i for i in e.ins],
+            *[
+                (LinearOperand(i.aval) if i in linear else env[i]) if type(i) is Var else i
+                for i in e.ins
+            ],
             **e.params,
         )
         for i, ct in zip(e.ins, back, strict=True):
@@ -77,7 +80,9 @@ def transpose_jaxpr(jaxpr: Jaxpr, linear: tuple[bool, ...], nonzero: tuple[bool,
 
     def f(*args: Any) -> list[Any]:
         rest = iter(args)
-        operands = [Linear(a) if n else next(rest) for a, n in zip(avals, linear, strict=True)]
+        operands = [
+            LinearOperand(a) if n else next(rest) for a, n in zip(avals, linear, strict=True)
+        ]
         cts = filled(nonzero, rest)
         back = transpose_flat(jaxpr, operands, cts)
         return [instantiate(ct, a) for ct, a, n in zip(back, avals, linear) if n]

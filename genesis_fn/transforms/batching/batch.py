@@ -10,7 +10,7 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
 from genesis_fn.core.primitive import (
-    Called,
+    CallSite,
     Primitive,
     Trace,
     Tracer,
@@ -35,7 +35,7 @@ class BatchTracer(Tracer):
         self._trace, self.value, self._dim, self.weak = trace, value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
-    def marked(self, weak: bool) -> BatchTracer:
+    def with_weak_type(self, weak: bool) -> BatchTracer:
         return BatchTracer(self._trace, with_weak(self.value, weak), self._dim)  # pyright: ignore[reportArgumentType]
 
     def nearby(self) -> Any:
@@ -54,7 +54,7 @@ class BatchTrace(Trace):
     __slots__ = ("parent", "batch_size", "axis_name")
 
     def __init__(
-        self, parent: Trace | None, size: int, axis_name: Any = None, called: Called | None = None
+        self, parent: Trace | None, size: int, axis_name: Any = None, called: CallSite | None = None
     ) -> None:
         super().__init__("vmap", called)
         self.parent, self.batch_size, self.axis_name = parent, size, axis_name
@@ -154,7 +154,7 @@ def vmap_flat(
     dims: Sequence[int | None],
     out_dims: Callable[[list], Sequence[int | None]] | int = 0,
     axis_name: Any = None,
-    called: Called | None = None,
+    called: CallSite | None = None,
 ) -> list[Any]:
     """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
     outputs."""

@@ -10,7 +10,7 @@ from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.diagnostics.traceback import boundary
-from genesis_fn.core.primitive import Called, beside, typeof
+from genesis_fn.core.primitive import CallSite, default_device_of, typeof
 from genesis_fn.transforms.batching.batch import vmap_flat
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 
@@ -79,8 +79,8 @@ def vmap(
             except errors.TreeError as error:
                 raise errors.TreeError(f"vmap: out_axes: {error}") from None
 
-        with beside(arrays):
-            called = Called("vmap", name_of(fun), arrays, lambda: labels_of(fun, *blank))
+        with default_device_of(arrays):
+            called = CallSite("vmap", name_of(fun), arrays, lambda: labels_of(fun, *blank))
             dims = [d for i, d in enumerate(dims) if i not in aside]
             outs = vmap_flat(flat, size, arrays, dims, out_dims, axis_name, called)
         return flat.output(outs)

@@ -13,11 +13,11 @@ from genesis_fn.core.jaxpr import Jaxpr, memoized
 from genesis_fn.core.primitive import (
     Primitive,
     Tracer,
-    beside,
     bind,
+    default_device_of,
     is_linear,
-    marked,
     typeof,
+    with_weak_types,
 )
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, move_batch, zeros
@@ -236,7 +236,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """
     if not branches:
         raise ValueError(f"switch needs at least one branch\n  at {where().describe()}")
-    with beside(tree.leaves(operands)):
+    with default_device_of(tree.leaves(operands)):
         index = as_array(index)
     kind = typeof(index)
     if kind.shape != () or not dtypes.is_integer(kind.dtype):
@@ -263,7 +263,7 @@ def cond(
         raise TypeError(
             f"cond takes (pred, true_fun, false_fun, *operands)\n  at {where().describe()}"
         )
-    with beside(tree.leaves(operands)):
+    with default_device_of(tree.leaves(operands)):
         pred = as_array(pred)
     kind = typeof(pred)
     if kind.shape != ():
@@ -286,7 +286,7 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
             return functions[int(concrete.device.backend.to_numpy(concrete))](*operands)
     leaves, in_tree, weak = flatten_arrays(operands, f"an operand of {what}: ")
     staged = []
-    with beside([*leaves, index]):
+    with default_device_of([*leaves, index]):
         for f in functions:
             flat = FlatFunction(f, in_tree)
             jaxpr, captured = stage(
@@ -298,7 +298,7 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
     branches = _same_outputs(branches, staged, functions, what)
     outs = key_uses.user_call(cond_p, index, *consts, *leaves, branches=tuple(branches))
     weak = [all(w) for w in zip(*[flat.weak for flat, _, _ in staged])]
-    return staged[0][0].output(marked(outs, weak))
+    return staged[0][0].output(with_weak_types(outs, weak))
 
 
 def _same_outputs(

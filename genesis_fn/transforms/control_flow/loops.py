@@ -15,7 +15,15 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, Tracer, beside, bind, ctx, marked, typeof
+from genesis_fn.core.primitive import (
+    Primitive,
+    Tracer,
+    bind,
+    ctx,
+    default_device_of,
+    typeof,
+    with_weak_types,
+)
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
@@ -215,7 +223,7 @@ def _while(
 
     kinds = [typeof(x) for x in leaves]
     while True:
-        with beside(leaves):
+        with default_device_of(leaves):
             body_jaxpr, body_captured = stage(
                 body, kinds, name=name, weak=weak, repeated=True,
                 labels=labels_of(body_fun, (init_val,)),
@@ -227,7 +235,7 @@ def _while(
         if k is not o:
             raise mismatch(body_jaxpr, i, k, o, names[i], name)
     leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
-    with beside(leaves):
+    with default_device_of(leaves):
         cond_jaxpr, cond_captured = stage(
             test, kinds,
             name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,)),
@@ -242,7 +250,7 @@ def _while(
         while_p, *cond_captured, *body_captured, *leaves, cond=cond_jaxpr, body=body_jaxpr,
         cond_consts=len(cond_captured), body_consts=len(body_captured),
     )  # fmt: skip
-    return tree.unflatten(treedef, marked(outs, found_weak))
+    return tree.unflatten(treedef, with_weak_types(outs, found_weak))
 
 
 def _concrete(x: Any) -> bool:
@@ -285,11 +293,11 @@ def fori_loop(
 
         functools.update_wrapper(step, body_fun)
         names = ["", *(f"fori_loop: the value{p}" for p in tree.paths(init_val))]
-        with beside(tree.leaves(init_val)):
+        with default_device_of(tree.leaves(init_val)):
             init, length = (as_array(start), init_val), max(stop - start, 0)
         (_, value), _ = named_scan(step, init, None, length, False, unroll, "strict", names)
         return value
-    with beside(tree.leaves((lower, upper, init_val))):
+    with default_device_of(tree.leaves((lower, upper, init_val))):
         low, high = as_array(lower), as_array(upper)
     if any(not _counts(typeof(x)) for x in (low, high)):
         raise TypeError(

@@ -18,14 +18,14 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import (
     SCALARS,
-    Linear,
+    LinearOperand,
     Primitive,
-    beside,
     bind,
+    default_device_of,
     is_linear,
-    marked,
     typeof,
     with_weak,
+    with_weak_types,
 )
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.primitives.factories import filled, instantiate, move_batch, zeros
@@ -185,7 +185,7 @@ def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, b: int) ->
         rest = iter(args)
         take = lambda n: [next(rest) for _ in range(n)]  # noqa: E731
         fixed, totals, ct_carry, ct_ys, moving = map(take, (a, n_consts, carry, len(ys), b))
-        operands = [*fixed, *map(Linear, linear), *moving]
+        operands = [*fixed, *map(LinearOperand, linear), *moving]
         back = transpose_flat(jaxpr, operands, [*ct_carry, *ct_ys])[a : a + len(linear)]
         totals = [
             t if c is None else add(t, convert(c, typeof(t).dtype)) for t, c in zip(totals, back)
@@ -310,13 +310,13 @@ def named_scan(
     if unroll is not True and operator.index(unroll) < 0:
         raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
     near = tree.leaves((init, xs))
-    with beside(near):
+    with default_device_of(near):
         inits, carry_tree, weak = flatten_arrays(init, "scan's init")
         leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
     length = _length(leaves, xs, length)
     if _disabled():
         return _python_loop(f, init, leaves, xs_tree, length, reverse)
-    with beside(near):
+    with default_device_of(near):
         jaxpr, captured, inits, y_tree, weak = _body(
             f, inits, carry_tree, weak, leaves, xs_tree, carry, init, names
         )
@@ -328,7 +328,7 @@ def named_scan(
             scan_p, *captured, *inits, *leaves, jaxpr=jaxpr, consts=len(captured), carry=count,
             length=length, reverse=reverse, unroll=int(unroll), residuals=(0, 0),
         )  # fmt: skip
-    outs = marked(outs, weak)
+    outs = with_weak_types(outs, weak)
     return tree.unflatten(carry_tree, outs[:count]), tree.unflatten(y_tree, outs[count:])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
-from genesis_fn.core.diagnostics.source_info import Where, is_internal, where
+from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
 from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
 from genesis_fn.primitives import elementwise as ops
@@ -310,7 +310,7 @@ class _Differentiated(CustomFunction):
         here = f"\n  at {where().describe()}"
         if code is None or is_internal(code):
             return here
-        return f"{here}\n  the rule is at {Where(code, code.co_firstlineno).describe()}"
+        return f"{here}\n  the rule is at {SourceLocation(code, code.co_firstlineno).describe()}"
 
     def rule_error(self, kind: type[Exception], rule: str, what: str, more: str = "") -> Exception:
         """The error for what a rule returned."""

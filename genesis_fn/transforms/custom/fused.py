@@ -18,7 +18,7 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr, memoized
-from genesis_fn.core.primitive import Primitive, bind, surroundings, typeof
+from genesis_fn.core.primitive import Primitive, bind, trace_context_key, typeof
 from genesis_fn.core.static import Frozen, Reader
 from genesis_fn.primitives.factories import instantiate, move_batch
 from genesis_fn.transforms.custom.custom_call import linear_call, push_program
@@ -71,7 +71,7 @@ class Fused:
 
     def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> Jaxpr:
         """The staged reference for operands of these avals; its cache has the structures."""
-        key = (avals, in_tree, Reader().read(static), surroundings())
+        key = (avals, in_tree, Reader().read(static), trace_context_key())
         found = self.programs.get(key)
         if found is None:
             flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
@@ -111,7 +111,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
     mask, kinds = tuple(nonzero), tuple([typeof(s) for s in saved])
     push = push_program(jaxpr, kinds, mask)
     back = _backward_program(
-        jaxpr, backward, kinds, out_tree.children()[1], Frozen(static), mask, surroundings()
+        jaxpr, backward, kinds, out_tree.children()[1], Frozen(static), mask, trace_context_key()
     )
 
     def apply(*ts: Any) -> list[Any]:

@@ -15,9 +15,9 @@ from genesis_fn.core.array import stored
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, Var
-from genesis_fn.core.primitive import Tracer, bind, marked, surroundings, typeof
+from genesis_fn.core.primitive import Tracer, bind, trace_context_key, typeof, with_weak_types
 from genesis_fn.primitives.factories import filled, instantiate
-from genesis_fn.transforms.autodiff.linearize import keeping_apart
+from genesis_fn.transforms.autodiff.linearize import separate_tangents
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.call import jit_p
@@ -112,7 +112,7 @@ class Recorded(CustomCall):
         n = len(self.in_avals)
 
         def jvp(*xs: Any) -> list[Any]:
-            with keeping_apart():
+            with separate_tangents():
                 outs, ts = call.jvp(xs[:n], _only(nonzero, xs[n:]))
             if call.learned != self.learned:
                 what = f"returned structures {call.learned}, the function returns {self.learned}"
@@ -203,7 +203,7 @@ custom_call_p.stage = _stage
 def _record(call: CustomCall, xs: Sequence[Any]) -> list[Any]:
     """The outputs of a call recorded as an operation that holds programs: those kept from an
     earlier call, if nothing that they captured is a tracer."""
-    key = id(call.owner), call.key(), surroundings()
+    key = id(call.owner), call.key(), trace_context_key()
     staging = _staging.calls.get(key)
     if staging is not None:
         staging.called = True
@@ -216,7 +216,7 @@ def _record(call: CustomCall, xs: Sequence[Any]) -> list[Any]:
     jaxpr, recorded, consts = found
     call.learned = recorded.learned
     outs = user_call(custom_call_p, *consts, *xs, call=recorded, jaxpr=jaxpr)
-    return marked(outs, recorded.out_weak)
+    return with_weak_types(outs, recorded.out_weak)
 
 
 def _recorded(key: tuple, call: CustomCall, xs: Sequence[Any]) -> Found:

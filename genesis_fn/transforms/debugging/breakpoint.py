@@ -11,7 +11,7 @@ import numpy as np
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array
-from genesis_fn.core.diagnostics.source_info import Where, user_frame
+from genesis_fn.core.diagnostics.source_info import SourceLocation, user_frame
 from genesis_fn.core.primitive import SCALARS, Tracer
 from genesis_fn.transforms.custom.callback import debug_callback
 
@@ -23,7 +23,12 @@ class Prompt(cmd.Cmd):
     prompt = "(genesis) "
 
     def __init__(
-        self, line: Where, arrays: dict[str, Any], others: dict[str, Any], stdin: Any, stdout: Any
+        self,
+        line: SourceLocation,
+        arrays: dict[str, Any],
+        others: dict[str, Any],
+        stdin: Any,
+        stdout: Any,
     ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
@@ -85,7 +90,7 @@ def breakpoint(  # noqa: A001
     tracing. `stdin` and `stdout` are files to talk through instead of the terminal.
     """
     frame = user_frame(2)
-    line = Where(frame.f_code, frame.f_lineno)
+    line = SourceLocation(frame.f_code, frame.f_lineno)
     arrays, others = {}, {}
     for name, value in frame.f_locals.items():
         leaves = tree.leaves(value)

@@ -17,7 +17,7 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import scalar_dtype
-from genesis_fn.core.primitive import SCALARS, Tracer, surroundings
+from genesis_fn.core.primitive import SCALARS, Tracer, trace_context_key
 from genesis_fn.core.static import Frozen, NotStatic, is_array
 from genesis_fn.transforms.staging.api_util import name_of
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract, abstract_of
@@ -70,7 +70,7 @@ class ProgramKey(NamedTuple):
     treedef: tree.PyTreeDef
     dict_keys: tuple
     leaves: tuple
-    surroundings: tuple
+    trace_context_key: tuple
     place: Device | None
 
 
@@ -98,7 +98,7 @@ class BoundArguments:
             if type(k) is not str and type(k) is not int
         ]
         leaves = tuple([leaf_key(x) for x in self.leaves])
-        return ProgramKey(self.treedef, tuple(dict_keys), leaves, surroundings(), place)
+        return ProgramKey(self.treedef, tuple(dict_keys), leaves, trace_context_key(), place)
 
     def form(self) -> tuple:
         """What generated calls of one program are told apart by: how the arguments are written, and

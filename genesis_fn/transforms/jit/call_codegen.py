@@ -17,15 +17,15 @@ from weakref import getweakrefcount
 
 from genesis_fn.core import tree
 from genesis_fn.core.array import Array, Deleted, from_numpy
-from genesis_fn.core.aval import Sig, sig
+from genesis_fn.core.aval import Signature, sig
 from genesis_fn.core.backend.executable import Carry, Executable
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.device import Device
-from genesis_fn.core.diagnostics.source_info import Where, where
+from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.static import Frozen, Same, aux_key
-from genesis_fn.core.train_state import TrainState, give_up, held, holding
+from genesis_fn.core.train_state import TrainState, buffers_of, from_buffers, mark_donated
 from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments
 from genesis_fn.transforms.jit.jit_cache import Program
 from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
@@ -44,12 +44,12 @@ _LINES = 16  # lines that a jitted function is called from and that are remember
 
 def donation_marks(
     paths: Sequence[str], avals: Sequence[Any], function: str
-) -> Callable[[Where], list[Deleted]]:
+) -> Callable[[SourceLocation], list[Deleted]]:
     """What stands in the arrays that were donated to a function, by the line of the call: made once
     for each line."""
-    known: dict[tuple[int, int], tuple[Where, list[Deleted]]] = {}
+    known: dict[tuple[int, int], tuple[SourceLocation, list[Deleted]]] = {}
 
-    def marks(line: Where) -> list[Deleted]:
+    def marks(line: SourceLocation) -> list[Deleted]:
         key = (id(line.code), line.line)  # the line keeps the code object alive
         if key not in known:
             if len(known) >= _LINES:
@@ -109,7 +109,7 @@ class _Carried(NamedTuple):
 
 
 def _carried(
-    values: tuple, sigs: Sequence[Sig], program: Program, executable: Executable,
+    values: tuple, sigs: Sequence[Signature], program: Program, executable: Executable,
     donated: Sequence[int],
 ) -> _Carried | None:  # fmt: skip
     """How a call carries its state: it has one, which is donated and nothing else is, and the
@@ -198,7 +198,7 @@ class _CallWriter:
     """
 
     def __init__(
-        self, spec: ArgSpec, program: Program, executable: Executable, sigs: Sequence[Sig],
+        self, spec: ArgSpec, program: Program, executable: Executable, sigs: Sequence[Signature],
         carried: _Carried | None, guarded: bool,
     ) -> None:  # fmt: skip
         self.spec, self.program, self.carried, self.guarded = spec, program, carried, guarded
@@ -315,7 +315,7 @@ class _CallWriter:
         if x is None or kind is _Leaf:
             return "None" if x is None else x.name
         if kind is TrainState and self.carried:
-            return "holding(layout, after)"
+            return "from_buffers(layout, after)"
         if kind is dict:
             items = [f"{self._key(k)}: {self.unflatten(v)}" for k, v in x.items()]
             return "{" + ", ".join(items) + "}"
@@ -352,7 +352,7 @@ class _CallWriter:
         for at, x in leaves:
             kind = type(x)
             if kind is TrainState:
-                self.lines += [f"state = {at}", "memory = held(state, layout, sigs)"]
+                self.lines += [f"state = {at}", "memory = buffers_of(state, layout, sigs)"]
                 self.guard("memory is None")
                 continue
             if not is_value(x):
@@ -400,8 +400,8 @@ class _CallWriter:
         """The same where a state goes through as one value."""
         paths, avals = [self.labels[i] for i in inputs], [s.aval for s in carry.sigs]
         self.space |= {
-            "held": held, "holding": holding, "give_up": give_up, "layout": state._layout,
-            "sigs": carry.sigs, "run": carry.run,
+            "buffers_of": buffers_of, "from_buffers": from_buffers, "mark_donated": mark_donated,
+            "layout": state._layout, "sigs": carry.sigs, "run": carry.run,
             "marks": donation_marks(["a state", *paths], ["of a state", *avals], self.spec.name),
         }  # fmt: skip
         uses = self.program.key_uses
@@ -415,7 +415,7 @@ class _CallWriter:
             "mark, *marked = marks(where(depth=4))",
             "if type(memory) is list:",
             "    for x, m in zip(memory, marked): x.data = m",
-            "give_up(state, mark)",
+            "mark_donated(state, mark)",
         ]
         return self._return(others, uses)
 
@@ -435,7 +435,7 @@ class _CallWriter:
             f"    raise failed(error, [{', '.join(arrays)}]) from error.__cause__",
         ]  # fmt: skip
 
-    def _return(self, made: Sequence[tuple[str, Sig]], uses: Uses | None) -> Callable:
+    def _return(self, made: Sequence[tuple[str, Signature]], uses: Uses | None) -> Callable:
         """Make arrays of storages and the output of arrays; the function that is written then."""
         names = [y for y, _ in self.results]
         many = len(made) >= _MANY

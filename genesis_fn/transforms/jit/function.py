@@ -22,7 +22,7 @@ from genesis_fn.core.configuration.gc_pause import no_collection
 from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import Tracer, beside, ctx
+from genesis_fn.core.primitive import Tracer, ctx, default_device_of
 from genesis_fn.core.static import Frozen, Meaning, meaning
 from genesis_fn.transforms.jit.aot import Traced
 from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments, ProgramKey
@@ -134,7 +134,7 @@ class JitFunction(Copied):
 
     def _program(self, bound: BoundArguments) -> Program:
         # What is captured while tracing is made beside the arguments.
-        near = beside(bound.leaves)
+        near = default_device_of(bound.leaves)
         key = bound.key(near.place)
         with self.cache.lock, near:
             for program in self.cache.variants.get(key, ()):
@@ -333,7 +333,7 @@ class JitFunction(Copied):
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The program for these arguments (arrays or ShapeDtypeStructs), not yet compiled."""
         bound = self.spec.bind(args, kwargs, shapes=True)
-        near = beside(bound.leaves)
+        near = default_device_of(bound.leaves)
         with near:
             program = self._staged(bound.key(near.place), bound)
         return Traced(self, program, self.spec.donations(bound))

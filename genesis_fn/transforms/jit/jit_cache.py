@@ -14,7 +14,7 @@ from genesis_fn.core import tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.core.primitive import marked
+from genesis_fn.core.primitive import with_weak_types
 from genesis_fn.core.static import Meaning, meaning
 from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jit.argspec import ProgramKey
@@ -54,7 +54,7 @@ class Program:
 
     def output(self, outs: Sequence[Any]) -> Any:
         """What the function returns, of the program's results."""
-        return tree.unflatten(self.out_tree, marked(outs, self.outs_weak))
+        return tree.unflatten(self.out_tree, with_weak_types(outs, self.outs_weak))
 
     def add_call(self, form: Any, call: Callable) -> None:
         """Keep what was generated for a form of a call."""

@@ -27,7 +27,7 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Jaxpr, jaxprs_in, memoized
 from genesis_fn.core.primitive import (
     SCALARS,
-    Called,
+    CallSite,
     Primitive,
     Trace,
     Tracer,
@@ -99,7 +99,7 @@ class AutocastTracer(Tracer):
     def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
         self._trace, self.value, self.aval, self.weak = trace, value, kind, weak
 
-    def marked(self, weak: bool) -> AutocastTracer:
+    def with_weak_type(self, weak: bool) -> AutocastTracer:
         return AutocastTracer(self._trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
@@ -127,7 +127,7 @@ class AutocastTrace(Trace):
     __slots__ = ("parent", "policy")
 
     def __init__(
-        self, parent: Trace | None, policy: Precision | None, called: Called | None = None
+        self, parent: Trace | None, policy: Precision | None, called: CallSite | None = None
     ) -> None:
         super().__init__("amp", called)
         self.parent, self.policy = parent, policy
@@ -366,7 +366,7 @@ def amp(
         if not recorded(ctx.trace):
             if not enabled:
                 return flat.output(flat(*leaves))
-            called = Called("amp", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
+            called = CallSite("amp", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
             outs = AutocastTrace(ctx.trace, precision, called).run(flat, leaves, _kinds(leaves))
             return flat.called([known(o) for o in outs])
         jaxpr, captured = stage(flat, _kinds(leaves), name=name_of(fun), weak=weak)

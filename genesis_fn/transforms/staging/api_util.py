@@ -12,7 +12,7 @@ from genesis_fn.core import errors, tree
 from genesis_fn.core.array import Array, offers_array
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.primitive import Tracer, beside, marked
+from genesis_fn.core.primitive import Tracer, default_device_of, with_weak_types
 
 
 def name_of(f: Callable) -> str:
@@ -51,7 +51,7 @@ def flatten_arrays(
                     "  leave it out, for example by functools.partial; jit takes others, and vmap "
                     "does with in_axes=None"
                 )
-        with beside(leaves):
+        with default_device_of(leaves):
             leaves = [as_array(x) for x in leaves]
     return leaves, treedef, [x.weak for x in leaves]
 
@@ -146,7 +146,7 @@ class FlatFunction:
 
     def called(self, leaves: Sequence[Any]) -> Any:
         """The pytree of a call's results: weak where the function's own are."""
-        return self.output(marked(leaves[: self.out_count], self.weak[: self.out_count]))
+        return self.output(with_weak_types(leaves[: self.out_count], self.weak[: self.out_count]))
 
     def aux(self, leaves: Sequence[Any]) -> Any:
         """The pytree of the auxiliary output, from the leaves after the main one's."""

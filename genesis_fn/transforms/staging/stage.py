@@ -34,7 +34,7 @@ class StageTracer(Tracer):
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
         self._trace, self.aval, self._var, self.eqn, self.weak = trace, var.aval, var, eqn, weak
 
-    def marked(self, weak: bool) -> StageTracer:
+    def with_weak_type(self, weak: bool) -> StageTracer:
         return StageTracer(self._trace, self._var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
 
     def label(self) -> str:

@@ -1,7 +1,7 @@
 """CPU lowerings of gather, scatter, rows of a table and dynamic slices: common forms as the torch
 operator made for them, no loop over elements in any.
 
-A `Plan` looks at shapes only, and picks how the window positions reach memory:
+A `WindowLayout` looks at shapes only, and picks how the window positions reach memory:
 
 * "slice": one window, so plain slicing;
 * "axis": one indexed axis with windows of length 1: `index_select`, `index_add_`, ...;
@@ -114,7 +114,7 @@ def first_outside(
 # ---- the plan ----
 
 
-class Plan:
+class WindowLayout:
     """How windows of given avals and dimension numbers lie in memory."""
 
     def __init__(
@@ -279,7 +279,7 @@ def fill_tensor(value: Any, kind: DType) -> torch.Tensor:
 @lowers(gather_p)
 def _gather(avals: Sequence[Aval], **params: Any) -> Callable:
     (operand, indices), mode = avals, params["mode"]
-    plan = Plan(operand, indices, params["dimension_numbers"], params["slice_sizes"])
+    plan = WindowLayout(operand, indices, params["dimension_numbers"], params["slice_sizes"])
     starts_of = starts_for(gather_p, avals, params)
     empty = 0 in plan.result
     form = plan.form()
@@ -313,21 +313,21 @@ def _gather(avals: Sequence[Aval], **params: Any) -> Callable:
     return run
 
 
-def _read_slice(plan: Plan) -> Callable:
+def _read_slice(plan: WindowLayout) -> Callable:
     return plan.sliced
 
 
-def _read_axis(plan: Plan) -> Callable:
+def _read_axis(plan: WindowLayout) -> Callable:
     ((axis, k),) = plan.column.items()
     return lambda x, starts: plan.narrowed(x).index_select(axis, starts[..., k].reshape(-1))
 
 
-def _read_along(plan: Plan) -> Callable:
+def _read_along(plan: WindowLayout) -> Callable:
     (axis,) = plan.column
     return lambda x, starts: plan.narrowed(x).gather(axis, plan.lane_index(starts))
 
 
-def _read_rows(plan: Plan) -> Callable:
+def _read_rows(plan: WindowLayout) -> Callable:
     order = [*plan.indexed, *plan.whole]
     rest = [plan.sizes[d] for d in plan.whole]
     length = math.prod([plan.shape[d] for d in plan.indexed])
@@ -352,7 +352,7 @@ _READ = {"slice": _read_slice, "axis": _read_axis, "along": _read_along, "rows":
 def _scatter(avals: Sequence[Aval], **params: Any) -> Callable:
     operand, indices, updates = avals
     numbers = params["dimension_numbers"]
-    plan = Plan(operand, indices, numbers, window_sizes(operand, updates, numbers))
+    plan = WindowLayout(operand, indices, numbers, window_sizes(operand, updates, numbers))
     starts_of = starts_for(scatter_p, avals, params)
     op, encode, decode = arithmetic(params["kind"], operand.dtype, params["unique_indices"])
     form = plan.form()
@@ -377,7 +377,7 @@ def _scatter(avals: Sequence[Aval], **params: Any) -> Callable:
     return run
 
 
-def _write_slice(plan: Plan, op: str) -> Callable:
+def _write_slice(plan: WindowLayout, op: str) -> Callable:
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
         place = plan.sliced(y, starts)
         u = u.reshape(place.shape)
@@ -394,7 +394,7 @@ def _write_slice(plan: Plan, op: str) -> Callable:
     return run
 
 
-def _write_axis(plan: Plan, op: str) -> Callable:
+def _write_axis(plan: WindowLayout, op: str) -> Callable:
     ((axis, k),) = plan.column.items()
 
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
@@ -404,7 +404,7 @@ def _write_axis(plan: Plan, op: str) -> Callable:
     return run
 
 
-def _write_along(plan: Plan, op: str) -> Callable:
+def _write_along(plan: WindowLayout, op: str) -> Callable:
     (axis,) = plan.column
 
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
@@ -414,7 +414,7 @@ def _write_along(plan: Plan, op: str) -> Callable:
     return run
 
 
-def _write_rows(plan: Plan, op: str) -> Callable:
+def _write_rows(plan: WindowLayout, op: str) -> Callable:
     order = [*plan.indexed, *plan.whole]
     back = sorted(range(len(order)), key=order.__getitem__)
     moved = [plan.shape[d] for d in order]

@@ -31,7 +31,7 @@ from typing import Any
 from genesis_fn.backends.cuda.binaries.cache import BinaryCache
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
-from genesis_fn.kernels.plan import Argument, Buf, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
 _FORMAT = 5
 _MOST_REMEMBERED = 2048
@@ -222,7 +222,7 @@ def argument_type(argument: Argument, gluon: bool = False) -> str:
 
     The type of a descriptor in Gluon ends with the layout of its tile in shared memory.
     """
-    if isinstance(argument, Buf):
+    if isinstance(argument, BufferArg):
         return "*" + argument.dtype
     if isinstance(argument, Descriptor):
         block = ", ".join(map(str, argument.block))
@@ -243,7 +243,7 @@ def tile_layout(argument: Descriptor) -> Any:
 
 def _divisible(argument: Argument) -> bool:
     # Buffers are 16-byte aligned by contract, so only the offset decides.
-    if isinstance(argument, Buf):
+    if isinstance(argument, BufferArg):
         return argument.offset % 16 == 0
     return (
         isinstance(argument, Scalar) and argument.dtype != "fp32" and int(argument.value) % 16 == 0

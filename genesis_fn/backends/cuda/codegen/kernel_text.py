@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
-from genesis_fn.kernels.plan import Argument, Buf, Scalar
+from genesis_fn.kernels.plan import Argument, BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, dense
 
 BLOCK = 1024
@@ -27,7 +27,7 @@ def source_kernel(name: str, parameters: str, body: str) -> SourceKernel:
 def add_elements(
     builder: PlanBuilder,
     name: str,
-    buffers: Mapping[str, Buf],
+    buffers: Mapping[str, BufferArg],
     count: int,
     lines: Sequence[str],
     *,
@@ -140,7 +140,7 @@ class Strided:
 
 
 def _add_tiled_copy(
-    builder: PlanBuilder, source: Buf, target: Buf, sizes: list[int], read: list[int],
+    builder: PlanBuilder, source: BufferArg, target: BufferArg, sizes: list[int], read: list[int],
     write: list[int], turned: int, first: int, place: int, kind: str,
 ) -> None:  # fmt: skip
     """A copy whose source is contiguous along axis `turned` and its target along the last one: by
@@ -177,8 +177,8 @@ def _add_tiled_copy(
 
 def add_copy(
     builder: PlanBuilder,
-    source: Buf,
-    target: Buf,
+    source: BufferArg,
+    target: BufferArg,
     shape: Sequence[int],
     source_strides: Sequence[int],
     target_strides: Sequence[int] | None = None,

@@ -12,12 +12,12 @@ from genesis_fn.backends.cuda.codegen.loops import Loops, Part, needed
 from genesis_fn.backends.cuda.codegen.split_reduction import kernels_of
 from genesis_fn.backends.cuda.codegen.tiling import PERSISTENT, Form, tile_columns
 from genesis_fn.compiler.loop_ir import reindex
-from genesis_fn.compiler.loop_ir.kernel import Body
+from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.expressions import PRELUDE
-from genesis_fn.kernels.plan import Buf, Launch, Plan, Workspace
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Generated:
     sources: list[str]
     uses: list[Use]
 
-    def elementwise(self, body: Body, v: Var, u: Var) -> bool:
+    def elementwise(self, body: KernelIR, v: Var, u: Var) -> bool:
         """Whether `v` may be written over `u`: every step reads `u` before, or reads the very
         elements that it writes."""
         out, source = len(self.reads) + self.writes.index(v), self.reads.index(u)
@@ -68,7 +68,7 @@ class Generated:
 Known: TypeAlias = dict[Any, tuple[list[Var], Generated]]
 
 
-def generate_once(body: Body, target: Target, known: Known) -> Generated:
+def generate_once(body: KernelIR, target: Target, known: Known) -> Generated:
     """`generate(body, target)`, unless `known` holds what was generated for one that is alike, as
     those of repeated layers are."""
     values, key = body.shape()
@@ -79,7 +79,7 @@ def generate_once(body: Body, target: Target, known: Known) -> Generated:
     return replace(made, reads=[now[v] for v in made.reads], writes=[now[v] for v in made.writes])
 
 
-def generate(body: Body, target: Target) -> Generated:
+def generate(body: KernelIR, target: Target) -> Generated:
     """The launches that compute a body's stores on `target`."""
     over = body.over
     split = over.wants_split(target)
@@ -96,7 +96,7 @@ def generate(body: Body, target: Target) -> Generated:
     for part, form in kernels:
         function, parameters = written(part, form)
         at = {name: _buffer(p, number) for name, p in parameters.items()}
-        arguments = {name: Buf(at[name], p.kind) for name, p in parameters.items()}
+        arguments = {name: BufferArg(at[name], p.kind) for name, p in parameters.items()}
         steps.append(Launch(
             function, form.grid, arguments, {}, form.warps, 3,
             max_registers=_most_registers(form, target),

@@ -11,7 +11,7 @@ from typing import Any
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.kernels.language.dtypes import DTYPES, MEMORY
 from genesis_fn.kernels.language.expressions import MODULES, PRELUDE
-from genesis_fn.kernels.plan import Argument, Buf
+from genesis_fn.kernels.plan import Argument, BufferArg
 
 
 @functools.lru_cache(maxsize=8192)
@@ -33,13 +33,15 @@ def definition(function: Any) -> str | None:
     return "".join(linecache.getlines(inner.__code__.co_filename))
 
 
-def of_many(function: SourceKernel, arguments: Mapping[str, Argument], width: int) -> SourceKernel:
+def multi_tensor_kernel(
+    function: SourceKernel, arguments: Mapping[str, Argument], width: int
+) -> SourceKernel:
     """The kernel with its arguments, all of them pointers, taken from row `program_id(2)` of a
     table whose rows are `width` addresses long."""
     head, body = function.text.removeprefix(PRELUDE).split("\n", 1)
     lines = [f"    row = table + tl.program_id(2) * {width}\n"]
     for name, argument in arguments.items():
-        assert type(argument) is Buf
+        assert type(argument) is BufferArg
         kind = MEMORY[DTYPES[argument.dtype]]
         place = f"tl.multiple_of(tl.load(row + {argument.index}), 16)"
         lines.append(f"    {name} = {place}.to(tl.pointer_type({kind}))\n")
@@ -48,7 +50,7 @@ def of_many(function: SourceKernel, arguments: Mapping[str, Argument], width: in
 
 
 @functools.lru_cache(maxsize=1024)
-def beside(
+def joint_kernel(
     definitions: tuple[str, ...], grids: tuple[int, ...]
 ) -> tuple[SourceKernel, tuple[str, ...]]:
     """(the kernel whose program i does the work of program i - (those before) of one of the
@@ -72,7 +74,7 @@ def beside(
         lines += ["        " + line for line in body.splitlines()]
         before += grid
     name = "_and_".join(dict.fromkeys(names)) if len(set(names)) < 3 else f"{len(names)}_steps"
-    made = kernel(f"beside_{name}", ", ".join(parameters), "\n".join(lines) + "\n")
+    made = kernel(f"joint_{name}", ", ".join(parameters), "\n".join(lines) + "\n")
     return made, tuple(order)
 
 

@@ -25,7 +25,7 @@ from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, 
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.kernels.language.dtypes import DTYPES
-from genesis_fn.kernels.plan import Argument, Buf, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
 _NORESERVE = 0x4000  # Linux; named in `mmap` from Python 3.13 on
 _KERNEL_LOCK = threading.Lock()  # the interpreter patches Triton's language while it runs
@@ -126,7 +126,7 @@ class _Prepared:
     def _value(self, argument: Argument, addresses: Sequence[int]) -> Any:
         if isinstance(argument, Scalar):
             return argument.value
-        if isinstance(argument, Buf):
+        if isinstance(argument, BufferArg):
             return self._driver.tensor(addresses[argument.index] + argument.offset, argument.dtype)
         assert isinstance(argument, Descriptor)
         from triton.tools.tensor_descriptor import TensorDescriptor

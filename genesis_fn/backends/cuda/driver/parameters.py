@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.backends.cuda.binaries.compile import Compiled
-from genesis_fn.kernels.plan import Buf, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Scalar
 
 _MAP_BYTES = 128
 _SCALAR_FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
@@ -53,7 +53,7 @@ class ParameterBlock:
         places: list[tuple[str, int]] = []
         sizes: list[int] = []
 
-        def pointer(buffer: Buf) -> None:
+        def pointer(buffer: BufferArg) -> None:
             places.append(("pointer", len(self._pointers)))
             self._pointers.append((buffer.index, buffer.offset))
             sizes.append(8)
@@ -66,7 +66,7 @@ class ParameterBlock:
         flags = _decomposed_flags(launch, compiled)
         described = iter(compiled.descriptors)
         for argument in launch.arguments.values():
-            if isinstance(argument, Buf):
+            if isinstance(argument, BufferArg):
                 pointer(argument)
             elif isinstance(argument, Scalar):
                 value(_packed(argument))

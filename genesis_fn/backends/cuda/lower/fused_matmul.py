@@ -12,7 +12,7 @@ from genesis_fn.backends.cuda.codegen.tiling import Form
 from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
 from genesis_fn.compiler.fusion.gemv_fusion import FusedProduct, sizes
-from genesis_fn.compiler.loop_ir.kernel import Body
+from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.kernels.language.dtypes import NAMES
@@ -78,7 +78,7 @@ class _Lines(Text):
     """Instructions of a body as lines of another kernel; values and pointers are called
     `letter`1, `letter`2, ..."""
 
-    def __init__(self, body: Body, letter: str, form: Form, inputs: dict[str, Var]) -> None:
+    def __init__(self, body: KernelIR, letter: str, form: Form, inputs: dict[str, Var]) -> None:
         over = body.over
         loops = Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {})
         super().__init__(loops, form, letter, depth=0)
@@ -101,7 +101,7 @@ class _Lines(Text):
         return "\n".join(self.lines)
 
 
-def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dict[str, Var]]:
+def epilogue_text(body: KernelIR, values: list[Var], columns: int) -> tuple[str, dict[str, Var]]:
     """(lines that turn `acc` (and `acc1`), the results `values`, into the body's root, the
     pointers they use)."""
     inputs: dict[str, Var] = {}
@@ -120,7 +120,7 @@ def epilogue_text(body: Body, values: list[Var], columns: int) -> tuple[str, dic
 
 
 def wide_epilogue_text(
-    body: Body, value: Var, results: list[Var], columns: int
+    body: KernelIR, value: Var, results: list[Var], columns: int
 ) -> tuple[str, dict[str, Var], dict[str, Var]]:
     """(lines that turn `acc`, the product `value`, into the first of `results` and store the
     others, the pointers that they read, those that they write)."""
@@ -144,7 +144,7 @@ def wide_epilogue_text(
     return part.text, inputs, part.outputs
 
 
-def prologue_text(body: Body, depth: int) -> tuple[str, str, dict[str, Var]]:
+def prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, Var]]:
     """(lines that run once for each row, lines that make `a` at the places `rk_row` of row `rm`,
     the pointers that both use)."""
     inputs: dict[str, Var] = {}

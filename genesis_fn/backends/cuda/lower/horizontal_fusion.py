@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.codegen.source import beside, definition, of_many
-from genesis_fn.backends.cuda.lower.steps import Item, Table
-from genesis_fn.backends.cuda.run.graph import Child
+from genesis_fn.backends.cuda.codegen.source import definition, joint_kernel, multi_tensor_kernel
+from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep
+from genesis_fn.backends.cuda.run.graph import SubProgram
 from genesis_fn.compiler.options import enabled
 from genesis_fn.kernels.language.expressions import PRELUDE
-from genesis_fn.kernels.plan import Buf, Launch, Scalar
+from genesis_fn.kernels.plan import BufferArg, Launch, Scalar
 
 # Of one kernel:
 _SHORT = 32 << 20  # bytes that a step moves; longer ones gain nothing from sharing a launch
@@ -35,7 +35,9 @@ _MOST_KERNELS = 6
 _WINDOW = 12  # steps that are looked at for company
 
 
-def joined(items: list[Item], table: Table, fixed: set[int]) -> list[Item]:
+def fuse_horizontally(
+    items: list[ScheduledStep], table: BufferTable, fixed: set[int]
+) -> list[ScheduledStep]:
     """`items` with launches joined that may run at once; `table` gets the tables of addresses.
     `fixed` are the buffers from outside: what reads only those may run early."""
     if not enabled("horizontal"):
@@ -51,7 +53,7 @@ class _Touched:
     writes: set[int] = field(default_factory=set)
 
     @staticmethod
-    def by(item: Item, table: Table) -> _Touched:
+    def by(item: ScheduledStep, table: BufferTable) -> _Touched:
         """What one item touches."""
         return _Touched({table.root(b) for b in item.reads}, {table.root(b) for b in item.writes})
 
@@ -69,7 +71,9 @@ class _Touched:
         self.writes |= other.writes
 
 
-def _of_all(at: Item, members: Sequence[Item], child: Child) -> Item:
+def _of_all(
+    at: ScheduledStep, members: Sequence[ScheduledStep], child: SubProgram
+) -> ScheduledStep:
     """The item that does the work of all members, in the place of one of them."""
     return replace(
         at,
@@ -84,7 +88,7 @@ def _of_all(at: Item, members: Sequence[Item], child: Child) -> Item:
 # Launches of one kernel.
 
 
-def _alike(items: list[Item], table: Table) -> list[Item]:
+def _alike(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep]:
     """`items` with batches of alike steps joined at the place of the last, unless something between
     them is in the way."""
     last: dict[Any, _Batch] = {}
@@ -103,7 +107,7 @@ def _alike(items: list[Item], table: Table) -> list[Item]:
             batches.append(mine)
         mine.members.append(n)
         mine.touched.add(touched)
-    result: list[Item | None] = list(items)
+    result: list[ScheduledStep | None] = list(items)
     for batch in batches:
         if len(batch.members) > 1:
             result[batch.members[-1]] = _over_tensors([items[n] for n in batch.members], table)
@@ -121,10 +125,12 @@ class _Batch:
     open: bool = True
 
 
-def _hoisted(items: list[Item], table: Table, fixed: set[int]) -> list[Item]:
+def _hoisted(
+    items: list[ScheduledStep], table: BufferTable, fixed: set[int]
+) -> list[ScheduledStep]:
     """`items` with those that read inputs only next to the first one like them."""
     written: set[int] = set()
-    groups: dict[Any, list[Item]] = {}
+    groups: dict[Any, list[ScheduledStep]] = {}
     place: dict[int, Any] = {}
     for n, item in enumerate(items):
         touched = _Touched.by(item, table)
@@ -134,7 +140,7 @@ def _hoisted(items: list[Item], table: Table, fixed: set[int]) -> list[Item]:
         if key is not None:
             groups.setdefault(key, []).append(item)
             place[n] = key
-    result: list[Item] = []
+    result: list[ScheduledStep] = []
     for n, item in enumerate(items):
         if n not in place:
             result.append(item)
@@ -143,7 +149,7 @@ def _hoisted(items: list[Item], table: Table, fixed: set[int]) -> list[Item]:
     return result
 
 
-def _key(item: Item) -> Any:
+def _key(item: ScheduledStep) -> Any:
     """What two steps share if one kernel can do both; None for a step that shares nothing."""
     plan = item.plan
     if plan is None or item.traffic > _SHORT:
@@ -153,18 +159,18 @@ def _key(item: Item) -> Any:
     ])  # fmt: skip
 
 
-def _over_tensors(items: Sequence[Item], table: Table) -> Item:
+def _over_tensors(items: Sequence[ScheduledStep], table: BufferTable) -> ScheduledStep:
     rows = [[b for b, _ in item.steps[0].buffers] for item in items]
     width = len(rows[0])
     pointers = table.new(8 * width * len(rows))
     table.pointers[pointers] = rows
     steps = []
     for s in items[0].plan.steps:
-        function = of_many(s.kernel, s.arguments, width)
-        grid, table_of = (*s.grid[:2], len(rows)), {"table": Buf(0, "i64")}
+        function = multi_tensor_kernel(s.kernel, s.arguments, width)
+        grid, table_of = (*s.grid[:2], len(rows)), {"table": BufferArg(0, "i64")}
         steps.append(replace(s, kernel=function, grid=grid, arguments=table_of))
     reached = [b for item in items for b in (*item.reads, *item.writes, *item.scratch)]
-    made = _of_all(items[-1], items, Child(tuple(steps), ((pointers, 0),), tuple(reached)))
+    made = _of_all(items[-1], items, SubProgram(tuple(steps), ((pointers, 0),), tuple(reached)))
     kept = made.described
     if kept is not None:
         gone = [item.described for item in items[:-1]]
@@ -183,18 +189,18 @@ def _over_tensors(items: Sequence[Item], table: Table) -> Item:
 class _Small:
     """An item of one launch that may share it: the kernel's definition, the bytes it touches."""
 
-    item: Item
+    item: ScheduledStep
     launch: Launch
     definition: str
     bytes: int
 
 
-def _different(items: Sequence[Item], table: Table) -> list[Item]:
+def _different(items: Sequence[ScheduledStep], table: BufferTable) -> list[ScheduledStep]:
     """`items` with small steps joined to an earlier one that they do not depend on."""
     small = [_small(item, table) for item in items]
     touched = [_Touched.by(item, table) for item in items]
     taken: set[int] = set()
-    result: list[Item] = []
+    result: list[ScheduledStep] = []
     for n, item in enumerate(items):
         first = small[n]
         if n in taken or first is None:
@@ -215,16 +221,20 @@ def _different(items: Sequence[Item], table: Table) -> list[Item]:
     return result
 
 
-def _small(item: Item, table: Table) -> _Small | None:
+def _small(item: ScheduledStep, table: BufferTable) -> _Small | None:
     """An item that may share its launch, whose latency matters."""
-    if len(item.steps) != 1 or type(item.steps[0]) is not Child or len(item.steps[0].steps) != 1:
+    if (
+        len(item.steps) != 1
+        or type(item.steps[0]) is not SubProgram
+        or len(item.steps[0].steps) != 1
+    ):
         return None
     (launch,) = item.steps[0].steps
     if type(launch) is not Launch or launch.grid[1:] != (1, 1):
         return None
     if launch.max_registers is not None or table.word in item.writes:
         return None
-    if any(type(a) not in (Buf, Scalar) for a in launch.arguments.values()):
+    if any(type(a) not in (BufferArg, Scalar) for a in launch.arguments.values()):
         return None
     # Of what it updates in place it touches little.
     size = sum([table.bytes[b] for b in {*item.reads} ^ {*item.writes}])
@@ -242,21 +252,21 @@ def _fit(one: _Small, other: _Small) -> bool:
     return alike or max(one.bytes, other.bytes) <= _TINY
 
 
-def _in_one_grid(members: Sequence[_Small]) -> Item:
+def _in_one_grid(members: Sequence[_Small]) -> ScheduledStep:
     launches = [x.launch for x in members]
     texts, grids = tuple([x.definition for x in members]), tuple([x.grid[0] for x in launches])
-    function, order = beside(texts, grids)
+    function, order = joint_kernel(texts, grids)
     arguments: dict[str, Any] = {}
     constants: dict[str, Any] = {}
     buffers: list[tuple[int, int]] = []
     for k, x in enumerate(members):
         for name, argument in x.launch.arguments.items():
-            if type(argument) is Buf:
+            if type(argument) is BufferArg:
                 argument = replace(argument, index=argument.index + len(buffers))
             arguments[f"{name}_{k}"] = argument
         constants |= {f"{name}_{k}": value for name, value in x.launch.constants.items()}
         (child,) = x.item.steps
-        assert type(child) is Child
+        assert type(child) is SubProgram
         buffers += child.buffers
     launch = replace(
         launches[0],
@@ -268,4 +278,4 @@ def _in_one_grid(members: Sequence[_Small]) -> Item:
         num_stages=max([x.num_stages for x in launches]),
     )
     items = [x.item for x in members]
-    return _of_all(items[0], items, Child((launch,), tuple(buffers)))
+    return _of_all(items[0], items, SubProgram((launch,), tuple(buffers)))

@@ -15,7 +15,7 @@ from genesis_fn.backends.cuda import lowerings
 from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_product, plan_wide
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
-from genesis_fn.backends.cuda.run.graph import Child, Copy, Host, Repeat, Step, Switch, While
+from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, Host, Step, SubProgram, Switch, While
 from genesis_fn.compiler.fusion.fuse import Fusion, Group
 from genesis_fn.compiler.fusion.gemv_fusion import wide
 from genesis_fn.compiler.loop_ir.kernel import Placement
@@ -28,7 +28,7 @@ from genesis_fn.core import errors
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.kernels.plan import Buf, Launch, Plan
+from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.transforms.control_flow.cond import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scan import scan_p
@@ -37,7 +37,7 @@ from genesis_fn.transforms.staging.cost import cost
 
 
 @dataclass(slots=True)
-class Described:
+class StepSummary:
     """One step for people: what it is, its traffic and work, the source of its kernels."""
 
     name: str
@@ -49,7 +49,7 @@ class Described:
 
 
 @dataclass(slots=True)
-class Table:
+class BufferTable:
     """The buffers of a whole program, compiled for `target`. `place[b] = (a, offset)`: b is part of
     buffer a. Those without a place are bound from outside: inputs, outputs, the arena, the error
     word. `pointers` are the tables of addresses that kernels over many tensors read, `steady` the
@@ -61,7 +61,7 @@ class Table:
     sites: list[Eqn] = field(default_factory=list)
     word: int | None = None
     pointers: dict[int, list[list[int]]] = field(default_factory=dict)
-    described: list[Described] = field(default_factory=list)
+    described: list[StepSummary] = field(default_factory=list)
     steady: set[int] = field(default_factory=set)
     generated: Known = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ def keeps_fused(target: Target) -> Callable[[Eqn], bool]:
 
 
 @dataclass(slots=True)
-class Item:
+class ScheduledStep:
     """Steps that stay together, with the buffers that they read and write."""
 
     steps: list[Step]
@@ -110,7 +110,7 @@ class Item:
     scratch: list[int] = field(default_factory=list)
     plan: Plan | None = None  # of one generated launch
     traffic: int = 0
-    described: Described | None = None
+    described: StepSummary | None = None
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Schedule:
     """A program, or the body of a loop or branch, as `items` in order. Its results are in the
     buffers `outputs`, its temporaries in the `arena` bytes of buffer `base`."""
 
-    items: list[Item]
+    items: list[ScheduledStep]
     outputs: list[int]
     base: int
     arena: int
@@ -129,7 +129,7 @@ class Schedule:
         return [s for item in self.items for s in item.steps]
 
 
-class Scope:
+class ProgramLowering:
     """How the groups of one program (of the whole, or of a loop's or branch's body) become items.
 
     `inputs` are the buffers of its inputs, `targets` those that its outputs must end in (None: the
@@ -140,7 +140,7 @@ class Scope:
 
     def __init__(
         self,
-        table: Table,
+        table: BufferTable,
         jaxpr: Jaxpr,
         fusion: Fusion,
         inputs: Sequence[int],
@@ -161,9 +161,9 @@ class Scope:
         self._made_at: dict[Var, int] = {}
         self._last_read: dict[Var, int] = {}
         self._held: dict[int, list[Var]] = {}
-        self.items: list[Item] = []
+        self.items: list[ScheduledStep] = []
 
-    def lowered(self) -> tuple[list[Item], list[int]]:
+    def lowered(self) -> tuple[list[ScheduledStep], list[int]]:
         """(the items that compute the program, the buffers of its outputs)."""
         self._results |= {self.graph.memory(o)[0] for o in self.jaxpr.outs}
         for n, g in enumerate(self.fusion.groups):
@@ -240,11 +240,11 @@ class Scope:
         lines = list(dict.fromkeys(str(self.graph.made[v].where) for v in g.roots))
         text = f"{'+'.join(names[:6])}{'+..' if len(names) > 6 else ''}" or "copy"
         self.table.described.append(
-            Described(text, g.traffic, g.operations, made.sources, lines, self.depth)
+            StepSummary(text, g.traffic, g.operations, made.sources, lines, self.depth)
         )
         self._launched(g, made, self.table.described[-1])
 
-    def _launched(self, g: Group, made: Generated, described: Described) -> None:
+    def _launched(self, g: Group, made: Generated, described: StepSummary) -> None:
         """One item for each launch: the last, which joins partial results, may wait until it can
         share a launch with others like it."""
         plan = made.plan
@@ -253,8 +253,8 @@ class Scope:
         for n, (step, use) in enumerate(zip(plan.steps, made.uses, strict=True)):
             assert type(step) is Launch
             step, order = _compact(step)
-            item = Item(
-                [Child((step,), tuple([(buffers[k], 0) for k in order]))],
+            item = ScheduledStep(
+                [SubProgram((step,), tuple([(buffers[k], 0) for k in order]))],
                 [buffers[k] for k in sorted(use.reads)], [buffers[k] for k in sorted(use.writes)],
                 plan=Plan(len(order), 0, (step,)), traffic=g.traffic, described=described,
             )  # fmt: skip
@@ -304,13 +304,13 @@ class Scope:
                 return False
         return True
 
-    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> Item:
+    def _planned(self, plan: Plan, reads: Sequence[int], writes: Sequence[int]) -> ScheduledStep:
         scratch = [self.temporary(w.bytes) for w in plan.workspaces]
         used = (*reads, *writes, *scratch)
-        child = Child(plan.steps, tuple([(b, 0) for b in used]))
-        return Item([child], list(reads), list(writes), scratch)
+        child = SubProgram(plan.steps, tuple([(b, 0) for b in used]))
+        return ScheduledStep([child], list(reads), list(writes), scratch)
 
-    def _product(self, g: Group) -> Item:
+    def _product(self, g: Group) -> ScheduledStep:
         """A product with what is computed before and after it."""
         product, e = g.product, g.eqn
         assert product is not None and e is not None
@@ -327,7 +327,7 @@ class Scope:
         text = "+".join([x.prim.name for x in product.eqns] + list(dict.fromkeys(names)))
         work = sum([_work_of(x) for x in product.eqns])
         self.table.described.append(
-            Described(text, g.traffic, work, [], [str(e.where)], self.depth)
+            StepSummary(text, g.traffic, work, [], [str(e.where)], self.depth)
         )
         return self._planned(plan, reads, [self.ids[v] for v in g.writes])
 
@@ -338,12 +338,12 @@ class Scope:
         x = None if e.prim.updates is None else e.ins[e.prim.updates]
         return type(x) is Var and self.buffer(x) == self.ids[e.outs[0]]
 
-    def _opaque(self, g: Group) -> Item:
+    def _opaque(self, g: Group) -> ScheduledStep:
         e = g.eqn
         assert e is not None
         at = len(self.table.described)
         if e.prim in _CONTROL:
-            self.table.described.append(Described("", 0, 0, [], [str(e.where)], self.depth))
+            self.table.described.append(StepSummary("", 0, 0, [], [str(e.where)], self.depth))
             item = _CONTROL[e.prim](self, e)
             self.table.described[at].name = e.prim.name
             return item
@@ -362,7 +362,7 @@ class Scope:
             kernels = [getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
                        for s in lowered.steps if hasattr(s, "kernel")]  # fmt: skip
         self.table.described.append(
-            Described(
+            StepSummary(
                 name, g.traffic - (2 * avals[0].nbytes if in_place else 0), _work_of(e), kernels,
                 [str(e.where)], self.depth,
             )
@@ -372,13 +372,13 @@ class Scope:
         if type(lowered) is HostCall:
             given = iter(reads)
             operands = tuple([next(given) if type(i) is Var else None for i in e.ins])
-            return Item([Host(lowered, operands, tuple(writes))], reads, writes)
+            return ScheduledStep([Host(lowered, operands, tuple(writes))], reads, writes)
         if type(lowered) is Views:
             for v, b, (source, offset) in zip(e.outs, writes, lowered.sources):
                 copy = Copy(b, reads[source], v.aval.nbytes, 0, offset)
                 if v.aval.nbytes:
-                    self.items.append(Item([copy], [reads[source]], [b]))
-            return Item([], reads, writes)
+                    self.items.append(ScheduledStep([copy], [reads[source]], [b]))
+            return ScheduledStep([], reads, writes)
         assert type(lowered) is Plan
         if checks(lowered, [v.aval for v in e.outs]):
             self.table.sites.append(e)
@@ -424,17 +424,21 @@ class Scope:
         for t, b, size in moves:
             if self.table.root(b) in overwritten and size:
                 held = self.temporary(size)
-                self.items.append(Item([Copy(held, b, size)], [b], [held]))
+                self.items.append(ScheduledStep([Copy(held, b, size)], [b], [held]))
                 b = held
             staged.append((t, b, size))
         for t, b, size in staged:
             if size:
-                self.items.append(Item([Copy(t, b, size)], [b], [t]))
+                self.items.append(ScheduledStep([Copy(t, b, size)], [b], [t]))
         return outputs
 
 
 def packed(
-    items: Sequence[Item], outputs: Sequence[int], table: Table, fixed: set[int], base: int
+    items: Sequence[ScheduledStep],
+    outputs: Sequence[int],
+    table: BufferTable,
+    fixed: set[int],
+    base: int,
 ) -> int:
     """The size of the arena that holds the temporaries of `items`, which get a place in buffer
     `base`; `fixed` are buffers that have one, outputs are given theirs from outside."""
@@ -456,7 +460,7 @@ def _compact(launch: Launch) -> tuple[Launch, list[int]]:
     order: dict[int, int] = {}
     arguments = {}
     for name, a in launch.arguments.items():
-        assert type(a) is Buf
+        assert type(a) is BufferArg
         arguments[name] = replace(a, index=order.setdefault(a.index, len(order)))
     return replace(launch, arguments=arguments), list(order)
 
@@ -475,7 +479,7 @@ def _work_of(e: Eqn) -> int:
 # ---- control flow ----
 
 
-def _scan(s: Scope, e: Eqn) -> Item:
+def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     p = e.params
     consts, carry, length = p["consts"], p["carry"], p["length"]
     ins = [s.buffer(i) for i in e.ins]
@@ -489,12 +493,12 @@ def _scan(s: Scope, e: Eqn) -> Item:
         [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),
     )  # fmt: skip
     room = s.room([inner])
-    loop = Repeat(length, Buf(counter, "i32"), tuple(inner.steps))
+    loop = ForLoop(length, BufferArg(counter, "i32"), tuple(inner.steps))
     steps = [*start, loop] if length else start
-    return Item(list(steps), ins, outs, [counter, room])
+    return ScheduledStep(list(steps), ins, outs, [counter, room])
 
 
-def _while(s: Scope, e: Eqn) -> Item:
+def _while(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     p = e.params
     a, b = p["cond_consts"], p["body_consts"]
     ins = [s.buffer(i) for i in e.ins]
@@ -504,25 +508,25 @@ def _while(s: Scope, e: Eqn) -> Item:
     test = s.body(p["cond"], [*ins[:a], *outs], [predicate])
     body = s.body(p["body"], [*ins[a : a + b], *outs], outs)
     room = s.room([test, body])
-    loop = While(tuple(test.steps), Buf(predicate, "i1"), tuple(body.steps))
-    return Item([*start, loop], ins, outs, [predicate, room])
+    loop = While(tuple(test.steps), BufferArg(predicate, "i1"), tuple(body.steps))
+    return ScheduledStep([*start, loop], ins, outs, [predicate, room])
 
 
-def _cond(s: Scope, e: Eqn) -> Item:
+def _cond(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     ins = [s.buffer(i) for i in e.ins]
     outs = [s.ids[v] for v in e.outs]
     bodies = [s.body(branch, ins[1:], outs) for branch in e.params["branches"]]
     room = s.room(bodies)
     branches = tuple([tuple(body.steps) for body in bodies])
-    return Item([Switch(Buf(ins[0], "i32"), branches)], ins, outs, [room])
+    return ScheduledStep([Switch(BufferArg(ins[0], "i32"), branches)], ins, outs, [room])
 
 
-_CONTROL: dict[Primitive, Callable[[Scope, Eqn], Item]] = {
+_CONTROL: dict[Primitive, Callable[[ProgramLowering, Eqn], ScheduledStep]] = {
     scan_p: _scan, while_p: _while, cond_p: _cond,
 }  # fmt: skip
 
 
-def check_error(table: Table, jaxpr: Jaxpr, site: int, index: int) -> Exception:
+def check_error(table: BufferTable, jaxpr: Jaxpr, site: int, index: int) -> Exception:
     """The exception for a failed check of the program's."""
     e = table.sites[site // lowerings.SITES - 1]
     avals = [i.aval if type(i) is Var else i for i in e.ins]

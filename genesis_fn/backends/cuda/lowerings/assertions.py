@@ -7,7 +7,7 @@ import numpy as np
 from genesis_fn.backends.cuda.codegen.kernel_text import add_elements
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
 from genesis_fn.core import errors
-from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.transforms.debugging.assertions import assert_p, failure
 
@@ -24,7 +24,7 @@ def _assert(call: Call) -> Lowered:
         # The word keeps the greatest index: count from the end to keep the first failure.
         f"flag_error(error, inside & (holds == 0), {size - 1} - i, {call.site * SITES})",
     ]
-    buffers = {"x": call.read(0), "error": Buf(1, "i64")}
+    buffers = {"x": call.read(0), "error": BufferArg(1, "i64")}
     add_elements(builder, "assertion", buffers, size, lines)
     return builder.build()
 

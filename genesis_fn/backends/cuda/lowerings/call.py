@@ -11,7 +11,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.language.dtypes import NAMES
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 
 SITES = 8
 """Error sites of one equation: one for each index component that is checked."""
@@ -88,11 +88,11 @@ class Call:
         """The buffer number of operand `position`, an array."""
         return sum([type(a) is Aval for a in self.avals[:position]])
 
-    def read(self, position: int, raw: bool = False) -> Buf:
+    def read(self, position: int, raw: bool = False) -> BufferArg:
         """The buffer of operand `position`; `raw` as integers of its width."""
         return buffer(self.number(position), self.avals[position], raw)
 
-    def write(self, number: int = 0, raw: bool = False) -> Buf:
+    def write(self, number: int = 0, raw: bool = False) -> BufferArg:
         """The buffer of result `number`."""
         return buffer(len(self.operands) + number, self.outs[number], raw)
 
@@ -101,9 +101,9 @@ class Call:
         return HostCall(self.prim, self.avals, self.params)
 
 
-def buffer(number: int, kind: Aval, raw: bool = False) -> Buf:
+def buffer(number: int, kind: Aval, raw: bool = False) -> BufferArg:
     """Buffer `number` as a pointer to elements of `kind`, or to integers of their width."""
-    return Buf(number, f"i{8 * kind.dtype.itemsize}" if raw else NAMES[kind.dtype])
+    return BufferArg(number, f"i{8 * kind.dtype.itemsize}" if raw else NAMES[kind.dtype])
 
 
 RULES: dict[Primitive | type, Callable[[Call], Lowered | None]] = {}

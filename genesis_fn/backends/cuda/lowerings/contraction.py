@@ -11,14 +11,14 @@ from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
-from genesis_fn.compiler.fusion.matmul_grouping import JOINED
+from genesis_fn.compiler.fusion.matmul_grouping import GROUPED
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import NAMES
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
 from genesis_fn.kernels.matmul.matmul import plan_matmul
 from genesis_fn.kernels.matmul.spec import MatmulSpec, Segment
-from genesis_fn.kernels.plan import Buf
+from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.dot_general import dot_general_p
 
@@ -94,7 +94,7 @@ def _dot_general(call: Call) -> Lowered:
     return builder.build()
 
 
-@lowers(JOINED)
+@lowers(GROUPED)
 def _products(call: Call) -> Lowered:
     """What `compiler/fusion/matmul_grouping.py` joins: products in one launch, results that are
     sums of several."""
@@ -118,8 +118,8 @@ def _products(call: Call) -> Lowered:
 
 
 def _matrices(
-    builder: PlanBuilder, call: Call, copies: Sequence[bool], sources: Sequence[Buf]
-) -> list[Buf]:
+    builder: PlanBuilder, call: Call, copies: Sequence[bool], sources: Sequence[BufferArg]
+) -> list[BufferArg]:
     """The operands of a product; copies of them, [batch, rows, columns], where `copies` says so."""
     return [
         _packed(builder, kind, source, [*batch, *rows, *columns]) if copied else source
@@ -129,7 +129,7 @@ def _matrices(
     ]
 
 
-def _packed(builder: PlanBuilder, kind: Aval, source: Buf, order: Sequence[int]) -> Buf:
+def _packed(builder: PlanBuilder, kind: Aval, source: BufferArg, order: Sequence[int]) -> BufferArg:
     raw = f"i{8 * kind.dtype.itemsize}"
     held = builder.workspace(kind.size, raw)
     steps = dense(kind.shape)

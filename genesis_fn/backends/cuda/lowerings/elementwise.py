@@ -14,7 +14,7 @@ from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.language.expressions import expression, loaded, stored
-from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan import BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.primitives.elementwise import bitcast_p, convert_p
 
@@ -58,7 +58,9 @@ def lower_elementwise(call: Call) -> Lowered:
     return builder.build()
 
 
-def add_convert(builder: PlanBuilder, source: Buf, kind: Aval, target: Buf, dtype: DType) -> None:
+def add_convert(
+    builder: PlanBuilder, source: BufferArg, kind: Aval, target: BufferArg, dtype: DType
+) -> None:
     """Append target = source, of aval `kind`, in another dtype."""
     value = expression(convert_p, ["v0"], [kind], {"dtype": dtype})
     lines = [
@@ -72,7 +74,7 @@ def add_convert(builder: PlanBuilder, source: Buf, kind: Aval, target: Buf, dtyp
     add_elements(builder, f"{convert_p.name}_elements", buffers, kind.size, lines)
 
 
-def converted(builder: PlanBuilder, source: Buf, kind: Aval, dtype: DType) -> Buf:
+def converted(builder: PlanBuilder, source: BufferArg, kind: Aval, dtype: DType) -> BufferArg:
     """`source`, of aval `kind`, as a buffer of elements of `dtype`, through a workspace."""
     if kind.dtype == dtype:
         return source

@@ -21,7 +21,7 @@ from genesis_fn.core.jaxpr import Jaxpr, Var
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import MAX_HEAD_DIM, AttentionSpec, Shape4
 from genesis_fn.kernels.language.dtypes import NAMES
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.kernels.rows.cross_entropy import (
     CrossEntropy,
@@ -96,15 +96,15 @@ def _fused(call: Call) -> Plan | None:
     builder = PlanBuilder(plan.inputs, count + checked)
     places = [jaxpr.outs.index(v) for v in found] + [count] * checked
     buffers = [*range(plan.inputs), *[plan.inputs + i for i in places]]
-    builder.include(plan, [Buf(i, "i8") for i in buffers])
+    builder.include(plan, [BufferArg(i, "i8") for i in buffers])
     return builder.build()
 
 
 def _ordered(plan: Plan, order: Sequence[int], results: Sequence[int]) -> Plan:
     """`plan` with its input i read from operand order[i], its output j being result results[j]."""
     builder = PlanBuilder(max(order) + 1, plan.outputs)
-    inputs = [Buf(i, "i8") for i in order]
-    builder.include(plan, [*inputs, *[Buf(builder.inputs + j, "i8") for j in results]])
+    inputs = [BufferArg(i, "i8") for i in order]
+    builder.include(plan, [*inputs, *[BufferArg(builder.inputs + j, "i8") for j in results]])
     return builder.build()
 
 
@@ -278,16 +278,16 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
     )  # fmt: skip
     builder = PlanBuilder(2, len(results) + 1)
     statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
-    loss = Buf(2, NAMES[statistic])
+    loss = BufferArg(2, NAMES[statistic])
     if results[0].dtype != statistic:
         loss = builder.workspace(rows, NAMES[statistic])
-    lse = Buf(3, "i8") if len(results) > 1 else builder.workspace(rows, NAMES[statistic])
-    error = Buf(2 + len(results), "i64")
+    lse = BufferArg(3, "i8") if len(results) > 1 else builder.workspace(rows, NAMES[statistic])
+    error = BufferArg(2 + len(results), "i64")
     plan = plan_cross_entropy_forward(spec, call.target)
-    builder.include(plan, [Buf(0, "i8"), Buf(1, "i8"), loss, lse, error])
+    builder.include(plan, [BufferArg(0, "i8"), BufferArg(1, "i8"), loss, lse, error])
     if results[0].dtype != statistic:
         kind = results[0].update(dtype=statistic)
-        add_convert(builder, loss, kind, Buf(2, "i8"), results[0].dtype)
+        add_convert(builder, loss, kind, BufferArg(2, "i8"), results[0].dtype)
     return builder.build()
 
 
@@ -302,7 +302,13 @@ def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) 
     builder = PlanBuilder(4, 1)
     statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
     cotangent = converted(builder, call.read(3), ct, statistic)
-    buffers = [Buf(0, "i8"), Buf(1, "i8"), Buf(2, "i8"), cotangent, Buf(4, "i8")]
+    buffers = [
+        BufferArg(0, "i8"),
+        BufferArg(1, "i8"),
+        BufferArg(2, "i8"),
+        cotangent,
+        BufferArg(4, "i8"),
+    ]
     builder.include(plan_cross_entropy_backward(spec, call.target), buffers)
     return builder.build()
 

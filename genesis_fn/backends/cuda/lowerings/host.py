@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
-from genesis_fn.kernels.plan import Argument, Clear, Launch, Plan, Scalar
+from genesis_fn.kernels.plan import Argument, Launch, Memset, Plan, Scalar
 from genesis_fn.primitives.elementwise import complex_, conj, imag, polygamma_p, real
 from genesis_fn.primitives.fft import fft_p
 from genesis_fn.primitives.linalg import (
@@ -46,7 +46,7 @@ def _triton_call(call: Call) -> Lowered:
     free = [name for name in kernel.arg_names if name not in named]
     arguments = dict(zip(free, [*given, *writes]))
     launch = Launch(kernel, (x, y, z), arguments, named, **options)
-    return Plan(len(call.operands), len(call.outs), (*[Clear(b.index) for b in writes], launch))
+    return Plan(len(call.operands), len(call.outs), (*[Memset(b.index) for b in writes], launch))
 
 
 def _number(value: Any) -> Scalar:

@@ -33,7 +33,7 @@ from genesis_fn.kernels.indexing.scatter import (
     plan_scatter_rows,
 )
 from genesis_fn.kernels.language.dtypes import NAMES
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, dense
 from genesis_fn.primitives.indexing.gather import gather_p, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import window_sizes
@@ -202,7 +202,7 @@ def _read(call: Call, lines: list[str], place: str, checked: bool) -> Plan:
     else:
         lines = [*lines, f"tl.store(y + i, tl.load(x + {place}, inside), inside)"]
     if checked:
-        buffers["error"] = Buf(3, "i64")
+        buffers["error"] = BufferArg(3, "i64")
     wide = max(operand.size, call.out.size, call.operands[1].size) > INT32_MAX
     add_elements(builder, "gather", buffers, call.out.size, lines, wide=wide)
     return builder.build()
@@ -248,7 +248,7 @@ def _scatter(call: Call) -> Lowered:
         held = builder.workspace(updates.size, held.dtype)
         raw = call.read(2, True)
         steps = dense(updates.shape)
-        add_copy(builder, raw, Buf(held.index, raw.dtype), place, [steps[d] for d in order])
+        add_copy(builder, raw, BufferArg(held.index, raw.dtype), place, [steps[d] for d in order])
     targets = builder.workspace(count, "i32")
     lines, names = coordinates("i", place[: len(place) - run], "u")
     at = dict(zip(order, names + ["0"] * run))
@@ -262,7 +262,7 @@ def _scatter(call: Call) -> Lowered:
     chosen = f"tl.where(valid, {target}, -1)" if drop else target
     buffers = {"indices": call.read(1), "targets": targets}
     if checked:
-        buffers["error"] = Buf(4, "i64")
+        buffers["error"] = BufferArg(4, "i64")
     add_elements(
         builder, "scatter_targets", buffers, count,
         [*lines, *inner, f"tl.store(targets + i, ({chosen}).to(tl.int32), inside)"],
@@ -280,15 +280,17 @@ def _scatter(call: Call) -> Lowered:
     return builder.build()
 
 
-def _boolean(spec: ScatterRows, held: Buf, out: Buf) -> tuple[ScatterRows, Buf, Buf]:
+def _boolean(
+    spec: ScatterRows, held: BufferArg, out: BufferArg
+) -> tuple[ScatterRows, BufferArg, BufferArg]:
     """Booleans as bytes: adding is taking the maximum, multiplying the minimum."""
     operation = {"add": "max", "mul": "min"}.get(spec.operation, spec.operation)
     changed = replace(spec, dtype="u8", operation=operation)
-    return changed, Buf(held.index, "u8", held.offset), Buf(out.index, "u8")
+    return changed, BufferArg(held.index, "u8", held.offset), BufferArg(out.index, "u8")
 
 
-def _as(operand: Buf, spec: ScatterRows) -> Buf:
-    return Buf(operand.index, spec.dtype, operand.offset)
+def _as(operand: BufferArg, spec: ScatterRows) -> BufferArg:
+    return BufferArg(operand.index, spec.dtype, operand.offset)
 
 
 def _renamed(lines: Sequence[str]) -> list[str]:
@@ -335,7 +337,7 @@ def _segment_sum(call: Call) -> Lowered:
     held, out = call.read(0), call.write()
     if data.dtype == dtypes.BOOL:
         spec, held, out = _boolean(spec, held, out)
-    buffers = [index, held, out, *([Buf(3, "i64")] if checked else [])]
+    buffers = [index, held, out, *([BufferArg(3, "i64")] if checked else [])]
     builder.include(plan_scatter_rows(spec, call.target), buffers)
     return builder.build()
 
@@ -345,7 +347,7 @@ def _segment_sum(call: Call) -> Lowered:
 
 def _starts(call: Call, first: int, operand: Aval, sizes: Sequence[int]):
     """(buffers, lines, names): the start along each axis, counted from the front and clamped."""
-    buffers: dict[str, Buf] = {}
+    buffers: dict[str, BufferArg] = {}
     lines, names = [], []
     for d, (n, size) in enumerate(zip(operand.shape, sizes)):
         s = call.avals[first + d]

@@ -24,7 +24,7 @@ from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.language.dtypes import MEMORY, NAMES
 from genesis_fn.kernels.language.expressions import literal, loaded, register, stored
-from genesis_fn.kernels.plan import Argument, Buf, Scalar
+from genesis_fn.kernels.plan import Argument, BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, dense, next_power_of_two
 
 TILE = 2048
@@ -231,7 +231,7 @@ def _reduce(call: Call) -> Lowered:
     column, row = Strided("k", columns, kept_steps), Strided("r", rows, row_steps)
     partial = [Strided("k", [kept], [1]), Strided("r", [split.parts], [kept])]
 
-    def launch(name: str, buffers: dict[str, Buf], lines: list[str], at: tuple, cut: _Split,
+    def launch(name: str, buffers: dict[str, BufferArg], lines: list[str], at: tuple, cut: _Split,
                length: int) -> None:  # fmt: skip
         scalars = {
             **at[0].scalars(number), **at[1].scalars(number), "K": Scalar(kept, number),

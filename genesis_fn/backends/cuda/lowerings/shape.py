@@ -19,7 +19,7 @@ from genesis_fn.core.backend.lowering import View
 from genesis_fn.core.dtypes import DType
 from genesis_fn.kernels.indexing.concat import Concatenate, plan_concatenate
 from genesis_fn.kernels.language.expressions import register, stored
-from genesis_fn.kernels.plan import Buf, Scalar
+from genesis_fn.kernels.plan import BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import concatenate_p, iota_p, pad_p
@@ -89,7 +89,7 @@ def _pad(call: Call) -> Lowered:
     return builder.build()
 
 
-def add_fill(builder: PlanBuilder, target: Buf, count: int, value: Any, kind: DType) -> None:
+def add_fill(builder: PlanBuilder, target: BufferArg, count: int, value: Any, kind: DType) -> None:
     """Append target[:] = a Python number."""
     scalar, text = run_time_scalar(value, kind)
     line = f"tl.store(y + i, {stored('v', kind)}, inside)"

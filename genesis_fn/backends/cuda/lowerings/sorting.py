@@ -9,7 +9,7 @@ from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import ITEMSIZE, NAMES
-from genesis_fn.kernels.plan import Buf, Plan
+from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.kernels.sort.sort import Sort, plan_sort
 from genesis_fn.kernels.sort.top_k import TopK, plan_top_k
@@ -26,7 +26,7 @@ def along_last(call: Call, axis: int, plan: Callable[[int, int], Plan]) -> Lower
         return inner
     count, results = len(call.operands), len(call.outs)
     builder = PlanBuilder(count, results)
-    held = [_copied(builder, Buf(i, _raw(a)), a, axis) for i, a in enumerate(call.operands)]
+    held = [_copied(builder, BufferArg(i, _raw(a)), a, axis) for i, a in enumerate(call.operands)]
     made = [builder.workspace(max(a.size, 1), _raw(a)) for a in call.outs]
     builder.include(inner, [*held, *made])
     for k, (source, a) in enumerate(zip(made, call.outs)):
@@ -34,13 +34,13 @@ def along_last(call: Call, axis: int, plan: Callable[[int, int], Plan]) -> Lower
         shape, strides = [a.shape[d] for d in order], dense(a.shape)
         if a.size:
             add_copy(
-                builder, source, Buf(count + k, _raw(a)), shape, dense(shape),
+                builder, source, BufferArg(count + k, _raw(a)), shape, dense(shape),
                 [strides[d] for d in order],
             )  # fmt: skip
     return builder.build()
 
 
-def _copied(builder: PlanBuilder, source: Buf, kind: Aval, axis: int) -> Buf:
+def _copied(builder: PlanBuilder, source: BufferArg, kind: Aval, axis: int) -> BufferArg:
     order = _moved(kind.ndim, axis)
     strides = dense(kind.shape)
     held = builder.workspace(max(kind.size, 1), source.dtype)

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis_fn.backends.cuda.run.io_buffers import Places, Rerun
-from genesis_fn.core.aval import Sig
+from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Rerun
+from genesis_fn.core.aval import Signature
 from genesis_fn.core.train_state import Memory
 
 
@@ -22,11 +22,11 @@ class Carry:
 
     def __init__(
         self,
-        places: Places,
+        places: IOBuffers,
         run: Callable[[list[Any]], list[Any]],
         inside: range,
         results: range,
-        sigs: Sequence[Sig],
+        sigs: Sequence[Signature],
     ) -> None:
         self._places, self._run = places, run
         self._in, self._out, self.sigs = inside, results, sigs

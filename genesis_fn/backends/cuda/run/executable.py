@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda.lower.steps import Schedule, Table
+from genesis_fn.backends.cuda.lower.steps import BufferTable, Schedule
 from genesis_fn.backends.cuda.memory.pool import Block
 from genesis_fn.backends.cuda.run.donated_state import Carry
 from genesis_fn.backends.cuda.run.graph import Executable as Launched, Memory, captured, has_host
-from genesis_fn.backends.cuda.run.io_buffers import Places, Rerun, picker
+from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Rerun, picker
 from genesis_fn.backends.cuda.run.profile import Measurements, elapsed, measured
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.memory.memory_plan import ALIGNMENT
 from genesis_fn.core.array import Array, live
-from genesis_fn.core.aval import Sig
+from genesis_fn.core.aval import Signature
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 
@@ -50,8 +50,8 @@ class Binding:
     """
 
     def __init__(
-        self, runtime: Runtime, table: Table, schedule: Schedule, bound: Sequence[int], site: str,
-        programmatic: bool,
+        self, runtime: Runtime, table: BufferTable, schedule: Schedule, bound: Sequence[int],
+        site: str, programmatic: bool,
     ) -> None:  # fmt: skip
         self.runtime, self.table, self.schedule = runtime, table, schedule
         self.bound, self.site, self.programmatic = bound, site, programmatic
@@ -102,8 +102,8 @@ class CudaExecutable(Executable):
         self,
         program: Jaxpr,
         binding: Binding,
-        places: Places,
-        sigs: Sequence[Sig],
+        places: IOBuffers,
+        sigs: Sequence[Signature],
         replaced: Mapping[int, int],
         unused_donations: Sequence[tuple[int, str]],
     ) -> None:

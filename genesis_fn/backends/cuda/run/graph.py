@@ -27,7 +27,7 @@ from genesis_fn.backends.cuda.driver.driver import Driver, Graph, PredicateMode,
 from genesis_fn.backends.cuda.lowerings.call import HostCall
 from genesis_fn.backends.cuda.memory.pool import Block
 from genesis_fn.backends.cuda.run.runtime import Runtime
-from genesis_fn.kernels.plan import Buf, Clear, Descriptor, Launch, Scalar
+from genesis_fn.kernels.plan import BufferArg, Descriptor, Launch, Memset, Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class SubProgram:
     """Steps with their own numbering: their buffer i is this program's `buffers[i]`, a buffer
     number and an offset in bytes. `reached` are buffers of this program that the steps find through
     addresses in memory."""
@@ -58,7 +58,7 @@ class While:
     again."""
 
     condition: tuple[Step, ...]
-    predicate: Buf
+    predicate: BufferArg
     body: tuple[Step, ...]
 
 
@@ -66,17 +66,17 @@ class While:
 class Switch:
     """Runs the branch that the int32 at `index`, clamped, names."""
 
-    index: Buf
+    index: BufferArg
     branches: tuple[tuple[Step, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class ForLoop:
     """Runs `body` `count` times; the int32 at `counter` holds 0, 1, ... meanwhile and `count`
     afterwards."""
 
     count: int
-    counter: Buf
+    counter: BufferArg
     body: tuple[Step, ...]
 
 
@@ -90,7 +90,7 @@ class Host:
     writes: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Clear | Copy | Child | While | Switch | Repeat | Host
+Step: TypeAlias = Launch | Memset | Copy | SubProgram | While | Switch | ForLoop | Host
 
 _LONGEST_UNROLLED = 4096
 _SCRATCH_ALIGNMENT = 512
@@ -106,7 +106,7 @@ def _bodies(step: Step) -> tuple[tuple[Step, ...], ...]:
         return step.condition, step.body
     if isinstance(step, Switch):
         return step.branches
-    return (step.body,) if isinstance(step, Repeat) else ()
+    return (step.body,) if isinstance(step, ForLoop) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ def _actions(
     actions: list[_Action] = []
     addresses = [m.address for m in memory]
 
-    def place(buffer: Buf, size: int) -> int:
+    def place(buffer: BufferArg, size: int) -> int:
         if buffer.offset + size > memory[buffer.index].bytes:
             raise ValueError(f"{buffer} lies outside its {memory[buffer.index].bytes} bytes")
         return memory[buffer.index].address + buffer.offset
@@ -352,14 +352,14 @@ def _actions(
             within = [(m.address, m.address + m.bytes) for m in touched]
             runs.append(_Run(step, addresses, within))
             actions.append(runs[-1])
-        elif isinstance(step, Clear):
+        elif isinstance(step, Memset):
             held = memory[step.buffer]
             actions.append(_Zero(held.address, held.bytes))
         elif isinstance(step, Copy):
-            target = place(Buf(step.destination, "u8", step.destination_offset), step.bytes)
-            source = place(Buf(step.source, "u8", step.source_offset), step.bytes)
+            target = place(BufferArg(step.destination, "u8", step.destination_offset), step.bytes)
+            source = place(BufferArg(step.source, "u8", step.source_offset), step.bytes)
             actions.append(_Move(target, source, step.bytes))
-        elif isinstance(step, Child):
+        elif isinstance(step, SubProgram):
             inner = [
                 Memory(memory[index].address + offset, memory[index].bytes - offset)
                 for index, offset in step.buffers
@@ -381,9 +381,9 @@ def _arguments(launch: Launch) -> list[int]:
 
 
 def _decision(
-    step: While | Switch | Repeat,
+    step: While | Switch | ForLoop,
     bodies: list[tuple[_Action, ...]],
-    place: Callable[[Buf, int], int],
+    place: Callable[[BufferArg, int], int],
 ) -> list[_Action]:
     if isinstance(step, While):
         return [_Decide("flag", place(step.predicate, 1), 2, bodies[0], (bodies[1],))]

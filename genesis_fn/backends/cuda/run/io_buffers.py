@@ -53,7 +53,7 @@ class Output:
         return copy
 
 
-class Places:
+class IOBuffers:
     """What a program keeps from one run to the next; hold `lock` to read or write it.
 
     `updated[k]` is the input whose memory result k is, or None; `made` holds the memories of the
@@ -143,7 +143,7 @@ class Rerun:
 
     __slots__ = ("_places", "_number", "_returned", "_made", "_moves", "_at")
 
-    def __init__(self, places: Places, inputs: Sequence[int], results: Sequence[int]) -> None:
+    def __init__(self, places: IOBuffers, inputs: Sequence[int], results: Sequence[int]) -> None:
         self._places = places
         self._number = {i: n for n, i in enumerate(inputs)}
         # Results that are inputs' memory are picked; places of the others are filled after that.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.run.graph import Child, Copy, Direct, Memory, captured
+from genesis_fn.backends.cuda.run.graph import Copy, Direct, Memory, SubProgram, captured
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.plan import Clear, Launch
+from genesis_fn.kernels.plan import Launch, Memset
 
 _HOLD_BYTES = 64 << 20
 _HOLD_SECONDS = 15e-6  # what one fill of so many bytes takes at least
@@ -112,12 +112,12 @@ def _pieces(
     pieces: list[_Piece] = []
     for n, item in enumerate(items):
         for step in item.steps:
-            inner = step.steps if isinstance(step, Child) else (step,)
+            inner = step.steps if isinstance(step, SubProgram) else (step,)
             for s in inner:
                 number = len(alone)
-                if isinstance(s, (Launch, Clear, Copy)):
+                if isinstance(s, (Launch, Memset, Copy)):
                     run = lambda number=number: direct.launch(number)  # noqa: E731
-                    alone.append(replace(step, steps=(s,)) if isinstance(step, Child) else s)
+                    alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
                     pieces.append(_Piece(_name(s), n, run, True))
                 else:
                     run = captured(place, [s], memory, owners).launch
