@@ -1,4 +1,4 @@
-"""late: the same program with equations moved down to their first use, where that saves memory.
+"""The same program with equations moved down to their first use, where that saves memory.
 
 Derivative rules compute much of what the backward pass needs at its start; each such value then
 lives until its layer's turn comes. Computed when it is needed, it does not.

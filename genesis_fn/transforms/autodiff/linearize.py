@@ -67,7 +67,7 @@ class LinearizeTracer(Tracer):
 
 
 class separate_tangents:
-    """`with keeping_apart():` forward mode makes operations that compute values or tangents, not
+    """`with separate_tangents():` forward mode makes operations that compute values or tangents, not
     both, where that can be."""
 
     __slots__ = ("before",)
