@@ -33,8 +33,9 @@ PROGRAM = {
     "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
-    "contracted": pipeline.contracted, "fuse": pipeline.fuse, "lowered": ProgramLowering.lowered,
-    "joined": pipeline.joined, "packed": pipeline.packed,
+    "group_matmuls": pipeline.group_matmuls, "fuse": pipeline.fuse,
+    "lowered": ProgramLowering.lowered, "fuse_horizontally": pipeline.fuse_horizontally,
+    "packed": pipeline.packed,
 }  # fmt: skip
 LIST = PROGRAM | BODY
 

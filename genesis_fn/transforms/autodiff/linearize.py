@@ -67,8 +67,8 @@ class LinearizeTracer(Tracer):
 
 
 class separate_tangents:
-    """`with separate_tangents():` forward mode makes operations that compute values or tangents, not
-    both, where that can be."""
+    """`with separate_tangents():` forward mode makes operations that compute values or tangents,
+    not both, where that can be."""
 
     __slots__ = ("before",)
 

@@ -65,12 +65,13 @@ def _as_tuple(x: Any) -> tuple:
 class ProgramKey(NamedTuple):
     """What programs are told apart by: the structure of the arguments, the keys of dicts in it that
     are neither text nor ints (structures are compared by equality, to which 1 and True are the
-    same), what each leaf is traced as, `surroundings()`, and where captured values are made."""
+    same), what each leaf is traced as, `trace_context_key()`, and where captured values are
+    made."""
 
     treedef: tree.PyTreeDef
     dict_keys: tuple
     leaves: tuple
-    trace_context_key: tuple
+    trace_context: tuple
     place: Device | None
 
 

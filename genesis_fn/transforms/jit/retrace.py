@@ -32,7 +32,7 @@ def show_key(key: Any) -> str:
 
 
 def _around_difference(before: tuple, now: tuple) -> list[str]:
-    """What differs between two values of `surroundings()`."""
+    """What differs between two values of `trace_context_key()`."""
     names = ("named axes", "safe_zero", "within a backward pass", "within a jvp rule")
     found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
     return found + [
@@ -86,7 +86,7 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
         ]
         if not found and program.key.treedef != other.key.treedef:
             found = _structures(other, program, spec) or ["the argument structure changed"]
-        found += _around_difference(other.key.surroundings, program.key.surroundings)
+        found += _around_difference(other.key.trace_context, program.key.trace_context)
         found += [
             f"{type(g.x).__name__}.{g.name} is another value now"
             for g in other.guards if g.name is not None and not g.holds()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genesis_fn.backends.cuda.run.graph import Copy, Direct, Memory, SubProgram, captured
+from genesis_fn.backends.cuda.run.graph import Copy, Direct, ForLoop, Memory, SubProgram, captured
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch, Memset
@@ -130,7 +130,7 @@ def _pieces(
 def _name(step: Any) -> str:
     if isinstance(step, Launch):
         return getattr(step.kernel, "__name__", "") or getattr(step.kernel, "name", "kernel")
-    return {"Clear": "fill"}.get(type(step).__name__, type(step).__name__.lower())
+    return {Memset: "fill", ForLoop: "repeat"}.get(type(step), type(step).__name__.lower())
 
 
 def _run(place: Runtime, pieces: Sequence[_Piece]) -> list[float]:
