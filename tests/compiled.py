@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genesis_fn.backends.cuda.binaries.compile import (
-    Compiled,
+from genesis_fn.backends.cuda.binaries.compile import Compiled, launch_key, request
+from genesis_fn.backends.cuda.binaries.triton_compile import (
     _parameter_sizes,
     compiled_by_triton,
     is_gluon,
-    launch_key,
-    request,
 )
 from genesis_fn.backends.cuda.driver.parameters import ParameterBlock
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE

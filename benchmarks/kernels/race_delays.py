@@ -38,7 +38,8 @@ import torch
 from triton.backends.nvidia.compiler import get_ptxas
 
 from benchmarks.results_file import surroundings
-from genesis_fn.backends.cuda.binaries.compile import compiled_by_triton, request
+from genesis_fn.backends.cuda.binaries.compile import request
+from genesis_fn.backends.cuda.binaries.triton_compile import compiled_by_triton
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.attention.select import plan_attention, plan_attention_backward
 from genesis_fn.kernels.attention.spec import AttentionSpec

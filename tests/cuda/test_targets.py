@@ -15,7 +15,7 @@ from targets import F8E4, F32, PROGRAMS, QUICK, launches, operands, values
 from test_every_primitive import accepted, cases
 
 import genesis_fn as g
-from genesis_fn.backends.cuda.binaries.compile import is_gluon
+from genesis_fn.backends.cuda.binaries.triton_compile import is_gluon
 from genesis_fn.backends.cuda.driver import driver
 from genesis_fn.backends.cuda.driver.interpret import InterpretDriver
 from genesis_fn.backends.cuda.lowerings import plan_for

@@ -33,6 +33,14 @@ SIZES = dict(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def hangups_end_processes():
+    """As by default, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """A folder of text, and a model of a size for it."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import triton
 
-from genesis_fn.backends.cuda.binaries.compile import compiled_by_triton, request
+from genesis_fn.backends.cuda.binaries.compile import request
+from genesis_fn.backends.cuda.binaries.triton_compile import compiled_by_triton
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.plan import Launch, Plan
 

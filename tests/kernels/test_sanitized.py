@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import genesis_fn as gf
 from benchmarks.kernels.sanitize import FAMILIES, TOOLS, kernels_of, plan_of
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.simplify.simplify import simplify
@@ -43,8 +44,9 @@ def kernels_of_families() -> set[str]:
     def check(f, *args):
         plan(group_matmuls(simplify(traced(f, *args)[0]), H200))
 
-    for family in FAMILIES.values():
-        family(check)
+    with gf.default_matmul_precision("default"):  # as for users, also where tests are exact
+        for family in FAMILIES.values():
+            family(check)
     return found
 
 

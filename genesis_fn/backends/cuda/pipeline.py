@@ -27,7 +27,7 @@ from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError
-from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
+from genesis_fn.core.jaxpr import Jaxpr, Var
 from genesis_fn.transforms.keys.words import physical
 
 
@@ -42,7 +42,6 @@ def compile_jaxpr(
             "out, or move the arguments with device_put(x, cpu())"
         )
     place = runtime(device.index)
-    place.driver.expect(_size(jaxpr))
     target = place.driver.info.target
     donated = tuple(donated) or (False,) * len(jaxpr.invars)
     site = f"outputs of {jaxpr.name or 'a program'}"
@@ -91,10 +90,6 @@ def compile_jaxpr(
     places = IOBuffers(place, site, donated, updated, list(made.values()), binding.capture)
     sigs = [sig(v.aval, device) for v in jaxpr.outs]
     return CudaExecutable(program, binding, places, sigs, replaced, unused)
-
-
-def _size(jaxpr: Jaxpr) -> int:
-    return sum([1 + sum(map(_size, e_jaxprs(e))) for e in jaxpr.eqns])
 
 
 def schedule(

@@ -48,11 +48,6 @@ class BinaryCache:
         named = os.environ.get("GENESIS_CACHE_BYTES")
         self._limit = limit if limit is not None else int(named) if named else _LIMIT
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was ever stored."""
-        return not self._folder.exists()
-
     def get(self, key: str) -> tuple[dict[str, Any], bytes] | None:
         """(metadata, binary) of an entry, or None if it is absent or damaged."""
         path = self._path(key)

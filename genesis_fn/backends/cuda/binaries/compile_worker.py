@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _answer(wanted: Any) -> dict[str, Any]:
-    from genesis_fn.backends.cuda.binaries import compile as compiler
+    from genesis_fn.backends.cuda.binaries import triton_compile as compiler
 
     try:
         metadata, binary = compiler.compile_request(wanted)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from genesis_fn.backends.cuda.binaries.compile import Compiled, compile_launches, start_workers
+from genesis_fn.backends.cuda.binaries.compile import Compiled, compile_launches
 from genesis_fn.backends.cuda.driver import condition_kernels
 from genesis_fn.backends.cuda.driver.driver import (
     ConditionalKind,
@@ -38,7 +38,6 @@ _SET_DEPENDENCIES = int(
 )
 _CUDA_KIND = 2  # DLPack's kDLCUDA
 _DEFAULT_SHARED = 48 << 10
-_MANY_EQUATIONS = 64  # from which on a program has kernels enough for several compiling processes
 _CONDITIONAL_DRIVER = 12080  # switch nodes
 
 # Version 13 gave the plain names what 12.9 has as newer variants.
@@ -370,10 +369,6 @@ class CudaDriver:
         return float(_check(cu.cuEventElapsedTime(start, end)))
 
     # Kernels.
-
-    def expect(self, equations: int) -> None:
-        if equations >= _MANY_EQUATIONS:
-            start_workers()
 
     def prepare(self, launches: Sequence[Launch]) -> list[PreparedLaunch]:
         compiled = compile_launches(launches, self.info.target)

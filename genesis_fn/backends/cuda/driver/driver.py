@@ -177,10 +177,6 @@ class Driver(Protocol):
 
     # Kernels.
 
-    def expect(self, equations: int) -> None:
-        """Tells that a program of so many equations is planned, whose launches come next."""
-        ...
-
     def prepare(self, launches: Sequence[Launch]) -> Sequence[Prepared]:
         """The launches, compiled in parallel and loaded."""
         ...

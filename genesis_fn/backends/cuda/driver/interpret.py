@@ -317,9 +317,6 @@ class InterpretDriver:
 
     # Kernels.
 
-    def expect(self, equations: int) -> None:
-        pass
-
     def prepare(self, launches: Sequence[Launch]) -> list[_Prepared]:
         return [_Prepared(self, launch) for launch in launches]
 
