@@ -185,8 +185,7 @@ DEFINED = frozenset(PRIMITIVES)
 # Fused functions stand above the backends, which know them by name; users name what `amp` treats
 # otherwise.
 BY_NAME = {
-    "backends/cpu/inductor.py": "attention", "backends/cuda/lowerings/fused.py": "KERNELS",
-    "backends/cuda/lowerings/__init__.py": "KERNELS",
+    "backends/cuda/lowerings/fused.py": "KERNELS", "backends/cuda/lowerings/__init__.py": "KERNELS",
     "transforms/precision/autocast.py": "overrides",
 }  # fmt: skip
 

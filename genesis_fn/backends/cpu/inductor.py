@@ -32,9 +32,9 @@ from genesis_fn.transforms.staging.cost import memory
 from genesis_fn.transforms.staging.stage import stage_closed
 
 
-def _attends(e: Eqn) -> bool:
-    """What stays opaque: attention, for which torch has a kernel. TorchInductor fuses the rest."""
-    return has_function(e) and e.params["op"].name.startswith("attention")
+def _has_kernel(e: Eqn) -> bool:
+    """What stays opaque, since torch has a kernel for it. TorchInductor fuses the rest."""
+    return has_function(e) and e.params["op"].opaque
 
 
 class InductorExecutable(Executable):
@@ -75,7 +75,7 @@ def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    simple = _without_choices(simplify(jaxpr, _attends))
+    simple = _without_choices(simplify(jaxpr, _has_kernel))
     if simple.effect:
         raise errors.BackendError(
             f"TorchInductor cannot compile {name}: it has callbacks or assertions\n"
@@ -126,7 +126,7 @@ def _without_choices(jaxpr: Jaxpr) -> Jaxpr:
         eqns.append(e)
     if not changed:
         return jaxpr
-    return simplify(Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name), _attends)
+    return simplify(Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name), _has_kernel)
 
 
 def _with_spare_segment(

@@ -226,7 +226,7 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
 
 @fused(
     "attention", static=(*_STATIC, "has"), precision="low", torch=_torch_attention,
-    batch=_fold_batch,
+    batch=_fold_batch, opaque=True,
 )  # fmt: skip
 def attention(
     q: Any, k: Any, v: Any, *extras: Any, scale: float, causal: bool, window: Any, softcap: float,
@@ -239,7 +239,7 @@ def attention(
     return _values(softmax_last.reference(logits), v, q)
 
 
-@fused("attention_forward", static=(*_STATIC, "has"), torch=_torch_forward)
+@fused("attention_forward", static=(*_STATIC, "has"), torch=_torch_forward, opaque=True)
 def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **static: Any) -> Any:
     given = _optional(extras, has)
     logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
@@ -249,7 +249,9 @@ def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **stati
     return (out,), (q, k, v, *extras, out, reshape(lse, (b, kv * g, t)))
 
 
-@fused("attention_backward", static=(*_STATIC, "has", "needs"), torch=_torch_backward)
+@fused(
+    "attention_backward", static=(*_STATIC, "has", "needs"), torch=_torch_backward, opaque=True,
+)  # fmt: skip
 def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple, needs: Sequence[bool], **static: Any
 ) -> Any:

@@ -39,11 +39,12 @@ class Fused:
       (what it returns where `needs` is False is ignored).
     * `torch(avals, **static)`: a CPU function, or None to run the reference.
     * `precision`: the amp class of the whole.
+    * `opaque`: TorchInductor leaves it whole, since `torch` is a kernel that it would not make.
     """
 
     def __init__(
         self, name: str, reference: Callable, static: Sequence[str], rows: Sequence[bool] | None,
-        precision: str, torch: Callable | None, batch: Callable | None,
+        precision: str, torch: Callable | None, batch: Callable | None, opaque: bool,
     ) -> None:  # fmt: skip
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
@@ -51,6 +52,7 @@ class Fused:
         functools.update_wrapper(self, reference)
         self.name, self.reference, self.static_names = name, reference, tuple(static)
         self.rows, self.precision, self.torch, self.batch = rows, precision, torch, batch
+        self.opaque = opaque
         self.vjp: tuple[Fused, Fused] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
@@ -92,10 +94,11 @@ def fused(
     precision: str = "follow",
     torch: Callable | None = None,
     batch: Callable | None = None,
+    opaque: bool = False,
 ) -> Callable[[Callable], Fused]:
     """Decorator: a function over primitives becomes one operation that backends may give a
     kernel."""
-    return lambda reference: Fused(name, reference, static, rows, precision, torch, batch)
+    return lambda reference: Fused(name, reference, static, rows, precision, torch, batch, opaque)
 
 
 def _shape(*avals: Aval, op: Fused, static: tuple, jaxpr: Jaxpr) -> list[Aval]:
