@@ -44,7 +44,8 @@ class Fused:
 
     def __init__(
         self, name: str, reference: Callable, static: Sequence[str], rows: Sequence[bool] | None,
-        precision: str, torch: Callable | None, batch: Callable | None, opaque: bool,
+        precision: str, torch: Callable | None, batch: Callable | None,
+        opaque: bool = False,
     ) -> None:  # fmt: skip
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
