@@ -8,17 +8,24 @@ import pytest
 
 import genesis_fn as g
 import genesis_fn.numpy as gnp
-from genesis_fn import optim
+from genesis_fn import lax, optim
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.steps import keeps_fused
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
+from genesis_fn.core.device import device, using_device
 from genesis_fn.core.jaxpr import check
 from genesis_fn.transforms.staging.stage import stage
 
 ROWS, CLASSES = 40, 300
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu():
+    with using_device(device("cuda")):
+        yield
 
 
 def losses(x, y):
@@ -101,3 +108,26 @@ def test_a_label_that_is_no_class_is_an_error():
     y = gnp.array([1, CLASSES], dtype="int32")
     with pytest.raises(g.errors.IndexOutOfRange, match="label 300 is out of range for 300 classes"):
         g.jit(mean)(gnp.ones((2, CLASSES), "bfloat16"), y).block_until_ready()
+
+
+def test_bodies_of_loops_have_no_wide_copy_either():
+    """Losses and gradients of one part of a batch after the other, as they are accumulated."""
+
+    def accumulated(x, y):
+        def part(total, row):
+            loss, gradient = g.value_and_grad(mean)(*row)
+            return total + loss, gradient
+
+        return lax.scan(part, 0.0, (x, y))
+
+    x, y = gnp.ones((3, ROWS, CLASSES), "bfloat16"), gnp.zeros((3, ROWS), "int32")
+    f = g.jit(accumulated)
+    text = f.lower(x, y).compile().as_text()
+    steps = text[text.index("\nstep") :]
+    assert "cross_entropy_backward" in steps and "convert_element_type" not in steps
+    total, gradients = f(x, y)
+    np.testing.assert_allclose(np.asarray(total), 3 * np.log(CLASSES), rtol=1e-5)
+    expected = np.full((ROWS, CLASSES), 1 / CLASSES)
+    expected[:, 0] -= 1
+    for gradient in np.asarray(gradients).astype(np.float64):
+        np.testing.assert_allclose(gradient, expected / ROWS, rtol=2**-8)

@@ -29,11 +29,11 @@ MOST = 12
 # The passes of the lists, by the names that they call them by.
 PROGRAM = {
     "physical": pipeline.physical, "simplify": pipeline.simplify,
-    "absorb_casts": pipeline.absorb_casts, "rematerialise": pipeline.rematerialise,
-    "donations": pipeline.donations,
+    "rematerialise": pipeline.rematerialise, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
-    "group_matmuls": pipeline.group_matmuls, "fuse": pipeline.fuse,
+    "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,
+    "fuse": pipeline.fuse,
     "lowered": ProgramLowering.lowered, "fuse_horizontally": pipeline.fuse_horizontally,
     "packed": pipeline.packed,
 }  # fmt: skip

@@ -52,9 +52,6 @@ def compile_jaxpr(
     # Calls are inlined, but for functions with a kernel; what repeats or does nothing goes.
     program = simplify(named, keeps_fused(target))
 
-    # Casts around functions that compute in float32 anyway become part of their kernels.
-    program = absorb_casts(program, target)
-
     # Values that the backward pass can make again for less than keeping them are not kept.
     program = rematerialise(program)
 
@@ -103,6 +100,9 @@ def schedule(
 ) -> Schedule:
     """The steps of a program between buffers; see `ProgramLowering` for what the arguments are.
     Bodies of loops and branches go through the same passes where they are met."""
+    # Casts around functions that compute in float32 anyway become part of their kernels.
+    jaxpr = absorb_casts(jaxpr, table.target)
+
     # Matrix products that are too small for the machine, or are summed, become one.
     jaxpr = group_matmuls(jaxpr, table.target)
 
