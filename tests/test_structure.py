@@ -185,7 +185,8 @@ DEFINED = frozenset(PRIMITIVES)
 # Fused functions stand above the backends, which know them by name; users name what `amp` treats
 # otherwise.
 BY_NAME = {
-    "backends/cuda/lowerings/fused.py": "KERNELS", "backends/cuda/lowerings/__init__.py": "KERNELS",
+    "backends/cpu/lower.py": "FUSED", "backends/cuda/lowerings/fused.py": "KERNELS",
+    "backends/cuda/lowerings/__init__.py": "KERNELS",
     "transforms/precision/autocast.py": "overrides",
 }  # fmt: skip
 
@@ -241,19 +242,25 @@ def test_the_walk_finds_tables(text: str):
     assert tables_of_names(ast.parse(text))
 
 
-def test_primitives_know_no_device():
-    """torch stands in the definitions of elementwise primitives only, where it is an expression."""
+def test_backends_and_kernels_alone_know_a_device():
+    """torch and Triton stand elsewhere in the definitions of elementwise primitives, where they are
+    an expression, and in what is about torch itself: users' torch functions, its version, its
+    profiler."""
     importing = {
-        path.name
-        for path in (PACKAGE / "primitives").rglob("*.py")
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in [str(path.relative_to(PACKAGE))]
+        if not name.startswith(("backends/", "kernels/"))
         for node in ast.walk(ast.parse(path.read_text()))
-        for name in (
+        for module in (
             [a.name for a in node.names] if isinstance(node, ast.Import)
             else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         )
-        if name.partition(".")[0] in ("torch", "triton")
+        if module.partition(".")[0] in ("torch", "triton")
     }  # fmt: skip
-    assert importing == {"elementwise.py"}
+    assert importing == {
+        "primitives/elementwise.py", "transforms/custom/ffi.py", "cli/main.py", "profiler.py",
+    }  # fmt: skip
 
 
 def test_both_devices_keep_a_family_in_a_module_of_one_name():
@@ -261,10 +268,9 @@ def test_both_devices_keep_a_family_in_a_module_of_one_name():
         {path.stem for path in (PACKAGE / "backends" / name / "lowerings").glob("*.py")}
         for name in ("cpu", "cuda")
     ]
-    # What a GPU leaves to the host has no module there. Torch functions of fused functions stand
-    # with their references, and assertions are raised by the host itself.
-    assert cpu - cuda == {"fft", "foreign", "linalg"}
-    assert cuda - cpu == {"assertions", "fused"}
+    # What a GPU leaves to the host has no module there, and assertions the host raises itself.
+    assert cpu - cuda == {"fft", "linalg"}
+    assert cuda - cpu == {"assertions"}
 
 
 def read_slots() -> set[str]:

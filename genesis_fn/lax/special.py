@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
@@ -343,22 +341,12 @@ def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
     return ops.select(r.bad, math.nan, y)
 
 
-def _torch_gamma(f: Callable) -> Callable:
-    def run(a: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
-        y = f(a, x)
-        bad = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (a != a) | (x != x)
-        return [torch.where(bad, torch.nan, y)]
-
-    # torch's float64 form is good to nine digits only; the reference to eleven.
-    return lambda avals: run if avals[0].dtype == dtypes.F32 else None
-
-
-@fused("igamma", rows=(True, True), precision="high", torch=_torch_gamma(torch.special.gammainc))
+@fused("igamma", rows=(True, True), precision="high")
 def _igamma(a: Any, x: Any) -> Any:
     return _igamma_both(a, x, False)
 
 
-@fused("igammac", rows=(True, True), precision="high", torch=_torch_gamma(torch.special.gammaincc))
+@fused("igammac", rows=(True, True), precision="high")
 def _igammac(a: Any, x: Any) -> Any:
     return _igamma_both(a, x, True)
 
@@ -574,14 +562,12 @@ def _scaled_bessel(x: Any, order: int) -> Any:
     return ops.mul(y, ops.sign(x)) if order else y
 
 
-@fused("bessel_i0e", rows=(True,), precision="high",
-       torch=lambda avals: lambda x: [torch.special.i0e(x)])  # fmt: skip
+@fused("bessel_i0e", rows=(True,), precision="high")
 def _i0e(x: Any) -> Any:
     return _scaled_bessel(x, 0)
 
 
-@fused("bessel_i1e", rows=(True,), precision="high",
-       torch=lambda avals: lambda x: [torch.special.i1e(x)])  # fmt: skip
+@fused("bessel_i1e", rows=(True,), precision="high")
 def _i1e(x: Any) -> Any:
     return _scaled_bessel(x, 1)
 
@@ -632,17 +618,7 @@ _BERNOULLI = [
 _FAR = 1e8  # from here on two terms of the expansion in 1 / q are enough
 
 
-def _zeta_torch(avals: Any) -> Callable:
-    def run(x: torch.Tensor, q: torch.Tensor) -> list[torch.Tensor]:
-        y = torch.special.zeta(x, q)
-        far = (x > 1) & (q > _FAR)
-        y = torch.where(far, (1 / (x - 1) + 0.5 / q) * q ** (1 - x), y)
-        return [torch.where(y.isnan() & (x > 1) & (q > 1), 0.0, y)]  # q^-x is 0
-
-    return run
-
-
-@fused("zeta", rows=(True, True), precision="high", torch=_zeta_torch)
+@fused("zeta", rows=(True, True), precision="high")
 def _zeta(x: Any, q: Any) -> Any:
     """The sum of (q + k)^-x over k >= 0, by Euler and Maclaurin from the ninth term on."""
     bad = _either(ops.lt(x, 1.0), ops.le(q, 0.0), ops.ne(x, x), ops.ne(q, q))

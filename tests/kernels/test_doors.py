@@ -199,8 +199,6 @@ OF_OTHERS = {
     "do_l", "compiled",
     # Asked for by operand, as f"{operand}_transposed".
     "lhs_transposed", "rhs_transposed",
-    # Which parameters of a fused function are static: said where it is defined, for its readers.
-    "static_names",
     # For users: methods that JAX has, and torch.
     "on_device_size_in_bytes", "copy_to_host_async", "defjvps", "def_fwd", "def_bwd", "as_text",
     "cost_analysis", "memory_analysis", "traces", "clear_cache", "everything_saveable",

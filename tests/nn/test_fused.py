@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import genesis_fn.numpy as jnp
+from genesis_fn.backends.cpu import lower
 from genesis_fn.core import errors
 from genesis_fn.lax.fused import attention as attention_module, cross_entropy, norms, softmax
 from genesis_fn.lax.fused.attention import dot_product_attention
@@ -42,8 +43,8 @@ def lowering(request, monkeypatch):
 
     forget = fused_module.fused_p.eager_cache.clear
     if request.param == "reference":
+        monkeypatch.setattr(lower, "FUSED", {})
         for op in FUSED.values():
-            monkeypatch.setattr(op, "torch", None)
             monkeypatch.setattr(op, "programs", {})
         forget()
     yield request.param

@@ -25,7 +25,7 @@ def scaled(x, w, *, power):
     return x**power * w
 
 
-@fused("test_scaled_forward", static=("power",), rows=(True, False))
+@fused("test_scaled_forward")
 def scaled_forward(x, w, *, power):
     used.append("forward")
     return (x**power * w,), (x**power,)
@@ -110,7 +110,7 @@ def test_a_batching_rule_of_its_own():
     def batch(size, xs, dims):
         return None if dims[0] == 1 else ([xs[0] * 100], [dims[0]])
 
-    f = Fused("test_own_batch", lambda x: x * 2, (), None, "follow", None, batch)
+    f = Fused("test_own_batch", lambda x: x * 2, (), None, "follow", batch)
     np.testing.assert_allclose(np.asarray(vmap(f)(ours(A))), A * 100)
     np.testing.assert_allclose(np.asarray(vmap(f, 1, 1)(ours(A))), A * 2)
 
@@ -126,3 +126,10 @@ def test_names_are_unique():
     assert FUSED["test_plain"] is plain and repr(plain) == "<fused test_plain>"
     with pytest.raises(ValueError, match="defined twice"):
         fused("test_plain")(lambda x: x)
+
+
+def test_static_parameters_are_declared():
+    with pytest.raises(TypeError, match=r"test_scaled.* no static parameter w \(it has power\)"):
+        scaled(ours(A), w=ours(W), power=2)
+    with pytest.raises(TypeError, match=r"no static parameter eps \(it has none\)"):
+        plain(ours(A), eps=1)

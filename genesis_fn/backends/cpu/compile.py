@@ -16,7 +16,7 @@ import torch
 
 from genesis_fn.backends.cpu import pattern_fusion
 from genesis_fn.backends.cpu.emit import FRESH, VIEW, Names, Step, many_of, step, thin_shape
-from genesis_fn.backends.cpu.lower import lower
+from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower
 from genesis_fn.compiler.memory.sink import sink_equations
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import errors
@@ -55,12 +55,17 @@ def tensor_program(
     return found
 
 
+def function_of(e: Eqn) -> FusedFunction | None:
+    """The torch function of the fused function that an equation calls, if one fits its operands."""
+    if e.prim is not fused_p:
+        return None
+    avals = [i.aval if type(i) is Var else i for i in e.ins]
+    return fused_function(e.params["op"], avals, e.params["static"])
+
+
 def has_function(e: Eqn) -> bool:
     """Whether an equation is a fused function with a torch function for these operands."""
-    if e.prim is not fused_p or e.params["op"].torch is None:
-        return False
-    avals = [i.aval if type(i) is Var else i for i in e.ins]
-    return e.params["op"].torch(avals, **dict(e.params["static"])) is not None
+    return function_of(e) is not None
 
 
 class TensorProgram:

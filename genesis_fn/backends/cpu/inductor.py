@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from genesis_fn.backends.cpu.compile import TensorProgram, has_function
+from genesis_fn.backends.cpu.compile import TensorProgram, function_of
 from genesis_fn.backends.cpu.lowerings.indexing import starts_for
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.compiler.simplify.simplify import simplify
@@ -34,7 +34,8 @@ from genesis_fn.transforms.staging.stage import stage_closed
 
 def _has_kernel(e: Eqn) -> bool:
     """What stays opaque, since torch has a kernel for it. TorchInductor fuses the rest."""
-    return has_function(e) and e.params["op"].opaque
+    found = function_of(e)
+    return found is not None and found.opaque
 
 
 class InductorExecutable(Executable):

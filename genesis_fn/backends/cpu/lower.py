@@ -1,13 +1,14 @@
 """The torch function that computes one primitive for operands of given avals.
 
-An elementwise primitive's is in its definition; those of others, and longer ones, are registered by
-`lowerings`.
+An elementwise primitive's is in its definition; those of others, longer ones, and those of fused
+functions are registered by `lowerings`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from genesis_fn.backends.cpu.storage import (
@@ -20,7 +21,9 @@ from genesis_fn.backends.cpu.storage import (
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import Elementwise
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
+from genesis_fn.transforms.custom.fused import Fused
 
 # `build(avals, **params)` by primitive.
 RULES: dict[Primitive, Callable[..., Callable]] = {}
@@ -28,6 +31,21 @@ RULES: dict[Primitive, Callable[..., Callable]] = {}
 FRESH_RESULTS: set[Primitive] = set()
 # Elementwise functions of complex tensors, where those for numbers are wrong for some of them.
 OF_COMPLEX: dict[Primitive, Callable] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FusedFunction:
+    """`compute(*tensors, **static)` is the torch function of a fused function where
+    `fits(avals, **static)`. `opaque`: TorchInductor leaves it whole, since it is a kernel that
+    TorchInductor would not make."""
+
+    compute: Callable[..., list]
+    fits: Callable[..., bool]
+    opaque: bool
+
+
+# By the name of the fused function.
+FUSED: dict[str, FusedFunction] = {}
 
 
 def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Callable:
@@ -67,6 +85,32 @@ def computes(*prims: Primitive) -> Callable[[Callable], Callable]:
         return f
 
     return register
+
+
+def computes_fused(
+    name: str, *, kinds: Sequence[DType] = dtypes.FLOATS, fits: Callable[..., bool] | None = None,
+    opaque: bool = False, **given: Any,
+) -> Callable[[Callable], Callable]:  # fmt: skip
+    """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
+    this name, where it `fits` (by default, where all floating operands are of `kinds`)."""
+
+    def of_kinds(avals: Sequence[Any], **static: Any) -> bool:
+        return all(a.dtype in kinds for a in avals if dtypes.is_inexact(a.dtype))
+
+    def register(f: Callable) -> Callable:
+        compute = with_params(f, given)
+        FUSED[name] = FusedFunction(compute, fits or of_kinds, opaque)
+        return f
+
+    return register
+
+
+def fused_function(op: Fused, avals: Sequence[Any], static: tuple) -> FusedFunction | None:
+    """The torch function of a fused function, if it has one that fits operands of these avals."""
+    found = FUSED.get(op.name)
+    if found is None or not all(type(a) is Aval for a in avals):
+        return None
+    return found if found.fits(avals, **dict(static)) else None
 
 
 def elementwise(prim: Primitive, numpy: Callable | None = None) -> Callable[[Callable], Callable]:

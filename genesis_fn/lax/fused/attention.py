@@ -7,11 +7,8 @@ uses torch's flash kernel and the GPU one of its own where the case allows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import Tracer, typeof
@@ -24,7 +21,7 @@ from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpo
 from genesis_fn.transforms.custom.fused import fused
 
 # What a masked logit is: finite, so that a row that sees nothing attends to everything equally.
-MASKED = -0.7 * float(torch.finfo(torch.float32).max)
+MASKED = -0.7 * dtypes.finfo(dtypes.F32).max
 
 _STATIC = ("scale", "causal", "window", "softcap")
 
@@ -117,86 +114,6 @@ def _optional(extras: Sequence[Any], has: tuple[bool, bool, bool]) -> tuple[Any,
     return tuple([next(rest) if h else None for h in has])  # type: ignore[return-value]
 
 
-# ---- torch on the CPU ----
-
-
-def _torch_flash(avals: Sequence[Any], causal: bool, window: Any, softcap: float, has: tuple):
-    q, k, v = avals[:3]
-    fits = (
-        q.dtype in (dtypes.F32, dtypes.F64) and window is None and not softcap and not any(has)
-        and q.shape[-1] == v.shape[-1] and (not causal or q.shape[1] == k.shape[1])
-        and min(q.shape) > 0 and min(k.shape) > 0
-    )  # fmt: skip
-    return fits
-
-
-def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
-    x = x.transpose(1, 2)
-    return x if repeat == 1 else x.repeat_interleave(repeat, 1)
-
-
-def _torch_forward(
-    avals: Sequence[Any], *, scale: float, causal: bool, window: Any, softcap: float, has: tuple
-) -> Callable | None:
-    if not _torch_flash(avals, causal, window, softcap, has):
-        return None
-    repeat = avals[0].shape[2] // avals[1].shape[2]
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
-        heads, keys = _heads_first(q), _heads_first(k, repeat)
-        out, lse = flash(heads, keys, _heads_first(v, repeat), 0.0, causal, scale=scale)
-        if get_proxy_mode() is not None or not lse.all():  # a graph has no branch
-            out, lse = _without_lost_rows(heads, keys, out, lse)
-        return [out.transpose(1, 2), q, k, v, out.transpose(1, 2), lse]
-
-    return run
-
-
-def _without_lost_rows(
-    q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's results with NaN where every score of a row is NaN or -inf.
-
-    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly 0. Other
-    rows can have that sum: the first key, which every row sees, tells them apart.
-    """
-    first = (q * k[:, :, :1]).sum(-1)
-    lost = (lse == 0) & ~(first > -math.inf) & (first != math.inf)
-    return out.masked_fill(lost[..., None], math.nan), lse.masked_fill(lost, math.nan)
-
-
-def _torch_attention(avals: Sequence[Any], **static: Any) -> Callable | None:
-    run = _torch_forward(avals, **static)
-    return None if run is None else lambda *xs: run(*xs)[:1]
-
-
-def _torch_backward(
-    avals: Sequence[Any], *, scale: float, causal: bool, window: Any, softcap: float, has: tuple,
-    needs: Any,
-) -> Callable | None:  # fmt: skip
-    if not _torch_flash(avals, causal, window, softcap, has):
-        return None
-    kv = avals[1].shape[2]
-    repeat = avals[0].shape[2] // kv
-    back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-    def summed(g: torch.Tensor) -> torch.Tensor:
-        if repeat > 1:
-            b, n, s, h = g.shape
-            g = g.reshape(b, kv, repeat, s, h).sum(2)
-        return g.transpose(1, 2)
-
-    def run(q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any) -> list[torch.Tensor]:
-        dq, dk, dv = back(
-            _heads_first(ct), _heads_first(q), _heads_first(k, repeat), _heads_first(v, repeat),
-            _heads_first(out), lse, 0.0, causal, scale=scale,
-        )  # fmt: skip
-        return [dq.transpose(1, 2), summed(dk), summed(dv)]
-
-    return run
-
-
 # ---- the operation ----
 
 
@@ -224,10 +141,7 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
     return [reshape(out, (size, batch, *typeof(out).shape[1:]))], [0]
 
 
-@fused(
-    "attention", static=(*_STATIC, "has"), precision="low", torch=_torch_attention,
-    batch=_fold_batch, opaque=True,
-)  # fmt: skip
+@fused("attention", static=(*_STATIC, "has"), precision="low", batch=_fold_batch)
 def attention(
     q: Any, k: Any, v: Any, *extras: Any, scale: float, causal: bool, window: Any, softcap: float,
     has: tuple[bool, bool, bool],
@@ -239,7 +153,7 @@ def attention(
     return _values(softmax_last.reference(logits), v, q)
 
 
-@fused("attention_forward", static=(*_STATIC, "has"), torch=_torch_forward, opaque=True)
+@fused("attention_forward", static=(*_STATIC, "has"))
 def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **static: Any) -> Any:
     given = _optional(extras, has)
     logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
@@ -249,9 +163,7 @@ def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **stati
     return (out,), (q, k, v, *extras, out, reshape(lse, (b, kv * g, t)))
 
 
-@fused(
-    "attention_backward", static=(*_STATIC, "has", "needs"), torch=_torch_backward, opaque=True,
-)  # fmt: skip
+@fused("attention_backward", static=(*_STATIC, "has"))
 def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple, needs: Sequence[bool], **static: Any
 ) -> Any:

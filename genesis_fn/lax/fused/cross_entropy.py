@@ -3,10 +3,7 @@ logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
@@ -29,45 +26,14 @@ def _one_hot(labels: Any, like: Any) -> Any:
     return ops.eq(classes, along_last(labels, like))
 
 
-def _check(labels: torch.Tensor, classes: int, ignore: int | None) -> None:
-    """Raises IndexOutOfRange for a label that is neither a class nor ignored."""
-    bad = (labels < 0) | (labels >= classes)
-    if ignore is not None:
-        bad &= labels != ignore
-    if bad.any():
-        index = int(labels[bad].flatten()[0])
-        raise errors.IndexOutOfRange(
-            f"label {index} is out of range for {classes} classes", None, classes, index
-        )
-
-
-def _torch_cross_entropy(avals: Sequence[Any]) -> Callable | None:
-    run = _torch_cross_entropy_forward(avals)
-    return None if run is None else lambda logits, labels: run(logits, labels)[:1]
-
-
-def _torch_cross_entropy_forward(avals: Sequence[Any]) -> Callable | None:
-    if avals[0].dtype not in (dtypes.F32, dtypes.F64):
-        return None
-    classes = avals[0].shape[-1]
-
-    def run(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        _check(labels, classes, None)
-        lse = torch.logsumexp(logits, -1)
-        at_label = logits.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
-        return [lse - at_label, logits, labels, lse]
-
-    return run
-
-
-@fused("cross_entropy", rows=(True, True), precision="high", torch=_torch_cross_entropy)
+@fused("cross_entropy", rows=(True, True), precision="high")
 def cross_entropy_last(logits: Any, labels: Any) -> Any:
     """logsumexp(logits) - logits[label] over the last axis; labels are integers below its
     length."""
     return _cross_entropy_forward.reference(logits, labels)[0][0]
 
 
-@fused("cross_entropy_forward", torch=_torch_cross_entropy_forward)
+@fused("cross_entropy_forward")
 def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
@@ -75,19 +41,7 @@ def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
     return (like(ops.sub(lse, at_label), logits),), (logits, labels, lse)
 
 
-def _torch_cross_entropy_backward(avals: Sequence[Any], *, needs: Any) -> Callable | None:
-    if avals[0].dtype not in (dtypes.F32, dtypes.F64):
-        return None
-
-    def run(logits: Any, labels: Any, lse: Any, ct: Any) -> list[torch.Tensor]:
-        p = torch.exp_(logits - lse.unsqueeze(-1))
-        p.mul_(ct.unsqueeze(-1))
-        return [p.scatter_add_(-1, labels.long().unsqueeze(-1), -ct.unsqueeze(-1))]
-
-    return run
-
-
-@fused("cross_entropy_backward", static=("needs",), torch=_torch_cross_entropy_backward)
+@fused("cross_entropy_backward")
 def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)
@@ -165,73 +119,7 @@ def _wide_type(x: Any) -> Any:
 _OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
 
 
-def _torch_linear(
-    avals: Sequence[Any], *, ignore_index: int | None, label_smoothing: float, z_loss: float,
-    softcap: float, reduction: str,
-) -> Callable | None:  # fmt: skip
-    """(x, weight, labels) -> (reduced loss, gradient by the logits)."""
-    if any(a.dtype != dtypes.F32 for a in avals[:2]):
-        return None
-    classes = avals[1].shape[0]
-    low = label_smoothing / classes
-
-    def run(x: Any, weight: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        _check(labels, classes, ignore_index)
-        logits = x @ weight.T
-        if softcap:
-            logits = torch.tanh_(logits.div_(softcap))
-            slope = 1 - logits * logits
-            logits = logits.mul_(softcap)
-        index = labels.long().clamp(0, classes - 1).unsqueeze(-1)
-        # One pass over the logits; what it leaves is one more from their gradient.
-        logs = torch.log_softmax(logits, -1)
-        at_label = logs.gather(-1, index).squeeze(-1)
-        if label_smoothing:
-            at_label = at_label * (1 - label_smoothing) + logs.mean(-1) * label_smoothing
-        loss = -at_label
-        if z_loss:
-            lse = logits[..., 0] - logs[..., 0]
-            loss = loss + z_loss * lse * lse
-        row = torch.ones_like(loss)
-        if ignore_index is not None:
-            row = (labels != ignore_index).float()
-            loss = loss * row
-        if reduction == "mean":
-            row = row / row.sum().clamp(min=1)
-            value = (loss * row).sum()
-        else:
-            value = loss.sum()
-        grad = logs.exp_()
-        if z_loss:
-            grad.mul_((1 + 2 * z_loss * lse).unsqueeze(-1))
-        if low:
-            grad.sub_(low)
-        grad.scatter_add_(-1, index, torch.full_like(index, -(1 - label_smoothing), dtype=x.dtype))
-        if softcap:
-            grad.mul_(slope)
-        return value, grad.mul_(row.unsqueeze(-1))
-
-    return run
-
-
-def _torch_linear_cross_entropy(avals: Sequence[Any], **options: Any) -> Callable | None:
-    run = _torch_linear(avals, **options)
-    return None if run is None else lambda *xs: [run(*xs)[0]]
-
-
-def _torch_linear_cross_entropy_forward(avals: Sequence[Any], **options: Any) -> Callable | None:
-    run = _torch_linear(avals, **options)
-    if run is None:
-        return None
-
-    def forward(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        value, grad = run(x, weight, labels)
-        return [value, grad @ weight, grad.T @ x]
-
-    return forward
-
-
-@fused("linear_cross_entropy", static=_OPTIONS, precision="low", torch=_torch_linear_cross_entropy)
+@fused("linear_cross_entropy", static=_OPTIONS, precision="low")
 def linear_cross_entropy_rows(
     x: Any, weight: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float,
     z_loss: float, softcap: float, reduction: str,
@@ -244,7 +132,7 @@ def linear_cross_entropy_rows(
     return _weights(loss, counts, reduction)[0]
 
 
-@fused("linear_cross_entropy_forward", static=_OPTIONS, torch=_torch_linear_cross_entropy_forward)
+@fused("linear_cross_entropy_forward", static=_OPTIONS)
 def _linear_cross_entropy_forward(
     x: Any, weight: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float,
     z_loss: float, softcap: float, reduction: str,
@@ -260,7 +148,7 @@ def _linear_cross_entropy_forward(
     return (value,), (dx, dw)
 
 
-@fused("linear_cross_entropy_backward", static=(*_OPTIONS, "needs"))
+@fused("linear_cross_entropy_backward", static=_OPTIONS)
 def _linear_cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any, **_: Any) -> Any:
     def scaled(g: Any) -> Any:
         factor = broadcast_in_dim(like(ct, g), typeof(g).shape, ())

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
-from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.fused.softmax import along_last, last, like, wide
 from genesis_fn.primitives import elementwise as ops
@@ -31,25 +27,10 @@ def _sum_rows(x: Any) -> Any:
     return reduce_sum(x, tuple(range(typeof(x).ndim - 1)))
 
 
-def _f32(avals: Sequence[Any]) -> bool:
-    return all(a.dtype == dtypes.F32 for a in avals)
-
-
 # ---- RMSNorm: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019 ----
 
 
-def _torch_rms_norm(avals: Sequence[Any], *, eps: float) -> Callable | None:
-    if not _f32(avals):
-        return None
-
-    def run(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
-        rstd = torch.rsqrt((x * x).mean(-1, keepdim=True).add_(eps))
-        return [(x * rstd).mul_(w)]
-
-    return run
-
-
-@fused("rms_norm", static=("eps",), rows=(True, False), precision="high", torch=_torch_rms_norm)
+@fused("rms_norm", static=("eps",), rows=(True, False), precision="high")
 def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis, in the dtype of x."""
     w = wide(x)
@@ -62,45 +43,14 @@ def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Any:
     return like(ops.mul(ops.mul(w, along_last(rstd, w)), _over_rows(weight, w)), x)
 
 
-def _torch_rms_norm_forward(avals: Sequence[Any], *, eps: float) -> Callable | None:
-    if not _f32(avals):
-        return None
-
-    def run(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
-        rstd = torch.rsqrt((x * x).mean(-1, keepdim=True).add_(eps))
-        return [(x * rstd).mul_(w), x, w, rstd.squeeze(-1)]
-
-    return run
-
-
-@fused("rms_norm_forward", static=("eps",), torch=_torch_rms_norm_forward)
+@fused("rms_norm_forward", static=("eps",))
 def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> Any:
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
     return (_scaled(w, rstd, weight, x),), (x, weight, rstd)
 
 
-def _torch_rms_norm_backward(
-    avals: Sequence[Any], *, eps: float, needs: Sequence[bool]
-) -> Callable | None:
-    if not _f32(avals):
-        return None
-    n = avals[0].shape[-1]
-
-    def run(
-        x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, ct: torch.Tensor
-    ) -> list[torch.Tensor]:
-        rstd = rstd.unsqueeze(-1)
-        hat = x * rstd
-        dw = (ct * hat).reshape(-1, n).sum(0) if needs[1] else torch.zeros_like(w)
-        g = ct * w
-        dot = (g * hat).sum(-1, keepdim=True).div_(n)
-        return [g.addcmul_(hat, dot, value=-1).mul_(rstd), dw]
-
-    return run
-
-
-@fused("rms_norm_backward", static=("eps", "needs"), torch=_torch_rms_norm_backward)
+@fused("rms_norm_backward", static=("eps",))
 def _rms_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
     x, weight, rstd = residuals
     w, g = wide(x), wide(ct)
@@ -117,33 +67,13 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 # ---- LayerNorm: Ba, Kiros and Hinton, "Layer Normalization", 2016 ----
 
 
-def _torch_layer_norm(avals: Sequence[Any], *, eps: float) -> Callable | None:
-    if not _f32(avals):
-        return None
-    return lambda x, w, b: [F.layer_norm(x, x.shape[-1:], w, b, eps)]
-
-
-@fused(
-    "layer_norm", static=("eps",), rows=(True, False, False), precision="high",
-    torch=_torch_layer_norm,
-)  # fmt: skip
+@fused("layer_norm", static=("eps",), rows=(True, False, False), precision="high")
 def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, in the dtype of x."""
     return _layer_norm_forward.reference(x, weight, bias, eps=eps)[0][0]
 
 
-def _torch_layer_norm_forward(avals: Sequence[Any], *, eps: float) -> Callable | None:
-    if not _f32(avals):
-        return None
-
-    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], w, b, eps)
-        return [y, x, w, b, mean.squeeze(-1), rstd.squeeze(-1)]
-
-    return run
-
-
-@fused("layer_norm_forward", static=("eps",), torch=_torch_layer_norm_forward)
+@fused("layer_norm_forward", static=("eps",))
 def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
     w = wide(x)
     mean = _mean(w)
@@ -158,23 +88,7 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
     return (like(y, x),), (x, weight, bias, mean, rstd)
 
 
-def _torch_layer_norm_backward(
-    avals: Sequence[Any], *, eps: float, needs: Sequence[bool]
-) -> Callable | None:
-    if not _f32(avals):
-        return None
-
-    def run(x: Any, w: Any, b: Any, mean: Any, rstd: Any, ct: Any) -> list[torch.Tensor]:
-        dx, dw, db = torch.ops.aten.native_layer_norm_backward(
-            ct.contiguous(), x, x.shape[-1:], mean.unsqueeze(-1), rstd.unsqueeze(-1), w, b,
-            [True, True, True],
-        )  # fmt: skip
-        return [dx, dw, db]
-
-    return run
-
-
-@fused("layer_norm_backward", static=("eps", "needs"), torch=_torch_layer_norm_backward)
+@fused("layer_norm_backward", static=("eps",))
 def _layer_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
     x, weight, bias, mean, rstd = residuals
     w, g = wide(x), wide(ct)

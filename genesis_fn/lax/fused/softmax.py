@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import typeof
@@ -47,49 +44,20 @@ def _shifted(x: Any) -> Any:
     return ops.sub(x, along_last(_top(x), x))
 
 
-def _plain(avals: Sequence[Any]) -> bool:
-    """Whether torch's own kernel has the dtype and this library's accuracy."""
-    return avals[0].dtype in (dtypes.F32, dtypes.F64, dtypes.BF16)
-
-
-def _torch_softmax(avals: Sequence[Any]) -> Callable | None:
-    if not _plain(avals):
-        return None
-    return lambda x: [torch.softmax(x, -1)]
-
-
-@fused("softmax", rows=(True,), precision="high", torch=_torch_softmax)
+@fused("softmax", rows=(True,), precision="high")
 def softmax_last(x: Any) -> Any:
     """exp(x) / sum(exp(x)) over the last axis."""
     e = ops.exp(_shifted(wide(x)))
     return like(ops.div(e, along_last(reduce_sum(e, last(e)), e)), x)
 
 
-@fused("softmax_forward", torch=lambda avals: _twice(_torch_softmax(avals)))
+@fused("softmax_forward")
 def _softmax_forward(x: Any) -> Any:
     y = softmax_last.reference(x)
     return (y,), (y,)
 
 
-def _twice(run: Callable | None) -> Callable | None:
-    if run is None:
-        return None
-
-    def forward(x: torch.Tensor) -> list[torch.Tensor]:
-        (y,) = run(x)
-        return [y, y]
-
-    return forward
-
-
-def _torch_softmax_backward(avals: Sequence[Any], *, needs: Any) -> Callable | None:
-    if not _plain(avals):
-        return None
-    back = torch.ops.aten._softmax_backward_data
-    return lambda y, ct: [back(ct, y, y.ndim - 1, y.dtype)]
-
-
-@fused("softmax_backward", static=("needs",), torch=_torch_softmax_backward)
+@fused("softmax_backward")
 def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     (y,) = residuals
     y, g = wide(y), wide(ct)
@@ -100,31 +68,20 @@ def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
 softmax_last.defvjp(_softmax_forward, _softmax_backward)
 
 
-def _torch_log_softmax(avals: Sequence[Any]) -> Callable | None:
-    return (lambda x: [torch.log_softmax(x, -1)]) if _plain(avals) else None
-
-
-@fused("log_softmax", rows=(True,), precision="high", torch=_torch_log_softmax)
+@fused("log_softmax", rows=(True,), precision="high")
 def log_softmax_last(x: Any) -> Any:
     """x - logsumexp(x) over the last axis."""
     d = _shifted(wide(x))
     return like(ops.sub(d, along_last(ops.log(reduce_sum(ops.exp(d), last(d))), d)), x)
 
 
-@fused("log_softmax_forward", torch=lambda avals: _twice(_torch_log_softmax(avals)))
+@fused("log_softmax_forward")
 def _log_softmax_forward(x: Any) -> Any:
     y = log_softmax_last.reference(x)
     return (y,), (y,)
 
 
-def _torch_log_softmax_backward(avals: Sequence[Any], *, needs: Any) -> Callable | None:
-    if not _plain(avals):
-        return None
-    back = torch.ops.aten._log_softmax_backward_data
-    return lambda y, ct: [back(ct, y, y.ndim - 1, y.dtype)]
-
-
-@fused("log_softmax_backward", static=("needs",), torch=_torch_log_softmax_backward)
+@fused("log_softmax_backward")
 def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     (y,) = residuals
     y, g = wide(y), wide(ct)
@@ -135,11 +92,7 @@ def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
 log_softmax_last.defvjp(_log_softmax_forward, _log_softmax_backward)
 
 
-def _torch_logsumexp(avals: Sequence[Any]) -> Callable | None:
-    return (lambda x: [torch.logsumexp(x, -1)]) if _plain(avals) else None
-
-
-@fused("logsumexp", rows=(True,), precision="high", torch=_torch_logsumexp)
+@fused("logsumexp", rows=(True,), precision="high")
 def logsumexp_last(x: Any) -> Any:
     """log(sum(exp(x))) over the last axis."""
     w = wide(x)
@@ -155,7 +108,7 @@ def _logsumexp_forward(x: Any) -> Any:
     return (y,), (x, y)
 
 
-@fused("logsumexp_backward", static=("needs",))
+@fused("logsumexp_backward")
 def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     x, y = residuals
     w, y = wide(x), wide(y)

@@ -32,28 +32,25 @@ FUSED: dict[str, Fused] = {}
 class Fused:
     """A fused function. Call it with arrays positionally and static parameters by keyword.
 
+    * `static`: the names of the static parameters. Raises TypeError for others.
     * `rows[i]`: whether argument i may have any leading dimensions (vmap then adds one); arguments
       that may not, such as weights, are shared by all rows. Or `batch(size, xs, dims, **static)`.
     * `vjp = (forward, backward)`: fused functions. forward(*args) returns (outputs, residuals), as
       tuples; backward(residuals, cts, *, needs, **static) a cotangent per differentiable argument
       (what it returns where `needs` is False is ignored).
-    * `torch(avals, **static)`: a CPU function, or None to run the reference.
     * `precision`: the amp class of the whole.
-    * `opaque`: TorchInductor leaves it whole, since `torch` is a kernel that it would not make.
     """
 
     def __init__(
         self, name: str, reference: Callable, static: Sequence[str], rows: Sequence[bool] | None,
-        precision: str, torch: Callable | None, batch: Callable | None,
-        opaque: bool = False,
+        precision: str, batch: Callable | None,
     ) -> None:  # fmt: skip
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
         FUSED[name] = self
         functools.update_wrapper(self, reference)
-        self.name, self.reference, self.static_names = name, reference, tuple(static)
-        self.rows, self.precision, self.torch, self.batch = rows, precision, torch, batch
-        self.opaque = opaque
+        self.name, self.reference, self.static_names = name, reference, frozenset(static)
+        self.rows, self.precision, self.batch = rows, precision, batch
         self.vjp: tuple[Fused, Fused] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
@@ -61,6 +58,17 @@ class Fused:
         return f"<fused {self.name}>"
 
     def __call__(self, *args: Any, **static: Any) -> Any:
+        if not static.keys() <= self.static_names:
+            unknown = ", ".join(sorted(static.keys() - self.static_names))
+            known = ", ".join(sorted(self.static_names)) or "none"
+            raise TypeError(
+                f"fused function {self.name!r} has no static parameter {unknown} (it has {known}); "
+                "arrays are given by position, and `fused(..., static=)` names what is not"
+            )
+        return self.apply(args, static)
+
+    def apply(self, args: tuple, static: dict[str, Any]) -> Any:
+        """The result for a tuple of arguments, which may be trees."""
         leaves, in_tree = tree.flatten(args)
         leaves = [as_array(x) for x in leaves]
         out, out_tree = self.bind(leaves, in_tree, tuple(sorted(static.items())))
@@ -93,13 +101,11 @@ def fused(
     static: Sequence[str] = (),
     rows: Sequence[bool] | None = None,
     precision: str = "follow",
-    torch: Callable | None = None,
     batch: Callable | None = None,
-    opaque: bool = False,
 ) -> Callable[[Callable], Fused]:
     """Decorator: a function over primitives becomes one operation that backends may give a
     kernel."""
-    return lambda reference: Fused(name, reference, static, rows, precision, torch, batch, opaque)
+    return lambda reference: Fused(name, reference, static, rows, precision, batch)
 
 
 def _shape(*avals: Aval, op: Fused, static: tuple, jaxpr: Jaxpr) -> list[Aval]:
@@ -140,7 +146,7 @@ def _backward_program(
     def f(*xs: Any) -> list[Any]:
         res = tree.unflatten(saved_tree, xs[count : count + len(saved)])
         cts = tree.unflatten(jaxpr.cache["out_tree"], xs[count + len(saved) :])
-        found = backward(res, cts, needs=needs, **dict(static.value))
+        found = backward.apply((res, cts), {"needs": needs, **dict(static.value)})
         got = tree.leaves(found, is_leaf=lambda x: x is None)
         return [instantiate(g, a) for g, (a, n) in zip(got, inexact, strict=True) if n]
 

@@ -10,7 +10,7 @@ from genesis_fn.backends.cpu.lowerings import (
     conv as conv,
     elementwise as elementwise,
     fft as fft,
-    foreign as foreign,
+    fused as fused,
     host as host,
     indexing as indexing,
     linalg as linalg,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from genesis_fn.backends.cpu.compile import tensor_function, tensor_program
-from genesis_fn.backends.cpu.lower import computes, lowers
+from genesis_fn.backends.cpu.lower import computes, fused_function, lowers, with_params
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.transforms.autodiff.checkpoint import checkpoint_p, name_p
@@ -32,11 +32,8 @@ def _name(x: torch.Tensor, *, name: str) -> torch.Tensor:
 
 @lowers(fused_p)
 def _fused(avals: Sequence[Any], *, op: Fused, static: tuple, jaxpr: Jaxpr) -> Callable:
-    if op.torch is not None:
-        run = op.torch(avals, **dict(static))
-        if run is not None:
-            return run
-    return tensor_function(jaxpr)
+    found = fused_function(op, avals, static)
+    return tensor_function(jaxpr) if found is None else with_params(found.compute, dict(static))
 
 
 def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable, Callable]:

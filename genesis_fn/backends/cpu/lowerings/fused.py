@@ -1,0 +1,313 @@
+"""Torch functions of fused functions, by name, where torch has this library's accuracy.
+
+Each returns a list: what the reference does, in the order of its leaves. Where none fits, the
+reference runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from genesis_fn.backends.cpu.lower import computes_fused
+from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
+
+_ROW_KINDS = dtypes.BF16, dtypes.F32, dtypes.F64
+_SINGLE = (dtypes.F32,)
+
+# ---- softmax and its relatives ----
+
+
+@computes_fused("softmax", kinds=_ROW_KINDS)
+def _softmax(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.softmax(x, -1)]
+
+
+@computes_fused("softmax_forward", kinds=_ROW_KINDS)
+def _softmax_forward(x: torch.Tensor) -> list[torch.Tensor]:
+    return _softmax(x) * 2
+
+
+@computes_fused("softmax_backward", kinds=_ROW_KINDS)
+def _softmax_backward(y: torch.Tensor, ct: torch.Tensor, *, needs: Any) -> list[torch.Tensor]:
+    return [torch.ops.aten._softmax_backward_data(ct, y, y.ndim - 1, y.dtype)]
+
+
+@computes_fused("log_softmax", kinds=_ROW_KINDS)
+def _log_softmax(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.log_softmax(x, -1)]
+
+
+@computes_fused("log_softmax_forward", kinds=_ROW_KINDS)
+def _log_softmax_forward(x: torch.Tensor) -> list[torch.Tensor]:
+    return _log_softmax(x) * 2
+
+
+@computes_fused("log_softmax_backward", kinds=_ROW_KINDS)
+def _log_softmax_backward(y: torch.Tensor, ct: torch.Tensor, *, needs: Any) -> list[torch.Tensor]:
+    return [torch.ops.aten._log_softmax_backward_data(ct, y, y.ndim - 1, y.dtype)]
+
+
+@computes_fused("logsumexp", kinds=_ROW_KINDS)
+def _logsumexp(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.logsumexp(x, -1)]
+
+
+# ---- norms ----
+
+
+@computes_fused("rms_norm_forward", kinds=_SINGLE)
+def _rms_norm_forward(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> list[torch.Tensor]:
+    rstd = torch.rsqrt((x * x).mean(-1, keepdim=True).add_(eps))
+    return [(x * rstd).mul_(w), x, w, rstd.squeeze(-1)]
+
+
+@computes_fused("rms_norm", kinds=_SINGLE)
+def _rms_norm(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> list[torch.Tensor]:
+    return _rms_norm_forward(x, w, eps=eps)[:1]
+
+
+@computes_fused("rms_norm_backward", kinds=_SINGLE)
+def _rms_norm_backward(
+    x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, ct: torch.Tensor, *, eps: float,
+    needs: Sequence[bool],
+) -> list[torch.Tensor]:  # fmt: skip
+    n = x.shape[-1]
+    rstd = rstd.unsqueeze(-1)
+    hat = x * rstd
+    dw = (ct * hat).reshape(-1, n).sum(0) if needs[1] else torch.zeros_like(w)
+    g = ct * w
+    dot = (g * hat).sum(-1, keepdim=True).div_(n)
+    return [g.addcmul_(hat, dot, value=-1).mul_(rstd), dw]
+
+
+@computes_fused("layer_norm", kinds=_SINGLE)
+def _layer_norm(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *, eps: float
+) -> list[torch.Tensor]:
+    return [F.layer_norm(x, x.shape[-1:], w, b, eps)]
+
+
+@computes_fused("layer_norm_forward", kinds=_SINGLE)
+def _layer_norm_forward(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *, eps: float
+) -> list[torch.Tensor]:
+    y, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], w, b, eps)
+    return [y, x, w, b, mean.squeeze(-1), rstd.squeeze(-1)]
+
+
+@computes_fused("layer_norm_backward", kinds=_SINGLE)
+def _layer_norm_backward(
+    x: Any, w: Any, b: Any, mean: Any, rstd: Any, ct: Any, *, eps: float, needs: Sequence[bool]
+) -> list[torch.Tensor]:
+    dx, dw, db = torch.ops.aten.native_layer_norm_backward(
+        ct.contiguous(), x, x.shape[-1:], mean.unsqueeze(-1), rstd.unsqueeze(-1), w, b,
+        [True, True, True],
+    )  # fmt: skip
+    return [dx, dw, db]
+
+
+# ---- cross-entropy ----
+
+
+def _check_labels(labels: torch.Tensor, classes: int, ignore: int | None) -> None:
+    """Raises IndexOutOfRange for a label that is neither a class nor ignored."""
+    bad = (labels < 0) | (labels >= classes)
+    if ignore is not None:
+        bad &= labels != ignore
+    if bad.any():
+        index = int(labels[bad].flatten()[0])
+        raise errors.IndexOutOfRange(
+            f"label {index} is out of range for {classes} classes", None, classes, index
+        )
+
+
+_LOGIT_KINDS = dtypes.F32, dtypes.F64
+
+
+@computes_fused("cross_entropy_forward", kinds=_LOGIT_KINDS)
+def _cross_entropy_forward(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    _check_labels(labels, logits.shape[-1], None)
+    lse = torch.logsumexp(logits, -1)
+    at_label = logits.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
+    return [lse - at_label, logits, labels, lse]
+
+
+@computes_fused("cross_entropy", kinds=_LOGIT_KINDS)
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    return _cross_entropy_forward(logits, labels)[:1]
+
+
+@computes_fused("cross_entropy_backward", kinds=_LOGIT_KINDS)
+def _cross_entropy_backward(
+    logits: Any, labels: Any, lse: Any, ct: Any, *, needs: Any
+) -> list[torch.Tensor]:
+    p = torch.exp_(logits - lse.unsqueeze(-1))
+    p.mul_(ct.unsqueeze(-1))
+    return [p.scatter_add_(-1, labels.long().unsqueeze(-1), -ct.unsqueeze(-1))]
+
+
+def _loss_and_slope(
+    x: Any, weight: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float,
+    z_loss: float, softcap: float, reduction: str,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(reduced loss, its gradient by the logits) of a linear layer."""
+    classes = weight.shape[0]
+    low = label_smoothing / classes
+    _check_labels(labels, classes, ignore_index)
+    logits = x @ weight.T
+    if softcap:
+        logits = torch.tanh_(logits.div_(softcap))
+        slope = 1 - logits * logits
+        logits = logits.mul_(softcap)
+    index = labels.long().clamp(0, classes - 1).unsqueeze(-1)
+    # One pass over the logits; what it leaves is one more from their gradient.
+    logs = torch.log_softmax(logits, -1)
+    at_label = logs.gather(-1, index).squeeze(-1)
+    if label_smoothing:
+        at_label = at_label * (1 - label_smoothing) + logs.mean(-1) * label_smoothing
+    loss = -at_label
+    if z_loss:
+        lse = logits[..., 0] - logs[..., 0]
+        loss = loss + z_loss * lse * lse
+    row = torch.ones_like(loss)
+    if ignore_index is not None:
+        row = (labels != ignore_index).float()
+        loss = loss * row
+    if reduction == "mean":
+        row = row / row.sum().clamp(min=1)
+        value = (loss * row).sum()
+    else:
+        value = loss.sum()
+    grad = logs.exp_()
+    if z_loss:
+        grad.mul_((1 + 2 * z_loss * lse).unsqueeze(-1))
+    if low:
+        grad.sub_(low)
+    grad.scatter_add_(-1, index, torch.full_like(index, -(1 - label_smoothing), dtype=x.dtype))
+    if softcap:
+        grad.mul_(slope)
+    return value, grad.mul_(row.unsqueeze(-1))
+
+
+@computes_fused("linear_cross_entropy", kinds=_SINGLE)
+def _linear_cross_entropy(x: Any, weight: Any, labels: Any, **options: Any) -> list[torch.Tensor]:
+    return [_loss_and_slope(x, weight, labels, **options)[0]]
+
+
+@computes_fused("linear_cross_entropy_forward", kinds=_SINGLE)
+def _linear_cross_entropy_forward(
+    x: Any, weight: Any, labels: Any, **options: Any
+) -> list[torch.Tensor]:
+    value, grad = _loss_and_slope(x, weight, labels, **options)
+    return [value, grad @ weight, grad.T @ x]
+
+
+# ---- attention: torch's flash kernel ----
+
+
+def _flash_fits(
+    avals: Sequence[Aval], *, causal: bool, window: Any, softcap: float, has: tuple, **_: Any
+) -> bool:
+    q, k, v = avals[:3]
+    return (
+        q.dtype in (dtypes.F32, dtypes.F64) and window is None and not softcap and not any(has)
+        and q.shape[-1] == v.shape[-1] and (not causal or q.shape[1] == k.shape[1])
+        and min(q.shape) > 0 and min(k.shape) > 0
+    )  # fmt: skip
+
+
+def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
+    x = x.transpose(1, 2)
+    return x if repeat == 1 else x.repeat_interleave(repeat, 1)
+
+
+@computes_fused("attention_forward", fits=_flash_fits, opaque=True)
+def _attention_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool, **_: Any
+) -> list[torch.Tensor]:
+    repeat = q.shape[2] // k.shape[2]
+    heads, keys = _heads_first(q), _heads_first(k, repeat)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        heads, keys, _heads_first(v, repeat), 0.0, causal, scale=scale
+    )
+    if get_proxy_mode() is not None or not lse.all():  # a graph has no branch
+        out, lse = _without_lost_rows(heads, keys, out, lse)
+    return [out.transpose(1, 2), q, k, v, out.transpose(1, 2), lse]
+
+
+def _without_lost_rows(
+    q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's results with NaN where every score of a row is NaN or -inf.
+
+    It takes such a row for one that sees nothing, and returns zeros and a sum of exactly 0. Other
+    rows can have that sum: the first key, which every row sees, tells them apart.
+    """
+    first = (q * k[:, :, :1]).sum(-1)
+    lost = (lse == 0) & ~(first > -math.inf) & (first != math.inf)
+    return out.masked_fill(lost[..., None], math.nan), lse.masked_fill(lost, math.nan)
+
+
+@computes_fused("attention", fits=_flash_fits, opaque=True)
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **static: Any) -> list:
+    return _attention_forward(q, k, v, **static)[:1]
+
+
+@computes_fused("attention_backward", fits=_flash_fits, opaque=True)
+def _attention_backward(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any, *, scale: float, causal: bool, **_: Any
+) -> list[torch.Tensor]:
+    kv = k.shape[2]
+    repeat = q.shape[2] // kv
+
+    def summed(g: torch.Tensor) -> torch.Tensor:
+        if repeat > 1:
+            b, n, s, h = g.shape
+            g = g.reshape(b, kv, repeat, s, h).sum(2)
+        return g.transpose(1, 2)
+
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        _heads_first(ct), _heads_first(q), _heads_first(k, repeat), _heads_first(v, repeat),
+        _heads_first(out), lse, 0.0, causal, scale=scale,
+    )  # fmt: skip
+    return [dq.transpose(1, 2), summed(dk), summed(dv)]
+
+
+# ---- special functions ----
+
+
+@computes_fused("igamma", kinds=_SINGLE, f=torch.special.gammainc)
+@computes_fused("igammac", kinds=_SINGLE, f=torch.special.gammaincc)
+def _incomplete_gamma(a: torch.Tensor, x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+    # In float64 torch's form is good to nine digits only; the reference to eleven.
+    y = f(a, x)
+    bad = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (a != a) | (x != x)
+    return [torch.where(bad, torch.nan, y)]
+
+
+@computes_fused("bessel_i0e")
+def _bessel_i0e(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.special.i0e(x)]
+
+
+@computes_fused("bessel_i1e")
+def _bessel_i1e(x: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.special.i1e(x)]
+
+
+_FAR = 1e8  # from here on two terms of the expansion in 1 / q are enough
+
+
+@computes_fused("zeta")
+def _zeta(x: torch.Tensor, q: torch.Tensor) -> list[torch.Tensor]:
+    y = torch.special.zeta(x, q)
+    far = (x > 1) & (q > _FAR)
+    y = torch.where(far, (1 / (x - 1) + 0.5 / q) * q ** (1 - x), y)
+    return [torch.where(y.isnan() & (x > 1) & (q > 1), 0.0, y)]  # q^-x is 0
