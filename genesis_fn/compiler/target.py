@@ -7,8 +7,10 @@ machine takes it as an argument, so that a program can be planned for a GPU that
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from genesis_fn.core.dtypes import F8E4, F8E5, DType, is_complex
+if TYPE_CHECKING:  # kernels import this module in compiling processes, without NumPy
+    from genesis_fn.core.dtypes import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Target:
 
     def lacks(self, kind: DType) -> bool:
         """Whether kernels cannot hold values of a dtype: the host computes with them."""
-        return is_complex(kind) or (kind in (F8E4, F8E5) and not self.float8)
+        return kind.kind == "c" or (kind.name.startswith("float8") and not self.float8)
 
     def matrix_rate(self, itemsize: int) -> float:
         """Operations per second of matrix products whose operands have so many bytes each."""

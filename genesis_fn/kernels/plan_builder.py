@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import (
     Argument,
     BufferArg,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import FLOATING
+from genesis_fn.kernels.language.element_types import FLOATING
 from genesis_fn.kernels.language.error_word import flag_error
 from genesis_fn.kernels.language.language import cast, up
 from genesis_fn.kernels.plan import BufferArg, Plan

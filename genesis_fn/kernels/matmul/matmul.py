@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import FLOAT8, ITEMSIZE
+from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.language.source import kernel_from_source
 from genesis_fn.kernels.matmul.operand_layout import add_prepared, copies, prepared_spec
 from genesis_fn.kernels.matmul.source import (

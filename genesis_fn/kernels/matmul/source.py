@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from genesis_fn.kernels.language.dtypes import DTYPES, FLOAT8, ITEMSIZE, MEMORY
+from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE, TRITON_NAMES
 from genesis_fn.kernels.matmul.spec import Config, MatmulSpec
 from genesis_fn.kernels.plan_builder import INT32_MAX
 
-_TL = {name: MEMORY[kind] for name, kind in DTYPES.items()}
+_TL = {name: f"tl.{named}" for name, named in TRITON_NAMES.items()}
 _GROUP = 8  # rows of tiles that are walked together, for the L2 cache
 _AXES = {"lhs": "MK", "rhs": "KN", "out": "MN"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from genesis_fn.kernels.language.dtypes import FLOAT8, ITEMSIZE
+from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 
 FEW_ROWS = 64  # of products whose time is that of reading the right operand
 PRECISIONS = ("default", "tf32", "tf32x3", "ieee")

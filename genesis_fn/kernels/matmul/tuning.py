@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import FLOAT8, ITEMSIZE
+from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.matmul.operand_layout import copies, prepared_spec
 from genesis_fn.kernels.matmul.source import Text, gemv_steps
 from genesis_fn.kernels.matmul.spec import FEW_ROWS, Config, MatmulSpec

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.matmul.matmul import plan_matmul
 from genesis_fn.kernels.matmul.spec import MatmulSpec
 from genesis_fn.kernels.plan import BufferArg, Plan

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import FLOATING, ITEMSIZE, UNSIGNED
+from genesis_fn.kernels.language.element_types import FLOATING, ITEMSIZE, UNSIGNED
 from genesis_fn.kernels.language.language import cast, log1p, up
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import INT32_MAX, PlanBuilder, cdiv, next_power_of_two

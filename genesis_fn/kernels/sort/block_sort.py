@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.sort.sort_keys import key_constants, ordered

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import BufferArg, Scalar
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, raw_dtype
 from genesis_fn.kernels.rows.scan import Scan, add_scan

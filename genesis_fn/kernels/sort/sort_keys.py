@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import triton
 import triton.language as tl
 
-from genesis_fn.core.dtypes import extreme_over_nothing
-from genesis_fn.kernels.language.dtypes import DTYPES, FLOATING, UNSIGNED
+from genesis_fn.kernels.language.element_types import UNSIGNED
+
+# The bits of each floating type's greatest value that is no NaN: infinity, where there is one.
+_GREATEST = {
+    "fp8e4nv": 0x7E, "fp8e5": 0x7C, "bf16": 0x7F80, "fp16": 0x7C00, "fp32": 0x7F800000,
+    "fp64": 0x7FF0 << 48,
+}  # fmt: skip
 
 
 @triton.jit
@@ -29,8 +33,6 @@ def ordered(bits, KIND: tl.constexpr, INF: tl.constexpr, DESCENDING: tl.constexp
 
 def key_constants(dtype: str) -> dict[str, str | int]:
     """What `ordered` needs to know of an element type, as constants of a kernel."""
-    if dtype in FLOATING:
-        kind = DTYPES[dtype]
-        largest = np.array(extreme_over_nothing(kind, greatest=False), kind)
-        return {"KIND": "float", "INF": int(largest.view(f"u{kind.itemsize}"))}
+    if dtype in _GREATEST:
+        return {"KIND": "float", "INF": _GREATEST[dtype]}
     return {"KIND": "unsigned" if dtype in UNSIGNED else "signed", "INF": 0}

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from genesis_fn.compiler.target import Target
-from genesis_fn.kernels.language.dtypes import ITEMSIZE
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, cdiv, next_power_of_two, raw_dtype
 from genesis_fn.kernels.sort import block_sort

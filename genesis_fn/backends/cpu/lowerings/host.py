@@ -1,5 +1,5 @@
-"""CPU lowerings of code that is not the library's: host callbacks, assertions, users' torch functions,
-and their Triton kernels, which its interpreter runs."""
+"""CPU lowerings of code that is not the library's: host callbacks, assertions, torch functions
+of users, and their Triton kernels, which Triton interprets."""
 
 from __future__ import annotations
 

@@ -310,10 +310,11 @@ def _from_entry(key: str, entry: tuple[Mapping[str, Any], bytes] | None) -> Comp
 def _compile_all(
     requests: Mapping[str, Request],
 ) -> Iterable[tuple[str, tuple[dict[str, Any], bytes]]]:
+    # One kernel goes to a process, too: Triton's import and the digest that it makes of its
+    # installation take longer here than a process takes to start.
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     remote = {key: r for key, r in requests.items() if r.where[0] != "object"}
-    alone = len(remote) == 1 and _workers is None
-    if not interpreted and (alone or not worker_count()):
+    if not interpreted and not worker_count():
         remote = {}
     local = {key: r for key, r in requests.items() if key not in remote}
     futures = {key: _pool().submit(_ask, r) for key, r in remote.items()}

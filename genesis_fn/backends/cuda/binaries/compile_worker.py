@@ -30,12 +30,21 @@ def main() -> None:
     sys.modules["genesis_fn"] = package
     folder = tempfile.mkdtemp(prefix="genesis-compile-")
     os.environ["TRITON_CACHE_DIR"] = folder  # the library keeps results itself
+    _skip_installation_digest()
     try:
         while (wanted := _receive(source)) is not None:
             _send(sink, _answer(wanted))
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _skip_installation_digest() -> None:
+    """Triton names entries of its cache by a digest of its whole installation, which takes each
+    process 0.4 s. No entry outlives this process, so one name for the installation will do."""
+    from triton.runtime import cache
+
+    cache.triton_key = lambda: ""
 
 
 def _answer(wanted: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.core.aval import Aval
-from genesis_fn.kernels.language.dtypes import ITEMSIZE, NAMES
+from genesis_fn.kernels.language.dtypes import NAMES
+from genesis_fn.kernels.language.element_types import ITEMSIZE
 from genesis_fn.kernels.plan import BufferArg, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder, dense
 from genesis_fn.kernels.sort.sort import Sort, plan_sort

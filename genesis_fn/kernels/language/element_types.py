@@ -1,0 +1,33 @@
+"""Element types of buffers by the names that Triton's signatures give them: "bf16", "i32".
+
+Planners and kernels know these names alone. Compiling processes import them without NumPy, which
+would cost each process 0.1 s of a program's first call; `dtypes` has the dtype of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+NUMPY_NAMES: Mapping[str, str] = {
+    "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2", "bf16": "bfloat16", "fp16": "float16",
+    "fp32": "float32", "fp64": "float64",
+}  # fmt: skip
+"""Complex types are missing: the hardware has none."""
+
+_WORD_AND_BITS = {name: re.findall("[a-z]+|[0-9]+", name)[:2] for name in NUMPY_NAMES}
+ITEMSIZE: Mapping[str, int] = {
+    name: max(1, int(bits) // 8) for name, (_, bits) in _WORD_AND_BITS.items()
+}
+FLOATING = frozenset([name for name, (word, _) in _WORD_AND_BITS.items() if word in ("fp", "bf")])
+UNSIGNED = frozenset(["i1", *[name for name, (word, _) in _WORD_AND_BITS.items() if word == "u"]])
+FLOAT8 = "fp8e4nv", "fp8e5"
+
+_TRITON_WORDS = {"i": "int", "u": "uint", "fp": "float", "bf": "bfloat"}
+TRITON_NAMES: Mapping[str, str] = {
+    name: _TRITON_WORDS[word] + name.removeprefix(word)
+    for name, (word, _) in _WORD_AND_BITS.items()
+}
+"""The names of `triton.language`'s types."""
