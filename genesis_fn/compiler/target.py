@@ -83,6 +83,12 @@ class Target:
         """Operations per second of matrix products whose operands have so many bytes each."""
         return self.operations * 2 / itemsize
 
+    @property
+    def launch_bytes(self) -> int:
+        """What memory moves in the 4 us that a kernel's start and end take, in whole MiB: steps
+        that touch no more gain by sharing a launch."""
+        return int(4e-6 * self.bandwidth) >> 20 << 20
+
     def seconds(self, traffic: float, operations: float) -> float:
         """The least time for so many bytes and operations."""
         return max(traffic / self.bandwidth, operations / self.operations)

@@ -14,7 +14,6 @@ from genesis_fn.kernels.matmul.spec import FEW_ROWS, Config, MatmulSpec
 
 _EPILOGUE_COLUMNS = 32  # of a wide product's tile, that a generated epilogue works on at once
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
-_SHARED_LAUNCH_BYTES = 16 << 20  # that steps touch which share a launch
 _LAUNCH_SECONDS = 2.0e-6
 _TILE_SECONDS = 1.2e-6
 _LATENCY_SECONDS = 0.8e-6
@@ -59,7 +58,7 @@ def chosen_config(spec: MatmulSpec, target: Target) -> Config:
     """
     menu, hooks = configs(spec, target), spec.hooks
     gemv = [c for c in menu if c.family == "gemv"]
-    short = spec.n * spec.k * ITEMSIZE[spec.rhs_dtype] <= _SHARED_LAUNCH_BYTES
+    short = spec.n * spec.k * ITEMSIZE[spec.rhs_dtype] <= target.launch_bytes
     short = short or spec.contiguous_axis("rhs") == 0
     if gemv and (hooks.lhs or (spec.m <= 2 and not spec.batch and short)):
         early = spec.steady and gemv[0].split_k == 1

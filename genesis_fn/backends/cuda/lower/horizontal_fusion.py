@@ -22,14 +22,13 @@ from genesis_fn.backends.cuda.codegen.source import definition, joint_kernel, mu
 from genesis_fn.backends.cuda.lower.steps import BufferTable, ScheduledStep
 from genesis_fn.backends.cuda.run.graph import SubProgram
 from genesis_fn.compiler.options import enabled
+from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.expressions import PRELUDE
 from genesis_fn.kernels.plan import BufferArg, Launch, Scalar
 
 # Of one kernel:
-_SHORT = 32 << 20  # bytes that a step moves; longer ones gain nothing from sharing a launch
 _MOST_TENSORS = 512
 # Of different kernels:
-_SMALL = 16 << 20  # bytes of the operands of a step that its launch's latency matters to
 _TINY = 1 << 20  # bytes of the operands of a step whose number of warps does not matter
 _MOST_KERNELS = 6
 _WINDOW = 12  # steps that are looked at for company
@@ -95,7 +94,7 @@ def _alike(items: list[ScheduledStep], table: BufferTable) -> list[ScheduledStep
     batches: list[_Batch] = []
     for n, item in enumerate(items):
         touched = _Touched.by(item, table)
-        key = _key(item)
+        key = _key(item, table.target)
         for batch in batches:
             if batch.open and not batch.touched.apart(touched):
                 batch.open = False
@@ -135,7 +134,7 @@ def _hoisted(
     for n, item in enumerate(items):
         touched = _Touched.by(item, table)
         early = touched.reads <= fixed and touched.reads.isdisjoint(written)
-        key = _key(item) if early and touched.writes.isdisjoint(fixed) else None
+        key = _key(item, table.target) if early and touched.writes.isdisjoint(fixed) else None
         written |= touched.writes
         if key is not None:
             groups.setdefault(key, []).append(item)
@@ -149,10 +148,11 @@ def _hoisted(
     return result
 
 
-def _key(item: ScheduledStep) -> Any:
-    """What two steps share if one kernel can do both; None for a step that shares nothing."""
+def _key(item: ScheduledStep, target: Target) -> Any:
+    """What two steps share if one kernel can do both; None for a step that shares nothing, or moves
+    (reads and writes) too much to gain."""
     plan = item.plan
-    if plan is None or item.traffic > _SHORT:
+    if plan is None or item.traffic > 2 * target.launch_bytes:
         return None
     return (plan.inputs, plan.outputs, plan.workspaces, *[
         (s.kernel, s.grid, s.num_warps, tuple(s.arguments.items())) for s in plan.steps
@@ -238,7 +238,7 @@ def _small(item: ScheduledStep, table: BufferTable) -> _Small | None:
         return None
     # Of what it updates in place it touches little.
     size = sum([table.bytes[b] for b in {*item.reads} ^ {*item.writes}])
-    text = definition(launch.kernel) if size <= _SMALL else None
+    text = definition(launch.kernel) if size <= table.target.launch_bytes else None
     return None if text is None else _Small(item, launch, text, size)
 
 
