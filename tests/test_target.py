@@ -142,3 +142,9 @@ def test_rates_by_name() -> None:
     ada = OF_ARCHITECTURE[89]
     assert rates("NVIDIA RTX 5000 Ada", 89) == (ada.bandwidth, ada.operations)
     assert rates("something else", 75) == rates("NVIDIA A100-SXM4-80GB", 80)
+
+
+def test_every_gpu_shares_launches():
+    """The H200's 16 MiB are measured; the others' follow their bandwidth and are not nothing."""
+    assert H200.launch_bytes == 16 << 20
+    assert all(t.launch_bytes >= 1 << 20 for t in KNOWN)

@@ -87,7 +87,7 @@ class Target:
     def launch_bytes(self) -> int:
         """What memory moves in the 4 us that a kernel's start and end take, in whole MiB: steps
         that touch no more gain by sharing a launch."""
-        return int(4e-6 * self.bandwidth) >> 20 << 20
+        return round(4e-6 * self.bandwidth / (1 << 20)) << 20
 
     def seconds(self, traffic: float, operations: float) -> float:
         """The least time for so many bytes and operations."""
