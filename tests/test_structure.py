@@ -22,7 +22,7 @@ from genesis_fn.primitives import shape
 PACKAGE = pathlib.Path(g.__file__).parent
 # Where names of primitives are words for something else as well, and for what.
 WORDS = {
-    "numpy/": "public functions", "lax/": "public functions", "random/": "public functions",
+    "numpy/": "public functions", "random/": "public functions",
     "core/diagnostics/torch_habits.py": "torch's functions", "core/dtypes.py": "fields of finfo",
     "core/primitive.py": "the registry itself", "models/": "options of sampling",
     "kernels/language/expressions.py": "functions of the device",

@@ -26,7 +26,7 @@ class Context(threading.local):
     axes: tuple[tuple[str, int], ...] = ()  # named axes of enclosing vmaps, with their sizes
     scope: str = ""  # `named_scope`
     safe_zero: bool = False  # derivatives treat 0 * inf as 0
-    apart: bool = False  # in a jvp rule: see `keeping_apart`
+    apart: bool = False  # in a jvp rule: see `separate_tangents`
     no_tracing: bool = False  # a jitted function must not be traced
     watch: Any = None  # what `nan_trace` looks for
     line: Any = None  # the line of the equation that is being transformed, if one is

@@ -1,7 +1,7 @@
 """NumPy bodies of the device functions, called by kernels that run in Triton's interpreter.
 
 Tensors there hold a NumPy array; bfloat16 and float8 values are kept as raw bits of the same width,
-which `_values` and `_store` turn into numbers and back.
+which `_values` and `_tensor` turn into numbers and back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Triton source of generated kernels: `Body` -> launches.
+"""Triton source of generated kernels: `KernelIR` -> launches.
 
 Shapes are part of the text, names come in order of appearance, so equal structures give equal texts
 and compile once. 16-bit floats are float32 in registers. Offsets are 32-bit where they fit.
