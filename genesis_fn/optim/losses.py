@@ -18,7 +18,7 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
+from genesis_fn.lax.fused.cross_entropy import class_labels, cross_entropy_last
 from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last
 from genesis_fn.primitives.elementwise import stop_gradient
 from genesis_fn.transforms.batching.vmap import vmap
@@ -187,9 +187,7 @@ def softmax_cross_entropy_with_integer_labels(
     """
     name = "softmax_cross_entropy_with_integer_labels"
     (logits,) = _floats(name, logits)
-    labels = as_array(labels)
-    if not dtypes.is_integer(labels.dtype):
-        raise DTypeError(f"{name} takes integer labels, got {labels.aval}")
+    labels = class_labels(name, labels)
     if not isinstance(axis, (int, tuple)):
         raise ArgumentError(f"{name}: axis is an int or a tuple of ints, got {axis!r}")
     rows = _rows(logits, axis)

@@ -155,6 +155,9 @@ def _dot_cotangent(
     batch: Sequence[int], other_batch: Sequence[int], first: bool, precision: str,
 ) -> Any:  # fmt: skip
     """The cotangent of one operand (`kind`; the left one if `first`), given the other operand."""
+    # An 8-bit float has no common type with wider ones, which `preferred_element_type` may be.
+    if typeof(other).dtype.itemsize == 1 < typeof(ct).dtype.itemsize:
+        other = convert(other, typeof(ct).dtype)
     other_ndim = typeof(other).ndim
     free = free_dims(kind.ndim, (*contract, *batch))
     other_free = free_dims(other_ndim, (*other_contract, *other_batch))

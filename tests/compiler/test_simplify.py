@@ -248,6 +248,16 @@ def test_products_read_and_write_transposed_matrices_in_place():
         w,
     )
     assert "transpose" not in names(jaxpr) and names(jaxpr).count("dot_general") == 3
+    # A product of few rows is quicker than one of few columns, and its result small.
+    for rows, columns, found in (
+        (1, 80, ["dot_general", "reshape"]), (4, 80, ["dot_general", "transpose"]),
+        (64, 80, ["dot_general", "transpose"]), (65, 80, ["dot_general"]),
+        (80, 4, ["dot_general"]), (4, 64, ["dot_general"]),
+    ):  # fmt: skip
+        x, w = aval((rows, 6), dtypes.F32), aval((6, columns), dtypes.F32)
+        jaxpr = simple(lambda x, w: transpose(product(x, w, ((1,), (0,))), (1, 0)), x, w)
+        assert names(jaxpr) == found, (rows, columns)
+    w = aval((5, 4), dtypes.F32)
     # What reads the product as it is keeps it; a transpose of its own is no second product.
     jaxpr = simple(
         lambda x, w: [y := product(x, w, ((1,), (1,))), transpose(y, (1, 0))],

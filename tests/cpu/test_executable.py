@@ -11,12 +11,14 @@ import pytest
 import torch
 
 import genesis_fn.numpy as jnp
+from genesis_fn import lax
 from genesis_fn.backends.cpu.compile import TensorProgram, has_function, tensor_program
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import cpu
+from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.shape import (
     broadcast_in_dim,
@@ -406,6 +408,18 @@ def test_inductor_checks_indices():
     np.testing.assert_allclose(numpy(y), numpy(table)[[2, 0]] * 2)
     with pytest.raises(errors.IndexOutOfRange, match="index 3 out of range.*\n.*# the culprit"):
         g(table, from_numpy(np.array([0, 3], np.int32)))
+
+
+def test_inductor_checks_labels_and_calls_special_functions():
+    x, y = from_numpy(np.ones((2, 8), np.float32)), from_numpy(np.array([0, 7], np.int32))
+    g = jit(cross_entropy_last, compiler="inductor")
+    np.testing.assert_allclose(np.asarray(g(x, y)), np.log([8.0, 8.0]), rtol=1e-6)
+    with pytest.raises(errors.IndexOutOfRange, match="9"):
+        g(x, from_numpy(np.array([0, 9], np.int32)))
+    a = from_numpy(np.linspace(0.5, 3, 6, dtype=np.float32))
+    for f in (lax.igamma, lax.igammac):
+        got = jit(lambda a: f(a, a) * 2, compiler="inductor")(a)  # noqa: B023
+        np.testing.assert_allclose(np.asarray(got), np.asarray(f(a, a)) * 2, rtol=1e-6)
 
 
 def test_inductor_says_what_it_cannot_compile():

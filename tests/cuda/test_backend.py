@@ -127,6 +127,23 @@ def test_imported_memory_is_aliased_or_copied_when_strided(gpu):
     np.testing.assert_array_equal(np.asarray(x * 2), t.cpu().numpy() * 2)
     turned = gpu.backend.from_dlpack(t.T, gpu)
     np.testing.assert_array_equal(np.asarray(turned), t.T.cpu().numpy())
+    with pytest.raises(ValueError, match="needs a copy"):
+        gpu.backend.from_dlpack(t.T, gpu, copy=False)
+
+
+def test_imported_memory_is_copied_when_asked_for(gpu):
+    place = "cpu" if INTERPRETED else "cuda"
+    for kind in (torch.float32, torch.int8, torch.float64, torch.complex64, torch.complex128):
+        t = torch.arange(12, device=place).reshape(3, 4).to(kind)
+        for tensor in (t, t.T, t[1]):
+            want = tensor.cpu().numpy().copy()
+            x = gpu.backend.from_dlpack(tensor, gpu, copy=True)
+            assert x.data.address != tensor.data_ptr()
+            np.testing.assert_array_equal(np.asarray(x), want)
+        x = gpu.backend.from_dlpack(t, gpu, copy=True)
+        x.block_until_ready()
+        t += 1
+        np.testing.assert_array_equal(np.asarray(x) + 1, t.cpu().numpy())
 
 
 def test_cuda_array_interface(gpu):

@@ -127,6 +127,18 @@ def test_norm_weights_and_batched_weights(name, lowering):
         close(g, e, 1e-4, 1e-5)
 
 
+def test_norms_of_integer_weights_and_of_no_features():
+    x, w = array(3, 5), RNG.integers(1, 4, 5).astype(np.int32)
+    for norm, rest in ((norms.rms_norm, ()), (norms.layer_norm, (w,))):
+        f = lambda x, *w: (norm(x, *w, eps=1e-5) ** 2).sum()  # noqa: B023, E731
+        got = grad(f)(x, jnp.asarray(w), *map(jnp.asarray, rest))
+        floats = [jnp.asarray(v.astype(np.float32)) for v in (w, *rest)]
+        close(got, grad(f)(x, *floats), 1e-4, 1e-5)
+        empty, ones = jnp.ones((3, 0)), [jnp.ones((0,)) for _ in (w, *rest)]
+        assert norm(empty, *ones, eps=1e-5).shape == (3, 0)
+        assert grad(f)(empty, *ones).shape == (3, 0)
+
+
 # ---- attention ----
 
 
@@ -372,6 +384,87 @@ def test_cross_entropy_errors():
     with pytest.raises(errors.ShapeError, match="labels"):
         linear_cross_entropy(x, w, jnp.array([0]))
     assert cross_entropy.__doc__
+
+
+@pytest.mark.parametrize("kind", ["float8_e5m2", "bfloat16", "float16", "float32", "float64"])
+def test_no_loss_takes_a_label_that_is_no_class(kind, lowering):
+    x, w = jnp.ones((2, 3), kind), jnp.ones((4, 3), kind)
+    total = lambda **options: lambda x, y: linear_cross_entropy(x, w, y, **options).sum()  # noqa: E731
+    losses = {
+        "logits": (3, lambda x, y: cross_entropy_last(x, y).sum()),
+        "mean": (4, total()), "none": (4, total(reduction="none")),
+        "ignoring": (4, total(reduction="sum", ignore_index=-100)),
+    }  # fmt: skip
+    for name, (classes, loss) in losses.items():
+        ways = {
+            "eager": loss, "jit": jit(loss), "grad": grad(loss), "jit of grad": jit(grad(loss)),
+            "jvp": lambda x, y: jvp(lambda x: loss(x, y), (x,), (x,))[1],  # noqa: B023
+            "vmap": lambda x, y: vmap(loss)(x[None], y[None]),  # noqa: B023
+        }  # fmt: skip
+        for way, run in ways.items():
+            for bad in (classes, -1, 77):
+                with pytest.raises(errors.IndexOutOfRange, match=f"{bad} .*out of range"):
+                    np.asarray(run(x, jnp.array([0, bad])))
+                    pytest.fail(f"{name}, {way}: label {bad} of {classes} classes")
+            assert np.isfinite(np.asarray(run(x, jnp.array([0, classes - 1]))).astype(float)).all()
+
+
+def test_labels_of_narrow_integers_name_any_class(lowering):
+    x = array(5, 300, scale=3)
+    labels = RNG.integers(0, 256, 5)
+    want = jax.nn.logsumexp(x, -1) - x[np.arange(5), labels]
+    for kind in ("uint8", "int16", "uint32", "int64"):
+        close(cross_entropy_last(jnp.asarray(x), jnp.asarray(labels.astype(kind))), want, 1e-5)
+        half = cross_entropy_last(jnp.asarray(x, jnp.bfloat16), jnp.asarray(labels.astype(kind)))
+        close(half, want, 2e-2, 5e-2)
+    w = np.eye(300, dtype=np.float32)
+    for kind in ("uint8", "uint16", "uint32", "int64"):
+        y = jnp.asarray(np.where(labels == labels[0], 255, labels).astype(kind))
+        got = linear_cross_entropy(x, w, y, reduction="sum", ignore_index=-1)
+        close(got, linear_cross_entropy(x, w, y.astype("int32"), reduction="sum"), 1e-5)
+    for bad in (jnp.ones((5,)), jnp.ones((5,), bool)):
+        with pytest.raises(errors.DTypeError, match="linear_cross_entropy takes integer labels"):
+            linear_cross_entropy(x, w, bad)
+
+
+def test_losses_of_nothing():
+    x, w, none = jnp.ones((0, 3)), jnp.ones((4, 3)), jnp.zeros((0,), jnp.int32)
+    assert linear_cross_entropy(x, w, none, reduction="none").shape == (0,)
+    assert float(linear_cross_entropy(x, w, none, reduction="sum")) == 0
+    assert float(linear_cross_entropy(x, w, none)) == 0  # as of rows that are all ignored
+
+
+INTEGER_OPERANDS = {
+    "softmax": lambda x: softmax.softmax_last(x),
+    "log_softmax": lambda x: softmax.log_softmax_last(x),
+    "logsumexp": lambda x: softmax.logsumexp_last(x),
+    "rms_norm": lambda x: norms.rms_norm(x, jnp.ones((5,)), eps=1e-6),
+    "rms_norm weight": lambda x: norms.rms_norm(jnp.linspace(0, 1, 5), x[0], eps=1e-6),
+    "layer_norm": lambda x: norms.layer_norm(x, jnp.ones((5,)), jnp.ones((5,)), eps=1e-6),
+    "layer_norm weight": lambda x: norms.layer_norm(jnp.linspace(0, 1, 5), x[0], x[1], eps=1e-6),
+    "cross_entropy": lambda x: cross_entropy_last(x, jnp.array([0, 4, 2])),
+    "linear_cross_entropy": lambda x: linear_cross_entropy(x, x, jnp.array([0, 1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", INTEGER_OPERANDS)
+@pytest.mark.parametrize("kind", ["bool", "uint8", "int32"])
+def test_integer_operands_are_those_of_the_reference(name, kind, monkeypatch):
+    """torch's functions are for floating operands: of others the reference decides."""
+    f, x = INTEGER_OPERANDS[name], jnp.asarray(RNG.integers(0, 2, (3, 5)).astype(kind))
+
+    def outcome():
+        fused_module.fused_p.eager_cache.clear()
+        try:
+            return np.asarray(f(x))
+        except errors.GenesisError as error:
+            return str(error)
+
+    got = outcome()
+    monkeypatch.setattr(lower, "FUSED", {})
+    want = outcome()
+    fused_module.fused_p.eager_cache.clear()
+    np.testing.assert_equal(got, want)
 
 
 @pytest.mark.parametrize("masked", [False, True])

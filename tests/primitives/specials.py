@@ -87,10 +87,6 @@ def _integer_division(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(_jax(lax.div)(x, y))
 
 
-def _select(c: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.where(c, x, y)
-
-
 def _sign(x: np.ndarray) -> np.ndarray:
     if dtypes.is_complex(x.dtype):
         return _jax(lax.sign)(x)

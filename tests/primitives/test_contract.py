@@ -10,6 +10,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import dot_general
+from genesis_fn.transforms.autodiff.grad import vjp
 from tests.primitives.check import (
     assert_same,
     check,
@@ -95,6 +96,25 @@ def test_preferred_element_type(kinds, preferred):
     exact = xs[0].astype(wide) @ xs[1].astype(wide)
     assert_same(out, exact)
     check_staged(f, *xs)
+
+
+@pytest.mark.parametrize("preferred", [None, "float8_e5m2", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"])
+def test_narrow_floats_have_gradients_of_any_preferred_type(kind, preferred):
+    if preferred == "float8_e5m2" and not kind.startswith("float8"):
+        preferred = kind
+    a, b, numbers = CASES["matmul"]
+    d = dtypes.dtype(kind)
+    x, y = [np.random.default_rng(i).choice([-1, -0.5, 0.5, 1], s) for i, s in enumerate((a, b))]
+    ct = np.random.default_rng(2).choice([-1.0, 0.5], (3, 5))
+    f = lambda x, y: dot_general.dot_general(x, y, numbers, None, preferred)  # noqa: E731
+    out, pull = vjp(f, *[to_array(v.astype(d)) for v in (x, y)])
+    wide = d if preferred is None else dtypes.dtype(preferred)
+    dx, dy = pull(to_array(ct.astype(wide)))
+    assert typeof(out).dtype == wide and typeof(dx).dtype == typeof(dy).dtype == d
+    # These sums are exact in every type.
+    np.testing.assert_array_equal(to_numpy(dx).astype(float), (ct @ y.T).astype(d).astype(float))
+    np.testing.assert_array_equal(to_numpy(dy).astype(float), (x.T @ ct).astype(d).astype(float))
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

@@ -88,14 +88,16 @@ def computes(*prims: Primitive) -> Callable[[Callable], Callable]:
 
 
 def computes_fused(
-    name: str, *, kinds: Sequence[DType] = dtypes.FLOATS, fits: Callable[..., bool] | None = None,
-    opaque: bool = False, **given: Any,
+    name: str, *, kinds: Sequence[DType] = dtypes.FLOATS, labels: int | None = None,
+    fits: Callable[..., bool] | None = None, opaque: bool = False, **given: Any,
 ) -> Callable[[Callable], Callable]:  # fmt: skip
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
-    this name, where it `fits` (by default, where all floating operands are of `kinds`)."""
+    this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
+    which are int32 or int64)."""
 
-    def of_kinds(avals: Sequence[Any], **static: Any) -> bool:
-        return all(a.dtype in kinds for a in avals if dtypes.is_inexact(a.dtype))
+    def of_kinds(avals: Sequence[Aval], **static: Any) -> bool:
+        allowed = [(dtypes.I32, dtypes.I64) if i == labels else kinds for i in range(len(avals))]
+        return all(a.dtype in these for a, these in zip(avals, allowed))
 
     def register(f: Callable) -> Callable:
         compute = with_params(f, given)

@@ -26,7 +26,6 @@ from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan_builder import dense
@@ -127,24 +126,31 @@ class CudaBackend(Backend):
         return to_cuda_array_interface(array.data, shape, dense(shape), array.dtype.name)
 
     def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
-        """An array over another library's device memory; copied if strided or unaligned."""
+        """An array over another library's device memory; copied if asked for, strided or
+        unaligned."""
         place = runtime(device.index)
-        return _imported(place, from_dlpack(x, place.driver), device)
+        return _imported(place, from_dlpack(x, place.driver), device, copy)
 
 
-def _imported(place: Runtime, found: Imported, device: Device) -> Array:
+def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None) -> Array:
     from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
     from genesis_fn.kernels.plan import BufferArg
     from genesis_fn.kernels.plan_builder import PlanBuilder
 
     kind = aval(found.shape, dtypes.dtype(found.dtype))
     data = found.buffer
-    if found.strides != dense(found.shape) or data.address % _ALIGNMENT:
-        if kind.dtype.itemsize > 8:
-            raise BackendError(f"a strided import of {kind} is not supported: make it contiguous")
-        raw = f"i{8 * kind.dtype.itemsize}"
+    apart = found.strides != dense(found.shape) or data.address % _ALIGNMENT != 0
+    if apart and copy is False:
+        raise ValueError(
+            f"from_dlpack: {kind} with strides {found.strides} at address {data.address} needs a "
+            f"copy: arrays are contiguous and begin at multiples of {_ALIGNMENT} bytes"
+        )
+    if apart or copy:
+        words = max(1, kind.dtype.itemsize // 8)  # two of complex128
+        shape, strides = (*kind.shape, words), (*[s * words for s in found.strides], 1)
+        raw = f"i{8 * kind.dtype.itemsize // words}"
         builder = PlanBuilder(1, 1)
-        add_copy(builder, BufferArg(0, raw), BufferArg(1, raw), kind.shape, found.strides)
+        add_copy(builder, BufferArg(0, raw), BufferArg(1, raw), shape, strides)
         block = place.alloc(kind.nbytes, where(depth=4))
         run = eager.PlanRunner(place, builder.build())
         run([data.address, block.address], [data.bytes, kind.nbytes])

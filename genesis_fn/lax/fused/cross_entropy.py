@@ -12,18 +12,37 @@ from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last,
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import zeros
+from genesis_fn.primitives.indexing.gather import take_rows
 from genesis_fn.primitives.reductions.reduce import reduce_sum
-from genesis_fn.primitives.shape import broadcast_in_dim, iota
+from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape
 from genesis_fn.transforms.custom.fused import fused
 
 # ---- from logits ----
 
 
+def class_labels(name: str, labels: Any) -> Any:
+    """The labels that a loss was given, in int32, or in int64 if they are of a wider type: what
+    kernels take, and what holds an `ignore_index` below 0. Raises DTypeError unless they are
+    integers."""
+    labels = as_array(labels)
+    kind = typeof(labels).dtype
+    if not dtypes.is_integer(kind):
+        raise errors.DTypeError(f"{name} takes integer labels, got {typeof(labels)}")
+    narrow = kind.itemsize < 4 or kind == dtypes.I32
+    return ops.convert(labels, dtypes.I32 if narrow else dtypes.I64)
+
+
+def _checked(labels: Any, logits: Any) -> Any:
+    """The labels in int32. Raises IndexOutOfRange, when the program runs, for what is no class."""
+    classes = iota(dtypes.I32, typeof(logits).shape[-1:], 0)
+    return take_rows(classes, labels)
+
+
 def _one_hot(labels: Any, like: Any) -> Any:
     """Booleans over the last axis of `like`: which class is the label."""
     kind = typeof(like)
-    classes = iota(typeof(labels).dtype, kind.shape, kind.ndim - 1)
-    return ops.eq(classes, along_last(labels, like))
+    classes = iota(dtypes.I32, kind.shape, kind.ndim - 1)
+    return ops.eq(classes, along_last(ops.convert(labels, dtypes.I32), like))
 
 
 @fused("cross_entropy", rows=(True, True), precision="high")
@@ -37,7 +56,8 @@ def cross_entropy_last(logits: Any, labels: Any) -> Any:
 def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
-    at_label = reduce_sum(ops.select(_one_hot(labels, w), w, 0.0), last(w))
+    hot = _one_hot(_checked(labels, w), w)
+    at_label = reduce_sum(ops.select(hot, w, 0.0), last(w))
     return (like(ops.sub(lse, at_label), logits),), (logits, labels, lse)
 
 
@@ -46,7 +66,8 @@ def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)
     p = ops.exp(ops.sub(w, along_last(lse, w)))
-    p = ops.select(_one_hot(labels, w), ops.sub(p, 1.0), p)
+    # Checked here too: where only the gradient is asked for, the loss is dead code.
+    p = ops.select(_one_hot(_checked(labels, w), w), ops.sub(p, 1.0), p)
     return (like(ops.mul(p, along_last(g, w)), logits),)
 
 
@@ -64,7 +85,9 @@ def _losses(
     if softcap:
         logits = ops.mul(ops.tanh(ops.mul(raw, 1.0 / softcap)), softcap)
     lse = logsumexp_last.reference(logits)
-    hot = _one_hot(labels, logits)
+    counts = None if ignore_index is None else ops.ne(labels, ignore_index)
+    classed = labels if counts is None else ops.select(counts, labels, 0)
+    hot = _one_hot(_checked(classed, logits), logits)
     at_label = reduce_sum(ops.select(hot, logits, 0.0), last(logits))
     classes = typeof(logits).shape[-1]
     p = ops.exp(ops.sub(logits, along_last(lse, logits)))
@@ -83,9 +106,8 @@ def _losses(
     if softcap:
         t = ops.mul(logits, 1.0 / softcap)
         grad = ops.mul(grad, ops.sub(1.0, ops.mul(t, t)))
-    if ignore_index is None:
+    if counts is None:
         return loss, grad, None
-    counts = ops.ne(labels, ignore_index)
     loss = ops.select(counts, loss, 0.0)
     return loss, ops.select(along_last(counts, grad), grad, 0.0), counts
 
@@ -100,7 +122,8 @@ def _weights(loss: Any, counts: Any, reduction: str) -> tuple[Any, Any]:
     if reduction == "sum":
         return total, one
     if counts is None:
-        return ops.mul(total, 1.0 / rows.size), ops.mul(one, 1.0 / rows.size)
+        share = 1.0 / max(rows.size, 1)
+        return ops.mul(total, share), ops.mul(one, share)
     n = reduce_sum(ops.convert(counts, rows.dtype), tuple(range(rows.ndim)))
     n = ops.max(n, 1.0)  # a batch that is ignored whole has loss 0
     return ops.div(total, n), ops.div(one, broadcast_in_dim(n, rows.shape, ()))
@@ -172,9 +195,8 @@ def linear_cross_entropy(
     `softcap` replaces the logits by softcap * tanh(logits / softcap). The loss is float32 for
     16-bit operands.
     """
-    from genesis_fn.primitives.shape import reshape
-
-    x, weight, labels = as_array(x), as_array(weight), as_array(labels)
+    x, weight = as_array(x), as_array(weight)
+    labels = class_labels("linear_cross_entropy", labels)
     kind = typeof(x)
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(

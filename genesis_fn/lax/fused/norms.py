@@ -20,7 +20,7 @@ def _over_rows(w: Any, x: Any) -> Any:
 
 
 def _mean(x: Any) -> Any:
-    return ops.mul(reduce_sum(x, last(x)), 1.0 / typeof(x).shape[-1])
+    return ops.mul(reduce_sum(x, last(x)), 1.0 / max(typeof(x).shape[-1], 1))
 
 
 def _sum_rows(x: Any) -> Any:

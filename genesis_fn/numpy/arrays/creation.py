@@ -306,7 +306,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     """An array over the memory of `x`, which must not be written any more; `copy=True` copies.
 
     Raises DTypeError for a dtype outside the library's list, ValueError for `copy=False` where the
-    memory is on another device.
+    memory is on another device, or on a GPU and strided.
     """
     if isinstance(x, (Array, Tracer)):
         return on_device(x, device) if device is not None else x

@@ -37,7 +37,7 @@ class Fused:
       that may not, such as weights, are shared by all rows. Or `batch(size, xs, dims, **static)`.
     * `vjp = (forward, backward)`: fused functions. forward(*args) returns (outputs, residuals), as
       tuples; backward(residuals, cts, *, needs, **static) a cotangent per differentiable argument
-      (what it returns where `needs` is False is ignored).
+      (what it returns where `needs` is False is ignored), or one per argument.
     * `precision`: the amp class of the whole.
     """
 
@@ -148,6 +148,8 @@ def _backward_program(
         cts = tree.unflatten(jaxpr.cache["out_tree"], xs[count + len(saved) :])
         found = backward.apply((res, cts), {"needs": needs, **dict(static.value)})
         got = tree.leaves(found, is_leaf=lambda x: x is None)
+        if len(got) == len(args):
+            got = [g for g, a in zip(got, args) if dtypes.is_inexact(a.dtype)]
         return [instantiate(g, a) for g, (a, n) in zip(got, inexact, strict=True) if n]
 
     return stage_closed(f, [*args, *saved, *jaxpr.out_avals], backward.name)

@@ -116,8 +116,9 @@ def _layer_norm_backward(
 # ---- cross-entropy ----
 
 
-def _check_labels(labels: torch.Tensor, classes: int, ignore: int | None) -> None:
-    """Raises IndexOutOfRange for a label that is neither a class nor ignored."""
+def _checked(labels: torch.Tensor, classes: int, ignore: int | None) -> torch.Tensor:
+    """The labels in int64. Raises IndexOutOfRange for one that is neither a class nor ignored."""
+    labels = labels.long()
     bad = (labels < 0) | (labels >= classes)
     if ignore is not None:
         bad &= labels != ignore
@@ -126,25 +127,26 @@ def _check_labels(labels: torch.Tensor, classes: int, ignore: int | None) -> Non
         raise errors.IndexOutOfRange(
             f"label {index} is out of range for {classes} classes", None, classes, index
         )
+    return labels
 
 
 _LOGIT_KINDS = dtypes.F32, dtypes.F64
 
 
-@computes_fused("cross_entropy_forward", kinds=_LOGIT_KINDS)
+@computes_fused("cross_entropy_forward", kinds=_LOGIT_KINDS, labels=1)
 def _cross_entropy_forward(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    _check_labels(labels, logits.shape[-1], None)
+    classes = _checked(labels, logits.shape[-1], None)
     lse = torch.logsumexp(logits, -1)
-    at_label = logits.gather(-1, labels.long().unsqueeze(-1)).squeeze(-1)
+    at_label = logits.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
     return [lse - at_label, logits, labels, lse]
 
 
-@computes_fused("cross_entropy", kinds=_LOGIT_KINDS)
+@computes_fused("cross_entropy", kinds=_LOGIT_KINDS, labels=1)
 def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
     return _cross_entropy_forward(logits, labels)[:1]
 
 
-@computes_fused("cross_entropy_backward", kinds=_LOGIT_KINDS)
+@computes_fused("cross_entropy_backward", kinds=_LOGIT_KINDS, labels=1)
 def _cross_entropy_backward(
     logits: Any, labels: Any, lse: Any, ct: Any, *, needs: Any
 ) -> list[torch.Tensor]:
@@ -160,13 +162,13 @@ def _loss_and_slope(
     """(reduced loss, its gradient by the logits) of a linear layer."""
     classes = weight.shape[0]
     low = label_smoothing / classes
-    _check_labels(labels, classes, ignore_index)
+    labels = _checked(labels, classes, ignore_index)
     logits = x @ weight.T
     if softcap:
         logits = torch.tanh_(logits.div_(softcap))
         slope = 1 - logits * logits
         logits = logits.mul_(softcap)
-    index = labels.long().clamp(0, classes - 1).unsqueeze(-1)
+    index = labels.clamp(0, classes - 1).unsqueeze(-1)
     # One pass over the logits; what it leaves is one more from their gradient.
     logs = torch.log_softmax(logits, -1)
     at_label = logs.gather(-1, index).squeeze(-1)
@@ -196,12 +198,12 @@ def _loss_and_slope(
     return value, grad.mul_(row.unsqueeze(-1))
 
 
-@computes_fused("linear_cross_entropy", kinds=_SINGLE)
+@computes_fused("linear_cross_entropy", kinds=_SINGLE, labels=2)
 def _linear_cross_entropy(x: Any, weight: Any, labels: Any, **options: Any) -> list[torch.Tensor]:
     return [_loss_and_slope(x, weight, labels, **options)[0]]
 
 
-@computes_fused("linear_cross_entropy_forward", kinds=_SINGLE)
+@computes_fused("linear_cross_entropy_forward", kinds=_SINGLE, labels=2)
 def _linear_cross_entropy_forward(
     x: Any, weight: Any, labels: Any, **options: Any
 ) -> list[torch.Tensor]:
@@ -283,8 +285,9 @@ def _attention_backward(
 # ---- special functions ----
 
 
-@computes_fused("igamma", kinds=_SINGLE, f=torch.special.gammainc)
-@computes_fused("igammac", kinds=_SINGLE, f=torch.special.gammaincc)
+# Opaque, since TorchInductor compiles no loop whose length depends on values, as the reference has.
+@computes_fused("igamma", kinds=_SINGLE, opaque=True, f=torch.special.gammainc)
+@computes_fused("igammac", kinds=_SINGLE, opaque=True, f=torch.special.gammaincc)
 def _incomplete_gamma(a: torch.Tensor, x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
     # In float64 torch's form is good to nine digits only; the reference to eleven.
     y = f(a, x)
