@@ -317,10 +317,12 @@ def test_warm_start_imports_neither_triton_nor_torch(cache, tmp_path):
     assert done.stdout.strip() == "add", done.stderr
 
 
-def test_kernels_from_modules_travel_by_name(tmp_path):
-    """Functions of importable modules compile in workers; others compile here."""
+def test_the_librarys_kernels_travel_by_name(tmp_path):
+    """The library's functions compile in workers; users' compile here, where their modules are
+    imported: a second import might do anything, or fail without the whole library."""
     (tmp_path / "my_kernels.py").write_text(
-        "import triton\nimport triton.language as tl\n\n"
+        "import os\nimport triton\nimport triton.language as tl\nfrom genesis_fn import jit\n\n"
+        "assert os.environ.setdefault('IMPORTED_BY', str(os.getpid())) == str(os.getpid())\n\n"
         "@triton.jit\ndef double(v):\n    return v * 2\n\n"
         "@triton.jit\ndef apply(x, F: tl.constexpr, T: tl.constexpr, B: tl.constexpr):\n"
         "    i = tl.arange(0, B)\n    tl.store(x + i, F(tl.load(x + i)).to(T))\n"
@@ -350,10 +352,14 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
             text = "def made(x, B: tl.constexpr):\\n    tl.store(x, exp2(tl.load(x)) + B)\\n"
             made = kernel_from_source(text)
             launches.append(Launch(made, (1, 1, 1), {"x": BufferArg(0, "fp32")}, {"B": 1}))
+            from genesis_fn.kernels.sort.radix_sort import radix_start_kernel
+            buffers = {name: BufferArg(i, "i32") for i, name in enumerate(("keys", "order", "out"))}
+            constants = {"LENGTH": 64, "BLOCK": 64}
+            launches.append(Launch(radix_start_kernel, (1, 1, 1), buffers, constants))
             wanted = [compiler.request(l, H200).where[0] for l in launches]
-            assert wanted == ["module", "module", "object", "generated"], wanted
+            assert wanted == ["object", "object", "object", "generated", "module"], wanted
             done = compiler.compile_launches(launches, H200, cache)
-            assert len({c.key for c in done}) == 4
+            assert len({c.key for c in done}) == 5
             print(*[c.name for c in done])
     """)
     script = tmp_path / "program.py"
@@ -364,4 +370,4 @@ def test_kernels_from_modules_travel_by_name(tmp_path):
         [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True,
         env=environment,
     )  # fmt: skip
-    assert done.stdout.split() == [*["apply"] * 3, "made"], done.stderr
+    assert done.stdout.split() == [*["apply"] * 3, "made", "radix_start_kernel"], done.stderr

@@ -249,8 +249,9 @@ def _where(kernel: Any) -> tuple[Any, ...]:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if function is not None and module == GENERATOR:
         return "generated", "".join(linecache.getlines(function.__code__.co_filename))
-    found: Any = sys.modules.get(module) if module and module != "__main__" else None
-    if found is not None and getattr(found, "__file__", None):
+    # Users' modules are not imported a second time: what that does, only they know.
+    found: Any = sys.modules.get(module) if module and module.startswith("genesis_fn.") else None
+    if found is not None:
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is kernel:

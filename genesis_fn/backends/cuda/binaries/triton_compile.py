@@ -25,8 +25,8 @@ class CompileError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a worker needs to compile one kernel; `where` is ("text", name, text), ("generated",
-    text) for `kernels/language/source.py`, ("module", module, qualified name), or ("object",
-    function) for one that only this process can reach."""
+    text) for `kernels/language/source.py`, ("module", module, qualified name) for the library's
+    own, or ("object", function) for a user's, which is compiled in this process."""
 
     where: tuple[Any, ...]
     types: tuple[tuple[str, str], ...]
