@@ -7,6 +7,7 @@ import pytest
 
 import genesis_fn.lax as lax
 import genesis_fn.numpy as jnp
+from genesis_fn import make_jaxpr
 from genesis_fn.core import errors
 from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
 from genesis_fn.primitives.indexing.gather import take_rows
@@ -19,6 +20,7 @@ from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scan import scan
 from genesis_fn.transforms.custom.batching import sequential_vmap
 from genesis_fn.transforms.custom.derivatives import custom_jvp, custom_vjp
+from genesis_fn.transforms.custom.fused import fused
 from genesis_fn.transforms.debugging.assertions import assert_
 from genesis_fn.transforms.jit import jit
 
@@ -236,6 +238,27 @@ def test_labels_of_a_fused_loss():
     np.testing.assert_allclose(np.asarray(g)[1], [1, 0, 0, 0])
     with pytest.raises(errors.IndexOutOfRange, match="label 99"):
         np.asarray(f(jnp.array([True, True, True]), logits, labels))
+    # The loss stays one operation; one that checks what is no operand of it does not.
+    program = str(make_jaxpr(f)(jnp.array([True, False, True]), logits, labels))
+    assert "fused[op=cross_entropy_last" in program
+
+
+@fused("test_lookup_before")
+def lookup_before(table, x, i):
+    return table[i - 1] + table[x.astype(jnp.int32)]
+
+
+def test_a_fused_function_that_checks_more_than_its_operands():
+    table = jnp.asarray(TABLE)
+    f = vmap(lambda p, x, i: cond(p, lambda *xs: lookup_before(table, *xs), lambda x, i: x, x, i))
+    ones, x, i = jnp.ones((3,), bool), jnp.array([0.0, 99.0, 2.0]), jnp.array([1, 99, 2])
+    some = ones.at[1].set(False)
+    want = [TABLE[0] + TABLE[0], 99, TABLE[1] + TABLE[2]]
+    np.testing.assert_allclose(np.asarray(f(some, x, i)), want)
+    np.testing.assert_allclose(np.asarray(jit(f)(some, x, i)), want)
+    for bad_x, bad_i in ((x, i.at[1].set(1)), (x.at[1].set(0), i)):
+        with pytest.raises(errors.IndexOutOfRange):
+            np.asarray(f(ones, bad_x, bad_i))
 
 
 def test_a_batching_rule_of_the_users():

@@ -18,10 +18,10 @@ from genesis_fn.core.backend.lowering import Source, View
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
 from genesis_fn.core.primitive import Primitive, typeof
-from genesis_fn.primitives.elementwise import div, mul, select
+from genesis_fn.primitives.elementwise import convert_p, div, mul, select, select_p
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.reductions.reduce import reduce_or
-from genesis_fn.primitives.shape import broadcast_in_dim
+from genesis_fn.primitives.shape import broadcast_in_dim, broadcast_in_dim_p, reshape_p
 from genesis_fn.transforms.control_flow.scan import scan_p
 from genesis_fn.transforms.custom.custom_call import CustomCall, Wrapped, custom_call_p
 from genesis_fn.transforms.custom.fused import fused_p
@@ -118,7 +118,7 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
     if params.get("mode") == "check":  # gather, scatter, take_rows, segment_sum
         return _replaced(e, active, {1: 0})
     if prim is fused_p:
-        if has_checks(params["jaxpr"]):
+        if not _passes_at_zero(params["jaxpr"]):
             call = {"jaxpr": guarded(params["jaxpr"])}
             return [e.replace(prim=jit_p, ins=[active, *e.ins], params=call)]
         return _replaced(e, active, {i: 0 for i, x in enumerate(e.ins) if _is_index(x)})
@@ -133,6 +133,24 @@ def _guarded_eqn(e: Eqn, active: Var) -> list[Eqn]:
     elif prim is custom_call_p:
         new["call"] = _Guarded(params["call"])
     return [e.replace(ins=ins, params=new)]
+
+
+@memoized
+def _passes_at_zero(jaxpr: Jaxpr) -> bool:
+    """Whether every check of a fused function is of an index that is 0 where its integer operands
+    are, such as a label: with those at 0 where it is not active it stays one operation."""
+    zero = {v for v in jaxpr.invars if _is_index(v)}
+    for e in jaxpr.eqns:
+        if _checks(e, set()) and not (e.params.get("mode") == "check" and e.ins[1] in zero):
+            return False
+        values = e.ins[1:] if e.prim is select_p else e.ins
+        if e.prim in _ZERO_AT_ZERO and all(i in zero if type(i) is Var else i == 0 for i in values):
+            zero.update(e.outs)
+    return True
+
+
+# What of zeros is zeros: of a choice, whatever decides it.
+_ZERO_AT_ZERO = frozenset((select_p, convert_p, reshape_p, broadcast_in_dim_p))
 
 
 class _Guarded(Wrapped):

@@ -24,7 +24,7 @@ from genesis_fn.primitives.factories import instantiate, move_batch
 from genesis_fn.transforms.custom.custom_call import linear_call, push_program
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
-from genesis_fn.transforms.staging.stage import stage_closed
+from genesis_fn.transforms.staging.stage import stage, stage_closed
 
 FUSED: dict[str, Fused] = {}
 
@@ -86,7 +86,14 @@ class Fused:
         found = self.programs.get(key)
         if found is None:
             flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
-            found = self.programs[key] = stage_closed(flat, avals, self.name)
+            found, captured = stage(flat, avals, name=self.name)
+            if captured:
+                arrays = ", ".join(str(typeof(x)) for x in captured)
+                raise TypeError(
+                    f"fused function {self.name!r} closes over {arrays}, which a kernel in its "
+                    "place would not see: give it as an argument"
+                )
+            self.programs[key] = found
             found.cache.update(in_tree=in_tree, out_tree=flat.out_tree)
         return found
 
