@@ -139,7 +139,5 @@ def test_arrays_are_given_as_arguments():
     table = ours(A)
     f = Fused("test_closing_over", lambda x: x + table, (), None, "follow", None)
     for run in (f, jit(f), vmap(f), grad(lambda x: f(x).sum())):
-        with pytest.raises(
-            TypeError, match=r"test_closing_over.* closes over f\d+\[3,4\]"
-        ):
+        with pytest.raises(TypeError, match=r"test_closing_over.* closes over f\d+\[3,4\]"):
             run(ours(A))
