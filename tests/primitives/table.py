@@ -30,7 +30,8 @@ from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers,
     ScatterDimensionNumbers,
 )
-from genesis_fn.primitives.reductions import cumulative, reduce, reduce_generic, reduce_window
+from genesis_fn.primitives.reductions import cumulative, reduce, reduce_generic
+from tests.primitives.windows import pool
 
 _rng = np.random.default_rng(3)
 
@@ -187,12 +188,12 @@ def _recurrence(a: Any, b: Any) -> Any:
 row("linear_recurrence", cumulative.linear_recurrence, _recurrence, (normal(4, 2), normal(4, 2)))
 row("fft", lambda x: ops.real(fft.fft(ops.convert(x, dtypes.C128), "FFT", (4,))),
     lambda x: jnp.fft.fft(x).real, (normal(2, 4),))  # fmt: skip
-row("reduce_window_sum", lambda x: reduce_window.reduce_window_sum(x, (1, 2), (1, 2)),
+row("reduce_window_sum", lambda x: pool("sum")(x, (1, 2), (1, 2)),
     lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"), (LINE,))  # fmt: skip
-row("reduce_window_max", lambda x: reduce_window.reduce_window_max(x, (1, 2), (1, 2)),
+row("reduce_window_max", lambda x: pool("max")(x, (1, 2), (1, 2)),
     lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID"),
     (LINE,))  # fmt: skip
-row("reduce_window_min", lambda x: reduce_window.reduce_window_min(x, (1, 2), (1, 1)),
+row("reduce_window_min", lambda x: pool("min")(x, (1, 2), (1, 1)),
     lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2), (1, 1), "VALID"), (LINE,))  # fmt: skip
 
 # ---- indexing ----

@@ -26,6 +26,7 @@ from tests.primitives.check import (
     vjp,
 )
 from tests.primitives.test_reduce import extremes
+from tests.primitives.windows import pool
 
 # name: (lhs shape, rhs shape, arguments)
 CASES = {
@@ -263,7 +264,7 @@ def test_windows(name, kind):
     computation, init = {
         "sum": (jax.lax.add, 0), "max": (jax.lax.max, -np.inf), "min": (jax.lax.min, np.inf),
     }[kind]  # fmt: skip
-    f = functools.partial(getattr(reduce_window, f"reduce_window_{kind}"), **options)
+    f = functools.partial(pool(kind), **options)
     reference = functools.partial(lax_window, computation, init, **options)
     x = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape) / 7.0
     if kind != "sum" and name in ("dilated", "negative padding"):
@@ -284,8 +285,8 @@ def test_window_dtypes(kind):
     for d in [*kinds, *dtypes.COMPLEX] if kind == "sum" else kinds:
         x = extremes(d, (6, 5))
         init = 0 if kind == "sum" else extreme_over_nothing(d, kind == "max")
-        pool = getattr(reduce_window, f"reduce_window_{kind}")
-        f = lambda v: pool(v, (3, 2), (2, 1), "SAME")  # noqa: B023, E731
+        over = pool(kind)
+        f = lambda v: over(v, (3, 2), (2, 1), "SAME")  # noqa: B023, E731
         got = f(to_array(x))
         check_staged(f, x)
         narrow = dtypes.is_float(d) and d.itemsize < 4
@@ -297,12 +298,12 @@ def test_window_dtypes(kind):
 def test_window_max_of_ties_takes_the_first_and_nan_wins():
     x = np.array([[1.0, 3.0, 3.0, 0.0], [3.0, 3.0, 0.0, 0.0]])
     (g,) = vjp(
-        lambda v: reduce_window.reduce_window_max(v, (2, 2), (2, 2)), [to_array(x)],
+        lambda v: pool("max")(v, (2, 2), (2, 2)), [to_array(x)],
         [to_array(np.array([[5.0, 7.0]]))],
     )  # fmt: skip
     assert_same(g, np.array([[0.0, 5.0, 7.0, 0.0], [0.0] * 4]))
     x[1, 2] = np.nan
-    out = reduce_window.reduce_window_max(to_array(x), (2, 2), (2, 2))
+    out = pool("max")(to_array(x), (2, 2), (2, 2))
     assert_same(out, np.array([[3.0, np.nan]]))
 
 
@@ -332,7 +333,7 @@ def test_reduce_window_of_any_function():
 def test_window_errors():
     x = to_array(random((4, 5)))
     with pytest.raises(errors.ShapeError, match=r"reduce_window_sum of f64\[4,5\]: lengths .3,."):
-        reduce_window.reduce_window_sum(x, (3,), (1,), ((0, 0),))
+        pool("sum")(x, (3,), (1,), ((0, 0),))
     with pytest.raises(errors.ShapeError, match="strides .0, 1. must be positive"):
-        reduce_window.reduce_window_max(x, (3, 1), (0, 1))
-    assert reduce_window.reduce_window_max(x, (5, 1), (1, 1)).aval.shape == (0, 5)
+        pool("max")(x, (3, 1), (0, 1))
+    assert pool("max")(x, (5, 1), (1, 1)).aval.shape == (0, 5)

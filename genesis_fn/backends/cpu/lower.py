@@ -89,11 +89,12 @@ def computes(*prims: Primitive) -> Callable[[Callable], Callable]:
 
 def computes_fused(
     name: str, *, kinds: Sequence[DType] = dtypes.FLOATS, labels: int | None = None,
-    fits: Callable[..., bool] | None = None, opaque: bool = False, **given: Any,
+    fits: Callable[..., bool] | None = None, opaque: bool = False, results: int | None = None,
+    **given: Any,
 ) -> Callable[[Callable], Callable]:  # fmt: skip
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
     this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
-    which are int32 or int64)."""
+    which are int32 or int64). `results`: how many of the function's first are its results."""
 
     def of_kinds(avals: Sequence[Aval], **static: Any) -> bool:
         allowed = [(dtypes.I32, dtypes.I64) if i == labels else kinds for i in range(len(avals))]
@@ -101,6 +102,8 @@ def computes_fused(
 
     def register(f: Callable) -> Callable:
         compute = with_params(f, given)
+        if results is not None:
+            compute = lambda *xs, **static: f(*xs, **static, **given)[:results]  # noqa: E731
         FUSED[name] = FusedFunction(compute, fits or of_kinds, opaque)
         return f
 
@@ -110,9 +113,8 @@ def computes_fused(
 def fused_function(op: Fused, avals: Sequence[Any], static: tuple) -> FusedFunction | None:
     """The torch function of a fused function, if it has one that fits operands of these avals."""
     found = FUSED.get(op.name)
-    if found is None or not all(type(a) is Aval for a in avals):
-        return None
-    return found if found.fits(avals, **dict(static)) else None
+    arrays = all(type(a) is Aval for a in avals)
+    return found if found and arrays and found.fits(avals, **dict(static)) else None
 
 
 def elementwise(prim: Primitive, numpy: Callable | None = None) -> Callable[[Callable], Callable]:

@@ -17,5 +17,3 @@ TYPES: Mapping[DType, str] = {d: TRITON_NAMES[name] for name, d in DTYPES.items(
 
 MEMORY: Mapping[DType, str] = {d: f"tl.{name}" for d, name in TYPES.items()}
 """Text of the Triton type of each dtype in memory."""
-
-__all__ = ["DTYPES", "MEMORY", "NAMES", "TYPES"]

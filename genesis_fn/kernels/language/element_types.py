@@ -17,17 +17,14 @@ NUMPY_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 """Complex types are missing: the hardware has none."""
 
-_WORD_AND_BITS = {name: re.findall("[a-z]+|[0-9]+", name)[:2] for name in NUMPY_NAMES}
 ITEMSIZE: Mapping[str, int] = {
-    name: max(1, int(bits) // 8) for name, (_, bits) in _WORD_AND_BITS.items()
+    name: max(1, int(re.findall("[0-9]+", name)[0]) // 8) for name in NUMPY_NAMES
 }
-FLOATING = frozenset([name for name, (word, _) in _WORD_AND_BITS.items() if word in ("fp", "bf")])
-UNSIGNED = frozenset(["i1", *[name for name, (word, _) in _WORD_AND_BITS.items() if word == "u"]])
+FLOATING = frozenset([name for name in NUMPY_NAMES if name[0] in "fb"])
+UNSIGNED = frozenset(["i1", *[name for name in NUMPY_NAMES if name[0] == "u"]])
 FLOAT8 = "fp8e4nv", "fp8e5"
 
-_TRITON_WORDS = {"i": "int", "u": "uint", "fp": "float", "bf": "bfloat"}
 TRITON_NAMES: Mapping[str, str] = {
-    name: _TRITON_WORDS[word] + name.removeprefix(word)
-    for name, (word, _) in _WORD_AND_BITS.items()
-}
+    **NUMPY_NAMES, "i1": "int1", "fp8e4nv": "float8e4nv", "fp8e5": "float8e5",
+}  # fmt: skip
 """The names of `triton.language`'s types."""

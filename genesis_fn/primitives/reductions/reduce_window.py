@@ -275,18 +275,3 @@ def _is_identity(name: str, value: Any, kind: Any) -> bool:
     if type(value) not in SCALARS:
         return False
     return value == (0 if name == "add" else extreme_over_nothing(kind, name == "max"))
-
-
-def reduce_window_sum(operand: Any, *args: Any, **kwargs: Any) -> Any:
-    """The sum over every window; arguments as in `window_of`."""
-    return _window_sum(operand, window_of(operand, *args, **kwargs))
-
-
-def reduce_window_max(operand: Any, *args: Any, **kwargs: Any) -> Any:
-    """The maximum over every window; arguments as in `window_of`. Padding never wins."""
-    return bind(reduce_window_max_p, operand, window=window_of(operand, *args, **kwargs))
-
-
-def reduce_window_min(operand: Any, *args: Any, **kwargs: Any) -> Any:
-    """The minimum over every window; arguments as in `window_of`. Padding never wins."""
-    return bind(reduce_window_min_p, operand, window=window_of(operand, *args, **kwargs))

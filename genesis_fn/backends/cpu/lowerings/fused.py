@@ -11,66 +11,46 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from genesis_fn.backends.cpu.lower import computes_fused
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 
+aten = torch.ops.aten
 _ROW_KINDS = dtypes.BF16, dtypes.F32, dtypes.F64
 _SINGLE = (dtypes.F32,)
 
 # ---- softmax and its relatives ----
 
 
-@computes_fused("softmax", kinds=_ROW_KINDS)
-def _softmax(x: torch.Tensor) -> list[torch.Tensor]:
-    return [torch.softmax(x, -1)]
+@computes_fused("softmax", kinds=_ROW_KINDS, f=torch.softmax)
+@computes_fused("log_softmax", kinds=_ROW_KINDS, f=torch.log_softmax)
+@computes_fused("logsumexp", kinds=_ROW_KINDS, f=torch.logsumexp)
+def _over_rows(x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+    return [f(x, -1)]
 
 
-@computes_fused("softmax_forward", kinds=_ROW_KINDS)
-def _softmax_forward(x: torch.Tensor) -> list[torch.Tensor]:
-    return _softmax(x) * 2
+@computes_fused("softmax_forward", kinds=_ROW_KINDS, f=torch.softmax)
+@computes_fused("log_softmax_forward", kinds=_ROW_KINDS, f=torch.log_softmax)
+def _over_rows_forward(x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+    return [f(x, -1)] * 2
 
 
-@computes_fused("softmax_backward", kinds=_ROW_KINDS)
-def _softmax_backward(y: torch.Tensor, ct: torch.Tensor, *, needs: Any) -> list[torch.Tensor]:
-    return [torch.ops.aten._softmax_backward_data(ct, y, y.ndim - 1, y.dtype)]
-
-
-@computes_fused("log_softmax", kinds=_ROW_KINDS)
-def _log_softmax(x: torch.Tensor) -> list[torch.Tensor]:
-    return [torch.log_softmax(x, -1)]
-
-
-@computes_fused("log_softmax_forward", kinds=_ROW_KINDS)
-def _log_softmax_forward(x: torch.Tensor) -> list[torch.Tensor]:
-    return _log_softmax(x) * 2
-
-
-@computes_fused("log_softmax_backward", kinds=_ROW_KINDS)
-def _log_softmax_backward(y: torch.Tensor, ct: torch.Tensor, *, needs: Any) -> list[torch.Tensor]:
-    return [torch.ops.aten._log_softmax_backward_data(ct, y, y.ndim - 1, y.dtype)]
-
-
-@computes_fused("logsumexp", kinds=_ROW_KINDS)
-def _logsumexp(x: torch.Tensor) -> list[torch.Tensor]:
-    return [torch.logsumexp(x, -1)]
+@computes_fused("softmax_backward", kinds=_ROW_KINDS, f=aten._softmax_backward_data)
+@computes_fused("log_softmax_backward", kinds=_ROW_KINDS, f=aten._log_softmax_backward_data)
+def _over_rows_backward(y: Any, ct: Any, *, needs: Any, f: Callable) -> list[torch.Tensor]:
+    return [f(ct, y, y.ndim - 1, y.dtype)]
 
 
 # ---- norms ----
 
 
+@computes_fused("rms_norm", kinds=_SINGLE, results=1)
 @computes_fused("rms_norm_forward", kinds=_SINGLE)
 def _rms_norm_forward(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> list[torch.Tensor]:
     rstd = torch.rsqrt((x * x).mean(-1, keepdim=True).add_(eps))
     return [(x * rstd).mul_(w), x, w, rstd.squeeze(-1)]
-
-
-@computes_fused("rms_norm", kinds=_SINGLE)
-def _rms_norm(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> list[torch.Tensor]:
-    return _rms_norm_forward(x, w, eps=eps)[:1]
 
 
 @computes_fused("rms_norm_backward", kinds=_SINGLE)
@@ -87,13 +67,7 @@ def _rms_norm_backward(
     return [g.addcmul_(hat, dot, value=-1).mul_(rstd), dw]
 
 
-@computes_fused("layer_norm", kinds=_SINGLE)
-def _layer_norm(
-    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *, eps: float
-) -> list[torch.Tensor]:
-    return [F.layer_norm(x, x.shape[-1:], w, b, eps)]
-
-
+@computes_fused("layer_norm", kinds=_SINGLE, results=1)
 @computes_fused("layer_norm_forward", kinds=_SINGLE)
 def _layer_norm_forward(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, *, eps: float
@@ -106,7 +80,7 @@ def _layer_norm_forward(
 def _layer_norm_backward(
     x: Any, w: Any, b: Any, mean: Any, rstd: Any, ct: Any, *, eps: float, needs: Sequence[bool]
 ) -> list[torch.Tensor]:
-    dx, dw, db = torch.ops.aten.native_layer_norm_backward(
+    dx, dw, db = aten.native_layer_norm_backward(
         ct.contiguous(), x, x.shape[-1:], mean.unsqueeze(-1), rstd.unsqueeze(-1), w, b,
         [True, True, True],
     )  # fmt: skip
@@ -133,17 +107,13 @@ def _checked(labels: torch.Tensor, classes: int, ignore: int | None) -> torch.Te
 _LOGIT_KINDS = dtypes.F32, dtypes.F64
 
 
+@computes_fused("cross_entropy", kinds=_LOGIT_KINDS, labels=1, results=1)
 @computes_fused("cross_entropy_forward", kinds=_LOGIT_KINDS, labels=1)
 def _cross_entropy_forward(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
     classes = _checked(labels, logits.shape[-1], None)
     lse = torch.logsumexp(logits, -1)
     at_label = logits.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
     return [lse - at_label, logits, labels, lse]
-
-
-@computes_fused("cross_entropy", kinds=_LOGIT_KINDS, labels=1)
-def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    return _cross_entropy_forward(logits, labels)[:1]
 
 
 @computes_fused("cross_entropy_backward", kinds=_LOGIT_KINDS, labels=1)
@@ -230,13 +200,14 @@ def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
     return x if repeat == 1 else x.repeat_interleave(repeat, 1)
 
 
+@computes_fused("attention", fits=_flash_fits, opaque=True, results=1)
 @computes_fused("attention_forward", fits=_flash_fits, opaque=True)
 def _attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool, **_: Any
 ) -> list[torch.Tensor]:
     repeat = q.shape[2] // k.shape[2]
     heads, keys = _heads_first(q), _heads_first(k, repeat)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
         heads, keys, _heads_first(v, repeat), 0.0, causal, scale=scale
     )
     if get_proxy_mode() is not None or not lse.all():  # a graph has no branch
@@ -257,11 +228,6 @@ def _without_lost_rows(
     return out.masked_fill(lost[..., None], math.nan), lse.masked_fill(lost, math.nan)
 
 
-@computes_fused("attention", fits=_flash_fits, opaque=True)
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **static: Any) -> list:
-    return _attention_forward(q, k, v, **static)[:1]
-
-
 @computes_fused("attention_backward", fits=_flash_fits, opaque=True)
 def _attention_backward(
     q: Any, k: Any, v: Any, out: Any, lse: Any, ct: Any, *, scale: float, causal: bool, **_: Any
@@ -275,7 +241,7 @@ def _attention_backward(
             g = g.reshape(b, kv, repeat, s, h).sum(2)
         return g.transpose(1, 2)
 
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         _heads_first(ct), _heads_first(q), _heads_first(k, repeat), _heads_first(v, repeat),
         _heads_first(out), lse, 0.0, causal, scale=scale,
     )  # fmt: skip
@@ -295,14 +261,10 @@ def _incomplete_gamma(a: torch.Tensor, x: torch.Tensor, *, f: Callable) -> list[
     return [torch.where(bad, torch.nan, y)]
 
 
-@computes_fused("bessel_i0e")
-def _bessel_i0e(x: torch.Tensor) -> list[torch.Tensor]:
-    return [torch.special.i0e(x)]
-
-
-@computes_fused("bessel_i1e")
-def _bessel_i1e(x: torch.Tensor) -> list[torch.Tensor]:
-    return [torch.special.i1e(x)]
+@computes_fused("bessel_i0e", f=torch.special.i0e)
+@computes_fused("bessel_i1e", f=torch.special.i1e)
+def _elementwise(x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+    return [f(x)]
 
 
 _FAR = 1e8  # from here on two terms of the expansion in 1 / q are enough

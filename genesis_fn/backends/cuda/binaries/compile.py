@@ -251,12 +251,8 @@ def _where(kernel: Any) -> tuple[Any, ...]:
         return "generated", "".join(linecache.getlines(function.__code__.co_filename))
     # Users' modules are not imported a second time: what that does, only they know.
     found: Any = sys.modules.get(module) if module and module.startswith("genesis_fn.") else None
-    if found is not None:
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is kernel:
-            return "module", module, name
-    return "object", kernel
+    named = getattr(found, name, None) is kernel
+    return ("module", module, name) if named else ("object", kernel)
 
 
 def _portable(value: Any) -> Any:

@@ -177,10 +177,7 @@ def _resolve(where: tuple[Any, ...]) -> Any:
         return importlib.import_module(GENERATOR).kernel_from_source(where[1])
     if where[0] == "object":
         return where[1]
-    found: Any = importlib.import_module(where[1])
-    for part in where[2].split("."):
-        found = getattr(found, part)
-    return found
+    return getattr(importlib.import_module(where[1]), where[2])
 
 
 def _load(value: Any) -> Any:
