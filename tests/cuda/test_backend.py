@@ -141,9 +141,10 @@ def test_imported_memory_is_copied_when_asked_for(gpu):
             assert x.data.address != tensor.data_ptr()
             np.testing.assert_array_equal(np.asarray(x), want)
         x = gpu.backend.from_dlpack(t, gpu, copy=True)
-        x.block_until_ready()
         t += 1
         np.testing.assert_array_equal(np.asarray(x) + 1, t.cpu().numpy())
+    none = gpu.backend.from_dlpack(torch.empty(0, 3, device=place), gpu, copy=True)
+    assert np.asarray(none).shape == (0, 3)
 
 
 def test_cuda_array_interface(gpu):

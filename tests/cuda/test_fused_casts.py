@@ -126,8 +126,10 @@ def test_bodies_of_loops_have_no_wide_copy_either():
     steps = text[text.index("\nstep") :]
     assert "cross_entropy_backward" in steps and "convert_element_type" not in steps
     total, gradients = f(x, y)
+    # Float32 sums of CLASSES terms and of ROWS losses.
     np.testing.assert_allclose(np.asarray(total), 3 * np.log(CLASSES), rtol=1e-5)
     expected = np.full((ROWS, CLASSES), 1 / CLASSES)
     expected[:, 0] -= 1
     for gradient in np.asarray(gradients).astype(np.float64):
+        # One rounding to bfloat16.
         np.testing.assert_allclose(gradient, expected / ROWS, rtol=2**-8)

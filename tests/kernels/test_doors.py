@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import genesis_fn
+from genesis_fn.compiler.simplify import rewriter
+from genesis_fn.kernels.matmul.spec import FEW_ROWS
 
 PACKAGE = Path(genesis_fn.__file__).parent
 KERNELS = sorted((PACKAGE / "kernels").rglob("*.py"))
@@ -275,3 +277,8 @@ def test_compiling_processes_load_neither_torch_nor_numpy() -> None:
     command = [sys.executable, "-c", WORKER, str(PACKAGE), *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_few_rows_are_as_many_for_the_compiler_as_for_the_kernels() -> None:
+    """The simplifier leaves products alone that the kernels of few rows serve; it stands below."""
+    assert rewriter._FEW_ROWS == FEW_ROWS

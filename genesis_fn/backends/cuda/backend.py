@@ -155,6 +155,8 @@ def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None
         run = eager.PlanRunner(place, builder.build())
         run([data.address, block.address], [data.bytes, kind.nbytes])
         data = block
+    if copy:  # whoever asked for one may write over the memory as soon as this returns
+        place.synchronize()
     return Array(data, sig(kind, device))
 
 

@@ -32,17 +32,13 @@ def class_labels(name: str, labels: Any) -> Any:
     return ops.convert(labels, dtypes.I32 if narrow else dtypes.I64)
 
 
-def _checked(labels: Any, logits: Any) -> Any:
-    """The labels in int32. Raises IndexOutOfRange, when the program runs, for what is no class."""
-    classes = iota(dtypes.I32, typeof(logits).shape[-1:], 0)
-    return take_rows(classes, labels)
-
-
 def _one_hot(labels: Any, like: Any) -> Any:
-    """Booleans over the last axis of `like`: which class is the label."""
+    """Booleans over the last axis of `like`: which class is the label. Raises IndexOutOfRange, when
+    the program runs, for a label that is no class."""
     kind = typeof(like)
+    known = take_rows(iota(dtypes.I32, kind.shape[-1:], 0), labels)
     classes = iota(dtypes.I32, kind.shape, kind.ndim - 1)
-    return ops.eq(classes, along_last(ops.convert(labels, dtypes.I32), like))
+    return ops.eq(classes, along_last(known, like))
 
 
 @fused("cross_entropy", rows=(True, True), precision="high")
@@ -56,8 +52,7 @@ def cross_entropy_last(logits: Any, labels: Any) -> Any:
 def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
-    hot = _one_hot(_checked(labels, w), w)
-    at_label = reduce_sum(ops.select(hot, w, 0.0), last(w))
+    at_label = reduce_sum(ops.select(_one_hot(labels, w), w, 0.0), last(w))
     return (like(ops.sub(lse, at_label), logits),), (logits, labels, lse)
 
 
@@ -66,8 +61,7 @@ def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)
     p = ops.exp(ops.sub(w, along_last(lse, w)))
-    # Checked here too: where only the gradient is asked for, the loss is dead code.
-    p = ops.select(_one_hot(_checked(labels, w), w), ops.sub(p, 1.0), p)
+    p = ops.select(_one_hot(labels, w), ops.sub(p, 1.0), p)
     return (like(ops.mul(p, along_last(g, w)), logits),)
 
 
@@ -87,7 +81,7 @@ def _losses(
     lse = logsumexp_last.reference(logits)
     counts = None if ignore_index is None else ops.ne(labels, ignore_index)
     classed = labels if counts is None else ops.select(counts, labels, 0)
-    hot = _one_hot(_checked(classed, logits), logits)
+    hot = _one_hot(classed, logits)
     at_label = reduce_sum(ops.select(hot, logits, 0.0), last(logits))
     classes = typeof(logits).shape[-1]
     p = ops.exp(ops.sub(logits, along_last(lse, logits)))
