@@ -161,9 +161,10 @@ def ours(name: str, tiny: bool) -> dict[str, Any]:
     row: dict[str, Any] = times(SCENARIOS[name], alloc)
     stats = memory_stats(pool)
     row |= {
-        "driver_calls": stats["driver_calls"], "hit_rate": stats["hits"] / stats["allocations"],
+        "driver_calls": stats["driver_calls"],
+        "hit_rate": stats["hits"] / stats["allocations"],
         "reserved_over_live": stats["peak_mapped"] / stats["peak"],
-    }  # fmt: skip
+    }
     kept.clear()
     pool.close()
     return row
@@ -183,7 +184,7 @@ def torch_peers(name: str) -> dict[str, dict[str, Any]]:
             torch.cuda.caching_allocator_delete(self.address)
 
     total = torch.cuda.get_device_properties(0).total_memory
-    empty = lambda size: torch.empty(size >> 2, device="cuda")  # noqa: E731
+    empty = lambda size: torch.empty(size >> 2, device="cuda")
     rows: dict[str, dict[str, Any]] = {}
     for label, alloc in (("torch.empty", empty), ("torch allocator", Raw)):
         torch.cuda.empty_cache()
@@ -221,8 +222,10 @@ def table(found: dict[str, Any]) -> str:
     ]
     for name, row in found.items():
         mine, peer = row["genesis_fn"], row.get("torch.empty")
-        ns = [f"{row[s]['ns']:.0f} ns" if s in row else "-"
-              for s in ("genesis_fn", "torch.empty", "torch allocator")]  # fmt: skip
+        ns = [
+            f"{row[s]['ns']:.0f} ns" if s in row else "-"
+            for s in ("genesis_fn", "torch.empty", "torch allocator")
+        ]
         ratio = f"{peer['ns'] / mine['ns']:.2f}" if peer else "-"
         reserved = [f"{r['reserved_over_live']:.2f}" for r in (mine, peer) if r]
         calls = [str(r["driver_calls"]) for r in (mine, peer) if r]
@@ -239,8 +242,13 @@ def draw(found: dict[str, Any], axes: Any) -> None:
     systems = ("genesis_fn", "torch.empty", "torch allocator")
     for k, (system, color) in enumerate(zip(systems, ("#4878a8", "#e8a33d", "#9a9a9a"))):
         shown = [(i, row[system]["ns"]) for i, row in enumerate(found.values()) if system in row]
-        axes.bar([i + 0.27 * (k - 1) for i, _ in shown], [ns for _, ns in shown], width=0.25,
-                 color=color, label=system)  # fmt: skip
+        axes.bar(
+            [i + 0.27 * (k - 1) for i, _ in shown],
+            [ns for _, ns in shown],
+            width=0.25,
+            color=color,
+            label=system,
+        )
     axes.set_yscale("log")
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("ns an allocation and release")

@@ -83,8 +83,11 @@ def import_time(statement: str) -> float:
     *before, last = statement.split(";")
     code = f"import time\n{';'.join(before) or 'pass'}\nt = time.perf_counter()\n{last.strip()}\n"
     code += "print(time.perf_counter() - t)"
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                                check=True).stdout)  # fmt: skip
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def leaves() -> dict[str, Any]:
@@ -151,11 +154,16 @@ def genesis_rows(compiler: str | None) -> dict[str, Callable[[], Any]]:
 
     def qwen_step() -> Callable:
         config = qwen.QwenConfig(
-            vocab_size=s.vocabulary, hidden_size=s.width, intermediate_size=s.inner,
-            num_hidden_layers=s.layers, num_attention_heads=s.heads,
-            num_key_value_heads=s.kv_heads, head_dim=s.head_dim, rms_norm_eps=s.eps,
+            vocab_size=s.vocabulary,
+            hidden_size=s.width,
+            intermediate_size=s.inner,
+            num_hidden_layers=s.layers,
+            num_attention_heads=s.heads,
+            num_key_value_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            rms_norm_eps=s.eps,
             rope_theta=s.theta,
-        )  # fmt: skip
+        )
         step, tx = step_of(config)
         # TorchInductor's program never writes over its inputs.
         donated = None if compiler else (0, 1)
@@ -318,19 +326,25 @@ def measure(rounds: int, wanted: list[str]) -> dict[str, dict[str, list[float]]]
     """worker -> row -> samples of all rounds, the libraries taking turns."""
     found: dict[str, dict[str, list[float]]] = {w: {} for w in WORKERS}
     settings = {
-        **os.environ, "OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS),
-        "GENESIS_DEVICE": "cpu", "JAX_PLATFORMS": "cpu",
+        **os.environ,
+        "OMP_NUM_THREADS": str(THREADS),
+        "MKL_NUM_THREADS": str(THREADS),
+        "GENESIS_DEVICE": "cpu",
+        "JAX_PLATFORMS": "cpu",
         # Threads that spin while they wait double every time on a machine with other work.
         "OMP_WAIT_POLICY": "PASSIVE",
-    }  # fmt: skip
+    }
     for r in range(rounds):
         for w in WORKERS:
             command = [sys.executable, "-m", "benchmarks.cpu", "--worker", w]
             command += ["--rows", ",".join(wanted)]
             done = subprocess.run(
-                command, env=settings, capture_output=True, text=True,
+                command,
+                env=settings,
+                capture_output=True,
+                text=True,
                 cwd=Path(__file__).parent.parent,
-            )  # fmt: skip
+            )
             if done.returncode:
                 print(f"{w} failed:\n{done.stderr[-2000:]}", file=sys.stderr)
                 continue
@@ -358,12 +372,15 @@ def facts() -> dict[str, Any]:
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     ).stdout.strip()
     return {
-        "device": cpu, "cores": os.cpu_count(), "threads": THREADS,
+        "device": cpu,
+        "cores": os.cpu_count(),
+        "threads": THREADS,
         "python": platform.python_version(),
         "versions": {n: version(n) for n in ("torch", "jax", "jaxlib", "optax", "numpy")},
-        "commit": commit, "date": datetime.date.today().isoformat(),
+        "commit": commit,
+        "date": datetime.date.today().isoformat(),
         "load": list(os.getloadavg()),
-    }  # fmt: skip
+    }
 
 
 def passes(row: str, medians: dict[str, float]) -> bool | None:
@@ -429,10 +446,12 @@ def main() -> None:
     print(text)
     given.out.mkdir(parents=True, exist_ok=True)
     results = {
-        w: {r: {"median": statistics.median(t), "least": min(t), "samples": len(t)}
-            for r, t in rows.items()}
+        w: {
+            r: {"median": statistics.median(t), "least": min(t), "samples": len(t)}
+            for r, t in rows.items()
+        }
         for w, rows in found.items()
-    }  # fmt: skip
+    }
     (given.out / "cpu.json").write_text(json.dumps({**about, "results": results}, indent=1) + "\n")
     head = f"{about['device']}, {THREADS} threads, commit {about['commit'][:10]}, {about['date']}"
     (given.out / "cpu.md").write_text(f"{head}; medians.\n\n{text}\n")

@@ -139,11 +139,14 @@ def main() -> int:
     environment = os.environ | {"GENESIS_COMPILE_WORKERS": "0", "OMP_NUM_THREADS": "1"}
     running = [
         subprocess.Popen(
-            [*command, "--worker", str(i)], env=environment, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
+            [*command, "--worker", str(i)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for i in range(args.processes)
-    ]  # fmt: skip
+    ]
     totals, broken = np.zeros(3, int), 0
     end = time.monotonic() + args.seconds + 20
     for process in running:

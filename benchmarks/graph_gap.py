@@ -28,10 +28,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 BLOCK = 4  # steps between two waits
 PROFILED = 3
-SETTINGS = {
-    "chain": {},
-    "chain+pdl": {"GENESIS_PROGRAMMATIC_LAUNCH": "1"},
-}
+SETTINGS = {"chain": {}, "chain+pdl": {"GENESIS_PROGRAMMATIC_LAUNCH": "1"}}
 
 
 def measure(layers: int, batch: int, length: int, blocks: int) -> dict[str, Any]:
@@ -62,9 +59,11 @@ def measure(layers: int, batch: int, length: int, blocks: int) -> dict[str, Any]
     steps(2)
     wall = statistics.median([steps(BLOCK) for _ in range(blocks)])
     return {
-        "step_ms": wall * 1e3, "first_call_s": first, "loss": losses[1],
+        "step_ms": wall * 1e3,
+        "first_call_s": first,
+        "loss": losses[1],
         **kernel_times(lambda: steps(PROFILED), PROFILED),
-    }  # fmt: skip
+    }
 
 
 def kernel_times(run: Any, count: int) -> dict[str, Any]:
@@ -131,8 +130,11 @@ def main() -> None:
     for setting in args.settings.split(","):
         done = subprocess.run(
             [sys.executable, __file__, "--worker", *given],
-            env=os.environ | SETTINGS[setting], capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=os.environ | SETTINGS[setting],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             sys.stderr.write(done.stderr)
             last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]

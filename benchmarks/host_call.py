@@ -60,9 +60,11 @@ def timed(call: Callable[[], Any], wait: Callable[[Any], Any], blocks: int) -> d
         thread.append((time.thread_time() - used) / CALLS)
         wait(result)
     return {
-        "first_call_s": first, "call_us": statistics.median(clock) * 1e6,
-        "thread_us": statistics.median(thread) * 1e6, "fastest_us": min(clock) * 1e6,
-    }  # fmt: skip
+        "first_call_s": first,
+        "call_us": statistics.median(clock) * 1e6,
+        "thread_us": statistics.median(thread) * 1e6,
+        "fastest_us": min(clock) * 1e6,
+    }
 
 
 def genesis(blocks: int, train_state: bool, stub: bool) -> dict[str, float]:
@@ -180,9 +182,11 @@ def main() -> None:
         done = subprocess.run(
             [sys.executable, __file__, "--worker", row, "--blocks", str(args.blocks)]
             + ["--stub"] * args.stub,
-            capture_output=True, text=True, check=False,
+            capture_output=True,
+            text=True,
+            check=False,
             env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-        )  # fmt: skip
+        )
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
             rows[row] = {"error": last}

@@ -75,11 +75,16 @@ def torch_losses(shape: Shape, tokens: np.ndarray, compute: str) -> list[float]:
 def our_losses(shape: Shape, tokens: np.ndarray, compute: str) -> list[float]:
     """This library, on the default device."""
     config = qwen.QwenConfig(
-        vocab_size=shape.vocabulary, hidden_size=shape.width, intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, rope_theta=shape.theta,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        rope_theta=shape.theta,
         rms_norm_eps=shape.eps,
-    )  # fmt: skip
+    )
     given = start(shape).state_dict()
     shapes = qwen.init(gf.random.key(0), config)
     names = [io.huggingface.hf_name(n) for n in io.safetensors.flat_names(shapes)]

@@ -65,64 +65,122 @@ def rows() -> list[Row]:
     found: list[Row] = []
 
     def row(name: str, f: Callable, g: Callable, *shapes: tuple, operations: float = 0.0) -> None:
-        found.append(Row(f"{name} {' '.join(map(size, dict.fromkeys(shapes)))}", shapes, f, g,
-                         operations))  # fmt: skip
+        found.append(
+            Row(f"{name} {' '.join(map(size, dict.fromkeys(shapes)))}", shapes, f, g, operations)
+        )
 
     def product(m: int, k: int, n: int) -> None:
-        found.append(Row(
-            f"matmul {m}x{k} {k}x{n}", ((m, k), (k, n)), torch.matmul,
-            lambda np, nn, x, y: x @ y, 2.0 * m * k * n,
-        ))  # fmt: skip
+        found.append(
+            Row(
+                f"matmul {m}x{k} {k}x{n}",
+                ((m, k), (k, n)),
+                torch.matmul,
+                lambda np, nn, x, y: x @ y,
+                2.0 * m * k * n,
+            )
+        )
 
     big = (4096, 4096)
     row("add", torch.add, lambda np, nn, x, y: x + y, big, big)
     product(4096, 4096, 4096)
-    row("softmax", lambda x: torch.softmax(x, -1), lambda np, nn, x: nn.softmax(x, -1),
-        (8192, 8192))  # fmt: skip
-    row("layer_norm", lambda x: F.layer_norm(x, x.shape[-1:]),
-        lambda np, nn, x: nn.standardize(x, -1, epsilon=1e-5), big)  # fmt: skip
+    row(
+        "softmax", lambda x: torch.softmax(x, -1), lambda np, nn, x: nn.softmax(x, -1), (8192, 8192)
+    )
+    row(
+        "layer_norm",
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda np, nn, x: nn.standardize(x, -1, epsilon=1e-5),
+        big,
+    )
     heads = (32, 1024, 16, 64)
-    found.append(Row(
-        "attention 32x1024x1024", (heads,) * 3,
-        lambda q, k, v: F.scaled_dot_product_attention(
-            *[x.transpose(1, 2) for x in (q, k, v)]).transpose(1, 2),
-        lambda np, nn, q, k, v: nn.dot_product_attention(q, k, v), 4.0 * 32 * 16 * 1024**2 * 64,
-    ))  # fmt: skip
+    found.append(
+        Row(
+            "attention 32x1024x1024",
+            (heads,) * 3,
+            lambda q, k, v: F.scaled_dot_product_attention(
+                *[x.transpose(1, 2) for x in (q, k, v)]
+            ).transpose(1, 2),
+            lambda np, nn, q, k, v: nn.dot_product_attention(q, k, v),
+            4.0 * 32 * 16 * 1024**2 * 64,
+        )
+    )
     row("logsumexp", lambda x: torch.logsumexp(x, -1), lambda np, nn, x: nn.logsumexp(x, -1), big)
     for axis in (0, 1):
         row(f"sum axis {axis}", lambda x, a=axis: x.sum(a), lambda np, nn, x, a=axis: x.sum(a), big)
-        row(f"max axis {axis}", lambda x, a=axis: x.amax(a), lambda np, nn, x, a=axis: x.max(a),
-            big)  # fmt: skip
+        row(
+            f"max axis {axis}", lambda x, a=axis: x.amax(a), lambda np, nn, x, a=axis: x.max(a), big
+        )
     row("mean all", lambda x: x.mean(), lambda np, nn, x: x.mean(), big)
     for shape in ((256, 256), (1024, 1024), (4096, 1024)):
         for axis in (0, 1):
-            row(f"cat axis {axis}", lambda x, y, z, a=axis: torch.cat([x, y, z], a),
-                lambda np, nn, x, y, z, a=axis: np.concatenate([x, y, z], a), shape, shape,
-                shape)  # fmt: skip
-        row("stack axis 1", lambda x, y: torch.stack([x, y], 1),
-            lambda np, nn, x, y: np.stack([x, y], 1), shape, shape)  # fmt: skip
-        row("broadcast", lambda x: x.expand(3, *x.shape).contiguous(),
-            lambda np, nn, x: np.broadcast_to(x, (3, *x.shape)) + 0, shape)  # fmt: skip
-    for shape in ((256, 256), (512, 512), (1024, 1024), (2048, 2048), (4096, 1024), (32, 32, 32),
-                  (64, 64, 64)):  # fmt: skip
+            row(
+                f"cat axis {axis}",
+                lambda x, y, z, a=axis: torch.cat([x, y, z], a),
+                lambda np, nn, x, y, z, a=axis: np.concatenate([x, y, z], a),
+                shape,
+                shape,
+                shape,
+            )
+        row(
+            "stack axis 1",
+            lambda x, y: torch.stack([x, y], 1),
+            lambda np, nn, x, y: np.stack([x, y], 1),
+            shape,
+            shape,
+        )
+        row(
+            "broadcast",
+            lambda x: x.expand(3, *x.shape).contiguous(),
+            lambda np, nn, x: np.broadcast_to(x, (3, *x.shape)) + 0,
+            shape,
+        )
+    for shape in (
+        (256, 256),
+        (512, 512),
+        (1024, 1024),
+        (2048, 2048),
+        (4096, 1024),
+        (32, 32, 32),
+        (64, 64, 64),
+    ):
         row("exp", torch.exp, lambda np, nn, x: np.exp(x), shape)
         row("gelu", F.gelu, lambda np, nn, x: nn.gelu(x, approximate=False), shape)
     for shape in ((1024, 1024), (4096, 4096)):
         row("silu", F.silu, lambda np, nn, x: nn.silu(x), shape)
-        row("chain", lambda x, y: torch.tanh(x * 1.5 + y).clamp(-0.5, 0.5) * y,
-            lambda np, nn, x, y: np.clip(np.tanh(x * 1.5 + y), -0.5, 0.5) * y, shape,
-            shape)  # fmt: skip
-        row("where", lambda x, y: torch.where(x > y, x, y * 2),
-            lambda np, nn, x, y: np.where(x > y, x, y * 2), shape, shape)  # fmt: skip
-    for m, k in ((512, 768), (768, 2304), (768, 3072), (3072, 768), (896, 896), (896, 2688),
-                 (896, 4864), (4864, 896), (896, 151936), (2048, 896), (2048, 151936)):  # fmt: skip
+        row(
+            "chain",
+            lambda x, y: torch.tanh(x * 1.5 + y).clamp(-0.5, 0.5) * y,
+            lambda np, nn, x, y: np.clip(np.tanh(x * 1.5 + y), -0.5, 0.5) * y,
+            shape,
+            shape,
+        )
+        row(
+            "where",
+            lambda x, y: torch.where(x > y, x, y * 2),
+            lambda np, nn, x, y: np.where(x > y, x, y * 2),
+            shape,
+            shape,
+        )
+    for m, k in (
+        (512, 768),
+        (768, 2304),
+        (768, 3072),
+        (3072, 768),
+        (896, 896),
+        (896, 2688),
+        (896, 4864),
+        (4864, 896),
+        (896, 151936),
+        (2048, 896),
+        (2048, 151936),
+    ):
         product(m, k, min(m, 4096))
     return found
 
 
 def tiny(row: Row) -> Row:
     """The row at sizes for a rehearsal."""
-    limit = lambda s: tuple([min(n, 16) for n in s])  # noqa: E731
+    limit = lambda s: tuple([min(n, 16) for n in s])
     return Row(row.name, tuple(map(limit, row.shapes)), row.torch, row.ours, row.operations)
 
 
@@ -171,9 +229,13 @@ def measure(row: Row, dtype: str, device: str) -> dict[str, Any]:
     scale = max(np.abs(expected).max(initial=0.0), 1e-6)
     moved = sum(v.nbytes for v in values) + got.size * kind.itemsize
     result: dict[str, Any] = {
-        "shapes": row.shapes, "error": float(np.abs(got - expected).max(initial=0.0) / scale),
-        "bytes": moved, "operations": row.operations, "seconds": {}, "problems": {},
-    }  # fmt: skip
+        "shapes": row.shapes,
+        "error": float(np.abs(got - expected).max(initial=0.0) / scale),
+        "bytes": moved,
+        "operations": row.operations,
+        "seconds": {},
+        "problems": {},
+    }
     # Two bits fewer than the mantissa of a product's operands.
     bound = 4e-3 if dtype == "float32" and row.operations else 1e-5 if dtype == "float32" else 3e-2
     result["agrees"] = result["error"] <= bound
@@ -193,8 +255,11 @@ class _JaxNN:
     """jax.nn, with logsumexp where the rows look for it."""
 
     softmax, standardize, gelu, silu = (
-        jax.nn.softmax, jax.nn.standardize, jax.nn.gelu, jax.nn.silu,
-    )  # fmt: skip
+        jax.nn.softmax,
+        jax.nn.standardize,
+        jax.nn.gelu,
+        jax.nn.silu,
+    )
     logsumexp = staticmethod(jax.nn.logsumexp)
 
     @staticmethod
@@ -216,9 +281,10 @@ def table(found: dict[str, Any]) -> str:
         ours, rate, ratio, best = times.get("genesis_fn"), "-", "-", "-"
         if ours:
             rate = (
-                f"{row['operations'] / ours / 1e12:.0f} T" if row["operations"]
+                f"{row['operations'] / ours / 1e12:.0f} T"
+                if row["operations"]
                 else f"{row['bytes'] / ours / 1e9:.0f} G"
-            )  # fmt: skip
+            )
             peers = [t for s, t in times.items() if s != "genesis_fn"]
             ratio = f"{times['torch'] / ours:.2f}" if "torch" in times else "-"
             best = f"{min(peers) / ours:.2f}" if peers else "-"
@@ -235,9 +301,13 @@ def draw(shown: list[tuple[str, dict[str, float]]], axes: Any) -> None:
     """Speed of this library over torch eager and over the best peer, as bars."""
     for offset, label, color, value in (
         (0.2, "over torch eager", "#4878a8", lambda t: t["torch"] / t["genesis_fn"]),
-        (-0.2, "over the best of all three", "#e8a33d",
-         lambda t: min(v for s, v in t.items() if s != "genesis_fn") / t["genesis_fn"]),
-    ):  # fmt: skip
+        (
+            -0.2,
+            "over the best of all three",
+            "#e8a33d",
+            lambda t: min(v for s, v in t.items() if s != "genesis_fn") / t["genesis_fn"],
+        ),
+    ):
         places = [len(shown) - i + offset for i in range(len(shown))]
         axes.barh(places, [value(t) for _, t in shown], height=0.38, color=color, label=label)
     axes.axvline(1.0, color="black", linewidth=0.8)

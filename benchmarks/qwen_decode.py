@@ -46,9 +46,16 @@ POOL, SCALE = (1 << 24) - 3, 0.02
 def sizes(layers: int) -> dict[str, Any]:
     """The model: Qwen3-0.6B with this many layers."""
     return dict(
-        vocab=151936, width=1024, inner=3072, layers=layers, heads=16, kv_heads=8, dim=128,
-        theta=1e6, eps=1e-6,
-    )  # fmt: skip
+        vocab=151936,
+        width=1024,
+        inner=3072,
+        layers=layers,
+        heads=16,
+        kv_heads=8,
+        dim=128,
+        theta=1e6,
+        eps=1e-6,
+    )
 
 
 def weights(s: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
@@ -66,14 +73,20 @@ def weights(s: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
 
     w, q, kv = s["width"], s["heads"] * s["dim"], s["kv_heads"] * s["dim"]
     shapes = {
-        "self_attn.q_proj": (q, w), "self_attn.k_proj": (kv, w), "self_attn.v_proj": (kv, w),
-        "self_attn.o_proj": (w, q), "mlp.gate_proj": (s["inner"], w),
-        "mlp.up_proj": (s["inner"], w), "mlp.down_proj": (w, s["inner"]),
-    }  # fmt: skip
+        "self_attn.q_proj": (q, w),
+        "self_attn.k_proj": (kv, w),
+        "self_attn.v_proj": (kv, w),
+        "self_attn.o_proj": (w, q),
+        "mlp.gate_proj": (s["inner"], w),
+        "mlp.up_proj": (s["inner"], w),
+        "mlp.down_proj": (w, s["inner"]),
+    }
     norms = {
-        "input_layernorm": w, "post_attention_layernorm": w, "self_attn.q_norm": s["dim"],
+        "input_layernorm": w,
+        "post_attention_layernorm": w,
+        "self_attn.q_norm": s["dim"],
         "self_attn.k_norm": s["dim"],
-    }  # fmt: skip
+    }
     yield "embed_tokens", piece(s["vocab"], w)
     for i in range(s["layers"]):
         for name, shape in shapes.items():
@@ -110,10 +123,15 @@ class Ours:
         self.jnp, self.qwen, self.capacity = jnp, qwen, capacity
         self.dtype = jnp.dtype(dtype)
         self.config = config = qwen.QwenConfig(
-            vocab_size=s["vocab"], hidden_size=s["width"], intermediate_size=s["inner"],
-            num_hidden_layers=s["layers"], num_attention_heads=s["heads"],
-            num_key_value_heads=s["kv_heads"], head_dim=s["dim"], rope_theta=s["theta"],
-        )  # fmt: skip
+            vocab_size=s["vocab"],
+            hidden_size=s["width"],
+            intermediate_size=s["inner"],
+            num_hidden_layers=s["layers"],
+            num_attention_heads=s["heads"],
+            num_key_value_heads=s["kv_heads"],
+            head_dim=s["dim"],
+            rope_theta=s["theta"],
+        )
         flat = ((n, jnp.asarray(x).astype(self.dtype)) for n, x in weights(s))
         self.params = nested(flat, s["layers"])
 
@@ -173,9 +191,10 @@ def lengths_time(run: Callable[[int], float]) -> dict[str, Any]:
             found.append(run(n))
     spent = {n: statistics.median(found[2:]) for n, found in times.items()}
     return {
-        "ms": 1e3 * (spent[LONG] - spent[SHORT]) / (LONG - SHORT), "first_call_s": first,
+        "ms": 1e3 * (spent[LONG] - spent[SHORT]) / (LONG - SHORT),
+        "first_call_s": first,
         "call_ms": {n: 1e3 * t for n, t in spent.items()},
-    }  # fmt: skip
+    }
 
 
 def ours_steps(s: dict[str, Any], capacity: int, context: int) -> dict[str, Any]:
@@ -454,9 +473,13 @@ def main() -> None:
         command += [x for k, v in result["shape"].items() for x in (f"--{k}", str(v))]
         try:
             run = subprocess.run(
-                command, capture_output=True, text=True, env=os.environ | ROWS[row], check=False,
+                command,
+                capture_output=True,
+                text=True,
+                env=os.environ | ROWS[row],
+                check=False,
                 timeout=args.limit,
-            )  # fmt: skip
+            )
             found = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else {}
             result["rows"][row] = found or {"error": run.stderr[-2000:] or "no output"}
         except subprocess.TimeoutExpired:

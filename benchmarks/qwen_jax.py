@@ -14,9 +14,14 @@ def init(key: Any, s: Shape = SHAPE) -> dict[str, Any]:
     """Fresh parameters."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     shapes = {
-        "q": (q, s.width), "k": (kv, s.width), "v": (kv, s.width), "o": (s.width, q),
-        "gate": (s.inner, s.width), "up": (s.inner, s.width), "down": (s.width, s.inner),
-    }  # fmt: skip
+        "q": (q, s.width),
+        "k": (kv, s.width),
+        "v": (kv, s.width),
+        "o": (s.width, q),
+        "gate": (s.inner, s.width),
+        "up": (s.inner, s.width),
+        "down": (s.width, s.inner),
+    }
 
     def layer(key: Any) -> dict[str, Any]:
         keys = jax.random.split(key, len(shapes))
@@ -46,9 +51,13 @@ def rotate(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def loss(
-    params: dict[str, Any], tokens: Any, labels: Any, s: Shape = SHAPE, compute: Any = None,
+    params: dict[str, Any],
+    tokens: Any,
+    labels: Any,
+    s: Shape = SHAPE,
+    compute: Any = None,
     attention: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Mean cross-entropy; with `compute` the weights and activations have that dtype."""
     b, t = tokens.shape
     if compute is not None:

@@ -83,11 +83,18 @@ def run(config: qwen.QwenConfig, batch: int, length: int, compute: str, steps: i
         times.append((time.perf_counter() - began) / BLOCK)
     seconds = statistics.median(times)
     result = {
-        "parameters": config.size, "batch": batch, "length": length, "compute": compute,
-        "init_s": made, "trace_s": traced, "first_call_s": first, "step_ms": seconds * 1e3,
+        "parameters": config.size,
+        "batch": batch,
+        "length": length,
+        "compute": compute,
+        "init_s": made,
+        "trace_s": traced,
+        "first_call_s": first,
+        "step_ms": seconds * 1e3,
         "tokens_per_s": batch * length / seconds,
-        "mfu": flops(config, batch, length) / seconds / PEAK, "losses": losses[:6],
-    }  # fmt: skip
+        "mfu": flops(config, batch, length) / seconds / PEAK,
+        "losses": losses[:6],
+    }
     if gf.default_backend() != "cpu":
         result["peak_GiB"] = memory.max_memory_allocated() / 2**30
         result["reserved_GiB"] = memory.memory_reserved() / 2**30

@@ -72,8 +72,9 @@ def pytorch(count: int, compiled: bool) -> dict[str, Any]:
     ]
     result = blocks(
         lambda i: step(data[i % 4][:, :-1].contiguous(), data[i % 4][:, 1:].contiguous()),
-        float, count,
-    )  # fmt: skip
+        float,
+        count,
+    )
     return result | {"peak_GiB": torch.cuda.max_memory_allocated() / 2**30}
 
 
@@ -139,8 +140,9 @@ def main() -> None:
         if row in result["rows"]:
             continue
         command = [sys.executable, "-m", "benchmarks.train_table", "--row", row]
-        made = subprocess.run([*command, "--blocks", str(args.blocks)], stdout=subprocess.PIPE,
-                              text=True)  # fmt: skip
+        made = subprocess.run(
+            [*command, "--blocks", str(args.blocks)], stdout=subprocess.PIPE, text=True
+        )
         if made.returncode:
             print(f"{row}: failed with {made.returncode}", file=sys.stderr)
             continue
@@ -150,8 +152,10 @@ def main() -> None:
             json.dump(result, f, indent=1)
     text = table(result["rows"])
     with open(args.out + ".md", "w", encoding="utf-8") as f:
-        f.write(f"Qwen3-0.6B, 8 x 2048 tokens, one training step. {result.get('device')}, commit "
-                f"{str(result.get('commit'))[:10]}.\n\n{text}")  # fmt: skip
+        f.write(
+            f"Qwen3-0.6B, 8 x 2048 tokens, one training step. {result.get('device')}, commit "
+            f"{str(result.get('commit'))[:10]}.\n\n{text}"
+        )
     print(text)
 
 

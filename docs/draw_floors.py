@@ -13,7 +13,7 @@ import tomllib
 import matplotlib
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 ROOT = pathlib.Path(__file__).parent.parent
 WHAT = {
@@ -70,10 +70,22 @@ def main(path: str | pathlib.Path = ROOT / "docs" / "floors.svg") -> int:
             box = (j * width + 0.04, bottom + 0.06), width - 0.08, 0.88
             axes.add_patch(plt.Rectangle(*box, facecolor=colour(name), edgecolor="#555555"))
             many = len(row) > 1
-            axes.text(j * width + 0.2, bottom + (0.68 if many else 0.5), name, va="center",
-                      fontsize=10, weight="bold")  # fmt: skip
-            axes.text(j * width + (0.2 if many else 2.0), bottom + (0.3 if many else 0.5),
-                      WHAT.get(name, ""), va="center", fontsize=8.5, color="#333333")  # fmt: skip
+            axes.text(
+                j * width + 0.2,
+                bottom + (0.68 if many else 0.5),
+                name,
+                va="center",
+                fontsize=10,
+                weight="bold",
+            )
+            axes.text(
+                j * width + (0.2 if many else 2.0),
+                bottom + (0.3 if many else 0.5),
+                WHAT.get(name, ""),
+                va="center",
+                fontsize=8.5,
+                color="#333333",
+            )
     axes.set(xlim=(0, 10), ylim=(0, len(rows)))
     axes.axis("off")
     handles = [

@@ -19,10 +19,17 @@ def pool(x):
 
 
 MODEL = nn.Sequential(
-    nn.Conv(1, 16), nn.BatchNorm(16), nn.relu, pool,
-    nn.Conv(16, 32), nn.BatchNorm(32), nn.relu, pool,
-    nn.Flatten(), nn.Linear(128, 10),
-)  # fmt: skip
+    nn.Conv(1, 16),
+    nn.BatchNorm(16),
+    nn.relu,
+    pool,
+    nn.Conv(16, 32),
+    nn.BatchNorm(32),
+    nn.relu,
+    pool,
+    nn.Flatten(),
+    nn.Linear(128, 10),
+)
 
 
 def main(steps: int = 200, batch: int = 64, seed: int = 0) -> float:

@@ -60,7 +60,7 @@ def main(steps: int = 1) -> float:
     full = gf.hessian(rosenbrock)(x)
     errors = [jnp.abs(hvp(rosenbrock, x, v) - full @ v).max() / jnp.abs(full).max()]
 
-    f = lambda x: jnp.stack([jnp.sin(x[0]) * x[1], jnp.exp(-x[2] * x[3])])  # noqa: E731
+    f = lambda x: jnp.stack([jnp.sin(x[0]) * x[1], jnp.exp(-x[2] * x[3])])
     errors.append(jnp.abs(gf.jacfwd(f)(x) - gf.jacrev(f)(x)).max())
 
     start = jnp.array([-1.2, 1.0])

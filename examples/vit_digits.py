@@ -22,9 +22,15 @@ PATCH, HEAD = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 10)
 def init_block(key):
     """The parameters of one block."""
     layers = {
-        "norm1": NORM, "q": PROJECT, "k": PROJECT, "v": PROJECT, "out": PROJECT,
-        "norm2": NORM, "widen": WIDEN, "narrow": NARROW,
-    }  # fmt: skip
+        "norm1": NORM,
+        "q": PROJECT,
+        "k": PROJECT,
+        "v": PROJECT,
+        "out": PROJECT,
+        "norm2": NORM,
+        "widen": WIDEN,
+        "narrow": NARROW,
+    }
     return {name: layer.init(key[name]) for name, layer in layers.items()}
 
 

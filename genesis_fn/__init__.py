@@ -28,17 +28,7 @@ def _load_cuda():
 _register_backend("cpu", _load_cpu)
 _register_backend("cuda", _load_cuda)
 
-from genesis_fn import (
-    cuda,
-    debug,
-    dtypes,
-    errors,
-    lax,
-    numpy,
-    random,
-    tree,
-    tree_util,
-)
+from genesis_fn import cuda, debug, dtypes, errors, lax, numpy, random, tree, tree_util
 from genesis_fn.core.array import Operators as Array
 from genesis_fn.core.configuration.settings import (
     check_keys,

@@ -85,9 +85,16 @@ def bench(
     found = cost(traced.trace(*args, **kwargs).jaxpr)
     place = next((x.device for x in tree.leaves(out) if type(x) is Array), devices.default_device())
     return Benchmark(
-        name_of(f), str(place), first, statistics.median(rounds), min(rounds), max(rounds),
-        inner * len(rounds), found["flops"], found["bytes accessed"],
-    )  # fmt: skip
+        name_of(f),
+        str(place),
+        first,
+        statistics.median(rounds),
+        min(rounds),
+        max(rounds),
+        inner * len(rounds),
+        found["flops"],
+        found["bytes accessed"],
+    )
 
 
 __all__ = ["Benchmark", "bench"]

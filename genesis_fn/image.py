@@ -30,9 +30,14 @@ class ResizeMethod(enum.Enum):
     @classmethod
     def from_string(cls, name: str) -> ResizeMethod:
         """The method of that name; bilinear, trilinear and triangle mean linear, bicubic cubic."""
-        alias = {"bilinear": "linear", "trilinear": "linear", "triangle": "linear",
-                 "bicubic": "cubic", "tricubic": "cubic",
-                 "bicubic-pytorch": "cubic-pytorch"}  # fmt: skip
+        alias = {
+            "bilinear": "linear",
+            "trilinear": "linear",
+            "triangle": "linear",
+            "bicubic": "cubic",
+            "tricubic": "cubic",
+            "bicubic-pytorch": "cubic-pytorch",
+        }
         try:
             return cls(alias.get(name, name))
         except ValueError:
@@ -73,9 +78,15 @@ _KERNELS = {
 
 
 def _weights(
-    xp: Any, n: int, m: int, scale: Any, translation: Any, method: ResizeMethod, antialias: bool,
+    xp: Any,
+    n: int,
+    m: int,
+    scale: Any,
+    translation: Any,
+    method: ResizeMethod,
+    antialias: bool,
     d: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """[n, m]: what each of n inputs adds to each of m outputs; pixels are centred at i + 1/2."""
     if method is ResizeMethod.CUBIC_PYTORCH and antialias:
         method = ResizeMethod.CUBIC
@@ -90,7 +101,7 @@ def _weights(
         weights = xp.maximum(0.0, end - xp.maximum(left[None, :], sources[:, None]))
     else:
         width = xp.maximum(inverse, 1.0) if antialias else 1.0
-        at = lambda s: _KERNELS[method](xp, xp.abs(centre[None, :] - s[:, None]) / width)  # noqa: E731
+        at = lambda s: _KERNELS[method](xp, xp.abs(centre[None, :] - s[:, None]) / width)
         weights = at(sources)
         if method is ResizeMethod.CUBIC_PYTORCH:  # pixels beyond the edges repeat those on them
             edge = (at(sources[:1] - k) for k in (1, 2)), (at(sources[-1:] + k) for k in (1, 2))

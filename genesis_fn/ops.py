@@ -43,34 +43,54 @@ def _combine(how: str, start: Any, data: Any, ids: Any, count: int | None) -> An
 
 
 def segment_sum(
-    data: Any, segment_ids: Any, num_segments: int | None = None, indices_are_sorted: bool = False,
-    unique_indices: bool = False, bucket_size: int | None = None, mode: Any = None,
-) -> Any:  # fmt: skip
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Any:
     """The sums over segments; ids outside [0, num_segments) belong to none, empty ones are 0."""
     return _combine("add", 0, data, segment_ids, num_segments)
 
 
 def segment_prod(
-    data: Any, segment_ids: Any, num_segments: int | None = None, indices_are_sorted: bool = False,
-    unique_indices: bool = False, bucket_size: int | None = None, mode: Any = None,
-) -> Any:  # fmt: skip
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Any:
     """The products over segments; an empty one is 1."""
     return _combine("multiply", 1, data, segment_ids, num_segments)
 
 
 def segment_max(
-    data: Any, segment_ids: Any, num_segments: int | None = None, indices_are_sorted: bool = False,
-    unique_indices: bool = False, bucket_size: int | None = None, mode: Any = None,
-) -> Any:  # fmt: skip
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Any:
     """The greatest values of segments; an empty one is the least value of the dtype."""
     data = as_array(data)
     return _combine("max", _extremes(data.dtype)[0], data, segment_ids, num_segments)
 
 
 def segment_min(
-    data: Any, segment_ids: Any, num_segments: int | None = None, indices_are_sorted: bool = False,
-    unique_indices: bool = False, bucket_size: int | None = None, mode: Any = None,
-) -> Any:  # fmt: skip
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+) -> Any:
     """The least values of segments; an empty one is the greatest value of the dtype."""
     data = as_array(data)
     return _combine("min", _extremes(data.dtype)[1], data, segment_ids, num_segments)

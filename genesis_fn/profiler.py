@@ -85,16 +85,23 @@ class Profile:
         """Write the time line as a trace file, which opens in Perfetto or chrome://tracing."""
         events = [
             {
-                "name": s.name, "ph": "X", "pid": 0, "tid": 0, "ts": s.start * 1e6,
+                "name": s.name,
+                "ph": "X",
+                "pid": 0,
+                "tid": 0,
+                "ts": s.start * 1e6,
                 "dur": s.seconds * 1e6,
                 "args": {
-                    "step": s.line.primitive, "line": s.line.where, "source": s.line.source,
-                    "bytes": s.line.bytes, "flops": s.line.flops,
+                    "step": s.line.primitive,
+                    "line": s.line.where,
+                    "source": s.line.source,
+                    "bytes": s.line.bytes,
+                    "flops": s.line.flops,
                     "roofline_us": s.line.roofline * 1e6,
                 },
             }
             for s in self.spans
-        ]  # fmt: skip
+        ]
         with open(path, "w", encoding="utf-8") as f:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, f)
 
@@ -152,9 +159,15 @@ def _measured(name: str, program: Any, outs: list[Array], times: Any) -> Profile
         least = times.target.seconds(step.traffic, step.operations)
         place = "; ".join(step.lines[:2])
         line = Line(
-            step.name, place, _source(step.lines), len(step.kernels), step.seconds, step.traffic,
-            step.operations, least,
-        )  # fmt: skip
+            step.name,
+            place,
+            _source(step.lines),
+            len(step.kernels),
+            step.seconds,
+            step.traffic,
+            step.operations,
+            least,
+        )
         spans += [Span(k.name, k.start, k.seconds, line) for k in step.kernels]
         key = (step.name, place)
         lines[key] = _sum(lines[key], line) if key in lines else line
@@ -165,9 +178,15 @@ def _measured(name: str, program: Any, outs: list[Array], times: Any) -> Profile
 
 def _sum(a: Line, b: Line) -> Line:
     return Line(
-        a.primitive, a.where, a.source, a.calls + b.calls, a.seconds + b.seconds,
-        a.bytes + b.bytes, a.flops + b.flops, a.roofline + b.roofline,
-    )  # fmt: skip
+        a.primitive,
+        a.where,
+        a.source,
+        a.calls + b.calls,
+        a.seconds + b.seconds,
+        a.bytes + b.bytes,
+        a.flops + b.flops,
+        a.roofline + b.roofline,
+    )
 
 
 def _source(lines: Sequence[str]) -> str:
@@ -195,9 +214,13 @@ def _by_equation(name: str, found: Any, arrays: list[Array], repeats: int) -> Pr
                 best = min(best, time.perf_counter() - start)
         env.update(zip(e.outs, outs))
         line = Line(
-            e.prim.name, str(e.where or "?"), e.where.text() if e.where else "", 1, best,
+            e.prim.name,
+            str(e.where or "?"),
+            e.where.text() if e.where else "",
+            1,
+            best,
             sum(o.nbytes for o in outs),
-        )  # fmt: skip
+        )
         spans.append(Span(e.prim.name, now, best, line))
         now += best
         key = (line.primitive, line.where)

@@ -72,15 +72,23 @@ def _compare(got: Any, expected: Any, what: str, atol: float, rtol: float) -> No
         b = dict(tree.leaves_with_path(_host(expected)))[path]
         kind = np.complex128 if np.iscomplexobj(a) or np.iscomplexobj(b) else np.float64
         np.testing.assert_allclose(
-            a.astype(kind), b.astype(kind), atol=atol, rtol=rtol,
+            a.astype(kind),
+            b.astype(kind),
+            atol=atol,
+            rtol=rtol,
             err_msg=f"{what}{tree.keystr(path)}",
-        )  # fmt: skip
+        )
 
 
 def check_jvp(
-    f: Callable, f_jvp: Callable, args: Sequence[Any], atol: float | None = None,
-    rtol: float | None = None, eps: float | None = None, err_msg: str = "",
-) -> None:  # fmt: skip
+    f: Callable,
+    f_jvp: Callable,
+    args: Sequence[Any],
+    atol: float | None = None,
+    rtol: float | None = None,
+    eps: float | None = None,
+    err_msg: str = "",
+) -> None:
     """Raise AssertionError unless `f_jvp(primals, tangents)` agrees with differences of `f`."""
     args, rng = tuple(args), np.random.default_rng(0)
     tangents = _random_like(args, rng)
@@ -92,9 +100,14 @@ def check_jvp(
 
 
 def check_vjp(
-    f: Callable, f_vjp: Callable, args: Sequence[Any], atol: float | None = None,
-    rtol: float | None = None, eps: float | None = None, err_msg: str = "",
-) -> None:  # fmt: skip
+    f: Callable,
+    f_vjp: Callable,
+    args: Sequence[Any],
+    atol: float | None = None,
+    rtol: float | None = None,
+    eps: float | None = None,
+    err_msg: str = "",
+) -> None:
     """Raise AssertionError unless `f_vjp(*args)`, a value and pullback, agrees with differences.
 
     Compares <cotangent, J tangent> computed both ways along a random direction.
@@ -125,9 +138,14 @@ def _inner(a: Any, b: Any) -> float:
 
 
 def check_grads(
-    f: Callable, args: Sequence[Any], order: int, modes: Sequence[str] = ("fwd", "rev"),
-    atol: float | None = None, rtol: float | None = None, eps: float | None = None,
-) -> None:  # fmt: skip
+    f: Callable,
+    args: Sequence[Any],
+    order: int,
+    modes: Sequence[str] = ("fwd", "rev"),
+    atol: float | None = None,
+    rtol: float | None = None,
+    eps: float | None = None,
+) -> None:
     """Raise AssertionError unless the derivatives of `f` up to `order` agree with differences.
 
     `modes` are those to take each derivative in: "fwd", "rev", or both in every mixture.
@@ -146,14 +164,30 @@ def _check_order(
         check_jvp(f, lambda p, t: jvp(f, p, t), args, atol, rtol, eps, f"{what}, fwd")
         if order > 1:
             tangents = _random_like(args, np.random.default_rng(order))
-            _check_order(lambda *xs: jvp(f, xs, tangents), args, order - 1, modes, atol, rtol, eps,
-                         f"{what}, fwd")  # fmt: skip
+            _check_order(
+                lambda *xs: jvp(f, xs, tangents),
+                args,
+                order - 1,
+                modes,
+                atol,
+                rtol,
+                eps,
+                f"{what}, fwd",
+            )
     if "rev" in modes:
         check_vjp(f, lambda *xs: vjp(f, *xs), args, atol, rtol, eps, f"{what}, rev")
         if order > 1:
             cts = _random_like(f(*args), np.random.default_rng(order))
-            _check_order(lambda *xs: vjp(f, *xs)[1](cts), args, order - 1, modes, atol, rtol, eps,
-                         f"{what}, rev")  # fmt: skip
+            _check_order(
+                lambda *xs: vjp(f, *xs)[1](cts),
+                args,
+                order - 1,
+                modes,
+                atol,
+                rtol,
+                eps,
+                f"{what}, rev",
+            )
 
 
 __all__ = ["check_grads", "check_jvp", "check_vjp"]

@@ -84,9 +84,19 @@ def _compiled(key: str, held: _Held) -> tuple[str, Compiled]:
         pytest.skip(f"{data.name} takes scratch memory")
     described = tuple(dict(d) for d in (getattr(data, "tensordesc_meta", None) or ()))
     compiled = Compiled(
-        key, data.name, b"", (), tuple(_parameter_sizes(text)), described if architecture == 90
-        else (), data.shared, data.num_warps, data.num_ctas, 0, False, "",
-    )  # fmt: skip
+        key,
+        data.name,
+        b"",
+        (),
+        tuple(_parameter_sizes(text)),
+        described if architecture == 90 else (),
+        data.shared,
+        data.num_warps,
+        data.num_ctas,
+        0,
+        False,
+        "",
+    )
     return text, compiled
 
 
@@ -128,9 +138,8 @@ def install() -> None:
             self._bound: tuple[list[int], list[tuple[int, int]]] = [], []
 
         def bind(
-            self, addresses: Sequence[int], scratch: int = 0,
-            within: Sequence[tuple[int, int]] = (),
-        ) -> None:  # fmt: skip
+            self, addresses: Sequence[int], scratch: int = 0, within: Sequence[tuple[int, int]] = ()
+        ) -> None:
             self._bound = list(addresses), list(within) or [*map(self._extent, addresses)]
 
         def _extent(self, address: int) -> tuple[int, int]:

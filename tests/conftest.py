@@ -64,7 +64,7 @@ def pytest_sessionstart() -> None:
     """Write where each thread was when a signal ends a process, to the report's file and a number:
     a test process's own messages are lost with it."""
     if path := os.environ.get("GENESIS_TEST_REPORT"):
-        faulthandler.enable(open(f"{path}.{os.getpid()}", "w", encoding="utf-8"))  # noqa: SIM115
+        faulthandler.enable(open(f"{path}.{os.getpid()}", "w", encoding="utf-8"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -174,8 +174,10 @@ def integers(d: Draw, i: int) -> Made:
     j = rng.choice(d.like(s))
     kind = rng.choice((*INTEGERS, "bool"))
     pool = LOGICAL if kind == "bool" else tuple(INTEGER)
-    plan = [(rng.choice(pool), rng.randrange(9), rng.randrange(9), rng.randint(1, 3))
-            for _ in range(rng.randint(1, 4))]  # fmt: skip
+    plan = [
+        (rng.choice(pool), rng.randrange(9), rng.randrange(9), rng.randint(1, 3))
+        for _ in range(rng.randint(1, 4))
+    ]
 
     def f(m: Any, v: list) -> Any:
         if kind == "bool":
@@ -200,10 +202,15 @@ def reduce(d: Draw, i: int) -> Made:
     if name == "logsumexp":
         return name, lambda m, v: m.nn.logsumexp(v[i], axis=axes), left
     if name == "any":
-        return name, lambda m, v: m.np.where(
-            m.np.any(v[i] > 1, axis=axes) & ~m.np.all(v[i] > 0, axis=axes),
-            m.np.sum(v[i], axis=axes), m.np.max(v[i], axis=axes),
-        ), left  # fmt: skip
+        return (
+            name,
+            lambda m, v: m.np.where(
+                m.np.any(v[i] > 1, axis=axes) & ~m.np.all(v[i] > 0, axis=axes),
+                m.np.sum(v[i], axis=axes),
+                m.np.max(v[i], axis=axes),
+            ),
+            left,
+        )
     return name, lambda m, v: getattr(m.np, name)(v[i], axis=axes), left
 
 
@@ -263,11 +270,7 @@ def take(d: Draw, i: int) -> Made:
         return None
     axis = axis_of(d, s)
     index = np.array([d.rng.randrange(s[axis]) for _ in range(3)])
-    return (
-        "take",
-        lambda m, v: m.np.take(v[i], convert(m, index), axis=axis),
-        resized(s, axis, 3),
-    )
+    return ("take", lambda m, v: m.np.take(v[i], convert(m, index), axis=axis), resized(s, axis, 3))
 
 
 def take_along(d: Draw, i: int) -> Made:
@@ -359,14 +362,23 @@ def row_function(d: Draw, i: int) -> Made:
 
 def dot(d: Draw, i: int) -> Made:
     s, shapes = d.shapes[i], d.shapes
-    fits = [(j, a, b) for j, t in enumerate(shapes) for a in range(len(s))
-            for b in range(len(t)) if s[a] == t[b] and len(s) + len(t) <= 5]  # fmt: skip
+    fits = [
+        (j, a, b)
+        for j, t in enumerate(shapes)
+        for a in range(len(s))
+        for b in range(len(t))
+        if s[a] == t[b] and len(s) + len(t) <= 5
+    ]
     if not fits:
         return None
     j, a, b = d.rng.choice(fits)
     numbers: tuple = (((a,), (b,)), ((), ()))
-    free = [(x, y) for x in range(len(s)) for y in range(len(shapes[j]))
-            if x != a and y != b and s[x] == shapes[j][y]]  # fmt: skip
+    free = [
+        (x, y)
+        for x in range(len(s))
+        for y in range(len(shapes[j]))
+        if x != a and y != b and s[x] == shapes[j][y]
+    ]
     batch: tuple = ((), ())
     if free and d.rng.random() < 0.5:
         x, y = d.rng.choice(free)
@@ -643,8 +655,7 @@ def lanes(d: Draw, i: int) -> Made:
             risky = lambda u: m.cond(
                 m.np.sum(u) > 0.5, lambda w: function(m.np.sum(w) + 0 * w), safe, u
             )
-            step = lambda c: m.np.tanh(m.cond(
-                m.np.sum(c) > 0, risky, lambda u: g(m, [u]) * 0.5, c))  # fmt: skip
+            step = lambda c: m.np.tanh(m.cond(m.np.sum(c) > 0, risky, lambda u: g(m, [u]) * 0.5, c))
             return m.fori_loop(0, 2, lambda _, c: step(c), x) if looped else step(x)
 
         return m.vmap(lane)(v[i])

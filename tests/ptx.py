@@ -103,17 +103,23 @@ class Blocks:
     """Some thread blocks of one launch."""
 
     def __init__(
-        self, ptx: str, memory: Memory, arguments: Sequence[int], grid: Sequence[int],
-        blocks: np.ndarray, shared: int,
-    ) -> None:  # fmt: skip
+        self,
+        ptx: str,
+        memory: Memory,
+        arguments: Sequence[int],
+        grid: Sequence[int],
+        blocks: np.ndarray,
+        shared: int,
+    ) -> None:
         entry = ptx.index(".visible .entry")
         head, _, rest = ptx[entry:].partition("{")
         self.name = re.match(r"\.visible \.entry (\w+)", head)[1]
         self.operations, self.labels, variables = _statements(rest.partition("// -- End")[0])
         threads = int(re.search(r"\.reqntid (\d+)", head)[1])
-        self.memory, self.parameters = memory, {
-            f"{self.name}_param_{i}": a for i, a in enumerate(arguments)
-        }  # fmt: skip
+        self.memory, self.parameters = (
+            memory,
+            {f"{self.name}_param_{i}": a for i, a in enumerate(arguments)},
+        )
         self.count = blocks.size * threads
         self.block = np.repeat(np.arange(blocks.size), threads)
         thread = np.tile(np.arange(threads), blocks.size)
@@ -133,12 +139,19 @@ class Blocks:
         self.local = np.full(self.count * self.sizes["local"], 0xFF, np.uint8)
         x, y = blocks % grid[0], blocks // grid[0]
         self.special = {
-            "%tid.x": thread, "%tid.y": thread * 0, "%tid.z": thread * 0, "%laneid": self.lane,
-            "%ntid.x": thread * 0 + threads, "%lanemask_lt": (1 << self.lane) - 1,
-            "%ctaid.x": x[self.block], "%ctaid.y": (y % grid[1])[self.block],
-            "%ctaid.z": (y // grid[1])[self.block], "%nctaid.x": thread * 0 + grid[0],
-            "%nctaid.y": thread * 0 + grid[1], "%nctaid.z": thread * 0 + grid[2],
-        }  # fmt: skip
+            "%tid.x": thread,
+            "%tid.y": thread * 0,
+            "%tid.z": thread * 0,
+            "%laneid": self.lane,
+            "%ntid.x": thread * 0 + threads,
+            "%lanemask_lt": (1 << self.lane) - 1,
+            "%ctaid.x": x[self.block],
+            "%ctaid.y": (y % grid[1])[self.block],
+            "%ctaid.z": (y // grid[1])[self.block],
+            "%nctaid.x": thread * 0 + grid[0],
+            "%nctaid.y": thread * 0 + grid[1],
+            "%nctaid.z": thread * 0 + grid[2],
+        }
         self.values: dict[str, np.ndarray] = {}
         self.at = np.zeros(self.count, np.int64)
         self.active = np.ones(self.count, np.bool_)
@@ -212,8 +225,9 @@ class Blocks:
         number = int(operand.rstrip("U"), 0)
         if np.dtype(dtype).kind in "fV" or dtype is ml_dtypes.bfloat16:
             width = np.dtype(dtype).itemsize * 8
-            return np.repeat(np.array([number % (1 << width)], UNSIGNED[width]).view(dtype),
-                             self.count)  # fmt: skip
+            return np.repeat(
+                np.array([number % (1 << width)], UNSIGNED[width]).view(dtype), self.count
+            )
         if kind == "pred":
             return np.full(self.count, bool(number))
         width = np.dtype(dtype).itemsize * 8
@@ -297,8 +311,10 @@ class Blocks:
         size = width // 8 * lanes
         if name[0] == "ld" and name[1] == "param":
             argument = self.parameters[operands[1].strip("[]")]
-            self.write(operands[0], np.repeat(np.array([argument % (1 << width)], UNSIGNED[width]),
-                                              self.count))  # fmt: skip
+            self.write(
+                operands[0],
+                np.repeat(np.array([argument % (1 << width)], UNSIGNED[width]), self.count),
+            )
             return
         place, other = (operands[1], operands[0]) if name[0] == "ld" else operands[:2]
         registers = [x.strip() for x in other.strip("{} ").split(",")]
@@ -421,8 +437,12 @@ class Blocks:
             if (clamp >> 8).any():
                 raise ValueError("segments of a warp")
             by = by.astype(np.int64) & 31
-            source = {"bfly": self.lane ^ by, "up": self.lane - by, "down": self.lane + by,
-                      "idx": by}[mode]  # fmt: skip
+            source = {
+                "bfly": self.lane ^ by,
+                "up": self.lane - by,
+                "down": self.lane + by,
+                "idx": by,
+            }[mode]
             fits = (source >= 0) & (source < 32)
             source = self.warp + np.where(fits, source, self.lane)
             if not self.active[source[self.active]].all():
@@ -449,8 +469,14 @@ class Blocks:
             return
         elif name[0] == "redux":
             value = self.read(operands[1], name[-1]).reshape(-1, 32)
-            function = {"add": np.add, "max": np.maximum, "min": np.minimum, "or": np.bitwise_or,
-                        "and": np.bitwise_and, "xor": np.bitwise_xor}[name[2]]  # fmt: skip
+            function = {
+                "add": np.add,
+                "max": np.maximum,
+                "min": np.minimum,
+                "or": np.bitwise_or,
+                "and": np.bitwise_and,
+                "xor": np.bitwise_xor,
+            }[name[2]]
             if not (lanes.all(1) == lanes.any(1)).all():
                 raise Fault("a reduction that lanes of a warp do not take part in")
             self.write(operands[0], np.repeat(function.reduce(value, 1, dtype=value.dtype), 32))
@@ -473,11 +499,17 @@ class Blocks:
             base = test[:2]
             with np.errstate(invalid="ignore"):
                 held = {
-                    "eq": lambda: a == b, "ne": lambda: (a != b) & ~unordered, "lt": lambda: a < b,
-                    "le": lambda: a <= b, "gt": lambda: a > b, "ge": lambda: a >= b,
-                    "lo": lambda: a < b, "ls": lambda: a <= b, "hi": lambda: a > b,
+                    "eq": lambda: a == b,
+                    "ne": lambda: (a != b) & ~unordered,
+                    "lt": lambda: a < b,
+                    "le": lambda: a <= b,
+                    "gt": lambda: a > b,
+                    "ge": lambda: a >= b,
+                    "lo": lambda: a < b,
+                    "ls": lambda: a <= b,
+                    "hi": lambda: a > b,
                     "hs": lambda: a >= b,
-                }[base]()  # fmt: skip
+                }[base]()
             if also:
                 held = held | unordered
         if len(operands) > 3:
@@ -517,8 +549,12 @@ class Blocks:
                     top = y >= float(info.max)
                     result = np.where(top, 0, result).astype(target)
                     return np.where(top, target.type(info.max), result)
-                for how, f in (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor),
-                               ("rpi", np.ceil)):  # fmt: skip
+                for how, f in (
+                    ("rni", np.rint),
+                    ("rzi", np.trunc),
+                    ("rmi", np.floor),
+                    ("rpi", np.ceil),
+                ):
                     if how in name:
                         wide = f(wide)
                 if "rz" in name:
@@ -660,9 +696,11 @@ def _high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _extreme(name: list[str], f: Callable[..., Any], a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind != "f":
         return f(a, b)
-    return (np.maximum if f is np.maximum else np.minimum)(a, b) if "NaN" in name else (
-        np.fmax if f is np.maximum else np.fmin
-    )(a, b)  # fmt: skip
+    return (
+        (np.maximum if f is np.maximum else np.minimum)(a, b)
+        if "NaN" in name
+        else (np.fmax if f is np.maximum else np.fmin)(a, b)
+    )
 
 
 def _pure(family: str, name: list[str], parts: list[np.ndarray]) -> np.ndarray:
@@ -702,9 +740,13 @@ def _pure(family: str, name: list[str], parts: list[np.ndarray]) -> np.ndarray:
 
 
 def run(
-    ptx: str, memory: Memory, arguments: Sequence[int], grid: Sequence[int], shared: int = 0,
+    ptx: str,
+    memory: Memory,
+    arguments: Sequence[int],
+    grid: Sequence[int],
+    shared: int = 0,
     together: int = 4096,
-) -> None:  # fmt: skip
+) -> None:
     """One launch: changes the memory's arrays. `arguments` are addresses and integers, in order;
     pointers that a compiler adds for scratch memory are zero."""
     total = int(np.prod(grid))

@@ -78,20 +78,36 @@ def _in(test: str, part: str) -> bool:
 
 
 def run(
-    name: str, part: str, tests: list[str], settings: dict[str, str],
-    options: argparse.Namespace, margins: Path,
-) -> bool:  # fmt: skip
+    name: str,
+    part: str,
+    tests: list[str],
+    settings: dict[str, str],
+    options: argparse.Namespace,
+    margins: Path,
+) -> bool:
     """Run `tests` under a setting, print how it went, and return whether all passed."""
     start = time.monotonic()
     environment = {"OMP_NUM_THREADS": "1", "GENESIS_TEST_MARGINS": str(margins)}
     chosen = options.out / f"{name}-{part}.txt"  # too many for a command line
     chosen.write_text("\n".join(tests), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", options.workers, "--dist", "loadgroup",
-         "-p", "no:cacheprovider", f"@{chosen}"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            options.workers,
+            "--dist",
+            "loadgroup",
+            "-p",
+            "no:cacheprovider",
+            f"@{chosen}",
+        ],
         env=os.environ | environment | settings,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     (options.out / f"{name}-{part}.log").write_text(done.stdout, encoding="utf-8")
     lines = done.stdout.splitlines()
     print(f"{name} {part}: {lines[-1] if lines else ''} ({time.monotonic() - start:.0f} s)")

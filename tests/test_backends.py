@@ -59,8 +59,10 @@ def test_executables_take_what_the_protocol_says(kind):
         said, done = getattr(Executable, name, None), getattr(kind, name, None)
         if not (inspect.isfunction(said) and inspect.isfunction(done)):
             continue  # a value, or a slot for one
-        kinds = [[(p.kind, p.name) for p in inspect.signature(f).parameters.values()]
-                 for f in (said, done)]  # fmt: skip
+        kinds = [
+            [(p.kind, p.name) for p in inspect.signature(f).parameters.values()]
+            for f in (said, done)
+        ]
         assert [k for k, _ in kinds[0]] == [k for k, _ in kinds[1]], name
     # Of what only the protocol has a stub for, each has its own.
     for name in ("__call__", "run", "as_text", "memory_analysis"):
@@ -71,8 +73,9 @@ def check(executable, xs):
     """What holds for any executable of `x * y + 1, x` on (float32[3], float32[3])."""
     assert {n for n in MEMBERS if not hasattr(executable, n)} == set()
     outs = executable(*xs)
-    storages = executable.run([executable.own(x) if i in executable.overwritten else x.data
-                               for i, x in enumerate(xs)])  # fmt: skip
+    storages = executable.run(
+        [executable.own(x) if i in executable.overwritten else x.data for i, x in enumerate(xs)]
+    )
     assert len(storages) == len(outs) == len(executable.sigs) == 2
     for out, own in zip(outs, executable.sigs, strict=True):
         assert out.sig is own and not own.weak

@@ -32,9 +32,11 @@ def code_of(function: Any) -> CodeType:
 
 
 def modules_entered(
-    call: Callable[[], Any], until: Iterable[Any], beneath: Iterable[Any] = (),
+    call: Callable[[], Any],
+    until: Iterable[Any],
+    beneath: Iterable[Any] = (),
     within: Iterable[Any] = (),
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """The modules of the library that `call` enters, in order, up to the first call of a function
     in `until`, which are none for the executable that is compiled on the way: without what
     functions in `beneath` call, and only inside of those in `within`."""

@@ -44,12 +44,14 @@ ELSEWHERE = {
     **dict.fromkeys(("window_offset", "window_take", "window_put"), "primitives/test_windows.py"),
 }  # fmt: skip
 ELSEWHERE |= {
-    "if_active": "transforms/test_active_lanes.py", "torch_call": "transforms/test_foreign.py",
+    "if_active": "transforms/test_active_lanes.py",
+    "torch_call": "transforms/test_foreign.py",
     "triton_call": "transforms/test_foreign.py",
     "pure_callback": "transforms/test_callback.py",
-    "random_wrap": "random/test_keys.py", "random_unwrap": "random/test_keys.py",
+    "random_wrap": "random/test_keys.py",
+    "random_unwrap": "random/test_keys.py",
     "power_of_integers": "primitives/test_specials.py",
-}  # fmt: skip
+}
 
 
 # Taken when tests are collected: examples that run later define primitives of their own.
@@ -132,16 +134,19 @@ def test_precision_class_decides_the_dtype(name):
         return
     inputs = [x.astype(np.float32) if x.dtype == np.float64 else x for x in row.inputs]
     try:
-        program, _ = stage(amp(lambda *xs: tuple(as_list(row.f(*xs)))), [
-            typeof(to_array(x)) for x in inputs])  # fmt: skip
+        program, _ = stage(
+            amp(lambda *xs: tuple(as_list(row.f(*xs)))), [typeof(to_array(x)) for x in inputs]
+        )
     except TypeError as error:  # rows that fix float64 themselves
         assert "dtype" in str(error)
         return
     kinds = {
         i.aval.dtype.name
-        for e in _flat(program) if e.prim is prim
-        for i in e.ins if hasattr(i, "aval") and i.aval.dtype.kind in "fV"
-    }  # fmt: skip
+        for e in _flat(program)
+        if e.prim is prim
+        for i in e.ins
+        if hasattr(i, "aval") and i.aval.dtype.kind in "fV"
+    }
     if kinds - {"float64"}:
         assert kinds - {"float64"} == {"bfloat16" if prim.precision == "low" else "float32"}
 

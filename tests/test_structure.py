@@ -139,10 +139,12 @@ def tables_of_names(tree: ast.AST) -> set[int]:
     for one that is no word of another meaning (`dot_general`, not `add`)."""
     lines = set()
     exported = {
-        id(inner) for node in ast.walk(tree) if isinstance(node, ast.Assign)
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
         and getattr(node.targets[0], "id", "") in ("__all__", "__slots__")
         for inner in ast.walk(node)
-    }  # fmt: skip
+    }
     for node in ast.walk(tree):
         if id(node) in exported:
             continue
@@ -157,9 +159,10 @@ def tables_of_names(tree: ast.AST) -> set[int]:
             words = node.value.split()  # "add mul".split()
             elements = [ast.Constant(w) for w in words] if {*words} <= DEFINED else []
         names = [
-            e.value for e in elements
+            e.value
+            for e in elements
             if isinstance(e, ast.Constant) and isinstance(e.value, str) and e.value in DEFINED
-        ]  # fmt: skip
+        ]
         if isinstance(node, ast.Compare):
             elements = [node.left, *node.comparators]
         elif isinstance(node, ast.Subscript):
@@ -167,10 +170,13 @@ def tables_of_names(tree: ast.AST) -> set[int]:
         elif isinstance(node, ast.MatchValue):
             elements = [node.value]
         one = [
-            e.value for e in elements
-            if not isinstance(node, ast.Constant) and isinstance(e, ast.Constant)
-            and e.value in DEFINED and "_" in e.value
-        ]  # fmt: skip
+            e.value
+            for e in elements
+            if not isinstance(node, ast.Constant)
+            and isinstance(e, ast.Constant)
+            and e.value in DEFINED
+            and "_" in e.value
+        ]
         if len(names) > 1 or one:
             lines.add(node.lineno)
         # The registry is for pickles and tests; who means a primitive names the object.
@@ -253,14 +259,20 @@ def test_backends_and_kernels_alone_know_a_device():
         if not name.startswith(("backends/", "kernels/"))
         for node in ast.walk(ast.parse(path.read_text()))
         for module in (
-            [a.name for a in node.names] if isinstance(node, ast.Import)
-            else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            [a.name for a in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
         )
         if module.partition(".")[0] in ("torch", "triton")
-    }  # fmt: skip
+    }
     assert importing == {
-        "primitives/elementwise.py", "transforms/custom/ffi.py", "cli/main.py", "profiler.py",
-    }  # fmt: skip
+        "primitives/elementwise.py",
+        "transforms/custom/ffi.py",
+        "cli/main.py",
+        "profiler.py",
+    }
 
 
 def test_both_devices_keep_a_family_in_a_module_of_one_name():
@@ -345,13 +357,14 @@ def test_names_are_imported_from_where_they_are_defined():
     handed_on = [
         f"{path.relative_to(PACKAGE)}: {alias.name}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != "__init__.py" and path.parent != PACKAGE
+        if path.name != "__init__.py"
+        and path.parent != PACKAGE
         and path != PACKAGE / "core/dtypes.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.asname == alias.name
-    ]  # fmt: skip
+    ]
     assert handed_on == []
 
 

@@ -30,7 +30,7 @@ SIZES = {
     value
     for t in KNOWN
     for value in (t.shared_memory, t.shared_memory + 1024, t.l2, t.bandwidth, t.operations)
-}  # fmt: skip
+}
 # Numbers of multiprocessors; 128 is a length like another.
 PROCESSORS = {t.processors for t in KNOWN if t.processors & (t.processors - 1)}
 ARCHITECTURES = {"architecture", "arch", "generation", "capability"}

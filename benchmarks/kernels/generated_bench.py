@@ -141,8 +141,10 @@ def main() -> None:
     began = time.perf_counter()
     measured = None if args.plan else measure(found)
     copy = measured["copy_bytes_per_s"] if measured else 4.28e12
-    print(f"{'kernel':<10} {'grid':<16} {'warps':>5} {'times':>5} {'MB':>9} {'us':>8} {'GB/s':>6} "
-          f"{'of copy':>7}  what")  # fmt: skip
+    print(
+        f"{'kernel':<10} {'grid':<16} {'warps':>5} {'times':>5} {'MB':>9} {'us':>8} {'GB/s':>6} "
+        f"{'of copy':>7}  what"
+    )
     records, total, least = [], 0.0, 0.0
     for n, k in enumerate(found):
         seconds = measured["rows"][n]["seconds"] if measured else k.traffic / copy
@@ -158,20 +160,31 @@ def main() -> None:
         if args.source:
             print(k.launch.kernel.text.split("@triton.jit\n")[-1])
         records.append(
-            {"name": k.launch.kernel.name, "grid": k.launch.grid, "warps": k.launch.num_warps,
-             "count": k.count, "bytes": k.traffic, "seconds": seconds, "of_copy": share,
-             "what": k.what}
-        )  # fmt: skip
-    print(f"{len(found)} kernels, {total * 1e3:.2f} ms a step one by one; {least * 1e3:.2f} ms at "
-          f"the {copy / 1e9:.0f} GB/s of a copy")  # fmt: skip
+            {
+                "name": k.launch.kernel.name,
+                "grid": k.launch.grid,
+                "warps": k.launch.num_warps,
+                "count": k.count,
+                "bytes": k.traffic,
+                "seconds": seconds,
+                "of_copy": share,
+                "what": k.what,
+            }
+        )
+    print(
+        f"{len(found)} kernels, {total * 1e3:.2f} ms a step one by one; {least * 1e3:.2f} ms at "
+        f"the {copy / 1e9:.0f} GB/s of a copy"
+    )
     if args.out:
         result: dict[str, Any] = {"copy_bytes_per_s": copy, "rows": records, "total_s": total}
         with suppress(ImportError, RuntimeError):
             import torch
 
             result |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        result |= {"commit": os.environ.get("COMMIT", "unknown"),
-                   "measured_in_s": time.perf_counter() - began}  # fmt: skip
+        result |= {
+            "commit": os.environ.get("COMMIT", "unknown"),
+            "measured_in_s": time.perf_counter() - began,
+        }
         Path(args.out).write_text(json.dumps(result, indent=1))
 
 

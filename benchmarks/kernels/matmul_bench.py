@@ -63,9 +63,15 @@ def _draw(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def product(
-    m: int, n: int, k: int, layout: str = "NN", dtype: torch.dtype = BF16, out: str | None = None,
-    batch: int | None = None, precision: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    m: int,
+    n: int,
+    k: int,
+    layout: str = "NN",
+    dtype: torch.dtype = BF16,
+    out: str | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+) -> dict[str, Any]:
     """The fields of a plain product; a "T" means that an operand is stored the other way round."""
     lead = () if batch is None else (batch,)
     left = (*lead, k, m) if layout[0] == "T" else (*lead, m, k)
@@ -90,9 +96,13 @@ def product(
         return [exact(*turned(x, y))]
 
     return {
-        "inputs": ((left, dtype), (right, dtype)), "ours": ours, "bare": bare,
-        "reference": reference, "flops": 2 * (batch or 1) * m * n * k, "precision": precision,
-    }  # fmt: skip
+        "inputs": ((left, dtype), (right, dtype)),
+        "ours": ours,
+        "bare": bare,
+        "reference": reference,
+        "flops": 2 * (batch or 1) * m * n * k,
+        "precision": precision,
+    }
 
 
 def exact(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -121,10 +131,12 @@ def swiglu(m: int, f: int, d: int, one_weight: bool = False) -> dict[str, Any]:
         return [torch.nn.functional.silu(exact(x, a.T)) * exact(x, b.T)]
 
     return {
-        "inputs": (((m, d), BF16), *weights), "ours": ours,
-        "bare": lambda x, *ws: [x @ w.T for w in ws], "reference": reference,
+        "inputs": (((m, d), BF16), *weights),
+        "ours": ours,
+        "bare": lambda x, *ws: [x @ w.T for w in ws],
+        "reference": reference,
         "flops": 4 * m * f * d,
-    }  # fmt: skip
+    }
 
 
 def gradients(layer: list[tuple[int, int]], t: int, wide: bool) -> dict[str, Any]:
@@ -153,9 +165,12 @@ def gradients(layer: list[tuple[int, int]], t: int, wide: bool) -> dict[str, Any
     for m, n in layer:
         inputs += [((t, m), BF16), ((t, n), BF16)] + [((m, n), F32)] * wide
     return {
-        "inputs": tuple(inputs), "ours": ours, "bare": bare, "reference": reference,
+        "inputs": tuple(inputs),
+        "ours": ours,
+        "bare": bare,
+        "reference": reference,
         "flops": sum(2 * m * n * t for m, n in layer),
-    }  # fmt: skip
+    }
 
 
 def cases() -> list[Case]:
@@ -181,19 +196,23 @@ def cases() -> list[Case]:
     }
     plain = product(t, d, f, "NT")
     table["down + residual"] = {
-        **plain, "inputs": (*plain["inputs"], ((t, d), BF16)),
-        "ours": lambda x, w, r: x @ w.T + r, "bare": lambda x, w, r: [x @ w.T],
+        **plain,
+        "inputs": (*plain["inputs"], ((t, d), BF16)),
+        "ours": lambda x, w, r: x @ w.T + r,
+        "bare": lambda x, w, r: [x @ w.T],
         "reference": lambda x, w, r: [exact(x, w.T) + r],
-    }  # fmt: skip
+    }
     plain = product(8192, 4096, d, "NT")
     gelu = torch.nn.functional.gelu
     table["bias + gelu 8192x4096x1024"] = {
-        **plain, "inputs": (*plain["inputs"], ((4096,), F32)),
-        "ours": lambda x, w, b: nn.gelu(gnp.matmul(x, w.T, preferred_element_type="float32") + b)
-        .astype("bfloat16"),
+        **plain,
+        "inputs": (*plain["inputs"], ((4096,), F32)),
+        "ours": lambda x, w, b: nn.gelu(
+            gnp.matmul(x, w.T, preferred_element_type="float32") + b
+        ).astype("bfloat16"),
         "bare": lambda x, w, b: [x @ w.T],
         "reference": lambda x, w, b: [gelu(exact(x, w.T) + b, approximate="tanh")],
-    }  # fmt: skip
+    }
     table |= {
         "batched 64x1024x1024x128": product(1024, 1024, 128, "NT", batch=64),
         "batched 64x1024x128x1024": product(1024, 128, 1024, batch=64),

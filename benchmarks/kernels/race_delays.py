@@ -228,9 +228,15 @@ def compile_all(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
                 path = folder / f"{case}-{kernel}-{len(jobs)}.cubin"
                 kinds = collections.Counter(s.kind for s in sites(ptx))
                 jobs.append(
-                    {"case": case, "kernel": kernel, "variant": name, "binary": str(path),
-                     "mutant": without is not None, "sites": dict(kinds)}
-                )  # fmt: skip
+                    {
+                        "case": case,
+                        "kernel": kernel,
+                        "variant": name,
+                        "binary": str(path),
+                        "mutant": without is not None,
+                        "sites": dict(kinds),
+                    }
+                )
                 text = with_words(ptx) if name == "assembled" else delayed(ptx, without)
                 texts.append((text, path))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -241,9 +247,11 @@ def compile_all(folder: Path, cases: list[str]) -> list[dict[str, Any]]:
     return sorted(
         jobs,
         key=lambda job: (
-            job["mutant"], job["variant"] not in order[:1], job["variant"].startswith("barrier"),
+            job["mutant"],
+            job["variant"] not in order[:1],
+            job["variant"].startswith("barrier"),
         ),
-    )  # fmt: skip
+    )
 
 
 # ---- running ----
@@ -334,9 +342,11 @@ class Device:
             arrays[i].copy_(value)
         self.stream.synchronize()
         return {
-            "launches": done, "differing": int(differing), "late": late,
+            "launches": done,
+            "differing": int(differing),
+            "late": late,
             "seconds": round(time.perf_counter() - start, 2),
-        }  # fmt: skip
+        }
 
     def _word(self, address: int) -> int:
         from cuda.bindings import driver as cu
@@ -440,9 +450,10 @@ def verdict(jobs: list[dict[str, Any]]) -> list[str]:
     for kernel in KERNELS:
         for kind in MUST_SHOW:
             tried = [
-                outcome(j) for j in jobs
+                outcome(j)
+                for j in jobs
                 if j["mutant"] and j["kernel"] == kernel and j["variant"].startswith(kind)
-            ]  # fmt: skip
+            ]
             if all(x in ("same", "not run") for x in tried):
                 wrong.append(f"{kernel}: no mutant without a {kind} is caught")
     return wrong

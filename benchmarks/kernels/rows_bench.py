@@ -94,14 +94,24 @@ def pointwise_cases() -> list[Case]:
 
     return [
         Case(
-            "pointwise copy 2 GiB fp32", lambda: [randn(4 * n)], lambda x: x + 1,
-            lambda x: [x + 1], traffic=32 * n, compiles=False, big=True,
+            "pointwise copy 2 GiB fp32",
+            lambda: [randn(4 * n)],
+            lambda x: x + 1,
+            lambda x: [x + 1],
+            traffic=32 * n,
+            compiles=False,
+            big=True,
         ),
         Case(
-            "AdamW-like step 2^27 fp32", lambda: [randn(n), randn(n), randn(n), randn(n).abs()],
-            adamw(gnp.sqrt), adamw(torch.sqrt), traffic=28 * n, error=1e-5, big=True,
+            "AdamW-like step 2^27 fp32",
+            lambda: [randn(n), randn(n), randn(n), randn(n).abs()],
+            adamw(gnp.sqrt),
+            adamw(torch.sqrt),
+            traffic=28 * n,
+            error=1e-5,
+            big=True,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def softmax_cases() -> list[Case]:
@@ -110,23 +120,30 @@ def softmax_cases() -> list[Case]:
         size = dtype.itemsize
         found += [
             Case(
-                f"softmax {n}^2 {name}", lambda d=dtype: [randn(n, n, dtype=d)],
-                lambda x: nn.softmax(x, -1), lambda x: [torch.softmax(x, -1)],
-                traffic=2 * size * n * n, error=error,
+                f"softmax {n}^2 {name}",
+                lambda d=dtype: [randn(n, n, dtype=d)],
+                lambda x: nn.softmax(x, -1),
+                lambda x: [torch.softmax(x, -1)],
+                traffic=2 * size * n * n,
+                error=error,
             ),
             Case(
-                f"logsumexp {n}^2 {name}", lambda d=dtype: [randn(n, n, dtype=d)],
-                lambda x: nn.logsumexp(x, -1), lambda x: [torch.logsumexp(x, -1)],
-                traffic=size * n * n, error=error,
+                f"logsumexp {n}^2 {name}",
+                lambda d=dtype: [randn(n, n, dtype=d)],
+                lambda x: nn.logsumexp(x, -1),
+                lambda x: [torch.logsumexp(x, -1)],
+                traffic=size * n * n,
+                error=error,
             ),
             Case(
                 f"softmax fwd+bwd {n}^2 {name}",
                 lambda d=dtype: [randn(n, n, dtype=d), randn(n, n, dtype=d)],
                 our_gradients(lambda x: nn.softmax(x, -1), 1),
                 gradients(lambda x: torch.softmax(x, -1), 1),
-                traffic=5 * size * n * n, error=error,
+                traffic=5 * size * n * n,
+                error=error,
             ),
-        ]  # fmt: skip
+        ]
     found.append(
         Case(
             "logsumexp 4096x151936 bf16",
@@ -136,7 +153,7 @@ def softmax_cases() -> list[Case]:
             traffic=2 * 4096 * 151936,
             error=1e-2,
             big=True,
-        )  # fmt: skip
+        )
     )
     return found
 
@@ -144,9 +161,10 @@ def softmax_cases() -> list[Case]:
 def norm_cases() -> list[Case]:
     found = []
     for kind, rows, columns, dtype, name in (
-        ("layer", 4096, 4096, F32, "fp32"), ("rms", 16384, 1024, BF16, "bf16"),
+        ("layer", 4096, 4096, F32, "fp32"),
+        ("rms", 16384, 1024, BF16, "bf16"),
         ("rms", 262144, 128, BF16, "bf16"),
-    ):  # fmt: skip
+    ):
         layer, size = kind == "layer", dtype.itemsize
         module = nn.LayerNorm(columns, 1e-6) if layer else nn.RMSNorm(columns, 1e-6)
 
@@ -166,16 +184,22 @@ def norm_cases() -> list[Case]:
         label = f"{kind} norm {rows}x{columns} {name}"
         found += [
             Case(
-                label, inputs, function, lambda *xs, f=reference: [f(*xs)],
-                traffic=2 * size * rows * columns, error=error,
+                label,
+                inputs,
+                function,
+                lambda *xs, f=reference: [f(*xs)],
+                traffic=2 * size * rows * columns,
+                error=error,
             ),
             Case(
                 label.replace("norm", "norm fwd+bwd"),
                 lambda inputs=inputs: [*(xs := inputs()), torch.randn_like(xs[0])],
-                our_gradients(function, 2 + layer), gradients(reference, 2 + layer),
-                traffic=5 * size * rows * columns, error=error,
+                our_gradients(function, 2 + layer),
+                gradients(reference, 2 + layer),
+                traffic=5 * size * rows * columns,
+                error=error,
             ),
-        ]  # fmt: skip
+        ]
     return found
 
 
@@ -210,19 +234,33 @@ def loss_cases() -> list[Case]:
     size = 2 * rows * classes
     return [
         Case(
-            "cross-entropy 16384x151936 bf16", logits, ours, lambda x, y: [function(x, y)],
-            traffic=size, error=1e-5, big=True,
+            "cross-entropy 16384x151936 bf16",
+            logits,
+            ours,
+            lambda x, y: [function(x, y)],
+            traffic=size,
+            error=1e-5,
+            big=True,
         ),
         Case(
             "cross-entropy fwd+bwd 16384x151936 bf16",
             lambda: [*logits(), torch.ones((), device="cuda")],
-            our_gradients(ours, 1), gradients(function, 1), traffic=3 * size, error=2e-2, big=True,
+            our_gradients(ours, 1),
+            gradients(function, 1),
+            traffic=3 * size,
+            error=2e-2,
+            big=True,
         ),
         Case(
-            "linear+cross-entropy fwd+bwd 16384x1024x151936 bf16", linear, ours_linear,
-            reference_linear, flops=6 * rows * features * classes, error=3e-2, big=True,
+            "linear+cross-entropy fwd+bwd 16384x1024x151936 bf16",
+            linear,
+            ours_linear,
+            reference_linear,
+            flops=6 * rows * features * classes,
+            error=3e-2,
+            big=True,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def copy_cases() -> list[Case]:
@@ -235,7 +273,7 @@ def copy_cases() -> list[Case]:
                 lambda *xs, a=axis: gnp.concatenate(xs, a),
                 lambda *xs, a=axis: [torch.cat(xs, a)],
                 traffic=8 * count * 4096**2,
-            )  # fmt: skip
+            )
         )
     parts = (512, 128, 300)
     found.append(
@@ -245,7 +283,7 @@ def copy_cases() -> list[Case]:
             lambda *xs: gnp.concatenate(xs, 1),
             lambda *xs: [torch.cat(xs, 1)],
             traffic=4 * 64 * 768 * sum(parts),
-        )  # fmt: skip
+        )
     )
     rows, columns, count = 151936, 1024, 16384
     found.append(
@@ -258,7 +296,7 @@ def copy_cases() -> list[Case]:
             lambda table, tokens: table[tokens],
             lambda table, tokens: [F.embedding(tokens, table)],
             traffic=4 * count * columns,
-        )  # fmt: skip
+        )
     )
 
     def embedded(tokens, dy):
@@ -279,7 +317,7 @@ def copy_cases() -> list[Case]:
                 ],
                 traffic=2 * columns * (count + rows),
                 error=2e-2,
-            )  # fmt: skip
+            )
         )
     return found
 
@@ -287,9 +325,10 @@ def copy_cases() -> list[Case]:
 def scan_and_sort_cases() -> list[Case]:
     found = []
     for name, shape, axis in (
-        ("cumsum 2^24 fp32", (1 << 24,), 0), ("cumsum rows 8192^2 fp32", (8192, 8192), 1),
+        ("cumsum 2^24 fp32", (1 << 24,), 0),
+        ("cumsum rows 8192^2 fp32", (8192, 8192), 1),
         ("cumsum columns 8192^2 fp32", (8192, 8192), 0),
-    ):  # fmt: skip
+    ):
         found.append(
             Case(
                 name,
@@ -299,20 +338,27 @@ def scan_and_sort_cases() -> list[Case]:
                 traffic=8 * torch.Size(shape).numel(),
                 error=1e-4,
                 compiles=False,
-            )  # fmt: skip
+            )
         )
     found += [
         Case(
-            "cummax rows 4096^2 fp32", lambda: [randn(4096, 4096)], lambda x: lax.cummax(x, 1),
-            lambda x: [torch.cummax(x, 1).values], traffic=8 * 4096**2, compiles=False,
+            "cummax rows 4096^2 fp32",
+            lambda: [randn(4096, 4096)],
+            lambda x: lax.cummax(x, 1),
+            lambda x: [torch.cummax(x, 1).values],
+            traffic=8 * 4096**2,
+            compiles=False,
         ),
         Case(
-            "random bits 2^26", lambda: [torch.randint(1 << 30, (2,), device="cuda").int()],
+            "random bits 2^26",
+            lambda: [torch.randint(1 << 30, (2,), device="cuda").int()],
             lambda k: random.bits(random.wrap_key_data(k.astype("uint32")), (1 << 26,)),
             lambda k: [torch.empty(1 << 26, dtype=torch.int32, device="cuda").random_()],
-            traffic=4 << 26, error=None, compiles=False,
+            traffic=4 << 26,
+            error=None,
+            compiles=False,
         ),
-    ]  # fmt: skip
+    ]
     for rows, length in ((1, 1 << 24), (1, 1 << 20), (4096, 1024), (64, 16384)):
 
         def sort(x):
@@ -327,7 +373,7 @@ def scan_and_sort_cases() -> list[Case]:
                 lambda x: list(torch.sort(x, dim=-1, stable=True)),
                 traffic=16 * rows * length,
                 compiles=False,
-            )  # fmt: skip
+            )
         )
     for rows, length, k in ((64, 151936, 50), (1, 151936, 50), (4096, 1024, 8)):
         found.append(
@@ -339,7 +385,7 @@ def scan_and_sort_cases() -> list[Case]:
                 lambda x, k=k: list(torch.topk(x, k)),
                 traffic=4 * rows * length,
                 compiles=False,
-            )  # fmt: skip
+            )
         )
     return found
 
@@ -370,7 +416,8 @@ def window_cases() -> list[Case]:
         flops = 2 * n * small**2 * k * k * c * o
         for what, mine, function in (
             (
-                "conv", lambda x, w, dy, f=ours: f(x, w),
+                "conv",
+                lambda x, w, dy, f=ours: f(x, w),
                 lambda x, w, dy, s=s, pad=pad: F.conv2d(last(x), last(w), None, s, pad),
             ),
             (
@@ -383,7 +430,7 @@ def window_cases() -> list[Case]:
                 lambda x, w, dy, f=ours: gf.vjp(lambda w: f(x, w), w)[1](dy),
                 lambda x, w, dy, f=gradient: f(dy, x, w, [False, True, False])[1],
             ),
-        ):  # fmt: skip
+        ):
             found.append(
                 Case(
                     f"{what} {n}x{size}^2x{c} to {o}, {k}x{k}/{s} bf16",
@@ -393,7 +440,7 @@ def window_cases() -> list[Case]:
                     flops=flops,
                     error=2e-2,
                     compiles=False,
-                )  # fmt: skip
+                )
             )
 
     def pooled(x):
@@ -409,7 +456,7 @@ def window_cases() -> list[Case]:
             gradients(lambda x: F.max_pool2d(x, 3, 2, 1), 1),
             traffic=4 * planes * (2 * 112**2 + 4 * 56**2),
             error=1e-5,
-        )  # fmt: skip
+        )
     )
     return found
 
@@ -417,9 +464,14 @@ def window_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     """Every row of the table."""
     return [
-        *pointwise_cases(), *softmax_cases(), *norm_cases(), *loss_cases(), *copy_cases(),
-        *scan_and_sort_cases(), *window_cases(),
-    ]  # fmt: skip
+        *pointwise_cases(),
+        *softmax_cases(),
+        *norm_cases(),
+        *loss_cases(),
+        *copy_cases(),
+        *scan_and_sort_cases(),
+        *window_cases(),
+    ]
 
 
 def compiled(case: Case) -> Callable:
@@ -497,9 +549,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=110, help="seconds, about, in all")
     arguments = parser.parse_args()
     report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "triton": triton.__version__, "commit": os.environ.get("KERNEL_COMMIT"), "rows": [],
-    }  # fmt: skip
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": os.environ.get("KERNEL_COMMIT"),
+        "rows": [],
+    }
     if arguments.out.exists():
         report["rows"] = json.loads(arguments.out.read_text())["rows"]
     report["rows"] = [row for row in report["rows"] if "failed" not in row]

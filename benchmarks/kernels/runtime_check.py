@@ -103,16 +103,13 @@ def chained(x, n, BLOCK: tl.constexpr):
     "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n\n@triton.jit\n",
 )
 ADD_ONE = kernel(
-    "add_one",
-    "def add_one(x, AMOUNT: tl.constexpr):\n    tl.store(x, tl.load(x) + AMOUNT)\n",
+    "add_one", "def add_one(x, AMOUNT: tl.constexpr):\n    tl.store(x, tl.load(x) + AMOUNT)\n"
 )
 BELOW = kernel(
-    "below",
-    "def below(x, flag, limit):\n    tl.store(flag, (tl.load(x) < limit).to(tl.int8))\n",
+    "below", "def below(x, flag, limit):\n    tl.store(flag, (tl.load(x) < limit).to(tl.int8))\n"
 )
 RECORD = kernel(
-    "record",
-    "def record(counter, out):\n    i = tl.load(counter)\n    tl.store(out + i, i * 10)\n",
+    "record", "def record(counter, out):\n    i = tl.load(counter)\n    tl.store(out + i, i * 10)\n"
 )
 CHECK = kernel(
     "check",
@@ -591,10 +588,7 @@ def staged_copies() -> dict[str, Any]:
     block = here().alloc(values.nbytes)
     results = {}
     for name, work in (
-        (
-            "to_device",
-            lambda: staging.to_device(block.address, values.ctypes.data, values.nbytes),
-        ),
+        ("to_device", lambda: staging.to_device(block.address, values.ctypes.data, values.nbytes)),
         ("to_host", lambda: staging.to_host(values.ctypes.data, block.address, values.nbytes)),
     ):
         work()

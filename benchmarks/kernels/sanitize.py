@@ -246,9 +246,11 @@ def attention(check: Callable) -> None:
     check(pulled(attend(is_causal=True)), *heads(150, 150, 4, 2, 64, bfloat16))
     check(pulled(attend(is_causal=True)), *heads(40, 40, 4, 2, 24, np.float32))
     options = {
-        "bias": array(1, 4, 41, 51), "mask": integers(2, 2, 1, 41, 51) == 1,
-        "key_value_seq_lengths": np.array([0, 33], np.int32), "local_window_size": (30, 2),
-    }  # fmt: skip
+        "bias": array(1, 4, 41, 51),
+        "mask": integers(2, 2, 1, 41, 51) == 1,
+        "key_value_seq_lengths": np.array([0, 33], np.int32),
+        "local_window_size": (30, 2),
+    }
     check(pulled(attend(**options, softcap=3.0)), *heads(41, 51, 4, 2, 24, np.float32))
 
 
@@ -328,11 +330,24 @@ def generated(check: Callable) -> None:
 FAMILIES: dict[str, Callable[[Callable], None]] = {
     f.__name__: f
     for f in (
-        norm, softmax, cross_entropy, linear_cross_entropy, matmul, attention, attention_decode,
-        attention_specialized, scan, sorting, scatter, convolution, pooling, concatenate,
-        random_bits, generated,
+        norm,
+        softmax,
+        cross_entropy,
+        linear_cross_entropy,
+        matmul,
+        attention,
+        attention_decode,
+        attention_specialized,
+        scan,
+        sorting,
+        scatter,
+        convolution,
+        pooling,
+        concatenate,
+        random_bits,
+        generated,
     )
-}  # fmt: skip
+}
 
 
 # ---- verdicts ----

@@ -47,10 +47,13 @@ def _target() -> Target:
     found = torch.cuda.get_device_properties(0)
     architecture = 10 * found.major + found.minor
     return Target(
-        architecture, found.multi_processor_count, found.shared_memory_per_block_optin,
-        found.shared_memory_per_multiprocessor, found.L2_cache_size,
+        architecture,
+        found.multi_processor_count,
+        found.shared_memory_per_block_optin,
+        found.shared_memory_per_multiprocessor,
+        found.L2_cache_size,
         *rates(found.name, architecture),
-    )  # fmt: skip
+    )
 
 
 TARGET = _target()

@@ -23,10 +23,16 @@ from genesis_fn.models.sampling import generate
 _HALF_WRITTEN = re.compile(r"\.(log\.jsonl|loss\.png|tokenizer\.json)\.[a-z0-9_]{8}")
 VOCABULARY = 2048
 CONFIG = qwen.QwenConfig(
-    vocab_size=VOCABULARY, hidden_size=192, intermediate_size=512, num_hidden_layers=4,
-    num_attention_heads=6, num_key_value_heads=2, head_dim=32, rope_theta=1e4,
+    vocab_size=VOCABULARY,
+    hidden_size=192,
+    intermediate_size=512,
+    num_hidden_layers=4,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=32,
+    rope_theta=1e4,
     max_position_embeddings=1024,
-)  # fmt: skip
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,11 +125,15 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # bfloat16 pays only where the processor multiplies it natively.
     recipe = Recipe(
-        steps=arguments.steps, batch=arguments.batch, length=arguments.length,
-        seconds=arguments.seconds, seed=arguments.seed, evaluate_every=max(arguments.steps // 5, 1),
+        steps=arguments.steps,
+        batch=arguments.batch,
+        length=arguments.length,
+        seconds=arguments.seconds,
+        seed=arguments.seed,
+        evaluate_every=max(arguments.steps // 5, 1),
         warmup=max(arguments.steps // 12, 1),
         compute="bfloat16" if native_bfloat16() else "float32",
-    )  # fmt: skip
+    )
     summary = train(
         arguments.out, CONFIG, recipe, train_tokens, valid_tokens, quiet=arguments.quiet
     )
@@ -138,10 +148,17 @@ def _run(arguments: argparse.Namespace) -> int:
     end = tokenizer.token_to_id(data.END)
     prompt = np.asarray([tokenizer.encode(arguments.prompt).ids or [end]], np.int32)
     out, lengths = generate(
-        summary["params"], as_array(prompt), CONFIG, max_new_tokens=96,
-        key=random.key(arguments.seed), temperature=0.8, top_k=50, top_p=0.95,
-        eos=end, cache_dtype=jnp.float32,
-    )  # fmt: skip
+        summary["params"],
+        as_array(prompt),
+        CONFIG,
+        max_new_tokens=96,
+        key=random.key(arguments.seed),
+        temperature=0.8,
+        top_k=50,
+        top_p=0.95,
+        eos=end,
+        cache_dtype=jnp.float32,
+    )
     text = tokenizer.decode(np.asarray(out)[0, : int(lengths[0])].tolist())
     print("a sampled continuation:\n" + "\n".join(f"    {line}" for line in text.splitlines()))
     return 0

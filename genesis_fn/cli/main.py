@@ -20,8 +20,10 @@ def _info(arguments: argparse.Namespace) -> int:
     import genesis_fn
     from genesis_fn.core import device
 
-    print(f"genesis_fn {genesis_fn.__version__}, Python {platform.python_version()}, torch "
-          f"{torch.__version__} ({torch.get_num_threads()} threads)")  # fmt: skip
+    print(
+        f"genesis_fn {genesis_fn.__version__}, Python {platform.python_version()}, torch "
+        f"{torch.__version__} ({torch.get_num_threads()} threads)"
+    )
     print(f"default device: {device.default_device()}")
     for kind in ("cpu", "cuda"):
         if kind == "cpu" or device.cuda_usable():

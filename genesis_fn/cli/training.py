@@ -56,7 +56,7 @@ class Recipe:
             self.steps,
             0.1 * self.learning_rate,
         )
-        decay = lambda params: tree.map(lambda x: x.ndim > 1, params)  # noqa: E731
+        decay = lambda params: tree.map(lambda x: x.ndim > 1, params)
         return optim.chain(
             optim.clip_by_global_norm(self.clip),
             optim.adamw(schedule, b1=0.9, b2=0.95, weight_decay=self.weight_decay, mask=decay),
@@ -95,12 +95,13 @@ def make_evaluate(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
 
     @jit
     def loss(params: Any, tokens: Any) -> Any:
-        f = lambda p, t: qwen.loss(p, t[:, :-1], t[:, 1:], config)  # noqa: E731
+        f = lambda p, t: qwen.loss(p, t[:, :-1], t[:, 1:], config)
         return amp(f, recipe.compute)(params, tokens)
 
     def evaluate(params: Any, windows: TokenWindows) -> float:
-        losses = [float(loss(params, as_array(b)))
-                  for b in windows.in_order(recipe.evaluate_batches)]  # fmt: skip
+        losses = [
+            float(loss(params, as_array(b))) for b in windows.in_order(recipe.evaluate_batches)
+        ]
         return float(np.mean(losses))
 
     return evaluate
@@ -132,7 +133,7 @@ def say(text: str) -> None:
         print(text, flush=True)
     except OSError:
         # What it holds back would be written again, and fail again, when the process ends.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w")
 
 
 class Log:
@@ -184,9 +185,14 @@ def _plottable(x: Any) -> bool:
 
 
 def train(
-    folder: str, config: qwen.QwenConfig, recipe: Recipe, train_tokens: np.ndarray,
-    valid_tokens: np.ndarray, *, quiet: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    folder: str,
+    config: qwen.QwenConfig,
+    recipe: Recipe,
+    train_tokens: np.ndarray,
+    valid_tokens: np.ndarray,
+    *,
+    quiet: bool = False,
+) -> dict[str, Any]:
     """Train in `folder`, from its newest checkpoint if it has one. Returns a summary.
 
     Writes checkpoints (also when interrupted), `log.jsonl` and `loss.png`. A run that was stopped
@@ -199,9 +205,10 @@ def train(
     state = init_state(config, recipe)
     checkpoints = os.path.join(folder, "checkpoints")
     identity = {
-        "config": dataclasses.asdict(config), "recipe": _lasting(recipe),
+        "config": dataclasses.asdict(config),
+        "recipe": _lasting(recipe),
         "data": {"tokens": int(train_tokens.size), "crc32": zlib.crc32(train_tokens.tobytes())},
-    }  # fmt: skip
+    }
     valid.check_one_batch("the validation split")
     if io.steps(checkpoints):
         state, start, values = _newest(checkpoints, state)
@@ -216,9 +223,14 @@ def train(
     done = int(state["step"])
     log = Log(os.path.join(folder, "log.jsonl"), done)
     bar = tqdm(
-        total=recipe.steps, initial=done, disable=quiet, unit="step", dynamic_ncols=True,
-        desc="training", file=Terminal(sys.stderr),
-    )  # fmt: skip
+        total=recipe.steps,
+        initial=done,
+        disable=quiet,
+        unit="step",
+        dynamic_ncols=True,
+        desc="training",
+        file=Terminal(sys.stderr),
+    )
     began, seen, metrics, kept = time.perf_counter(), 0, {}, done
     tokens_per_step = recipe.batch * recipe.length
 

@@ -102,9 +102,12 @@ class IndexOutOfRange(GenesisError, IndexError):
     """An index lies outside an array's axis. `axis`, `size` and `index` say which."""
 
     def __init__(
-        self, message: str, axis: int | None = None, size: int | None = None,
+        self,
+        message: str,
+        axis: int | None = None,
+        size: int | None = None,
         index: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.axis, self.size, self.index = axis, size, index
 

@@ -125,11 +125,34 @@ class Primitive:
     """
 
     __slots__ = (
-        "name", "multi", "shape", "linearize", "jvp", "transpose", "batch", "precision",
-        "lowering", "updates", "visits", "program", "effect", "collective", "weak", "bounded",
-        "flops", "transcendental", "plain", "depends", "key_uses", "guard", "inline", "stage",
-        "words", "abstract_cache", "eager_cache",
-    )  # fmt: skip
+        "name",
+        "multi",
+        "shape",
+        "linearize",
+        "jvp",
+        "transpose",
+        "batch",
+        "precision",
+        "lowering",
+        "updates",
+        "visits",
+        "program",
+        "effect",
+        "collective",
+        "weak",
+        "bounded",
+        "flops",
+        "transcendental",
+        "plain",
+        "depends",
+        "key_uses",
+        "guard",
+        "inline",
+        "stage",
+        "words",
+        "abstract_cache",
+        "eager_cache",
+    )
 
     def __init__(
         self,
@@ -311,9 +334,12 @@ class CallSite:
     __slots__ = ("transform", "function", "line", "inputs", "labels")
 
     def __init__(
-        self, transform: str, function: str, inputs: Sequence[Any],
+        self,
+        transform: str,
+        function: str,
+        inputs: Sequence[Any],
         labels: Callable[[], Sequence[str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.transform, self.function, self.inputs = transform, function, inputs
         self.labels, self.line = labels, where()
 

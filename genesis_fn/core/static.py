@@ -106,8 +106,17 @@ class Reader:
     """
 
     __slots__ = (
-        "whole", "deep", "fixed", "weak", "objects", "lent", "keeps", "_arrays", "_open", "_seen",
-    )  # fmt: skip
+        "whole",
+        "deep",
+        "fixed",
+        "weak",
+        "objects",
+        "lent",
+        "keeps",
+        "_arrays",
+        "_open",
+        "_seen",
+    )
 
     def __init__(self, *, arrays: bool = False, whole: bool = False, deep: bool = False) -> None:
         self.whole, self.deep, self._arrays = whole, deep, arrays or whole

@@ -129,7 +129,7 @@ def structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> PyTree
     return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
-def map(  # noqa: A001
+def map(
     f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> Any:
     """`f` applied to the leaves of `tree`, with the corresponding subtrees of `rest`.
@@ -243,15 +243,17 @@ _NOTHING = object()
 
 
 def reduce(
-    function: Callable[[Any, Any], Any], tree: Any, initializer: Any = _NOTHING,
+    function: Callable[[Any, Any], Any],
+    tree: Any,
+    initializer: Any = _NOTHING,
     is_leaf: Callable[[Any], bool] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The leaves folded by `function` from the left, starting with `initializer` if it is given."""
     start = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *start)
 
 
-def all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:  # noqa: A001
+def all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
     """Whether every leaf is true."""
     return builtins.all(bool(x) for x in leaves(tree, is_leaf))
 
@@ -355,9 +357,12 @@ def _register(kind: type, flat: Callable, rebuild: Callable, **options: Any) -> 
         # A named tuple would be a node without being registered: this one is to be another.
         warnings.filterwarnings("ignore", message=".*is a subclass of .*namedtuple")
         optree.register_pytree_node(
-            kind, taken_apart, lambda aux, kids: rebuild(aux.value, kids),
-            namespace=NAMESPACE, **options,
-        )  # fmt: skip
+            kind,
+            taken_apart,
+            lambda aux, kids: rebuild(aux.value, kids),
+            namespace=NAMESPACE,
+            **options,
+        )
     _NODE_TYPES[kind] = (flat, rebuild)
 
 

@@ -65,7 +65,7 @@ def _interruptible(work: Callable[[], None]) -> None:
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  raised below
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="tokenizer", daemon=True)
@@ -95,5 +95,5 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
         return Tokenizer.from_str(content.decode("utf-8"))
     except (KeyboardInterrupt, MemoryError):
         raise
-    except BaseException as error:  # noqa: BLE001  a panic of Rust is no Exception
+    except BaseException as error:
         raise FileError(f"{path} is not a tokenizer: {str(error)[:200]}") from None

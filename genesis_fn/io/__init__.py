@@ -1,11 +1,7 @@
 """Files: safetensors, checkpoints, Hugging Face folders."""
 
 from genesis_fn.io.async_saver import AsyncSaver as AsyncSaver
-from genesis_fn.io.checkpoint import (
-    restore as restore,
-    save as save,
-    steps as steps,
-)
+from genesis_fn.io.checkpoint import restore as restore, save as save, steps as steps
 from genesis_fn.io.huggingface import load_qwen as load_qwen, save_qwen as save_qwen
 from genesis_fn.io.safetensors import (
     FileError as FileError,

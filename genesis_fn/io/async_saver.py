@@ -44,7 +44,7 @@ class AsyncSaver:
     def _run(self, held: Snapshot) -> None:
         try:
             write(self.root, held, self.keep)
-        except BaseException as error:  # noqa: BLE001  handed to the next call
+        except BaseException as error:
             self.error = error
             _unreported.append(self)
 

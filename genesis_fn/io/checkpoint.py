@@ -46,9 +46,12 @@ def _folder(root: str, step: int) -> str:
 
 
 def save(
-    root: str | os.PathLike, step: int, state: Any, values: dict[str, Any] | None = None,
+    root: str | os.PathLike,
+    step: int,
+    state: Any,
+    values: dict[str, Any] | None = None,
     keep: int | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Write `state` (a pytree of arrays and Python numbers) and `values` (JSON) as the checkpoint
     of `step`.
 
@@ -138,10 +141,14 @@ def _write_files(folder: str, held: Snapshot) -> None:
     file = os.path.join(folder, "state.safetensors")
     save_file(held.arrays, file)
     manifest = {
-        "format": 1, "step": held.step, "values": held.values,
-        "bytes": os.path.getsize(file), "sha256": _digest(file),
-        "structure": held.structure, "keys": held.keys,
-    }  # fmt: skip
+        "format": 1,
+        "step": held.step,
+        "values": held.values,
+        "bytes": os.path.getsize(file),
+        "sha256": _digest(file),
+        "structure": held.structure,
+        "keys": held.keys,
+    }
     with atomic_write(os.path.join(folder, "manifest.json")) as f:
         f.write(json.dumps(manifest, indent=1).encode())
     os.chmod(folder, 0o755)
@@ -189,7 +196,7 @@ def _implementations(state: Any) -> dict[str, str]:
 def _check_keys(template: Any, found: dict[str, str], file: str) -> None:
     """Raise FileError where a file has keys and the template has none, or others."""
     wanted = _implementations(template)
-    shown = lambda impl: f"random keys of {impl!r}" if impl else "no random keys"  # noqa: E731
+    shown = lambda impl: f"random keys of {impl!r}" if impl else "no random keys"
     for name in [*wanted, *found]:
         if wanted.get(name) != found.get(name):
             raise FileError(
@@ -272,8 +279,13 @@ def read_manifest(folder: str) -> dict[str, Any]:
         raise FileError(f"{path}: {error.strerror or error}") from None
     manifest.setdefault("keys", {})
     expected = {
-        "format": int, "step": int, "values": dict, "bytes": int, "sha256": str, "keys": dict,
-    }  # fmt: skip
+        "format": int,
+        "step": int,
+        "values": dict,
+        "bytes": int,
+        "sha256": str,
+        "keys": dict,
+    }
     for name, kind in expected.items():
         if type(manifest.get(name)) is not kind:
             raise FileError(

@@ -272,9 +272,11 @@ def restore_like(
     extra = [n for n in arrays if n.startswith(prefix) and n not in wanted]
     if missing or extra:
         both = [("missing", missing), ("unexpected", extra)]
-        parts = [f"{word} {', '.join(_short(n) for n in found[:3])}"
-                 + (" ..." if len(found) > 3 else "")
-                 for word, found in both if found]  # fmt: skip
+        parts = [
+            f"{word} {', '.join(_short(n) for n in found[:3])}" + (" ..." if len(found) > 3 else "")
+            for word, found in both
+            if found
+        ]
         raise FileError(f"{path}: {'; '.join(parts)}")
     restored = []
     for name, leaf in zip(names, leaves):

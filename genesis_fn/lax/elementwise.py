@@ -23,9 +23,9 @@ sub = on_operands("sub", p.sub, "x - y.", names="x y")
 mul = on_operands("mul", p.mul, "x * y.", names="x y")
 div = on_operands("div", p.div, "x / y; integers are divided towards zero.", names="x y")
 rem = on_operands("rem", p.rem, "The remainder of x / y with the sign of x.", names="x y")
-max = on_operands("max", p.max, "The larger of x and y; NaN propagates.", names="x y")  # noqa: A001
-min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.", names="x y")  # noqa: A001
-abs = on_operands("abs", p.abs, "|x|.")  # noqa: A001
+max = on_operands("max", p.max, "The larger of x and y; NaN propagates.", names="x y")
+min = on_operands("min", p.min, "The smaller of x and y; NaN propagates.", names="x y")
+abs = on_operands("abs", p.abs, "|x|.")
 sign = on_operands("sign", p.sign, "-1, 0 or 1 by the sign of x.")
 atan2 = on_operands("atan2", p.atan2, "The angle of the point (y, x).", names="x y")
 nextafter = on_operands(
@@ -88,7 +88,7 @@ population_count = on_operands("population_count", p.population_count, "The numb
 clz = on_operands("clz", p.clz, "The number of leading zero bits.")
 real = on_operands("real", p.real, "The real part.")
 imag = on_operands("imag", p.imag, "The imaginary part.")
-complex = on_operands("complex", p.complex_, "x + i y.", names="x y", scalars=False)  # noqa: A001
+complex = on_operands("complex", p.complex_, "x + i y.", names="x y", scalars=False)
 
 
 def conj(x: Any, input_dtype: Any = None) -> Any:
@@ -98,7 +98,7 @@ def conj(x: Any, input_dtype: Any = None) -> Any:
     return p.conj(x) if dtypes.is_complex(d) else p.convert(x, dtypes.complex_of(d))
 
 
-def pow(x: Any, y: Any) -> Any:  # noqa: A001
+def pow(x: Any, y: Any) -> Any:
     """x to the power y, for floating x and floating or integer y."""
     y = y if type(y) in SCALARS else array(y)
     if type(y) is int:
@@ -170,9 +170,7 @@ class RoundingMethod(enum.IntEnum):
     TO_NEAREST_EVEN = 1
 
 
-def round(  # noqa: A001
-    x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO
-) -> Any:
+def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Any:
     """The nearest integer, halves by `rounding_method`."""
     x = array(x)
     even = p.round_even(x)
@@ -212,7 +210,7 @@ def select_n(which: Any, *cases: Any) -> Any:
     return result
 
 
-def clamp(min: Any, x: Any, max: Any) -> Any:  # noqa: A002
+def clamp(min: Any, x: Any, max: Any) -> Any:
     """`x` limited to [min, max], to max where min > max; its derivative is zero where it is
     limited."""
     x = array(x)

@@ -33,9 +33,15 @@ def conv_general_dilated_local(
     """
     lhs, rhs = array(lhs), array(rhs)
     patches = conv_general_dilated_patches(
-        lhs, filter_shape, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
+        lhs,
+        filter_shape,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        dimension_numbers,
         precision,
-    )  # fmt: skip
+    )
     shape = (1, 1, *filter_shape)
     _, rhs_spec, out_spec = conv_dimension_numbers(typeof(lhs).shape, shape, dimension_numbers)
     places = sorted(zip(out_spec[2:], rhs_spec[2:]))
@@ -100,14 +106,16 @@ def ragged_dot_general(
     if typeof(sizes).ndim != 1:
         raise errors.ShapeError(f"ragged_dot_general: group_sizes {sizes.aval} is no vector")
     spread = _by_group(lhs, sizes, cut)
-    up = lambda axes: tuple([a + 1 for a in axes])  # noqa: E731
+    up = lambda axes: tuple([a + 1 for a in axes])
     if free:  # the group is one more contracting dimension
         contract = ((0, *up(lhs_contract)), (group[0], *rhs_contract))
         return dot_general(spread, rhs, (contract, (up(lhs_batch), tuple(rhs_batch))), **options)
     out = dot_general(
-        spread, rhs, ((up(lhs_contract), tuple(rhs_contract)), (up(lhs_batch), tuple(rhs_batch))),
+        spread,
+        rhs,
+        ((up(lhs_contract), tuple(rhs_contract)), (up(lhs_batch), tuple(rhs_batch))),
         **options,
-    )  # fmt: skip
+    )
     n = len(lhs_batch)  # [batch, groups, free]: groups come first
     return transpose(out, (n, *range(n), *range(n + 1, typeof(out).ndim)))
 

@@ -97,9 +97,12 @@ def ragged_dot(
     mine = broadcast_in_dim(ops.bitwise_and(below, above), (g, m, k), (0, 1))
     spread = ops.select(mine, broadcast_in_dim(lhs, (g, m, k), (1, 2)), 0)
     return dot_general(
-        spread, rhs, (((0, 2), (0, 1)), ((), ())), precision=precision,
+        spread,
+        rhs,
+        (((0, 2), (0, 1)), ((), ())),
+        precision=precision,
         preferred_element_type=preferred_element_type,
-    )  # fmt: skip
+    )
 
 
 # ---- shapes of convolutions ----
@@ -112,9 +115,12 @@ def conv_general_permutations(dimension_numbers: Any) -> tuple:
 
 
 def conv_general_shape_tuple(
-    lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
+    lhs_shape: Sequence[int],
+    rhs_shape: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Any,
     dimension_numbers: Any,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """The shape of a convolution's result; a batch of unknown length is -1."""
     from genesis_fn.core.aval import aval
 
@@ -128,28 +134,41 @@ def conv_general_shape_tuple(
     unknown = lhs_shape[batch] == -1
     lhs_shape = [1 if unknown and i == batch else n for i, n in enumerate(lhs_shape)]
     out = conv_p.shape(
-        aval(tuple(lhs_shape), dtypes.F32), aval(tuple(rhs_shape), dtypes.F32),
-        window_strides=tuple(window_strides), padding=tuple([tuple(p) for p in padding]),
-        lhs_dilation=ones, rhs_dilation=ones, dimension_numbers=numbers, feature_group_count=1,
-        batch_group_count=1, precision="default", preferred_element_type=None,
-    )  # fmt: skip
+        aval(tuple(lhs_shape), dtypes.F32),
+        aval(tuple(rhs_shape), dtypes.F32),
+        window_strides=tuple(window_strides),
+        padding=tuple([tuple(p) for p in padding]),
+        lhs_dilation=ones,
+        rhs_dilation=ones,
+        dimension_numbers=numbers,
+        feature_group_count=1,
+        batch_group_count=1,
+        precision="default",
+        preferred_element_type=None,
+    )
     place = numbers.out_spec[0]
     return tuple([-1 if unknown and i == place else n for i, n in enumerate(out.shape)])
 
 
 def conv_shape_tuple(
-    lhs_shape: Sequence[int], rhs_shape: Sequence[int], strides: Sequence[int], pads: Any,
+    lhs_shape: Sequence[int],
+    rhs_shape: Sequence[int],
+    strides: Sequence[int],
+    pads: Any,
     batch_group_count: int = 1,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """The shape of a convolution's result in the layout (batch, features, space...)."""
     shape = conv_general_shape_tuple(lhs_shape, rhs_shape, strides, pads, None)
     return (shape[0] // batch_group_count, *shape[1:])
 
 
 def conv_transpose_shape_tuple(
-    lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
+    lhs_shape: Sequence[int],
+    rhs_shape: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Any,
     dimension_numbers: Any,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """The shape of a transposed convolution's result."""
     from genesis_fn.lax.structural import conv_transpose
     from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
@@ -159,6 +178,7 @@ def conv_transpose_shape_tuple(
         lambda x, w: conv_transpose(
             x, w, tuple(window_strides), padding, dimension_numbers=dimension_numbers
         ),
-        Abstract(lhs_shape, "float32"), Abstract(rhs_shape, "float32"),
-    )  # fmt: skip
+        Abstract(lhs_shape, "float32"),
+        Abstract(rhs_shape, "float32"),
+    )
     return out.shape

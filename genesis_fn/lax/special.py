@@ -395,14 +395,23 @@ def _differentiable(f: Callable, sign: Callable) -> Callable:
 
 
 igamma = _special(
-    "igamma", _differentiable(lambda a, x: _igamma(a, x), lambda t: t),
-    "The regularized lower incomplete gamma function P(a, x).", "a x")  # fmt: skip
+    "igamma",
+    _differentiable(lambda a, x: _igamma(a, x), lambda t: t),
+    "The regularized lower incomplete gamma function P(a, x).",
+    "a x",
+)
 igammac = _special(
-    "igammac", _differentiable(lambda a, x: _igammac(a, x), ops.neg),
-    "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).", "a x")  # fmt: skip
+    "igammac",
+    _differentiable(lambda a, x: _igammac(a, x), ops.neg),
+    "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).",
+    "a x",
+)
 random_gamma_grad = _special(
-    "random_gamma_grad", lambda a, x: _gamma_grad(a, x),
-    "The derivative by `a` of a gamma(a) variate of value x.", "a x")  # fmt: skip
+    "random_gamma_grad",
+    lambda a, x: _gamma_grad(a, x),
+    "The derivative by `a` of a gamma(a) variate of value x.",
+    "a x",
+)
 
 
 # ---- incomplete beta ----
@@ -523,8 +532,11 @@ def _betainc_rule(primals: tuple, tangents: tuple) -> tuple:
 
 
 betainc = _special(
-    "betainc", lambda a, b, x: _betainc_smooth(a, b, x),
-    "The regularized incomplete beta function I_x(a, b).", "a b x")  # fmt: skip
+    "betainc",
+    lambda a, b, x: _betainc_smooth(a, b, x),
+    "The regularized incomplete beta function I_x(a, b).",
+    "a b x",
+)
 
 
 # ---- Bessel ----
@@ -630,9 +642,7 @@ def _zeta(x: Any, q: Any) -> Any:
     count = 9
     end = ops.add(start, float(count))
     # 1 to an infinite power is 1.
-    power = lambda v, s: ops.exp(  # noqa: E731
-        ops.select(ops.eq(v, 1.0), 0.0, ops.neg(ops.mul(s, ops.log(v))))
-    )
+    power = lambda v, s: ops.exp(ops.select(ops.eq(v, 1.0), 0.0, ops.neg(ops.mul(s, ops.log(v)))))
     total = power(start, s)
     # There what follows the first terms is nothing beside them, and its parts overflow.
     steep = ops.bitwise_or(ops.gt(s, ops.mul(end, 6.0)), ops.eq(total, 0.0))
@@ -655,5 +665,8 @@ def _zeta(x: Any, q: Any) -> Any:
 
 
 zeta = _special(
-    "zeta", lambda x, q: _zeta(x, q),
-    "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.", "x q")  # fmt: skip
+    "zeta",
+    lambda x, q: _zeta(x, q),
+    "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.",
+    "x q",
+)

@@ -42,7 +42,7 @@ transpose = on_arrays(shapes.transpose)
 rev = on_arrays(shapes.rev)
 tile = on_arrays(shapes.tile)
 split = on_arrays(shapes.split)
-slice = on_arrays(shapes.slice)  # noqa: A001
+slice = on_arrays(shapes.slice)
 slice_in_dim = on_arrays(shapes.slice_in_dim)
 index_in_dim = on_arrays(shapes.index_in_dim)
 reduce_precision = on_arrays(shapes.reduce_precision)
@@ -115,19 +115,30 @@ scatter_max = on_arrays(scatter.scatter_max, 3)
 
 
 def gather_(
-    operand: Any, start_indices: Any, dimension_numbers: Any, slice_sizes: Sequence[int], *,
-    unique_indices: bool = False, indices_are_sorted: bool = False, mode: Any = None,
+    operand: Any,
+    start_indices: Any,
+    dimension_numbers: Any,
+    slice_sizes: Sequence[int],
+    *,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    mode: Any = None,
     fill_value: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Windows of `operand` at `start_indices`; see GatherDimensionNumbers.
 
     `mode` None clips: a window is moved inside the operand.
     """
     return gather.gather(
-        array(operand), array(start_indices), dimension_numbers, slice_sizes,
-        unique_indices=unique_indices, indices_are_sorted=indices_are_sorted,
-        mode="clip" if mode is None else mode, fill_value=fill_value,
-    )  # fmt: skip
+        array(operand),
+        array(start_indices),
+        dimension_numbers,
+        slice_sizes,
+        unique_indices=unique_indices,
+        indices_are_sorted=indices_are_sorted,
+        mode="clip" if mode is None else mode,
+        fill_value=fill_value,
+    )
 
 
 def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
@@ -136,19 +147,27 @@ def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
 
 
 def scatter_apply(
-    operand: Any, scatter_indices: Any, func: Any, dimension_numbers: Any, *,
-    update_shape: Any = (), indices_are_sorted: bool = False, unique_indices: bool = False,
+    operand: Any,
+    scatter_indices: Any,
+    func: Any,
+    dimension_numbers: Any,
+    *,
+    update_shape: Any = (),
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
     mode: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """`operand` with `func` applied to the indexed windows, once to each element."""
     operand, scatter_indices = array(operand), array(scatter_indices)
     counts = scatter.scatter_add(
         shapes.broadcast_in_dim(from_numpy(np.zeros((), np.int32)), operand.aval.shape, ()),
         scatter_indices,
         shapes.broadcast_in_dim(from_numpy(np.ones((), np.int32)), tuple(update_shape), ()),
-        dimension_numbers, indices_are_sorted=indices_are_sorted, unique_indices=unique_indices,
+        dimension_numbers,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
         mode=mode,
-    )  # fmt: skip
+    )
     from genesis_fn.numpy.mathematics.composed import where
 
     return where(counts > 0, func(operand), operand)
@@ -166,9 +185,14 @@ conv_general_dilated_patches = on_arrays(conv.conv_general_dilated_patches)
 
 
 def dot_general(
-    lhs: Any, rhs: Any, dimension_numbers: Any, precision: Any = None,
-    preferred_element_type: Any = None, *, out_sharding: None = None,
-) -> Any:  # fmt: skip
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: None = None,
+) -> Any:
     """Products summed over contracting dimensions: [batch, lhs free, rhs free].
 
     `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
@@ -178,9 +202,13 @@ def dot_general(
 
 
 def dot(
-    lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None, *,
+    lhs: Any,
+    rhs: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
     dimension_numbers: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The product of two vectors or matrices; with `dimension_numbers`, `dot_general`."""
     if dimension_numbers is not None:
         return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -244,10 +272,15 @@ def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Seque
 
 
 def reduce_window(
-    operand: Any, init_value: Any, computation: Any, window_dimensions: Sequence[int],
-    window_strides: Any = None, padding: Any = "VALID", base_dilation: Any = None,
+    operand: Any,
+    init_value: Any,
+    computation: Any,
+    window_dimensions: Sequence[int],
+    window_strides: Any = None,
+    padding: Any = "VALID",
+    base_dilation: Any = None,
     window_dilation: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """`computation` (add, max, min, ...) over every window of `operand`, an array or a pytree of
     arrays of one shape with as many initial values."""
     leaves, treedef = tree.flatten(operand)
@@ -269,16 +302,25 @@ def reduce_window(
 
 
 def reduce_window_shape_tuple(
-    operand_shape: Sequence[int], window_dimensions: Sequence[int], window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]], base_dilation: Any = None, window_dilation: Any = None,
-) -> tuple[int, ...]:  # fmt: skip
+    operand_shape: Sequence[int],
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    base_dilation: Any = None,
+    window_dilation: Any = None,
+) -> tuple[int, ...]:
     """The shape of a reduction over windows."""
     ones = (1,) * len(operand_shape)
     result = []
     for n, w, s, (low, high), b, d in zip(
-        operand_shape, window_dimensions, window_strides, padding,
-        base_dilation or ones, window_dilation or ones, strict=True,
-    ):  # fmt: skip
+        operand_shape,
+        window_dimensions,
+        window_strides,
+        padding,
+        base_dilation or ones,
+        window_dilation or ones,
+        strict=True,
+    ):
         whole = conv.dilated(n, b) + low + high
         result.append(max(0, (whole - conv.dilated(w, d)) // s + 1))
     return tuple(result)
@@ -304,17 +346,25 @@ top_k = on_arrays(sorts.top_k)
 
 
 def approx_max_k(
-    operand: Any, k: int, reduction_dimension: int = -1, recall_target: float = 0.95,
-    reduction_input_size_override: int = -1, aggregate_to_topk: bool = True,
-) -> Any:  # fmt: skip
+    operand: Any,
+    k: int,
+    reduction_dimension: int = -1,
+    recall_target: float = 0.95,
+    reduction_input_size_override: int = -1,
+    aggregate_to_topk: bool = True,
+) -> Any:
     """(the k greatest elements, their positions): exact, whatever the recall that would do."""
     return sorts.top_k(array(operand), k, axis=reduction_dimension)
 
 
 def approx_min_k(
-    operand: Any, k: int, reduction_dimension: int = -1, recall_target: float = 0.95,
-    reduction_input_size_override: int = -1, aggregate_to_topk: bool = True,
-) -> Any:  # fmt: skip
+    operand: Any,
+    k: int,
+    reduction_dimension: int = -1,
+    recall_target: float = 0.95,
+    reduction_input_size_override: int = -1,
+    aggregate_to_topk: bool = True,
+) -> Any:
     """(the k least elements, their positions): exact, whatever the recall that would do."""
     operand = array(operand)
     axis = shapes.canonical_axis(reduction_dimension, operand.ndim, "approx_min_k")

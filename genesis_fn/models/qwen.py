@@ -124,9 +124,14 @@ def _project(p: dict[str, Any], x: Any) -> Any:
 
 
 def _attention(
-    p: dict[str, Any], x: Any, angles: tuple[Any, Any], config: QwenConfig, cache: Any,
-    lengths: Any, seen: dict[str, Any],
-) -> tuple[Any, Any]:  # fmt: skip
+    p: dict[str, Any],
+    x: Any,
+    angles: tuple[Any, Any],
+    config: QwenConfig,
+    cache: Any,
+    lengths: Any,
+    seen: dict[str, Any],
+) -> tuple[Any, Any]:
     c = config
     lead = x.shape[:-1]
     q = jnp.reshape(_project(p["q_proj"], x), (*lead, c.num_attention_heads, c.head_dim))
@@ -168,9 +173,14 @@ def _feed_forward(p: dict[str, Any], x: Any, config: QwenConfig) -> Any:
 
 
 def _layer(
-    p: dict[str, Any], x: Any, angles: tuple[Any, Any], config: QwenConfig, cache: Any,
-    lengths: Any, seen: dict[str, Any],
-) -> tuple[Any, Any]:  # fmt: skip
+    p: dict[str, Any],
+    x: Any,
+    angles: tuple[Any, Any],
+    config: QwenConfig,
+    cache: Any,
+    lengths: Any,
+    seen: dict[str, Any],
+) -> tuple[Any, Any]:
     """(x after one layer, its cache); `seen` says what a query may attend to."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
@@ -181,9 +191,14 @@ def _layer(
 
 
 def hidden(
-    params: dict[str, Any], tokens: Any, config: QwenConfig, *, positions: Any = None,
-    mask: Any = None, remat: bool = False,
-) -> Any:  # fmt: skip
+    params: dict[str, Any],
+    tokens: Any,
+    config: QwenConfig,
+    *,
+    positions: Any = None,
+    mask: Any = None,
+    remat: bool = False,
+) -> Any:
     """[B, T, hidden] after the last norm, for int tokens [B, T].
 
     `mask` (boolean, broadcast to [B, heads, T, T]) is applied besides causality; `remat` recomputes
@@ -204,9 +219,14 @@ def hidden(
 
 
 def forward(
-    params: dict[str, Any], tokens: Any, config: QwenConfig, *, positions: Any = None,
-    mask: Any = None, remat: bool = False,
-) -> Any:  # fmt: skip
+    params: dict[str, Any],
+    tokens: Any,
+    config: QwenConfig,
+    *,
+    positions: Any = None,
+    mask: Any = None,
+    remat: bool = False,
+) -> Any:
     """Logits [B, T, vocabulary] of int tokens [B, T] (or [T], then without the batch axis)."""
     if tokens.ndim == 1:
         return forward(params, tokens[None], config, positions=positions, mask=mask, remat=remat)[0]
@@ -215,9 +235,16 @@ def forward(
 
 
 def loss(
-    params: dict[str, Any], tokens: Any, labels: Any, config: QwenConfig, *,
-    ignore_index: int | None = None, z_loss: float = 0.0, remat: bool = False, mask: Any = None,
-) -> Any:  # fmt: skip
+    params: dict[str, Any],
+    tokens: Any,
+    labels: Any,
+    config: QwenConfig,
+    *,
+    ignore_index: int | None = None,
+    z_loss: float = 0.0,
+    remat: bool = False,
+    mask: Any = None,
+) -> Any:
     """Mean cross-entropy in nats of int labels [B, T] after tokens [B, T]; no logits are kept."""
     x = hidden(params, tokens, config, remat=remat, mask=mask)
     return linear_cross_entropy(
@@ -261,9 +288,12 @@ def init_cache(
 
 
 def extend(
-    params: dict[str, Any], tokens: Any, cache: dict[str, Any], config: QwenConfig,
+    params: dict[str, Any],
+    tokens: Any,
+    cache: dict[str, Any],
+    config: QwenConfig,
     counts: Any = None,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+) -> tuple[Any, dict[str, Any]]:
     """(logits [B, T, vocabulary], cache) after tokens [B, T] that follow what the cache holds.
 
     `counts` [B] says how many of the T tokens are real in each row (the rest is padding behind);
@@ -280,9 +310,12 @@ def extend(
 
 
 def extend_within(
-    params: dict[str, Any], tokens: Any, cache: dict[str, Any], config: QwenConfig,
+    params: dict[str, Any],
+    tokens: Any,
+    cache: dict[str, Any],
+    config: QwenConfig,
     counts: Any = None,
-) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+) -> tuple[Any, dict[str, Any]]:
     """`extend` for a caller who knows that the cache is long enough: nothing is checked."""
     b, t = tokens.shape
     lengths = cache["lengths"]

@@ -170,9 +170,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 for _kind in _DEFAULTS.values():
     _kind.update(
-        num_key_value_heads=32, rms_norm_eps=1e-6, tie_word_embeddings=False, hidden_act="silu",
-        max_position_embeddings=32768, initializer_range=0.02,
-    )  # fmt: skip
+        num_key_value_heads=32,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        hidden_act="silu",
+        max_position_embeddings=32768,
+        initializer_range=0.02,
+    )
 _THETA = 1e4  # transformers' for an absent rope_theta
 _REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -212,8 +216,10 @@ def _fields(values: dict[str, Any], kind: str) -> dict[str, Any]:
         if name in known:
             fields[name] = value
         elif name in _NEUTRAL:
-            if not any(value == v and isinstance(value, bool) == isinstance(v, bool)
-                       for v in _NEUTRAL[name]):  # fmt: skip
+            if not any(
+                value == v and isinstance(value, bool) == isinstance(v, bool)
+                for v in _NEUTRAL[name]
+            ):
                 raise ValueError(f"{name} is {brief(value)}, which this library does not honour")
         elif name not in (*_HARMLESS, *_OF_WINDOWS, *_OF_ROPE, "layer_types", "model_type"):
             raise ValueError(f"{name} is {brief(value)}, a field that this library does not know")

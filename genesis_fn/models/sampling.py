@@ -22,9 +22,13 @@ from genesis_fn.transforms.jit import jit
 
 
 def sample(
-    key: Any, logits: Any, *, temperature: float = 1.0, top_k: int | None = None,
+    key: Any,
+    logits: Any,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
     top_p: float | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """int32 tokens [...] drawn from logits [..., vocabulary].
 
     `temperature` 0 takes the most likely. `top_k` keeps the k most likely; `top_p` the fewest whose
@@ -99,10 +103,19 @@ def _nucleus(logits: Any, top_p: float) -> Any:
 
 
 def generate(
-    params: Any, tokens: Any, config: qwen.QwenConfig, *, max_new_tokens: int, key: Any = None,
-    temperature: float = 0.0, top_k: int | None = None, top_p: float | None = None,
-    eos: int | Sequence[int] | None = None, lengths: Any = None, cache_dtype: Any = jnp.float32,
-) -> tuple[Any, Any]:  # fmt: skip
+    params: Any,
+    tokens: Any,
+    config: qwen.QwenConfig,
+    *,
+    max_new_tokens: int,
+    key: Any = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    eos: int | Sequence[int] | None = None,
+    lengths: Any = None,
+    cache_dtype: Any = jnp.float32,
+) -> tuple[Any, Any]:
     """(tokens [B, T + max_new_tokens], lengths [B]): int prompts [B, T] continued.
 
     Prompts shorter than T are padded at the end, `lengths` [B] saying how long each is, at least 1.
@@ -131,9 +144,18 @@ def generate(
     if lengths is not None:
         lengths = jnp.asarray(lengths)
     return _generate(
-        params, tokens, config, max_new_tokens=max_new_tokens, key=key, ends=ends, lengths=lengths,
-        temperature=float(temperature), top_k=top_k, top_p=top_p, cache_dtype=cache_dtype,
-    )  # fmt: skip
+        params,
+        tokens,
+        config,
+        max_new_tokens=max_new_tokens,
+        key=key,
+        ends=ends,
+        lengths=lengths,
+        temperature=float(temperature),
+        top_k=top_k,
+        top_p=top_p,
+        cache_dtype=cache_dtype,
+    )
 
 
 @functools.partial(
@@ -141,10 +163,19 @@ def generate(
                           "cache_dtype"),
 )  # fmt: skip
 def _generate(
-    params: Any, tokens: Any, config: qwen.QwenConfig, *, max_new_tokens: int, key: Any,
-    temperature: float, top_k: int | None, top_p: float | None, ends: tuple[int, ...],
-    lengths: Any, cache_dtype: Any,
-) -> tuple[Any, Any]:  # fmt: skip
+    params: Any,
+    tokens: Any,
+    config: qwen.QwenConfig,
+    *,
+    max_new_tokens: int,
+    key: Any,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    ends: tuple[int, ...],
+    lengths: Any,
+    cache_dtype: Any,
+) -> tuple[Any, Any]:
     b, t = tokens.shape
     total = t + max_new_tokens
     key = random.key(0) if key is None else key

@@ -203,8 +203,11 @@ def _over_last(f: Any, x: Any, axis: Axis, keep_axis: bool) -> Any:
     rest = tuple([i for i in range(ndim) if i not in axes])
     moved = jnp.transpose(x, (*rest, *axes))
     lead = moved.shape[: len(rest)]
-    y = f(jnp.reshape(moved, (*lead, -1)) if x.size else jnp.reshape(
-        moved, (*lead, math.prod(moved.shape[len(rest):]))))  # fmt: skip
+    y = f(
+        jnp.reshape(moved, (*lead, -1))
+        if x.size
+        else jnp.reshape(moved, (*lead, math.prod(moved.shape[len(rest) :])))
+    )
     if not keep_axis:
         return y
     order = sorted(range(ndim), key=(*rest, *axes).__getitem__)
@@ -228,9 +231,13 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.
 
 
 def logsumexp(
-    a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, return_sign: bool = False,
+    a: Any,
+    axis: Axis = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """log(sum(b * exp(a))) over `axis` (all by default).
 
     With `return_sign`, (log of the absolute value, sign).
@@ -287,9 +294,13 @@ def log1mexp(x: Any) -> Any:
 
 
 def standardize(
-    x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: Any = 1e-5,
+    x: Any,
+    axis: Axis = -1,
+    mean: Any = None,
+    variance: Any = None,
+    epsilon: Any = 1e-5,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """(x - mean) / sqrt(variance + epsilon) over `axis`."""
     x = _float(x)
     if mean is None:

@@ -87,9 +87,9 @@ def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tupl
             f"variance scaling needs two dimensions or more, got shape {tuple(shape)}"
         )
     ndim = len(shape)
-    as_set = lambda a: set(canonical_axes(a, ndim, "variance_scaling"))  # noqa: E731
+    as_set = lambda a: set(canonical_axes(a, ndim, "variance_scaling"))
     inputs, outputs, batch = map(as_set, (in_axis, out_axis, batch_axis))
-    size = lambda axes: math.prod(shape[a] for a in axes)  # noqa: E731
+    size = lambda axes: math.prod(shape[a] for a in axes)
     field = size(set(range(ndim)) - inputs - outputs - batch)
     return size(inputs) * field, size(outputs) * field
 
@@ -121,9 +121,14 @@ _COMPLEX = {
 
 
 def variance_scaling(
-    scale: Any, mode: str, distribution: str, in_axis: Axes = -2, out_axis: Axes = -1,
-    batch_axis: Axes = (), dtype: Any = None,
-) -> Initializer:  # fmt: skip
+    scale: Any,
+    mode: str,
+    distribution: str,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    batch_axis: Axes = (),
+    dtype: Any = None,
+) -> Initializer:
     """Variance scale / n, with n the "fan_in", "fan_out" or "fan_avg", from a "truncated_normal",
     "normal" or "uniform" distribution. For a weight [out, in]: in_axis=1, out_axis=0.
     """

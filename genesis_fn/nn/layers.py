@@ -309,10 +309,14 @@ class Conv(Module):
         bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
         x = _fitting(self, x, self.features_in, "features_in", n + 2)
         y = conv_general_dilated(
-            jnp.asarray(x), weight, self.strides or (1,) * n, self.padding,
-            rhs_dilation=self.dilation, feature_group_count=self.groups,
+            jnp.asarray(x),
+            weight,
+            self.strides or (1,) * n,
+            self.padding,
+            rhs_dilation=self.dilation,
+            feature_group_count=self.groups,
             dimension_numbers=(f"N{space}C", f"OI{space}", f"N{space}C"),
-        )  # fmt: skip
+        )
         return y if bias is None else y + bias
 
 
@@ -372,9 +376,13 @@ class Sequential(Module):
             if count != len(self.layers):
                 found = f"of type {type(parts).__name__}" if count is None else f"of {count}"
                 init = "init(key)" if name == "params" else "init_state()"
-                raise _mistake(self, "", f"{name} has to be a list with one entry for each of the "
-                               f"{len(self.layers)} layers, but is {found}\n"
-                               f"  {name} = layer.{init} makes it")  # fmt: skip
+                raise _mistake(
+                    self,
+                    "",
+                    f"{name} has to be a list with one entry for each of the "
+                    f"{len(self.layers)} layers, but is {found}\n"
+                    f"  {name} = layer.{init} makes it",
+                )
         new = []
         for i, (layer, p) in enumerate(zip(self.layers, params)):
             s = None if state is None else state[i]

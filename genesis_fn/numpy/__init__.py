@@ -398,7 +398,7 @@ from genesis_fn.numpy.vectorization import (
 generic, number, inexact = _np.generic, _np.number, _np.inexact
 floating, complexfloating = _np.floating, _np.complexfloating
 integer, signedinteger, unsignedinteger = _np.integer, _np.signedinteger, _np.unsignedinteger
-bool = bool_  # noqa: A001
+bool = bool_
 float_, int_, uint, complex_ = float32, int32, uint32, complex64
 single, double, csingle, cdouble = float32, float64, complex64, complex128
 

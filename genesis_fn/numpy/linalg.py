@@ -96,7 +96,7 @@ def _matrix(name: str, a: Any, square: bool = False) -> Any:
 # ---- norms ----
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """The norm of vectors (one axis) or matrices (two axes); by default the Euclidean or Frobenius.
 
     `axis` None takes all of `x`: a vector, a matrix, or with `ord` None any array flattened.
@@ -118,7 +118,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     )
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
     """(sum |x|**ord) ** (1 / ord) over `axis`, all of them for None; ord may be +-inf or 0."""
     (x,) = _inexact("vector_norm", x)
     if ord == 2 or ord is None:
@@ -139,7 +139,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     return power(r.sum(power(size, ord), axis, keepdims=keepdims), 1.0 / ord)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:  # noqa: A002
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     """A norm of the last two axes: "fro", "nuc", 1, -1, 2, -2, inf, -inf."""
     x = _matrix("matrix_norm", x)
     if ord in ("fro", None):
@@ -176,7 +176,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return upper if mode == "r" else QRResult(q, upper)
 
 
-def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:  # noqa: N803
+def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
     """(eigenvalues ascending, eigenvectors as columns) of a Hermitian matrix."""
     a = _matrix("eigh", a, True)
     if UPLO not in (None, "L", "U"):
@@ -185,7 +185,7 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
     return EighResult(values, vectors)
 
 
-def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Any:  # noqa: N803
+def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Any:
     """The eigenvalues of a Hermitian matrix, ascending."""
     return eigh(a, UPLO, symmetrize_input).eigenvalues
 
@@ -212,9 +212,11 @@ def _sign_of_permutation(pivots: Any) -> Any:
     """-1 for an odd number of exchanges."""
     n = pivots.aval.shape[-1]
     places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
-    count = r.sum(not_equal(pivots, places), -1, dtypes.I32) if n else full(
-        pivots.aval.shape[:-1], 0, dtypes.I32
-    )  # fmt: skip
+    count = (
+        r.sum(not_equal(pivots, places), -1, dtypes.I32)
+        if n
+        else full(pivots.aval.shape[:-1], 0, dtypes.I32)
+    )
     return subtract(1, multiply(2, p.bitwise_and(count, 1)))
 
 
@@ -307,15 +309,17 @@ def _tolerance(s: Any, shape: Sequence[int]) -> float:
     return max(shape[-2:]) * float(dtypes.finfo(s.dtype).eps)
 
 
-def matrix_rank(M: Any, rtol: Any = None, *, tol: Any = None) -> Any:  # noqa: N803
+def matrix_rank(M: Any, rtol: Any = None, *, tol: Any = None) -> Any:
     """How many singular values exceed `rtol` times the greatest (default: max(m, n) eps)."""
     (x,) = _inexact("matrix_rank", M)
     if x.ndim < 2:
         return p.convert(r.any(not_equal(x, 0)), dtypes.I32)
     s = linalg.svdvals(x)
     rtol = tol if rtol is None else rtol
-    limit = multiply(r.max(s, -1, keepdims=True), _tolerance(s, x.aval.shape) if rtol is None
-                     else asarray(rtol, s.dtype)[..., None])  # fmt: skip
+    limit = multiply(
+        r.max(s, -1, keepdims=True),
+        _tolerance(s, x.aval.shape) if rtol is None else asarray(rtol, s.dtype)[..., None],
+    )
     return r.sum(greater(s, limit), -1, dtypes.I32)
 
 

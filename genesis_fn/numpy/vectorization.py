@@ -61,9 +61,9 @@ def vectorize(
         f: Callable[..., Any] = core
         # Axes along which an argument has length 1 are not mapped for it: nothing is repeated.
         for depth in range(1, len(loop) + 1):
-            axes = tuple([
-                0 if len(own) >= depth and own[-depth] == loop[-depth] else None for own in loops
-            ])  # fmt: skip
+            axes = tuple(
+                [0 if len(own) >= depth and own[-depth] == loop[-depth] else None for own in loops]
+            )
             arrays = [
                 _without(x, len(own) - depth) if len(own) >= depth and a is None else x
                 for x, own, a in zip(arrays, loops, axes)
@@ -106,7 +106,7 @@ def _matched(names: Sequence[str], shape: Sequence[int], sizes: dict[str, int], 
             )
 
 
-class ufunc:  # noqa: N801
+class ufunc:
     """A function of scalars that broadcasts; with two arguments and one result it also folds.
 
     `reduce`, `accumulate` and `outer` combine elements from the left.

@@ -61,7 +61,7 @@ def conv_dimension_numbers(
         raise ValueError(
             f"convolution layouts {dimension_numbers} name different spatial dimensions"
         )
-    place = lambda spec, first: tuple(map(spec.index, (*first, *order)))  # noqa: E731
+    place = lambda spec, first: tuple(map(spec.index, (*first, *order)))
     return ConvDimensionNumbers(place(lhs, "NC"), place(rhs, "OI"), place(out, "NC"))
 
 
@@ -94,10 +94,19 @@ def dilated(n: int, d: int) -> int:
 
 
 def _conv_shape(
-    x: Aval, w: Aval, *, window_strides: tuple, padding: tuple, lhs_dilation: tuple,
-    rhs_dilation: tuple, dimension_numbers: ConvDimensionNumbers, feature_group_count: int,
-    batch_group_count: int, precision: str, preferred_element_type: Any,
-) -> Aval:  # fmt: skip
+    x: Aval,
+    w: Aval,
+    *,
+    window_strides: tuple,
+    padding: tuple,
+    lhs_dilation: tuple,
+    rhs_dilation: tuple,
+    dimension_numbers: ConvDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+    precision: str,
+    preferred_element_type: Any,
+) -> Aval:
     what = f"convolution of {x} with {w}"
     if x.ndim != w.ndim or not 2 <= x.ndim <= 5:
         raise errors.ShapeError(f"{what}: operands must have one rank, from 2 to 5")
@@ -106,9 +115,11 @@ def _conv_shape(
     if any(sorted(s) != list(range(n + 2)) for s in dimension_numbers):
         raise errors.ShapeError(f"{what}: {dimension_numbers} does not fit rank {n + 2}")
     for words, values in (
-        ("window_strides", window_strides), ("padding", padding),
-        ("lhs_dilation", lhs_dilation), ("rhs_dilation", rhs_dilation),
-    ):  # fmt: skip
+        ("window_strides", window_strides),
+        ("padding", padding),
+        ("lhs_dilation", lhs_dilation),
+        ("rhs_dilation", rhs_dilation),
+    ):
         if len(values) != n:
             raise errors.ShapeError(f"{what}: {words} {values} must have {n} entries")
         if words != "padding" and any(v < 1 for v in values):
@@ -185,10 +196,20 @@ def _spatial(shape: Sequence[int], spec: Sequence[int]) -> list[int]:
 
 
 def _cotangent_of_input(
-    ct: Any, x: Aval, w: Any, *, window_strides: tuple, padding: tuple, lhs_dilation: tuple,
-    rhs_dilation: tuple, dimension_numbers: ConvDimensionNumbers, feature_group_count: int,
-    batch_group_count: int, precision: str, preferred_element_type: Any,
-) -> Any:  # fmt: skip
+    ct: Any,
+    x: Aval,
+    w: Any,
+    *,
+    window_strides: tuple,
+    padding: tuple,
+    lhs_dilation: tuple,
+    rhs_dilation: tuple,
+    dimension_numbers: ConvDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+    precision: str,
+    preferred_element_type: Any,
+) -> Any:
     """ct convolved with the flipped kernel, stride and input dilation exchanged."""
     if x.size == 0 or typeof(ct).size == 0:
         return zeros(x)
@@ -200,54 +221,94 @@ def _cotangent_of_input(
         w = _into(_out_of(w, rhs[0], groups), rhs[0], rhs[1])
     pads = []
     for n, k, m, (low, _), s, a, b in zip(
-        _spatial(x.shape, lhs), windows, _spatial(typeof(ct).shape, out), padding,
-        window_strides, lhs_dilation, rhs_dilation,
-    ):  # fmt: skip
+        _spatial(x.shape, lhs),
+        windows,
+        _spatial(typeof(ct).shape, out),
+        padding,
+        window_strides,
+        lhs_dilation,
+        rhs_dilation,
+    ):
         before = dilated(k, b) - low - 1
         pads.append((before, dilated(n, a) + dilated(k, b) - 1 - dilated(m, s) - before))
     back = bind(
-        conv_p, ct, w, window_strides=lhs_dilation, padding=tuple(pads),
-        lhs_dilation=window_strides, rhs_dilation=rhs_dilation,
+        conv_p,
+        ct,
+        w,
+        window_strides=lhs_dilation,
+        padding=tuple(pads),
+        lhs_dilation=window_strides,
+        rhs_dilation=rhs_dilation,
         dimension_numbers=ConvDimensionNumbers(out, _swap(rhs), lhs),
-        feature_group_count=groups, batch_group_count=1, precision=precision,
+        feature_group_count=groups,
+        batch_group_count=1,
+        precision=precision,
         preferred_element_type=x.dtype,
-    )  # fmt: skip
+    )
     if batch_group_count > 1:
         back = _into(_out_of(back, lhs[1], batch_group_count), lhs[1], lhs[0])
     return back
 
 
 def _cotangent_of_kernel(
-    ct: Any, x: Any, w: Aval, *, window_strides: tuple, padding: tuple, lhs_dilation: tuple,
-    rhs_dilation: tuple, dimension_numbers: ConvDimensionNumbers, feature_group_count: int,
-    batch_group_count: int, precision: str, preferred_element_type: Any,
-) -> Any:  # fmt: skip
+    ct: Any,
+    x: Any,
+    w: Aval,
+    *,
+    window_strides: tuple,
+    padding: tuple,
+    lhs_dilation: tuple,
+    rhs_dilation: tuple,
+    dimension_numbers: ConvDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+    precision: str,
+    preferred_element_type: Any,
+) -> Any:
     """The input convolved with ct, batch and features exchanged, stride and kernel dilation too."""
     if w.size == 0 or typeof(ct).size == 0 or typeof(x).size == 0:
         return zeros(w)
     lhs, rhs, out = dimension_numbers
     pads = []
     for n, k, m, (low, _), s, a, b in zip(
-        _spatial(typeof(x).shape, lhs), _spatial(w.shape, rhs), _spatial(typeof(ct).shape, out),
-        padding, window_strides, lhs_dilation, rhs_dilation,
-    ):  # fmt: skip
+        _spatial(typeof(x).shape, lhs),
+        _spatial(w.shape, rhs),
+        _spatial(typeof(ct).shape, out),
+        padding,
+        window_strides,
+        lhs_dilation,
+        rhs_dilation,
+    ):
         pads.append((low, dilated(m, s) - dilated(n, a) + dilated(k, b) - low - 1))
     return bind(
-        conv_p, x, ct, window_strides=rhs_dilation, padding=tuple(pads), lhs_dilation=lhs_dilation,
+        conv_p,
+        x,
+        ct,
+        window_strides=rhs_dilation,
+        padding=tuple(pads),
+        lhs_dilation=lhs_dilation,
         rhs_dilation=window_strides,
         dimension_numbers=ConvDimensionNumbers(_swap(lhs), _swap(out), _swap(rhs)),
-        feature_group_count=batch_group_count, batch_group_count=feature_group_count,
-        precision=precision, preferred_element_type=w.dtype,
-    )  # fmt: skip
+        feature_group_count=batch_group_count,
+        batch_group_count=feature_group_count,
+        precision=precision,
+        preferred_element_type=w.dtype,
+    )
 
 
 # ---- batching ----
 
 
 def _conv_batch(
-    size: int, xs: Sequence, dims: Sequence, *, dimension_numbers: ConvDimensionNumbers,
-    feature_group_count: int, batch_group_count: int, **params: Any,
-) -> Any:  # fmt: skip
+    size: int,
+    xs: Sequence,
+    dims: Sequence,
+    *,
+    dimension_numbers: ConvDimensionNumbers,
+    feature_group_count: int,
+    batch_group_count: int,
+    **params: Any,
+) -> Any:
     """The batch joins N, the output features, or (both operands batched) the groups."""
     (x, w), (dx, dw) = xs, dims
     lhs, rhs, out = dimension_numbers
@@ -287,10 +348,14 @@ def _conv_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers:
 
 
 conv_p = Primitive(
-    "conv_general_dilated", _conv_shape, linearize=_conv_linearize, transpose=_conv_transpose_rule,
-    batch=_conv_batch, precision="low",
+    "conv_general_dilated",
+    _conv_shape,
+    linearize=_conv_linearize,
+    transpose=_conv_transpose_rule,
+    batch=_conv_batch,
+    precision="low",
     flops=_conv_flops,
-)  # fmt: skip
+)
 
 
 # ---- what is called ----
@@ -332,38 +397,63 @@ def conv_general_dilated(
         windows = [dilated(k, d) for k, d in zip(_spatial(w.shape, numbers.rhs_spec), b)]
         padding = padtype_to_pads(_spatial(x.shape, numbers.lhs_spec), windows, strides, padding)
     return bind(
-        conv_p, lhs, rhs, window_strides=strides,
+        conv_p,
+        lhs,
+        rhs,
+        window_strides=strides,
         padding=tuple([(int(low), int(high)) for low, high in padding]),
-        lhs_dilation=a, rhs_dilation=b, dimension_numbers=numbers,
-        feature_group_count=int(feature_group_count), batch_group_count=int(batch_group_count),
+        lhs_dilation=a,
+        rhs_dilation=b,
+        dimension_numbers=numbers,
+        feature_group_count=int(feature_group_count),
+        batch_group_count=int(batch_group_count),
         precision=canonical_precision(precision),
         preferred_element_type=(
             None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
         ),
-    )  # fmt: skip
+    )
 
 
 def conv(
-    lhs: Any, rhs: Any, window_strides: Sequence[int], padding: str, precision: Any = None,
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: str,
+    precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """`conv_general_dilated` in NCHW and OIHW layout without dilation."""
     return conv_general_dilated(
-        lhs, rhs, window_strides, padding, precision=precision,
+        lhs,
+        rhs,
+        window_strides,
+        padding,
+        precision=precision,
         preferred_element_type=preferred_element_type,
-    )  # fmt: skip
+    )
 
 
 def conv_with_general_padding(
-    lhs: Any, rhs: Any, window_strides: Sequence[int], padding: Any,
-    lhs_dilation: Sequence[int] | None, rhs_dilation: Sequence[int] | None, precision: Any = None,
+    lhs: Any,
+    rhs: Any,
+    window_strides: Sequence[int],
+    padding: Any,
+    lhs_dilation: Sequence[int] | None,
+    rhs_dilation: Sequence[int] | None,
+    precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """`conv_general_dilated` in NCHW and OIHW layout."""
     return conv_general_dilated(
-        lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation, precision=precision,
+        lhs,
+        rhs,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        precision=precision,
         preferred_element_type=preferred_element_type,
-    )  # fmt: skip
+    )
 
 
 _CHANNELS_LAST = {
@@ -404,9 +494,16 @@ def conv_transpose(
         order[out], order[into] = into, out
         rhs = shapes.transpose(rhs, order)
     return conv_general_dilated(
-        lhs, rhs, (1,) * n, padding, strides, b, numbers, precision=precision,
+        lhs,
+        rhs,
+        (1,) * n,
+        padding,
+        strides,
+        b,
+        numbers,
+        precision=precision,
         preferred_element_type=preferred_element_type,
-    )  # fmt: skip
+    )
 
 
 def _enlarging_pads(k: int, s: int, padding: str) -> tuple[int, int]:
@@ -442,6 +539,15 @@ def conv_general_dilated_patches(
     order = sorted(range(x.ndim), key=numbers.rhs_spec.__getitem__)
     kernel = shapes.transpose(kernel, order)
     return conv_general_dilated(
-        lhs, kernel, window_strides, padding, lhs_dilation, rhs_dilation, numbers, channels, 1,
-        precision, preferred_element_type,
-    )  # fmt: skip
+        lhs,
+        kernel,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        numbers,
+        channels,
+        1,
+        precision,
+        preferred_element_type,
+    )

@@ -151,9 +151,16 @@ def _dot_transpose(
 
 
 def _dot_cotangent(
-    ct: Any, kind: Aval, other: Any, contract: Sequence[int], other_contract: Sequence[int],
-    batch: Sequence[int], other_batch: Sequence[int], first: bool, precision: str,
-) -> Any:  # fmt: skip
+    ct: Any,
+    kind: Aval,
+    other: Any,
+    contract: Sequence[int],
+    other_contract: Sequence[int],
+    batch: Sequence[int],
+    other_batch: Sequence[int],
+    first: bool,
+    precision: str,
+) -> Any:
     """The cotangent of one operand (`kind`; the left one if `first`), given the other operand."""
     # An 8-bit float has no common type with wider ones, which `preferred_element_type` may be.
     if typeof(other).dtype.itemsize == 1 < typeof(ct).dtype.itemsize:
@@ -192,12 +199,9 @@ def _dot_batch(
 ) -> Any:
     (x, y), (dx, dy) = xs, dims
     (xc, yc), (xb, yb) = dimension_numbers
-    up = lambda used, d: tuple([i + (i >= d) for i in used])  # noqa: E731
+    up = lambda used, d: tuple([i + (i >= d) for i in used])
     if dx is not None and dy is not None:
-        numbers = (
-            (up(xc, dx), up(yc, dy)),
-            ((dx, *up(xb, dx)), (dy, *up(yb, dy))),
-        )
+        numbers = ((up(xc, dx), up(yc, dy)), ((dx, *up(xb, dx)), (dy, *up(yb, dy))))
         return bind(dot_general_p, x, y, dimension_numbers=numbers, **params), 0
     if dx is not None:  # one more free dimension of the left operand
         xc, xb = up(xc, dx), up(xb, dx)
@@ -216,10 +220,14 @@ def _dot_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers: 
 
 
 dot_general_p = Primitive(
-    "dot_general", _dot_shape, linearize=_dot_linearize, transpose=_dot_transpose,
-    batch=_dot_batch, precision="low",
+    "dot_general",
+    _dot_shape,
+    linearize=_dot_linearize,
+    transpose=_dot_transpose,
+    batch=_dot_batch,
+    precision="low",
     flops=_dot_flops,
-)  # fmt: skip
+)
 
 
 def _of_one_kind(x: Any, y: Any) -> tuple[Any, Any]:
@@ -249,15 +257,17 @@ def dot_general(
     (xc, yc), (xb, yb) = dimension_numbers
     lhs, rhs = _of_one_kind(lhs, rhs)
     n, m = typeof(lhs).ndim, typeof(rhs).ndim
-    at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])  # noqa: E731
+    at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])
     return bind(
-        dot_general_p, lhs, rhs,
+        dot_general_p,
+        lhs,
+        rhs,
         dimension_numbers=((at(xc, n), at(yc, m)), (at(xb, n), at(yb, m))),
         precision=canonical_precision(precision),
         preferred_element_type=(
             None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
         ),
-    )  # fmt: skip
+    )
 
 
 def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:

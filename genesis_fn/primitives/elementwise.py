@@ -38,44 +38,68 @@ from genesis_fn.primitives.factories import (
     zeros,
 )
 
-_bool = lambda d: BOOL  # noqa: E731
+_bool = lambda d: BOOL
 
 # ---- arithmetic ----
 
 
 neg = elementwise(
-    "neg", [NEG], transpose=lambda ct, x: [neg(ct)],
-    torch=operator.neg, python=operator.neg, wraps=True, fold=np.negative,
+    "neg",
+    [NEG],
+    transpose=lambda ct, x: [neg(ct)],
+    torch=operator.neg,
+    python=operator.neg,
+    wraps=True,
+    fold=np.negative,
     triton=lambda kind, x: f"negate({x})" if dtypes.is_float(kind) else f"(-{x})",
     bounded=True,
-)  # fmt: skip
+)
 add = elementwise(
-    "add", [ONE, ONE], kinds="any",
+    "add",
+    [ONE, ONE],
+    kinds="any",
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, ct if is_linear(y) else None],
-    torch=operator.add, python=operator.add, wraps=True, fold=np.add, scalars=(0, 1),
+    torch=operator.add,
+    python=operator.add,
+    wraps=True,
+    fold=np.add,
+    scalars=(0, 1),
     triton=lambda kind, x, y: f"({x} | {y})" if kind == BOOL else f"({x} + {y})",
     bounded=True,
-)  # fmt: skip
+)
 sub = elementwise(
-    "sub", [ONE, NEG],
+    "sub",
+    [ONE, NEG],
     transpose=lambda ct, x, y: [ct if is_linear(x) else None, neg(ct) if is_linear(y) else None],
-    torch=operator.sub, triton="{0} - {1}", python=operator.sub, wraps=True,
-    fold=np.subtract, scalars=(0, 1),
+    torch=operator.sub,
+    triton="{0} - {1}",
+    python=operator.sub,
+    wraps=True,
+    fold=np.subtract,
+    scalars=(0, 1),
     bounded=True,
-)  # fmt: skip
+)
 mul = elementwise(
-    "mul", [lambda o, x, y: y, lambda o, x, y: x], kinds="any",
+    "mul",
+    [lambda o, x, y: y, lambda o, x, y: x],
+    kinds="any",
     transpose=lambda ct, x, y: [mul(ct, y), None] if is_linear(x) else [None, mul(ct, x)],
-    torch=operator.mul, python=operator.mul, wraps=True, fold=np.multiply, scalars=(0, 1),
+    torch=operator.mul,
+    python=operator.mul,
+    wraps=True,
+    fold=np.multiply,
+    scalars=(0, 1),
     triton=lambda kind, x, y: f"({x} & {y})" if kind == BOOL else f"({x} * {y})",
-)  # fmt: skip
+)
 # t * d with 0 * inf = 0: what derivatives use under `grad(..., safe_zero=True)`. Linear in t.
 safe_mul = elementwise(
-    "safe_mul", tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d), kinds="inexact",
+    "safe_mul",
+    tangent=lambda ts, o, t, d: _safe_mul_tangent(ts, t, d),
+    kinds="inexact",
     transpose=lambda ct, t, d: [safe_mul(ct, d), None],
     torch=lambda t, d: torch.where(t == 0, t, t * d),
     triton=lambda kind, t, d: f"safe_mul({t}, {d})",
-)  # fmt: skip
+)
 PRIM.update(neg=neg.prim, add=add.prim, mul=mul.prim, safe_mul=safe_mul.prim, full=full_p)
 
 
@@ -97,14 +121,21 @@ def _div_tangent(ts: Sequence[Any], o: Any, x: Any, y: Any) -> Any:
 
 
 div = elementwise(
-    "div", tangent=_div_tangent, transpose=lambda ct, x, y: [div(ct, y), None],
-    triton=lambda kind, x, y: f"div({x}, {y})", python=operator.truediv, cost=8, scalars=(0, 1),
-)  # fmt: skip
+    "div",
+    tangent=_div_tangent,
+    transpose=lambda ct, x, y: [div(ct, y), None],
+    triton=lambda kind, x, y: f"div({x}, {y})",
+    python=operator.truediv,
+    cost=8,
+    scalars=(0, 1),
+)
 rem = elementwise(
-    "rem", [ONE, lambda o, x, y: neg(trunc(div(x, y)))], kinds="real",
+    "rem",
+    [ONE, lambda o, x, y: neg(trunc(div(x, y)))],
+    kinds="real",
     triton="rem({0}, {1})",
     cost=8,
-)  # fmt: skip
+)
 
 
 # At 0**0 the partials are 0, though their derivatives by the other operand are infinite: there they
@@ -133,20 +164,25 @@ def _pow_dy(o: Any, x: Any, y: Any) -> Any:
     return mul(o, math.log(x) if x.real > 0 else math.nan)
 
 
-pow = elementwise(  # noqa: A001
-    "pow", [_pow_dx, _pow_dy], kinds="inexact", precision="high",
-    torch=operator.pow, triton="pow({0}, {1})", python=operator.pow, cost=8,
+pow = elementwise(
+    "pow",
+    [_pow_dx, _pow_dy],
+    kinds="inexact",
+    precision="high",
+    torch=operator.pow,
+    triton="pow({0}, {1})",
+    python=operator.pow,
+    cost=8,
     scalars=(0, 1),
     transcendental=True,
-)  # fmt: skip
+)
 
 
 # x**y of integers, wrapped as their products are; the reciprocals that y < 0 asks for are cut to
 # integers, 0 for all but 1 and -1.
 power_of_integers = elementwise(
-    "power_of_integers", kinds="integer", numpy=np.power,
-    triton="power_of_integers({0}, {1})",
-)  # fmt: skip
+    "power_of_integers", kinds="integer", numpy=np.power, triton="power_of_integers({0}, {1})"
+)
 
 
 def _same_if(o: Any, x: Any, y: Any) -> Any:
@@ -161,38 +197,48 @@ def half(kind: Aval) -> Any:
     return bind(PRIM["full"], value=0.5, shape=kind.shape, dtype=kind.dtype)
 
 
-max = elementwise(  # noqa: A001
-    "max", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
-    numpy=np.maximum, triton="maximum({0}, {1})",
+max = elementwise(
+    "max",
+    [_same_if, lambda o, x, y: _same_if(o, y, x)],
+    kinds="ordered",
+    numpy=np.maximum,
+    triton="maximum({0}, {1})",
     scalars=(0, 1),
     bounded=True,
-)  # fmt: skip
-min = elementwise(  # noqa: A001
-    "min", [_same_if, lambda o, x, y: _same_if(o, y, x)], kinds="ordered",
-    numpy=np.minimum, triton="minimum({0}, {1})",
+)
+min = elementwise(
+    "min",
+    [_same_if, lambda o, x, y: _same_if(o, y, x)],
+    kinds="ordered",
+    numpy=np.minimum,
+    triton="minimum({0}, {1})",
     scalars=(0, 1),
     bounded=True,
-)  # fmt: skip
+)
 atan2 = elementwise(
     "atan2",
     [
         lambda o, y, x: div(x, add(mul(x, x), mul(y, y))),
         lambda o, y, x: neg(div(y, add(mul(x, x), mul(y, y)))),
     ],
-    kinds="float", precision="high",
+    kinds="float",
+    precision="high",
     triton="atan2({0}, {1})",
     cost=8,
     transcendental=True,
-)  # fmt: skip
+)
 nextafter = elementwise(
-    "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float",
-    triton=IN_KERNELS,
-)  # fmt: skip
-abs = elementwise(  # noqa: A001
-    "abs", tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x), result=dtypes.real_of,
-    torch=torch.abs, numpy=np.abs, triton="tl.abs({0})",
+    "nextafter", tangent=lambda ts, o, x, y: ts[0], kinds="float", triton=IN_KERNELS
+)
+abs = elementwise(
+    "abs",
+    tangent=lambda ts, o, x: _abs_tangent(ts[0], o, x),
+    result=dtypes.real_of,
+    torch=torch.abs,
+    numpy=np.abs,
+    triton="tl.abs({0})",
     bounded=True,
-)  # fmt: skip
+)
 
 
 sign = elementwise("sign", kinds="number", numpy=np.sign, triton="sign({0})")
@@ -218,9 +264,8 @@ def _integer_pow_triton(kind: DType, x: str, *, y: int) -> str:
 
 
 integer_pow_p = Primitive(
-    "integer_pow", _integer_pow_shape,
-    lowering=Elementwise(_integer_pow_triton), precision="high",
-)  # fmt: skip
+    "integer_pow", _integer_pow_shape, lowering=Elementwise(_integer_pow_triton), precision="high"
+)
 integer_pow_p.batch = functools.partial(batch_elementwise, integer_pow_p)
 
 
@@ -262,9 +307,16 @@ def _compare(
         return f"({x} {sign} {y})"
 
     return elementwise(
-        name, kinds=kinds, result=_bool, torch=op, wraps=wraps, python=op,
-        triton=triton, fold=ufunc, scalars=(0, 1),
-    )  # fmt: skip
+        name,
+        kinds=kinds,
+        result=_bool,
+        torch=op,
+        wraps=wraps,
+        python=op,
+        triton=triton,
+        fold=ufunc,
+        scalars=(0, 1),
+    )
 
 
 eq = _compare("eq", "==", operator.eq, np.equal, "any", True)
@@ -325,51 +377,94 @@ clz = elementwise("clz", kinds="integer", triton="clz({0})")
 
 
 exp = elementwise(
-    "exp", [lambda y, x: y], kinds="inexact", precision="high",
-    torch=torch.exp, triton="exp({0})", cost=8,
-    transcendental=True,
-)  # fmt: skip
-exp2 = elementwise(
-    "exp2", [lambda y, x: mul(y, math.log(2))], kinds="inexact", precision="high",
-    torch=torch.exp2, triton="exp2({0})", cost=8,
-    transcendental=True,
-)  # fmt: skip
-expm1 = elementwise(
-    "expm1", [lambda y, x: add(y, 1)], kinds="inexact", precision="high",
-    torch=torch.expm1, triton="expm1({0})", cost=8,
-    transcendental=True,
-)  # fmt: skip
-log = elementwise(
-    "log", tangent=lambda ts, y, x: over(ts[0], x), kinds="inexact", precision="high",
-    torch=torch.log, triton="log({0})", python=math.log, cost=8,
-    transcendental=True,
-)  # fmt: skip
-log1p = elementwise(
-    "log1p", tangent=lambda ts, y, x: over(ts[0], add(x, 1)), kinds="inexact", precision="high",
-    torch=torch.log1p, triton="log1p({0})",
+    "exp",
+    [lambda y, x: y],
+    kinds="inexact",
+    precision="high",
+    torch=torch.exp,
+    triton="exp({0})",
     cost=8,
     transcendental=True,
-)  # fmt: skip
+)
+exp2 = elementwise(
+    "exp2",
+    [lambda y, x: mul(y, math.log(2))],
+    kinds="inexact",
+    precision="high",
+    torch=torch.exp2,
+    triton="exp2({0})",
+    cost=8,
+    transcendental=True,
+)
+expm1 = elementwise(
+    "expm1",
+    [lambda y, x: add(y, 1)],
+    kinds="inexact",
+    precision="high",
+    torch=torch.expm1,
+    triton="expm1({0})",
+    cost=8,
+    transcendental=True,
+)
+log = elementwise(
+    "log",
+    tangent=lambda ts, y, x: over(ts[0], x),
+    kinds="inexact",
+    precision="high",
+    torch=torch.log,
+    triton="log({0})",
+    python=math.log,
+    cost=8,
+    transcendental=True,
+)
+log1p = elementwise(
+    "log1p",
+    tangent=lambda ts, y, x: over(ts[0], add(x, 1)),
+    kinds="inexact",
+    precision="high",
+    torch=torch.log1p,
+    triton="log1p({0})",
+    cost=8,
+    transcendental=True,
+)
 sqrt = elementwise(
-    "sqrt", tangent=lambda ts, y, x: over(ts[0], mul(y, 2)), kinds="inexact", precision="high",
-    torch=torch.sqrt, triton="square_root({0})",
+    "sqrt",
+    tangent=lambda ts, y, x: over(ts[0], mul(y, 2)),
+    kinds="inexact",
+    precision="high",
+    torch=torch.sqrt,
+    triton="square_root({0})",
     transcendental=True,
-)  # fmt: skip
+)
 rsqrt = elementwise(
-    "rsqrt", [lambda y, x: mul(div(y, x), -0.5)], kinds="inexact", precision="high",
-    torch=torch.rsqrt, triton="rsqrt({0})",
+    "rsqrt",
+    [lambda y, x: mul(div(y, x), -0.5)],
+    kinds="inexact",
+    precision="high",
+    torch=torch.rsqrt,
+    triton="rsqrt({0})",
     transcendental=True,
-)  # fmt: skip
+)
 cbrt = elementwise(
-    "cbrt", [lambda y, x: div(1, mul(mul(y, y), 3))], kinds="float", precision="high",
-    triton="cube_root({0})", cost=8,
+    "cbrt",
+    [lambda y, x: div(1, mul(mul(y, y), 3))],
+    kinds="float",
+    precision="high",
+    triton="cube_root({0})",
+    cost=8,
     transcendental=True,
-)  # fmt: skip
+)
 logistic = elementwise(
-    "logistic", [lambda y, x: mul(y, sub(1, y))], kinds="inexact", precision="high",
-    torch=torch.sigmoid, triton="logistic({0})", cost=8,
-    bounded=True, transcendental=True,
-)  # fmt: skip
+    "logistic",
+    [lambda y, x: mul(y, sub(1, y))],
+    kinds="inexact",
+    precision="high",
+    torch=torch.sigmoid,
+    triton="logistic({0})",
+    cost=8,
+    bounded=True,
+    transcendental=True,
+)
 
 # ---- trigonometry ----
 
@@ -378,9 +473,15 @@ def _function(name: str, partial: Callable, triton: str, kinds: str = "inexact",
     torch_function = options.pop("torch", None) or getattr(torch, name)
     options.setdefault("cost", 8)
     return elementwise(
-        name, [partial], kinds=kinds, precision="high", torch=torch_function, triton=triton,
-        transcendental=True, **options,
-    )  # fmt: skip
+        name,
+        [partial],
+        kinds=kinds,
+        precision="high",
+        torch=torch_function,
+        triton=triton,
+        transcendental=True,
+        **options,
+    )
 
 
 sin = _function("sin", lambda y, x: cos(x), "sin({0})", bounded=True)
@@ -401,18 +502,28 @@ atanh = _function("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "atanh({0
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 
 erf = _function(
-    "erf", lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI), "erf({0})",
-    kinds="float", save=True,
+    "erf",
+    lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI),
+    "erf({0})",
+    kinds="float",
+    save=True,
     bounded=True,
-)  # fmt: skip
+)
 erfc = _function(
-    "erfc", lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI), "erfc({0})",
-    kinds="float", save=True,
-)  # fmt: skip
+    "erfc",
+    lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI),
+    "erfc({0})",
+    kinds="float",
+    save=True,
+)
 erf_inv = _function(
-    "erf_inv", lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI), "erf_inv({0})",
-    kinds="float", torch=torch.erfinv, cost=20,
-)  # fmt: skip
+    "erf_inv",
+    lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI),
+    "erf_inv({0})",
+    kinds="float",
+    torch=torch.erfinv,
+    cost=20,
+)
 lgamma = _function("lgamma", lambda y, x: digamma(x), "lgamma({0})", kinds="float", cost=30)
 
 # ---- rounding and classification ----
@@ -469,10 +580,12 @@ def _bitcast_shape(x: Aval, *, dtype: DType) -> Aval:
 
 
 bitcast_p = Primitive(
-    "bitcast_convert_type", _bitcast_shape,
-    lowering=Elementwise(IN_KERNELS), weak=None,
+    "bitcast_convert_type",
+    _bitcast_shape,
+    lowering=Elementwise(IN_KERNELS),
+    weak=None,
     flops=no_flops,
-)  # fmt: skip
+)
 bitcast_p.linearize = no_tangent(bitcast_p)
 
 
@@ -522,11 +635,15 @@ def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list:
 
 
 select_p = Primitive(
-    "select", _select_shape, linearize=_select_linearize, transpose=_select_transpose,
+    "select",
+    _select_shape,
+    linearize=_select_linearize,
+    transpose=_select_transpose,
     lowering=Elementwise(lambda kind, c, x, y: f"tl.where({c}, {x}, {y})", scalars=(1, 2)),
     weak=slice(1, None),
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    bounded=True,
+    flops=no_flops,
+)
 select_p.batch = functools.partial(batch_elementwise, select_p)
 
 
@@ -539,41 +656,52 @@ def select(c: Any, x: Any, y: Any) -> Any:
 
 
 real = elementwise(
-    "real", tangent=lambda ts, y, x: real(ts[0]), kinds="complex", result=dtypes.real_of,
-    transpose=lambda ct, x: [complex_(ct, zeros(typeof(ct)))], torch=torch.real,
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    "real",
+    tangent=lambda ts, y, x: real(ts[0]),
+    kinds="complex",
+    result=dtypes.real_of,
+    transpose=lambda ct, x: [complex_(ct, zeros(typeof(ct)))],
+    torch=torch.real,
+    bounded=True,
+    flops=no_flops,
+)
 imag = elementwise(
-    "imag", tangent=lambda ts, y, x: imag(ts[0]), kinds="complex", result=dtypes.real_of,
-    transpose=lambda ct, x: [complex_(zeros(typeof(ct)), neg(ct))], torch=torch.imag,
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    "imag",
+    tangent=lambda ts, y, x: imag(ts[0]),
+    kinds="complex",
+    result=dtypes.real_of,
+    transpose=lambda ct, x: [complex_(zeros(typeof(ct)), neg(ct))],
+    torch=torch.imag,
+    bounded=True,
+    flops=no_flops,
+)
 complex_ = elementwise(
     "complex",
     tangent=lambda ts, o, x, y: complex_(
         instantiate(ts[0], typeof(x)), instantiate(ts[1], typeof(y))
     ),
-    kinds="float", result=dtypes.complex_of,
+    kinds="float",
+    result=dtypes.complex_of,
     torch=lambda x, y: torch.complex(*[v.float() if v.itemsize < 4 else v for v in (x, y)]),
     transpose=lambda ct, x, y: [
-        real(ct) if is_linear(x) else None, neg(imag(ct)) if is_linear(y) else None,
+        real(ct) if is_linear(x) else None,
+        neg(imag(ct)) if is_linear(y) else None,
     ],
     flops=no_flops,
-)  # fmt: skip
+)
 conj = elementwise(
-    "conj", tangent=lambda ts, y, x: conj(ts[0]), kinds="complex",
-    transpose=lambda ct, x: [conj(ct)], torch=torch.conj_physical,
+    "conj",
+    tangent=lambda ts, y, x: conj(ts[0]),
+    kinds="complex",
+    transpose=lambda ct, x: [conj(ct)],
+    torch=torch.conj_physical,
     bounded=True,
-)  # fmt: skip
+)
 
 
 # ---- derivatives of digamma ----
 
-polygamma_p = Primitive(
-    "polygamma", lambda x, *, n: x,
-    precision="high",
-    transcendental=True,
-)  # fmt: skip
+polygamma_p = Primitive("polygamma", lambda x, *, n: x, precision="high", transcendental=True)
 polygamma_p.batch = functools.partial(batch_elementwise, polygamma_p)
 polygamma_p.linearize = lambda nonzero, x, *, n: (
     polygamma(n, x),
@@ -587,10 +715,15 @@ def polygamma(n: int, x: Any) -> Any:
 
 
 digamma = elementwise(
-    "digamma", [lambda y, x: polygamma(1, x)], kinds="float", precision="high",
-    torch=torch.digamma, triton="digamma({0})", cost=30,
+    "digamma",
+    [lambda y, x: polygamma(1, x)],
+    kinds="float",
+    precision="high",
+    torch=torch.digamma,
+    triton="digamma({0})",
+    cost=30,
     transcendental=True,
-)  # fmt: skip
+)
 
 
 # ---- sums of cotangents ----
@@ -598,12 +731,15 @@ digamma = elementwise(
 
 # One rounding for any number of terms: 16-bit floats are added in float32.
 add_n = elementwise(
-    "add_n", tangent=lambda ts, o, *xs: total([t for t in ts if t is not None]),
+    "add_n",
+    tangent=lambda ts, o, *xs: total([t for t in ts if t is not None]),
     transpose=lambda ct, *xs: [ct if is_linear(x) else None for x in xs],
-    kinds="any", wraps=True,
+    kinds="any",
+    wraps=True,
     triton=lambda kind, *xs: "(" + (" | " if kind == BOOL else " + ").join(xs) + ")",
-    bounded=True, flops=lambda ins, outs: outs[0].size * (len(ins) - 1),
-)  # fmt: skip
+    bounded=True,
+    flops=lambda ins, outs: outs[0].size * (len(ins) - 1),
+)
 
 
 def total(xs: Sequence[Any]) -> Any:

@@ -73,11 +73,13 @@ def _fft_flops(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
 
 
 fft_p = linear(
-    "fft", _fft_shape, transpose=_fft_transpose,
+    "fft",
+    _fft_shape,
+    transpose=_fft_transpose,
     batch=lambda size, x, d, **params: (bind(fft_p, move_batch(x, d, 0, size), **params), 0),
     precision="high",
     flops=_fft_flops,
-)  # fmt: skip
+)
 
 
 def fft(operand: Any, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Any:

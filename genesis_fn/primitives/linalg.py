@@ -166,8 +166,9 @@ def _cholesky_linearize(nonzero: Any, x: Any) -> Any:
 
     def tangent(t: Any) -> Any:
         # L' = L Phi(L^-1 A' L^-H), Phi the lower triangle with half the diagonal.
-        inner = triangular_solve(factor, t, left_side=False, lower=True, transpose_a=True,
-                                 conjugate_a=True)  # fmt: skip
+        inner = triangular_solve(
+            factor, t, left_side=False, lower=True, transpose_a=True, conjugate_a=True
+        )
         inner = triangular_solve(factor, inner, left_side=True, lower=True)
         return _mm(factor, sub(tril(inner), _half(mul(inner, _eye(inner)))))
 
@@ -191,9 +192,15 @@ def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
 
 
 def _triangular_shape(
-    a: Aval, b: Aval, *, left_side: bool, lower: bool, transpose_a: bool, conjugate_a: bool,
+    a: Aval,
+    b: Aval,
+    *,
+    left_side: bool,
+    lower: bool,
+    transpose_a: bool,
+    conjugate_a: bool,
     unit_diagonal: bool,
-) -> Aval:  # fmt: skip
+) -> Aval:
     n, _ = _matrices("triangular_solve", a, square=True)
     _matrices("triangular_solve", b)
     if a.shape[:-2] != b.shape[:-2] or b.shape[-2 if left_side else -1] != n or a.dtype != b.dtype:
@@ -203,9 +210,11 @@ def _triangular_shape(
 
 
 triangular_solve_p = Primitive(
-    "triangular_solve", _triangular_shape,
-    flops=lambda ins, outs, **_: ins[1].size * ins[0].shape[-2], precision="high",
-)  # fmt: skip
+    "triangular_solve",
+    _triangular_shape,
+    flops=lambda ins, outs, **_: ins[1].size * ins[0].shape[-2],
+    precision="high",
+)
 triangular_solve_p.batch = _leading(triangular_solve_p)
 
 
@@ -216,9 +225,11 @@ def _triangular_linearize(nonzero: Any, a: Any, b: Any, **params: Any) -> Any:
         # op(A) X = B: X' = op(A)^-1 (B' - op(A') X); on the right likewise.
         right = tb
         if ta is not None:
-            ta = tril(ta, -params["unit_diagonal"]) if params["lower"] else triu(
-                ta, +params["unit_diagonal"]
-            )  # fmt: skip
+            ta = (
+                tril(ta, -params["unit_diagonal"])
+                if params["lower"]
+                else triu(ta, +params["unit_diagonal"])
+            )
             ta = _conj(ta) if params["conjugate_a"] else ta
             ta = _t(ta) if params["transpose_a"] else ta
             product = _mm(ta, x) if params["left_side"] else _mm(x, ta)
@@ -256,10 +267,15 @@ def triangular_solve(
     if vector:
         b = shapes.expand_dims(b, -1 if left_side else -2)
     x = bind(
-        triangular_solve_p, a, b, left_side=bool(left_side), lower=bool(lower),
-        transpose_a=bool(transpose_a), conjugate_a=bool(conjugate_a),
+        triangular_solve_p,
+        a,
+        b,
+        left_side=bool(left_side),
+        lower=bool(lower),
+        transpose_a=bool(transpose_a),
+        conjugate_a=bool(conjugate_a),
         unit_diagonal=bool(unit_diagonal),
-    )  # fmt: skip
+    )
     return shapes.squeeze(x, -1 if left_side else -2) if vector else x
 
 
@@ -294,9 +310,13 @@ def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list:
 
 
 solve_p = Primitive(
-    "solve", _solve_shape, linearize=_solve_linearize, transpose=_solve_transpose,
-    precision="high", flops=_cubic(2 / 3),
-)  # fmt: skip
+    "solve",
+    _solve_shape,
+    linearize=_solve_linearize,
+    transpose=_solve_transpose,
+    precision="high",
+    flops=_cubic(2 / 3),
+)
 solve_p.batch = _leading(solve_p)
 
 
@@ -381,9 +401,7 @@ def _qr_shape(x: Aval, *, full_matrices: bool) -> list[Aval]:
     return [x.update((*x.shape[:-2], m, k)), x.update((*x.shape[:-2], k, n))]
 
 
-qr_p = Primitive(
-    "qr", _qr_shape, flops=_cubic(4 / 3), multi=True, precision="high",
-)  # fmt: skip
+qr_p = Primitive("qr", _qr_shape, flops=_cubic(4 / 3), multi=True, precision="high")
 qr_p.batch = _leading(qr_p)
 
 
@@ -436,8 +454,9 @@ def _inverse_gaps(w: Any, shape: Sequence[int]) -> Any:
     gap = sub(_columns(w, shape), _rows(w, shape))
     i, j = _places(gap)
     same = eq(i, j)
-    return select(same, 0.0, div(full(typeof(gap).shape, 1.0, typeof(gap).dtype),
-                                 select(same, 1.0, gap)))  # fmt: skip
+    return select(
+        same, 0.0, div(full(typeof(gap).shape, 1.0, typeof(gap).dtype), select(same, 1.0, gap))
+    )
 
 
 def _eigh_linearize(nonzero: Any, x: Any) -> Any:
@@ -520,10 +539,14 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
             phase = _half(mul(inverse, sub(inner, _h(inner))))
             turn_u = add(turn_u, phase)
         du, dv = _mm(u, turn_u), _mm(_h(vh), turn_v)
-        scale = _like(shapes.broadcast_in_dim(
-            div(full(typeof(s).shape, 1.0, typeof(s).dtype), s), (*square[:-2], 1, k),
-            (*range(len(square) - 2), len(square) - 1),
-        ), kind)  # fmt: skip
+        scale = _like(
+            shapes.broadcast_in_dim(
+                div(full(typeof(s).shape, 1.0, typeof(s).dtype), s),
+                (*square[:-2], 1, k),
+                (*range(len(square) - 2), len(square) - 1),
+            ),
+            kind,
+        )
         if m > k:
             outside = sub(_mm(t, _h(vh)), _mm(u, inner))
             du = add(du, mul(outside, _spread_columns(scale, typeof(outside).shape)))

@@ -97,9 +97,12 @@ def _broadcast_batch(size: int, x: Any, d: int, *, shape: tuple, dims: tuple) ->
 
 
 broadcast_in_dim_p = linear(
-    "broadcast_in_dim", _broadcast_shape, transpose=_broadcast_transpose, batch=_broadcast_batch,
+    "broadcast_in_dim",
+    _broadcast_shape,
+    transpose=_broadcast_transpose,
+    batch=_broadcast_batch,
     lowering=moved(_broadcast_index),
-)  # fmt: skip
+)
 PRIM["broadcast_in_dim"] = broadcast_in_dim_p
 
 
@@ -272,12 +275,15 @@ def _slice_batch(size: int, x: Any, d: int, *, start: tuple, limit: tuple, strid
 
 
 slice_p = linear(
-    "slice", _slice_shape, transpose=_slice_transpose, batch=_slice_batch,
+    "slice",
+    _slice_shape,
+    transpose=_slice_transpose,
+    batch=_slice_batch,
     lowering=moved(_slice_index),
-)  # fmt: skip
+)
 
 
-def slice(  # noqa: A001
+def slice(
     operand: Any,
     start_indices: Sequence[int],
     limit_indices: Sequence[int],
@@ -365,8 +371,11 @@ def _pad_transpose(ct: Any, x: Any, value: Any, *, config: tuple) -> list:
         inner = typeof(whole).shape
         back = slice(whole, (0,) * len(inner), inner, [i + 1 for _, _, i in config])
     if is_linear(value):
-        outside = pad(full(typeof(x).shape if not is_linear(x) else x.aval.shape, False,
-                           dtypes.BOOL), True, config)  # fmt: skip
+        outside = pad(
+            full(typeof(x).shape if not is_linear(x) else x.aval.shape, False, dtypes.BOOL),
+            True,
+            config,
+        )
         spread = reduce_sum(select(outside, ct, zero_of(ct)), range(len(typeof(ct).shape)))
     return [back, spread]
 
@@ -396,9 +405,13 @@ def _pad_pieces(k: int, at: Index, x: Aval, value: Any, *, config: tuple) -> lis
 
 
 pad_p = Primitive(
-    "pad", _pad_shape, linearize=_pad_linearize, transpose=_pad_transpose, batch=_pad_batch,
+    "pad",
+    _pad_shape,
+    linearize=_pad_linearize,
+    transpose=_pad_transpose,
+    batch=_pad_batch,
     lowering=View(_pad_pieces, joins=True, shares=False),
-)  # fmt: skip
+)
 
 
 def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
@@ -473,10 +486,13 @@ def _concatenate_pieces(k: int, at: Index, *xs: Aval, dimension: int) -> list[Pi
 
 
 concatenate_p = Primitive(
-    "concatenate", _concatenate_shape, linearize=_concatenate_linearize,
-    transpose=_concatenate_transpose, batch=_concatenate_batch,
+    "concatenate",
+    _concatenate_shape,
+    linearize=_concatenate_linearize,
+    transpose=_concatenate_transpose,
+    batch=_concatenate_batch,
     lowering=View(_concatenate_pieces, joins=True, shares=False),
-)  # fmt: skip
+)
 
 
 def concatenate(operands: Sequence[Any], dimension: int) -> Any:
@@ -520,10 +536,14 @@ def _split_batch(size: int, xs: Sequence, dims: Sequence, *, sizes: tuple, axis:
 
 
 split_p = Primitive(
-    "split", _split_shape, multi=True, linearize=_split_linearize, transpose=_split_transpose,
+    "split",
+    _split_shape,
+    multi=True,
+    linearize=_split_linearize,
+    transpose=_split_transpose,
     batch=_split_batch,
     lowering=View(_split_pieces),
-)  # fmt: skip
+)
 
 
 def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
@@ -543,17 +563,21 @@ def _rev_shape(x: Aval, *, dimensions: tuple[int, ...]) -> Aval:
 
 
 def _rev_index(at: Index, x: Aval, *, dimensions: tuple[int, ...]) -> Index:
-    return tuple([
-        ix.shift(ix.scale(i, -1), n - 1) if d in dimensions else i
-        for d, (i, n) in enumerate(zip(at, x.shape))
-    ])  # fmt: skip
+    return tuple(
+        [
+            ix.shift(ix.scale(i, -1), n - 1) if d in dimensions else i
+            for d, (i, n) in enumerate(zip(at, x.shape))
+        ]
+    )
 
 
 rev_p = linear(
-    "rev", _rev_shape, transpose=lambda ct, x, *, dimensions: rev(ct, dimensions),
+    "rev",
+    _rev_shape,
+    transpose=lambda ct, x, *, dimensions: rev(ct, dimensions),
     batch=lambda size, x, d, *, dimensions: (rev(x, [i + (i >= d) for i in dimensions]), d),
     lowering=moved(_rev_index, shares=False),
-)  # fmt: skip
+)
 
 
 def rev(operand: Any, dimensions: Sequence[int]) -> Any:
@@ -574,9 +598,7 @@ def _iota_shape(*, dtype: DType, shape: tuple[int, ...], dimension: int) -> Aval
 
 
 iota_p = Primitive(
-    "iota",
-    _iota_shape,
-    lowering=Source(lambda at, *, dimension, **_: at[dimension]),
+    "iota", _iota_shape, lowering=Source(lambda at, *, dimension, **_: at[dimension])
 )
 iota_p.linearize = no_tangent(iota_p)
 iota_p.batch = lambda size, xs, dims, /, **params: (bind(iota_p, **params), None)
@@ -598,9 +620,12 @@ def iota(dtype: DTypeLike, size: int | Sequence[int], dimension: int = 0) -> Any
 # ---- copies and barriers ----
 
 copy_p = linear(
-    "copy", lambda x: x, transpose=lambda ct, x: ct, batch=lambda size, x, d: (copy(x), d),
+    "copy",
+    lambda x: x,
+    transpose=lambda ct, x: ct,
+    batch=lambda size, x, d: (copy(x), d),
     lowering=same(shares=False),
-)  # fmt: skip
+)
 
 
 def copy(x: Any) -> Any:
@@ -615,12 +640,14 @@ def _some(values: Sequence[Any]) -> list:
 
 
 barrier_p = Primitive(
-    "optimization_barrier", lambda *xs: list(xs), multi=True,
+    "optimization_barrier",
+    lambda *xs: list(xs),
+    multi=True,
     linearize=lambda nonzero, *xs: (optimization_barrier(xs), lambda *ts: _some(ts)),
     transpose=lambda cts, *xs: _some([c if is_linear(x) else None for c, x in zip(cts, xs)]),
     batch=lambda size, xs, dims: (optimization_barrier(xs), list(dims)),
     lowering=same(),
-)  # fmt: skip
+)
 
 
 def optimization_barrier(operands: Sequence[Any]) -> list[Any]:
@@ -644,17 +671,20 @@ def _precision_shape(x: Aval, *, exponent_bits: int, mantissa_bits: int) -> Aval
 
 
 reduce_precision_p = linear(
-    "reduce_precision", _precision_shape,
+    "reduce_precision",
+    _precision_shape,
     transpose=lambda ct, x, **bits: reduce_precision(ct, **bits),
     batch=lambda size, x, d, **bits: (reduce_precision(x, **bits), d),
     lowering=Elementwise(IN_KERNELS),
-)  # fmt: skip
+)
 
 
 def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     """`operand` rounded to a float format with these bits, in its own dtype. What is too large
     becomes infinite, what is too small for a normal number becomes zero."""
     return bind(
-        reduce_precision_p, operand, exponent_bits=operator.index(exponent_bits),
+        reduce_precision_p,
+        operand,
+        exponent_bits=operator.index(exponent_bits),
         mantissa_bits=operator.index(mantissa_bits),
-    )  # fmt: skip
+    )

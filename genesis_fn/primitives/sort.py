@@ -26,9 +26,13 @@ def take_along(x: Any, index: Any, axis: int) -> Any:
     others = axes_except(n, (axis,))
     numbers = GatherDimensionNumbers((), (axis,), (axis,), others, others)
     return gather(
-        x, shapes.expand_dims(index, n), numbers, (1,) * n, unique_indices=True,
+        x,
+        shapes.expand_dims(index, n),
+        numbers,
+        (1,) * n,
+        unique_indices=True,
         mode="promise_in_bounds",
-    )  # fmt: skip
+    )
 
 
 # ---- sort ----

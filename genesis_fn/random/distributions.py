@@ -230,9 +230,8 @@ def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None) -> An
 
 
 def multivariate_normal(
-    key: Any, mean: Any, cov: Any, shape: Any = None, dtype: Any = None,
-    method: str = "cholesky",
-) -> Any:  # fmt: skip
+    key: Any, mean: Any, cov: Any, shape: Any = None, dtype: Any = None, method: str = "cholesky"
+) -> Any:
     """Normal vectors of the given mean [..., n] and covariance [..., n, n]; `shape` is the batch.
 
     `method` is "cholesky", "eigh" or "svd"; the last two take semi-definite covariances.

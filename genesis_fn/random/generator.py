@@ -93,9 +93,8 @@ class Generator:
         return samplers.normal(self.key(), _size(size), dtype)
 
     def randint(
-        self, low: int, high: Any = None, size: Sequence[int] | None = None,
-        dtype: Any = jnp.int32,
-    ) -> Any:  # fmt: skip
+        self, low: int, high: Any = None, size: Sequence[int] | None = None, dtype: Any = jnp.int32
+    ) -> Any:
         """Uniform integers in [low, high): `randint(low, high, size)` or `randint(high, size)`."""
         if size is None:
             low, high, size = 0, low, high

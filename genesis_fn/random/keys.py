@@ -149,7 +149,7 @@ def key(seed: Any, *, impl: str | None = None) -> Any:
     return bits_of.wrap(_words_of_seed(seed), impl)
 
 
-def PRNGKey(seed: Any, *, impl: str | None = None) -> Any:  # noqa: N802  JAX's name
+def PRNGKey(seed: Any, *, impl: str | None = None) -> Any:
     """The raw words, uint32[2], of `key(seed)`: JAX's keys of old.
 
     Functions that take keys take them for keys of the default implementation, so `impl` may only

@@ -198,8 +198,10 @@ def categorical(
         return jnp.argmax(noise + logits, axis + len(extra))
     count = math.prod(extra)
     if count > logits.shape[axis]:
-        raise ValueError(f"random.categorical: {count} draws without replacement from "
-                         f"{logits.shape[axis]} classes")  # fmt: skip
+        raise ValueError(
+            f"random.categorical: {count} draws without replacement from "
+            f"{logits.shape[axis]} classes"
+        )
     noisy = jnp.moveaxis(gumbel(key, logits.shape, logits.dtype) + logits, axis, -1)
     from genesis_fn.primitives.sort import top_k
 
@@ -244,9 +246,14 @@ def _shuffle(key: Any, x: Any, axis: int) -> Any:
 
 
 def choice(
-    key: Any, a: Any, shape: Any = (), replace: bool = True, p: Any = None, axis: int = 0,
+    key: Any,
+    a: Any,
+    shape: Any = (),
+    replace: bool = True,
+    p: Any = None,
+    axis: int = 0,
     mode: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Draws from range(a) or from the array `a` along `axis`, with probabilities `p`."""
     n = _count("choice", a)
     arr = as_array(a) if n is None else None

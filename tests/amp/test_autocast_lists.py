@@ -45,10 +45,17 @@ def _conv(spatial: int) -> Callable:
 
 def _transposed(spatial: int) -> Callable:
     return lambda x, w: lax.conv_transpose(
-        x, w, (1,) * spatial, "VALID", transpose_kernel=True,
-        dimension_numbers=(("NCH", "OIH", "NCH"), ("NCHW", "OIHW", "NCHW"),
-                           ("NCDHW", "OIDHW", "NCDHW"))[spatial - 1],
-    )  # fmt: skip
+        x,
+        w,
+        (1,) * spatial,
+        "VALID",
+        transpose_kernel=True,
+        dimension_numbers=(
+            ("NCH", "OIH", "NCH"),
+            ("NCHW", "OIHW", "NCHW"),
+            ("NCDHW", "OIDHW", "NCDHW"),
+        )[spatial - 1],
+    )
 
 
 # Our function for the arguments that the lists give, floating arrays only.
@@ -132,11 +139,14 @@ def entries() -> list[Any]:
     ):
         for name, ops in vars(lists).items():
             kind = (
-                "low" if name.endswith("16")
-                else "float32" if name.endswith("fp32")
-                else "promote" if "promote" in name
+                "low"
+                if name.endswith("16")
+                else "float32"
+                if name.endswith("fp32")
+                else "promote"
+                if "promote" in name
                 else None
-            )  # fmt: skip
+            )
             if kind is None:
                 assert name == "banned", name
                 continue

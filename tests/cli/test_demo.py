@@ -24,17 +24,41 @@ def corpus(tmp_path, monkeypatch):
         (tmp_path / "text").mkdir(exist_ok=True)
         (tmp_path / "text" / f"{i}.py").write_text(TEXT)
     monkeypatch.setattr(demo, "VOCABULARY", 300)
-    monkeypatch.setattr(demo, "CONFIG", qwen.QwenConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, rope_theta=1e4,
-        max_position_embeddings=256,
-    ))  # fmt: skip
+    monkeypatch.setattr(
+        demo,
+        "CONFIG",
+        qwen.QwenConfig(
+            vocab_size=300,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            rope_theta=1e4,
+            max_position_embeddings=256,
+        ),
+    )
     return tmp_path / "text"
 
 
 def command(corpus, out, *more):
-    return ["demo", "--data", str(corpus), "--out", str(out), "--steps", "6", "--batch", "2",
-            "--length", "16", "--prompt", "def f", *more]  # fmt: skip
+    return [
+        "demo",
+        "--data",
+        str(corpus),
+        "--out",
+        str(out),
+        "--steps",
+        "6",
+        "--batch",
+        "2",
+        "--length",
+        "16",
+        "--prompt",
+        "def f",
+        *more,
+    ]
 
 
 def rows(out):
@@ -76,7 +100,7 @@ def test_demo_resumes_to_the_same_log(corpus, tmp_path, capsys, monkeypatch):
     assert main(command(corpus, parts)) == 0
     said = capsys.readouterr().out
     assert "passed over a checkpoint" in said and "going on from step 3" in said
-    final = lambda out: [r for r in rows(out) if "loss" in r]  # noqa: E731
+    final = lambda out: [r for r in rows(out) if "loss" in r]
     assert final(parts) == final(whole)
     assert rows(parts)[-1] == rows(whole)[-1]
     arrays = [

@@ -140,8 +140,11 @@ def test_numbers_of_two_types_or_signs_are_not_equal():
 
 def test_barriers_keep_computations_apart():
     def f(x):
-        return [ops.exp(x), ops.exp(optimization_barrier([x])[0]),
-                ops.exp(optimization_barrier([x])[0])]  # fmt: skip
+        return [
+            ops.exp(x),
+            ops.exp(optimization_barrier([x])[0]),
+            ops.exp(optimization_barrier([x])[0]),
+        ]
 
     assert names(simple(f, X)).count("exp") == 3
 
@@ -250,20 +253,19 @@ def test_products_read_and_write_transposed_matrices_in_place():
     assert "transpose" not in names(jaxpr) and names(jaxpr).count("dot_general") == 3
     # A product of few rows is quicker than one of few columns, and its result small.
     for rows, columns, found in (
-        (1, 80, ["dot_general", "reshape"]), (4, 80, ["dot_general", "transpose"]),
-        (64, 80, ["dot_general", "transpose"]), (65, 80, ["dot_general"]),
-        (80, 4, ["dot_general"]), (4, 64, ["dot_general"]),
-    ):  # fmt: skip
+        (1, 80, ["dot_general", "reshape"]),
+        (4, 80, ["dot_general", "transpose"]),
+        (64, 80, ["dot_general", "transpose"]),
+        (65, 80, ["dot_general"]),
+        (80, 4, ["dot_general"]),
+        (4, 64, ["dot_general"]),
+    ):
         x, w = aval((rows, 6), dtypes.F32), aval((6, columns), dtypes.F32)
         jaxpr = simple(lambda x, w: transpose(product(x, w, ((1,), (0,))), (1, 0)), x, w)
         assert names(jaxpr) == found, (rows, columns)
     w = aval((5, 4), dtypes.F32)
     # What reads the product as it is keeps it; a transpose of its own is no second product.
-    jaxpr = simple(
-        lambda x, w: [y := product(x, w, ((1,), (1,))), transpose(y, (1, 0))],
-        X,
-        w,
-    )
+    jaxpr = simple(lambda x, w: [y := product(x, w, ((1,), (1,))), transpose(y, (1, 0))], X, w)
     assert names(jaxpr) == ["dot_general", "transpose"]
     # Left free dimensions that change places are an order that no product writes or reads.
     x = aval((2, 3, 4), dtypes.F32)
@@ -478,10 +480,16 @@ def test_holds_agrees_with_every_value_of_small_types():
 
 def test_holds_is_false_where_values_are_lost():
     lossy = [
-        (dtypes.F32, dtypes.I32), (dtypes.F64, dtypes.I64), (dtypes.F16, dtypes.BF16),
-        (dtypes.BF16, dtypes.F16), (dtypes.U8, dtypes.I8), (dtypes.I8, dtypes.U8),
-        (dtypes.F32, dtypes.F64), (dtypes.F32, dtypes.C64), (dtypes.I32, dtypes.F32),
-    ]  # fmt: skip
+        (dtypes.F32, dtypes.I32),
+        (dtypes.F64, dtypes.I64),
+        (dtypes.F16, dtypes.BF16),
+        (dtypes.BF16, dtypes.F16),
+        (dtypes.U8, dtypes.I8),
+        (dtypes.I8, dtypes.U8),
+        (dtypes.F32, dtypes.F64),
+        (dtypes.F32, dtypes.C64),
+        (dtypes.I32, dtypes.F32),
+    ]
     assert not any(holds(wide, narrow) for wide, narrow in lossy)
 
 

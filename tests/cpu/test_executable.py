@@ -419,7 +419,7 @@ def test_inductor_checks_labels_and_calls_special_functions():
         g(x, from_numpy(np.array([0, 9], np.int32)))
     a = from_numpy(np.linspace(0.5, 3, 6, dtype=np.float32))
     for f in (lax.igamma, lax.igammac):
-        got = jit(lambda a: f(a, a) * 2, compiler="inductor")(a)  # noqa: B023
+        got = jit(lambda a: f(a, a) * 2, compiler="inductor")(a)
         # The same function of torch, which may take other elements together.
         np.testing.assert_allclose(np.asarray(got), np.asarray(f(a, a)) * 2, rtol=1e-6)
 

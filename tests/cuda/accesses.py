@@ -105,9 +105,12 @@ def _recorded(accesses: Accesses) -> Iterator[None]:
         return handle(d.data, d.dtype.scalar)
 
     new = {
-        "create_masked_load": load, "create_masked_store": store, "create_atomic_rmw": update,
-        "create_atomic_cas": compare, "create_dot": dot,
-    }  # fmt: skip
+        "create_masked_load": load,
+        "create_masked_store": store,
+        "create_atomic_rmw": update,
+        "create_atomic_cas": compare,
+        "create_dot": dot,
+    }
     old = {name: getattr(builder, name) for name in new}
     for name, function in new.items():
         setattr(builder, name, function)
@@ -135,9 +138,10 @@ def _argument(argument: Any, numbers: Sequence[int], offsets: Sequence[int]) -> 
     strides[-1] = tl.constexpr(1)
     return triton_interpreter.interpreter_semantic.make_tensor_descriptor(
         base=_pointer(argument.buffer, numbers, offsets),
-        shape=[convert(s) for s in argument.shape], strides=strides,
+        shape=[convert(s) for s in argument.shape],
+        strides=strides,
         block_shape=[tl.constexpr(b) for b in argument.block],
-    )  # fmt: skip
+    )
 
 
 def _ends(n: int, more: Sequence[int] = ()) -> list[int]:
@@ -257,9 +261,13 @@ def _launch_accesses(
     sizes = [table.bytes[b] for b in used]
     offsets = [offset for _, offset in buffers]
     key = (
-        step.kernel, step.grid, tuple(step.arguments.items()), tuple(sizes), tuple(offsets),
+        step.kernel,
+        step.grid,
+        tuple(step.arguments.items()),
+        tuple(sizes),
+        tuple(offsets),
         tuple(sorted(step.constants.items(), key=str)),
-    )  # fmt: skip
+    )
     if key not in known:
         count = len(buffers)
         contents = np.array([(k + 1) << _SHIFT for k in range(count, len(used))], np.int64)

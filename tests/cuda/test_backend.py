@@ -326,9 +326,7 @@ def test_callbacks_reach_the_host(gpu):
     x = jnp.arange(3.0)
     out = gf.pure_callback(lambda v: np.asarray(v) * 2, gf.ShapeDtypeStruct((3,), jnp.float32), x)
     np.testing.assert_array_equal(np.asarray(out), [0, 2, 4])
-    jitted = gf.jit(
-        lambda v: gf.pure_callback(lambda u: np.asarray(u) * 3, v.aval, v * 2) + 1
-    )  # fmt: skip
+    jitted = gf.jit(lambda v: gf.pure_callback(lambda u: np.asarray(u) * 3, v.aval, v * 2) + 1)
     np.testing.assert_array_equal(np.asarray(jitted(x)), [1, 7, 13])
 
 
@@ -398,8 +396,11 @@ try:
 except gf.errors.BackendError as error:
     print(error)
 """
-    environment = {k: v for k, v in os.environ.items() if k not in (
-        "GENESIS_CUDA_DRIVER", "GENESIS_DEVICE", "TRITON_INTERPRET")}  # fmt: skip
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("GENESIS_CUDA_DRIVER", "GENESIS_DEVICE", "TRITON_INTERPRET")
+    }
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
     )

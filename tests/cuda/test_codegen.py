@@ -98,19 +98,28 @@ def test_every_form_of_reduction(shape: tuple[int, ...]) -> None:
     x = normal(*shape)
     programs.compare(
         lambda x: (
-            gnp.sum(x, 0), gnp.max(x, -1), gnp.sum(x), gnp.argmax(x, -1), gnp.argmin(x, 0),
-            gnp.any(x > 3, 0), gnp.prod(x * 0.01 + 1, 0), gnp.std(x, -1), softmax(x),
+            gnp.sum(x, 0),
+            gnp.max(x, -1),
+            gnp.sum(x),
+            gnp.argmax(x, -1),
+            gnp.argmin(x, 0),
+            gnp.any(x > 3, 0),
+            gnp.prod(x * 0.01 + 1, 0),
+            gnp.std(x, -1),
+            softmax(x),
             gnp.sum(x * 2, 0) / 3 + 1,
         ),
-        x, tolerance=3e-4,
-    )  # fmt: skip
+        x,
+        tolerance=3e-4,
+    )
 
 
 def test_middle_axes() -> None:
     programs.compare(
         lambda x: (gnp.sum(x, 1), gnp.sum(x, (0, 2)), x / gnp.sum(x * x, 1, keepdims=True)),
-        normal(4, 70, 9), tolerance=1e-4,
-    )  # fmt: skip
+        normal(4, 70, 9),
+        tolerance=1e-4,
+    )
 
 
 def test_nan_and_infinity_in_extremes() -> None:

@@ -125,9 +125,10 @@ def disassembled(binary: bytes, path) -> str:
 
 def test_programmatic_kernels_wait_before_they_touch_memory(cache, tmp_path):
     own = Launch(
-        compiler.SourceKernel("waits", WAITS, modules=()), (1, 1, 1),
+        compiler.SourceKernel("waits", WAITS, modules=()),
+        (1, 1, 1),
         {"x": BufferArg(0, "fp32"), "out": BufferArg(1, "fp32")},
-    )  # fmt: skip
+    )
     launches = [add_launch(), tile_launch(), own]
     late = [replace(launch, programmatic=True) for launch in launches]
     for launch, compiled in zip(late, compiler.compile_launches(late, H200, cache), strict=True):
@@ -367,7 +368,9 @@ def test_the_librarys_kernels_travel_by_name(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True,
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
         env=environment,
-    )  # fmt: skip
+    )
     assert done.stdout.split() == [*["apply"] * 3, "made", "radix_start_kernel"], done.stderr

@@ -64,9 +64,11 @@ def test_convolution_of_bfloat16() -> None:
     padding = ((0, 5), (0, 3))
     out = np.zeros((2, 8, 8, 8), ml_dtypes.bfloat16)
     (plan,) = plans_of(
-        "conv_general_dilated", lambda x, w: lax.conv_general_dilated(x, w, (1, 1), padding),
-        [(x.shape, dtypes.BF16), (w.shape, dtypes.BF16)], H200,
-    )  # fmt: skip
+        "conv_general_dilated",
+        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), padding),
+        [(x.shape, dtypes.BF16), (w.shape, dtypes.BF16)],
+        H200,
+    )
     compiled.run_plan(plan, [x, w, out])
     wide = np.pad(x.astype(np.float32), ((0, 0), (0, 0), *padding))
     want = torch.nn.functional.conv2d(

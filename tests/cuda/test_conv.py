@@ -51,9 +51,12 @@ def test_convolution_and_both_gradients(case):
     x = rng.standard_normal((2, c, *spatial), np.float32)
     w = rng.standard_normal((o, c // groups, *kernel), np.float32)
     f = convolution(
-        strides, padding, lhs_dilation=lhs_dilation, rhs_dilation=rhs_dilation,
+        strides,
+        padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
         feature_group_count=groups,
-    )  # fmt: skip
+    )
     compare(with_gradients(f), x, w, tolerance=1e-4)
 
 

@@ -27,10 +27,16 @@ from genesis_fn.transforms.jit import jit
 from genesis_fn.transforms.staging.stage import stage
 
 SMALL = qwen.QwenConfig(
-    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=8, rope_theta=1e4,
+    vocab_size=32,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rope_theta=1e4,
     initializer_range=0.3,
-)  # fmt: skip
+)
 # At the sizes of Qwen3-0.6B: a layer is the products of q, k and v; their norms, rotation and
 # values into the cache; keys into the cache; attention in parts; its combination; o; gate and up;
 # down.

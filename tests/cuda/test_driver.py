@@ -225,10 +225,9 @@ def test_descriptors_become_pointers_where_there_is_no_tma(fresh_cache):
 def test_unknown_layouts_are_refused(fresh_cache):
     launch = kernels.add_one(0)
     (compiled,) = compile_launches([launch], H200)
-    wrong = type(compiled)(**{
-        **{name: getattr(compiled, name) for name in type(compiled).__slots__},
-        "layout": (8, 8),
-    })  # fmt: skip
+    wrong = type(compiled)(
+        **{**{name: getattr(compiled, name) for name in type(compiled).__slots__}, "layout": (8, 8)}
+    )
     with pytest.raises(RuntimeError, match=r"\[8, 8\] bytes, not \[8, 8, 8\]"):
         ParameterBlock(launch, wrong, lambda *_: b"")
 

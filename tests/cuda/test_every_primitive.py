@@ -42,7 +42,7 @@ from genesis_fn.core.dtypes import (
     U16,
     U32,
     U64,
-)  # fmt: skip
+)
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
 from genesis_fn.lax.fused import attention, cross_entropy, norms, softmax  # noqa: F401
 from genesis_fn.primitives.conv import ConvDimensionNumbers
@@ -181,33 +181,35 @@ def shapes() -> dict[str, list[Case]]:
     scalar = np.float32(7.0)
     pads = [((1, 2, 0), (0, 0, 1), (-1, 3, 2)), ((-1, 0, 0), (-2, -1, 0), (0, 0, 0))]
     return {
-        "broadcast_in_dim": [
-            ([v], {"shape": (2, 3, 4, 5), "dims": (1, 2, 3)}) for v in every
-        ] + [([values((3, 1), F32)], {"shape": (3, 2, 4), "dims": (0, 2)})],
+        "broadcast_in_dim": [([v], {"shape": (2, 3, 4, 5), "dims": (1, 2, 3)}) for v in every]
+        + [([values((3, 1), F32)], {"shape": (3, 2, 4), "dims": (0, 2)})],
         "reshape": [([v], {"shape": (12, 5)}) for v in every],
         "transpose": [([v], {"permutation": (2, 0, 1)}) for v in every]
         + [([values((1, 4, 1), F32)], {"permutation": (1, 0, 2)})]
         + [([values((2, 70, 40), k)], {"permutation": (0, 2, 1)}) for k in (F32, BOOL, BF16)],
-        "slice": [([v], {"start": (0, 1, 2), "limit": (3, 4, 5), "strides": (2, 1, 2)})
-                  for v in every]
+        "slice": [
+            ([v], {"start": (0, 1, 2), "limit": (3, 4, 5), "strides": (2, 1, 2)}) for v in every
+        ]
         + [([values((4, 4), F32)], {"start": (1, 0), "limit": (3, 4), "strides": (1, 1)})],
         "pad": [([v, scalar], {"config": c}) for v in (x,) for c in pads]
         + [([v, v.reshape(-1)[0]], {"config": pads[0]}) for v in wide]
         + [([x, 2.5], {"config": pads[0]})],
-        "concatenate": [
-            ([v, v[:, :2], v[:, :1]], {"dimension": 1}) for v in every
-        ] + [([x, x], {"dimension": 0}), ([x, x], {"dimension": 2})],
+        "concatenate": [([v, v[:, :2], v[:, :1]], {"dimension": 1}) for v in every]
+        + [([x, x], {"dimension": 0}), ([x, x], {"dimension": 2})],
         "split": [([v], {"sizes": (1, 3), "axis": 1}) for v in every]
         + [([values((8, 4), F32)], {"sizes": (4, 3, 1), "axis": 0})],
         "rev": [([v], {"dimensions": (0, 2)}) for v in every],
-        "iota": [([], {"dtype": k, "shape": (3, 4), "dimension": d})
-                 for k in REAL[1:] for d in (0, 1)],
+        "iota": [
+            ([], {"dtype": k, "shape": (3, 4), "dimension": d}) for k in REAL[1:] for d in (0, 1)
+        ],
         "full": [([], {"value": 3, "shape": (2, 3), "dtype": k}) for k in REAL]
-        + [([], {"value": float("nan"), "shape": (4,), "dtype": F32}),
-           ([], {"value": -1.5, "shape": (4,), "dtype": F64})],
+        + [
+            ([], {"value": float("nan"), "shape": (4,), "dtype": F32}),
+            ([], {"value": -1.5, "shape": (4,), "dtype": F64}),
+        ],
         "copy": [([v], {}) for v in every],
         "optimization_barrier": [([x, wide[0]], {})],
-    }  # fmt: skip
+    }
 
 
 def indexing() -> dict[str, list[Case]]:
@@ -223,43 +225,89 @@ def indexing() -> dict[str, list[Case]]:
     batch = np.array([[[0], [3]], [[1], [1]], [[2], [0]], [[3], [3]], [[0], [2]]], np.int32)
     for mode in ("clip", "fill"):
         for kind in (F32, BOOL, U8, BF16, I64, F8E4):
-            gathers.append((
-                [values((5, 4, 3), kind), off],
-                {"dimension_numbers": pairs, "slice_sizes": (1, 1, 3), "mode": mode,
-                 "fill_value": None, **fixed},
-            ))  # fmt: skip
-        gathers.append((
-            [x, off.astype(np.int64)],
-            {"dimension_numbers": window, "slice_sizes": (2, 1, 2), "mode": mode,
-             "fill_value": 7.0 if mode == "fill" else None, **fixed},
-        ))  # fmt: skip
-    gathers.append((
-        [x, rows],
-        {"dimension_numbers": plain, "slice_sizes": (1, 4, 3), "mode": "check",
-         "fill_value": None, **fixed},
-    ))  # fmt: skip
-    gathers.append((
-        [x, batch],
-        {"dimension_numbers": batched, "slice_sizes": (1, 1, 3), "mode": "check",
-         "fill_value": None, **fixed},
-    ))  # fmt: skip
+            gathers.append(
+                (
+                    [values((5, 4, 3), kind), off],
+                    {
+                        "dimension_numbers": pairs,
+                        "slice_sizes": (1, 1, 3),
+                        "mode": mode,
+                        "fill_value": None,
+                        **fixed,
+                    },
+                )
+            )
+        gathers.append(
+            (
+                [x, off.astype(np.int64)],
+                {
+                    "dimension_numbers": window,
+                    "slice_sizes": (2, 1, 2),
+                    "mode": mode,
+                    "fill_value": 7.0 if mode == "fill" else None,
+                    **fixed,
+                },
+            )
+        )
+    gathers.append(
+        (
+            [x, rows],
+            {
+                "dimension_numbers": plain,
+                "slice_sizes": (1, 4, 3),
+                "mode": "check",
+                "fill_value": None,
+                **fixed,
+            },
+        )
+    )
+    gathers.append(
+        (
+            [x, batch],
+            {
+                "dimension_numbers": batched,
+                "slice_sizes": (1, 1, 3),
+                "mode": "check",
+                "fill_value": None,
+                **fixed,
+            },
+        )
+    )
     for how in ("set", "add", "mul", "min", "max"):
         for kind in (F32, I32, BF16) if how != "set" else (F32, BOOL, U8, I64, F16):
-            scatters.append((
-                [values((5, 4, 3), kind), off, values((4, 3), kind, 3)],
-                {"kind": how, "dimension_numbers": ScatterDimensionNumbers(*pairs),
-                 "mode": "fill", **fixed},
-            ))  # fmt: skip
-    scatters.append((
-        [x, off, values((2, 4, 2), F32, 3)],
-        {"kind": "add", "dimension_numbers": ScatterDimensionNumbers(*window), "mode": "clip",
-         **fixed},
-    ))  # fmt: skip
-    scatters.append((
-        [x, batch, values((5, 2, 3), F32, 3)],
-        {"kind": "add", "dimension_numbers": ScatterDimensionNumbers(*batched), "mode": "check",
-         **fixed},
-    ))  # fmt: skip
+            scatters.append(
+                (
+                    [values((5, 4, 3), kind), off, values((4, 3), kind, 3)],
+                    {
+                        "kind": how,
+                        "dimension_numbers": ScatterDimensionNumbers(*pairs),
+                        "mode": "fill",
+                        **fixed,
+                    },
+                )
+            )
+    scatters.append(
+        (
+            [x, off, values((2, 4, 2), F32, 3)],
+            {
+                "kind": "add",
+                "dimension_numbers": ScatterDimensionNumbers(*window),
+                "mode": "clip",
+                **fixed,
+            },
+        )
+    )
+    scatters.append(
+        (
+            [x, batch, values((5, 2, 3), F32, 3)],
+            {
+                "kind": "add",
+                "dimension_numbers": ScatterDimensionNumbers(*batched),
+                "mode": "check",
+                **fixed,
+            },
+        )
+    )
     table = values((6, 5), F32)
     places = np.array([[0, 5], [3, 3]], np.int32)
     starts = [np.int32(-2), np.int64(9), np.uint64(2**63)]
@@ -269,24 +317,28 @@ def indexing() -> dict[str, list[Case]]:
         "take_rows": [
             ([values((6, 5), k), places.astype(i)], {"mode": "check", "fill_value": None})
             for k, i in ((F32, I32), (BOOL, I64), (BF16, U8), (F64, U64))
-        ] + [
+        ]
+        + [
             ([table, places * 3], {"mode": m, "fill_value": f})
             for m, f in (("clip", None), ("fill", None), ("fill", 0), ("fill", 2.5))
         ],
         "segment_sum": [
-            ([values((4, 3), k), np.array([1, 0, 1, 5], i)],
-             {"num_segments": 4, "indices_are_sorted": False, "mode": "fill"})
+            (
+                [values((4, 3), k), np.array([1, 0, 1, 5], i)],
+                {"num_segments": 4, "indices_are_sorted": False, "mode": "fill"},
+            )
             for k, i in ((F32, I32), (BF16, I64), (I32, U8), (U64, I32), (BOOL, I32))
         ],
         "dynamic_slice": [
             ([values((4, 5, 6), k), *starts], {"slice_sizes": (2, 3, 4)})
             for k in (F32, BOOL, BF16, U64)
-        ] + [([values((4, 6), F32), 1, np.int32(3)], {"slice_sizes": (2, 2)})],
+        ]
+        + [([values((4, 6), F32), 1, np.int32(3)], {"slice_sizes": (2, 2)})],
         "dynamic_update_slice": [
             ([values((4, 5, 6), k), values((2, 3, 4), k, 2), *starts], {})
             for k in (F32, BOOL, BF16, U64)
         ],
-    }  # fmt: skip
+    }
 
 
 def contractions() -> Iterator[Case]:
@@ -302,30 +354,45 @@ def contractions() -> Iterator[Case]:
     yield list(batch), {"dimension_numbers": (((3,), (2,)), ((0, 1), (1, 0))), **base}
     several = values((3, 4, 5), F32), values((5, 2, 3), F32, 1)
     yield list(several), {"dimension_numbers": (((0, 2), (2, 0)), ((), ())), **base}
-    yield [values((4,), F32), values((5,), F32, 1)], {"dimension_numbers": (((), ()), ((), ())),
-                                                     **base}  # fmt: skip
-    yield [values((9,), F32), values((9,), F32, 1)], {"dimension_numbers": (((0,), (0,)), ((), ())),
-                                                     **base}  # fmt: skip
+    yield (
+        [values((4,), F32), values((5,), F32, 1)],
+        {"dimension_numbers": (((), ()), ((), ())), **base},
+    )
+    yield (
+        [values((9,), F32), values((9,), F32, 1)],
+        {"dimension_numbers": (((0,), (0,)), ((), ())), **base},
+    )
     yield [values((3, 0), F32), values((0, 2), F32)], {"dimension_numbers": plain, **base}
     yield [values((3, 4), BOOL), values((4, 2), BOOL)], {"dimension_numbers": plain, **base}
 
 
 def convolutions() -> Iterator[Case]:
     base = {
-        "window_strides": (2, 1), "padding": ((1, 1), (0, 2)), "lhs_dilation": (1, 1),
-        "rhs_dilation": (1, 2), "feature_group_count": 1, "batch_group_count": 1,
-        "precision": "highest", "preferred_element_type": None,
+        "window_strides": (2, 1),
+        "padding": ((1, 1), (0, 2)),
+        "lhs_dilation": (1, 1),
+        "rhs_dilation": (1, 2),
+        "feature_group_count": 1,
+        "batch_group_count": 1,
+        "precision": "highest",
+        "preferred_element_type": None,
         "dimension_numbers": ConvDimensionNumbers((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)),
-    }  # fmt: skip
+    }
     for kind in (F32, BF16, F64):
         yield [values((2, 4, 6, 7), kind), values((6, 4, 3, 2), kind, 1)], base
-    yield [values((2, 4, 6, 7), F32), values((6, 2, 3, 2), F32, 1)], {
-        **base, "feature_group_count": 2, "lhs_dilation": (2, 1)}  # fmt: skip
-    yield [values((4, 3, 6, 7), F32), values((6, 3, 3, 2), F32, 1)], {
-        **base, "batch_group_count": 2}  # fmt: skip
+    yield (
+        [values((2, 4, 6, 7), F32), values((6, 2, 3, 2), F32, 1)],
+        {**base, "feature_group_count": 2, "lhs_dilation": (2, 1)},
+    )
+    yield (
+        [values((4, 3, 6, 7), F32), values((6, 3, 3, 2), F32, 1)],
+        {**base, "batch_group_count": 2},
+    )
     last = ConvDimensionNumbers((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
-    yield [values((2, 6, 7, 4), F32), values((3, 2, 4, 6), F32, 1)], {
-        **base, "dimension_numbers": last}  # fmt: skip
+    yield (
+        [values((2, 6, 7, 4), F32), values((3, 2, 4, 6), F32, 1)],
+        {**base, "dimension_numbers": last},
+    )
     yield [values((2, 4, 6, 7), I32), values((6, 4, 3, 2), I32, 1)], base
 
 
@@ -344,8 +411,10 @@ def windows() -> dict[str, list[Case]]:
     nan[0, 3, 2] = np.nan
     found["window_offset"] = [
         ([values((2, 7, 5), k)], {"window": w, "greatest": g})
-        for k in (F32, I32, U8) for w in (WINDOW, DILATED) for g in (True, False)
-    ] + [([nan], {"window": WINDOW, "greatest": True})]  # fmt: skip
+        for k in (F32, I32, U8)
+        for w in (WINDOW, DILATED)
+        for g in (True, False)
+    ] + [([nan], {"window": WINDOW, "greatest": True})]
     outputs = WINDOW.outputs((2, 7, 5), "", None)
     offset = np.random.default_rng(0).integers(0, 6, outputs).astype(np.int32)
     facts = {"window": WINDOW, "shape": (2, 7, 5)}
@@ -359,14 +428,15 @@ def random_bits() -> dict[str, list[Case]]:
     return {
         "random_bits": [
             ([k], {"shape": (13,), "width": w, "impl": impl})
-            for impl in ("philox", "threefry2x32") for w in (8, 16, 32, 64)
+            for impl in ("philox", "threefry2x32")
+            for w in (8, 16, 32, 64)
             for k in (keys[0], keys)
         ],
         "key_hash": [
             ([keys, np.arange(6, dtype=np.uint32).reshape(2, 3)], {"impl": impl, "tag": 1})
             for impl in ("philox", "threefry2x32")
         ],
-    }  # fmt: skip
+    }
 
 
 def decompositions() -> dict[str, list[Case]]:
@@ -374,8 +444,13 @@ def decompositions() -> dict[str, list[Case]]:
     spd = a @ a.transpose(0, 2, 1) + 4 * np.eye(4, dtype=np.float32)
     b = values((2, 4, 3), F32, 1)
     z = values((8,), C64)
-    solve = {"left_side": True, "lower": True, "transpose_a": False, "conjugate_a": False,
-             "unit_diagonal": False}  # fmt: skip
+    solve = {
+        "left_side": True,
+        "lower": True,
+        "transpose_a": False,
+        "conjugate_a": False,
+        "unit_diagonal": False,
+    }
     return {
         "cholesky": [([spd], {})],
         "triangular_solve": [([spd, b], solve)],
@@ -395,42 +470,53 @@ def decompositions() -> dict[str, list[Case]]:
 def sorts() -> dict[str, list[Case]]:
     facts = {"is_stable": True}
     return {
-        "sort": [
-            ([awkward((3, 9), k)], {"dimension": 1, "num_keys": 1, **facts}) for k in REAL
-        ] + [
-            ([values((6, 4), I32), values((6, 4), F32, 1)],
-             {"dimension": 0, "num_keys": n, **facts})
+        "sort": [([awkward((3, 9), k)], {"dimension": 1, "num_keys": 1, **facts}) for k in REAL]
+        + [
+            (
+                [values((6, 4), I32), values((6, 4), F32, 1)],
+                {"dimension": 0, "num_keys": n, **facts},
+            )
             for n in (1, 2)
         ],
         "top_k": [([values((3, 9), k)], {"k": 3, "axis": 1}) for k in SOME]
         + [([values((9, 2), F32)], {"k": 4, "axis": 0})],
-    }  # fmt: skip
+    }
 
 
 @functools.cache
 def cases() -> dict[str, list[Case]]:
     """Operands and parameters for every first-order primitive."""
     found: dict[str, list[Case]] = {
-        **calls(), **shapes(), **indexing(), **windows(), **random_bits(), **decompositions(),
+        **calls(),
+        **shapes(),
+        **indexing(),
+        **windows(),
+        **random_bits(),
+        **decompositions(),
         **sorts(),
-        "argmax": list(positions()), "argmin": list(positions()),
-        "reduce_prod": list(products()), "dot_general": list(contractions()),
+        "argmax": list(positions()),
+        "argmin": list(positions()),
+        "reduce_prod": list(products()),
+        "dot_general": list(contractions()),
         "conv_general_dilated": list(convolutions()),
         "linear_recurrence": [
             ([values((3, 7, 4), k), values((3, 7, 4), k, 1)], {"axis": a, "reverse": r})
             for k, a, r in ((F32, 1, False), (F32, 0, True), (BF16, 2, False), (F64, 1, True))
         ],
-        "cumsum": list(cumulative(SOME[1:])), "cumprod": list(cumulative((I32, BF16, F32, F64))),
-        "cummax": list(cumulative(SOME)), "cummin": list(cumulative(SOME)),
+        "cumsum": list(cumulative(SOME[1:])),
+        "cumprod": list(cumulative((I32, BF16, F32, F64))),
+        "cummax": list(cumulative(SOME)),
+        "cummin": list(cumulative(SOME)),
         "cumlogsumexp": list(cumulative(FLOATS)),
-    }  # fmt: skip
+    }
     for name in ("sum", "max", "min"):
         found[f"reduce_{name}"] = list(reductions())
     for name in ("and", "or", "xor"):
         found[f"reduce_{name}"] = [
-            ([values((3, 7, 4), k)], {"axes": axes}) for k in (BOOL, I8, U32, I64)
+            ([values((3, 7, 4), k)], {"axes": axes})
+            for k in (BOOL, I8, U32, I64)
             for axes in ((1,), (0, 2))
-        ]  # fmt: skip
+        ]
     for name, prim in PRIMITIVES.items():
         others = name in ("polygamma", "copy", "name", "stop_gradient")
         if name not in found and (others or has_expression(prim)):
@@ -448,8 +534,13 @@ def calls() -> dict[str, list[Case]]:
     """The user's own functions and kernels."""
     x, y = values((16,), F32), values((16,), F32, 1)
     out = (aval((16,), F32),)
-    settings = {"kernel": scaled_sum, "grid": 1, "out_avals": out, "constants": (("N", 16),),
-                "scalars": ((1, 3.0),)}  # fmt: skip
+    settings = {
+        "kernel": scaled_sum,
+        "grid": 1,
+        "out_avals": out,
+        "constants": (("N", 16),),
+        "scalars": ((1, 3.0),),
+    }
     return {
         "triton_call": [([x, y], settings)],  # compared in test_triton_call
         "torch_call": [([x, y], {"f": lambda x, y: [x * y], "out_avals": out})],
@@ -459,9 +550,8 @@ def calls() -> dict[str, list[Case]]:
 def first_order() -> list[str]:
     """The primitives that hold no program, name no axis and do not call the user's code."""
     return [
-        n for n, p in PRIMITIVES.items()
-        if n not in HIGHER and not p.collective and not p.effect
-    ]  # fmt: skip
+        n for n, p in PRIMITIVES.items() if n not in HIGHER and not p.collective and not p.effect
+    ]
 
 
 # What holds a program or calls the user's code on the host, and what backends never see.
@@ -476,8 +566,10 @@ HIGHER = frozenset(
 
 
 def run(prim: Primitive, operands: Sequence[Any], params: dict[str, Any], device: Any) -> list:
-    given = [from_numpy(np.asarray(x), device) if isinstance(x, (np.ndarray, np.generic)) else x
-             for x in operands]  # fmt: skip
+    given = [
+        from_numpy(np.asarray(x), device) if isinstance(x, (np.ndarray, np.generic)) else x
+        for x in operands
+    ]
     if not operands:
         from genesis_fn.core.device import using_device
 
@@ -573,8 +665,10 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
         "layer_norm": ((x, weight, bias), eps),
         "layer_norm_forward": ((x, weight, bias), eps),
         "layer_norm_backward": (
-            ((x, weight, bias, mean, rstd), ct), {**eps, "needs": (True, True, True)}),
-    }  # fmt: skip
+            ((x, weight, bias, mean, rstd), ct),
+            {**eps, "needs": (True, True, True)},
+        ),
+    }
     for name in ("softmax", "log_softmax", "logsumexp"):
         found[name] = ((x,), {})
         found[f"{name}_forward"] = ((x,), {})
@@ -584,20 +678,29 @@ def fused_calls(kind: Any) -> dict[str, tuple[Any, tuple, dict[str, Any]]]:
     needs = {"needs": (True,)}
     found["softmax_backward"] = (((probabilities,), ct), needs)
     found["log_softmax_backward"] = (
-        ((np.log(probabilities.astype(np.float64)).astype(kind),), ct), needs)  # fmt: skip
+        ((np.log(probabilities.astype(np.float64)).astype(kind),), ct),
+        needs,
+    )
     found["logsumexp_backward"] = (((x, total), normal(3, 5)), needs)
 
     labels = rng.integers(0, 48, (3, 5)).astype(np.int32)
     found["cross_entropy"] = ((x, labels), {})
     found["cross_entropy_forward"] = ((x, labels), {})
     found["cross_entropy_backward"] = (((x, labels, total.astype(wide)), normal(3, 5)), needs)
-    options = {"ignore_index": 3, "label_smoothing": 0.1, "z_loss": 1e-3, "softcap": 0.0,
-               "reduction": "mean"}  # fmt: skip
+    options = {
+        "ignore_index": 3,
+        "label_smoothing": 0.1,
+        "z_loss": 1e-3,
+        "softcap": 0.0,
+        "reduction": "mean",
+    }
     rows, table = normal(15, 32), normal(48, 32)
     found["linear_cross_entropy"] = ((rows, table, labels.reshape(-1)), options)
     found["linear_cross_entropy_forward"] = ((rows, table, labels.reshape(-1)), options)
     found["linear_cross_entropy_backward"] = (
-        ((rows, table), np.asarray(2.0, wide)), {**options, "needs": (True, True)})  # fmt: skip
+        ((rows, table), np.asarray(2.0, wide)),
+        {**options, "needs": (True, True)},
+    )
 
     q, k, v = normal(2, 20, 4, 16), normal(2, 24, 2, 16), normal(2, 24, 2, 16)
     static = {"scale": 0.25, "causal": True, "window": None, "softcap": 0.0}
@@ -669,9 +772,12 @@ def test_fused(name):
             t = FUSED_TOLERANCE[kind]
             scale = max(1.0, float(np.abs(w.astype(np.float64)).max()))
             np.testing.assert_allclose(
-                g.astype(np.float64), w.astype(np.float64), rtol=t, atol=t * scale,
+                g.astype(np.float64),
+                w.astype(np.float64),
+                rtol=t,
+                atol=t * scale,
                 err_msg=f"{name} {kind}, result {i}",
-            )  # fmt: skip
+            )
 
 
 def reference(op: Any, leaves: Sequence[Any], in_tree: Any, static: dict[str, Any]) -> list:

@@ -115,23 +115,26 @@ def test_scan_of_length_zero_and_nested_loops() -> None:
 def test_carry_that_changes_places() -> None:
     programs.compare(
         lambda a, b: lax.fori_loop(0, 3, lambda i, s: (s[1], s[0] + 1, s[2]), (a, b, a)),
-        normal(3), normal(3),
-    )  # fmt: skip
+        normal(3),
+        normal(3),
+    )
 
 
 def test_while_loop() -> None:
     programs.compare(
         lambda n, x: lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 1.5), (n, x)),
-        np.int32(1), normal(3),
-    )  # fmt: skip
+        np.int32(1),
+        normal(3),
+    )
 
 
 @pytest.mark.parametrize("i", [-1, 1])
 def test_cond(i: int) -> None:
     programs.compare(
         lambda i, x: lax.cond(i > 0, lambda x: (x * 2, x), lambda x: (-x, x + 1), x),
-        np.int32(i), normal(3),
-    )  # fmt: skip
+        np.int32(i),
+        normal(3),
+    )
     branches = [lambda x: x, lambda x: x * 3, gnp.sin]
     programs.compare(lambda i, x: lax.switch(i, branches, x), np.int32(i), normal(3))
 
@@ -158,8 +161,9 @@ def test_host_steps_split_the_graph() -> None:
     programs.compare(f, normal(3, 3), tolerance=1e-2)
     programs.compare(
         lambda a: lax.fori_loop(0, 2, lambda i, v: gnp.linalg.cholesky(v * v + 9 * gnp.eye(3)), a),
-        np.eye(3, dtype=np.float32) * 2, tolerance=1e-4,
-    )  # fmt: skip
+        np.eye(3, dtype=np.float32) * 2,
+        tolerance=1e-4,
+    )
 
 
 # ---- through jit ----

@@ -87,8 +87,9 @@ def test_row_and_column_reductions_share_a_kernel() -> None:
 def test_row_and_column_reductions_of_few_rows_are_two_kernels() -> None:
     found = groups(lambda x: (gnp.sum(x, 0), gnp.sum(x, 1)), normal(100, 512))
     assert [(x.over.kept, x.over.reduced, x.over.inner) for x in found] == [
-        (512, 100, False), (100, 512, True),
-    ]  # fmt: skip
+        (512, 100, False),
+        (100, 512, True),
+    ]
 
 
 def test_what_needs_whole_columns_waits_for_them() -> None:
@@ -263,7 +264,7 @@ def test_substitution_keeps_the_value() -> None:
         st.tuples(st.integers(0, 20), st.integers(0, 6), st.integers(1, 2000)),
         min_size=1,
         max_size=40,
-    )  # fmt: skip
+    )
 )
 def test_live_buffers_do_not_overlap(buffers) -> None:
     lives = {b: (first, first + more) for b, (first, more, _) in enumerate(buffers)}

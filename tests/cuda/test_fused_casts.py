@@ -54,7 +54,7 @@ FUNCTIONS = {
 
 def program(f, dtype):
     kinds = [aval((ROWS, CLASSES), dtype), aval((ROWS,), dtypes.I32)]
-    listed = lambda *xs: g.tree.leaves(f(*xs))  # noqa: E731
+    listed = lambda *xs: g.tree.leaves(f(*xs))
     found = absorb_casts(simplify(stage(listed, kinds)[0], keeps_fused(H200)), H200)
     check(found)
     return found
@@ -94,10 +94,13 @@ def test_values_are_those_of_float32(name, dtype):
     gradient = np.exp(w - top[:, None])
     gradient[np.arange(ROWS), y] -= 1
     expected = {
-        "loss": [loss], "narrow loss": [loss], "mean": [loss.mean()],
-        "gradient": [gradient / ROWS], "loss and gradient": [loss.mean(), gradient / ROWS],
+        "loss": [loss],
+        "narrow loss": [loss],
+        "mean": [loss.mean()],
+        "gradient": [gradient / ROWS],
+        "loss and gradient": [loss.mean(), gradient / ROWS],
         "both": [loss.mean() + w.sum(), gradient / ROWS],
-    }[name]  # fmt: skip
+    }[name]
     for a, b in zip(found, expected, strict=True):
         narrow = a.dtype != np.float32
         unit = float(ml_dtypes.finfo(dtype).eps) if narrow else 1e-5

@@ -24,9 +24,12 @@ def compiled(architecture: int, *kinds: str) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     path = [str(script.parents[2]), environment.get("PYTHONPATH", "")]
     run = subprocess.run(
-        [sys.executable, str(script), str(architecture), *kinds], capture_output=True, text=True,
-        env=environment | {"PYTHONPATH": os.pathsep.join(path)}, check=False,
-    )  # fmt: skip
+        [sys.executable, str(script), str(architecture), *kinds],
+        capture_output=True,
+        text=True,
+        env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout.splitlines()[-1])
 

@@ -110,9 +110,7 @@ def test_while(conditional_nodes):
     m = Machine(1, 1, 1)
     m.write(2, [0])
     loop = While(
-        (kernels.below(0, 1, 10),),
-        BufferArg(1, "i8"),
-        (kernels.add_one(0, 3), kernels.add_one(2)),
+        (kernels.below(0, 1, 10),), BufferArg(1, "i8"), (kernels.add_one(0, 3), kernels.add_one(2))
     )
     program = m.program(loop, kernels.add_one(2, 100), conditional_nodes=conditional_nodes)
     assert program.parts == (1 if conditional_nodes else 2)

@@ -30,9 +30,14 @@ def softsign() -> Iterator[Callable]:
         return div(1, mul(length, length))
 
     yield elementwise(
-        "test_softsign", [derivative], kinds="float", precision="high",
-        torch=torch.nn.functional.softsign, triton="{0} / (1 + tl.abs({0}))", cost=8,
-    )  # fmt: skip
+        "test_softsign",
+        [derivative],
+        kinds="float",
+        precision="high",
+        torch=torch.nn.functional.softsign,
+        triton="{0} / (1 + tl.abs({0}))",
+        cost=8,
+    )
     del PRIMITIVES["test_softsign"]
 
 

@@ -45,9 +45,12 @@ def scanned(x, y):
 
 def either(x, y):
     return lax.cond(
-        x[0, 0] > y[0, 0], lambda a, b: (dot(a, b), b), lambda a, b: (gnp.cumsum(a, 1), dot(b, a)),
-        x, y,
-    )  # fmt: skip
+        x[0, 0] > y[0, 0],
+        lambda a, b: (dot(a, b), b),
+        lambda a, b: (gnp.cumsum(a, 1), dot(b, a)),
+        x,
+        y,
+    )
 
 
 # Mostly steps that do not fuse with each other, so that there is an order to choose.

@@ -104,8 +104,9 @@ def test_layer_norm_backward() -> None:
 def test_equal_sides() -> None:
     programs.compare(
         lambda x: (gnp.sum(x, 0), gnp.max(x, 1), x - gnp.mean(x, 1, keepdims=True)),
-        normal(256, 256), tolerance=1e-4,
-    )  # fmt: skip
+        normal(256, 256),
+        tolerance=1e-4,
+    )
 
 
 def test_every_fold() -> None:
@@ -115,16 +116,20 @@ def test_every_fold() -> None:
     def f(x):
         y = gnp.sum(x, 2)
         return (
-            y, gnp.sum(x, (0, 1)), gnp.max(x, (0, 1)), gnp.min(x, (0, 1)),
-            gnp.prod(x * 0.01 + 1, (0, 1)), gnp.any(x > 3, (0, 1)), gnp.all(x < 2, (0, 1)),
-            gnp.argmax(x[0], 0), gnp.mean(x, (0, 1)) * 2 + gnp.arange(50),
-        )  # fmt: skip
+            y,
+            gnp.sum(x, (0, 1)),
+            gnp.max(x, (0, 1)),
+            gnp.min(x, (0, 1)),
+            gnp.prod(x * 0.01 + 1, (0, 1)),
+            gnp.any(x > 3, (0, 1)),
+            gnp.all(x < 2, (0, 1)),
+            gnp.argmax(x[0], 0),
+            gnp.mean(x, (0, 1)) * 2 + gnp.arange(50),
+        )
 
     programs.compare(f, x, tolerance=2e-4)
     i = rng.integers(-100, 100, (400, 48)).astype(np.int32)
-    programs.compare(
-        lambda i: (gnp.sum(i, 0), gnp.sum(i, 1), gnp.max(i, 0), gnp.min(i, 0)), i
-    )  # fmt: skip
+    programs.compare(lambda i: (gnp.sum(i, 0), gnp.sum(i, 1), gnp.max(i, 0), gnp.min(i, 0)), i)
 
 
 def test_parameters_are_updated_in_place() -> None:
@@ -145,8 +150,11 @@ def test_last_steps_of_alike_kernels_share_a_launch() -> None:
         return [g.vjp(rms_norm, x, w)[1](dy) for x, w, dy in zip(xs, ws, dys)]
 
     n = 3
-    args = [[normal(300, 32) for _ in range(n)], [normal(32) for _ in range(n)],
-            [normal(300, 32) for _ in range(n)]]  # fmt: skip
+    args = [
+        [normal(300, 32) for _ in range(n)],
+        [normal(32) for _ in range(n)],
+        [normal(300, 32) for _ in range(n)],
+    ]
     executable = programs.compare(f, *args, tolerance=2e-4)
     assert len(executable.schedule.steps) == 2
 
@@ -177,8 +185,12 @@ def test_rows_of_a_concatenation_are_cut_at_its_parts() -> None:
     programs.compare(f, normal(70, 32), normal(70, 32), tolerance=1e-5)
     programs.compare(lambda x: gnp.sum(gnp.pad(x, ((0, 0), (32, 64))) + 1, 1), normal(90, 32))
     # Unequal parts keep their conditions.
-    programs.compare(lambda x, y: gnp.sum(gnp.concatenate([x, y], 1), 1), normal(9, 48),
-                     normal(9, 17), tolerance=1e-5)  # fmt: skip
+    programs.compare(
+        lambda x, y: gnp.sum(gnp.concatenate([x, y], 1), 1),
+        normal(9, 48),
+        normal(9, 17),
+        tolerance=1e-5,
+    )
     # Positions are of the whole row.
     programs.compare(
         lambda x, y: gnp.argmax(gnp.concatenate([x, y], 1), 1), normal(70, 32), normal(70, 32)
@@ -198,8 +210,9 @@ def test_the_length_of_parts() -> None:
         jaxpr, _ = programs.traced(f, *args)
         return [
             reindex.part_length(x.body.instrs, x.over.reduced)
-            for x in fuse.fuse(simplify(jaxpr), H200).groups if x.body is not None
-        ]  # fmt: skip
+            for x in fuse.fuse(simplify(jaxpr), H200).groups
+            if x.body is not None
+        ]
 
     def joined(x, y):
         return gnp.sum(gnp.concatenate([x, y], 1), 1)

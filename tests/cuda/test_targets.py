@@ -103,8 +103,12 @@ def test_programs_compile(architecture: int) -> None:
     )
     result = subprocess.run(
         [sys.executable, str(FOLDER / "compile_targets.py"), str(architecture)],
-        env=environment, capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr[-2000:]
     records = json.loads(result.stdout.splitlines()[-1])
     assert {r["case"] for r in records} == set(PROGRAMS)

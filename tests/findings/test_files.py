@@ -27,10 +27,16 @@ from genesis_fn.io.safetensors import load_metadata, load_numpy
 from genesis_fn.models import qwen
 
 CONFIG = qwen.QwenConfig(
-    vocab_size=17, hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=4,
-    num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16,
+    vocab_size=17,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    head_dim=4,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=16,
     tie_word_embeddings=False,
-)  # fmt: skip
+)
 STATE = {"w": jnp.arange(6.0).reshape(2, 3), "n": [jnp.asarray(3), jnp.zeros(0, bool)]}
 HUGE = 10**30
 

@@ -33,11 +33,11 @@ def test_a15_degrees_of_freedom_as_a_traced_value(name: str) -> None:
     x = np.array([[1.0, 2.0, 4.0], [3.0, 7.0, 5.0]], np.float32)
     some = np.array([0.0, 1.0, 2.5, 6.0, 7.0], np.float32)
     # By the degrees and by the elements at once, for all degrees at once.
-    f = lambda N, v, d, axis: getattr(N, name)(v, axis=axis, ddof=d).sum()  # noqa: E731
+    f = lambda N, v, d, axis: getattr(N, name)(v, axis=axis, ddof=d).sum()
     for axis in (None, 0, 1):
         both(
             lambda F, N: F.jit(
-                F.vmap(F.value_and_grad(lambda v, d: f(N, v, d, axis), (0, 1)), (None, 0))  # noqa: B023
+                F.vmap(F.value_and_grad(lambda v, d: f(N, v, d, axis), (0, 1)), (None, 0))
             )(N.asarray(x), N.asarray(some)),
             f"{name} over {axis}",
         )
@@ -50,8 +50,10 @@ def test_a13_slopes_of_the_logarithm_of_a_determinant_of_one() -> None:
     for value in (0.0, -2.0, 3.0):
         at = np.full((2, 1, 1), value, np.float32)
         for part in (0, 1):
-            both(lambda F, N: F.grad(lambda v: N.linalg.slogdet(v)[part].sum())(N.asarray(at)),
-                 f"{value}, {part}")  # fmt: skip
+            both(
+                lambda F, N: F.grad(lambda v: N.linalg.slogdet(v)[part].sum())(N.asarray(at)),
+                f"{value}, {part}",
+            )
     both(lambda F, N: F.grad(F.grad(lambda v: N.linalg.slogdet(v[None, None])[1]))(2.0))
 
 
@@ -95,7 +97,7 @@ def test_a11_slopes_of_gamma_variates() -> None:
     upper = x > a
     tail = np.where(upper, ss.gammaincc(a, x), ss.gammainc(a, x))
     h = 1e-4 * np.sqrt(a)
-    quantile = lambda b: np.where(  # noqa: E731
+    quantile = lambda b: np.where(
         upper, scipy.stats.gamma.isf(tail, b), scipy.stats.gamma.ppf(tail, b)
     )
     want = (quantile(a + h) - quantile(a - h)) / (2 * h)
@@ -105,8 +107,14 @@ def test_a11_slopes_of_gamma_variates() -> None:
 
 
 def test_a11_slopes_of_betainc_by_its_parameters() -> None:
-    cases = ((2.5, 1.0, 0.2), (2.5, 2.0, 0.2), (1.0, 1.0, 0.3), (1.0, 4.0, 0.6), (4.0, 5.5, 0.4),
-             (200.0, 3.0, 0.98))  # fmt: skip
+    cases = (
+        (2.5, 1.0, 0.2),
+        (2.5, 2.0, 0.2),
+        (1.0, 1.0, 0.3),
+        (1.0, 4.0, 0.6),
+        (4.0, 5.5, 0.4),
+        (200.0, 3.0, 0.98),
+    )
     a, b, x = np.array(cases).T
     h = 1e-5
     given = [jnp.asarray(v, "float64") for v in (a, b, x)]

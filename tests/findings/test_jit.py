@@ -116,9 +116,12 @@ def kind(v):
 def test_r01_static_arguments_keep_their_type(way):
     """Whatever was called before, each value gets what the function itself gives for it."""
     wrap = {
-        "frozen": Frozen1, "loose": Loose, "tuple": lambda v: (v, "t"), "aux": Node,
+        "frozen": Frozen1,
+        "loose": Loose,
+        "tuple": lambda v: (v, "t"),
+        "aux": Node,
         "partial": lambda v: functools.partial(kind, v),
-    }.get(way, lambda v: v)  # fmt: skip
+    }.get(way, lambda v: v)
 
     def f(x, s):
         if way == "partial":
@@ -127,8 +130,11 @@ def test_r01_static_arguments_keep_their_type(way):
         inside = inside.meta if way == "aux" else inside
         return x * kind(inside)
 
-    options = {} if way in ("frozen", "loose", "aux", "partial") else {
-        "name": {"static_argnames": "s"}}.get(way, {"static_argnums": 1})  # fmt: skip
+    options = (
+        {}
+        if way in ("frozen", "loose", "aux", "partial")
+        else {"name": {"static_argnames": "s"}}.get(way, {"static_argnums": 1})
+    )
     g = gf.jit(f, **options)
     values = [
         2,
@@ -216,10 +222,10 @@ def test_r01_other_transforms_keep_the_type_too(transform):
     elif transform == "checkpoint":
         f = gf.checkpoint(fun, static_argnums=(0,))
     elif transform == "make_jaxpr":
-        f = lambda s, x: gf.make_jaxpr(fun, static_argnums=0)(s, x)(x)[0]  # noqa: E731
+        f = lambda s, x: gf.make_jaxpr(fun, static_argnums=0)(s, x)(x)[0]
     else:
         op = fused(f"kind_of_static_{id(fun)}", static=("s",))(lambda x, *, s: fun(s, x))
-        f = lambda s, x: op(x, s=s)  # noqa: E731
+        f = lambda s, x: op(x, s=s)
     for s in (2, 2.0, True, 1, 0.0, -0.0, 1.0, Two.TWO):
         value, slope = gf.jit(lambda x: gf.value_and_grad(lambda y: f(s, y))(x))(3.0)
         assert float(value) == 3.0 * kind(s) and float(slope) == kind(s), s
@@ -236,10 +242,14 @@ def test_r22_mutable_dataclasses_are_static_by_their_present_contents():
 
     same()
     for change in (
-        lambda: s.layers.append(1), lambda: s.names.update(b=100), lambda: s.seen.add(7),
-        lambda: setattr(s, "scale", 5), lambda: s.layers.clear(), lambda: s.names.clear(),
+        lambda: s.layers.append(1),
+        lambda: s.names.update(b=100),
+        lambda: s.seen.add(7),
+        lambda: setattr(s, "scale", 5),
+        lambda: s.layers.clear(),
+        lambda: s.names.clear(),
         lambda: setattr(s, "scale", 5.0),
-    ):  # fmt: skip
+    ):
         change()
         same()
     assert float(f(3.0, Loose(5.0, seen={7}))) == float(f(3.0, s))
@@ -420,7 +430,7 @@ def test_c02_functions_as_arguments_are_what_they_hold():
         return x * k
 
     items = [1.0]
-    default = lambda x, items=items: x * items[0]  # noqa: E731
+    default = lambda x, items=items: x * items[0]
     for k in (2.0, 3.0, 2, 2.0):
         items[0] = k
         for _ in range(2):
@@ -454,12 +464,15 @@ def test_c02_programs_are_shared_only_where_functions_do_the_same_now():
             return x * self.k * SCALE
 
     made = {
-        "global": lambda: lambda x: x * SCALE, "item": lambda: lambda x: x * items[0],
-        "attribute": lambda: lambda x: x * holder.k, "class": lambda: lambda x: x * Plain.k,
-        "method": lambda: lambda x: Plain().method(x), "module": lambda: lambda x: UNSEEN.get(x),
+        "global": lambda: lambda x: x * SCALE,
+        "item": lambda: lambda x: x * items[0],
+        "attribute": lambda: lambda x: x * holder.k,
+        "class": lambda: lambda x: x * Plain.k,
+        "method": lambda: lambda x: Plain().method(x),
+        "module": lambda: lambda x: UNSEEN.get(x),
         "by name": lambda: lambda x: x * globals()["SCALE"],
         "getattr": lambda: lambda x: x * getattr(UNSEEN, "W"),  # noqa: B009
-    }  # fmt: skip
+    }
     for name, make in made.items():
         early, first = gf.jit(make()), None
         for k in (1.0, 2.0, 1, 1.0, 3.0):
@@ -502,8 +515,9 @@ def test_c02_new_functions_read_what_globals_hold_now(held):
             if held in ("generator", "counter"):
                 return x * (HELD.normal() if held == "generator" else HELD.__next__())
             if held in ("ordered", "deque", "simple"):
-                return x * (HELD["a"] if held == "ordered" else HELD[0] if held == "deque"
-                            else HELD.k)  # fmt: skip
+                return x * (
+                    HELD["a"] if held == "ordered" else HELD[0] if held == "deque" else HELD.k
+                )
             return HELD(x) if callable(HELD) else x * HELD
 
         return f
@@ -651,8 +665,19 @@ def test_c02_a_data_loader_in_front_of_a_jitted_step():
 
 
 def test_m10_dtypes_of_torch():
-    for name in ("float32", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "bool",
-                 "complex64", "float8_e5m2", "float8_e4m3fn"):  # fmt: skip
+    for name in (
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "bool",
+        "complex64",
+        "float8_e5m2",
+        "float8_e4m3fn",
+    ):
         t = torch.tensor([1, 0, 1]).to(getattr(torch, name))
         for got in (jnp.asarray(t), gf.jit(lambda x: x)(t)):
             assert (
@@ -685,12 +710,25 @@ def test_m14_operators_take_torch_tensors_on_both_sides(traced):
     import operator
 
     x, t = jnp.asarray([1.0, 2.0]), torch.tensor([3.0, 5.0])
-    for op in (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow,
-               operator.floordiv, operator.mod, operator.matmul, operator.lt, operator.le,
-               operator.gt, operator.ge, operator.eq, operator.ne):  # fmt: skip
+    for op in (
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.truediv,
+        operator.pow,
+        operator.floordiv,
+        operator.mod,
+        operator.matmul,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+        operator.eq,
+        operator.ne,
+    ):
         for a, b in ((x, t), (t, x)):
             call = (lambda f: f(x)) if not traced else (lambda f: gf.jit(f)(x))
-            got = call(lambda v: op(v, t) if a is x else op(t, v))  # noqa: B023
+            got = call(lambda v: op(v, t) if a is x else op(t, v))
             want = op(np.asarray(a), np.asarray(b))
             assert isinstance(got, gf.Array), (op, type(got))
             np.testing.assert_allclose(np.asarray(got), want, rtol=1e-6)
@@ -714,8 +752,12 @@ def test_c06_jitted_functions_are_copied_and_pickled():
     f = gf.jit(named, static_argnames="n")
     f(1.0, n=4)
     closed = gf.jit(lambda x, k=2.5: x * k)
-    for copied in (copy.copy, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g)),
-                   lambda g: cloudpickle.loads(cloudpickle.dumps(g))):  # fmt: skip
+    for copied in (
+        copy.copy,
+        copy.deepcopy,
+        lambda g: pickle.loads(pickle.dumps(g)),
+        lambda g: cloudpickle.loads(cloudpickle.dumps(g)),
+    ):
         assert float(copied(module_level)(2.0)) == 4.0
         again = copied(f)
         assert float(again(2.0, n=5)) == 10.0 and again.options == f.options
@@ -742,11 +784,13 @@ def test_c06_other_transformed_functions_are_copied():
     rule = gf.custom_vjp(lambda x: x * 2)
     rule.defvjp(lambda x: (x * 2, None), lambda _, ct: (ct * 7,))
     functions = {
-        "grad": gf.grad(lambda x: x**2), "vmap": lambda x: gf.vmap(lambda y: y * 2)(x[None])[0],
-        "custom_jvp": custom_double, "custom_vjp": gf.grad(rule),
+        "grad": gf.grad(lambda x: x**2),
+        "vmap": lambda x: gf.vmap(lambda y: y * 2)(x[None])[0],
+        "custom_jvp": custom_double,
+        "custom_vjp": gf.grad(rule),
         "checkpoint": gf.checkpoint(named),
         "jit of grad": gf.jit(gf.grad(lambda x: x**2)),
-    }  # fmt: skip
+    }
     x = jnp.asarray(3.0)
     for name, f in functions.items():
         for copied in (copy.deepcopy, lambda g: cloudpickle.loads(cloudpickle.dumps(g))):
@@ -877,9 +921,7 @@ def test_b36_what_is_captured_is_freed_without_the_cyclic_collector(use):
 def test_b36_memory_of_new_functions_is_flat(of):
     """Live memory of torch's tensors of that size, counted, without the cyclic collector."""
     size = (1 << 18) + 3
-    count = lambda: sum(
-        type(x) is torch.Tensor and x.numel() == size for x in gc.get_objects()
-    )  # fmt: skip
+    count = lambda: sum(type(x) is torch.Tensor and x.numel() == size for x in gc.get_objects())
     before = count()
     gc.collect()
     gc.disable()
@@ -889,7 +931,7 @@ def test_b36_memory_of_new_functions_is_flat(of):
                 w = jnp.full((size,), float(i))
             elif of == "numpy":
                 w = np.full(size, i, "float32")
-            f = gf.jit(lambda x: x + (jnp.arange(size) * i if of == "constants" else w)[1])  # noqa: B023
+            f = gf.jit(lambda x: x + (jnp.arange(size) * i if of == "constants" else w)[1])
             assert float(f(1.0)) == (1.0 + i)
             w = f = None
         assert count() - before <= 1
@@ -899,16 +941,15 @@ def test_b36_memory_of_new_functions_is_flat(of):
 
 def test_b36_new_functions_share_programs_without_keeping_arrays():
     w, held = jnp.arange(3.0), {"w": [jnp.ones(3)]}
-    make = {
-        "array": lambda: lambda x: x * w,
-        "container": lambda: lambda x: x * held["w"][0],
-    }
+    make = {"array": lambda: lambda x: x * w, "container": lambda: lambda x: x * held["w"][0]}
     for name, f in make.items():
         found = set()
         for k in range(4):
             g = gf.jit(f())
-            assert g(float(k)).tolist() == (np.asarray(w if name == "array" else held["w"][0]) * k
-                                            ).tolist()  # fmt: skip
+            assert (
+                g(float(k)).tolist()
+                == (np.asarray(w if name == "array" else held["w"][0]) * k).tolist()
+            )
             found |= {id(p.jaxpr) for p in g.cache.programs}
             assert [c.nbytes for c in g.captures] == [12]
             del g
@@ -996,10 +1037,12 @@ def test_r23_a_fork_after_threads_is_warned_of_once():
     """
     for threads, want in (("2", ["0", "1", "0"]), ("1", ["0", "0", "0"])):
         out = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True,
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
             env={**__import__("os").environ, "OMP_NUM_THREADS": threads, "GENESIS_DEVICE": "cpu"},
             check=True,
-        )  # fmt: skip
+        )
         assert out.stdout.split() == want, (threads, out.stdout)
 
 

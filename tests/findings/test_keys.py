@@ -42,7 +42,7 @@ def words(keys):
 def alike(f, *args, shape=None):
     """f(numpy, lax, random, keys, other key, *args) is the same of both libraries, with jit too."""
     expected = f(jax.numpy, jax.lax, jax.random, theirs(1, shape), theirs(2), *args)
-    run = lambda a, b: f(jnp, lax, random, a, b, *args)  # noqa: E731
+    run = lambda a, b: f(jnp, lax, random, a, b, *args)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", KeyReuseWarning)
         for found in (run(ours(1, shape), ours(2)), gf.jit(run)(ours(1, shape), ours(2))):
@@ -72,9 +72,15 @@ def test_c01_keys_are_leaves_of_trees():
 
 def test_c01_a_key_is_never_made_of_what_is_no_words():
     bad = (
-        jnp.zeros(2), np.zeros(2, np.int32), np.zeros(3, np.uint32), np.zeros((), np.uint32),
-        [0, 1], 5, "key", None,
-    )  # fmt: skip
+        jnp.zeros(2),
+        np.zeros(2, np.int32),
+        np.zeros(3, np.uint32),
+        np.zeros((), np.uint32),
+        [0, 1],
+        5,
+        "key",
+        None,
+    )
     for value in bad:
         for f in (random.normal, random.split, lambda k: random.fold_in(k, 1), random.key_data):
             with pytest.raises(TypeError, match=r"expected a random key.*\n  at .*test_keys.py"):
@@ -113,11 +119,14 @@ def test_c01_raw_words_belong_to_the_default_implementation():
 def test_c01_two_implementations_never_meet():
     a, b = random.key(0), ours()
     for f in (
-        lambda: jnp.stack([a, b]), lambda: jnp.where(True, a, b), lambda: a == b,
-        lambda: random.split(a, 3).at[0].set(b), lambda: jnp.concatenate([a[None], b[None]]),
+        lambda: jnp.stack([a, b]),
+        lambda: jnp.where(True, a, b),
+        lambda: a == b,
+        lambda: random.split(a, 3).at[0].set(b),
+        lambda: jnp.concatenate([a[None], b[None]]),
         lambda: lax.cond(True, lambda: a, lambda: b),
         lambda: lax.scan(lambda c, _: (b, None), a, None, length=2),
-    ):  # fmt: skip
+    ):
         with pytest.raises(TypeError):
             f()
 
@@ -358,7 +367,7 @@ def test_b33_host_functions_get_keys(capfd):
     gf.jit(lambda x, k: gf.debug.print("{} {}", x, k))(1.5, keys[0])
     assert f"1.5 {keys[0]!r}" in capfd.readouterr().out
     kind = gf.ShapeDtypeStruct((2,), "uint32")
-    read = lambda k, x: np.asarray(random.key_data(k)) + np.asarray(x)  # noqa: E731
+    read = lambda k, x: np.asarray(random.key_data(k)) + np.asarray(x)
     found = gf.jit(lambda x, k: gf.pure_callback(read, kind, k, x))(jnp.uint32(3), keys[1])
     np.testing.assert_array_equal(found, words(keys[1]) + 3)
 
@@ -452,7 +461,7 @@ def test_r06_a_state_that_keeps_its_key():
     for donate in (None, 0):
         for step, count in ((forgets, 2), (splits, 0)):
             step_ = gf.jit(step, donate_argnums=donate)
-            fresh = lambda: {"key": random.key(0), "x": jnp.zeros(3)}  # noqa: E731
+            fresh = lambda: {"key": random.key(0), "x": jnp.zeros(3)}
             assert len(uses(lambda: run(step_, fresh()))) == count
             whole = gf.jit(lambda s: TrainState(**step(vars_of(s))), donate_argnums=donate)
             assert len(uses(lambda: run(whole, TrainState(**fresh())))) == count
@@ -494,9 +503,9 @@ def test_r06_loops_branches_and_nested_programs():
         if name not in fresh:
             assert len(uses(lambda: call(key))) == 1, name
             assert len(uses(lambda: random.normal(key))) == 1, name
-    twice = lambda k: gf.jit(lambda k: gf.jit(draw)(k, X) + gf.jit(draw)(k, X))(k)  # noqa: E731
+    twice = lambda k: gf.jit(lambda k: gf.jit(draw)(k, X) + gf.jit(draw)(k, X))(k)
     assert len(uses(lambda: twice(random.key(0)))) == 1
-    unchanged = lambda k: lax.scan(lambda k, _: (k, random.normal(k)), k, None, length=3)  # noqa: E731
+    unchanged = lambda k: lax.scan(lambda k, _: (k, random.normal(k)), k, None, length=3)
     (message,) = uses(lambda: unchanged(random.key(0)))
     assert "every turn draws the same" in message and "test_keys.py" in message
     assert uses(lambda: unchanged(random.key(0).copy())) == []
@@ -521,10 +530,14 @@ def test_r06_what_is_no_use():
 
     def derivatives():
         for make in (
-            lambda g: gf.grad(g), lambda g: gf.jit(gf.grad(g)), lambda g: gf.grad(gf.checkpoint(g)),
-            lambda g: gf.jit(gf.grad(gf.checkpoint(g))), lambda g: gf.hessian(g),
-            lambda g: gf.jacrev(g), lambda g: gf.jit(gf.hessian(g)),
-        ):  # fmt: skip
+            lambda g: gf.grad(g),
+            lambda g: gf.jit(gf.grad(g)),
+            lambda g: gf.grad(gf.checkpoint(g)),
+            lambda g: gf.jit(gf.grad(gf.checkpoint(g))),
+            lambda g: gf.hessian(g),
+            lambda g: gf.jacrev(g),
+            lambda g: gf.jit(gf.hessian(g)),
+        ):
             k = random.key(1)
             make(lambda x: (f(k, x) ** 3).sum())(X)
         k = random.key(2)
@@ -533,13 +546,18 @@ def test_r06_what_is_no_use():
 
     def samplers():
         for draw_ in (
-            lambda k: random.gamma(k, 2.0, (3,)), lambda k: random.poisson(k, 3.0, (3,)),
-            lambda k: random.binomial(k, 5, 0.5, (2,)), lambda k: random.permutation(k, 9),
-            lambda k: random.choice(k, 5, (3,), p=jnp.ones(5) / 5), lambda k: random.t(k, 3.0),
-            lambda k: random.beta(k, 1.0, 2.0), lambda k: random.multinomial(k, 5, jnp.ones(3) / 3),
-            lambda k: random.truncated_normal(k, -1, 1), lambda k: random.randint(k, (3,), 0, 9),
+            lambda k: random.gamma(k, 2.0, (3,)),
+            lambda k: random.poisson(k, 3.0, (3,)),
+            lambda k: random.binomial(k, 5, 0.5, (2,)),
+            lambda k: random.permutation(k, 9),
+            lambda k: random.choice(k, 5, (3,), p=jnp.ones(5) / 5),
+            lambda k: random.t(k, 3.0),
+            lambda k: random.beta(k, 1.0, 2.0),
+            lambda k: random.multinomial(k, 5, jnp.ones(3) / 3),
+            lambda k: random.truncated_normal(k, -1, 1),
+            lambda k: random.randint(k, (3,), 0, 9),
             lambda k: gf.grad(lambda a: random.gamma(k, a))(2.0),
-        ):  # fmt: skip
+        ):
             for run in (draw_, gf.jit(draw_)):
                 k = random.key(4)
                 run(k)

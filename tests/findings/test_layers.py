@@ -47,9 +47,7 @@ PLAIN = {"Dropout", "Activation", "Module"}
 
 
 def test_every_layer_is_in_the_table() -> None:
-    layers = {
-        n for n, v in vars(nn).items() if inspect.isclass(v) and issubclass(v, Module)
-    }  # fmt: skip
+    layers = {n for n, v in vars(nn).items() if inspect.isclass(v) and issubclass(v, Module)}
     assert layers == {*LAYERS, *PLAIN}
 
 
@@ -65,7 +63,7 @@ def test_inputs(name: str) -> None:
     layer(params, x)
     for shape, words in LAYERS[name][2].items():
         for f in (layer, gf.jit(lambda p, v: layer(p, v))):
-            text = message(lambda: f(params, jnp.ones(shape)))  # noqa: B023
+            text = message(lambda: f(params, jnp.ones(shape)))
             assert words in text and f"{name}(" in text or "Linear(" in text, text
 
 
@@ -75,12 +73,12 @@ def test_parameters(name: str) -> None:
     for key, value in params.items():
         shape = list(value.shape)
         left = {k: v for k, v in params.items() if k != key}
-        text = message(lambda: layer(left, x))  # noqa: B023
+        text = message(lambda: layer(left, x))
         assert f"params[{key!r}] of shape {shape} is wanted, but params has the keys" in text
         assert f"{name}(" in text and "params = layer.init(key)" in text
         wrong = {**params, key: jnp.ones((*shape, 2))}
         kind = str(jnp.ones((*shape, 2)).aval)
-        text = message(lambda: layer(wrong, x))  # noqa: B023
+        text = message(lambda: layer(wrong, x))
         assert f"params[{key!r}] is {kind}, but has to be {shape}" in text
     assert "but params is None" in message(lambda: layer(None, x))
     assert "but params is of type Array" in message(lambda: layer(x, params))
@@ -98,14 +96,14 @@ def test_paths_in_containers() -> None:
     text = message(lambda: net([*params[:2], [inner]], x))
     assert "params[2][0]['bias'] is f32[5], but has to be [3]" in text
     for wrong in (params[:2], [*params, {}], None, {"weight": x}):
-        text = message(lambda: net(wrong, x))  # noqa: B023
+        text = message(lambda: net(wrong, x))
         assert "one entry for each of the 3 layers" in text and "layer.init(key)" in text
 
 
 def test_states() -> None:
     layer, params, x = given("BatchNorm")
     for state in ({"running_mean": jnp.zeros(4)}, {}):
-        text = message(lambda: layer(params, x, state=state))  # noqa: B023
+        text = message(lambda: layer(params, x, state=state))
         assert "of shape [4] is wanted, but state has the keys" in text
         assert "layer.init_state()" in text
     net = nn.Sequential(nn.BatchNorm(4), nn.relu)
@@ -115,13 +113,13 @@ def test_states() -> None:
 
 def test_arguments() -> None:
     for rate in (1.5, -0.1, float("nan")):
-        assert f"rate is {rate}, but it is a probability" in message(lambda: nn.Dropout(rate))  # noqa: B023
+        assert f"rate is {rate}, but it is a probability" in message(lambda: nn.Dropout(rate))
     x = jnp.ones(7)
     assert "needs key=" in message(lambda: nn.Dropout(0.5)({}, x, train=True))
     nothing = nn.Dropout(1.0)
-    drop = lambda v: nothing({}, v, key=gf.random.key(1), train=True).sum()  # noqa: E731
+    drop = lambda v: nothing({}, v, key=gf.random.key(1), train=True).sum()
     np.testing.assert_array_equal(gf.grad(drop)(x), np.zeros(7))
     counts: tuple[Any, ...] = (3.5, "3", None, -1)
     for count in counts:
-        text = message(lambda: nn.one_hot(jnp.arange(3), count))  # noqa: B023
+        text = message(lambda: nn.one_hot(jnp.arange(3), count))
         assert "num_classes" in text and repr(count) in text

@@ -53,7 +53,7 @@ def test_a03_sign_of_nan(kind: str) -> None:
 
 def test_a05_apply_to_repeated_indices() -> None:
     x, i = np.arange(1.0, 4.0, dtype=np.float32), np.array([1, 1, 2])
-    step = lambda v: v * v + 1  # noqa: E731
+    step = lambda v: v * v + 1
     want = J.asarray(x).at[i].apply(step)
     xs = jnp.asarray(x)
     agree(xs.at[i].apply(step), want)
@@ -156,9 +156,11 @@ def test_a11_beta_of_large_arguments(kind: str) -> None:
         atol = rtol if name == "betaln" else 0.0
         bound = rtol if name == "betaln" else 30 * rtol
         np.testing.assert_allclose(
-            np.asarray(got)[~small].astype(np.float64), want[~small].astype(np.float64),
-            rtol=bound, atol=atol,
-        )  # fmt: skip
+            np.asarray(got)[~small].astype(np.float64),
+            want[~small].astype(np.float64),
+            rtol=bound,
+            atol=atol,
+        )
     assert np.isneginf(gs.betaln(1.0, inf)) and np.isinf(gs.betaln(0.0, 0.0))
 
 
@@ -183,9 +185,39 @@ UNARY_SPECIAL = (
 
 @pytest.mark.parametrize("name", UNARY_SPECIAL)
 def test_a11_special_functions_at_extremes(name: str) -> None:
-    x = np.array([0.0, -0.0, 1e-30, 1e-10, 1e-3, 0.3, 0.5, 1, 1.5, 2, 3, 10, 11.5, 30, 100, 1000,
-                  1e5, 1e10, 1e20, inf, nan, -1e-10, -0.5, -1, -1.5, -2, -7.3, -100.5,
-                  -inf])  # fmt: skip
+    x = np.array(
+        [
+            0.0,
+            -0.0,
+            1e-30,
+            1e-10,
+            1e-3,
+            0.3,
+            0.5,
+            1,
+            1.5,
+            2,
+            3,
+            10,
+            11.5,
+            30,
+            100,
+            1000,
+            1e5,
+            1e10,
+            1e20,
+            inf,
+            nan,
+            -1e-10,
+            -0.5,
+            -1,
+            -1.5,
+            -2,
+            -7.3,
+            -100.5,
+            -inf,
+        ]
+    )
     for kind, rtol in (("float32", 2e-5), ("float64", 1e-9), ("float16", 2e-3)):
         with np.errstate(all="ignore"):
             given = x.astype(kind)
@@ -199,9 +231,11 @@ def test_a11_special_functions_at_extremes(name: str) -> None:
         assert got.dtype == kind
         tiny = np.abs(want.astype(np.float64)) < 4 * np.finfo(kind).tiny
         np.testing.assert_allclose(
-            got[~tiny].astype(np.float64), want[~tiny].astype(np.float64), rtol=rtol,
+            got[~tiny].astype(np.float64),
+            want[~tiny].astype(np.float64),
+            rtol=rtol,
             err_msg=f"{name} {kind}",
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("name", ["xlogy", "xlog1py", "rel_entr", "kl_div"])
@@ -220,11 +254,19 @@ def test_a12_products_with_logarithms(name: str) -> None:
 @pytest.mark.parametrize("order", [1, 2])
 def test_a12_derivatives_at_zero(order: int) -> None:
     cases: Sequence[tuple[str, tuple[float, ...]]] = [
-        ("entr", (0.0,)), ("entr", (0.5,)), ("xlogy", (0.0, 0.0)), ("xlogy", (0.0, 2.0)),
-        ("xlogy", (0.5, 2.0)), ("xlog1py", (0.0, -1.0)), ("xlog1py", (0.0, 1.0)),
-        ("xlog1py", (0.5, 1.0)), ("rel_entr", (0.0, 0.5)), ("rel_entr", (0.3, 0.5)),
-        ("kl_div", (0.0, 0.5)), ("kl_div", (0.3, 0.5)),
-    ]  # fmt: skip
+        ("entr", (0.0,)),
+        ("entr", (0.5,)),
+        ("xlogy", (0.0, 0.0)),
+        ("xlogy", (0.0, 2.0)),
+        ("xlogy", (0.5, 2.0)),
+        ("xlog1py", (0.0, -1.0)),
+        ("xlog1py", (0.0, 1.0)),
+        ("xlog1py", (0.5, 1.0)),
+        ("rel_entr", (0.0, 0.5)),
+        ("rel_entr", (0.3, 0.5)),
+        ("kl_div", (0.0, 0.5)),
+        ("kl_div", (0.3, 0.5)),
+    ]
     for name, at in cases:
         for argnum in range(len(at)):
             got = derivative(gf, getattr(gs, name), order, argnum)(*at)
@@ -236,8 +278,10 @@ def test_a13_derivatives_of_what_leaves_nan_out() -> None:
     x = np.array([[1.0, nan, 4.0], [3.0, 7.0, nan]], np.float32)
     for name in ("nanstd", "nanvar", "nanmean", "nansum", "nanprod", "nanmax", "nanmin"):
         for axis in (None, 0, 1):
-            both(lambda F, N: F.grad(lambda v: getattr(N, name)(v, axis=axis).sum())(N.asarray(x)),
-                 text=f"{name} {axis}")  # fmt: skip
+            both(
+                lambda F, N: F.grad(lambda v: getattr(N, name)(v, axis=axis).sum())(N.asarray(x)),
+                text=f"{name} {axis}",
+            )
 
 
 def random_matrix(*shape: int, seed: int = 0, complex_: bool = False) -> np.ndarray:
@@ -254,19 +298,30 @@ def test_a13_derivatives_of_determinants() -> None:
     a = random_matrix(4, 4)
     singular = a.copy()
     singular[3] = singular[0] + singular[1]
-    cases = [np.zeros((1, 1)), np.full((1, 1), 2.0), np.zeros((2, 2)), np.zeros((3, 3)), np.eye(4),
-             np.zeros((4, 4)), np.ones((4, 4)), singular, np.diag([1.0, 2.0, 3.0, 0.0]), a,
-             random_matrix(5, 5, seed=3), np.diag([1 + 1j, 2, 0, 3])]  # fmt: skip
+    cases = [
+        np.zeros((1, 1)),
+        np.full((1, 1), 2.0),
+        np.zeros((2, 2)),
+        np.zeros((3, 3)),
+        np.eye(4),
+        np.zeros((4, 4)),
+        np.ones((4, 4)),
+        singular,
+        np.diag([1.0, 2.0, 3.0, 0.0]),
+        a,
+        random_matrix(5, 5, seed=3),
+        np.diag([1 + 1j, 2, 0, 3]),
+    ]
     for x in cases:
         t = random_matrix(*x.shape, seed=7).astype(x.dtype)
-        f = lambda v: jnp.linalg.det(v)  # noqa: E731
+        f = lambda v: jnp.linalg.det(v)
         kind = str(x.dtype)
         got = gf.jvp(f, (jnp.asarray(x, kind),), (jnp.asarray(t, kind),))[1]
         np.testing.assert_allclose(got, numeric(np.linalg.det, x, t), rtol=1e-6, atol=1e-8)
     agree(gf.grad(jnp.linalg.det)(jnp.zeros((1, 1))), np.ones((1, 1), np.float32))
     # Second derivatives where the matrix is regular.
     t = random_matrix(4, 4, seed=8)
-    first = lambda v: gf.jvp(jnp.linalg.det, (v,), (jnp.asarray(t, "float64"),))[1]  # noqa: E731
+    first = lambda v: gf.jvp(jnp.linalg.det, (v,), (jnp.asarray(t, "float64"),))[1]
     got = gf.jvp(first, (jnp.asarray(a, "float64"),), (jnp.asarray(t, "float64"),))[1]
     values = [np.linalg.det(a + s * 1e-4 * t) for s in (-1, 0, 1)]
     np.testing.assert_allclose(got, (values[0] - 2 * values[1] + values[2]) / 1e-8, rtol=1e-4)
@@ -276,7 +331,7 @@ def test_a13_derivatives_of_determinants() -> None:
 def test_a13_derivative_of_a_complex_sign(n: int) -> None:
     x, t = (random_matrix(n, n, seed=s, complex_=True) for s in (1, 2))
     for part in (0, 1):
-        f = lambda v: jnp.linalg.slogdet(v)[part]  # noqa: E731
+        f = lambda v: jnp.linalg.slogdet(v)[part]
         got = gf.jvp(f, (jnp.asarray(x, "complex128"),), (jnp.asarray(t, "complex128"),))[1]
         want = numeric(lambda v: np.linalg.slogdet(v)[part], x, t)
         np.testing.assert_allclose(got, want, rtol=1e-6)
@@ -286,8 +341,14 @@ def test_a13_derivative_of_pinv() -> None:
     zero = gf.jacrev(jnp.linalg.pinv)(jnp.zeros((3, 2)))
     np.testing.assert_array_equal(zero, np.zeros((2, 3, 3, 2)))
     low = random_matrix(4, 2) @ random_matrix(2, 4, seed=1)
-    for x in (random_matrix(4, 4), random_matrix(5, 3), random_matrix(2, 4), low,
-              random_matrix(3, 2, complex_=True), random_matrix(2, 3, complex_=True)):  # fmt: skip
+    for x in (
+        random_matrix(4, 4),
+        random_matrix(5, 3),
+        random_matrix(2, 4),
+        low,
+        random_matrix(3, 2, complex_=True),
+        random_matrix(2, 3, complex_=True),
+    ):
         t = random_matrix(*x.shape, seed=5, complex_=x.dtype.kind == "c")
         if x is low:  # a direction in which the rank stays
             t = x @ random_matrix(4, 4, seed=2)
@@ -320,11 +381,17 @@ def test_a15_no_degree_of_freedom_is_left(name: str) -> None:
     for ddof in (0, 0.5, 1, 2, 3, 6, 7, -1):
         for axis in (None, 0, 1):
             for value in (x, z, np.where(mask, x, np.float32(nan)), x[:0], x.astype(np.int32)):
-                both(lambda F, N: getattr(N, name)(N.asarray(value), axis=axis, ddof=ddof),
-                     2e-5, text=f"ddof {ddof} axis {axis}")  # fmt: skip
+                both(
+                    lambda F, N: getattr(N, name)(N.asarray(value), axis=axis, ddof=ddof),
+                    2e-5,
+                    text=f"ddof {ddof} axis {axis}",
+                )
             options = {"axis": axis, "ddof": ddof}
-            both(lambda F, N: getattr(N, name)(N.asarray(x), where=N.asarray(mask), **options),
-                 2e-5, text=f"where, ddof {ddof} axis {axis}")  # fmt: skip
+            both(
+                lambda F, N: getattr(N, name)(N.asarray(x), where=N.asarray(mask), **options),
+                2e-5,
+                text=f"where, ddof {ddof} axis {axis}",
+            )
 
 
 def test_a15_ldexp_of_infinity() -> None:

@@ -412,8 +412,10 @@ def test_b34_o7_an_injected_hyperparameter_is_found_once() -> None:
     for i in range(3):
         _, state = tx.update(p, state)
         assert float(rate(state)) == pytest.approx(1 / (i + 1))
-    assert float(optim.tree.get(optim.inject_hyperparams(optim.adam)(0.5).init(p),
-                                "learning_rate")) == 0.5  # fmt: skip
+    assert (
+        float(optim.tree.get(optim.inject_hyperparams(optim.adam)(0.5).init(p), "learning_rate"))
+        == 0.5
+    )
     twice = optim.chain(
         optim.inject_hyperparams(optim.sgd)(0.1), optim.inject_hyperparams(optim.sgd)(0.2)
     )
@@ -442,8 +444,10 @@ def test_b34_updates_in_the_dtypes_of_parameters(kind: str) -> None:
         np.testing.assert_allclose(
             np.asarray(got["w"]).astype(np.complex64),
             np.asarray(want["w"]).astype(np.complex64),
-            rtol=LOW.get(kind, 1e-4), atol=LOW.get(kind, 1e-4) * 0.1, err_msg=name,
-        )  # fmt: skip
+            rtol=LOW.get(kind, 1e-4),
+            atol=LOW.get(kind, 1e-4) * 0.1,
+            err_msg=name,
+        )
         assert gf.tree.structure(state) == gf.tree.structure(getattr(optim, name)(0.1).init(p))
     # Without it updates are float32 or wider; without parameters they follow the gradients.
     wide, _ = optim.sgd(0.1).update(_ours(g), optim.sgd(0.1).init(_ours(p)))
@@ -460,9 +464,17 @@ def test_b34_updates_in_the_dtypes_of_parameters(kind: str) -> None:
 def test_b34_dtype_none_of_samplers_and_initializers_is_the_default() -> None:
     key = gf.random.key(0)
     for i, (name, args) in enumerate(
-        [("normal", ((2,),)), ("uniform", ((2,),)), ("gamma", (1.0,)), ("randint", ((2,), 0, 5)),
-         ("bits", ((2,),)), ("rademacher", ((2,),)), ("poisson", (1.0,)), ("ball", (2,))]
-    ):  # fmt: skip
+        [
+            ("normal", ((2,),)),
+            ("uniform", ((2,),)),
+            ("gamma", (1.0,)),
+            ("randint", ((2,), 0, 5)),
+            ("bits", ((2,),)),
+            ("rademacher", ((2,),)),
+            ("poisson", (1.0,)),
+            ("ball", (2,)),
+        ]
+    ):
         got = getattr(gf.random, name)(gf.random.fold_in(key, i), *args, dtype=None)
         want = getattr(jax.random, name)(jax.random.key(0), *args, dtype=None)
         assert got.dtype == want.dtype, name

@@ -256,9 +256,17 @@ def test_a01_leaked_values_are_no_numbers():
     kept = []
     gf.grad(lambda x: (kept.append(x * 2), x)[1])(ONE)
     for read in (
-        bool, float, np.asarray, lambda x: x.item(), jnp.sin, lambda x: x + 1, pickle.dumps,
-        lambda x: jnp.where(x > 0, 1, 2), lambda x: jnp.zeros(3).at[0].set(x), jnp.nonzero,
-    ):  # fmt: skip
+        bool,
+        float,
+        np.asarray,
+        lambda x: x.item(),
+        jnp.sin,
+        lambda x: x + 1,
+        pickle.dumps,
+        lambda x: jnp.where(x > 0, 1, 2),
+        lambda x: jnp.zeros(3).at[0].set(x),
+        jnp.nonzero,
+    ):
         with pytest.raises(errors.UnexpectedTracerError, match="leaked"):
             read(kept[0] if read is not jnp.nonzero else kept[0][None])
     assert "Traced" in repr(kept[0]) and "Traced" in f"{kept[0]:.3f} {kept[0]}"
@@ -414,9 +422,12 @@ def test_s00_array_names_on_every_kind_of_tracer(place):
             assert mine.dtype == reference.dtype and mine.shape == reference.shape, name
             low = "amp" in place and name == "dot"
             np.testing.assert_allclose(
-                np.asarray(mine, "float64"), np.asarray(reference, "float64"),
-                rtol=0.02 if low else 1e-5, atol=0.05 if low else 1e-6, err_msg=name,
-            )  # fmt: skip
+                np.asarray(mine, "float64"),
+                np.asarray(reference, "float64"),
+                rtol=0.02 if low else 1e-5,
+                atol=0.05 if low else 1e-6,
+                err_msg=name,
+            )
 
 
 def kinds_of_tracers(cls=Tracer):
@@ -426,8 +437,16 @@ def kinds_of_tracers(cls=Tracer):
 
 
 def test_s00_no_tracer_hides_a_name_of_arrays():
-    meant = {"aval", "weak", "weak_type", "devices", "block_until_ready", "copy_to_host_async",
-             "is_deleted", "delete"}  # fmt: skip
+    meant = {
+        "aval",
+        "weak",
+        "weak_type",
+        "devices",
+        "block_until_ready",
+        "copy_to_host_async",
+        "is_deleted",
+        "delete",
+    }
     names = public(gf.numpy.ones(1))
     kinds = [Tracer, *kinds_of_tracers()]
     assert len(kinds) >= 5
@@ -449,14 +468,20 @@ def test_s00_layer_norm_written_with_methods():
 def test_s00_the_names_that_jax_has():
     # Shardings and the memory behind an array are not public here.
     not_here = {
-        "addressable_data", "addressable_shards", "byteswap", "committed", "global_shards",
-        "is_fully_addressable", "is_fully_replicated", "sharding",
-    }  # fmt: skip
+        "addressable_data",
+        "addressable_shards",
+        "byteswap",
+        "committed",
+        "global_shards",
+        "is_fully_addressable",
+        "is_fully_replicated",
+        "sharding",
+    }
     assert public(jax.Array) - public(gf.numpy.ones(1)) == not_here
 
 
 def test_b24_trace_under_every_transform():
-    f = lambda x: x.trace() + x.trace(1)  # noqa: E731
+    f = lambda x: x.trace() + x.trace(1)
     expected = np.trace(A) + np.trace(A, 1)
     for place in ("jit", "vmap", "scan", "checkpoint", "jvp", "amp"):
         np.testing.assert_allclose(float(WRAPPED[place](f)), expected, rtol=1e-6)
@@ -495,8 +520,9 @@ def test_m13_habits_of_torch(place):
             message = str(error.value)
             assert word in message and len(message.splitlines()) <= 6, (text, message)
             assert "\n  at " in message, (text, message)
-            assert type(error.value) is (TypeError if "=" in text or ".view" in text
-                                         else AttributeError), text  # fmt: skip
+            assert type(error.value) is (
+                TypeError if "=" in text or ".view" in text else AttributeError
+            ), text
         for name in ("cuda", "numpy", "requires_grad", "detach", "add_", "exp", "nothing_known"):
             assert not hasattr(x, name) and getattr(x, name, 5) == 5
         return x
@@ -540,8 +566,10 @@ MODULES = [jnp, jnp.linalg, jnp.fft, lax, nn, gf.scipy.special, optim]
 def total(out):
     """A number that every float of an output changes."""
     floats = [x for x in gf.tree.leaves(out) if hasattr(x, "aval") and x.dtype.kind == "f"]
-    return sum([jnp.sum(x * jnp.cos(1.0 + jnp.arange(x.size)).reshape(x.shape)) for x in floats],
-               jnp.zeros(()))  # fmt: skip
+    return sum(
+        [jnp.sum(x * jnp.cos(1.0 + jnp.arange(x.size)).reshape(x.shape)) for x in floats],
+        jnp.zeros(()),
+    )
 
 
 def slopes(f, given, place):

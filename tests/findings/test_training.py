@@ -53,8 +53,23 @@ def corpus(tmp_path, monkeypatch):
 
 
 def command(corpus, out, *more):
-    return ["demo", "--data", str(corpus), "--out", str(out), "--steps", "6", "--batch", "2",
-            "--length", "8", "--prompt", "def f", "--quiet", *more]  # fmt: skip
+    return [
+        "demo",
+        "--data",
+        str(corpus),
+        "--out",
+        str(out),
+        "--steps",
+        "6",
+        "--batch",
+        "2",
+        "--length",
+        "8",
+        "--prompt",
+        "def f",
+        "--quiet",
+        *more,
+    ]
 
 
 def run(code, *arguments, **options):

@@ -221,8 +221,11 @@ def test_b23_gradients_by_complex_inputs(name):
 def test_b23_conventions_and_refusals():
     g = same(lambda L, n: L.grad(lambda z: n.abs(z) ** 2)(1.0 + 2j))
     assert complex(g) == 2 - 4j
-    same(lambda L, n: L.grad(lambda p: (n.abs(p["z"]) ** 2 * p["x"]).sum())(
-        {"z": n.asarray(Z), "x": n.asarray(vector(0))}))  # fmt: skip
+    same(
+        lambda L, n: L.grad(lambda p: (n.abs(p["z"]) ** 2 * p["x"]).sum())(
+            {"z": n.asarray(Z), "x": n.asarray(vector(0))}
+        )
+    )
     same(lambda L, n: L.vmap(L.grad(lambda z: n.abs(z)))(n.asarray(Z)))
     same(lambda L, n: L.jacrev(lambda x: n.abs(x + 1j * x * x))(n.asarray(vector(0))))
     same(lambda L, n: L.hessian(lambda x: n.abs(n.sum(n.exp(1j * x))))(n.asarray(vector(0))))
@@ -333,9 +336,9 @@ def test_a02_operands_that_examples_share():
     same(program)
 
     def zero(L: Any, n: Any) -> Any:
-        f = lambda w: L.vmap(
-            lambda u: L.lax.cond(u > 0, lambda: n.sqrt(w) * u, lambda: w * u)
-        )(-n.asarray(np.abs(POINTS))).sum()  # fmt: skip
+        f = lambda w: L.vmap(lambda u: L.lax.cond(u > 0, lambda: n.sqrt(w) * u, lambda: w * u))(
+            -n.asarray(np.abs(POINTS))
+        ).sum()
         return L.grad(f)(n.asarray(np.float32(0)))
 
     assert np.isfinite(float(same(zero)))
@@ -458,9 +461,9 @@ def test_b25_bilinear_functions_too():
     def program(L: Any, n: Any) -> Any:
         f = L.custom_jvp(lambda a, x: a @ x)
         f.defjvp(lambda p, t: (f(*p), f(p[0], t[1]) + f(t[0], p[1])))
-        loss = lambda a, x: L.lax.scan(
-            lambda c, _: (f(a @ a.T, c), c.sum()), x, None, length=3
-        )[1].sum()  # fmt: skip
+        loss = lambda a, x: L.lax.scan(lambda c, _: (f(a @ a.T, c), c.sum()), x, None, length=3)[
+            1
+        ].sum()
         return L.jit(L.grad(L.jit(loss), (0, 1)))(n.asarray(a), n.asarray(vector(1, 2)))
 
     same(program, rtol=1e-4)
@@ -478,14 +481,19 @@ def test_b30_linearize_a_while_loop():
     same(lambda L, n: L.linearize(lambda x: doubled(L, x), 2.0)[1](1.0))
     same(lambda L, n: L.jit(lambda x: L.linearize(lambda v: doubled(L, v), x)[1](x))(2.0))
     same(lambda L, n: L.vmap(L.linearize(lambda x: doubled(L, x), 2.0)[1])(n.arange(3.0)))
-    same(lambda L, n: L.linearize(
-        lambda x: L.lax.scan(lambda c, _: (doubled(L, c, 2), c), x, None, length=2), 1.1
-    )[1](1.0))  # fmt: skip
+    same(
+        lambda L, n: L.linearize(
+            lambda x: L.lax.scan(lambda c, _: (doubled(L, c, 2), c), x, None, length=2), 1.1
+        )[1](1.0)
+    )
     same(lambda L, n: L.linearize(lambda x: (doubled(L, x), n.sin(x)), 2.0)[1](0.5))
     same(lambda L, n: L.linearize(L.jit(lambda x: doubled(L, x)), 2.0)[1](1.0))
-    same(lambda L, n: L.linearize(
-        L.vmap(lambda x: L.lax.while_loop(lambda c: c < 9, lambda c: c * x, x)),
-        n.asarray(np.array([2.0, 3.0, 1.5], "float32")))[1](ones(3)))  # fmt: skip
+    same(
+        lambda L, n: L.linearize(
+            L.vmap(lambda x: L.lax.while_loop(lambda c: c < 9, lambda c: c * x, x)),
+            n.asarray(np.array([2.0, 3.0, 1.5], "float32")),
+        )[1](ones(3))
+    )
 
 
 def test_b30_a_while_loop_is_not_transposed():
@@ -544,8 +552,11 @@ def test_b32_all_to_all_over_two_axes(split, concat, tiled):
 
         y = vector(9, *same(program).shape)
         f = gf.vmap(
-            gf.vmap(lambda v: gf.lax.all_to_all(v, names, split, concat, tiled=tiled),  # noqa: B023
-                    axis_name="j"), axis_name="i")  # fmt: skip
+            gf.vmap(
+                lambda v: gf.lax.all_to_all(v, names, split, concat, tiled=tiled), axis_name="j"
+            ),
+            axis_name="i",
+        )
         back = gf.linear_transpose(f, x)(y)[0]
         assert np.allclose(np.sum(np.asarray(f(x)) * y), np.sum(x * np.asarray(back)), rtol=1e-5)
 
@@ -591,8 +602,11 @@ def test_b32_linear_transpose_of_numbers():
     same(lambda L, n: L.linear_transpose(lambda x: 2 * x, 1.0)(1.0))
     same(lambda L, n: L.linear_transpose(lambda x, y: 2 * x + y, 1.0, np.float32(2))(3.0))
     same(lambda L, n: L.linear_transpose(lambda d: d["a"] * 3, {"a": 1.0, "b": None})(1.0))
-    same(lambda L, n: L.linear_transpose(
-        lambda x: x[::2], L.ShapeDtypeStruct((5,), np.dtype("float32")))(ones(3)))  # fmt: skip
+    same(
+        lambda L, n: L.linear_transpose(
+            lambda x: x[::2], L.ShapeDtypeStruct((5,), np.dtype("float32"))
+        )(ones(3))
+    )
 
 
 # ---- messages ----
@@ -724,11 +738,17 @@ def test_b28_traced_positions():
         assert np.array_equal(gf.jit(lambda k: gf.numpy.tril(m, k))(k), np.tril(m, k))
         assert np.array_equal(gf.jit(lambda k: gf.numpy.triu(m, k))(k), np.triu(m, k))
     same(lambda L, n: L.vmap(lambda k: n.eye(3, 2, k=k, dtype="int32"))(n.arange(-3, 4)))
-    same(lambda L, n: L.jit(lambda a, i: n.delete(a, i, assume_unique_indices=True))(
-        a, np.array([3, -5])))  # fmt: skip
+    same(
+        lambda L, n: L.jit(lambda a, i: n.delete(a, i, assume_unique_indices=True))(
+            a, np.array([3, -5])
+        )
+    )
     same(lambda L, n: L.jit(lambda i, s: n.unravel_index(i, s))(np.array([3, -1, 99]), (2, 4)))
-    same(lambda L, n: L.jit(lambda i, s: n.unravel_index(i, s))(
-        np.array([[3], [5]]), np.array([2, 1, 4])))  # fmt: skip
+    same(
+        lambda L, n: L.jit(lambda i, s: n.unravel_index(i, s))(
+            np.array([[3], [5]]), np.array([2, 1, 4])
+        )
+    )
 
 
 def test_b28_traced_positions_as_numpy_has_them():
@@ -739,13 +759,13 @@ def test_b28_traced_positions_as_numpy_has_them():
         at = rng.integers(-n, n + 1, count)
         values = rng.normal(size=count).astype("float32")
         given = values if axis != 0 else values[:, None]
-        got = gf.vmap(lambda i: gf.numpy.insert(m, i, given, axis))(at[None])[0]  # noqa: B023
+        got = gf.vmap(lambda i: gf.numpy.insert(m, i, given, axis))(at[None])[0]
         assert np.array_equal(got, np.insert(m, at, given, axis)), (axis, at)
-        one = gf.vmap(lambda i: gf.numpy.insert(m, i, values[0], axis))  # noqa: B023
+        one = gf.vmap(lambda i: gf.numpy.insert(m, i, values[0], axis))
         got = one(at[:1])[0]
         assert np.array_equal(got, np.insert(m, int(at[0]), values[0], axis)), (axis, at[0])
         gone = rng.choice(n, min(count, n), replace=False)
-        remove = lambda i: gf.numpy.delete(m, i, axis, assume_unique_indices=True)  # noqa: B023
+        remove = lambda i: gf.numpy.delete(m, i, axis, assume_unique_indices=True)
         got = gf.vmap(remove)(gone[None])[0]
         assert np.array_equal(got, np.delete(m, gone, axis)), (axis, gone)
     grads = gf.grad(lambda v: gf.jit(lambda i: (gf.numpy.insert(v, i, 0.0) ** 2).sum())(2))
@@ -812,8 +832,8 @@ def test_b26_in_recorded_programs():
     ):
         seen: list = []
         f = with_symbolic_vjp(gf, gf.numpy, seen)
-        g = around(lambda b: f(x[0], {"a": x[0], "b": b}, 3)[1])  # noqa: B023
-        got = gf.grad(lambda v: g(v).sum())(x)  # noqa: B023
+        g = around(lambda b: f(x[0], {"a": x[0], "b": b}, 3)[1])
+        got = gf.grad(lambda v: g(v).sum())(x)
         assert np.allclose(got, 3 * np.cos(vector(0)), rtol=1e-5)
         assert {(False, False, True, False), (True, False)} <= set(seen)
 

@@ -157,13 +157,13 @@ def _differences(names: list[str], pairs: list[tuple[str, ...]], mode: str) -> l
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                want = _theirs(lambda: _call(jjnp, name, *theirs))  # noqa: B023
+                want = _theirs(lambda: _call(jjnp, name, *theirs))
                 if want is None or (_complex(*operands) and name in _NO_COMPLEX):
                     continue
                 call = (lambda *xs: _call(jnp, name, *xs)) if mode == "eager" else None
                 if mode == "jit":
-                    want = _theirs(lambda *xs: _call(jjnp, name, *xs), *theirs)  # noqa: B023
-                    call = gf.jit(lambda *xs: _call(jnp, name, *xs))  # noqa: B023
+                    want = _theirs(lambda *xs: _call(jjnp, name, *xs), *theirs)
+                    call = gf.jit(lambda *xs: _call(jnp, name, *xs))
                 if want is None:
                     continue
                 try:
@@ -275,11 +275,14 @@ def test_c04_integers_meet_in_64_bits_without_a_flag():
 def test_c04_a_wide_numpy_value_is_not_rounded_on_its_way_to_a_wide_array(door):
     tenth, x = np.float64(0.1), jnp.ones(3, "float64")
     got = {
-        "operator": lambda: x * tenth, "reflected": lambda: tenth * x,
+        "operator": lambda: x * tenth,
+        "reflected": lambda: tenth * x,
         "function": lambda: jnp.multiply(x, np.full(3, 0.1)),
-        "lax": lambda: lax.mul(x, tenth), "where": lambda: jnp.where(x > 0, tenth, x),
-        "at": lambda: x.at[...].set(tenth), "jit": lambda: gf.jit(lambda a: a * tenth)(x),
-    }[door]()  # fmt: skip
+        "lax": lambda: lax.mul(x, tenth),
+        "where": lambda: jnp.where(x > 0, tenth, x),
+        "at": lambda: x.at[...].set(tenth),
+        "jit": lambda: gf.jit(lambda a: a * tenth)(x),
+    }[door]()
     assert got.dtype == "float64" and not got.weak_type
     np.testing.assert_array_equal(np.asarray(got), np.ones(3) * 0.1)
     assert (jnp.ones(3, "int64") + np.int64(2**40)).tolist() == [2**40 + 1] * 3
@@ -311,9 +314,10 @@ def test_c04_noisy_sgd_keeps_the_parameters_dtype(dtype, jitted):
     want = run(jax, jjnp, jax.lax, jjnp.ones(3, dtype))
     assert _kind(got) == _kind(want) == dtype
     np.testing.assert_allclose(
-        np.asarray(got, "float32"), np.asarray(want, "float32"), rtol=2e-2 if dtype != "float32"
-        else 1e-6,
-    )  # fmt: skip
+        np.asarray(got, "float32"),
+        np.asarray(want, "float32"),
+        rtol=2e-2 if dtype != "float32" else 1e-6,
+    )
     theirs = optax.noisy_sgd(0.1, eta=0.01, gamma=0.55, key=jax.random.key(0))
     params = {"w": jjnp.ones(3, dtype)}
     updates, _ = theirs.update(params, theirs.init(params), params)
@@ -342,12 +346,20 @@ def test_b22_a_scalar_type_is_a_dtype_wherever_one_is_asked_for(name):
     assert hash(t) == hash(theirs) and {t: 1}[theirs.dtype.type] == 1
     assert t != "no dtype" and [u for u in TYPES if getattr(jnp, u) == t] == [name]
     for dtype in (
-        jnp.zeros(2, t).dtype, jnp.ones((2,), dtype=t).dtype, np.zeros(2, t).dtype,
-        jnp.zeros(2).astype(t).dtype, jnp.asarray([1, 0], t).dtype, np.ones(2).astype(t).dtype,
-        lax.convert_element_type(1, t).dtype, jnp.zeros(2, "bool").astype(dtype=t).dtype,
-        jnp.full((2,), 1, t).dtype, gf.ShapeDtypeStruct((), t).dtype, jnp.promote_types(t, t),
-        jnp.result_type(t), jnp.sum(jnp.zeros(2, t), dtype=t).dtype,
-    ):  # fmt: skip
+        jnp.zeros(2, t).dtype,
+        jnp.ones((2,), dtype=t).dtype,
+        np.zeros(2, t).dtype,
+        jnp.zeros(2).astype(t).dtype,
+        jnp.asarray([1, 0], t).dtype,
+        np.ones(2).astype(t).dtype,
+        lax.convert_element_type(1, t).dtype,
+        jnp.zeros(2, "bool").astype(dtype=t).dtype,
+        jnp.full((2,), 1, t).dtype,
+        gf.ShapeDtypeStruct((), t).dtype,
+        jnp.promote_types(t, t),
+        jnp.result_type(t),
+        jnp.sum(jnp.zeros(2, t), dtype=t).dtype,
+    ):
         assert dtype == t.dtype
     for abstract in (np.generic, np.number, np.integer, np.floating, np.complexfloating, np.bool_):
         assert jnp.issubdtype(t, abstract) == jjnp.issubdtype(theirs, abstract)
@@ -369,10 +381,16 @@ def test_b22_a_call_makes_a_strong_array_and_casts_tracers(name):
     with jax.enable_x64(True):
         want = np.asarray(getattr(jjnp, name)(given))
     for got in (
-        t(given), t(jnp.asarray(given)), gf.jit(t)(given), gf.vmap(t)(jnp.asarray(given)),
-        gf.jit(gf.vmap(lambda x: t(x)))(given), t([0, 1, 3]), t(jnp.asarray(given) * 1),
-        lax.map(t, jnp.asarray(given)), lax.scan(lambda c, x: (c, t(x)), 0, given)[1],
-    ):  # fmt: skip
+        t(given),
+        t(jnp.asarray(given)),
+        gf.jit(t)(given),
+        gf.vmap(t)(jnp.asarray(given)),
+        gf.jit(gf.vmap(lambda x: t(x)))(given),
+        t([0, 1, 3]),
+        t(jnp.asarray(given) * 1),
+        lax.map(t, jnp.asarray(given)),
+        lax.scan(lambda c, x: (c, t(x)), 0, given)[1],
+    ):
         assert isinstance(got, gf.Array) and got.dtype == t.dtype and not got.weak_type
         np.testing.assert_array_equal(np.asarray(got), want)
     for one in (t(1), t(True), t(np.float64(1)), t(jnp.asarray(1.0)), gf.jit(t)(1.0)):
@@ -384,9 +402,12 @@ def test_b22_a_scalar_type_beside_bfloat16():
     for name in ("float32", "bfloat16", "int32", "float16", "bool_"):
         got = getattr(jnp, name)(2) * x
         assert _kind(got) == _kind(getattr(jjnp, name)(2) * theirs), name
-    assert gf.jit(lambda a, dtype: a.astype(dtype), static_argnames="dtype")(
-        x, dtype=jnp.float32
-    ).dtype == "float32"  # fmt: skip
+    assert (
+        gf.jit(lambda a, dtype: a.astype(dtype), static_argnames="dtype")(
+            x, dtype=jnp.float32
+        ).dtype
+        == "float32"
+    )
     assert gf.jit(lambda a: a * jnp.float32(2))(x).dtype == "float32"
 
 
@@ -427,7 +448,7 @@ def test_a16_results_have_the_dtype_asked_for_as_in_jax(name):
         for d in _RESULTS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                want = _theirs(lambda: getattr(jjnp, name)(OPERANDS[a](jjnp), dtype=d))  # noqa: B023
+                want = _theirs(lambda: getattr(jjnp, name)(OPERANDS[a](jjnp), dtype=d))
             if want is None or (d == "bool" and "cum" in name):
                 continue
             got = _kind(getattr(jnp, name)(OPERANDS[a](jnp), dtype=d))
@@ -443,12 +464,12 @@ def test_a16_an_initial_value_does_not_change_the_dtype(name):
         for start in (0, 1.5, True, np.float32(1), np.int8(1)):
             if a == "complex64" and name[-3:] in ("max", "min"):
                 continue
-            want = _theirs(lambda: getattr(jjnp, name)(OPERANDS[a](jjnp), initial=start))  # noqa: B023
+            want = _theirs(lambda: getattr(jjnp, name)(OPERANDS[a](jjnp), initial=start))
             if want is None:
                 continue
             x = OPERANDS[a](jnp)
             eager = _kind(getattr(jnp, name)(x, initial=start))
-            jitted = _kind(gf.jit(lambda v: getattr(jnp, name)(v, initial=start))(x))  # noqa: B023
+            jitted = _kind(gf.jit(lambda v: getattr(jnp, name)(v, initial=start))(x))
             if not eager == jitted == want:
                 wrong.append(f"{name}({a}, initial={start!r}): {eager}, {jitted}, in JAX {want}")
     assert not wrong, "\n".join(wrong)
@@ -461,8 +482,11 @@ def test_a16_quantiles_have_the_dtype_of_the_array(name):
         for q in (0.5, np.float32(0.5), np.float64(0.5), "array", "half"):
 
             def at(np_, q=q):
-                return np_.asarray(0.5, {"array": "float32", "half": "float16"}[q]) if (
-                    isinstance(q, str)) else q  # fmt: skip
+                return (
+                    np_.asarray(0.5, {"array": "float32", "half": "float16"}[q])
+                    if (isinstance(q, str))
+                    else q
+                )
 
             want = _kind(getattr(jjnp, name)(OPERANDS[a](jjnp), at(jjnp)))
             x, own = OPERANDS[a](jnp), at(jnp)
@@ -477,7 +501,7 @@ def test_a16_quantiles_have_the_dtype_of_the_array(name):
 def test_a16_the_deviation_of_complex_numbers_has_the_dtype_of_a_part():
     x, theirs = OPERANDS["complex64"](jnp), OPERANDS["complex64"](jjnp)
     for name in ("std", "var", "nanstd", "nanvar"):
-        want = _theirs(lambda: getattr(jjnp, name)(theirs, dtype="complex64"))  # noqa: B023
+        want = _theirs(lambda: getattr(jjnp, name)(theirs, dtype="complex64"))
         assert _kind(getattr(jnp, name)(x, dtype="complex64")) == want, name
 
 
@@ -492,7 +516,7 @@ def test_c04_activations_give_jaxs_type(name):
         x = OPERANDS[a](jnp)
         if _complex(a) or (np.ndim(x) == 0 and name in ("softmax", "log_softmax", "standardize")):
             continue
-        want = _theirs(lambda: getattr(jax.nn, name)(OPERANDS[a](jjnp)))  # noqa: B023
+        want = _theirs(lambda: getattr(jax.nn, name)(OPERANDS[a](jjnp)))
         if want is not None and (got := _kind(getattr(nn, name)(x))) != want:
             wrong.append(f"{name}({a}): {got}, in JAX {want}")
     assert not wrong, "\n".join(wrong)

@@ -248,9 +248,11 @@ def test_damaged_checkpoints(tmp_path):
         io.restore(tmp_path, state_of(0))
     good = json.loads(open(manifest).read())
     for change, message in (
-        ({"format": 2}, "newer"), ({"bytes": "x"}, "'bytes'"), ({"sha256": None}, "'sha256'"),
+        ({"format": 2}, "newer"),
+        ({"bytes": "x"}, "'bytes'"),
+        ({"sha256": None}, "'sha256'"),
         ({"values": []}, "'values'"),
-    ):  # fmt: skip
+    ):
         open(manifest, "w").write(json.dumps({**good, **change}))
         with pytest.raises(FileError, match=message):
             io.restore(tmp_path, state_of(0))

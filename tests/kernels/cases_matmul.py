@@ -39,13 +39,7 @@ def cases() -> dict[str, Plan]:
         "accumulating": {**square, "out_dtype": "fp32", "accumulate": True},
         "one row": {"m": 1, "n": 4096, "k": 1024, "rhs_transposed": True},
         "eight rows": {"m": 8, "n": 4096, "k": 1024, "rhs_transposed": True},
-        "one row, gated": {
-            "m": 1,
-            "n": 3072,
-            "k": 1024,
-            "rhs_transposed": True,
-            **swiglu,
-        },
+        "one row, gated": {"m": 1, "n": 3072, "k": 1024, "rhs_transposed": True, **swiglu},
         "32 rows": {"m": 32, "n": 4096, "k": 1024, "rhs_transposed": True},
         "16 rows, split": {"m": 16, "n": 1024, "k": 3072, "rhs_transposed": True},
     }
@@ -73,9 +67,10 @@ tl.store(dup + p, narrow(d * g * s, tl.bfloat16), inside)
 tl.store(dgate + p, narrow(d * u * (s + g * s * (1 - s)), tl.bfloat16), inside)
 acc = g * s * u"""
     gated = Hooks(
-        epilogue=lines, inputs=(("gate", "bf16"), ("second", "bf16")),
+        epilogue=lines,
+        inputs=(("gate", "bf16"), ("second", "bf16")),
         outputs=(("dup", "bf16"), ("dgate", "bf16")),
-    )  # fmt: skip
+    )
     plans["gated backward"] = plan_matmul(MatmulSpec(16384, 3072, 1024, hooks=gated), H200)
     # The gradients of the inputs of gate and up, and of queries, keys and values.
     for name, depths in [("two segments", (3072, 3072)), ("three segments", (2048, 1024, 1024))]:

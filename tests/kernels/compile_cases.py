@@ -19,8 +19,8 @@ from typing import Any
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-from genesis_fn.compiler.target import H200  # noqa: E402
-from tests.kernels.compile_only import compile_plan  # noqa: E402
+from genesis_fn.compiler.target import H200
+from tests.kernels.compile_only import compile_plan
 
 FOLDER = Path(__file__).parent
 CEILINGS = FOLDER / "ceilings.json"

@@ -208,10 +208,15 @@ def test_values_and_gradients_are_jax_s(spec):
 
     def attend(q, k, v, bias=None):
         return jax.nn.dot_product_attention(
-            q, k, v, bias, given.get("mask"), is_causal=spec.causal,
+            q,
+            k,
+            v,
+            bias,
+            given.get("mask"),
+            is_causal=spec.causal,
             key_value_seq_lengths=given.get("kv_lengths"),
             local_window_size=spec.window,
-        )  # fmt: skip
+        )
 
     wanted, pull = jax.vjp(attend, *arrays)
     dout = np.random.default_rng(0).normal(size=wanted.shape).astype(np.float32)

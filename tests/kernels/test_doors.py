@@ -147,13 +147,16 @@ def loaded(tree: ast.AST) -> Iterator[str]:
     """Every name whose value the code takes, and every word of the text that it may generate;
     modules that only export mention what they import."""
     stored = {
-        id(n) for n in ast.walk(tree)
+        id(n)
+        for n in ast.walk(tree)
         if isinstance(n, (ast.Name, ast.Attribute)) and not isinstance(n.ctx, ast.Load)
-    }  # fmt: skip
+    }
     listed = {
-        id(inner) for n in ast.walk(tree) if isinstance(n, ast.Assign)
-        and getattr(n.targets[0], "id", "") == "__slots__" for inner in ast.walk(n)
-    }  # fmt: skip
+        id(inner)
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__slots__"
+        for inner in ast.walk(n)
+    }
     for node in ast.walk(tree):
         if id(node) in stored:
             node.id = node.attr = ""  # type: ignore[attr-defined]
@@ -248,9 +251,7 @@ def _members(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
 
 
 # What stands in for the device, and texts that the process of the program writes.
-NOT_COMPILED = {
-    f"genesis_fn.kernels.language.{name}" for name in ("host", "expressions", "dtypes")
-}  # fmt: skip
+NOT_COMPILED = {f"genesis_fn.kernels.language.{name}" for name in ("host", "expressions", "dtypes")}
 WORKER = """
 import importlib, sys, types
 package = types.ModuleType("genesis_fn")

@@ -153,13 +153,7 @@ def test_a_wide_output_is_summed_in_its_own_type():
 @pytest.mark.parametrize("precision", ["default", "tf32", "tf32x3", "ieee"])
 def test_float32_precisions(precision):
     spec = MatmulSpec(
-        m=32,
-        n=32,
-        k=64,
-        lhs_dtype="fp32",
-        rhs_dtype="fp32",
-        out_dtype="fp32",
-        precision=precision,
+        m=32, n=32, k=64, lhs_dtype="fp32", rhs_dtype="fp32", out_dtype="fp32", precision=precision
     )
     close(spec, run(spec, TMA), product(spec, *operands(spec)))
 
@@ -228,7 +222,7 @@ BIAS = Hooks(
     epilogue="""acc = acc * 0.5 + up(tl.load(bias + rn, mask=rn < N, other=0.0))
 acc = acc * logistic(acc)""",
     inputs=(("bias", "fp32"),),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("split", [2, 3, 5])
@@ -276,13 +270,7 @@ def test_gating(config):
 @pytest.mark.parametrize("rhs_transposed", [False, True])
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 def test_few_rows_without_tensor_cores(m, rhs_transposed):
-    spec = MatmulSpec(
-        m=m,
-        n=70,
-        k=90,
-        rhs_transposed=rhs_transposed,
-        residual="bf16",
-    )
+    spec = MatmulSpec(m=m, n=70, k=90, rhs_transposed=rhs_transposed, residual="bf16")
     residual = draw((m, 70), "bf16", 13)
     menu = configs(spec, H200)
     assert menu[0].family == "gemv"
@@ -382,11 +370,16 @@ def test_misuse_is_named():
 def test_segments_share_an_accumulator(m, transposed):
     n, sizes = 96, (48, 16, 32)
     lhs_flipped, rhs_flipped = transposed
-    specs = [MatmulSpec(m, n, k, lhs_transposed=lhs_flipped, rhs_transposed=rhs_flipped)
-             for k in sizes]  # fmt: skip
-    pairs = [(draw(tuple(reversed((m, s.k))) if lhs_flipped else (m, s.k), "bf16", 2 * i),
-              draw(tuple(reversed((s.k, n))) if rhs_flipped else (s.k, n), "bf16", 2 * i + 1))
-             for i, s in enumerate(specs)]  # fmt: skip
+    specs = [
+        MatmulSpec(m, n, k, lhs_transposed=lhs_flipped, rhs_transposed=rhs_flipped) for k in sizes
+    ]
+    pairs = [
+        (
+            draw(tuple(reversed((m, s.k))) if lhs_flipped else (m, s.k), "bf16", 2 * i),
+            draw(tuple(reversed((s.k, n))) if rhs_flipped else (s.k, n), "bf16", 2 * i + 1),
+        )
+        for i, s in enumerate(specs)
+    ]
     segments = tuple(Segment(s.k, s.strides("lhs"), s.strides("rhs")) for s in specs[1:])
     whole = replace(specs[0], segments=segments)
     config = Config("tma", 16, 32, 16, stages=3) if m > 64 else None
@@ -405,8 +398,10 @@ def test_segments_in_a_group():
     other = MatmulSpec(96, 32, 64)
     plan = plan_grouped_matmul([whole, other], FEW, TMA)
     assert len(plan.steps) == 1
-    inputs = [draw(shape, "bf16", i) for i, shape in enumerate(
-        [(80, 32), (32, 64), (80, 16), (16, 64), (96, 64), (64, 32)])]  # fmt: skip
+    inputs = [
+        draw(shape, "bf16", i)
+        for i, shape in enumerate([(80, 32), (32, 64), (80, 16), (16, 64), (96, 64), (64, 32)])
+    ]
     outs = [torch.zeros(80, 64, dtype=torch.bfloat16), torch.zeros(96, 32, dtype=torch.bfloat16)]
     run_plan(plan, inputs, outs)
     a, b, c, d, e, f = [x.double() for x in inputs]

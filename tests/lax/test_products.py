@@ -76,9 +76,11 @@ def test_scaled_products():
     x, y = normal(2, 5, 16), normal(2, 16, 6)
     a, b = np.abs(normal(2, 5, 4)), np.abs(normal(2, 2, 6))
     want = (x * np.repeat(a, 4, 2)) @ (y * np.repeat(b, 8, 1))
-    f = jit(lambda x, y, a, b: lax.scaled_dot(
-        x, y, lhs_scale=a, rhs_scale=b, preferred_element_type="float32"
-    ))  # fmt: skip
+    f = jit(
+        lambda x, y, a, b: lax.scaled_dot(
+            x, y, lhs_scale=a, rhs_scale=b, preferred_element_type="float32"
+        )
+    )
     close(f(*map(ours, (x, y, a, b))), want)
     assert lax.scaled_dot(ours(x[0]), ours(y[0])).dtype == "bfloat16"
     with pytest.raises(errors.ShapeError, match="does not divide"):

@@ -54,9 +54,10 @@ EDGES = np.array([-1.0, -0.0, 0.0, 0.5, 1.0, 2.0, np.inf, np.nan])
 def test_edges(name):
     """Where an operand is 0, negative, infinite or NaN, both forms say what SciPy says."""
     count, reference = {
-        "igamma": (2, scipy_special.gammainc), "igammac": (2, scipy_special.gammaincc),
+        "igamma": (2, scipy_special.gammainc),
+        "igammac": (2, scipy_special.gammaincc),
         "betainc": (3, scipy_special.betainc),
-    }[name]  # fmt: skip
+    }[name]
     grid = [g.ravel() for g in np.meshgrid(*[EDGES] * count)]
     keep = np.isfinite(grid[0]) & np.isfinite(grid[1]) if count == 3 else np.isfinite(grid[0])
     keep &= (grid[0] != 0) if count == 2 else (grid[0] > 0) & (grid[1] > 0)

@@ -80,10 +80,13 @@ def test_logits(pair):
 def test_greedy_generation(pair):
     model, params, config = pair
     expected = model.generate(
-        torch.from_numpy(TOKENS.astype(np.int64)), max_new_tokens=16, do_sample=False,
-        attention_mask=torch.ones(TOKENS.shape, dtype=torch.long), pad_token_id=0,
+        torch.from_numpy(TOKENS.astype(np.int64)),
+        max_new_tokens=16,
+        do_sample=False,
+        attention_mask=torch.ones(TOKENS.shape, dtype=torch.long),
+        pad_token_id=0,
         eos_token_id=None,
-    ).numpy()  # fmt: skip
+    ).numpy()
     out, lengths = generate(params, jnp.asarray(TOKENS), config, max_new_tokens=16)
     np.testing.assert_array_equal(out, expected)
     assert np.asarray(lengths).tolist() == [28, 28]
@@ -218,10 +221,18 @@ def test_nucleus_without_sorting(scale, top_p):
 def test_sampled_generation_depends_on_the_key_only():
     config = qwen.QwenConfig(**SIZES, head_dim=8)
     params = qwen.init(random.key(0), config)
-    draw = lambda seed: np.asarray(generate(  # noqa: E731
-        params, jnp.asarray(TOKENS), config, max_new_tokens=12, key=random.key(seed),
-        temperature=1.0, top_k=20, top_p=0.9,
-    )[0])  # fmt: skip
+    draw = lambda seed: np.asarray(
+        generate(
+            params,
+            jnp.asarray(TOKENS),
+            config,
+            max_new_tokens=12,
+            key=random.key(seed),
+            temperature=1.0,
+            top_k=20,
+            top_p=0.9,
+        )[0]
+    )
     np.testing.assert_array_equal(draw(1), draw(1))
     assert not np.array_equal(draw(1), draw(2))
 

@@ -20,9 +20,13 @@ ELEMENTWISE = [
     "log_softmax", "logsumexp", "standardize",
 ]  # fmt: skip
 
-X = np.concatenate([
-    np.random.default_rng(0).normal(size=22) * 3, [0, 1, -1, 3, -3, 6, -6, 30, -30, 90],
-]).astype(np.float32).reshape(4, 8)  # fmt: skip
+X = (
+    np.concatenate(
+        [np.random.default_rng(0).normal(size=22) * 3, [0, 1, -1, 3, -3, 6, -6, 30, -30, 90]]
+    )
+    .astype(np.float32)
+    .reshape(4, 8)
+)
 
 
 def close(ours, theirs, **tolerance):
@@ -73,8 +77,8 @@ def test_gradient(name):
 def test_second_derivative_jit_and_vmap(name):
     f, g = getattr(nn, name), getattr(jax.nn, name)
     x = X.clip(-6, 6) + np.float32(0.1)  # away from kinks
-    ours = lambda x: jnp.sum(f(x) ** 2)  # noqa: E731
-    theirs = lambda x: xnp.sum(g(x) ** 2)  # noqa: E731
+    ours = lambda x: jnp.sum(f(x) ** 2)
+    theirs = lambda x: xnp.sum(g(x) ** 2)
     twice = grad(lambda x: jnp.sum(grad(ours)(x) ** 2))
     expected = jax.grad(lambda x: xnp.sum(jax.grad(theirs)(x) ** 2))(xnp.asarray(x))
     close(twice(jnp.asarray(x)), expected, rtol=1e-3, atol=1e-3)
@@ -97,8 +101,9 @@ def test_parameters_of_activations():
     close(nn.log1mexp(jnp.asarray(positive)), jax.nn.log1mexp(xnp.asarray(positive)))
     close(
         vmap(grad(nn.log1mexp))(jnp.asarray(positive)),
-        jax.vmap(jax.grad(jax.nn.log1mexp))(xnp.asarray(positive)), rtol=1e-5,
-    )  # fmt: skip
+        jax.vmap(jax.grad(jax.nn.log1mexp))(xnp.asarray(positive)),
+        rtol=1e-5,
+    )
 
 
 def test_kinks_have_the_derivatives_of_jax():
@@ -131,10 +136,15 @@ def test_rows_over_any_axes(axis):
         close(ours, theirs, rtol=1e-4, atol=1e-5)
     for keep in (False, True):
         close(nn.logsumexp(a, axis, keepdims=keep), jax.nn.logsumexp(b, axis, keepdims=keep))
-        close(nn.logsumexp(a, axis, keepdims=keep, where=mask),
-              jax.nn.logsumexp(b, axis, keepdims=keep, where=mask))  # fmt: skip
-        close(nn.logmeanexp(a, axis, keepdims=keep), jax.nn.logmeanexp(b, axis, keepdims=keep),
-              atol=1e-5)  # fmt: skip
+        close(
+            nn.logsumexp(a, axis, keepdims=keep, where=mask),
+            jax.nn.logsumexp(b, axis, keepdims=keep, where=mask),
+        )
+        close(
+            nn.logmeanexp(a, axis, keepdims=keep),
+            jax.nn.logmeanexp(b, axis, keepdims=keep),
+            atol=1e-5,
+        )
     weights = np.random.default_rng(4).normal(size=(3, 4, 5)).astype(np.float32)
     for ours, theirs in zip(
         nn.logsumexp(a, axis, weights, return_sign=True),
@@ -143,8 +153,12 @@ def test_rows_over_any_axes(axis):
         close(ours, theirs, rtol=1e-4, atol=1e-5)
     close(nn.standardize(a, axis), jax.nn.standardize(b, axis), rtol=1e-4, atol=1e-5)
     # The mean square minus the squared mean cancels where a row has one number: hence the epsilon.
-    close(nn.standardize(a, axis, where=mask, epsilon=1.0),
-          jax.nn.standardize(b, axis, where=mask, epsilon=1.0), rtol=1e-4, atol=1e-5)  # fmt: skip
+    close(
+        nn.standardize(a, axis, where=mask, epsilon=1.0),
+        jax.nn.standardize(b, axis, where=mask, epsilon=1.0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_rows_that_are_masked_or_infinite():

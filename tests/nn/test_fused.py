@@ -32,9 +32,11 @@ def array(*shape, scale=1.0):
 
 def close(ours, theirs, rtol=2e-5, atol=2e-6):
     np.testing.assert_allclose(
-        np.asarray(ours).astype(np.float64), np.asarray(theirs).astype(np.float64),
-        rtol=rtol, atol=atol,
-    )  # fmt: skip
+        np.asarray(ours).astype(np.float64),
+        np.asarray(theirs).astype(np.float64),
+        rtol=rtol,
+        atol=atol,
+    )
 
 
 @pytest.fixture(params=["torch", "reference"])
@@ -93,8 +95,12 @@ def test_rows(name, lowering):
     t = array(4, 5, 9)
     close(jvp(f, (a,), (jnp.asarray(t),))[1], jax.jvp(g, (b,), (xnp.asarray(t),))[1], 1e-4, 1e-5)
     close(vmap(f)(a), g(b))
-    close(vmap(vmap(grad(lambda x: jnp.sum(f(x) ** 2))))(a),
-          jax.grad(lambda x: xnp.sum(g(x) ** 2))(b), 1e-4, 1e-4)  # fmt: skip
+    close(
+        vmap(vmap(grad(lambda x: jnp.sum(f(x) ** 2))))(a),
+        jax.grad(lambda x: xnp.sum(g(x) ** 2))(b),
+        1e-4,
+        1e-4,
+    )
     half = f(jnp.asarray(x, jnp.bfloat16))
     assert half.dtype == jnp.bfloat16
     close(half, g(xnp.asarray(xnp.asarray(x, xnp.bfloat16), xnp.float32)), 1e-2, 2e-2)
@@ -114,8 +120,8 @@ def test_norm_weights_and_batched_weights(name, lowering):
         y = x * jax.lax.rsqrt(xnp.mean(x * x, -1, keepdims=True) + 1e-5) * rest[0]
         return y + rest[1] if len(rest) > 1 else y
 
-    ours = lambda *xs: jnp.sum(jnp.sin(op(*xs, eps=1e-5)))  # noqa: E731
-    theirs = lambda *xs: xnp.sum(xnp.sin(reference(*xs)))  # noqa: E731
+    ours = lambda *xs: jnp.sum(jnp.sin(op(*xs, eps=1e-5)))
+    theirs = lambda *xs: xnp.sum(xnp.sin(reference(*xs)))
     one = [r[0] for r in rest]
     every = tuple(range(1 + len(rest)))
     got = grad(ours, every)(jnp.asarray(x), *map(jnp.asarray, one))
@@ -130,7 +136,7 @@ def test_norm_weights_and_batched_weights(name, lowering):
 def test_norms_of_integer_weights_and_of_no_features():
     x, w = array(3, 5), RNG.integers(1, 4, 5).astype(np.int32)
     for norm, rest in ((norms.rms_norm, ()), (norms.layer_norm, (w,))):
-        f = lambda x, *w: (norm(x, *w, eps=1e-5) ** 2).sum()  # noqa: B023, E731
+        f = lambda x, *w: (norm(x, *w, eps=1e-5) ** 2).sum()
         got = grad(f)(x, jnp.asarray(w), *map(jnp.asarray, rest))
         floats = [jnp.asarray(v.astype(np.float32)) for v in (w, *rest)]
         close(got, grad(f)(x, *floats), 1e-4, 1e-5)
@@ -170,8 +176,8 @@ def test_attention(name, lowering):
     xs = qkv()
     if "mask" in options:  # JAX divides by zero in rows that see nothing
         options = {**options, "mask": options["mask"] | np.eye(6, dtype=bool)}
-    ours = lambda *xs: dot_product_attention(*xs, **options)  # noqa: E731
-    theirs = lambda *xs: jax.nn.dot_product_attention(  # noqa: E731
+    ours = lambda *xs: dot_product_attention(*xs, **options)
+    theirs = lambda *xs: jax.nn.dot_product_attention(
         *xs, **{k: xnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
     )
     weights = array(2, 6, 4, 8)
@@ -184,8 +190,9 @@ def test_attention(name, lowering):
         db = grad(lambda z: jnp.sum(dot_product_attention(*a, **{**options, "bias": z}) * weights))(
             jnp.asarray(options["bias"])
         )
-        eb = jax.grad(lambda z: xnp.sum(jax.nn.dot_product_attention(
-            *b, **{**options, "bias": z}) * weights))(xnp.asarray(options["bias"]))  # fmt: skip
+        eb = jax.grad(
+            lambda z: xnp.sum(jax.nn.dot_product_attention(*b, **{**options, "bias": z}) * weights)
+        )(xnp.asarray(options["bias"]))
         close(db, eb, 1e-4, 2e-5)
 
 
@@ -205,8 +212,8 @@ def naive_attention(q, k, v, softcap=0.0, causal=False):
 def test_attention_softcap_groups_and_second_order(kv, softcap, lowering):
     xs = qkv(kv=kv)
     a, b = [jnp.asarray(x) for x in xs], [xnp.asarray(x) for x in xs]
-    ours = lambda *x: dot_product_attention(*x, softcap=softcap, is_causal=True)  # noqa: E731
-    theirs = lambda *x: naive_attention(*x, softcap=softcap, causal=True)  # noqa: E731
+    ours = lambda *x: dot_product_attention(*x, softcap=softcap, is_causal=True)
+    theirs = lambda *x: naive_attention(*x, softcap=softcap, causal=True)
     close(ours(*a), theirs(*b), 1e-4, 1e-5)
     f, g = lambda *x: jnp.sum(ours(*x) ** 2), lambda *x: xnp.sum(theirs(*x) ** 2)
     for x, y in zip(grad(f, (0, 1, 2))(*a), jax.grad(g, (0, 1, 2))(*b)):
@@ -219,8 +226,12 @@ def test_attention_softcap_groups_and_second_order(kv, softcap, lowering):
         for x, y in zip(twice(*a), expected(*b)):
             close(x, y, 1e-3, 1e-4 * float(np.abs(y).max()) + 1e-5)
         ts = [array(*x.shape) for x in xs]
-        close(jvp(ours, tuple(a), tuple(map(jnp.asarray, ts)))[1],
-              jax.jvp(theirs, tuple(b), tuple(ts))[1], 1e-4, 1e-5)  # fmt: skip
+        close(
+            jvp(ours, tuple(a), tuple(map(jnp.asarray, ts)))[1],
+            jax.jvp(theirs, tuple(b), tuple(ts))[1],
+            1e-4,
+            1e-5,
+        )
 
 
 def test_attention_under_vmap(lowering):
@@ -289,20 +300,21 @@ def test_cross_entropy(lowering):
     close(cross_entropy_last(a, jnp.asarray(labels)), expected.detach(), 1e-5, 1e-5)
     weights = array(4, 5)
     (expected * torch.from_numpy(weights)).sum().backward()
-    f = lambda x: jnp.sum(cross_entropy_last(x, jnp.asarray(labels)) * weights)  # noqa: E731
+    f = lambda x: jnp.sum(cross_entropy_last(x, jnp.asarray(labels)) * weights)
     close(grad(f)(a), b.grad, 1e-4, 1e-6)
     close(vmap(lambda x, y: cross_entropy_last(x, y))(a, jnp.asarray(labels)), expected.detach())
     hot = jax.nn.one_hot(labels, 7)
-    g = lambda x: -xnp.sum((jax.nn.log_softmax(x) * hot).sum(-1) * weights)  # noqa: E731
+    g = lambda x: -xnp.sum((jax.nn.log_softmax(x) * hot).sum(-1) * weights)
     twice = grad(lambda x: jnp.sum(grad(f)(x) ** 2))(a)
     close(twice, jax.grad(lambda x: xnp.sum(jax.grad(g)(x) ** 2))(xnp.asarray(logits)), 1e-3, 1e-5)
 
 
 CROSS = [
     dict(zip(("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction"), values))
-    for values in itertools.product((None, -100), (0.0, 0.1), (0.0, 1e-2), (0.0, 4.0),
-                                    ("mean", "sum", "none"))
-]  # fmt: skip
+    for values in itertools.product(
+        (None, -100), (0.0, 0.1), (0.0, 1e-2), (0.0, 4.0), ("mean", "sum", "none")
+    )
+]
 
 
 def reference_loss(x, w, labels, ignore_index, label_smoothing, z_loss, softcap, reduction):
@@ -325,10 +337,10 @@ def check_linear_cross_entropy(options):
     if options["ignore_index"] is not None:
         labels[0, :3] = -100
     weights = array(2, 6) if options["reduction"] == "none" else np.float32(1.7)
-    ours = lambda x, w: jnp.sum(  # noqa: E731
+    ours = lambda x, w: jnp.sum(
         linear_cross_entropy(x, w, jnp.asarray(labels), **options) * weights
     )
-    theirs = lambda x, w: xnp.sum(reference_loss(x, w, labels, **options) * weights)  # noqa: E731
+    theirs = lambda x, w: xnp.sum(reference_loss(x, w, labels, **options) * weights)
     value, grads = jit(value_and_grad(ours, (0, 1)))(jnp.asarray(x), jnp.asarray(w))
     close(value, theirs(x, w), 1e-4, 1e-5)
     for g, e in zip(grads, jax.grad(theirs, (0, 1))(x, w)):
@@ -344,16 +356,20 @@ def test_linear_cross_entropy(reduction, lowering):
 
 def test_linear_cross_entropy_more(lowering):
     x, w, labels = array(2, 6, 5), array(9, 5), RNG.integers(0, 9, (2, 6))
-    f = lambda x, w: linear_cross_entropy(x, w, jnp.asarray(labels), z_loss=0.1)  # noqa: E731
+    f = lambda x, w: linear_cross_entropy(x, w, jnp.asarray(labels), z_loss=0.1)
     plain = dict(ignore_index=None, label_smoothing=0.0, z_loss=0.1, softcap=0.0, reduction="mean")
-    g = lambda x, w: reference_loss(x, w, labels, **plain)  # noqa: E731
-    twice = lambda grad, f, sum: grad(lambda x, w: sum(grad(f)(x, w) ** 2), (0, 1))  # noqa: E731
+    g = lambda x, w: reference_loss(x, w, labels, **plain)
+    twice = lambda grad, f, sum: grad(lambda x, w: sum(grad(f)(x, w) ** 2), (0, 1))
     got = twice(grad, f, jnp.sum)(jnp.asarray(x), jnp.asarray(w))
     for a, b in zip(got, twice(jax.grad, g, xnp.sum)(x, w)):
         close(a, b, 1e-3, 1e-5)
     t = array(9, 5)
-    close(jvp(lambda w: f(jnp.asarray(x), w), (jnp.asarray(w),), (jnp.asarray(t),))[1],
-          jax.jvp(lambda w: g(x, w), (xnp.asarray(w),), (t,))[1], 1e-4, 1e-6)  # fmt: skip
+    close(
+        jvp(lambda w: f(jnp.asarray(x), w), (jnp.asarray(w),), (jnp.asarray(t),))[1],
+        jax.jvp(lambda w: g(x, w), (xnp.asarray(w),), (t,))[1],
+        1e-4,
+        1e-6,
+    )
     each = vmap(lambda x, y: linear_cross_entropy(x, jnp.asarray(w), y))(
         jnp.asarray(x), jnp.asarray(labels)
     )
@@ -389,18 +405,22 @@ def test_cross_entropy_errors():
 @pytest.mark.parametrize("kind", ["float8_e5m2", "bfloat16", "float16", "float32", "float64"])
 def test_no_loss_takes_a_label_that_is_no_class(kind, lowering):
     x, w = jnp.ones((2, 3), kind), jnp.ones((4, 3), kind)
-    total = lambda **options: lambda x, y: linear_cross_entropy(x, w, y, **options).sum()  # noqa: E731
+    total = lambda **options: lambda x, y: linear_cross_entropy(x, w, y, **options).sum()
     losses = {
         "logits": (3, lambda x, y: cross_entropy_last(x, y).sum()),
-        "mean": (4, total()), "none": (4, total(reduction="none")),
+        "mean": (4, total()),
+        "none": (4, total(reduction="none")),
         "ignoring": (4, total(reduction="sum", ignore_index=-100)),
-    }  # fmt: skip
+    }
     for name, (classes, loss) in losses.items():
         ways = {
-            "eager": loss, "jit": jit(loss), "grad": grad(loss), "jit of grad": jit(grad(loss)),
-            "jvp": lambda x, y: jvp(lambda x: loss(x, y), (x,), (x,))[1],  # noqa: B023
-            "vmap": lambda x, y: vmap(loss)(x[None], y[None]),  # noqa: B023
-        }  # fmt: skip
+            "eager": loss,
+            "jit": jit(loss),
+            "grad": grad(loss),
+            "jit of grad": jit(grad(loss)),
+            "jvp": lambda x, y: jvp(lambda x: loss(x, y), (x,), (x,))[1],
+            "vmap": lambda x, y: vmap(loss)(x[None], y[None]),
+        }
         for way, run in ways.items():
             for bad in (classes, -1, 77):
                 with pytest.raises(errors.IndexOutOfRange, match=f"{bad} .*out of range"):
@@ -474,8 +494,10 @@ def test_attention_residual(masked):
     options: dict = {"is_causal": True, "return_residual": True}
     if masked:
         options["mask"] = draw.random((2, 1, 5, 7)) < 0.7
-    ours = dot_product_attention(*map(jnp.asarray, (q, k, v)), **{
-        n: jnp.asarray(x) if n == "mask" else x for n, x in options.items()})  # fmt: skip
+    ours = dot_product_attention(
+        *map(jnp.asarray, (q, k, v)),
+        **{n: jnp.asarray(x) if n == "mask" else x for n, x in options.items()},
+    )
     theirs = jax.nn.dot_product_attention(q, k, v, **options)
     for x, y in zip(ours, theirs, strict=True):
         assert x.shape == y.shape

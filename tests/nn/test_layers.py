@@ -37,7 +37,7 @@ def check(layer, module, x, to=lambda x: x, back=lambda y: y, rtol=1e-5):
     y = layer(params, jnp.asarray(x))
     np.testing.assert_allclose(y, back(expected.detach().numpy()), rtol=rtol, atol=rtol)
     weights = np.asarray(array(*y.shape))
-    f = lambda p, x: jnp.sum(layer(p, x) * weights)  # noqa: E731
+    f = lambda p, x: jnp.sum(layer(p, x) * weights)
     dp, dx = grad(f, (0, 1))(params, jnp.asarray(x))
     (torch.from_numpy(to(weights).copy()) * expected).sum().backward()
     np.testing.assert_allclose(dx, back(t.grad.numpy()), rtol=1e-4, atol=1e-4)
@@ -90,8 +90,16 @@ def test_conv(case):
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv = kind(4, 6, case["kernel"], strides, 0, dilation, case.get("groups", 1),
-                             bias=case.get("bias", True))  # fmt: skip
+            self.conv = kind(
+                4,
+                6,
+                case["kernel"],
+                strides,
+                0,
+                dilation,
+                case.get("groups", 1),
+                bias=case.get("bias", True),
+            )
             self.weight, self.bias = self.conv.weight, self.conv.bias
 
         def forward(self, x):
@@ -103,8 +111,14 @@ def test_conv(case):
                 x = torch.nn.functional.pad(x, [p for pair in reversed(pairs) for p in pair])
             return self.conv(x)
 
-    check(layer, Module(), array(2, *(9, 8)[:n], 4), lambda x: np.moveaxis(x, -1, 1),
-          lambda y: np.moveaxis(y, 1, -1), rtol=1e-4)  # fmt: skip
+    check(
+        layer,
+        Module(),
+        array(2, *(9, 8)[:n], 4),
+        lambda x: np.moveaxis(x, -1, 1),
+        lambda y: np.moveaxis(y, 1, -1),
+        rtol=1e-4,
+    )
 
 
 def test_batch_norm():
@@ -145,9 +159,14 @@ def test_dropout():
 
 def test_containers():
     model = nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm(8), nn.gelu, nn.Dropout(0.5),
-        nn.Residual(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))), nn.Flatten(), nn.Linear(8, 3),
-    )  # fmt: skip
+        nn.Linear(6, 8),
+        nn.BatchNorm(8),
+        nn.gelu,
+        nn.Dropout(0.5),
+        nn.Residual(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
     params, state = model.init(random.key(0)), model.init_state()
     assert len(params) == 7 and params[2] == {} and state[1] is not None and state[0] is None
     x = jnp.asarray(array(5, 6))

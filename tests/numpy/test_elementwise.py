@@ -115,13 +115,30 @@ def test_operators() -> None:
     x, y = values((2, 3), "float32", 1, low=0.5), values((3,), "float32", 2, low=0.5)
     a, b = ours(x), ours(y)
     for f in (
-        lambda p, q: p + q, lambda p, q: p - q, lambda p, q: p * q, lambda p, q: p / q,
-        lambda p, q: p // q, lambda p, q: p % q, lambda p, q: p**q, lambda p, q: p @ q,
-        lambda p, q: 2 - p, lambda p, q: 2 / p, lambda p, q: 2**p, lambda p, q: 7 // p,
-        lambda p, q: 7 % p, lambda p, q: divmod(p, q)[1], lambda p, q: -p, lambda p, q: abs(-p),
-        lambda p, q: p < q, lambda p, q: p == q, lambda p, q: p**2, lambda p, q: p**-1,
-        lambda p, q: round(p, 1), lambda p, q: (p > 1) & (q > 1), lambda p, q: ~(p > 1) ^ (q > 1),
-    ):  # fmt: skip
+        lambda p, q: p + q,
+        lambda p, q: p - q,
+        lambda p, q: p * q,
+        lambda p, q: p / q,
+        lambda p, q: p // q,
+        lambda p, q: p % q,
+        lambda p, q: p**q,
+        lambda p, q: p @ q,
+        lambda p, q: 2 - p,
+        lambda p, q: 2 / p,
+        lambda p, q: 2**p,
+        lambda p, q: 7 // p,
+        lambda p, q: 7 % p,
+        lambda p, q: divmod(p, q)[1],
+        lambda p, q: -p,
+        lambda p, q: abs(-p),
+        lambda p, q: p < q,
+        lambda p, q: p == q,
+        lambda p, q: p**2,
+        lambda p, q: p**-1,
+        lambda p, q: round(p, 1),
+        lambda p, q: (p > 1) & (q > 1),
+        lambda p, q: ~(p > 1) ^ (q > 1),
+    ):
         close(f(a, b), f(theirs(x), theirs(y)))
     n = values((4,), "int32", 3)
     for f in (

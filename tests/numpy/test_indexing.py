@@ -231,8 +231,9 @@ def test_traced_scalar_index() -> None:
     assert jit(lambda x, i: x[:, i])(x, jnp.array(1)).tolist() == [1.0, 5.0, 9.0]
     assert vmap(lambda row, i: row[i])(x, jnp.array([0, 1, 2])).tolist() == [0.0, 5.0, 10.0]
     assert vmap(lambda i: x.at[i, 0].set(-1.0)[:, 0])(jnp.array([0, 2])).tolist() == [
-        [-1.0, 4.0, 8.0], [0.0, 4.0, -1.0]
-    ]  # fmt: skip
+        [-1.0, 4.0, 8.0],
+        [0.0, 4.0, -1.0],
+    ]
 
 
 def test_masks() -> None:

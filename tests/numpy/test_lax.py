@@ -86,9 +86,11 @@ def test_function(case: tuple) -> None:
     elif name == "convert_element_type":
         expected = reference(args[0], np.int32)
     elif name in ("split", "bitcast_convert_type", "mulhi", "top_k"):
-        expected = reference(*[np.int32 if a == "int32" else a for a in theirs(args)]) if (
-            isinstance(args[-1], str)
-        ) else reference(*theirs(args))  # fmt: skip
+        expected = (
+            reference(*[np.int32 if a == "int32" else a for a in theirs(args)])
+            if (isinstance(args[-1], str))
+            else reference(*theirs(args))
+        )
     else:
         if reference is None:
             pytest.skip(f"this JAX has no lax.{name}")
@@ -122,16 +124,20 @@ def test_gather_and_scatter() -> None:
     mine = lax.GatherDimensionNumbers((1,), (0,), (0,))
     reference = jax.lax.GatherDimensionNumbers((1,), (0,), (0,))
     for mode in ("clip", "fill", None):
-        close(lax.gather(ours(x), ours(i), mine, (1, 3), mode=mode),
-              jax.lax.gather(x, i, reference, (1, 3), mode=mode))  # fmt: skip
+        close(
+            lax.gather(ours(x), ours(i), mine, (1, 3), mode=mode),
+            jax.lax.gather(x, i, reference, (1, 3), mode=mode),
+        )
     u = values((3, 3), "float32", 4)
     mine_s = lax.ScatterDimensionNumbers((1,), (0,), (0,))
     reference_s = jax.lax.ScatterDimensionNumbers((1,), (0,), (0,))
     for kind in ("", "_add", "_mul", "_min", "_max", "_sub"):
         name = f"scatter{kind}"
         if hasattr(jax.lax, name):
-            close(getattr(lax, name)(ours(x), ours(i), ours(u), mine_s),
-                  getattr(jax.lax, name)(x, i, u, reference_s))  # fmt: skip
+            close(
+                getattr(lax, name)(ours(x), ours(i), ours(u), mine_s),
+                getattr(jax.lax, name)(x, i, u, reference_s),
+            )
 
 
 def test_reduce() -> None:

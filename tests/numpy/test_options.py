@@ -200,7 +200,7 @@ def test_text_of_arrays() -> None:
 
 def test_in_place_functions_give_results() -> None:
     x = jnp.arange(6)
-    put = lambda i, mode: jnp.put(x, jnp.array(i), jnp.array([9, 8]), mode, inplace=False)  # noqa: E731
+    put = lambda i, mode: jnp.put(x, jnp.array(i), jnp.array([9, 8]), mode, inplace=False)
     for mode, i in (("clip", [-5, 77]), ("wrap", [7, -2])):
         expected = np.arange(6)
         np.put(expected, i, [9, 8], mode)

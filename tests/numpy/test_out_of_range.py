@@ -126,7 +126,7 @@ def test_a_program_names_the_input_that_an_index_does_not_fit():
 def test_checks_hold_under_vmap_grad_and_scan(entry):
     f, x = CHECKED[entry], jnp.asarray(X)
     bad, good = jnp.array([0, 1, 9]), jnp.array([0, 1, 2])
-    total = lambda x, i: jnp.sum(f(x, i))  # noqa: E731
+    total = lambda x, i: jnp.sum(f(x, i))
     runs = {
         "vmap": lambda i: gf.vmap(lambda j: f(x, j))(i),
         "grad": lambda i: gf.grad(lambda v: total(v, i[2]))(x),
@@ -149,21 +149,21 @@ LINEAR["embedding"] = lambda x, i: nn.Embedding(4, 3)({"weight": x}, jnp.stack([
 def test_a_gradient_that_does_not_need_the_values_checks_their_places(entry):
     """The lookup itself is dead code here; what visits its places backwards checks them."""
     f, x = LINEAR[entry], jnp.asarray(X)
-    total = lambda x, i: jnp.sum(f(x, i))  # noqa: E731
+    total = lambda x, i: jnp.sum(f(x, i))
     slope = gf.grad(total)
     runs = {
         "grad": lambda x, i: slope(x, i[1]),
         "vmap of grad": gf.vmap(slope, (None, 0)),
         "grad of vmap": gf.grad(lambda x, i: jnp.sum(gf.vmap(total, (None, 0))(x, i))),
         "checkpoint": lambda x, i: gf.grad(gf.checkpoint(total))(x, i[1]),
-        "scan": gf.grad(
-            lambda x, i: lax.scan(lambda c, j: (c + total(x, j), None), 0.0, i)[0]),
+        "scan": gf.grad(lambda x, i: lax.scan(lambda c, j: (c + total(x, j), None), 0.0, i)[0]),
         "cond": gf.grad(lambda x, i: lax.cond(i[0] == 0, total, lambda x, i: 0.0, x, i[1])),
         "amp": lambda x, i: gf.grad(gf.amp(total, "bfloat16"))(x, i[1]),
         "jvp": lambda x, i: gf.jvp(lambda v: total(v, i[1]), (x,), (x,))[1],
         "linear_transpose": lambda x, i: gf.linear_transpose(lambda v: f(v, i[1]), x)(
-            f(x, jnp.array(0)))
-    }  # fmt: skip
+            f(x, jnp.array(0))
+        ),
+    }
     if entry == "at.set":  # not linear but affine
         del runs["linear_transpose"]
     for name, run in runs.items():
@@ -186,5 +186,6 @@ def test_what_the_forward_pass_has_checked_is_not_checked_again():
     for f in (lambda x, i: x[i], lambda x, i: jnp.take_along_axis(x, i[:, None], 0)):
         assert checks(lambda x, i, f=f: jnp.sum(f(x, i))) == [(True, "check")]
         assert checks(lambda x, i, f=f: jnp.sum(jnp.sin(f(x, i)))) == [
-            (False, "check"), (True, "fill"),
-        ]  # fmt: skip
+            (False, "check"),
+            (True, "fill"),
+        ]

@@ -18,9 +18,10 @@ SHAPES = {"layer": {"w": (6, 5), "b": (5,)}, "list": [(3, 4, 2), ()]}
 
 def _arrays(rng: np.random.Generator, dtype: Any, scale: float = 1.0) -> Any:
     return jax.tree.map(
-        lambda s: np.asarray(rng.normal(size=s) * scale, dtype), SHAPES,
+        lambda s: np.asarray(rng.normal(size=s) * scale, dtype),
+        SHAPES,
         is_leaf=lambda x: isinstance(x, tuple),
-    )  # fmt: skip
+    )
 
 
 def ours(values: Any) -> Any:
@@ -34,9 +35,14 @@ def theirs(values: Any) -> Any:
 
 
 def trajectory(
-    tx: Any, apply: Callable, convert: Callable, params: Any, grads: list[Any],
-    extra: Callable[[int], dict], wrap: Callable = lambda f: f,
-) -> Any:  # fmt: skip
+    tx: Any,
+    apply: Callable,
+    convert: Callable,
+    params: Any,
+    grads: list[Any],
+    extra: Callable[[int], dict],
+    wrap: Callable = lambda f: f,
+) -> Any:
     """Parameters after all steps, as ndarrays."""
     params = convert(params)
     state = tx.init(params)
@@ -57,9 +63,15 @@ def tree_of(params: Any) -> Any:
 
 
 def gap(
-    mine: Any, other: Any, dtype: Any, steps: int = 100, seed: int = 0,
-    extra: Callable[[int], dict] = lambda i: {}, grad_scale: float = 1.0, of: str = "movement",
-) -> float:  # fmt: skip
+    mine: Any,
+    other: Any,
+    dtype: Any,
+    steps: int = 100,
+    seed: int = 0,
+    extra: Callable[[int], dict] = lambda i: {},
+    grad_scale: float = 1.0,
+    of: str = "movement",
+) -> float:
     """|difference of the parameters| after `steps` steps, over |their movement| or |parameters|."""
     rng = np.random.default_rng(seed)
     start = _arrays(rng, dtype)

@@ -620,7 +620,7 @@ def test_argument_errors() -> None:
         (lambda: optim.scale_by_muon((1.0, 2.0)), r"shape \(3,\) or \(n, 3\)"),
         (lambda: optim.global_norm({"a": jnp.ones(2)}, 3), "ord is None, 1, 2 or inf"),
         (lambda: optim.orthogonalize_via_newton_schulz(jnp.ones((2, 2, 2))), "MuonDim"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(ValueError, match=match):
             call()
 

@@ -226,8 +226,8 @@ def check_derivatives(
     assert_all_same(actual, jax_vjp(reference, inputs, cts), "vjp", tolerance)
     if order > 1 and any(map(is_inexact, outs)):
         n = len(inputs)
-        back = lambda *args: vjp(f, args[:n], args[n:])  # noqa: E731
-        jax_back = lambda *args: jax_vjp(reference, args[:n], args[n:])  # noqa: E731
+        back = lambda *args: vjp(f, args[:n], args[n:])
+        jax_back = lambda *args: jax_vjp(reference, args[:n], args[n:])
         args = [*inputs, *cts]
         more = [random(x.shape, x.dtype, seed=500 + i) for i, x in enumerate(args) if is_inexact(x)]
         actual = jvp(back, list(map(to_array, args)), list(map(to_array, more)))
@@ -301,7 +301,7 @@ def check_batched_vjp(
         for i, e in enumerate(examples)
     ]
     dims = [(0,) * (n + len(outs)), (*(None,) * n, *(0,) * len(outs))]
-    back = lambda *xs: vjp(f, xs[:n], xs[n:])  # noqa: E731
+    back = lambda *xs: vjp(f, xs[:n], xs[n:])
     check_batched(back, *args[0], examples=args, tolerance=tolerance, dims=dims)
 
 

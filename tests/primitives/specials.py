@@ -44,8 +44,21 @@ def specials(kind: Any) -> np.ndarray:
     if dtypes.is_integer(kind):
         info = np.iinfo(kind)
         bits = 8 * kind.itemsize
-        some = [0, 1, 2, 3, 7, bits - 1, bits, bits + 1, info.max, info.max - 1, info.min,
-                info.min + 1, info.max // 2 + 1]  # fmt: skip
+        some = [
+            0,
+            1,
+            2,
+            3,
+            7,
+            bits - 1,
+            bits,
+            bits + 1,
+            info.max,
+            info.max - 1,
+            info.min,
+            info.min + 1,
+            info.max // 2 + 1,
+        ]
         some += [-1, -2, -3, -7] if kind.kind == "i" else []
         return np.unique(np.array([v for v in some if info.min <= v <= info.max], kind))
     if dtypes.is_complex(kind):
@@ -53,8 +66,24 @@ def specials(kind: Any) -> np.ndarray:
         return np.array([complex(a, b) for a in part for b in part], kind)
     info = ml_dtypes.finfo(kind)
     tiny, least, most = float(info.tiny), float(info.smallest_subnormal), float(info.max)
-    some = [0.0, least, tiny / 2, tiny, 0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 10.0, 80.0, most / 2,
-            most, np.inf]  # fmt: skip
+    some = [
+        0.0,
+        least,
+        tiny / 2,
+        tiny,
+        0.25,
+        0.5,
+        1.0,
+        1.5,
+        2.0,
+        2.5,
+        3.0,
+        10.0,
+        80.0,
+        most / 2,
+        most,
+        np.inf,
+    ]
     return np.array([*some, *[-v for v in some], np.nan, -np.nan], np.float64).astype(kind)
 
 

@@ -87,15 +87,43 @@ def row(name: str, *args: Any, **options: Any) -> None:
 # ---- elementwise ----
 
 for _name, _inputs in {
-    "neg": (A,), "add": (A, B), "sub": (A, B), "mul": (A, B), "div": (A, POSITIVE),
-    "pow": (POSITIVE, B), "max": (A, B), "min": (A, B), "atan2": (A, POSITIVE), "abs": (A,),
-    "exp": (A,), "exp2": (A,), "expm1": (A,), "log": (POSITIVE,), "log1p": (POSITIVE,),
-    "sqrt": (POSITIVE,), "rsqrt": (POSITIVE,), "cbrt": (POSITIVE,), "logistic": (A,), "sin": (A,),
-    "cos": (A,), "tan": (INSIDE,), "asin": (INSIDE,), "acos": (INSIDE,), "atan": (A,),
-    "sinh": (A,), "cosh": (A,), "tanh": (A,), "asinh": (A,), "acosh": (POSITIVE + 1.5,),
-    "atanh": (INSIDE,), "erf": (A,), "erfc": (A,), "erf_inv": (INSIDE,), "lgamma": (POSITIVE,),
+    "neg": (A,),
+    "add": (A, B),
+    "sub": (A, B),
+    "mul": (A, B),
+    "div": (A, POSITIVE),
+    "pow": (POSITIVE, B),
+    "max": (A, B),
+    "min": (A, B),
+    "atan2": (A, POSITIVE),
+    "abs": (A,),
+    "exp": (A,),
+    "exp2": (A,),
+    "expm1": (A,),
+    "log": (POSITIVE,),
+    "log1p": (POSITIVE,),
+    "sqrt": (POSITIVE,),
+    "rsqrt": (POSITIVE,),
+    "cbrt": (POSITIVE,),
+    "logistic": (A,),
+    "sin": (A,),
+    "cos": (A,),
+    "tan": (INSIDE,),
+    "asin": (INSIDE,),
+    "acos": (INSIDE,),
+    "atan": (A,),
+    "sinh": (A,),
+    "cosh": (A,),
+    "tanh": (A,),
+    "asinh": (A,),
+    "acosh": (POSITIVE + 1.5,),
+    "atanh": (INSIDE,),
+    "erf": (A,),
+    "erfc": (A,),
+    "erf_inv": (INSIDE,),
+    "lgamma": (POSITIVE,),
     "digamma": (POSITIVE,),
-}.items():  # fmt: skip
+}.items():
     row(_name, getattr(ops, _name), getattr(lax, _name), _inputs)
 row("rem", ops.rem, lax.rem, (A * 3, POSITIVE))
 row("integer_pow", lambda x: ops.integer_pow(x, 3), lambda x: x**3, (A,))
@@ -111,19 +139,38 @@ row("is_finite", ops.is_finite, lax.is_finite, (np.array([1.0, np.inf, np.nan]),
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     row(_name, getattr(ops, _name), getattr(lax, _name), (N, M), 0)
 for _name, _theirs in {
-    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not",
-    "shift_left": "shift_left", "shift_right_logical": "shift_right_logical",
-    "shift_right_arithmetic": "shift_right_arithmetic", "population_count": "population_count",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "not": "bitwise_not",
+    "shift_left": "shift_left",
+    "shift_right_logical": "shift_right_logical",
+    "shift_right_arithmetic": "shift_right_arithmetic",
+    "population_count": "population_count",
     "clz": "clz",
-}.items():  # fmt: skip
+}.items():
     _one = _name in ("not", "population_count", "clz")
     row(_name, getattr(ops, _theirs), getattr(lax, _theirs), (N,) if _one else (N, M), 0)
-row("convert_element_type", lambda x: ops.convert(ops.convert(x, dtypes.I32), dtypes.F64),
-    lambda x: x.astype("int32").astype("float64"), (A * 4,))  # fmt: skip
-row("convert_element_type", lambda x: ops.convert(x, dtypes.C128),
-    lambda x: x.astype("complex128"), (A,), 0)  # fmt: skip
-row("bitcast_convert_type", lambda x: ops.bitcast_convert_type(x, dtypes.I64),
-    lambda x: lax.bitcast_convert_type(x, "int64"), (A,), 0)  # fmt: skip
+row(
+    "convert_element_type",
+    lambda x: ops.convert(ops.convert(x, dtypes.I32), dtypes.F64),
+    lambda x: x.astype("int32").astype("float64"),
+    (A * 4,),
+)
+row(
+    "convert_element_type",
+    lambda x: ops.convert(x, dtypes.C128),
+    lambda x: x.astype("complex128"),
+    (A,),
+    0,
+)
+row(
+    "bitcast_convert_type",
+    lambda x: ops.bitcast_convert_type(x, dtypes.I64),
+    lambda x: lax.bitcast_convert_type(x, "int64"),
+    (A,),
+    0,
+)
 row("select", ops.select, lambda c, x, y: jnp.where(c, x, y), (FLAGS, A, B))
 row("real", ops.real, lax.real, (Z,), 0)
 row("imag", ops.imag, lax.imag, (Z,), 0)
@@ -137,45 +184,88 @@ row("full", lambda: factories.full((2,), 3.0, dtypes.F64), lambda: jnp.full((2,)
 
 # ---- shapes ----
 
-row("broadcast_in_dim", lambda x: shapes.broadcast_in_dim(x, (3, 2, 4, 3), (1, 3)),
-    lambda x: lax.broadcast_in_dim(x, (3, 2, 4, 3), (1, 3)), (A,))  # fmt: skip
+row(
+    "broadcast_in_dim",
+    lambda x: shapes.broadcast_in_dim(x, (3, 2, 4, 3), (1, 3)),
+    lambda x: lax.broadcast_in_dim(x, (3, 2, 4, 3), (1, 3)),
+    (A,),
+)
 row("reshape", lambda x: shapes.reshape(x, (3, 2)), lambda x: x.reshape(3, 2), (A,))
-row("transpose", lambda x: shapes.transpose(x, (2, 0, 1)), lambda x: x.transpose(2, 0, 1),
-    (normal(2, 3, 4),))  # fmt: skip
+row(
+    "transpose",
+    lambda x: shapes.transpose(x, (2, 0, 1)),
+    lambda x: x.transpose(2, 0, 1),
+    (normal(2, 3, 4),),
+)
 row("slice", lambda x: shapes.slice(x, (0, 1), (2, 3), (1, 2)), lambda x: x[0:2, 1:3:2], (A,))
-row("pad", lambda x, v: shapes.pad(x, v, ((1, 0, 1), (-1, 2, 0))),
-    lambda x, v: lax.pad(x, v, ((1, 0, 1), (-1, 2, 0))), (A, np.array(0.7)))  # fmt: skip
-row("concatenate", lambda x, y: shapes.concatenate([x, y, x], 1),
-    lambda x, y: jnp.concatenate([x, y, x], 1), (A, normal(2, 2)))  # fmt: skip
+row(
+    "pad",
+    lambda x, v: shapes.pad(x, v, ((1, 0, 1), (-1, 2, 0))),
+    lambda x, v: lax.pad(x, v, ((1, 0, 1), (-1, 2, 0))),
+    (A, np.array(0.7)),
+)
+row(
+    "concatenate",
+    lambda x, y: shapes.concatenate([x, y, x], 1),
+    lambda x, y: jnp.concatenate([x, y, x], 1),
+    (A, normal(2, 2)),
+)
 row("split", lambda x: shapes.split(x, (1, 2), 1), lambda x: jnp.split(x, [1], 1), (A,))
 row("rev", lambda x: shapes.rev(x, (1,)), lambda x: x[:, ::-1], (A,))
-row("iota", lambda: shapes.iota(dtypes.I32, (2, 3), 1), 
-    lambda: lax.iota("int32", 3)[None] * jnp.ones((2, 1), "int32"), (), 0)  # fmt: skip
+row(
+    "iota",
+    lambda: shapes.iota(dtypes.I32, (2, 3), 1),
+    lambda: lax.iota("int32", 3)[None] * jnp.ones((2, 1), "int32"),
+    (),
+    0,
+)
 row("copy", shapes.copy, lambda x: x, (A,))
-row("optimization_barrier", lambda x, y: shapes.optimization_barrier([x, y]), lambda x, y: [x, y],
-    (A, B))  # fmt: skip
+row(
+    "optimization_barrier",
+    lambda x, y: shapes.optimization_barrier([x, y]),
+    lambda x, y: [x, y],
+    (A, B),
+)
 row("reduce_precision", lambda x: shapes.reduce_precision(x, 11, 52), lambda x: x, (A,))
 
 # ---- reductions ----
 
 row("reduce_prod", lambda x: reduce_generic.reduce_prod(x, (1,)), lambda x: jnp.prod(x, 1), (LINE,))
 for _name in ("sum", "max", "min"):
-    row(f"reduce_{_name}", lambda x, n=_name: getattr(reduce, f"reduce_{n}")(x, (1,)),
-        lambda x, n=_name: getattr(jnp, n)(x, 1), (LINE,))  # fmt: skip
+    row(
+        f"reduce_{_name}",
+        lambda x, n=_name: getattr(reduce, f"reduce_{n}")(x, (1,)),
+        lambda x, n=_name: getattr(jnp, n)(x, 1),
+        (LINE,),
+    )
 for _name, _theirs in {
     "and": jnp.bitwise_and,
     "or": jnp.bitwise_or,
     "xor": jnp.bitwise_xor,
 }.items():
-    row(f"reduce_{_name}", lambda x, n=_name: getattr(reduce, f"reduce_{n}")(x, (0,)),
-        lambda x, f=_theirs: f.reduce(x, 0), (N,), 0)  # fmt: skip
+    row(
+        f"reduce_{_name}",
+        lambda x, n=_name: getattr(reduce, f"reduce_{n}")(x, (0,)),
+        lambda x, f=_theirs: f.reduce(x, 0),
+        (N,),
+        0,
+    )
 for _name in ("argmax", "argmin"):
-    row(_name, lambda x, n=_name: getattr(reduce, n)(x, 1),
-        lambda x, n=_name: getattr(jnp, n)(x, 1).astype("int32"), (LINE,), 0)  # fmt: skip
+    row(
+        _name,
+        lambda x, n=_name: getattr(reduce, n)(x, 1),
+        lambda x, n=_name: getattr(jnp, n)(x, 1).astype("int32"),
+        (LINE,),
+        0,
+    )
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
     for _back in (False, True):
-        row(_name, lambda x, n=_name, b=_back: getattr(cumulative, n)(x, 1, b),
-            lambda x, n=_name, b=_back: getattr(lax, n)(x, 1, b), (LINE * 0.3,))  # fmt: skip
+        row(
+            _name,
+            lambda x, n=_name, b=_back: getattr(cumulative, n)(x, 1, b),
+            lambda x, n=_name, b=_back: getattr(lax, n)(x, 1, b),
+            (LINE * 0.3,),
+        )
 
 
 def _recurrence(a: Any, b: Any) -> Any:
@@ -186,49 +276,96 @@ def _recurrence(a: Any, b: Any) -> Any:
 
 
 row("linear_recurrence", cumulative.linear_recurrence, _recurrence, (normal(4, 2), normal(4, 2)))
-row("fft", lambda x: ops.real(fft.fft(ops.convert(x, dtypes.C128), "FFT", (4,))),
-    lambda x: jnp.fft.fft(x).real, (normal(2, 4),))  # fmt: skip
-row("reduce_window_sum", lambda x: pool("sum")(x, (1, 2), (1, 2)),
-    lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"), (LINE,))  # fmt: skip
-row("reduce_window_max", lambda x: pool("max")(x, (1, 2), (1, 2)),
+row(
+    "fft",
+    lambda x: ops.real(fft.fft(ops.convert(x, dtypes.C128), "FFT", (4,))),
+    lambda x: jnp.fft.fft(x).real,
+    (normal(2, 4),),
+)
+row(
+    "reduce_window_sum",
+    lambda x: pool("sum")(x, (1, 2), (1, 2)),
+    lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 2), "VALID"),
+    (LINE,),
+)
+row(
+    "reduce_window_max",
+    lambda x: pool("max")(x, (1, 2), (1, 2)),
     lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID"),
-    (LINE,))  # fmt: skip
-row("reduce_window_min", lambda x: pool("min")(x, (1, 2), (1, 1)),
-    lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2), (1, 1), "VALID"), (LINE,))  # fmt: skip
+    (LINE,),
+)
+row(
+    "reduce_window_min",
+    lambda x: pool("min")(x, (1, 2), (1, 1)),
+    lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2), (1, 1), "VALID"),
+    (LINE,),
+)
 
 # ---- indexing ----
 
-row("dynamic_slice", lambda x, i: indexing.dynamic_slice(x, (i, 0), (1, 2)),
-    lambda x, i: lax.dynamic_slice(x, (i, AT * 0), (1, 2)), (A, AT))  # fmt: skip
-row("dynamic_update_slice", lambda x, u, i: indexing.dynamic_update_slice(x, u, (0, i)),
-    lambda x, u, i: lax.dynamic_update_slice(x, u, (AT * 0, i)), (A, normal(1, 2), AT))  # fmt: skip
+row(
+    "dynamic_slice",
+    lambda x, i: indexing.dynamic_slice(x, (i, 0), (1, 2)),
+    lambda x, i: lax.dynamic_slice(x, (i, AT * 0), (1, 2)),
+    (A, AT),
+)
+row(
+    "dynamic_update_slice",
+    lambda x, u, i: indexing.dynamic_update_slice(x, u, (0, i)),
+    lambda x, u, i: lax.dynamic_update_slice(x, u, (AT * 0, i)),
+    (A, normal(1, 2), AT),
+)
 _g = dict(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
 _s = dict(update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
-row("gather", lambda x, i: gather.gather(x, i, GatherDimensionNumbers(**_g), (1, 2), mode="clip"),
+row(
+    "gather",
+    lambda x, i: gather.gather(x, i, GatherDimensionNumbers(**_g), (1, 2), mode="clip"),
     lambda x, i: lax.gather(x, i, lax.GatherDimensionNumbers(**_g), (1, 2), mode="clip"),
-    (normal(3, 2), IDS[:, None]))  # fmt: skip
+    (normal(3, 2), IDS[:, None]),
+)
 for _name in ("", "_add", "_mul", "_min", "_max"):
-    row("scatter",
+    row(
+        "scatter",
         lambda x, i, u, n=_name: getattr(scatter, f"scatter{n}")(
-            x, i, u, ScatterDimensionNumbers(**_s), unique_indices=True, mode="clip"),
+            x, i, u, ScatterDimensionNumbers(**_s), unique_indices=True, mode="clip"
+        ),
         lambda x, i, u, n=_name: getattr(lax, f"scatter{n}")(
-            x, i, u, lax.ScatterDimensionNumbers(**_s), unique_indices=True, mode="clip"),
-        (normal(3, 2), IDS[1:3, None], normal(2, 2)), batch=False)  # fmt: skip
-row("take_rows", lambda x, i: gather.take_rows(x, i), lambda x, i: x[i], (normal(3, 2), IDS),
-    batch=False)  # fmt: skip
-row("segment_sum", lambda x, i: scatter.segment_sum(x, i, 3),
-    lambda x, i: jax.ops.segment_sum(x, i, 3), (normal(4, 2), IDS))  # fmt: skip
+            x, i, u, lax.ScatterDimensionNumbers(**_s), unique_indices=True, mode="clip"
+        ),
+        (normal(3, 2), IDS[1:3, None], normal(2, 2)),
+        batch=False,
+    )
+row(
+    "take_rows",
+    lambda x, i: gather.take_rows(x, i),
+    lambda x, i: x[i],
+    (normal(3, 2), IDS),
+    batch=False,
+)
+row(
+    "segment_sum",
+    lambda x, i: scatter.segment_sum(x, i, 3),
+    lambda x, i: jax.ops.segment_sum(x, i, 3),
+    (normal(4, 2), IDS),
+)
 row("sort", lambda x: sort.sort(x, 1), lambda x: jnp.sort(x, 1), (LINE[:, ::-1].copy(),))
 row("top_k", lambda x: sort.top_k(x, 2)[0], lambda x: lax.top_k(x, 2)[0], (LINE,))
 
 # ---- contraction, linear algebra, random ----
 
 _dot = (((2,), (1,)), ((0,), (0,)))
-row("dot_general", lambda x, y: dot_general.dot_general(x, y, _dot),
-    lambda x, y: lax.dot_general(x, y, _dot), (normal(2, 3, 4), normal(2, 4, 2)))  # fmt: skip
-row("conv_general_dilated", lambda x, w: conv.conv_general_dilated(x, w, (1, 2), [(1, 0), (0, 1)]),
+row(
+    "dot_general",
+    lambda x, y: dot_general.dot_general(x, y, _dot),
+    lambda x, y: lax.dot_general(x, y, _dot),
+    (normal(2, 3, 4), normal(2, 4, 2)),
+)
+row(
+    "conv_general_dilated",
+    lambda x, w: conv.conv_general_dilated(x, w, (1, 2), [(1, 0), (0, 1)]),
     lambda x, w: lax.conv_general_dilated(x, w, (1, 2), [(1, 0), (0, 1)]),
-    (normal(1, 2, 3, 4), normal(2, 2, 2, 2)))  # fmt: skip
+    (normal(1, 2, 3, 4), normal(2, 2, 2, 2)),
+)
 row("cholesky", lambda x: linalg.cholesky(x), jnp.linalg.cholesky, (SPD,), batch=False)
 _lower = np.tril(SQUARE) + 3 * np.eye(3)
 row(
@@ -239,14 +376,29 @@ row(
 )
 row("solve", linalg.solve, jnp.linalg.solve, (SPD, normal(3, 2)))
 row("lu", lambda x: linalg.lu(x)[0], lambda x: lax.linalg.lu(x)[0], (SPD,), 1, batch=False)
-row("qr", lambda x: [ops.abs(v) for v in linalg.qr(x, full_matrices=False)],
-    lambda x: [abs(v) for v in jnp.linalg.qr(x)], (SPD,), 1, batch=False)  # fmt: skip
-row("eigh", lambda x: linalg.eigh(x)[1], jnp.linalg.eigvalsh,
-    (SPD,), 1, batch=False)  # fmt: skip
+row(
+    "qr",
+    lambda x: [ops.abs(v) for v in linalg.qr(x, full_matrices=False)],
+    lambda x: [abs(v) for v in jnp.linalg.qr(x)],
+    (SPD,),
+    1,
+    batch=False,
+)
+row("eigh", lambda x: linalg.eigh(x)[1], jnp.linalg.eigvalsh, (SPD,), 1, batch=False)
 row("svd", linalg.svdvals, lambda x: jnp.linalg.svd(x, compute_uv=False), (SPD,), 1, batch=False)
-row("random_bits", lambda k: random_bits.random_bits(k, shape=(3,), impl="threefry2x32"),
-    lambda k: jax.random.bits(jax.random.wrap_key_data(k), (3,), "uint32"), (KEY,), 0,
-    batch=False)  # fmt: skip
-row("key_hash", lambda k, d: random_bits.fold_in(k, d, impl="threefry2x32"),
+row(
+    "random_bits",
+    lambda k: random_bits.random_bits(k, shape=(3,), impl="threefry2x32"),
+    lambda k: jax.random.bits(jax.random.wrap_key_data(k), (3,), "uint32"),
+    (KEY,),
+    0,
+    batch=False,
+)
+row(
+    "key_hash",
+    lambda k, d: random_bits.fold_in(k, d, impl="threefry2x32"),
     lambda k, d: jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(k), d)),
-    (KEY, np.array(7, np.uint32)), 0, batch=False)  # fmt: skip
+    (KEY, np.array(7, np.uint32)),
+    0,
+    batch=False,
+)

@@ -46,8 +46,9 @@ def test_against_jax(name):
     check(
         lambda x, y: dot_general.dot_general(x, y, numbers),
         lambda x, y: jax.lax.dot_general(x, y, numbers),
-        random(a), random(b, seed=1),
-    )  # fmt: skip
+        random(a),
+        random(b, seed=1),
+    )
 
 
 @pytest.mark.parametrize("name", ["matmul", "batch in the middle", "outer product", "no rows"])
@@ -57,7 +58,7 @@ def test_every_dtype(name):
     def make(kind):
         if dtypes.is_integer(kind):
             rng = np.random.default_rng(0)
-            draw = lambda s: rng.integers(  # noqa: E731
+            draw = lambda s: rng.integers(
                 dtypes.iinfo(kind).min, int(dtypes.iinfo(kind).max) + 1, s, kind
             )
             return [draw(a), draw(b)]
@@ -89,7 +90,7 @@ def test_preferred_element_type(kinds, preferred):
         high = int(dtypes.iinfo(d).max) if dtypes.is_integer(d) else 0
         rng = np.random.default_rng(seed)
         xs.append(rng.integers(0, high, shape, d) if high else random(shape, d, seed))
-    f = lambda x, y: dot_general.dot_general(x, y, numbers, None, preferred)  # noqa: E731
+    f = lambda x, y: dot_general.dot_general(x, y, numbers, None, preferred)
     wide = dtypes.dtype(preferred)
     out = f(*map(to_array, xs))
     assert typeof(out).dtype == wide
@@ -107,7 +108,7 @@ def test_narrow_floats_have_gradients_of_any_preferred_type(kind, preferred):
     d = dtypes.dtype(kind)
     x, y = [np.random.default_rng(i).choice([-1, -0.5, 0.5, 1], s) for i, s in enumerate((a, b))]
     ct = np.random.default_rng(2).choice([-1.0, 0.5], (3, 5))
-    f = lambda x, y: dot_general.dot_general(x, y, numbers, None, preferred)  # noqa: E731
+    f = lambda x, y: dot_general.dot_general(x, y, numbers, None, preferred)
     out, pull = vjp(f, *[to_array(v.astype(d)) for v in (x, y)])
     wide = d if preferred is None else dtypes.dtype(preferred)
     dx, dy = pull(to_array(ct.astype(wide)))
@@ -136,8 +137,10 @@ def test_mixed_precision_derivatives_have_the_operands_dtypes():
     check(
         lambda x, y: dot_general.dot_general(x, y, numbers, None, "float32"),
         lambda x, y: jax.lax.dot_general(x, y, numbers, None, "float32"),
-        random((3, 4), dtypes.BF16), random((4, 5), dtypes.BF16, seed=1), tolerance=2e-2,
-    )  # fmt: skip
+        random((3, 4), dtypes.BF16),
+        random((4, 5), dtypes.BF16, seed=1),
+        tolerance=2e-2,
+    )
 
 
 def test_dot_and_batch_matmul():

@@ -91,8 +91,10 @@ def test_against_jax(name):
     check(
         functools.partial(conv.conv_general_dilated, **options),
         functools.partial(jax.lax.conv_general_dilated, **options),
-        random(x), random(w, seed=1), order=1,
-    )  # fmt: skip
+        random(x),
+        random(w, seed=1),
+        order=1,
+    )
 
 
 @pytest.mark.parametrize("name", ["plain", "groups", "batch groups", "everything"])
@@ -101,8 +103,10 @@ def test_second_order(name):
     check_derivatives(
         functools.partial(conv.conv_general_dilated, **options),
         functools.partial(jax.lax.conv_general_dilated, **options),
-        random(x), random(w, seed=1), order=2,
-    )  # fmt: skip
+        random(x),
+        random(w, seed=1),
+        order=2,
+    )
 
 
 @pytest.mark.parametrize("name", ["uneven padding", "groups", "input dilation"])
@@ -111,9 +115,11 @@ def test_every_dtype(name):
     f = functools.partial(conv.conv_general_dilated, **options)
     kinds = [d for d in dtypes.FLOATS if d.itemsize > 1] + list(dtypes.COMPLEX)
     check_dtypes(
-        f, functools.partial(jax.lax.conv_general_dilated, **options),
-        lambda k: [random(x, k), random(w, k, seed=1)], kinds,
-    )  # fmt: skip
+        f,
+        functools.partial(jax.lax.conv_general_dilated, **options),
+        lambda k: [random(x, k), random(w, k, seed=1)],
+        kinds,
+    )
     # Integers: what float64 gives, wrapped; JAX has no such kernels for all of them.
     for kind in dtypes.INTEGERS:
         a, b = random(x, kind), random(w, kind, seed=1)
@@ -146,9 +152,12 @@ def test_mixed_precision_derivatives_have_the_operands_dtypes():
     check(
         functools.partial(conv.conv_general_dilated, **options),
         functools.partial(jax.lax.conv_general_dilated, **options),
-        random((2, 2, 4, 4), dtypes.BF16), random((2, 2, 3, 3), dtypes.BF16, seed=1),
-        order=1, batch=False, tolerance=4e-2,
-    )  # fmt: skip
+        random((2, 2, 4, 4), dtypes.BF16),
+        random((2, 2, 3, 3), dtypes.BF16, seed=1),
+        order=1,
+        batch=False,
+        tolerance=4e-2,
+    )
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((2, 1), (0, 3))])
@@ -159,27 +168,38 @@ def test_conv_transpose(padding, transpose_kernel):
     x, w = random((2, 4, 3, 5)), random(kernel, seed=1)
     check(
         functools.partial(conv.conv_transpose, **options),
-        functools.partial(jax.lax.conv_transpose, **options), x, w, order=1,
-    )  # fmt: skip
+        functools.partial(jax.lax.conv_transpose, **options),
+        x,
+        w,
+        order=1,
+    )
 
 
 def test_named_forms():
     x, w = random((2, 3, 6, 5)), random((4, 3, 3, 3), seed=1)
-    check_value(lambda a, b: conv.conv(a, b, (2, 1), "SAME"),
-                lambda a, b: jax.lax.conv(a, b, (2, 1), "SAME"), x, w)  # fmt: skip
+    check_value(
+        lambda a, b: conv.conv(a, b, (2, 1), "SAME"),
+        lambda a, b: jax.lax.conv(a, b, (2, 1), "SAME"),
+        x,
+        w,
+    )
     pads = ((1, 2), (0, 1))
     check_value(
         lambda a, b: conv.conv_with_general_padding(a, b, (2, 1), pads, (1, 2), (2, 1)),
-        lambda a, b: jax.lax.conv_with_general_padding(a, b, (2, 1), pads, (1, 2), (2, 1)), x, w,
-    )  # fmt: skip
+        lambda a, b: jax.lax.conv_with_general_padding(a, b, (2, 1), pads, (1, 2), (2, 1)),
+        x,
+        w,
+    )
     for layout in (None, ("NCHW", "HWIO", "NHWC")):
         options = dict(
             filter_shape=(2, 3), window_strides=(2, 1), padding="SAME", dimension_numbers=layout
         )
         check(
             functools.partial(conv.conv_general_dilated_patches, **options),
-            functools.partial(jax.lax.conv_general_dilated_patches, **options), x, order=1,
-        )  # fmt: skip
+            functools.partial(jax.lax.conv_general_dilated_patches, **options),
+            x,
+            order=1,
+        )
     for padding in ("SAME", "SAME_LOWER", "VALID"):
         expected = jax.lax.padtype_to_pads((7, 10), (3, 4), (2, 3), padding)
         assert list(map(tuple, expected)) == conv.padtype_to_pads((7, 10), (3, 4), (2, 3), padding)
@@ -190,8 +210,11 @@ def test_empty_operands():
         check(
             lambda a, b: conv.conv(a, b, (1,), "VALID"),
             lambda a, b: jax.lax.conv(a, b, (1,), "VALID"),
-            random(x), random(w), order=1, batch=False,
-        )  # fmt: skip
+            random(x),
+            random(w),
+            order=1,
+            batch=False,
+        )
 
 
 @pytest.mark.parametrize(
@@ -262,8 +285,10 @@ def lax_window(computation, init, x, window_dimensions, window_strides, padding=
 def test_windows(name, kind):
     shape, options = WINDOWS[name]
     computation, init = {
-        "sum": (jax.lax.add, 0), "max": (jax.lax.max, -np.inf), "min": (jax.lax.min, np.inf),
-    }[kind]  # fmt: skip
+        "sum": (jax.lax.add, 0),
+        "max": (jax.lax.max, -np.inf),
+        "min": (jax.lax.min, np.inf),
+    }[kind]
     f = functools.partial(pool(kind), **options)
     reference = functools.partial(lax_window, computation, init, **options)
     x = np.random.default_rng(0).permutation(int(np.prod(shape))).reshape(shape) / 7.0
@@ -286,7 +311,7 @@ def test_window_dtypes(kind):
         x = extremes(d, (6, 5))
         init = 0 if kind == "sum" else extreme_over_nothing(d, kind == "max")
         over = pool(kind)
-        f = lambda v: over(v, (3, 2), (2, 1), "SAME")  # noqa: B023, E731
+        f = lambda v: over(v, (3, 2), (2, 1), "SAME")
         got = f(to_array(x))
         check_staged(f, x)
         narrow = dtypes.is_float(d) and d.itemsize < 4
@@ -298,9 +323,8 @@ def test_window_dtypes(kind):
 def test_window_max_of_ties_takes_the_first_and_nan_wins():
     x = np.array([[1.0, 3.0, 3.0, 0.0], [3.0, 3.0, 0.0, 0.0]])
     (g,) = vjp(
-        lambda v: pool("max")(v, (2, 2), (2, 2)), [to_array(x)],
-        [to_array(np.array([[5.0, 7.0]]))],
-    )  # fmt: skip
+        lambda v: pool("max")(v, (2, 2), (2, 2)), [to_array(x)], [to_array(np.array([[5.0, 7.0]]))]
+    )
     assert_same(g, np.array([[0.0, 5.0, 7.0, 0.0], [0.0] * 4]))
     x[1, 2] = np.nan
     out = pool("max")(to_array(x), (2, 2), (2, 2))
@@ -310,24 +334,27 @@ def test_window_max_of_ties_takes_the_first_and_nan_wins():
 def test_reduce_window_of_any_function():
     x = random((5, 6))
     for computation, init, reference in [
-        (elementwise.add, 0.0, jax.lax.add), (elementwise.max, -np.inf, jax.lax.max),
-        (elementwise.add, 2.0, jax.lax.add), (elementwise.mul, 1.0, jax.lax.mul),
-    ]:  # fmt: skip
-        for options in (
-            dict(padding="SAME"), dict(base_dilation=(2, 1), window_dilation=(1, 2)),
-        ):  # fmt: skip
+        (elementwise.add, 0.0, jax.lax.add),
+        (elementwise.max, -np.inf, jax.lax.max),
+        (elementwise.add, 2.0, jax.lax.add),
+        (elementwise.mul, 1.0, jax.lax.mul),
+    ]:
+        for options in (dict(padding="SAME"), dict(base_dilation=(2, 1), window_dilation=(1, 2))):
             got = reduce_window.reduce_window(
                 to_array(x), init, computation, (2, 3), (2, 1), **options
             )
             assert_same(got, lax_window(reference, init, x, (2, 3), (2, 1), **options))
     check(
         lambda v: reduce_window.reduce_window(v, 1.0, elementwise.mul, (2, 2), (1, 2)),
-        lambda v: v[:-1, ::2] * v[1:, ::2] * v[:-1, 1::2] * v[1:, 1::2], x,
-    )  # fmt: skip
+        lambda v: v[:-1, ::2] * v[1:, ::2] * v[:-1, 1::2] * v[1:, 1::2],
+        x,
+    )
     check(
         lambda v: reduce_window.reduce_window(v, -np.inf, elementwise.max, (2, 2), (1, 2)),
-        lambda v: lax_window(jax.lax.max, -np.inf, v, (2, 2), (1, 2)), x, order=1,
-    )  # fmt: skip
+        lambda v: lax_window(jax.lax.max, -np.inf, v, (2, 2), (1, 2)),
+        x,
+        order=1,
+    )
 
 
 def test_window_errors():

@@ -27,9 +27,10 @@ def test_single_precision_and_nothing():
         enum = jax.lax.FftType[kind.upper()]
         for shape in ((3, 8), (0, 8)):
             check_value(
-                lambda v: fft(v, kind, (8,)), lambda v: jax.lax.fft(v, enum, (8,)),  # noqa: B023
+                lambda v: fft(v, kind, (8,)),
+                lambda v: jax.lax.fft(v, enum, (8,)),
                 random(shape, dtype),
-            )  # fmt: skip
+            )
 
 
 def test_errors():

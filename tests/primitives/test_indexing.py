@@ -96,8 +96,10 @@ def test_along_one_axis(axis):
         check(
             lambda x, i, name=name, args=args: getattr(I, name)(x, i, *args),
             lambda x, i, name=name, args=args: getattr(jlax, name)(x, i, *args),
-            A, at, examples=examples,
-        )  # fmt: skip
+            A,
+            at,
+            examples=examples,
+        )
     shape = tuple([2 if i == axis % 3 else m for i, m in enumerate(A.shape)])
     index_shape = tuple([m for i, m in enumerate(A.shape) if i != axis % 3])
     for name, u in (
@@ -107,9 +109,11 @@ def test_along_one_axis(axis):
         check(
             lambda x, u, i, name=name: getattr(I, name)(x, u, i, axis),
             lambda x, u, i, name=name: getattr(jlax, name)(x, u, i, axis),
-            A, u, at,
+            A,
+            u,
+            at,
             examples=[[random(A.shape, seed=k), random(u.shape, seed=k), i32(k)] for k in range(3)],
-        )  # fmt: skip
+        )
 
 
 def test_integer_starts_are_static():
@@ -122,14 +126,13 @@ def test_integer_starts_are_static():
 
     x, s = to_array(A), to_array(i32(1))
     program, _ = stage(f, [typeof(x), typeof(s)])
-    assert [e.prim.name for e in program.eqns] == [
-        "slice", "dynamic_slice", "slice",
-    ]  # fmt: skip
+    assert [e.prim.name for e in program.eqns] == ["slice", "dynamic_slice", "slice"]
     assert program.eqns[1].ins[1] == 0 and program.eqns[1].ins[3] == 0
     expected = [
-        jlax.dynamic_slice(A, (1, -2, 7), (2, 2, 3)), jlax.dynamic_slice(A, (1, 1, 0), (4, 2, 3)),
+        jlax.dynamic_slice(A, (1, -2, 7), (2, 2, 3)),
+        jlax.dynamic_slice(A, (1, 1, 0), (4, 2, 3)),
         jlax.dynamic_index_in_dim(A, -1, 1),
-    ]  # fmt: skip
+    ]
     for a, e in zip(f(x, s), expected):
         assert_same(a, e)
     same = I.dynamic_slice(x, (0, -1, 0), (4, 2, 3), allow_negative_indices=False)
@@ -254,8 +257,10 @@ def test_scatter_derivatives(form, name):
             check(
                 lambda x, i, u: S.scatter_mul(x, i, u, s, unique_indices=True),
                 lambda x, i, u: jlax.scatter_mul(x, i, u, js, unique_indices=True),
-                x, indices[:, :1], u[:, :1],
-            )  # fmt: skip
+                x,
+                indices[:, :1],
+                u[:, :1],
+            )
         return
     check(f, reference, x, indices, u)
 
@@ -267,8 +272,11 @@ def test_ties_of_scatter_max_are_shared():
     check_derivatives(
         lambda x, i, u: S.scatter_max(x, i, u, S.ScatterDimensionNumbers(*numbers)),
         lambda x, i, u: jlax.scatter_max(x, i, u, jlax.ScatterDimensionNumbers(*numbers)),
-        x, i, u, order=1,
-    )  # fmt: skip
+        x,
+        i,
+        u,
+        order=1,
+    )
 
 
 def test_scatter_mul_by_zeros():
@@ -341,12 +349,12 @@ def test_segment_sum(shape):
     ids = i32([0, 2, 2, 5, 0, 9]) if shape[0] == 6 else i32([[0, 2, 9], [2, -1, 0]])
     check(
         lambda x, i: S.segment_sum(x, i, 4),
-        lambda x, i: jnp.zeros((4, *x.shape[i.ndim :])).at[jnp.where(i < 0, 99, i)].add(
-            x, mode="drop"
+        lambda x, i: (
+            jnp.zeros((4, *x.shape[i.ndim :])).at[jnp.where(i < 0, 99, i)].add(x, mode="drop")
         ),
         random(shape),
         ids,
-    )  # fmt: skip
+    )
 
 
 def test_rows_and_segments_of_every_dtype():
@@ -424,9 +432,11 @@ def test_slices_share_memory_and_updates_do_not():
     assert one.data.data_ptr() == x.data[2].data_ptr()
     for name in SCATTERS:
         out = getattr(S, name)(
-            x, to_array(i32([2])), to_array(random((5, 3))),
+            x,
+            to_array(i32([2])),
+            to_array(random((5, 3))),
             S.ScatterDimensionNumbers((0, 1), (0,), (0,)),
-        )  # fmt: skip
+        )
         assert out.data.data_ptr() != x.data.data_ptr()
     assert_same(x, A)
 
@@ -440,18 +450,28 @@ def test_an_index_out_of_range_names_axis_array_and_index():
         G.take_rows(table, to_array(i32([1, 50257])))
     with raises(errors.IndexOutOfRange, match="at .*test_indexing.py:") as caught:
         G.gather(
-            to_array(A), to_array(i32([[1, 1], [2, -4]])), G.GatherDimensionNumbers((1,), (0, 2),
-            (0, 2)), (1, 5, 1), mode="check",
-        )  # fmt: skip
+            to_array(A),
+            to_array(i32([[1, 1], [2, -4]])),
+            G.GatherDimensionNumbers((1,), (0, 2), (0, 2)),
+            (1, 5, 1),
+            mode="check",
+        )
     assert (caught.value.axis, caught.value.size, caught.value.index) == (2, 3, -4)
     with raises(IndexError, match="2 elements from index 3 out of range for axis 0"):
-        G.gather(to_array(A), to_array(i32([[3]])), G.GatherDimensionNumbers((1, 2, 3), (), (0,)),
-                 (2, 5, 3))  # fmt: skip
+        G.gather(
+            to_array(A),
+            to_array(i32([[3]])),
+            G.GatherDimensionNumbers((1, 2, 3), (), (0,)),
+            (2, 5, 3),
+        )
     with raises(IndexError, match="index 4 out of range for axis 0"):
         S.scatter_add(
-            to_array(random((4,))), to_array(i32([[4]])), to_array(random((1,))),
-            S.ScatterDimensionNumbers((), (0,), (0,)), mode="check",
-        )  # fmt: skip
+            to_array(random((4,))),
+            to_array(i32([[4]])),
+            to_array(random((1,))),
+            S.ScatterDimensionNumbers((), (0,), (0,)),
+            mode="check",
+        )
     with raises(IndexError, match="index 4 out of range for axis 0"):
         S.segment_sum(to_array(random((1,))), to_array(i32([4])), 4, mode="check")
     if default_device().kind == "cpu":  # a GPU computes nothing, and so checks nothing, of no rows

@@ -60,9 +60,13 @@ def test_triangular_solve(kind, left_side, lower, transpose_a):
     check(
         functools.partial(linalg.triangular_solve, **options),
         functools.partial(jax.lax.linalg.triangular_solve, **options),
-        a, b, examples=examples, tolerance=1e-9,
-        order=2 if left_side != lower else 1, batch=kind is np.float64,
-    )  # fmt: skip
+        a,
+        b,
+        examples=examples,
+        tolerance=1e-9,
+        order=2 if left_side != lower else 1,
+        batch=kind is np.float64,
+    )
 
 
 def test_triangular_solve_with_a_unit_diagonal_and_a_vector():
@@ -71,8 +75,11 @@ def test_triangular_solve_with_a_unit_diagonal_and_a_vector():
         options = dict(left_side=True, lower=lower, unit_diagonal=True)
         check(
             functools.partial(linalg.triangular_solve, **options),
-            functools.partial(jax.lax.linalg.triangular_solve, **options), a, b, batch=False,
-        )  # fmt: skip
+            functools.partial(jax.lax.linalg.triangular_solve, **options),
+            a,
+            b,
+            batch=False,
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +119,7 @@ def test_full_and_wide_qr():
     for shape in ((2, 5, 3), (3, 5)):
         check_value(linalg.qr, jax.lax.linalg.qr, random(shape))
         check_staged(linalg.qr, random(shape))
-    product = lambda x: batch_matmul(*linalg.qr(x, full_matrices=False))  # noqa: E731
+    product = lambda x: batch_matmul(*linalg.qr(x, full_matrices=False))
     x = random((2, 5, 3))
     check(product, lambda v: v + 0, x, tolerance=1e-9)
     with pytest.raises(errors.NotDifferentiableError, match="qr has no derivative for f64"):
@@ -162,7 +169,7 @@ def test_eigh_reads_one_triangle():
 def test_svd(kind, shape):
     x = random(shape, kind)
     examples = [[random(shape, kind, s)] for s in range(3)]
-    values = lambda v: jax.lax.linalg.svd(v, compute_uv=False)  # noqa: E731
+    values = lambda v: jax.lax.linalg.svd(v, compute_uv=False)
     check(linalg.svdvals, values, x, examples=examples, tolerance=1e-7)
 
     def polar(x):  # U V^H: does not depend on the phases that U and V share

@@ -71,8 +71,11 @@ def test_threefry_known_answers(counter, key, expected):
 
 def test_philox_golden_stream():
     assert bits(np.zeros(2, np.uint32), (4,)).tolist() == [
-        0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8,
-    ]  # fmt: skip
+        0x6627E8D5,
+        0xE169C58D,
+        0xBC57AC4C,
+        0x9B00DBD8,
+    ]
     expected = [w for i in range(3) for w in one_philox([i, 0, 0, 0], [int(k) for k in KEY])]
     assert bits(KEY, (3, 4)).reshape(-1).tolist() == expected
     assert bits(KEY, (2, 5)).reshape(-1).tolist() == expected[:10]
@@ -150,14 +153,14 @@ def test_batched_keys_are_separate_streams(impl, shape):
 def test_vmap_and_staging(impl):
     keys = [[k] for k in np.random.default_rng(1).integers(0, 2**32, (3, 2), np.uint32)]
     for width in (8, 32, 64):
-        f = lambda k: rb.random_bits(k, shape=(2, 3), width=width, impl=impl)  # noqa: B023, E731
+        f = lambda k: rb.random_bits(k, shape=(2, 3), width=width, impl=impl)
         check_staged(f, *keys[0])
         check_batched(f, *keys[0], examples=keys)
     for f in (lambda k: rb.split(k, 3, impl=impl), lambda k: rb.fold_in(k, 5, impl=impl)):
         check_staged(f, *keys[0])
         check_batched(f, *keys[0], examples=keys)
     with_data = [[k[0], np.uint32(i)] for i, k in enumerate(keys)]
-    f = lambda k, d: rb.fold_in(k, d, impl=impl)  # noqa: E731
+    f = lambda k, d: rb.fold_in(k, d, impl=impl)
     check_batched(f, *with_data[0], examples=with_data)
 
 

@@ -62,8 +62,8 @@ def test_every_dtype(name):
         getattr(jax.lax, f"reduce_{name}"),
     )
     for axes in [(1,), (0, 2)]:
-        g = lambda x: f(x, axes)  # noqa: B023, E731
-        check_dtypes(g, lambda x: reference(x, axes), lambda k: [extremes(k)], kinds)  # noqa: B023
+        g = lambda x: f(x, axes)
+        check_dtypes(g, lambda x: reference(x, axes), lambda k: [extremes(k)], kinds)
         check_batched(g, extremes(kinds[0]))
 
 
@@ -94,9 +94,10 @@ def test_ties_share_the_derivative_evenly():
     (g,) = vjp(lambda v: reduce.reduce_max(v, (0,)), [to_array(x)], [to_array(np.float64(6.0))])
     assert_same(g, np.array([0, 2.0, 2.0, 0, 2.0]))
     check(
-        lambda v: reduce.reduce_min(v, (0,)), lambda v: jax.lax.reduce_min(v, (0,)),
+        lambda v: reduce.reduce_min(v, (0,)),
+        lambda v: jax.lax.reduce_min(v, (0,)),
         np.array([[1.0, 3.0], [1.0, 2.0], [5.0, 2.0]]),
-    )  # fmt: skip
+    )
 
 
 def test_nan_propagates_and_nothing_gives_the_identity():
@@ -106,11 +107,11 @@ def test_nan_propagates_and_nothing_gives_the_identity():
             getattr(reduce_generic if name == "prod" else reduce, f"reduce_{name}"),
             getattr(jax.lax, f"reduce_{name}"),
         )
-        check_value(lambda v: f(v, (0,)), lambda v: reference(v, (0,)), x)  # noqa: B023
+        check_value(lambda v: f(v, (0,)), lambda v: reference(v, (0,)), x)
         for kind in (np.float32, np.int8, np.uint16, np.bool_):
             empty = np.zeros((0, 3), kind)
-            check_value(lambda v: f(v, (0,)), lambda v: reference(v, (0,)), empty)  # noqa: B023
-            check_staged(lambda v: f(v, (0,)), empty)  # noqa: B023
+            check_value(lambda v: f(v, (0,)), lambda v: reference(v, (0,)), empty)
+            check_staged(lambda v: f(v, (0,)), empty)
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
@@ -118,8 +119,8 @@ def test_positions(name):
     f, reference = getattr(reduce, name), getattr(jax.lax, name)
     kinds = [dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS]
     for axis in (0, 2):
-        g = lambda x: f(x, axis)  # noqa: B023, E731
-        check_dtypes(g, lambda x: reference(x, axis, np.int32), lambda k: [extremes(k)], kinds)  # noqa: B023
+        g = lambda x: f(x, axis)
+        check_dtypes(g, lambda x: reference(x, axis, np.int32), lambda k: [extremes(k)], kinds)
         check_batched(g, extremes(dtypes.U32))
     nan = np.array([[1.0, math.nan, 5.0, math.nan], [2.0, 7.0, 7.0, 2.0]])
     check_value(lambda x: f(x, 1, "int64"), lambda x: reference(x, 1, np.int64), nan)
@@ -134,12 +135,13 @@ def test_reduce_with_any_function():
         identity = 0.0 if name == "add" else -math.inf
         out = reduce_generic.reduce(to_array(x), identity, f, (0, 2))
         assert_same(out, fast(x, (0, 2)))
-    add_mul = lambda a, b: elementwise.add(elementwise.add(a, b), elementwise.mul(a, b))  # noqa: E731
+    add_mul = lambda a, b: elementwise.add(elementwise.add(a, b), elementwise.mul(a, b))
     check(
         lambda v: reduce_generic.reduce(v, 0.0, add_mul, (0, 2)),
         lambda v: jax.numpy.prod(1 + v, (0, 2)) - 1,
-        x * 0.1, tolerance=1e-10,
-    )  # fmt: skip
+        x * 0.1,
+        tolerance=1e-10,
+    )
 
     def larger(a, b):  # the value that goes with the larger key
         first = elementwise.gt(a[0], b[0])
@@ -195,7 +197,7 @@ def test_cumulative_dtypes(name):
             # 8-bit floats: JAX rounds after every step, this library once; compare with float32.
             x = extremes(kind, (6, 3))
             got = f(to_array(x), 0, reverse)
-            check_staged(lambda v: f(v, 0, reverse), x)  # noqa: B023
+            check_staged(lambda v: f(v, 0, reverse), x)
             if dtypes.is_float(kind) and kind.itemsize < 4:
                 wide = np.asarray(reference(x.astype(np.float32), 0, reverse))
                 assert_same(
@@ -210,9 +212,8 @@ def test_cumprod_with_zeros():
     x[2, 0] = x[4, 0] = x[0, 1] = 0
     for reverse in (False, True):
         check(
-            lambda v: cumulative.cumprod(v, 0, reverse),  # noqa: B023
-            lambda v: jax.lax.cumprod(v, 0, reverse), x,  # noqa: B023
-        )  # fmt: skip
+            lambda v: cumulative.cumprod(v, 0, reverse), lambda v: jax.lax.cumprod(v, 0, reverse), x
+        )
 
 
 def test_cummax_ties_share_evenly():
@@ -246,9 +247,11 @@ def test_linear_recurrence(shape, reverse):
         return jax.lax.scan(step, jax.numpy.zeros_like(b[0]), (a, b))[1]
 
     check(
-        lambda a, b: cumulative.linear_recurrence(a, b, 0, reverse), reference,
-        random(shape), random(shape, seed=1),
-    )  # fmt: skip
+        lambda a, b: cumulative.linear_recurrence(a, b, 0, reverse),
+        reference,
+        random(shape),
+        random(shape, seed=1),
+    )
     check_numeric(lambda a, b: cumulative.linear_recurrence(a, b), random(shape), random(shape))
 
 

@@ -48,8 +48,20 @@ def triples(kind: Any) -> np.ndarray:
     else:
         info = ml_dtypes.finfo(kind)
         tiny, most = float(info.tiny), float(info.max)
-        some = [0.0, -0.0, 1.0, -2.5, tiny / 2, -tiny / 2, most, -most, np.inf, -np.inf, np.nan,
-                -np.nan]  # fmt: skip
+        some = [
+            0.0,
+            -0.0,
+            1.0,
+            -2.5,
+            tiny / 2,
+            -tiny / 2,
+            most,
+            -most,
+            np.inf,
+            -np.inf,
+            np.nan,
+            -np.nan,
+        ]
         if kind == F8E4:  # it has no infinities
             some = [v for v in some if not np.isinf(v)]
     return np.array(list(itertools.product(some, repeat=3)), kind)
@@ -60,7 +72,7 @@ def ways(f: Callable[[Any, int], Any]) -> Iterator[tuple[str, Callable[[np.ndarr
     yield "eager", lambda x: f(from_numpy(x), 1)
     yield "compiled", lambda x: gf.jit(lambda v: f(v, 1))(from_numpy(x))
     yield "batched", lambda x: gf.vmap(lambda v: f(v, 0))(from_numpy(x))
-    other = lambda v: gf.tree.map(lambda y: y.T, f(v.T, 0))  # noqa: E731
+    other = lambda v: gf.tree.map(lambda y: y.T, f(v.T, 0))
     yield "over rows", lambda x: other(from_numpy(x))
 
 
@@ -78,13 +90,20 @@ def wide_enough(x: np.ndarray) -> np.ndarray:
 
 def _step(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype == BOOL:
-        return np.logical_xor(x, y) if name == "xor" else (
-            np.logical_and(x, y) if name in ("prod", "min", "and") else np.logical_or(x, y)
-        )  # fmt: skip
+        return (
+            np.logical_xor(x, y)
+            if name == "xor"
+            else (np.logical_and(x, y) if name in ("prod", "min", "and") else np.logical_or(x, y))
+        )
     return {
-        "sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum,
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    }[name](x, y)  # fmt: skip
+        "sum": np.add,
+        "prod": np.multiply,
+        "max": np.maximum,
+        "min": np.minimum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }[name](x, y)
 
 
 def _combined(name: str, x: np.ndarray) -> list[np.ndarray]:
@@ -160,7 +179,7 @@ def test_positions(name: str) -> None:
         x = triples(kind)
         want = getattr(np, name)(wide(x), 1)
         for target in (I32, I64, U8):
-            f = lambda v, a: bind(PRIMITIVES[name], v, axis=a, index_dtype=target)  # noqa: B023, E731
+            f = lambda v, a: bind(PRIMITIVES[name], v, axis=a, index_dtype=target)
             for way, g in ways(f):
                 got = np.asarray(g(x))
                 assert got.dtype == target
@@ -205,7 +224,7 @@ def test_running_reductions(name: str, reverse: bool) -> None:
         want, finer = _running_values(name, x, reverse)
         count = 2 if name == "linear_recurrence" else 1
         for way, f in ways(
-            lambda v, a: bind(PRIMITIVES[name], *[v] * count, axis=a, reverse=reverse)  # noqa: B023
+            lambda v, a: bind(PRIMITIVES[name], *[v] * count, axis=a, reverse=reverse)
         ):
             got = np.asarray(f(x))
             assert got.dtype == kind
@@ -231,17 +250,19 @@ def test_sort(kind: Any) -> None:
     else:
         order = np.argsort(v, 1, kind="stable").astype(np.int32)
     want = np.take_along_axis(x, order, 1)
-    f = lambda v, a: bind(  # noqa: E731
-        PRIMITIVES["sort"], v, gf.lax.broadcasted_iota("int32", v.shape, a), dimension=a,
-        is_stable=True, num_keys=1,
-    )  # fmt: skip
+    f = lambda v, a: bind(
+        PRIMITIVES["sort"],
+        v,
+        gf.lax.broadcasted_iota("int32", v.shape, a),
+        dimension=a,
+        is_stable=True,
+        num_keys=1,
+    )
     for way, g in ways(f):
         got, places = map(np.asarray, g(x))
         bad = (places != order) | _differs(got, want, 0.0, True)
         assert not bad.any(), _show(f"sort of {kind}, {way}", x, places, order, bad)
-    one = lambda v, a: bind(  # noqa: E731
-        PRIMITIVES["sort"], v, dimension=a, is_stable=True, num_keys=1
-    )[0]  # fmt: skip
+    one = lambda v, a: bind(PRIMITIVES["sort"], v, dimension=a, is_stable=True, num_keys=1)[0]
     for way, g in ways(one):
         got = np.asarray(g(x))
         bad = _differs(got, want, 0.0, True)
@@ -282,17 +303,17 @@ def test_over_nothing(name: str) -> None:
     """The identity, or JAX's refusal."""
     theirs = {"reduce_sum": lambda x, axes: lax.reduce_sum_p.bind(x, axes=axes, out_sharding=None)}
     if name in REDUCTIONS:
-        ours = lambda x, a: bind(PRIMITIVES[name], x, axes=(a,))  # noqa: E731
-        jaxs = lambda x, a: (theirs.get(name) or getattr(lax, name))(x, (a,))  # noqa: E731
+        ours = lambda x, a: bind(PRIMITIVES[name], x, axes=(a,))
+        jaxs = lambda x, a: (theirs.get(name) or getattr(lax, name))(x, (a,))
     elif name in POSITIONS:
-        ours = lambda x, a: bind(PRIMITIVES[name], x, axis=a, index_dtype=I32)  # noqa: E731
-        jaxs = lambda x, a: getattr(lax, name)(x, a, np.int32)  # noqa: E731
+        ours = lambda x, a: bind(PRIMITIVES[name], x, axis=a, index_dtype=I32)
+        jaxs = lambda x, a: getattr(lax, name)(x, a, np.int32)
     elif name == "sort":
-        ours = lambda x, a: gf.lax.sort(x, a)  # noqa: E731
-        jaxs = lambda x, a: lax.sort(x, dimension=a)  # noqa: E731
+        ours = lambda x, a: gf.lax.sort(x, a)
+        jaxs = lambda x, a: lax.sort(x, dimension=a)
     else:
-        ours = lambda x, a: getattr(gf.lax, name)(x, a)  # noqa: E731
-        jaxs = lambda x, a: getattr(lax, name)(x, a)  # noqa: E731
+        ours = lambda x, a: getattr(gf.lax, name)(x, a)
+        jaxs = lambda x, a: getattr(lax, name)(x, a)
     compared = 0
     for kind in EMPTY[2:] if name == "cumlogsumexp" else EMPTY:
         for shape, axis in (((0,), 0), ((0, 3), 0), ((0, 3), 1), ((2, 0), 1)):

@@ -35,30 +35,33 @@ def distinct(shape, seed=0):
 @pytest.mark.parametrize("dimension", [0, 1, -1])
 def test_sort_derivatives_and_batching(dimension):
     check(
-        lambda x: sort.sort(x, dimension), lambda x: jax.lax.sort(x, dimension=dimension),
+        lambda x: sort.sort(x, dimension),
+        lambda x: jax.lax.sort(x, dimension=dimension),
         distinct((4, 3, 2)),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("num_keys", [1, 2])
 def test_sort_of_several_operands(num_keys):
     a = np.random.default_rng(0).integers(0, 3, (5, 4)).astype(np.float64)
     b, c = distinct((5, 4), 1), random((5, 4))
-    f = lambda *xs: sort.sort(xs, 1, num_keys=num_keys)  # noqa: E731
-    reference = lambda *xs: jax.lax.sort(xs, dimension=1, num_keys=num_keys)  # noqa: E731
+    f = lambda *xs: sort.sort(xs, 1, num_keys=num_keys)
+    reference = lambda *xs: jax.lax.sort(xs, dimension=1, num_keys=num_keys)
     check(f, reference, a, b, c)
 
 
 def test_sort_every_dtype():
     for axis in (0, 1):
         check_dtypes(
-            lambda x: sort.sort(x, axis), lambda x: jax.lax.sort(x, dimension=axis),  # noqa: B023
+            lambda x: sort.sort(x, axis),
+            lambda x: jax.lax.sort(x, dimension=axis),
             lambda k: [extremes(k, (9, 5))],
-        )  # fmt: skip
+        )
     check_dtypes(
-        lambda x, y: sort.sort((x, y), 0), lambda x, y: jax.lax.sort_key_val(x, y, 0),
+        lambda x, y: sort.sort((x, y), 0),
+        lambda x, y: jax.lax.sort_key_val(x, y, 0),
         lambda k: [extremes(k, (40, 3)), np.arange(120, dtype=np.int32).reshape(40, 3)],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "bfloat16", "float64"])
@@ -81,16 +84,19 @@ def test_argsort():
 @pytest.mark.parametrize("axis", [0, -1])
 def test_top_k_derivatives_and_batching(axis):
     check(
-        lambda x: sort.top_k(x, 2, axis=axis), lambda x: jax.lax.top_k(x, 2, axis=axis),
+        lambda x: sort.top_k(x, 2, axis=axis),
+        lambda x: jax.lax.top_k(x, 2, axis=axis),
         distinct((4, 5, 3)),
-    )  # fmt: skip
+    )
 
 
 def test_top_k_every_dtype():
     check_dtypes(
-        lambda x: sort.top_k(x, 4), lambda x: jax.lax.top_k(x, 4),
-        lambda k: [extremes(k, (3, 20))], [d for d in REAL if d not in (dtypes.F8E4, dtypes.F8E5)],
-    )  # fmt: skip
+        lambda x: sort.top_k(x, 4),
+        lambda x: jax.lax.top_k(x, 4),
+        lambda k: [extremes(k, (3, 20))],
+        [d for d in REAL if d not in (dtypes.F8E4, dtypes.F8E5)],
+    )
     for kind in (dtypes.F8E4, dtypes.F8E5):
         x = extremes(kind, (3, 20))
         values, index = sort.top_k(to_array(x), 4)
@@ -112,7 +118,7 @@ def test_top_k_counts_nan_as_greatest():
     x = random((2, 2000), np.float32)
     x[0, [7, 900]] = math.nan
     for k in (1, 2, 5):
-        check_value(lambda v: sort.top_k(v, k), lambda v: jax.lax.top_k(v, k), x)  # noqa: B023
+        check_value(lambda v: sort.top_k(v, k), lambda v: jax.lax.top_k(v, k), x)
 
 
 def test_top_k_of_nothing():
@@ -121,7 +127,7 @@ def test_top_k_of_nothing():
 
 def test_take_along():
     x, index = random((4, 3)), np.array([[0, 2, 1], [3, 3, 3]], np.int32)
-    expected = lambda v, i: jax.numpy.take_along_axis(v, i, 0)  # noqa: E731
+    expected = lambda v, i: jax.numpy.take_along_axis(v, i, 0)
     check(lambda v, i: sort.take_along(v, i, 0), expected, x, index)
 
 

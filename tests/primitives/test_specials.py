@@ -173,9 +173,9 @@ def test_merged_forms(name: str, kind: Any) -> None:
 def test_merged_silu(kind: Any) -> None:
     x, t = pairs(kind)
     x, t = from_numpy(x), from_numpy(t)
-    silu = lambda v: v * gf.lax.logistic(v)  # noqa: E731
+    silu = lambda v: v * gf.lax.logistic(v)
     same(gf.jit(silu)(x), np.asarray(silu(x)), 2e-6, "silu")
-    slope = lambda v, t: gf.vjp(silu, v)[1](t)[0]  # noqa: E731
+    slope = lambda v, t: gf.vjp(silu, v)[1](t)[0]
     got, want = np.asarray(gf.jit(slope)(x, t)), np.asarray(slope(x, t))
     finite = np.isfinite(want) & np.isfinite(got)
     bound = 1e-5 if kind == F32 else 1e-13
@@ -189,8 +189,15 @@ def test_scalars_that_are_special(kind: Any) -> None:
     """Literal operands have kernels of their own: division by 0 and -1, shifts by the width."""
     x = specials(kind)
     bits = 8 * kind.itemsize
-    for name, value in (("div", 0), ("rem", 0), ("shift_left", bits), ("shift_right_logical", bits),
-                        ("shift_right_arithmetic", bits), ("max", 0), ("min", 0)):  # fmt: skip
+    for name, value in (
+        ("div", 0),
+        ("rem", 0),
+        ("shift_left", bits),
+        ("shift_right_logical", bits),
+        ("shift_right_arithmetic", bits),
+        ("max", 0),
+        ("min", 0),
+    ):
         y = np.full_like(x, value)
         want = np.asarray(bind(PRIMITIVES[name], from_numpy(x), from_numpy(y)))
         for way, f in ways(lambda v: bind(PRIMITIVES[name], v, value)):

@@ -200,9 +200,13 @@ def test_every_dtype(kind, seed):
         fill = np.ones((), kind)
         out = gather_reference(x, indices, numbers, sizes, mode, fill)
         actual = G.gather(
-            to_array(x), to_array(indices), GatherDimensionNumbers(*numbers), sizes, mode=mode,
+            to_array(x),
+            to_array(indices),
+            GatherDimensionNumbers(*numbers),
+            sizes,
+            mode=mode,
             fill_value=fill,
-        )  # fmt: skip
+        )
         assert_same(actual, out, f"gather {mode}")
         u = random(out.shape, kind, seed + 1)
         for name, (function, combine) in SCATTERS.items():
@@ -250,8 +254,9 @@ def test_every_index_dtype(kind):
     if kind.kind == "i":
         i[3] = -5
     numbers = GatherDimensionNumbers((1,), (0,), (0,))
-    expected = gather_reference(random((20, 2)), i[:, None].astype(object), numbers, (1, 2),
-                                "clip", 0)  # fmt: skip
+    expected = gather_reference(
+        random((20, 2)), i[:, None].astype(object), numbers, (1, 2), "clip", 0
+    )
     actual = G.gather(x, to_array(i[:, None]), numbers, (1, 2), mode="clip")
     assert_same(actual, expected)
     largest = np.array([np.iinfo(kind).max]).astype(kind)

@@ -153,8 +153,9 @@ def agree(f: Callable, entry: Entry, data: st.DataObject, peer: Callable | None)
         others = [o.draw(rng, k) for o, k in zip(entry.operands, kinds)]
         second = run(*[jnp.asarray(x, dtype=x.dtype) for x in others])
         stacked = [jnp.asarray(np.stack([x, y]), dtype=x.dtype) for x, y in zip(xs, others)]
-        looped = [np.stack([np.asarray(a), np.asarray(b)])
-                  for a, b in zip(leaves(eager), leaves(second))]  # fmt: skip
+        looped = [
+            np.stack([np.asarray(a), np.asarray(b)]) for a, b in zip(leaves(eager), leaves(second))
+        ]
         close(gf.vmap(run)(*stacked), looped, bound, "vmap")
     if entry.grad and entry.jit:
         _derivatives(run, arrays, eager, bound, rng)

@@ -29,7 +29,7 @@ from tests.public.entries_numpy import (
     V,
     X,
     each,
-)  # fmt: skip
+)
 
 IMAGE, FILTER = Operand((1, 2, 6, 6)), Operand((3, 2, 3, 3))
 UNIT = Operand(low=0.1, high=0.9)
@@ -48,11 +48,13 @@ def _of(f: Any) -> Any:
 
 def _scatter(f: Any, x: Any, i: Any, u: Any) -> Any:
     return f(
-        x, i, u,
+        x,
+        i,
+        u,
         _of(f).ScatterDimensionNumbers(
             update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,)
         ),
-    )  # fmt: skip
+    )
 
 
 def _gather(f: Any, x: Any, i: Any) -> Any:

@@ -42,14 +42,20 @@ def layer(make: Callable[[], Any], shape: tuple[int, ...], kinds: str = "s") -> 
     def call(kind: Any, x: Any) -> Any:
         module = make()
         params = module.init(random.key(0))
-        result = module(params, x, state=module.init_state()) if hasattr(
-            module, "init_state") and module.init_state() else module(params, x)  # fmt: skip
+        result = (
+            module(params, x, state=module.init_state())
+            if hasattr(module, "init_state") and module.init_state()
+            else module(params, x)
+        )
         return tree.leaves(result)
 
     return E(
-        Operand(shape, kinds, 0, 3), call=call, peer=False, grad=kinds == "s",
+        Operand(shape, kinds, 0, 3),
+        call=call,
+        peer=False,
+        grad=kinds == "s",
         numbers=make is not _dropout,
-    )  # fmt: skip
+    )
 
 
 LAYERS: dict[str, list[Entry]] = {
@@ -86,9 +92,12 @@ def draw(*operands: Operand, call: Callable = lambda f, key, *xs: f(key, *xs), *
     """A sampler under a key made of drawn words, compared with itself."""
     options = {"peer": False, "numbers": False, "grad": False, **options}
     return E(
-        Operand((), "i", 0, 99), *operands, same=False,
-        call=lambda f, seed, *xs: call(f, random.key(seed), *xs), **options,
-    )  # fmt: skip
+        Operand((), "i", 0, 99),
+        *operands,
+        same=False,
+        call=lambda f, seed, *xs: call(f, random.key(seed), *xs),
+        **options,
+    )
 
 
 def eager(call: Callable) -> Entry:

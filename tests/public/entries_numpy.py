@@ -242,8 +242,11 @@ NUMPY |= {
     "concatenate": [E(ANY, ANY, same=False, call=lambda f, x, y: f([x, y], axis=1))],
     "stack": [E(ANY, ANY, same=False, call=lambda f, x, y: f([x, y], axis=-1))],
     "spacing": [E(X, grad=False)],
-    "load": [], "save": [], "savez": [], "from_dlpack": [],  # tests/io, tests/numpy/test_options.py
-}  # fmt: skip
+    "load": [],
+    "save": [],
+    "savez": [],
+    "from_dlpack": [],  # tests/io, tests/numpy/test_options.py
+}
 
 LINALG: dict[str, list[Entry]] = {
     **each("cholesky", E(DEFINITE)),

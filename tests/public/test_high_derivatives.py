@@ -69,7 +69,7 @@ def elementwise(f: Any) -> bool:
         return False
     if y.dtype != np.float32 or y.shape != (4,) or square.shape != (2, 2) or single.shape != ():
         return False
-    same = lambda a, b: np.allclose(a, b, equal_nan=True)  # noqa: E731
+    same = lambda a, b: np.allclose(a, b, equal_nan=True)
     return same(y[::-1], turned) and same(y, square.ravel()) and same(single, y[1])
 
 
@@ -79,9 +79,10 @@ def test_every_elementwise_function_has_an_entry(space: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = {
-            n for n in set(dir(ours)) & set(dir(theirs))
+            n
+            for n in set(dir(ours)) & set(dir(theirs))
             if not n.startswith("_") and elementwise(getattr(ours, n))
-        }  # fmt: skip
+        }
     known = FLAT | set(NAMES[space].split())
     if space == "lax":  # numpy's of the same name bind the same primitives
         known |= set(NAMES["numpy"].split())

@@ -79,8 +79,13 @@ def test_entry(module: str, peer: str | None, name: str, entry: Entry) -> None:
     f = getattr(importlib.import_module(f"genesis_fn.{module}"), name)
     theirs = getattr(importlib.import_module(peer), name, None) if peer else None
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(st.data())
     def run(data: st.DataObject) -> None:
         agree(f, entry, data, theirs)

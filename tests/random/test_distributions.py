@@ -80,8 +80,9 @@ def test_counts_follow_their_distribution(name):
 def test_counts_at_the_edges():
     key = random.key(0)
     assert np.asarray(random.poisson(key.copy(), jnp.zeros(5))).tolist() == [0] * 5
-    counts = random.binomial(key.copy(), jnp.array([0.0, 10, 10, 10, -1]),
-                             jnp.array([0.5, 0, 1, jnp.nan, 0.5]))  # fmt: skip
+    counts = random.binomial(
+        key.copy(), jnp.array([0.0, 10, 10, 10, -1]), jnp.array([0.5, 0, 1, jnp.nan, 0.5])
+    )
     np.testing.assert_array_equal(counts, [0, 0, 10, np.nan, np.nan])
     assert np.asarray(random.geometric(key.copy(), jnp.ones(4))).tolist() == [1] * 4
     assert random.poisson(key.copy(), 1e6).dtype == np.int32
@@ -106,9 +107,11 @@ def test_vectors():
     x = np.asarray(random.ball(key.copy(), 3, shape=(N,))).astype(np.float64)
     radius = np.sqrt((x**2).sum(-1))
     assert stats.kstest(radius**3, stats.uniform().cdf).pvalue > 1e-3
-    counts = np.asarray(random.multinomial(
-        key.copy(), jnp.full((N,), 12.0), jnp.array([0.2, 0.5, 0.3]), shape=(N, 3)
-    ))  # fmt: skip
+    counts = np.asarray(
+        random.multinomial(
+            key.copy(), jnp.full((N,), 12.0), jnp.array([0.2, 0.5, 0.3]), shape=(N, 3)
+        )
+    )
     assert (counts.sum(-1) == 12).all()
     np.testing.assert_allclose(counts.mean(0), [2.4, 6, 3.6], atol=0.06)
     x = np.asarray(random.double_sided_maxwell(key.copy(), 1.0, 2.0, (N,)))
@@ -175,26 +178,26 @@ def test_gamma_gradient_is_the_exact_one():
 def test_gamma_moments_through_the_gradient():
     a = 2.5
     key = random.key(9)
-    mean = lambda a: jnp.mean(random.gamma(key.copy(), jnp.full((N,), a)))  # noqa: E731
+    mean = lambda a: jnp.mean(random.gamma(key.copy(), jnp.full((N,), a)))
     assert abs(float(grad(mean)(a)) - 1) < 0.02  # E z = a
-    square = lambda a: jnp.mean(random.gamma(key.copy(), jnp.full((N,), a)) ** 2)  # noqa: E731
+    square = lambda a: jnp.mean(random.gamma(key.copy(), jnp.full((N,), a)) ** 2)
     assert abs(float(grad(square)(a)) - (2 * a + 1)) < 0.15  # E z**2 = a (a + 1)
     _, tangent = jvp(mean, (a,), (1.0,))
     np.testing.assert_allclose(tangent, grad(mean)(a), rtol=1e-6)
     second = grad(grad(square))(a)
     assert abs(float(second) - 2) < 0.3
-    b = lambda a: jnp.mean(random.beta(key.copy(), jnp.full((N,), a), 2.0))  # noqa: E731
+    b = lambda a: jnp.mean(random.beta(key.copy(), jnp.full((N,), a), 2.0))
     assert abs(float(grad(b)(a)) - 2 / (a + 2) ** 2) < 0.01
     np.testing.assert_allclose(jit(grad(mean))(a), grad(mean)(a), rtol=1e-6)
 
 
 def test_samplers_under_jit_and_vmap():
     keys = random.split(random.key(2), 3)  # copied, to be drawn from again
-    draw = lambda k: random.gamma(k, 0.7, (4,))  # noqa: E731
+    draw = lambda k: random.gamma(k, 0.7, (4,))
     rows = np.stack([np.asarray(draw(keys.copy()[i])) for i in range(3)])
     np.testing.assert_allclose(vmap(draw)(keys.copy()), rows, rtol=1e-6)
     np.testing.assert_allclose(jit(vmap(draw))(keys.copy()), rows, rtol=1e-6)
-    counts = lambda k: random.poisson(k, jnp.array([2.0, 30.0]))  # noqa: E731
+    counts = lambda k: random.poisson(k, jnp.array([2.0, 30.0]))
     rows = np.stack([np.asarray(counts(keys.copy()[i])) for i in range(3)])
     np.testing.assert_array_equal(vmap(counts)(keys.copy()), rows)
 

@@ -150,7 +150,7 @@ def test_split_and_fold_in_under_transforms():
         vmap(lambda k: random.key_data(random.split(k, 3)))(keys.copy()), each
     )
     folded = np.stack([random.key_data(random.fold_in(keys[i], i)) for i in range(4)])
-    fold = lambda k, i: random.key_data(random.fold_in(k, i))  # noqa: E731
+    fold = lambda k, i: random.key_data(random.fold_in(k, i))
     np.testing.assert_array_equal(vmap(fold)(keys, jnp.arange(4)), folded)
     one = np.stack([random.key_data(random.fold_in(key, i)) for i in range(4)])
     np.testing.assert_array_equal(vmap(fold, (None, 0))(key, jnp.arange(4)), one)

@@ -131,7 +131,7 @@ def test_philox_choices_and_classes():
 
 def test_samples_are_the_same_in_every_transform():
     key = random.key(3)
-    draw = lambda k: random.normal(k, (5,))  # noqa: E731
+    draw = lambda k: random.normal(k, (5,))
     plain = np.asarray(draw(key.copy()))
     np.testing.assert_array_equal(jit(draw)(key.copy()), plain)
     keys = random.split(key.copy(), 4)
@@ -156,7 +156,7 @@ def test_samples_are_the_same_in_every_transform():
 
 def test_gradients_pass_through_parameters_and_not_through_keys():
     key = random.key(0)
-    f = lambda low: jnp.sum(random.uniform(key.copy(), (10,), minval=low, maxval=2.0))  # noqa: E731
+    f = lambda low: jnp.sum(random.uniform(key.copy(), (10,), minval=low, maxval=2.0))
     u = np.asarray(random.uniform(key.copy(), (10,)))
     np.testing.assert_allclose(grad(f)(0.5), (1 - u).sum(), rtol=1e-5)
 

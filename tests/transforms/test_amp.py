@@ -41,8 +41,11 @@ def kinds(f, *args) -> dict[str, set[str]]:
 
     def walk(program):
         for e in program.eqns:
-            names = {i.aval.dtype.name for i in e.ins
-                     if hasattr(i, "aval") and dtypes.is_float(i.aval.dtype)}  # fmt: skip
+            names = {
+                i.aval.dtype.name
+                for i in e.ins
+                if hasattr(i, "aval") and dtypes.is_float(i.aval.dtype)
+            }
             found.setdefault(e.prim.name, set()).update(names)
             for sub in e_jaxprs(e):
                 walk(sub)
@@ -115,12 +118,14 @@ def test_scan_carries_keep_their_dtype():
 def test_nested_and_disabled():
     shielded = amp(lambda w, x: x @ w, enabled=False)
     assert kinds(amp(lambda w, x: shielded(w, x) + x @ w), W, X)["dot_general"] == {
-        "float32", "bfloat16",
-    }  # fmt: skip
+        "float32",
+        "bfloat16",
+    }
     inner = amp(lambda w, x: x @ w, "float16")
     assert kinds(amp(lambda w, x: inner(w, x) + x @ w), W, X)["dot_general"] == {
-        "float16", "bfloat16",
-    }  # fmt: skip
+        "float16",
+        "bfloat16",
+    }
     assert kinds(amp(model, enabled=False), W, X)["dot_general"] == {"float32"}
 
 

@@ -126,8 +126,12 @@ def test_io_callback_runs_once_per_call_in_order():
     log = []
 
     def step(c, x):
-        n = io_callback(lambda v: (log.append(float(v)), np.int32(len(log)))[1],
-                        Abstract((), "int32"), x, ordered=True)  # fmt: skip
+        n = io_callback(
+            lambda v: (log.append(float(v)), np.int32(len(log)))[1],
+            Abstract((), "int32"),
+            x,
+            ordered=True,
+        )
         return c + n, None
 
     f = jit(lambda xs: scan(step, jnp.array(0), xs)[0])

@@ -145,8 +145,15 @@ PLACES = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_rules_without_forward_mode(place):
-    stacks = ("grad", "jit(grad)", "grad(jit)", "forward over reverse", "reverse over reverse",
-              "vmap(grad)", "grad(vmap)")  # fmt: skip
+    stacks = (
+        "grad",
+        "jit(grad)",
+        "grad(jit)",
+        "forward over reverse",
+        "reverse over reverse",
+        "vmap(grad)",
+        "grad(vmap)",
+    )
     agree_under(lambda m, x: PLACES[place](m, reverse_only(m), x), normal(3), stacks=stacks)
 
 

@@ -102,9 +102,10 @@ def test_derivatives(name):
     agree(lambda m: m.grad(lambda x: m.vmap(loss(m), axis_name="i")(x).sum()), X, rtol=1e-4)
     agree(lambda m: m.vmap(lambda x: m.jvp(loss(m), (x,), (x * x,)), axis_name="i"), X, rtol=1e-4)
     agree(
-        lambda m: m.jit(m.grad(lambda x: m.vmap(m.jit(loss(m)), axis_name="i")(x).sum())), X,
+        lambda m: m.jit(m.grad(lambda x: m.vmap(m.jit(loss(m)), axis_name="i")(x).sum())),
+        X,
         rtol=1e-4,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ["pmax", "pmin"])
@@ -134,8 +135,11 @@ def test_in_control_flow():
     agree(lambda m: m.vmap(loss(m), axis_name="i"), X, rtol=1e-4)
     agree(lambda m: m.vmap(m.checkpoint(loss(m)), axis_name="i"), X, rtol=1e-4)
     agree(lambda m: m.jit(m.vmap(m.grad(loss(m)), axis_name="i")), X, rtol=1e-3)
-    agree(lambda m: m.grad(lambda x: m.vmap(m.checkpoint(loss(m)), axis_name="i")(x).sum()), X,
-          rtol=1e-3)  # fmt: skip
+    agree(
+        lambda m: m.grad(lambda x: m.vmap(m.checkpoint(loss(m)), axis_name="i")(x).sum()),
+        X,
+        rtol=1e-3,
+    )
 
 
 def test_two_axes_at_once():
@@ -147,9 +151,10 @@ def test_two_axes_at_once():
         lambda m, x: m.lax.psum(x, "j") / m.lax.psum(x, "i"),
     ):
         agree(
-            lambda m, f=f: m.vmap(m.vmap(lambda x: f(m, x), axis_name="j"), axis_name="i"), x,
+            lambda m, f=f: m.vmap(m.vmap(lambda x: f(m, x), axis_name="j"), axis_name="i"),
+            x,
             rtol=1e-4,
-        )  # fmt: skip
+        )
 
 
 def test_a_jitted_function_is_retraced_for_another_axis_size():
@@ -185,8 +190,9 @@ def test_gathering_over_two_axes_is_row_major():
 def test_exchange_derivative():
     """all_to_all moves elements, so the gradient of an elementwise loss is elementwise."""
     exchange = vmap(lambda v: jnp.sin(col.all_to_all(v, "i", 0, 1)), axis_name="i")
-    each = vmap(lambda v: grad(lambda v: jnp.sin(col.all_to_all(v, "i", 0, 1)).sum())(v),
-                axis_name="i")  # fmt: skip
+    each = vmap(
+        lambda v: grad(lambda v: jnp.sin(col.all_to_all(v, "i", 0, 1)).sum())(v), axis_name="i"
+    )
     x = jnp.array(X)
     np.testing.assert_allclose(
         np.asarray(grad(lambda x: exchange(x).sum())(x)), np.cos(X), rtol=1e-5

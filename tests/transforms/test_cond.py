@@ -46,8 +46,16 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
-    stacks = ("value", "jit", "jvp", "grad", "reverse over reverse", "forward over reverse",
-              "vmap", "vmap(grad)")  # fmt: skip
+    stacks = (
+        "value",
+        "jit",
+        "jvp",
+        "grad",
+        "reverse over reverse",
+        "forward over reverse",
+        "vmap",
+        "vmap(grad)",
+    )
     agree_under(PROGRAMS[name], V, stacks=stacks)
 
 
@@ -57,8 +65,11 @@ def test_switch_clamps(index):
     agree(f, np.array(index), V)
     agree(lambda m, i, x: m.vmap(lambda k: f(m, k, x))(i), np.arange(-2, 5), V)
     agree(lambda m, x: f(m, index, x), V)
-    agree(lambda m, i, x: m.grad(lambda v: m.vmap(lambda k: f(m, k, v))(i).sum())(x),
-          np.arange(-2, 5), V)  # fmt: skip
+    agree(
+        lambda m, i, x: m.grad(lambda v: m.vmap(lambda k: f(m, k, v))(i).sum())(x),
+        np.arange(-2, 5),
+        V,
+    )
 
 
 def test_batched_operands_with_a_shared_index():

@@ -52,8 +52,14 @@ def test_derivatives_agree_with_jax(name):
     if name in ("constant", "partly constant", "mixed outputs", "empty"):
         agree_under(program, *args)
     else:
-        stacks = ("value", "jvp", "grad", "forward over reverse", "reverse over reverse",
-                  "vmap(grad)")  # fmt: skip
+        stacks = (
+            "value",
+            "jvp",
+            "grad",
+            "forward over reverse",
+            "reverse over reverse",
+            "vmap(grad)",
+        )
         agree_under(program, *args, stacks=stacks)
 
 

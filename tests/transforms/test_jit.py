@@ -190,9 +190,14 @@ def test_new_lambdas_read_what_changed():
     for k in (1.0, 2.0, 3.0, 2.0):
         SCALE = holder.k = Holder.k = items[0] = math.scale = k
         functions = [
-            lambda x: x * k, lambda x: x * SCALE, lambda x: x * holder.k, lambda x: x * Holder.k,
-            lambda x: x * items[0], lambda x: x * math.scale, lambda x: helper(x),
-        ]  # fmt: skip
+            lambda x: x * k,
+            lambda x: x * SCALE,
+            lambda x: x * holder.k,
+            lambda x: x * Holder.k,
+            lambda x: x * items[0],
+            lambda x: x * math.scale,
+            lambda x: helper(x),
+        ]
         seen.append([float(jit(f)(1.0)) for f in functions])
     del math.scale
     assert seen == [[k] * 7 for k in (1.0, 2.0, 3.0, 2.0)]
@@ -340,8 +345,12 @@ def test_donation():
 def test_donated_arrays_that_nobody_has_are_used_again(held):
     f = jit(lambda state, x: ({"w": state["w"] + x, "n": state["n"] + 1}, x * 2), donate_argnums=0)
     state, one = {"w": ours(np.zeros(4)), "n": ours(np.array(0))}, ours(np.ones(4))
-    holds = {"nothing": lambda s: None, "array": lambda s: s["w"], "container": lambda s: s,
-             "weak reference": lambda s: weakref.ref(s["w"])}  # fmt: skip
+    holds = {
+        "nothing": lambda s: None,
+        "array": lambda s: s["w"],
+        "container": lambda s: s,
+        "weak reference": lambda s: weakref.ref(s["w"]),
+    }
     ids = []
     kept = None
     for k in range(6):

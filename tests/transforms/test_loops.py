@@ -101,10 +101,16 @@ def test_fori_loops(name):
 def test_fori_with_traced_bounds():
     f = lambda m, n, x: m.jit(lambda k: m.fori_loop(0, k, lambda i, v: v * 2 + i, x))(n)
     agree(f, np.array(4), V)
-    agree(lambda m, n, x: m.vmap(lambda k: m.fori_loop(0, k, lambda i, v: v * 2, x))(n),
-          np.array([0, 1, 5]), V)  # fmt: skip
-    agree(lambda m, n, x: m.jvp(lambda v: m.fori_loop(0, n, lambda i, u: u * v, v), (x,), (x,)),
-          np.array(3), V)  # fmt: skip
+    agree(
+        lambda m, n, x: m.vmap(lambda k: m.fori_loop(0, k, lambda i, v: v * 2, x))(n),
+        np.array([0, 1, 5]),
+        V,
+    )
+    agree(
+        lambda m, n, x: m.jvp(lambda v: m.fori_loop(0, n, lambda i, u: u * v, v), (x,), (x,)),
+        np.array(3),
+        V,
+    )
 
 
 def test_maps():

@@ -187,17 +187,27 @@ def test_ragged_dot():
 
 def test_convolution_shapes():
     numbers = ("NHWC", "HWIO", "NHWC")
-    for args in (((1, 3, 8, 8), (4, 3, 3, 3), (2, 2), "SAME", None),
-                 ((1, 9, 8, 3), (3, 3, 3, 4), (1, 2), "VALID", numbers)):  # fmt: skip
+    for args in (
+        ((1, 3, 8, 8), (4, 3, 3, 3), (2, 2), "SAME", None),
+        ((1, 9, 8, 3), (3, 3, 3, 4), (1, 2), "VALID", numbers),
+    ):
         lhs, rhs, strides, padding, dims = args
-        assert lax.conv_general_shape_tuple(*args) == jax.eval_shape(
-            lambda x, w, s=strides, p=padding, d=dims: jax.lax.conv_general_dilated(
-                x, w, s, p, dimension_numbers=d),
-            jax.ShapeDtypeStruct(lhs, "f4"), jax.ShapeDtypeStruct(rhs, "f4"),
-        ).shape  # fmt: skip
-    assert lax.conv_transpose_shape_tuple(
-        (1, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME", numbers
-    ) == (1, 16, 16, 4)  # fmt: skip
+        assert (
+            lax.conv_general_shape_tuple(*args)
+            == jax.eval_shape(
+                lambda x, w, s=strides, p=padding, d=dims: jax.lax.conv_general_dilated(
+                    x, w, s, p, dimension_numbers=d
+                ),
+                jax.ShapeDtypeStruct(lhs, "f4"),
+                jax.ShapeDtypeStruct(rhs, "f4"),
+            ).shape
+        )
+    assert lax.conv_transpose_shape_tuple((1, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME", numbers) == (
+        1,
+        16,
+        16,
+        4,
+    )
 
 
 def test_composite_stage_platform_and_sink():

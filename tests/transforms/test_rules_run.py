@@ -96,10 +96,12 @@ def scaled(m, kind, k):
     """sin(x) * y * k, three times its derivative in x; `k` is closed over."""
     f = getattr(m, kind)(lambda x, y: m.np.sin(x) * y * k)
     if kind == "custom_jvp":
-        f.defjvp(lambda p, t: (
-            m.np.sin(p[0]) * p[1] * k,
-            3 * t[0] * m.np.cos(p[0]) * p[1] * k + t[1] * m.np.sin(p[0]) * k,
-        ))  # fmt: skip
+        f.defjvp(
+            lambda p, t: (
+                m.np.sin(p[0]) * p[1] * k,
+                3 * t[0] * m.np.cos(p[0]) * p[1] * k + t[1] * m.np.sin(p[0]) * k,
+            )
+        )
     else:
         f.defvjp(
             lambda x, y: (m.np.sin(x) * y * k, (x, y)),

@@ -175,7 +175,9 @@ def test_every_field_of_the_context_is_accounted_for():
     in_the_key = {"axes", "safe_zero", "backward", "apart"}
     not_in_it = {
         "trace",  # a program that captured a tracer is not kept; others do not depend on it
-        "scope", "line",  # names and places in messages
-        "no_tracing", "watch",  # raise, or look at results
-    }  # fmt: skip
+        "scope",
+        "line",  # names and places in messages
+        "no_tracing",
+        "watch",  # raise, or look at results
+    }
     assert in_the_key | not_in_it == {n for n in vars(type(ctx)) if not n.startswith("_")}

@@ -324,9 +324,11 @@ def test_full_tracebacks(tmp_path):
     lines = {}
     for mode in ("", "full"):
         done = subprocess.run(
-            [sys.executable, program], capture_output=True, text=True,
+            [sys.executable, program],
+            capture_output=True,
+            text=True,
             env=os.environ | {"GENESIS_TRACEBACK": mode, "GENESIS_DEVICE": "cpu"},
-        )  # fmt: skip
+        )
         lines[mode] = done.stderr.count("  File ")
     assert lines[""] <= 3 < lines["full"]
 
@@ -348,9 +350,10 @@ def test_custom_vmap():
 
     x = jnp.arange(3.0)
     np.testing.assert_allclose(
-        np.asarray(gf.jit(gf.vmap(f, in_axes=(0, None)))(x, jnp.array(2.0))), 2 * np.sin(x),
+        np.asarray(gf.jit(gf.vmap(f, in_axes=(0, None)))(x, jnp.array(2.0))),
+        2 * np.sin(x),
         rtol=1e-6,
-    )  # fmt: skip
+    )
     assert calls == [(3, (True, False))]
     g = gf.vmap(gf.grad(f), in_axes=(0, None))(x, jnp.array(2.0))
     np.testing.assert_allclose(np.asarray(g), 2 * np.cos(np.arange(3.0)), rtol=1e-6)

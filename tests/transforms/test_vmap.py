@@ -21,8 +21,10 @@ C = normal(2, 3, 4, seed=3)
 ])  # fmt: skip
 def test_axes(in_axes, out_axes):
     args = {
-        (0, None): (A, V), (1, 1): (A, A), (None, 2): (A[0], C.swapaxes(0, 2).swapaxes(0, 1)),
-    }.get(in_axes, (A, A))  # fmt: skip
+        (0, None): (A, V),
+        (1, 1): (A, A),
+        (None, 2): (A[0], C.swapaxes(0, 2).swapaxes(0, 1)),
+    }.get(in_axes, (A, A))
     f = lambda m: lambda x, y: m.np.outer(x, m.np.ravel(y)) if out_axes else x * y
     agree(lambda m, *xs: m.vmap(f(m), in_axes, out_axes)(*xs), *args)
 

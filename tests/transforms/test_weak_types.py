@@ -64,13 +64,11 @@ def around(lib, np_, lax_):
         "cond": lambda make, use, s, x: use(
             lax_.cond(np_.array(True), lambda a: make(a), lambda a: make(a), s), x
         ),
-        "checkpoint": lambda make, use, s, x: lib.jit(
-            lambda a, b: use(lib.checkpoint(make)(a), b)
-        )(s, x),
-        "custom": lambda make, use, s, x: lib.jit(
-            lambda a, b: use(_custom(lib, make)(a), b)
-        )(s, x),
-    }  # fmt: skip
+        "checkpoint": lambda make, use, s, x: lib.jit(lambda a, b: use(lib.checkpoint(make)(a), b))(
+            s, x
+        ),
+        "custom": lambda make, use, s, x: lib.jit(lambda a, b: use(_custom(lib, make)(a), b))(s, x),
+    }
 
 
 def _custom(lib, make):
@@ -100,8 +98,9 @@ def test_every_dtype_meets_every_scalar_as_in_jax(kind, mode):
         for make in makes
         # JAX warns of the one, and of the other it makes a strong float32.
         if (make, kind) not in (("cast", "complex"), ("function", "bool"))
-        for name in DTYPES for operation in (OPERATIONS if full else ("add",))
-    ]  # fmt: skip
+        for name in DTYPES
+        for operation in (OPERATIONS if full else ("add",))
+    ]
 
     def theirs():
         return [
@@ -158,21 +157,41 @@ def test_differentiated_scalars_stay_weak(mode, name):
 
 def test_results_of_scalars_only_are_weak_and_casts_are_not():
     weak = [
-        jnp.sqrt(64), jnp.add(1, 2), jnp.asarray(1.0), jnp.full((2,), 3), jnp.maximum(1, 2.0),
-        jnp.where(jnp.array(True), 1.0, 2.0), gf.jit(lambda a: a * 2)(1.0), gf.grad(jnp.sin)(1.0),
-        lax.fori_loop(0, 3, lambda i, c: c * 2, 1.0), jnp.broadcast_to(1.0, (2,)), jnp.abs(-1j),
-        lax.add(1.0, 2.0), jnp.equal(1, 2), lax.scan(lambda c, x: (c * 2, c), 1.0, None, 3)[1],
-        gf.vmap(lambda a: a * 2.0)(jnp.full((3,), 1.0)), jnp.full((3,), 1.0)[1], gf.device_put(1.0),
-    ]  # fmt: skip
+        jnp.sqrt(64),
+        jnp.add(1, 2),
+        jnp.asarray(1.0),
+        jnp.full((2,), 3),
+        jnp.maximum(1, 2.0),
+        jnp.where(jnp.array(True), 1.0, 2.0),
+        gf.jit(lambda a: a * 2)(1.0),
+        gf.grad(jnp.sin)(1.0),
+        lax.fori_loop(0, 3, lambda i, c: c * 2, 1.0),
+        jnp.broadcast_to(1.0, (2,)),
+        jnp.abs(-1j),
+        lax.add(1.0, 2.0),
+        jnp.equal(1, 2),
+        lax.scan(lambda c, x: (c * 2, c), 1.0, None, 3)[1],
+        gf.vmap(lambda a: a * 2.0)(jnp.full((3,), 1.0)),
+        jnp.full((3,), 1.0)[1],
+        gf.device_put(1.0),
+    ]
     strong = [
-        jnp.asarray(1.0).astype("float32"), lax.convert_element_type(1.0, "float32"),
-        lax.convert_element_type(jnp.asarray(1.0), "float32"), jnp.asarray(1.0, "float32"),
-        jnp.array([1.0]), jnp.zeros(2), jnp.arange(3), jnp.full((2,), 3.0, "float32"),
-        jnp.argmax(jnp.full((3,), 1.0)), jnp.asarray(np.float32(1)),
+        jnp.asarray(1.0).astype("float32"),
+        lax.convert_element_type(1.0, "float32"),
+        lax.convert_element_type(jnp.asarray(1.0), "float32"),
+        jnp.asarray(1.0, "float32"),
+        jnp.array([1.0]),
+        jnp.zeros(2),
+        jnp.arange(3),
+        jnp.full((2,), 3.0, "float32"),
+        jnp.argmax(jnp.full((3,), 1.0)),
+        jnp.asarray(np.float32(1)),
         lax.scan(lambda c, x: (c + x, c), 0.0, jnp.ones(3))[0],
         jnp.sum(jnp.full((3,), 1.0), dtype="float32"),
-        gf.jit(lambda a: a.astype("float32"))(1.0), jnp.ones(3) + 1.0, jnp.ones(2) * jnp.sqrt(2.0),
-    ]  # fmt: skip
+        gf.jit(lambda a: a.astype("float32"))(1.0),
+        jnp.ones(3) + 1.0,
+        jnp.ones(2) * jnp.sqrt(2.0),
+    ]
     assert [x.weak_type for x in weak] == [True] * len(weak)
     assert [x.weak_type for x in strong] == [False] * len(strong)
 

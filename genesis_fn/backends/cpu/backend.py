@@ -88,9 +88,7 @@ class _Numbers:
 
 _REMEMBERED = 256
 # Not 16 bits: a tensor would be rounded where a number is not.
-_NUMBERS = {
-    d: _Numbers(TORCH_DTYPE[d]) for d in (dtypes.F32, dtypes.F64, dtypes.I32, dtypes.I64)
-}  # fmt: skip
+_NUMBERS = {d: _Numbers(TORCH_DTYPE[d]) for d in (dtypes.F32, dtypes.F64, dtypes.I32, dtypes.I64)}
 
 
 _ARITHMETIC = frozenset(f.prim for f in (ops.add, ops.sub, ops.mul, ops.div))

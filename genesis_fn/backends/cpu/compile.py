@@ -80,9 +80,14 @@ class TensorProgram:
     __slots__ = ("run", "overwritten", "owned", "source", "jaxpr")
 
     def __init__(
-        self, jaxpr: Jaxpr, donated: Sequence[bool] = (), *, reuse: bool = True, fold: bool = True,
+        self,
+        jaxpr: Jaxpr,
+        donated: Sequence[bool] = (),
+        *,
+        reuse: bool = True,
+        fold: bool = True,
         listed: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         writer = _Writer(jaxpr, donated, reuse, listed)
         self.jaxpr = jaxpr
         self.source, self.run = writer.write(writer.constants(jaxpr) if fold else jaxpr)

@@ -28,13 +28,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
 from genesis_fn.primitives.reductions.reduce import reduce_max_p, reduce_min_p, reduce_sum_p
-from genesis_fn.primitives.shape import (
-    concatenate_p,
-    reshape_p,
-    slice_p,
-    split_p,
-    transpose_p,
-)
+from genesis_fn.primitives.shape import concatenate_p, reshape_p, slice_p, split_p, transpose_p
 from genesis_fn.transforms.custom.fused import fused_p
 
 FRESH, VIEW, UNKNOWN = "fresh", "view", "unknown"
@@ -101,10 +95,21 @@ class Names:
 _TORCH: dict[str, Any] = {
     f.__name__: f
     for f in (
-        torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.atan2,
-        torch.where, torch.mm, torch.addmm, torch.addcmul, torch.addcdiv, torch.cat,
+        torch.add,
+        torch.sub,
+        torch.mul,
+        torch.div,
+        torch.maximum,
+        torch.minimum,
+        torch.atan2,
+        torch.where,
+        torch.mm,
+        torch.addmm,
+        torch.addcmul,
+        torch.addcdiv,
+        torch.cat,
     )
-}  # fmt: skip
+}
 for _name in dir(torch):
     if _name.startswith("_foreach_") and not _name.endswith("_"):
         _TORCH[_name[1:]] = getattr(torch, _name)
@@ -452,9 +457,10 @@ def product(e: Eqn) -> Product | None:
     left = matrix_plan(x.aval.shape, (), xc, contract_last=True)
     right = matrix_plan(y.aval.shape, (), yc, contract_last=False)
     return Product(
-        _matrix_text("{0}", left, x.aval.shape), _matrix_text("{1}", right, y.aval.shape),
+        _matrix_text("{0}", left, x.aval.shape),
+        _matrix_text("{1}", right, y.aval.shape),
         product_shape(left, right),
-    )  # fmt: skip
+    )
 
 
 def _matrix_text(name: str, plan: tuple, shape: tuple[int, ...]) -> str:

@@ -88,10 +88,15 @@ def computes(*prims: Primitive) -> Callable[[Callable], Callable]:
 
 
 def computes_fused(
-    name: str, *, kinds: Sequence[DType] = dtypes.FLOATS, labels: int | None = None,
-    fits: Callable[..., bool] | None = None, opaque: bool = False, results: int | None = None,
+    name: str,
+    *,
+    kinds: Sequence[DType] = dtypes.FLOATS,
+    labels: int | None = None,
+    fits: Callable[..., bool] | None = None,
+    opaque: bool = False,
+    results: int | None = None,
     **given: Any,
-) -> Callable[[Callable], Callable]:  # fmt: skip
+) -> Callable[[Callable], Callable]:
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
     this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
     which are int32 or int64). `results`: how many of the function's first are its results."""
@@ -103,7 +108,7 @@ def computes_fused(
     def register(f: Callable) -> Callable:
         compute = with_params(f, given)
         if results is not None:
-            compute = lambda *xs, **static: f(*xs, **static, **given)[:results]  # noqa: E731
+            compute = lambda *xs, **static: f(*xs, **static, **given)[:results]
         FUSED[name] = FusedFunction(compute, fits or of_kinds, opaque)
         return f
 

@@ -114,9 +114,13 @@ class _Merger:
                     self.uses[s] -= 3
                     self.absorbed.update([direct, through, *parts])
                     self.found[e] = Step(
-                        e, e.outs, [t, gate.ins[0]], "silu_backward({0}, {1})",
-                        {0: "silu_backward_out({0}, {1}, grad_input={0})"}, elementwise=True,
-                    )  # fmt: skip
+                        e,
+                        e.outs,
+                        [t, gate.ins[0]],
+                        "silu_backward({0}, {1})",
+                        {0: "silu_backward_out({0}, {1}, grad_input={0})"},
+                        elementwise=True,
+                    )
                     return
 
     def _gate_slope(self, e: Eqn, t: Var, s: Var, x: Var) -> list[Eqn] | None:
@@ -161,15 +165,33 @@ class _Merger:
         tame = 2**-24 <= abs(scale) <= 1
         if name and tame and all([type(i) is Var for i in pair]):
             value = "" if scale == 1 else f", value={scale!r}"
-            return 1 + len(parts), [*parts, inner], Step(
-                e, e.outs, [base, *pair], f"{name}({{0}}, {{1}}, {{2}}{value})",
-                {0: f"{{0}}.{name}_({{1}}, {{2}}{value})"}, spreads=True, elementwise=True,
-            )  # fmt: skip
+            return (
+                1 + len(parts),
+                [*parts, inner],
+                Step(
+                    e,
+                    e.outs,
+                    [base, *pair],
+                    f"{name}({{0}}, {{1}}, {{2}}{value})",
+                    {0: f"{{0}}.{name}_({{1}}, {{2}}{value})"},
+                    spreads=True,
+                    elementwise=True,
+                ),
+            )
         if parts:
-            return 1, parts, Step(
-                e, e.outs, [base, term], f"add({{0}}, {{1}}, alpha={scale!r})",
-                {0: f"{{0}}.add_({{1}}, alpha={scale!r})"}, spreads=True, elementwise=True,
-            )  # fmt: skip
+            return (
+                1,
+                parts,
+                Step(
+                    e,
+                    e.outs,
+                    [base, term],
+                    f"add({{0}}, {{1}}, alpha={scale!r})",
+                    {0: f"{{0}}.add_({{1}}, alpha={scale!r})"},
+                    spreads=True,
+                    elementwise=True,
+                ),
+            )
         return None
 
     def _addmm(self, e: Eqn, base: Var, dot: Eqn) -> tuple | None:

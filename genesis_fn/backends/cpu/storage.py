@@ -78,7 +78,7 @@ def ordered(kind: DType) -> tuple[Callable, Callable]:
     """(to, from) storage in which torch compares, reverses and pads as `kind` is ordered."""
     if kind in SIGNED_STORAGE:
         least = torch.iinfo(SIGNED_STORAGE[kind]).min
-        flip = lambda x: x ^ least  # noqa: E731
+        flip = lambda x: x ^ least
         return flip, flip
     if kind in NARROW_FLOATS:
         return torch.Tensor.float, lambda x: x.to(TORCH_DTYPE[kind])

@@ -140,9 +140,14 @@ class _Caller:
 
 
 def _plan_function(
-    runner: PlanRunner, sigs: Sequence[Signature], arrays: Sequence[int], prim: Primitive,
-    avals: tuple, params: dict[str, Any], shared: Sequence[tuple[str, int] | None],
-) -> Callable:  # fmt: skip
+    runner: PlanRunner,
+    sigs: Sequence[Signature],
+    arrays: Sequence[int],
+    prim: Primitive,
+    avals: tuple,
+    params: dict[str, Any],
+    shared: Sequence[tuple[str, int] | None],
+) -> Callable:
     place, plan = runner.place, runner.plan
     target = place.driver.info.target
     sizes = [avals[i].nbytes for i in arrays] + [s.aval.nbytes for s in sigs]

@@ -81,7 +81,7 @@ def compile_jaxpr(
     programmatic = target.programmatic_launch and config.current().programmatic_launch
     binding = Binding(place, table, steps, [*inputs, *made], site, programmatic)
     if table.word is not None:
-        describe = lambda site, index: check_error(table, named, site, index)  # noqa: E731
+        describe = lambda site, index: check_error(table, named, site, index)
         binding.word = place.errors.register(binding, describe)
     updated = [number.get(b) for b in steps.outputs]
     places = IOBuffers(place, site, donated, updated, list(made.values()), binding.capture)

@@ -50,14 +50,30 @@ class Group:
     for each column."""
 
     __slots__ = (
-        "eqn", "roots", "over", "body", "lo", "hi", "reads", "writes", "product", "columns",
-    )  # fmt: skip
+        "eqn",
+        "roots",
+        "over",
+        "body",
+        "lo",
+        "hi",
+        "reads",
+        "writes",
+        "product",
+        "columns",
+    )
 
     def __init__(
-        self, roots: list[Var], over: Domain | None, body: KernelIR | None, eqn: Eqn | None,
-        reads: dict[Var, int], lo: int, hi: int, product: FusedProduct | None = None,
+        self,
+        roots: list[Var],
+        over: Domain | None,
+        body: KernelIR | None,
+        eqn: Eqn | None,
+        reads: dict[Var, int],
+        lo: int,
+        hi: int,
+        product: FusedProduct | None = None,
         columns: frozenset[Var] = frozenset(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.roots, self.over, self.body, self.eqn = roots, over, body, eqn
         self.product, self.columns = product, columns
         self.reads, self.lo, self.hi = reads, lo, hi
@@ -188,9 +204,12 @@ class _Merging:
             raise _TooLarge(parts) from None
 
     def _body(
-        self, roots: list[Var], over: Domain, stored: Iterable[Var] | None = None,
+        self,
+        roots: list[Var],
+        over: Domain,
+        stored: Iterable[Var] | None = None,
         columns: frozenset[Var] = frozenset(),
-    ) -> KernelIR:  # fmt: skip
+    ) -> KernelIR:
         graph = self.graph
         kept = set(roots if stored is None else stored)
         most = 4 * _MOST_INSTRUCTIONS
@@ -292,8 +311,11 @@ class _Merging:
         reads little."""
         if not columns:
             return min(x.lo, y.lo), max(x.hi, y.hi)
-        at = [self.graph.position[v] for v in (*x.roots, *y.roots)
-              if v not in columns or is_reduction(self.graph.made[v])]  # fmt: skip
+        at = [
+            self.graph.position[v]
+            for v in (*x.roots, *y.roots)
+            if v not in columns or is_reduction(self.graph.made[v])
+        ]
         return min(at), max(at)
 
     def _apart(self, g: Group) -> bool:
@@ -366,9 +388,15 @@ class _Merging:
                 continue
             reads = {u: size for u, size in body.loads.items() if u is not v}
             group = Group(
-                stored, None, None, g.eqn, reads | g.reads, min(g.lo, y.lo), max(g.hi, y.hi),
+                stored,
+                None,
+                None,
+                g.eqn,
+                reads | g.reads,
+                min(g.lo, y.lo),
+                max(g.hi, y.hi),
                 FusedProduct([g.eqn], epilogue=body),
-            )  # fmt: skip
+            )
             for u in y.roots:
                 self.owner.pop(u, None)
             self._replace(n, r, group, [])
@@ -442,9 +470,10 @@ class _Merging:
     def _stored(self, n: int) -> list[Var]:
         """The roots of a step that others read."""
         return [
-            v for v in self.groups[n].roots
+            v
+            for v in self.groups[n].roots
             if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
-        ]  # fmt: skip
+        ]
 
     def along_values(self) -> None:
         """Merge makers with readers, the largest values first."""

@@ -52,9 +52,12 @@ def _flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dots: Any, sums: Any, a
 
 
 GROUPED = _Products(
-    "products", lambda *operands, dots, sums, avals: list(avals), multi=True, listed=False,
+    "products",
+    lambda *operands, dots, sums, avals: list(avals),
+    multi=True,
+    listed=False,
     flops=_flops,
-)  # fmt: skip
+)
 """Matrix products in one launch: an operation of the compiler's own programs.
 
 Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the
@@ -97,9 +100,7 @@ def _plain(e: Eqn) -> bool:
             return False
     elif e.prim is not GROUPED or len(e.outs) > 1:
         return False
-    operands = all(
-        [type(i) is Var and i.aval.dtype in (dtypes.BF16, dtypes.F16) for i in e.ins]
-    )  # fmt: skip
+    operands = all([type(i) is Var and i.aval.dtype in (dtypes.BF16, dtypes.F16) for i in e.ins])
     return operands and all([i.aval.size > 0 for i in e.ins])
 
 
@@ -195,10 +196,12 @@ def _addable(a: Eqn, b: Eqn) -> bool:
 def _layout(e: Eqn) -> tuple[bool, ...]:
     """For each operand, whether its contracted axes are its last."""
     (xc, yc), _ = e.params["dimension_numbers"]
-    return tuple([
-        sorted(axes) == list(range(x.aval.ndim - len(axes), x.aval.ndim))
-        for x, axes in zip(e.ins, (xc, yc))
-    ])  # fmt: skip
+    return tuple(
+        [
+            sorted(axes) == list(range(x.aval.ndim - len(axes), x.aval.ndim))
+            for x, axes in zip(e.ins, (xc, yc))
+        ]
+    )
 
 
 def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
@@ -206,9 +209,10 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     (out,) = e.outs
     narrow = terms[0].outs[0].aval
     params = {
-        "dots": tuple([t.params for t in terms]), "sums": (tuple(range(len(terms))),),
+        "dots": tuple([t.params for t in terms]),
+        "sums": (tuple(range(len(terms))),),
         "avals": (narrow,),
-    }  # fmt: skip
+    }
     whole = Var(narrow)
     eqns = [Eqn(GROUPED, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
     alone = not rest

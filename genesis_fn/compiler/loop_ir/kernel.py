@@ -27,10 +27,11 @@ from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
 
 LOOP_SLICE = Primitive(
-    "loop_slice", lambda x, counter, *, length, reverse: x.update(x.shape[1:]),
+    "loop_slice",
+    lambda x, counter, *, length, reverse: x.update(x.shape[1:]),
     lowering=View(lambda k, at, x, counter, **_: [(0, (ix.ZERO, *at), ())], shares=False),
     listed=False,
-)  # fmt: skip
+)
 """x[counter], or x[length - 1 - counter]: an operation of the compiler's own programs."""
 
 _LEAST_ROWS = 256  # of a crossed domain
@@ -161,9 +162,17 @@ class Instr:
     __slots__ = ("op", "args", "meta", "dtype", "names", "level", "eqn", "late", "near")
 
     def __init__(
-        self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str], level: int,
-        eqn: Eqn | None = None, late: bool = False, near: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        op: str,
+        args: tuple,
+        meta: Any,
+        dtype: DType,
+        names: frozenset[str],
+        level: int,
+        eqn: Eqn | None = None,
+        late: bool = False,
+        near: bool = False,
+    ) -> None:
         self.op, self.args, self.meta, self.dtype = op, args, meta, dtype
         self.names, self.level, self.eqn = names, level, eqn
         self.late, self.near = late, near
@@ -240,9 +249,12 @@ class KernelIR:
                 return (known(i.meta[0]), *i.meta[1:])
             return repr(i.meta) if i.op == "map" else i.meta  # 0.0 and -0.0 are equal
 
-        instrs = tuple([
-            (i.op, i.args, meta(i), i.dtype, i.names, i.level, i.late, i.near) for i in self.instrs
-        ])  # fmt: skip
+        instrs = tuple(
+            [
+                (i.op, i.args, meta(i), i.dtype, i.names, i.level, i.late, i.near)
+                for i in self.instrs
+            ]
+        )
         stores = tuple([(known(v), offset, n) for v, offset, n in self.stores])
         counters = tuple([(known(v), name) for v, name in self.counters.items()])
         return list(number), (self.over, instrs, stores, counters)
@@ -255,9 +267,12 @@ class KernelIR:
             if i.op == "load":
                 v = i.meta[0]
                 points = math.prod(
-                    [self.over.kept if n == "p" else self.over.reduced
-                     for n in i.names if n in ("p", "r")]
-                )  # fmt: skip
+                    [
+                        self.over.kept if n == "p" else self.over.reduced
+                        for n in i.names
+                        if n in ("p", "r")
+                    ]
+                )
                 size = min(points * v.aval.dtype.itemsize, v.aval.nbytes)
                 read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
         return read
@@ -300,9 +315,14 @@ class KernelIR:
         return found
 
     def _emit(
-        self, op: str, args: tuple, meta: Any, dtype: DType, names: frozenset[str] = frozenset(),
+        self,
+        op: str,
+        args: tuple,
+        meta: Any,
+        dtype: DType,
+        names: frozenset[str] = frozenset(),
         eqn: Eqn | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         key = (op, args, meta, dtype)
         found = self._seen.get(key)
         if found is not None:
@@ -416,11 +436,17 @@ class KernelIR:
         if k == len(pieces) - 1:
             held = ix.holding(conditions) if conditions else None
             return inside(guards | held if held else guards)
-        rest = lambda: self._pieces(e, pieces, k + 1, guards, dtype)  # noqa: E731
+        rest = lambda: self._pieces(e, pieces, k + 1, guards, dtype)
         return self._chosen(conditions, guards, inside, rest, dtype)
 
-    def _chosen(self, conditions: Sequence[Guard], guards: Guards, inside: Callable,
-                outside: Callable, dtype: DType) -> int:  # fmt: skip
+    def _chosen(
+        self,
+        conditions: Sequence[Guard],
+        guards: Guards,
+        inside: Callable,
+        outside: Callable,
+        dtype: DType,
+    ) -> int:
         """`inside(guards)` where the conditions hold, else `outside()`."""
         held = ix.holding(conditions)
         if held is None:

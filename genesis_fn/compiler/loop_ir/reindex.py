@@ -31,9 +31,10 @@ def row_length(instrs: Sequence[Instr], points: int) -> int:
     for e in _expressions(instrs):
         found.update(_divisors(e))
     fits = [
-        c for c in found
+        c
+        for c in found
         if _SHORTEST <= c <= _LONGEST and c & (c - 1) == 0 and points % c == 0 and c < points
-    ]  # fmt: skip
+    ]
     return min(fits, default=0)
 
 
@@ -107,8 +108,9 @@ def substituted(
                 place.append(whole)
             continue
         for place, by in zip(places, copies):
-            place.append(_copied(i, [place[a] if type(a) is int else a for a in i.args], by, emit,
-                                 below))  # fmt: skip
+            place.append(
+                _copied(i, [place[a] if type(a) is int else a for a in i.args], by, emit, below)
+            )
         assert all(len(place) == n + 1 for place in places)
     written: dict[tuple[Any, Expr], Store] = {}
     for place, by in zip(places, copies):

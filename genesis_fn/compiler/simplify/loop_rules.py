@@ -154,9 +154,12 @@ class _Loop:
         places = [i for i in range(total) if i not in known]
         if places or body.effect:
             new = {
-                **params, "jaxpr": body, "consts": len(self.consts), "carry": len(self.carry),
+                **params,
+                "jaxpr": body,
+                "consts": len(self.consts),
+                "carry": len(self.carry),
                 "residuals": (0, 0),
-            }  # fmt: skip
+            }
             operands = [x for x, _ in self.consts] + [c[1] for c in self.carry]
             operands += [x for x, _ in self.xs]
             made = r.make(scan_p, operands, new, e, e.outs if len(places) == total else None)
@@ -217,13 +220,20 @@ def _trim_scan(e: Eqn, live: set) -> Eqn:
         [v for v, k in zip(body.invars, kept) if k], inner.eqns, inner.outs, (), body.name
     )
     params = {
-        **p, "jaxpr": inner, "consts": sum(kept[:consts]), "carry": sum(keep[:carry]),
+        **p,
+        "jaxpr": inner,
+        "consts": sum(kept[:consts]),
+        "carry": sum(keep[:carry]),
         "residuals": (0, 0),
-    }  # fmt: skip
+    }
     return Eqn(
-        e.prim, [i for i, k in zip(e.ins, kept) if k], params,
-        [o for o, k in zip(e.outs, keep) if k], e.where, e.backward,
-    )  # fmt: skip
+        e.prim,
+        [i for i, k in zip(e.ins, kept) if k],
+        params,
+        [o for o, k in zip(e.outs, keep) if k],
+        e.where,
+        e.backward,
+    )
 
 
 @memoized
@@ -251,12 +261,18 @@ def _while(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> lis
     c_in, b_in = cond.invars, body.invars
     cond = Jaxpr(
         [*c_in[:a], *(c_in[a + i] for i in fixed), *(c_in[a + i] for i in moving)],
-        cond.eqns, cond.outs, (), cond.name,
-    )  # fmt: skip
+        cond.eqns,
+        cond.outs,
+        (),
+        cond.name,
+    )
     body = Jaxpr(
         [*b_in[:b], *(b_in[b + i] for i in fixed), *(b_in[b + i] for i in moving)],
-        body.eqns, [body.outs[i] for i in moving], (), body.name,
-    )  # fmt: skip
+        body.eqns,
+        [body.outs[i] for i in moving],
+        (),
+        body.name,
+    )
     unchanging = [ins[start + i] for i in fixed]
     operands = [
         *ins[:a],
@@ -285,23 +301,34 @@ def _trim_while(e: Eqn, live: set) -> Eqn:
             break
         keep = grown
     test = Jaxpr(
-        [*(v for v, t in zip(cond.invars[:a], test_reads) if t),
-         *(v for v, k in zip(cond.invars[a:], keep) if k)],
-        cond.eqns, cond.outs, (), cond.name,
-    )  # fmt: skip
+        [
+            *(v for v, t in zip(cond.invars[:a], test_reads) if t),
+            *(v for v, k in zip(cond.invars[a:], keep) if k),
+        ],
+        cond.eqns,
+        cond.outs,
+        (),
+        cond.name,
+    )
     kept = [*needed[:b], *keep]
     inner = Jaxpr(
         [v for v, k in zip(body.invars, kept) if k], inner.eqns, inner.outs, (), body.name
     )
     mask = [*test_reads[:a], *kept]
     params = {
-        "cond": test, "body": inner, "cond_consts": sum(test_reads[:a]),
+        "cond": test,
+        "body": inner,
+        "cond_consts": sum(test_reads[:a]),
         "body_consts": sum(needed[:b]),
-    }  # fmt: skip
+    }
     return Eqn(
-        e.prim, [i for i, k in zip(e.ins, mask) if k], params,
-        [o for o, k in zip(e.outs, keep) if k], e.where, e.backward,
-    )  # fmt: skip
+        e.prim,
+        [i for i, k in zip(e.ins, mask) if k],
+        params,
+        [o for o, k in zip(e.outs, keep) if k],
+        e.where,
+        e.backward,
+    )
 
 
 # ---- cond ----
@@ -330,9 +357,12 @@ def _cond(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list
     if passed:
         branches = tuple([pruned(b, mask)[0] for b in branches])
     outs = r.make(
-        cond_p, [r.array(index, index, e) if type(index) is Var else index, *operands],
-        {"branches": branches}, e, None if passed else e.outs,
-    )  # fmt: skip
+        cond_p,
+        [r.array(index, index, e) if type(index) is Var else index, *operands],
+        {"branches": branches},
+        e,
+        None if passed else e.outs,
+    )
     passed.update(zip(keep, outs))
     return [passed[i] for i in range(len(e.outs))]
 
@@ -349,9 +379,13 @@ def _trim_cond(e: Eqn, live: set) -> Eqn:
     )
     ins = [e.ins[0], *(i for i, n in zip(e.ins[1:], reads) if n)]
     return Eqn(
-        e.prim, ins, {"branches": branches}, [o for o, k in zip(e.outs, keep) if k], e.where,
+        e.prim,
+        ins,
+        {"branches": branches},
+        [o for o, k in zip(e.outs, keep) if k],
+        e.where,
         e.backward,
-    )  # fmt: skip
+    )
 
 
 TRIM.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})

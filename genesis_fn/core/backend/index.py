@@ -255,8 +255,10 @@ class Guard:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Guard and (self.expr, self.lo, self.hi) == (
-            other.expr, other.lo, other.hi,
-        )  # fmt: skip
+            other.expr,
+            other.lo,
+            other.hi,
+        )
 
     @property
     def always(self) -> bool:

@@ -72,9 +72,7 @@ class View:
 
 def moved(index: Callable[..., Index], *, shares: bool = True) -> View:
     """The view of one operand whose element `index(at, aval, **params)` is the result's `at`."""
-    return View(
-        lambda k, at, x, **params: [(0, index(at, x, **params), ())], shares=shares
-    )  # fmt: skip
+    return View(lambda k, at, x, **params: [(0, index(at, x, **params), ())], shares=shares)
 
 
 def same(*, shares: bool = True) -> View:

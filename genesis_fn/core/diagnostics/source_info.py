@@ -125,9 +125,13 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     frame = _outside(user_frame(2), _of_library)
     names = frame.f_globals
     warnings.warn_explicit(
-        message, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__"),
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        names.get("__name__"),
         names.setdefault("__warningregistry__", {}),
-    )  # fmt: skip
+    )
 
 
 def at_frame(frame: FrameType, scope: str = "") -> SourceLocation:

@@ -16,11 +16,11 @@ WORDS = 2  # of a key of any implementation
 IMPLEMENTATIONS = ("philox", "threefry2x32")
 
 
-class extended(np.generic):  # noqa: N801  an abstract scalar type, named as NumPy names its own
+class extended(np.generic):
     """What `issubdtype` finds every extended dtype below."""
 
 
-class prng_key(extended):  # noqa: N801
+class prng_key(extended):
     """What `issubdtype` finds the dtypes of random keys below."""
 
 

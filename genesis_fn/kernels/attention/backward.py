@@ -165,13 +165,11 @@ def attention_dkdv_kernel(
         saved = (batch.to(tl.int64) * H + head) * T
         rows = row + tl.arange(0, BLOCK_M)
         queries = load_rows(
-            q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD,
-            BLOCK_M, D, BLOCK_D, TMA,
-        )  # fmt: skip
+            q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA
+        )
         cotangents = load_rows(
-            dout, batch, head, row, T, T * H * DV, H * DV, DV,
-            BLOCK_M, DV, BLOCK_DV, TMA,
-        )  # fmt: skip
+            dout, batch, head, row, T, T * H * DV, H * DV, DV, BLOCK_M, DV, BLOCK_DV, TMA
+        )
         # Rows past the end get probability exp2(-inf) = 0.
         norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
         mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
@@ -179,36 +177,67 @@ def attention_dkdv_kernel(
         slope = 1.0
         if not PLAIN:
             scores, slope = logits(
-                scores, rows[None, :], cols[:, None], batch, head, bias,
-                BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
-            )  # fmt: skip
+                scores,
+                rows[None, :],
+                cols[:, None],
+                batch,
+                head,
+                bias,
+                BIAS_BATCH,
+                BIAS_HEAD,
+                BIAS_ROW,
+                BIAS_COL,
+                T,
+                S,
+                SCALE,
+                SOFTCAP,
+            )
         probs = tl.exp2(scores * factor - norm[None, :])
         if mask_all:
             seen = visible(
-                rows[None, :], cols[:, None], batch, head, col_end,
-                mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                T, S, LEFT, RIGHT,
+                rows[None, :],
+                cols[:, None],
+                batch,
+                head,
+                col_end,
+                mask,
+                MASK_BATCH,
+                MASK_HEAD,
+                MASK_ROW,
+                MASK_COL,
+                T,
+                S,
+                LEFT,
+                RIGHT,
                 kv_lengths is not None,
-            )  # fmt: skip
+            )
             if FULLY_MASKED:
                 seen = seen & (norm > MASKED_BELOW)[None, :]
             probs = tl.where(seen, probs, 0.0)
         elif banded:
             if (row < full_start) | (row >= full_end):
                 seen = visible(
-                    rows[None, :], cols[:, None], batch, head, col_end,
-                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    T, S, LEFT, RIGHT,
+                    rows[None, :],
+                    cols[:, None],
+                    batch,
+                    head,
+                    col_end,
+                    mask,
+                    MASK_BATCH,
+                    MASK_HEAD,
+                    MASK_ROW,
+                    MASK_COL,
+                    T,
+                    S,
+                    LEFT,
+                    RIGHT,
                     kv_lengths is not None,
-                )  # fmt: skip
+                )
                 if FULLY_MASKED:
                     seen = seen & (norm > MASKED_BELOW)[None, :]
                 probs = tl.where(seen, probs, 0.0)
         dprobs = dot(
-            values,
-            tl.trans(cotangents),
-            tl.zeros((BLOCK_N, BLOCK_M), tl.float32),
-            PRECISION,
+            values, tl.trans(cotangents), tl.zeros((BLOCK_N, BLOCK_M), tl.float32), PRECISION
         )
         dv_acc = dot(cast(probs, cotangents.dtype), cotangents, dv_acc, PRECISION)
         dscores = probs * (dprobs - mean[None, :])
@@ -226,9 +255,19 @@ def attention_dkdv_kernel(
                 if tl.sum(fully_masked.to(tl.int32), 0) > 0:
                     probs = tl.where(fully_masked[None, :] & (cols < S)[:, None], 1.0 / S, 0.0)
                     cotangents = load_rows(
-                        dout, batch, head, row, T, T * H * DV, H * DV, DV,
-                        BLOCK_M, DV, BLOCK_DV, TMA,
-                    )  # fmt: skip
+                        dout,
+                        batch,
+                        head,
+                        row,
+                        T,
+                        T * H * DV,
+                        H * DV,
+                        DV,
+                        BLOCK_M,
+                        DV,
+                        BLOCK_DV,
+                        TMA,
+                    )
                     dv_acc = dot(cast(probs, cotangents.dtype), cotangents, dv_acc, PRECISION)
     store_rows(dk, dk_acc * SCALE, batch, kv_head, col, S, KV, BLOCK_N, D, BLOCK_D, TMA)
     store_rows(dv, dv_acc, batch, kv_head, col, S, KV, BLOCK_N, DV, BLOCK_DV, TMA)
@@ -314,45 +353,74 @@ def attention_dq_kernel(
     for col in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         cols = col + tl.arange(0, BLOCK_N)
         keys = load_rows(
-            k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD,
-            BLOCK_N, D, BLOCK_D, TMA,
-        )  # fmt: skip
+            k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA
+        )
         values = load_rows(
-            v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
-            BLOCK_N, DV, BLOCK_DV, TMA,
-        )  # fmt: skip
+            v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, TMA
+        )
         scores = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
         dprobs = dot(
-            cotangents,
-            tl.trans(values),
-            tl.zeros((BLOCK_M, BLOCK_N), tl.float32),
-            PRECISION,
+            cotangents, tl.trans(values), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION
         )
         slope = 1.0
         if not PLAIN:
             scores, slope = logits(
-                scores, rows[:, None], cols[None, :], batch, head, bias,
-                BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
-            )  # fmt: skip
+                scores,
+                rows[:, None],
+                cols[None, :],
+                batch,
+                head,
+                bias,
+                BIAS_BATCH,
+                BIAS_HEAD,
+                BIAS_ROW,
+                BIAS_COL,
+                T,
+                S,
+                SCALE,
+                SOFTCAP,
+            )
         probs = tl.exp2(scores * factor - norm[:, None])
         if MASK_ALL:
             seen = visible(
-                rows[:, None], cols[None, :], batch, head, col_end,
-                mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                T, S, LEFT, RIGHT,
+                rows[:, None],
+                cols[None, :],
+                batch,
+                head,
+                col_end,
+                mask,
+                MASK_BATCH,
+                MASK_HEAD,
+                MASK_ROW,
+                MASK_COL,
+                T,
+                S,
+                LEFT,
+                RIGHT,
                 cols_end,
-            )  # fmt: skip
+            )
             if FULLY_MASKED:
                 seen = seen & (norm > MASKED_BELOW)[:, None]
             probs = tl.where(seen, probs, 0.0)
         elif banded:
             if (col < full_start) | (col >= full_end):
                 seen = visible(
-                    rows[:, None], cols[None, :], batch, head, col_end,
-                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    T, S, LEFT, RIGHT,
+                    rows[:, None],
+                    cols[None, :],
+                    batch,
+                    head,
+                    col_end,
+                    mask,
+                    MASK_BATCH,
+                    MASK_HEAD,
+                    MASK_ROW,
+                    MASK_COL,
+                    T,
+                    S,
+                    LEFT,
+                    RIGHT,
                     cols_end,
-                )  # fmt: skip
+                )
                 if FULLY_MASKED:
                     seen = seen & (norm > MASKED_BELOW)[:, None]
                 probs = tl.where(seen, probs, 0.0)
@@ -453,29 +521,50 @@ def attention_dbias_kernel(
                     q, batch, head, row, T, Q_BATCH, Q_TIME, Q_HEAD, BLOCK_M, D, BLOCK_D, TMA
                 )
                 cotangents = load_rows(
-                    dout, batch, head, row, T, T * H * DV, H * DV, DV,
-                    BLOCK_M, DV, BLOCK_DV, TMA,
-                )  # fmt: skip
+                    dout, batch, head, row, T, T * H * DV, H * DV, DV, BLOCK_M, DV, BLOCK_DV, TMA
+                )
                 keys = load_rows(
-                    k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD,
-                    BLOCK_N, D, BLOCK_D, TMA,
-                )  # fmt: skip
+                    k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA
+                )
                 values = load_rows(
-                    v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
-                    BLOCK_N, DV, BLOCK_DV, TMA,
-                )  # fmt: skip
+                    v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, TMA
+                )
                 zero = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
                 scores = dot(queries, tl.trans(keys), zero, PRECISION)
                 dprobs = dot(cotangents, tl.trans(values), zero, PRECISION)
                 scores, slope = logits(
-                    scores, rows[:, None], cols[None, :], batch, head, bias,
-                    BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
-                )  # fmt: skip
+                    scores,
+                    rows[:, None],
+                    cols[None, :],
+                    batch,
+                    head,
+                    bias,
+                    BIAS_BATCH,
+                    BIAS_HEAD,
+                    BIAS_ROW,
+                    BIAS_COL,
+                    T,
+                    S,
+                    SCALE,
+                    SOFTCAP,
+                )
                 seen = visible(
-                    rows[:, None], cols[None, :], batch, head, col_end,
-                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    T, S, LEFT, RIGHT, True,
-                )  # fmt: skip
+                    rows[:, None],
+                    cols[None, :],
+                    batch,
+                    head,
+                    col_end,
+                    mask,
+                    MASK_BATCH,
+                    MASK_HEAD,
+                    MASK_ROW,
+                    MASK_COL,
+                    T,
+                    S,
+                    LEFT,
+                    RIGHT,
+                    True,
+                )
                 seen = seen & (norm > MASKED_BELOW)[:, None]
                 probs = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)
                 acc += probs * (dprobs - mean[:, None])
@@ -522,9 +611,7 @@ def backward_configs(spec: AttentionSpec, target: Target) -> list[BackwardConfig
 
 
 def general_backward_plan(
-    spec: AttentionSpec,
-    target: Target,
-    config: BackwardConfig | None = None,
+    spec: AttentionSpec, target: Target, config: BackwardConfig | None = None
 ) -> Plan:
     """The plan (query, key, value, out, lse, dout, *options) -> (dq, dk, dv[, dbias]).
 

@@ -124,14 +124,38 @@ def attention_split_kernel(
         )
         products = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
         scores, slope = logits(
-            products, rows[:, None], cols[None, :], batch, heads[:, None], bias,
-            BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
-        )  # fmt: skip
+            products,
+            rows[:, None],
+            cols[None, :],
+            batch,
+            heads[:, None],
+            bias,
+            BIAS_BATCH,
+            BIAS_HEAD,
+            BIAS_ROW,
+            BIAS_COL,
+            T,
+            S,
+            SCALE,
+            SOFTCAP,
+        )
         seen = visible(
-            rows[:, None], cols[None, :], batch, heads[:, None], col_end,
-            mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-            T, S, LEFT, RIGHT, True,
-        )  # fmt: skip
+            rows[:, None],
+            cols[None, :],
+            batch,
+            heads[:, None],
+            col_end,
+            mask,
+            MASK_BATCH,
+            MASK_HEAD,
+            MASK_ROW,
+            MASK_COL,
+            T,
+            S,
+            LEFT,
+            RIGHT,
+            True,
+        )
         scores = tl.where(seen, scores, UNSEEN)
         new_top = tl.maximum(top, tl.max(scores, 1))
         probs = tl.exp2(scores - new_top[:, None])
@@ -283,11 +307,7 @@ def decode_plan(
 
 
 def _combine_launch(
-    spec: AttentionSpec,
-    constants: dict[str, Any],
-    splits: int,
-    block_m: int,
-    inputs: int,
+    spec: AttentionSpec, constants: dict[str, Any], splits: int, block_m: int, inputs: int
 ) -> Launch:
     outputs = 2 if spec.return_lse else 1
     arguments: dict[str, Argument] = {
@@ -301,8 +321,19 @@ def _combine_launch(
         arguments["lse"] = BufferArg(inputs + 1, "fp32")
     else:
         absent["lse"] = None
-    shared = ("V_BATCH", "V_TIME", "V_HEAD", "T", "S", "H", "G", "DV", "BLOCK_DV", "FULLY_MASKED",
-              "PROGRAMMATIC")  # fmt: skip
+    shared = (
+        "V_BATCH",
+        "V_TIME",
+        "V_HEAD",
+        "T",
+        "S",
+        "H",
+        "G",
+        "DV",
+        "BLOCK_DV",
+        "FULLY_MASKED",
+        "PROGRAMMATIC",
+    )
     return Launch(
         attention_combine_kernel,
         (spec.batch * spec.q_len * spec.q_heads, 1, 1),

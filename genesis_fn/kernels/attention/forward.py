@@ -133,32 +133,65 @@ def attention_forward_kernel(
     banded: tl.constexpr = LEFT >= 0 or RIGHT >= 0 or cols_end
     for col in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         keys = load_rows(
-            k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD,
-            BLOCK_N, D, BLOCK_D, TMA,
-        )  # fmt: skip
+            k, batch, head // G, col, S, K_BATCH, K_TIME, K_HEAD, BLOCK_N, D, BLOCK_D, TMA
+        )
         scores = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
         cols = col + tl.arange(0, BLOCK_N)
         if not PLAIN:
             scores, slope = logits(
-                scores, rows[:, None], cols[None, :], batch, head, bias,
-                BIAS_BATCH, BIAS_HEAD, BIAS_ROW, BIAS_COL, T, S, SCALE, SOFTCAP,
-            )  # fmt: skip
+                scores,
+                rows[:, None],
+                cols[None, :],
+                batch,
+                head,
+                bias,
+                BIAS_BATCH,
+                BIAS_HEAD,
+                BIAS_ROW,
+                BIAS_COL,
+                T,
+                S,
+                SCALE,
+                SOFTCAP,
+            )
         if MASK_ALL:
             seen = visible(
-                rows[:, None], cols[None, :], batch, head, col_end,
-                mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                T, S, LEFT, RIGHT,
+                rows[:, None],
+                cols[None, :],
+                batch,
+                head,
+                col_end,
+                mask,
+                MASK_BATCH,
+                MASK_HEAD,
+                MASK_ROW,
+                MASK_COL,
+                T,
+                S,
+                LEFT,
+                RIGHT,
                 cols_end,
-            )  # fmt: skip
+            )
             scores = tl.where(seen, scores, UNSEEN / factor)
         elif banded:
             if (col < full_start) | (col >= full_end):
                 seen = visible(
-                    rows[:, None], cols[None, :], batch, head, col_end,
-                    mask, MASK_BATCH, MASK_HEAD, MASK_ROW, MASK_COL,
-                    T, S, LEFT, RIGHT,
+                    rows[:, None],
+                    cols[None, :],
+                    batch,
+                    head,
+                    col_end,
+                    mask,
+                    MASK_BATCH,
+                    MASK_HEAD,
+                    MASK_ROW,
+                    MASK_COL,
+                    T,
+                    S,
+                    LEFT,
+                    RIGHT,
                     cols_end,
-                )  # fmt: skip
+                )
                 scores = tl.where(seen, scores, UNSEEN / factor)
         new_top = tl.maximum(top, tl.max(scores, 1) * factor)
         probs = tl.exp2(scores * factor - new_top[:, None])
@@ -166,9 +199,8 @@ def attention_forward_kernel(
         total = total * decay + tl.sum(probs, 1)
         top = new_top
         values = load_rows(
-            v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
-            BLOCK_N, DV, BLOCK_DV, TMA,
-        )  # fmt: skip
+            v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, TMA
+        )
         acc = acc * decay[:, None]
         acc = dot(cast(probs, values.dtype), values, acc, PRECISION)
     if FULLY_MASKED:
@@ -180,9 +212,8 @@ def attention_forward_kernel(
                 cols = col + tl.arange(0, BLOCK_N)
                 probs = tl.where(fully_masked[:, None] & (cols < S)[None, :], 1.0 / S, 0.0)
                 values = load_rows(
-                    v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD,
-                    BLOCK_N, DV, BLOCK_DV, TMA,
-                )  # fmt: skip
+                    v, batch, head // G, col, S, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, TMA
+                )
                 acc = dot(cast(probs, values.dtype), values, acc, PRECISION)
     acc = acc / total[:, None]
     store_rows(out, acc, batch, head, row, T, H, BLOCK_M, DV, BLOCK_DV, TMA)
@@ -245,8 +276,13 @@ def general_plan(
         q_strides, k_strides, v_strides = operand_strides(spec)
         out_strides = dense_strides(spec.q_len, spec.q_heads, spec.v_dim)
         b, t, s, n, d, dv = (
-            spec.batch, spec.q_len, spec.kv_len, spec.q_heads, spec.head_dim, spec.v_dim
-        )  # fmt: skip
+            spec.batch,
+            spec.q_len,
+            spec.kv_len,
+            spec.q_heads,
+            spec.head_dim,
+            spec.v_dim,
+        )
         kv = spec.kv_heads
         m, c = config.block_m, config.block_n
         arguments = {

@@ -42,13 +42,27 @@ CONSUMER_REGISTERS = 240
 
 @gluon.jit
 def _produce(
-    q, k, v,
-    q_tiles, k_tiles, v_tiles,
-    q_full, k_full, k_free, v_full, v_free,
-    batch, head, row, tiles,
-    G: gl.constexpr, Q_HEAD: gl.constexpr, K_HEAD: gl.constexpr, V_HEAD: gl.constexpr,
+    q,
+    k,
+    v,
+    q_tiles,
+    k_tiles,
+    v_tiles,
+    q_full,
+    k_full,
+    k_free,
+    v_full,
+    v_free,
+    batch,
+    head,
+    row,
+    tiles,
+    G: gl.constexpr,
+    Q_HEAD: gl.constexpr,
+    K_HEAD: gl.constexpr,
+    V_HEAD: gl.constexpr,
     STAGES: gl.constexpr,
-):  # fmt: skip
+):
     """Copies both query halves, then key and value tiles from the last to the first."""
     N: gl.constexpr = k.block_type.shape[1]
     HALF: gl.constexpr = q.block_type.shape[1]
@@ -71,13 +85,28 @@ def _produce(
 @gluon.jit
 def _consume(
     half: gl.constexpr,
-    out, lse,
-    q_tiles, k_tiles, v_tiles,
-    q_full, k_full, k_free, v_full, v_free,
-    batch, head, row, tiles,
-    T: gl.constexpr, S: gl.constexpr, H: gl.constexpr, FACTOR: gl.constexpr,
-    CAUSAL: gl.constexpr, STAGES: gl.constexpr, OUT_HEAD: gl.constexpr,
-):  # fmt: skip
+    out,
+    lse,
+    q_tiles,
+    k_tiles,
+    v_tiles,
+    q_full,
+    k_full,
+    k_free,
+    v_full,
+    v_free,
+    batch,
+    head,
+    row,
+    tiles,
+    T: gl.constexpr,
+    S: gl.constexpr,
+    H: gl.constexpr,
+    FACTOR: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+    OUT_HEAD: gl.constexpr,
+):
     """One warpgroup's half of the query tile: online softmax, then its rows of out and lse."""
     dtype: gl.constexpr = q_tiles.dtype
     M: gl.constexpr = q_tiles.shape[2]
@@ -212,22 +241,89 @@ def attention_specialized_kernel(
     # Written in place: a tuple held in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
-            (_consume, (
-                0, out, lse, q_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full, v_free,
-                batch, head, row, tiles, T, S, H, FACTOR, CAUSAL, STAGES, OUT_HEAD,
-            )),
-            (_consume, (
-                1, out, lse, q_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full, v_free,
-                batch, head, row, tiles, T, S, H, FACTOR, CAUSAL, STAGES, OUT_HEAD,
-            )),
-            (_produce, (
-                q, k, v, q_tiles, k_tiles, v_tiles, q_full, k_full, k_free, v_full, v_free,
-                batch, head, row, tiles, G, Q_HEAD, K_HEAD, V_HEAD, STAGES,
-            )),
+            (
+                _consume,
+                (
+                    0,
+                    out,
+                    lse,
+                    q_tiles,
+                    k_tiles,
+                    v_tiles,
+                    q_full,
+                    k_full,
+                    k_free,
+                    v_full,
+                    v_free,
+                    batch,
+                    head,
+                    row,
+                    tiles,
+                    T,
+                    S,
+                    H,
+                    FACTOR,
+                    CAUSAL,
+                    STAGES,
+                    OUT_HEAD,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    1,
+                    out,
+                    lse,
+                    q_tiles,
+                    k_tiles,
+                    v_tiles,
+                    q_full,
+                    k_full,
+                    k_free,
+                    v_full,
+                    v_free,
+                    batch,
+                    head,
+                    row,
+                    tiles,
+                    T,
+                    S,
+                    H,
+                    FACTOR,
+                    CAUSAL,
+                    STAGES,
+                    OUT_HEAD,
+                ),
+            ),
+            (
+                _produce,
+                (
+                    q,
+                    k,
+                    v,
+                    q_tiles,
+                    k_tiles,
+                    v_tiles,
+                    q_full,
+                    k_full,
+                    k_free,
+                    v_full,
+                    v_free,
+                    batch,
+                    head,
+                    row,
+                    tiles,
+                    G,
+                    Q_HEAD,
+                    K_HEAD,
+                    V_HEAD,
+                    STAGES,
+                ),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, 24],
-    )  # fmt: skip
+    )
 
 
 def serves_specialized(spec: AttentionSpec, target: Target) -> bool:

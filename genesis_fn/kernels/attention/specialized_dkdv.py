@@ -35,12 +35,30 @@ BLOCK_QUERIES = 64  # tiles of 32 with both products overlapped were 15 % slower
 
 @gluon.jit
 def _produce(
-    q, k, v, dout,
-    q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-    batch, kv_head, col, first, count, steps,
-    G: gl.constexpr, Q_HEAD: gl.constexpr, K_HEAD: gl.constexpr, V_HEAD: gl.constexpr,
-    O_HEAD: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    dout,
+    q_tiles,
+    o_tiles,
+    k_tiles,
+    v_tiles,
+    kv_full,
+    full,
+    free,
+    batch,
+    kv_head,
+    col,
+    first,
+    count,
+    steps,
+    G: gl.constexpr,
+    Q_HEAD: gl.constexpr,
+    K_HEAD: gl.constexpr,
+    V_HEAD: gl.constexpr,
+    O_HEAD: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """Copies both halves of keys and values, then query tiles with their cotangents."""
     N: gl.constexpr = q.block_type.shape[1]
     HALF: gl.constexpr = k.block_type.shape[1]
@@ -62,12 +80,29 @@ def _produce(
 
 @gluon.jit
 def _step(
-    step, dk_pending, dv_pending,
-    keys, values, places, lse, delta, batch, kv_head, first, count,
-    q_tiles, o_tiles, full, free,
-    T: gl.constexpr, H: gl.constexpr, G: gl.constexpr, FACTOR: gl.constexpr,
-    CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    step,
+    dk_pending,
+    dv_pending,
+    keys,
+    values,
+    places,
+    lse,
+    delta,
+    batch,
+    kv_head,
+    first,
+    count,
+    q_tiles,
+    o_tiles,
+    full,
+    free,
+    T: gl.constexpr,
+    H: gl.constexpr,
+    G: gl.constexpr,
+    FACTOR: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """Adds one query tile to dK and dV; its last product is left in flight."""
     M: gl.constexpr = keys.shape[0]
     D: gl.constexpr = keys.shape[1]
@@ -124,12 +159,31 @@ def _step(
 @gluon.jit
 def _consume(
     half: gl.constexpr,
-    dk, dv, lse, delta,
-    q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-    batch, kv_head, col, first, count, steps,
-    T: gl.constexpr, H: gl.constexpr, G: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    dk,
+    dv,
+    lse,
+    delta,
+    q_tiles,
+    o_tiles,
+    k_tiles,
+    v_tiles,
+    kv_full,
+    full,
+    free,
+    batch,
+    kv_head,
+    col,
+    first,
+    count,
+    steps,
+    T: gl.constexpr,
+    H: gl.constexpr,
+    G: gl.constexpr,
+    SCALE: gl.constexpr,
+    FACTOR: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """One warpgroup's half of the key tile."""
     M: gl.constexpr = k_tiles.shape[2]
     D: gl.constexpr = k_tiles.shape[3]
@@ -152,15 +206,54 @@ def _consume(
     dv_pending = warpgroup_mma_init(gl.zeros([M, DV], gl.float32, dv_layout))
     # The first step stands apart: ptxas overlaps nothing in a loop whose first round does not.
     dk_pending, dv_pending = _step(
-        0, dk_pending, dv_pending, keys, values, places, lse, delta, batch, kv_head, first, count,
-        q_tiles, o_tiles, full, free, T, H, G, FACTOR, CAUSAL, STAGES,
-    )  # fmt: skip
+        0,
+        dk_pending,
+        dv_pending,
+        keys,
+        values,
+        places,
+        lse,
+        delta,
+        batch,
+        kv_head,
+        first,
+        count,
+        q_tiles,
+        o_tiles,
+        full,
+        free,
+        T,
+        H,
+        G,
+        FACTOR,
+        CAUSAL,
+        STAGES,
+    )
     for step in range(1, steps):
         dk_pending, dv_pending = _step(
-            step, dk_pending, dv_pending,
-            keys, values, places, lse, delta, batch, kv_head, first, count,
-            q_tiles, o_tiles, full, free, T, H, G, FACTOR, CAUSAL, STAGES,
-        )  # fmt: skip
+            step,
+            dk_pending,
+            dv_pending,
+            keys,
+            values,
+            places,
+            lse,
+            delta,
+            batch,
+            kv_head,
+            first,
+            count,
+            q_tiles,
+            o_tiles,
+            full,
+            free,
+            T,
+            H,
+            G,
+            FACTOR,
+            CAUSAL,
+            STAGES,
+        )
     dk_acc, dv_acc = warpgroup_mma_wait(0, deps=[dk_pending, dv_pending])
     # This half's keys and values are spent: their memory carries the results out.
     keys.store((dk_acc * SCALE).to(k_tiles.dtype))
@@ -232,25 +325,98 @@ def attention_specialized_dkdv_kernel(
     # Written in place: a tuple held in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
-            (_consume, (
-                0, dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-                batch, kv_head, col, first, count, steps,
-                T, H, G, SCALE, FACTOR, CAUSAL, STAGES,
-            )),
-            (_consume, (
-                1, dk, dv, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-                batch, kv_head, col, first, count, steps,
-                T, H, G, SCALE, FACTOR, CAUSAL, STAGES,
-            )),
-            (_produce, (
-                q, k, v, dout, q_tiles, o_tiles, k_tiles, v_tiles, kv_full, full, free,
-                batch, kv_head, col, first, count, steps,
-                G, Q_HEAD, K_HEAD, V_HEAD, O_HEAD, STAGES,
-            )),
+            (
+                _consume,
+                (
+                    0,
+                    dk,
+                    dv,
+                    lse,
+                    delta,
+                    q_tiles,
+                    o_tiles,
+                    k_tiles,
+                    v_tiles,
+                    kv_full,
+                    full,
+                    free,
+                    batch,
+                    kv_head,
+                    col,
+                    first,
+                    count,
+                    steps,
+                    T,
+                    H,
+                    G,
+                    SCALE,
+                    FACTOR,
+                    CAUSAL,
+                    STAGES,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    1,
+                    dk,
+                    dv,
+                    lse,
+                    delta,
+                    q_tiles,
+                    o_tiles,
+                    k_tiles,
+                    v_tiles,
+                    kv_full,
+                    full,
+                    free,
+                    batch,
+                    kv_head,
+                    col,
+                    first,
+                    count,
+                    steps,
+                    T,
+                    H,
+                    G,
+                    SCALE,
+                    FACTOR,
+                    CAUSAL,
+                    STAGES,
+                ),
+            ),
+            (
+                _produce,
+                (
+                    q,
+                    k,
+                    v,
+                    dout,
+                    q_tiles,
+                    o_tiles,
+                    k_tiles,
+                    v_tiles,
+                    kv_full,
+                    full,
+                    free,
+                    batch,
+                    kv_head,
+                    col,
+                    first,
+                    count,
+                    steps,
+                    G,
+                    Q_HEAD,
+                    K_HEAD,
+                    V_HEAD,
+                    O_HEAD,
+                    STAGES,
+                ),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, 24],
-    )  # fmt: skip
+    )
 
 
 def specialized_dkdv_launch(
@@ -290,9 +456,5 @@ def specialized_dkdv_launch(
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS,
     }
     return Launch(
-        attention_specialized_dkdv_kernel,
-        (tiles * heads, 1, 1),
-        arguments,
-        constants,
-        num_warps=4,
+        attention_specialized_dkdv_kernel, (tiles * heads, 1, 1), arguments, constants, num_warps=4
     )

@@ -44,13 +44,30 @@ LONG = 8192
 
 @gluon.jit
 def _produce(
-    q, k, v, dout,
-    q_tiles, o_tiles, k_tiles, v_tiles,
-    q_full, k_full, k_free, v_full, v_free,
-    batch, head, row, tiles,
-    G: gl.constexpr, Q_HEAD: gl.constexpr, K_HEAD: gl.constexpr, V_HEAD: gl.constexpr,
-    O_HEAD: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    dout,
+    q_tiles,
+    o_tiles,
+    k_tiles,
+    v_tiles,
+    q_full,
+    k_full,
+    k_free,
+    v_full,
+    v_free,
+    batch,
+    head,
+    row,
+    tiles,
+    G: gl.constexpr,
+    Q_HEAD: gl.constexpr,
+    K_HEAD: gl.constexpr,
+    V_HEAD: gl.constexpr,
+    O_HEAD: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """Copies queries and cotangents, then key and value tiles from the last to the first."""
     N: gl.constexpr = k.block_type.shape[1]
     HALF: gl.constexpr = q.block_type.shape[1]
@@ -73,11 +90,26 @@ def _produce(
 
 @gluon.jit
 def _step(
-    step, pending, MASKED: gl.constexpr,
-    queries, cotangents, norm, mean, rows,
-    k_tiles, v_tiles, k_full, k_free, v_full, v_free, tiles,
-    S: gl.constexpr, FACTOR: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+    step,
+    pending,
+    MASKED: gl.constexpr,
+    queries,
+    cotangents,
+    norm,
+    mean,
+    rows,
+    k_tiles,
+    v_tiles,
+    k_full,
+    k_free,
+    v_full,
+    v_free,
+    tiles,
+    S: gl.constexpr,
+    FACTOR: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+):
     """Adds one key tile, counted from the end, to dQ; its last product is left in flight."""
     M: gl.constexpr = queries.shape[0]
     D: gl.constexpr = queries.shape[1]
@@ -123,13 +155,31 @@ def _step(
 @gluon.jit
 def _consume(
     half: gl.constexpr,
-    dq, lse, delta,
-    q_tiles, o_tiles, k_tiles, v_tiles,
-    q_full, k_full, k_free, v_full, v_free,
-    batch, head, row, tiles,
-    T: gl.constexpr, S: gl.constexpr, H: gl.constexpr, SCALE: gl.constexpr,
-    FACTOR: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
+    dq,
+    lse,
+    delta,
+    q_tiles,
+    o_tiles,
+    k_tiles,
+    v_tiles,
+    q_full,
+    k_full,
+    k_free,
+    v_full,
+    v_free,
+    batch,
+    head,
+    row,
+    tiles,
+    T: gl.constexpr,
+    S: gl.constexpr,
+    H: gl.constexpr,
+    SCALE: gl.constexpr,
+    FACTOR: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    STAGES: gl.constexpr,
+    MASKED: gl.constexpr,
+):
     """One warpgroup's half of the query tile."""
     M: gl.constexpr = q_tiles.shape[2]
     D: gl.constexpr = q_tiles.shape[3]
@@ -153,14 +203,48 @@ def _consume(
     pending = warpgroup_mma_init(gl.zeros([M, D], gl.float32, dq_layout))
     for step in gl.static_range(MASKED):
         pending = _step(
-            step, pending, True, queries, cotangents, norm, mean, rows,
-            k_tiles, v_tiles, k_full, k_free, v_full, v_free, tiles, S, FACTOR, CAUSAL, STAGES,
-        )  # fmt: skip
+            step,
+            pending,
+            True,
+            queries,
+            cotangents,
+            norm,
+            mean,
+            rows,
+            k_tiles,
+            v_tiles,
+            k_full,
+            k_free,
+            v_full,
+            v_free,
+            tiles,
+            S,
+            FACTOR,
+            CAUSAL,
+            STAGES,
+        )
     for step in range(MASKED, tiles):
         pending = _step(
-            step, pending, False, queries, cotangents, norm, mean, rows,
-            k_tiles, v_tiles, k_full, k_free, v_full, v_free, tiles, S, FACTOR, CAUSAL, STAGES,
-        )  # fmt: skip
+            step,
+            pending,
+            False,
+            queries,
+            cotangents,
+            norm,
+            mean,
+            rows,
+            k_tiles,
+            v_tiles,
+            k_full,
+            k_free,
+            v_full,
+            v_free,
+            tiles,
+            S,
+            FACTOR,
+            CAUSAL,
+            STAGES,
+        )
     acc = warpgroup_mma_wait(0, deps=[pending])
     # This half's queries are spent: their memory carries the result out.
     queries.store((acc * SCALE).to(q_tiles.dtype))
@@ -232,25 +316,98 @@ def attention_specialized_dq_kernel(
     # Written in place: a tuple held in a variable would lose which of its elements are constants.
     gl.warp_specialize(
         [
-            (_consume, (
-                0, dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles,
-                q_full, k_full, k_free, v_full, v_free,
-                batch, head, row, tiles, T, S, H, SCALE, FACTOR, CAUSAL, STAGES, MASKED,
-            )),
-            (_consume, (
-                1, dq, lse, delta, q_tiles, o_tiles, k_tiles, v_tiles,
-                q_full, k_full, k_free, v_full, v_free,
-                batch, head, row, tiles, T, S, H, SCALE, FACTOR, CAUSAL, STAGES, MASKED,
-            )),
-            (_produce, (
-                q, k, v, dout, q_tiles, o_tiles, k_tiles, v_tiles,
-                q_full, k_full, k_free, v_full, v_free,
-                batch, head, row, tiles, G, Q_HEAD, K_HEAD, V_HEAD, O_HEAD, STAGES,
-            )),
+            (
+                _consume,
+                (
+                    0,
+                    dq,
+                    lse,
+                    delta,
+                    q_tiles,
+                    o_tiles,
+                    k_tiles,
+                    v_tiles,
+                    q_full,
+                    k_full,
+                    k_free,
+                    v_full,
+                    v_free,
+                    batch,
+                    head,
+                    row,
+                    tiles,
+                    T,
+                    S,
+                    H,
+                    SCALE,
+                    FACTOR,
+                    CAUSAL,
+                    STAGES,
+                    MASKED,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    1,
+                    dq,
+                    lse,
+                    delta,
+                    q_tiles,
+                    o_tiles,
+                    k_tiles,
+                    v_tiles,
+                    q_full,
+                    k_full,
+                    k_free,
+                    v_full,
+                    v_free,
+                    batch,
+                    head,
+                    row,
+                    tiles,
+                    T,
+                    S,
+                    H,
+                    SCALE,
+                    FACTOR,
+                    CAUSAL,
+                    STAGES,
+                    MASKED,
+                ),
+            ),
+            (
+                _produce,
+                (
+                    q,
+                    k,
+                    v,
+                    dout,
+                    q_tiles,
+                    o_tiles,
+                    k_tiles,
+                    v_tiles,
+                    q_full,
+                    k_full,
+                    k_free,
+                    v_full,
+                    v_free,
+                    batch,
+                    head,
+                    row,
+                    tiles,
+                    G,
+                    Q_HEAD,
+                    K_HEAD,
+                    V_HEAD,
+                    O_HEAD,
+                    STAGES,
+                ),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, 24],
-    )  # fmt: skip
+    )
 
 
 def serves_specialized_backward(spec: AttentionSpec, target: Target) -> bool:

@@ -78,11 +78,25 @@ def copy_tile(
 
 @triton.jit
 def concatenate_tiles_kernel(
-    x0, x1, x2, x3, x4, x5, x6, x7, out,
-    OUTER: tl.constexpr, TOTAL: tl.constexpr, COUNT: tl.constexpr,
-    WIDTHS: tl.constexpr, OFFSETS: tl.constexpr, TILES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    out,
+    OUTER: tl.constexpr,
+    TOTAL: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Up to eight operands [OUTER, WIDTHS[i]] side by side into rows of TOTAL, a tile a program."""
     # TILES[i] is the first tile of operand i: each program takes one uniform branch.
     tile = tl.program_id(0)
@@ -90,18 +104,40 @@ def concatenate_tiles_kernel(
     for i in tl.static_range(COUNT):
         if (tile >= TILES[i]) & (tile < TILES[i + 1]):
             copy_tile(
-                xs[i], out, tile - TILES[i], OUTER, WIDTHS[i], OFFSETS[i], TOTAL,
-                ROWS[i], COLUMNS[i], WIDE,
-            )  # fmt: skip
+                xs[i],
+                out,
+                tile - TILES[i],
+                OUTER,
+                WIDTHS[i],
+                OFFSETS[i],
+                TOTAL,
+                ROWS[i],
+                COLUMNS[i],
+                WIDE,
+            )
 
 
 @triton.jit
 def concatenate_elements_kernel(
-    x0, x1, x2, x3, x4, x5, x6, x7, out,
-    OUTER: tl.constexpr, TOTAL: tl.constexpr, COUNT: tl.constexpr,
-    WIDTHS: tl.constexpr, OFFSETS: tl.constexpr, FIRST: tl.constexpr, SPAN: tl.constexpr,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    out,
+    OUTER: tl.constexpr,
+    TOTAL: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    FIRST: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """Narrow operands side by side: a program fills BLOCK elements of the output from all."""
     # The operands fill columns FIRST .. FIRST + SPAN of each row of the output.
     place = tl.program_id(0)
@@ -155,12 +191,7 @@ def plan_concatenate(spec: Concatenate, target: Target) -> Plan:
             for (_, w, _), c, r in zip(group, columns, rows, strict=True):
                 firsts.append(firsts[-1] + cdiv(w, c) * cdiv(spec.outer, r))
             tiling = {"TILES": tuple(firsts), "ROWS": tuple(rows), "COLUMNS": tuple(columns)}
-            builder.launch(
-                concatenate_tiles_kernel,
-                (firsts[-1],),
-                arguments,
-                constants | tiling,
-            )
+            builder.launch(concatenate_tiles_kernel, (firsts[-1],), arguments, constants | tiling)
         else:
             first = group[0][2]
             span = group[-1][2] + group[-1][1] - first

@@ -148,8 +148,12 @@ def _convert(texts: Sequence[str], source: DType, *, dtype: DType) -> str:
         return f"to_integer({x}, {MEMORY[dtype]}, {int(info.min)}, {int(info.max)})"
     moved = x if register(source) == register(dtype) else f"{x}.to({register(dtype)})"
     # Every value of float8e4nv is one of float16, and so on: only a loss needs rounding.
-    exact = {(dtypes.F8E4, dtypes.F16), (dtypes.F8E4, dtypes.BF16), (dtypes.F8E5, dtypes.F16),
-             (dtypes.F8E5, dtypes.BF16)}  # fmt: skip
+    exact = {
+        (dtypes.F8E4, dtypes.F16),
+        (dtypes.F8E4, dtypes.BF16),
+        (dtypes.F8E5, dtypes.F16),
+        (dtypes.F8E5, dtypes.BF16),
+    }
     return moved if (source, dtype) in exact or source == dtype else rounded(moved, dtype)
 
 

@@ -84,9 +84,14 @@ def output_places(row, OUT: tl.constexpr, BATCH: tl.constexpr, BATCH_FIRST: tl.c
 
 @triton.jit
 def source_index(
-    position, tap, SIZE: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr,
-    PADDING: tl.constexpr, LHS_DILATION: tl.constexpr,
-):  # fmt: skip
+    position,
+    tap,
+    SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DILATION: tl.constexpr,
+    PADDING: tl.constexpr,
+    LHS_DILATION: tl.constexpr,
+):
     """(index into the lhs along one axis, whether there is such an element)."""
     q = position * STRIDE + tap * DILATION - PADDING
     if LHS_DILATION == 1:
@@ -98,17 +103,35 @@ def source_index(
 
 @triton.jit
 def convolution_kernel(
-    lhs, rhs, out,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, CHANNELS: tl.constexpr,
-    LHS: tl.constexpr, RHS: tl.constexpr, OUT: tl.constexpr,
-    LHS_STRIDES: tl.constexpr, RHS_STRIDES: tl.constexpr, OUT_STRIDES: tl.constexpr,
-    STRIDES: tl.constexpr, PADDING: tl.constexpr,
-    LHS_DILATION: tl.constexpr, RHS_DILATION: tl.constexpr,
-    BATCH: tl.constexpr, BATCH_FIRST: tl.constexpr, CHANNELS_FIRST: tl.constexpr,
-    PRECISION: tl.constexpr, SPLITS: tl.constexpr, SPLIT_DEPTH: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    DOUBLE: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    lhs,
+    rhs,
+    out,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    LHS: tl.constexpr,
+    RHS: tl.constexpr,
+    OUT: tl.constexpr,
+    LHS_STRIDES: tl.constexpr,
+    RHS_STRIDES: tl.constexpr,
+    OUT_STRIDES: tl.constexpr,
+    STRIDES: tl.constexpr,
+    PADDING: tl.constexpr,
+    LHS_DILATION: tl.constexpr,
+    RHS_DILATION: tl.constexpr,
+    BATCH: tl.constexpr,
+    BATCH_FIRST: tl.constexpr,
+    CHANNELS_FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr,
+    SPLIT_DEPTH: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """A tile of output positions by channels, as a product over taps and input channels."""
     ACC: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     group = tl.program_id(1)
@@ -142,17 +165,32 @@ def convolution_kernel(
         at_lhs = (n * LHS_STRIDES[0])[:, None] + (channel * LHS_STRIDES[2])[None, :]
         inside = (row < ROWS)[:, None] & (k < DEPTH)[None, :]
         i0, ok0 = source_index(
-            p0[:, None], t0[None, :], LHS[0], STRIDES[0], RHS_DILATION[0], PADDING[0],
+            p0[:, None],
+            t0[None, :],
+            LHS[0],
+            STRIDES[0],
+            RHS_DILATION[0],
+            PADDING[0],
             LHS_DILATION[0],
-        )  # fmt: skip
+        )
         i1, ok1 = source_index(
-            p1[:, None], t1[None, :], LHS[1], STRIDES[1], RHS_DILATION[1], PADDING[1],
+            p1[:, None],
+            t1[None, :],
+            LHS[1],
+            STRIDES[1],
+            RHS_DILATION[1],
+            PADDING[1],
             LHS_DILATION[1],
-        )  # fmt: skip
+        )
         i2, ok2 = source_index(
-            p2[:, None], t2[None, :], LHS[2], STRIDES[2], RHS_DILATION[2], PADDING[2],
+            p2[:, None],
+            t2[None, :],
+            LHS[2],
+            STRIDES[2],
+            RHS_DILATION[2],
+            PADDING[2],
             LHS_DILATION[2],
-        )  # fmt: skip
+        )
         at_lhs += i0 * LHS_STRIDES[3] + i1 * LHS_STRIDES[4] + i2 * LHS_STRIDES[5]
         a = tl.load(lhs + at_lhs, inside & ok0 & ok1 & ok2, other=0.0)
         at_k = (
@@ -181,10 +219,17 @@ def convolution_kernel(
 
 @triton.jit
 def place_kernel(
-    x, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr, OUT: tl.constexpr,
-    BATCH: tl.constexpr, BATCH_FIRST: tl.constexpr, OUT_STRIDES: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OUT: tl.constexpr,
+    BATCH: tl.constexpr,
+    BATCH_FIRST: tl.constexpr,
+    OUT_STRIDES: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """out at its strides = x, dense [group, row, column]."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     column = at % COLUMNS

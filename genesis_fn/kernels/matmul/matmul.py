@@ -249,10 +249,4 @@ def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
         raise ValueError(f"a gemv tile of {config.bm} rows cannot hold {spec.m}")
 
 
-__all__ = [
-    "Config",
-    "Hooks",
-    "MatmulSpec",
-    "configs",
-    "plan_matmul",
-]
+__all__ = ["Config", "Hooks", "MatmulSpec", "configs", "plan_matmul"]

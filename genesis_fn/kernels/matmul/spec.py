@@ -106,10 +106,13 @@ class MatmulSpec:
     def pieces(self) -> tuple[MatmulSpec, ...]:
         """The plain products that are added."""
         first = replace(self, segments=())
-        return (first, *(
-            replace(first, k=part.k, lhs_strides=part.lhs_strides, rhs_strides=part.rhs_strides)
-            for part in self.segments
-        ))  # fmt: skip
+        return (
+            first,
+            *(
+                replace(first, k=part.k, lhs_strides=part.lhs_strides, rhs_strides=part.rhs_strides)
+                for part in self.segments
+            ),
+        )
 
     @property
     def operand_dtype(self) -> str:

@@ -262,10 +262,11 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     menu = []
     shapes = _SHAPES[_kind(spec) if described else _pointer_kind(spec)]
     fitting = [
-        shape for shape in shapes
+        shape
+        for shape in shapes
         if not (shape[0] >= 128 and shape[0] >= 2 * spec.m)
         and not (shape[1] >= 128 and shape[1] >= 2 * spec.n)
-    ]  # fmt: skip
+    ]
     if not fitting:
         # Few columns, narrower than any tile that serves wide products.
         columns = 64 if spec.n > 32 else 32

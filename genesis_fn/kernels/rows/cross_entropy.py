@@ -244,12 +244,19 @@ def add_row_losses(
     loss, gradient = "losses" in buffers, "dlogits" in buffers
     stride = stride or spec.classes
     constants = {
-        "COLUMNS": spec.classes, "SCALE": scale,
-        "HAS_IGNORE": spec.ignore_index is not None, "IGNORE": spec.ignore_index or 0,
-        "SMOOTHING": spec.label_smoothing, "Z_LOSS": spec.z_loss, "CAP": spec.soft_cap,
-        "SITE": spec.site, "LOSS": loss, "SAVE": loss and "lse" in buffers, "GRADIENT": gradient,
+        "COLUMNS": spec.classes,
+        "SCALE": scale,
+        "HAS_IGNORE": spec.ignore_index is not None,
+        "IGNORE": spec.ignore_index or 0,
+        "SMOOTHING": spec.label_smoothing,
+        "Z_LOSS": spec.z_loss,
+        "CAP": spec.soft_cap,
+        "SITE": spec.site,
+        "LOSS": loss,
+        "SAVE": loss and "lse" in buffers,
+        "GRADIENT": gradient,
         "STRIDE": stride,
-    }  # fmt: skip
+    }
     # With a gradient, few rows at a time: the second read of a row then finds it in the cache.
     warps = 32 if loss and gradient else 8
     fits = fits_registers(spec.classes, spec.dtype)
@@ -273,9 +280,11 @@ def plan_cross_entropy_forward(spec: CrossEntropy, target: Target) -> Plan:
     statistic = accumulator(spec.dtype)
     builder = PlanBuilder(2, 2 + (spec.site > 0))
     buffers = {
-        "logits": BufferArg(0, spec.dtype), "labels": BufferArg(1, spec.label_dtype),
-        "losses": BufferArg(2, statistic), "lse": BufferArg(3, statistic),
-    }  # fmt: skip
+        "logits": BufferArg(0, spec.dtype),
+        "labels": BufferArg(1, spec.label_dtype),
+        "losses": BufferArg(2, statistic),
+        "lse": BufferArg(3, statistic),
+    }
     if spec.site:
         buffers["error"] = BufferArg(4, "i64")
     add_row_losses(builder, spec, spec.rows, buffers)
@@ -290,10 +299,12 @@ def plan_cross_entropy_backward(spec: CrossEntropy, target: Target) -> Plan:
     statistic = accumulator(spec.dtype)
     builder = PlanBuilder(4, 1)
     buffers = {
-        "logits": BufferArg(0, spec.dtype), "labels": BufferArg(1, spec.label_dtype),
-        "lse": BufferArg(2, statistic), "cotangent": BufferArg(3, statistic),
+        "logits": BufferArg(0, spec.dtype),
+        "labels": BufferArg(1, spec.label_dtype),
+        "lse": BufferArg(2, statistic),
+        "cotangent": BufferArg(3, statistic),
         "dlogits": BufferArg(4, spec.dtype),
-    }  # fmt: skip
+    }
     # The forward has already reported what is wrong with the labels.
     add_row_losses(builder, replace(spec, site=0), spec.rows, buffers)
     return builder.build()

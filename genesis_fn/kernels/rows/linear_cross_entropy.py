@@ -188,9 +188,11 @@ def product(
     """The matrix product "logits", "dx" or "dweight" of a chunk of `rows` rows."""
     classes, features, dtype = spec.loss.classes, spec.features, spec.loss.dtype
     types = {
-        "lhs_dtype": dtype, "rhs_dtype": dtype, "out_dtype": out_dtype or dtype,
+        "lhs_dtype": dtype,
+        "rhs_dtype": dtype,
+        "out_dtype": out_dtype or dtype,
         "precision": spec.precision,
-    }  # fmt: skip
+    }
     if name == "logits":
         strides = (spec.stride, 1)
         return MatmulSpec(
@@ -199,6 +201,11 @@ def product(
     if name == "dx":
         return MatmulSpec(rows, features, classes, lhs_strides=(spec.stride, 1), **types)
     return MatmulSpec(
-        classes, features, rows, lhs_strides=(1, spec.stride), accumulate=accumulate,
-        residual=residual, **types,
-    )  # fmt: skip
+        classes,
+        features,
+        rows,
+        lhs_strides=(1, spec.stride),
+        accumulate=accumulate,
+        residual=residual,
+        **types,
+    )

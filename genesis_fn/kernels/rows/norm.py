@@ -343,13 +343,23 @@ def plan_norm_forward(spec: Norm, target: Target) -> Plan:
         builder,
         (norm_forward_kernel, norm_forward_looped_kernel),
         (spec.rows, spec.columns),
-        {"x": x, "weight": BufferArg(1, spec.weight_dtype), "bias": bias, "y": y, "rstd": rstd,
-         "mean": mean},
-        {"COLUMNS": spec.columns, "EPSILON": spec.epsilon, "CENTER": spec.centered,
-         "SAVE": spec.statistics},
+        {
+            "x": x,
+            "weight": BufferArg(1, spec.weight_dtype),
+            "bias": bias,
+            "y": y,
+            "rstd": rstd,
+            "mean": mean,
+        },
+        {
+            "COLUMNS": spec.columns,
+            "EPSILON": spec.epsilon,
+            "CENTER": spec.centered,
+            "SAVE": spec.statistics,
+        },
         forward_tile(spec.columns, spec.dtype) if fits else None,
         {"BLOCK": 4096, "DOUBLE": spec.dtype == "fp64"},
-    )  # fmt: skip
+    )
     return builder.build()
 
 
@@ -370,9 +380,7 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
     mean = BufferArg(4, statistic) if spec.centered else rstd
     rows = Scalar(spec.rows)
     statistics = {"rstd": rstd, "mean": mean}
-    constants = {
-        "COLUMNS": spec.columns, "CENTER": spec.centered, "DOUBLE": spec.dtype == "fp64",
-    }  # fmt: skip
+    constants = {"COLUMNS": spec.columns, "CENTER": spec.centered, "DOUBLE": spec.dtype == "fp64"}
     row_block, column_block, warps = backward_tile(spec.columns, spec.dtype)
     resident = fits_registers(spec.columns, spec.dtype, RESIDENT_BACKWARD)
     if resident:
@@ -397,15 +405,19 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
         )
     else:
         builder.launch(
-            norm_backward_looped_kernel, (spec.rows,), arguments, constants | {"BLOCK": 4096},
+            norm_backward_looped_kernel,
+            (spec.rows,),
+            arguments,
+            constants | {"BLOCK": 4096},
             num_warps=8,
-        )  # fmt: skip
+        )
         column_block = min(128, next_power_of_two(spec.columns))
         builder.launch(
-            norm_parameter_gradient_kernel, (cdiv(spec.columns, column_block), slabs),
+            norm_parameter_gradient_kernel,
+            (cdiv(spec.columns, column_block), slabs),
             {"dy": dy, "x": x, **statistics, **sums},
             constants | {"ROW_BLOCK": 32, "COLUMN_BLOCK": column_block},
-        )  # fmt: skip
+        )
     results = [(dweight, spec.weight_dtype), (dbias, spec.bias_dtype)]
     for i, (partials, dtype) in enumerate(results[: 1 + spec.centered], inputs + 1):
         add_sum_of_partials(builder, partials, BufferArg(i, dtype), slabs, spec.columns)

@@ -140,10 +140,7 @@ def reduced(x, AXIS: tl.constexpr, OPERATION: tl.constexpr):
 
 @triton.jit
 def line_bases(
-    LENGTH: tl.constexpr,
-    INNER: tl.constexpr,
-    LINE_BLOCK: tl.constexpr,
-    WIDE: tl.constexpr,
+    LENGTH: tl.constexpr, INNER: tl.constexpr, LINE_BLOCK: tl.constexpr, WIDE: tl.constexpr
 ):
     """(numbers, element offsets of the first element) of this program's lines."""
     line = tl.program_id(0) * LINE_BLOCK + tl.arange(0, LINE_BLOCK)

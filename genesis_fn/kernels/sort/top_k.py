@@ -119,9 +119,16 @@ def plan_top_k(spec: TopK, target: Target) -> Plan:
 
     def add_best(values: BufferArg, order: BufferArg) -> None:
         add_block_sort(
-            builder, spec.rows, length, key, descending=True, names=names, values=values,
-            order=order, kept=spec.k,
-        )  # fmt: skip
+            builder,
+            spec.rows,
+            length,
+            key,
+            descending=True,
+            names=names,
+            values=values,
+            order=order,
+            kept=spec.k,
+        )
 
     while length > block_sort.BLOCK:
         group = next_power_of_two(cdiv(length, block_sort.BLOCK))
@@ -170,11 +177,9 @@ def add_best_groups(
     ordered_key = (maxima, raw)
     add_block_sort(builder, rows, groups, ordered_key, descending=True, order=chosen, kept=count)
     bits = 8 * ITEMSIZE[dtype]
-    worst = {
-        "float": kind["INF"] - (1 << (bits - 1)),
-        "signed": -(1 << (bits - 1)),
-        "unsigned": 0,
-    }[kind["KIND"]]
+    worst = {"float": kind["INF"] - (1 << (bits - 1)), "signed": -(1 << (bits - 1)), "unsigned": 0}[
+        kind["KIND"]
+    ]
     builder.launch(
         take_groups_kernel,
         (cdiv(count * group, 1024), rows),

@@ -125,8 +125,10 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
         n = typeof(x).shape[1]
         return reshape(x, (size * n, *typeof(x).shape[2:]))
 
-    batch = next(typeof(x).shape[0 if d else 1] if d is not None else typeof(x).shape[0]
-                 for x, d in zip(xs, dims))  # fmt: skip
+    batch = next(
+        typeof(x).shape[0 if d else 1] if d is not None else typeof(x).shape[0]
+        for x, d in zip(xs, dims)
+    )
     if any(static["has"]):
         # A bias or mask of one batch entry is repeated: the folded axis has no broadcast inside.
         xs = list(xs)
@@ -143,9 +145,16 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
 
 @fused("attention", static=(*_STATIC, "has"), precision="low", batch=_fold_batch)
 def attention(
-    q: Any, k: Any, v: Any, *extras: Any, scale: float, causal: bool, window: Any, softcap: float,
+    q: Any,
+    k: Any,
+    v: Any,
+    *extras: Any,
+    scale: float,
+    causal: bool,
+    window: Any,
+    softcap: float,
     has: tuple[bool, bool, bool],
-) -> Any:  # fmt: skip
+) -> Any:
     """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
     each batch entry has, as `has` says."""
     given = _optional(extras, has)
@@ -207,11 +216,21 @@ attention.defvjp(_attention_forward, _attention_backward)
 
 
 def dot_product_attention(
-    query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
-    scale: float | None = None, is_causal: bool = False, query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None, local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None, return_residual: bool = False, softcap: float = 0.0,
-) -> Any:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    softcap: float = 0.0,
+) -> Any:
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
     key and value are [B, S, K, H] with K dividing N (grouped heads). `bias` and the boolean `mask`
@@ -256,9 +275,16 @@ def dot_product_attention(
     scale = 1.0 / math.sqrt(h) if scale is None else float(scale)
     extras = [x for x in (bias, mask, lengths) if x is not None]
     out = attention(
-        q, k, v, *extras, scale=scale, causal=bool(is_causal), window=window,
-        softcap=float(softcap), has=(bias is not None, mask is not None, lengths is not None),
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        *extras,
+        scale=scale,
+        causal=bool(is_causal),
+        window=window,
+        softcap=float(softcap),
+        has=(bias is not None, mask is not None, lengths is not None),
+    )
     if query_seq_lengths is not None:
         inside = _below(as_array(query_seq_lengths), (b, t, 1, 1), 1)
         out = ops.select(broadcast_in_dim(inside, typeof(out).shape, (0, 1, 2, 3)), out, 0.0)

@@ -71,9 +71,13 @@ cross_entropy_last.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def _losses(
-    logits: Any, labels: Any, ignore_index: int | None, label_smoothing: float, z_loss: float,
+    logits: Any,
+    labels: Any,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
     softcap: float,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+) -> tuple[Any, Any, Any]:
     """(loss per row, gradient of the loss by the uncapped logits, whether a row counts)."""
     raw = logits
     if softcap:
@@ -138,9 +142,16 @@ _OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
 
 @fused("linear_cross_entropy", static=_OPTIONS, precision="low")
 def linear_cross_entropy_rows(
-    x: Any, weight: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float,
-    z_loss: float, softcap: float, reduction: str,
-) -> Any:  # fmt: skip
+    x: Any,
+    weight: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> Any:
     """Cross-entropy of x @ weight.T ([rows, features], [classes, features]) against labels
     [rows]."""
     loss, _, counts = _losses(
@@ -151,9 +162,16 @@ def linear_cross_entropy_rows(
 
 @fused("linear_cross_entropy_forward", static=_OPTIONS)
 def _linear_cross_entropy_forward(
-    x: Any, weight: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float,
-    z_loss: float, softcap: float, reduction: str,
-) -> Any:  # fmt: skip
+    x: Any,
+    weight: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> Any:
     """The loss, and with it its gradients: the logits are there now and need not be made again."""
     loss, grad, counts = _losses(
         _logits(x, weight), labels, ignore_index, label_smoothing, z_loss, softcap
@@ -178,10 +196,16 @@ linear_cross_entropy_rows.defvjp(_linear_cross_entropy_forward, _linear_cross_en
 
 
 def linear_cross_entropy(
-    x: Any, weight: Any, labels: Any, *, ignore_index: int | None = None,
-    label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0,
+    x: Any,
+    weight: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
     reduction: str = "mean",
-) -> Any:  # fmt: skip
+) -> Any:
     """Softmax cross-entropy of the linear layer x @ weight.T, without keeping its logits.
 
     x is [..., features], weight [classes, features], labels [...] integers. `reduction` is "mean"
@@ -205,9 +229,12 @@ def linear_cross_entropy(
             f"linear_cross_entropy: labels {typeof(labels)} do not fit the rows of x {kind}"
         )
     options = {
-        "ignore_index": ignore_index, "label_smoothing": float(label_smoothing),
-        "z_loss": float(z_loss), "softcap": float(softcap), "reduction": reduction,
-    }  # fmt: skip
+        "ignore_index": ignore_index,
+        "label_smoothing": float(label_smoothing),
+        "z_loss": float(z_loss),
+        "softcap": float(softcap),
+        "reduction": reduction,
+    }
     rows = reshape(x, (kind.size // max(kind.shape[-1], 1), kind.shape[-1]))
     flat = reshape(labels, (typeof(labels).size,))
     if reduction == "none":

@@ -56,7 +56,7 @@ def _dtype(spec: Any, otherwise: DType) -> DType:
 
 
 def array(
-    object: Any,  # noqa: A002
+    object: Any,
     dtype: Any = None,
     copy: bool = True,
     order: str | None = "K",
@@ -147,9 +147,13 @@ def _measure(items: Any, leaves: list[Any]) -> tuple[int, ...]:
 
 
 def asarray(
-    a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None,
+    a: Any,
+    dtype: Any = None,
+    order: str | None = None,
+    *,
+    copy: bool | None = None,
     device: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """`a` as an array, without a copy where it is one already. See `array`."""
     if copy is False and not isinstance(a, (Array, Tracer)):
         raise ValueError("asarray: copy=False, but only arrays of this library need no copy")

@@ -79,9 +79,16 @@ def arange(
 
 
 def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False,
-    dtype: Any = None, axis: int = 0, *, device: Any = None,
-) -> Any:  # fmt: skip
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
     """`num` numbers evenly spaced from `start` to `stop`, along a new axis for array bounds."""
     if num < 0:
         raise ValueError(f"linspace: num must not be negative, got {num}")
@@ -120,9 +127,14 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def logspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: Any = 10.0,
-    dtype: Any = None, axis: int = 0,
-) -> Any:  # fmt: skip
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Any = 10.0,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Any:
     """base ** linspace(start, stop, num)."""
     exponents = linspace(start, stop, num, endpoint, axis=axis)
     x = float_power(base, exponents)
@@ -148,14 +160,7 @@ def geomspace(
     return x if dtype is None else p.convert(x, dtypes.dtype(dtype))
 
 
-def eye(
-    N: Any,
-    M: Any = None,
-    k: int = 0,
-    dtype: Any = None,
-    *,
-    device: Any = None,  # noqa: N803
-) -> Any:
+def eye(N: Any, M: Any = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
     """The N x M matrix with ones on the k-th diagonal and zeros elsewhere, float32 by default."""
     shape = shape_of((N, N if M is None else M))
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
@@ -177,10 +182,12 @@ def identity(n: Any, dtype: Any = None) -> Any:
     return eye(n, dtype=dtype)
 
 
-def tri(N: Any, M: Any = None, k: int = 0, dtype: Any = None) -> Any:  # noqa: N803
+def tri(N: Any, M: Any = None, k: int = 0, dtype: Any = None) -> Any:
     """The N x M matrix with ones at and below the k-th diagonal."""
-    return p.convert(_lower(shape_of((N, N if M is None else M)), k),
-                     dtypes.F32 if dtype is None else dtypes.dtype(dtype))  # fmt: skip
+    return p.convert(
+        _lower(shape_of((N, N if M is None else M)), k),
+        dtypes.F32 if dtype is None else dtypes.dtype(dtype),
+    )
 
 
 def _lower(shape: tuple[int, ...], k: Any) -> Any:
@@ -269,7 +276,7 @@ def ix_(*args: Any) -> tuple[Any, ...]:
     return tuple(result)
 
 
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:  # noqa: N803
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     """The matrix of powers of the vector x, N columns, highest power first unless `increasing`."""
     x = value(x, "vander")
     if x.ndim != 1:

@@ -98,7 +98,7 @@ def load(file: Any) -> Any:
     return {n: asarray(found[n], found[n].dtype) for n in found.files}
 
 
-class __array_namespace_info__:  # noqa: N801
+class __array_namespace_info__:
     """The array API's inspection of this library: devices, dtypes, capabilities."""
 
     def capabilities(self) -> dict[str, Any]:
@@ -117,15 +117,28 @@ class __array_namespace_info__:  # noqa: N801
     def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
         """The dtypes that numbers get."""
         return {
-            "real floating": dtypes.F32, "complex floating": dtypes.C64, "integral": dtypes.I32,
+            "real floating": dtypes.F32,
+            "complex floating": dtypes.C64,
+            "integral": dtypes.I32,
             "indexing": dtypes.I32,
-        }  # fmt: skip
+        }
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, Any]:
         """The array API's dtypes of a kind, by name."""
         names = [
-            "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-            "float32", "float64", "complex64", "complex128",
-        ]  # fmt: skip
+            "bool",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint8",
+            "uint16",
+            "uint32",
+            "uint64",
+            "float32",
+            "float64",
+            "complex64",
+            "complex128",
+        ]
         found = {n: dtypes.dtype(n) for n in names}
         return found if kind is None else {n: d for n, d in found.items() if isdtype(d, kind)}

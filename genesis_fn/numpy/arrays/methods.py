@@ -49,22 +49,33 @@ def _power(self: Any, other: Any, modulo: None = None) -> Any:
 def _operators() -> dict[str, Callable]:
     table: dict[str, Callable] = {}
     for name, f in {
-        "add": ufuncs.add, "sub": ufuncs.subtract, "mul": ufuncs.multiply,
-        "truediv": ufuncs.divide, "and": ufuncs.bitwise_and, "or": ufuncs.bitwise_or,
-        "xor": ufuncs.bitwise_xor, "lshift": ufuncs.left_shift,
-    }.items():  # fmt: skip
+        "add": ufuncs.add,
+        "sub": ufuncs.subtract,
+        "mul": ufuncs.multiply,
+        "truediv": ufuncs.divide,
+        "and": ufuncs.bitwise_and,
+        "or": ufuncs.bitwise_or,
+        "xor": ufuncs.bitwise_xor,
+        "lshift": ufuncs.left_shift,
+    }.items():
         table[f"__{name}__"] = f.method  # type: ignore[attr-defined]
         table[f"__r{name}__"] = f.reflected  # type: ignore[attr-defined]
     for name, f in {
-        "floordiv": composed.floor_divide, "mod": composed.remainder,
-        "divmod": composed.divmod, "matmul": contraction.matmul,
+        "floordiv": composed.floor_divide,
+        "mod": composed.remainder,
+        "divmod": composed.divmod,
+        "matmul": contraction.matmul,
         "rshift": ufuncs.right_shift,
-    }.items():  # fmt: skip
+    }.items():
         table[f"__{name}__"], table[f"__r{name}__"] = _operator(f), _reflected(f)
     for name, f in {
-        "eq": ufuncs.equal, "ne": ufuncs.not_equal, "lt": ufuncs.less, "le": ufuncs.less_equal,
-        "gt": ufuncs.greater, "ge": ufuncs.greater_equal,
-    }.items():  # fmt: skip
+        "eq": ufuncs.equal,
+        "ne": ufuncs.not_equal,
+        "lt": ufuncs.less,
+        "le": ufuncs.less_equal,
+        "gt": ufuncs.greater,
+        "ge": ufuncs.greater_equal,
+    }.items():
         table[f"__{name}__"] = f.method  # type: ignore[attr-defined]
     table["__pow__"], table["__rpow__"] = _power, _reflected(composed.power)
     table["__neg__"], table["__pos__"] = ufuncs.negative, ufuncs.positive
@@ -204,9 +215,13 @@ def _namespace(self: Any, api_version: str | None = None) -> Any:
 
 
 def _dlpack(
-    self: Any, *, stream: Any = None, max_version: Any = None, dl_device: Any = None,
+    self: Any,
+    *,
+    stream: Any = None,
+    max_version: Any = None,
+    dl_device: Any = None,
     copy: bool | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
     known = {n: v for n, v in options.items() if v is not None}
     return creation.to_dlpack(concrete(self, "dlpack"), **known)
@@ -299,49 +314,93 @@ def _methods() -> dict[str, Any]:
         return method
 
     functions = {
-        **{n: getattr(reductions, n) for n in (
-            "sum", "prod", "mean", "var", "std", "max", "min", "any", "all", "argmax", "argmin",
-            "cumsum", "cumprod", "ptp",
-        )},
-        **{n: getattr(shape, n) for n in (
-            "squeeze", "ravel", "swapaxes",
-        )},
-        **{n: getattr(sorting, n) for n in ("sort", "argsort", "partition", "argpartition",
-                                            "searchsorted")},
+        **{
+            n: getattr(reductions, n)
+            for n in (
+                "sum",
+                "prod",
+                "mean",
+                "var",
+                "std",
+                "max",
+                "min",
+                "any",
+                "all",
+                "argmax",
+                "argmin",
+                "cumsum",
+                "cumprod",
+                "ptp",
+            )
+        },
+        **{n: getattr(shape, n) for n in ("squeeze", "ravel", "swapaxes")},
+        **{
+            n: getattr(sorting, n)
+            for n in ("sort", "argsort", "partition", "argpartition", "searchsorted")
+        },
         **{n: getattr(selection, n) for n in ("take", "choose")},
-        "round": composed.round, "conj": ufuncs.conj, "conjugate": ufuncs.conj,
-        "dot": contraction.dot, "trace": contraction.trace, "diagonal": contraction.diagonal,
-        "copy": creation.copy, "repeat": rearrange.repeat, "clip": composed.clip,
+        "round": composed.round,
+        "conj": ufuncs.conj,
+        "conjugate": ufuncs.conj,
+        "dot": contraction.dot,
+        "trace": contraction.trace,
+        "diagonal": contraction.diagonal,
+        "copy": creation.copy,
+        "repeat": rearrange.repeat,
+        "clip": composed.clip,
         "nonzero": selection.nonzero,
-    }  # fmt: skip
+    }
     table: dict[str, Any] = {n: bound(n, f) for n, f in functions.items()}
     table |= {
-        "reshape": _reshape, "transpose": _transpose, "flatten": _flatten, "item": _item,
-        "astype": _astype, "view": _view, "tolist": lambda self: host(self, "tolist").tolist(),
-        "tobytes": _tobytes, "compress": _compress,
+        "reshape": _reshape,
+        "transpose": _transpose,
+        "flatten": _flatten,
+        "item": _item,
+        "astype": _astype,
+        "view": _view,
+        "tolist": lambda self: host(self, "tolist").tolist(),
+        "tobytes": _tobytes,
+        "compress": _compress,
         "to_device": _to_device,
-        "T": property(shape.transpose), "mT": property(shape.matrix_transpose),
-        "real": property(ufuncs.real), "imag": property(ufuncs.imag),
+        "T": property(shape.transpose),
+        "mT": property(shape.matrix_transpose),
+        "real": property(ufuncs.real),
+        "imag": property(ufuncs.imag),
         "device": property(_device),  # of tracers: arrays have their own
-        "at": property(updates.At), "flat": property(lambda self: self.reshape(-1)),
-    }  # fmt: skip
+        "at": property(updates.At),
+        "flat": property(lambda self: self.reshape(-1)),
+    }
     return table
 
 
 def _protocols() -> dict[str, Any]:
     return {
-        "__len__": _len, "__iter__": _iter, "__contains__": _contains, "__bool__": _bool,
-        "__int__": _int, "__float__": _float, "__complex__": _complex, "__index__": _index,
-        "__format__": _format, "__array__": _array, "__array_namespace__": _namespace,
-        "__dir__": _dir, "__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self,
-        "__getitem__": indexing.getitem, "__trunc__": _int,
-        "__reduce__": _reduce, "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
-    }  # fmt: skip
+        "__len__": _len,
+        "__iter__": _iter,
+        "__contains__": _contains,
+        "__bool__": _bool,
+        "__int__": _int,
+        "__float__": _float,
+        "__complex__": _complex,
+        "__index__": _index,
+        "__format__": _format,
+        "__array__": _array,
+        "__array_namespace__": _namespace,
+        "__dir__": _dir,
+        "__copy__": lambda self: self,
+        "__deepcopy__": lambda self, memo: self,
+        "__getitem__": indexing.getitem,
+        "__trunc__": _int,
+        "__reduce__": _reduce,
+        "__dlpack__": _dlpack,
+        "__dlpack_device__": _dlpack_device,
+    }
 
 
 install_array_methods({**_operators(), **_methods(), **_protocols()})
 for _name, _method in {
-    "__repr__": _repr, "__str__": _str,
+    "__repr__": _repr,
+    "__str__": _str,
     "__cuda_array_interface__": property(creation.cuda_array_interface),
-}.items():  # fmt: skip
+}.items():
     setattr(Array, _name, _method)

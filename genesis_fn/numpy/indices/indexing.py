@@ -413,9 +413,15 @@ def gathered(
             return _nothing(box, axes, batch, plan.place, fill_value)
         numbers, sizes = numbers_for(box, axes, batch, plan.place)
         return gather(
-            box, vectors, numbers, sizes, mode=mode, fill_value=fill_value,
-            indices_are_sorted=is_sorted, unique_indices=unique,
-        )  # fmt: skip
+            box,
+            vectors,
+            numbers,
+            sizes,
+            mode=mode,
+            fill_value=fill_value,
+            indices_are_sorted=is_sorted,
+            unique_indices=unique,
+        )
     except errors.IndexOutOfRange as error:
         raise explained(error, x, plan) from None
 

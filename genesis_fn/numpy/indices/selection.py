@@ -28,17 +28,19 @@ from genesis_fn.numpy.promotion import broadcast, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.reductions.cumulative import cumsum
-from genesis_fn.primitives.shape import (
-    canonical_axis,
-    iota,
-    reshape,
-)
+from genesis_fn.primitives.shape import canonical_axis, iota, reshape
 
 
 def take(
-    a: Any, indices: Any, axis: int | None = None, out: None = None, mode: Any = None,
-    unique_indices: bool = False, indices_are_sorted: bool = False, fill_value: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    indices: Any,
+    axis: int | None = None,
+    out: None = None,
+    mode: Any = None,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    fill_value: Any = None,
+) -> Any:
     """Elements of `a` (slices along `axis`) at `indices`; axis None reads the flattened array.
 
     Without `mode`, out of bounds raises IndexError. Modes: "fill" (NaN, or `fill_value`), "clip"
@@ -66,9 +68,13 @@ def take(
     batch = indices.aval.shape
     shape = a.aval.shape
     plan = Indexer(
-        tuple([(0, m, 1) for m in shape]), (), ((axis, indices),), axis,
-        (*shape[:axis], *batch, *shape[axis + 1 :]), (axis,),
-    )  # fmt: skip
+        tuple([(0, m, 1) for m in shape]),
+        (),
+        ((axis, indices),),
+        axis,
+        (*shape[:axis], *batch, *shape[axis + 1 :]),
+        (axis,),
+    )
     return reshape(
         gathered(a, a, plan, checked_mode(mode), fill_value, indices_are_sorted, unique_indices),
         plan.shape,
@@ -223,9 +229,7 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
     else:
         fills = (fill_value,) * a.ndim
     if not a.size or not size:
-        return tuple([
-            broadcast(asarray(f, dtypes.I32), (size,)) for f in fills
-        ])  # fmt: skip
+        return tuple([broadcast(asarray(f, dtypes.I32), (size,)) for f in fills])
     # The k-th nonzero element stands where the running count first exceeds k.
     rank = cumsum(p.convert(mask, dtypes.I32))
     slot = p.select(mask, p.sub(rank, 1), full((a.size,), size, dtypes.I32))
@@ -256,9 +260,14 @@ def where(
 
 
 def compress(
-    condition: Any, a: Any, axis: int | None = None, *, size: int | None = None,
-    fill_value: Any = 0, out: None = None,
-) -> Any:  # fmt: skip
+    condition: Any,
+    a: Any,
+    axis: int | None = None,
+    *,
+    size: int | None = None,
+    fill_value: Any = 0,
+    out: None = None,
+) -> Any:
     """Slices of `a` along `axis` (elements for None) where the vector `condition` is true."""
     condition = truth(asarray(condition))
     if condition.ndim != 1:

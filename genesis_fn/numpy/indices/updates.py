@@ -42,13 +42,7 @@ from genesis_fn.primitives.indexing.scatter import (
     scatter_mul,
 )
 from genesis_fn.primitives.reductions.reduce import reduce_max
-from genesis_fn.primitives.shape import (
-    concatenate,
-    iota,
-    reshape,
-    rev,
-    transpose,
-)
+from genesis_fn.primitives.shape import concatenate, iota, reshape, rev, transpose
 from genesis_fn.transforms.batching.vmap import vmap
 from genesis_fn.transforms.control_flow.loops import while_loop
 
@@ -86,9 +80,14 @@ class Update:
         self.array, self.index = array, index
 
     def get(
-        self, *, mode: Any = None, fill_value: Any = None, indices_are_sorted: bool = False,
-        unique_indices: bool = False, wrap_negative_indices: bool = True,
-    ) -> Any:  # fmt: skip
+        self,
+        *,
+        mode: Any = None,
+        fill_value: Any = None,
+        indices_are_sorted: bool = False,
+        unique_indices: bool = False,
+        wrap_negative_indices: bool = True,
+    ) -> Any:
         """x[index]; mode "fill" reads `fill_value` (NaN, ...) out of bounds."""
         if mode is None and fill_value is not None:
             mode = "fill"
@@ -211,8 +210,9 @@ def _cast(values: Any, x: Any) -> Any:
         return scalar_as(values, d)
     if getattr(values, "dtype", None) == x.dtype:  # a 64-bit NumPy value, as it is
         return asarray(values, x.dtype)
-    return p.convert(value(values) if not isinstance(values, (list, tuple)) else asarray(values),
-                     x.dtype)  # fmt: skip
+    return p.convert(
+        value(values) if not isinstance(values, (list, tuple)) else asarray(values), x.dtype
+    )
 
 
 def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Any:
@@ -222,18 +222,30 @@ def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Any:
 
 
 def _changed(
-    x: Any, index: Any, values: Any, kind: str, *, mode: Any = None,
-    indices_are_sorted: bool = False, unique_indices: bool = False, out_sharding: None = None,
+    x: Any,
+    index: Any,
+    values: Any,
+    kind: str,
+    *,
+    mode: Any = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    out_sharding: None = None,
     wrap_negative_indices: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     x = value(x)
     entries = index if isinstance(index, tuple) else (index,)
     if any([is_boolean_scalar(e) for e in entries]):
         longer, index = with_axes(x, entries)
         changed = _updated(
-            longer, index, values, kind, mode=mode, indices_are_sorted=indices_are_sorted,
+            longer,
+            index,
+            values,
+            kind,
+            mode=mode,
+            indices_are_sorted=indices_are_sorted,
             unique_indices=unique_indices,
-        )  # fmt: skip
+        )
         return reshape(changed, x.aval.shape)
     values = _cast(values, x)
     masked = _by_mask(x, index, values, kind)
@@ -273,9 +285,14 @@ def _changed(
         kind = {"add": "max", "mul": "min"}.get(kind, kind)
     try:
         result = _SCATTER[kind](
-            box, vectors, values, inverse(numbers), mode=how,
-            indices_are_sorted=indices_are_sorted, unique_indices=unique_indices,
-        )  # fmt: skip
+            box,
+            vectors,
+            values,
+            inverse(numbers),
+            mode=how,
+            indices_are_sorted=indices_are_sorted,
+            unique_indices=unique_indices,
+        )
     except errors.IndexOutOfRange as error:
         raise explained(error, x, plan) from None
     return result if whole else _restored(x, plan, result)
@@ -353,6 +370,11 @@ def _strided_set(x: Any, grids: Sequence[Any], axes: Sequence[int], part: Any) -
     rest = [a for a in range(x.ndim) if a not in axes]
     numbers = GatherDimensionNumbers(tuple(range(k, x.ndim)), tuple(axes), tuple(axes))
     return scatter(
-        x, vectors, transpose(part, [*axes, *rest]), inverse(numbers),
-        mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True,
-    )  # fmt: skip
+        x,
+        vectors,
+        transpose(part, [*axes, *rest]),
+        inverse(numbers),
+        mode="promise_in_bounds",
+        unique_indices=True,
+        indices_are_sorted=True,
+    )

@@ -163,17 +163,24 @@ def _pad_computed(
     for side, (width, edge) in enumerate(zip((before, after), edges)):
         if mode == "linear_ramp":
             end = _pairs(options.get("end_values", 0), x.ndim, "end_values")[axis][side]
-            ramp = linspace(p.squeeze(asarray(end, x.dtype) + edge * 0, (axis,)),
-                            p.squeeze(edge, (axis,)), width, endpoint=False,
-                            dtype=x.dtype, axis=axis)  # fmt: skip
+            ramp = linspace(
+                p.squeeze(asarray(end, x.dtype) + edge * 0, (axis,)),
+                p.squeeze(edge, (axis,)),
+                width,
+                endpoint=False,
+                dtype=x.dtype,
+                axis=axis,
+            )
             parts.append(ramp if side == 0 else flip(ramp, axis))
             continue
         length = options.get("stat_length")
         length = n if length is None else _pairs(length, x.ndim, "stat_length")[axis][side]
         length = min(n, n if length is None else length)
-        window = p.slice_in_dim(x, 0, length, axis=axis) if side == 0 else p.slice_in_dim(
-            x, n - length, n, axis=axis
-        )  # fmt: skip
+        window = (
+            p.slice_in_dim(x, 0, length, axis=axis)
+            if side == 0
+            else p.slice_in_dim(x, n - length, n, axis=axis)
+        )
         statistic = _statistic(mode)(window, axis=axis, keepdims=True)
         if dtypes.is_integer(x.dtype) and mode in ("mean", "median"):
             statistic = rint(statistic)
@@ -183,6 +190,8 @@ def _pad_computed(
 
 def _statistic(mode: str) -> Callable[..., Any]:
     return {
-        "maximum": reductions.max, "minimum": reductions.min, "mean": reductions.mean,
+        "maximum": reductions.max,
+        "minimum": reductions.min,
+        "mean": reductions.mean,
         "median": statistics.median,
-    }[mode]  # fmt: skip
+    }[mode]

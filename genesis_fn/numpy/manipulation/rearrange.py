@@ -53,9 +53,8 @@ def repeat(
             if total_repeat_length is None:
                 front, back = a.aval.shape[:axis], a.aval.shape[axis + 1 :]
                 wide = p.broadcast_in_dim(
-                    a, (*front, n, count, *back),
-                    [*range(axis + 1), *range(axis + 2, a.ndim + 1)],
-                )  # fmt: skip
+                    a, (*front, n, count, *back), [*range(axis + 1), *range(axis + 2, a.ndim + 1)]
+                )
                 return p.reshape(wide, (*front, n * count, *back))
             counts = np.full(n, count)
         if counts.shape != (n,):
@@ -83,9 +82,11 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     a = value(a, "roll")
     if axis is None:
         return p.reshape(roll(ravel(a), shift, 0), a.aval.shape)
-    axes = canonical_axes(axis, a.ndim, "roll") if isinstance(axis, int) else tuple(
-        [canonical_axis(x, a.ndim, "roll") for x in axis]
-    )  # fmt: skip
+    axes = (
+        canonical_axes(axis, a.ndim, "roll")
+        if isinstance(axis, int)
+        else tuple([canonical_axis(x, a.ndim, "roll") for x in axis])
+    )
     shifts = list(shift) if ndim(shift) else [shift] * len(axes)
     if len(axes) == 1 and len(shifts) > 1:
         axes = axes * len(shifts)
@@ -177,8 +178,11 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
         # A new slice belongs before the one at its index, after what was inserted there earlier.
         order = concatenate([2 * p.iota(at.dtype, n) + 1, broadcast_to(2 * at, (count,))])
         return take(concatenate([x, new], axis), argsort(order), axis, mode="clip")
-    origin = np.insert(np.arange(n), np.repeat(places.reshape(-1), count) if scalar else places,
-                       n + np.arange(count))  # fmt: skip
+    origin = np.insert(
+        np.arange(n),
+        np.repeat(places.reshape(-1), count) if scalar else places,
+        n + np.arange(count),
+    )
     return with_weak(kept(concatenate([x, new], axis), origin, axis), x.weak)
 
 

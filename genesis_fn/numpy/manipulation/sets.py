@@ -81,10 +81,17 @@ class UniqueInverse(NamedTuple):
 
 
 def unique(
-    ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
-    axis: int | None = None, *, equal_nan: bool = True, size: int | None = None,
-    fill_value: Any = None, sorted: bool = True,  # noqa: A002
-) -> Any:  # fmt: skip
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+    sorted: bool = True,
+) -> Any:
     """The sorted distinct elements of `ar` (slices along `axis`), and on request the first index,
     the index of each element among them, and counts.
 
@@ -122,9 +129,11 @@ def unique(
             fill = p.convert(asarray(fill_value), rows.dtype)
         values = where(reshape(missing, (count, 1)), fill, values)
         where_first = where(missing, slice_in_dim(where_first, 0, 1), where_first)
-    values = reshape(values, (count,)) if kept is None else moveaxis(
-        reshape(values, (count, *kept[1:])), 0, axis
-    )  # fmt: skip
+    values = (
+        reshape(values, (count,))
+        if kept is None
+        else moveaxis(reshape(values, (count, *kept[1:])), 0, axis)
+    )
     result = [strong(values) if dtypes.is_complex(values.dtype) else values]
     if return_index:
         result.append(where_first)
@@ -181,9 +190,13 @@ def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) ->
 
 
 def isin(
-    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False, *,
+    element: Any,
+    test_elements: Any,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
     method: str = "auto",
-) -> Any:  # fmt: skip
+) -> Any:
     """Whether each of `element` is among `test_elements` (or is not, with `invert`)."""
     x, tests = promote_arrays("isin", (asarray(element), asarray(test_elements)))
     tests = ravel(tests)
@@ -208,9 +221,14 @@ def _vector(x: Any, assume_unique: bool) -> Any:
 
 
 def intersect1d(
-    ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False, *,
-    size: int | None = None, fill_value: Any = None,
-) -> Any:  # fmt: skip
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
     """The sorted elements that are in both; with `return_indices`, where they are first."""
     x, y = promote_arrays("intersect1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
     if size is None:
@@ -260,9 +278,13 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
 
 
 def setdiff1d(
-    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None,
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
     fill_value: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The elements of `ar1` that are not in `ar2`, sorted and distinct unless `assume_unique`."""
     x = ravel(asarray(ar1))
     if size is None:
@@ -274,9 +296,13 @@ def setdiff1d(
 
 
 def setxor1d(
-    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None,
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
     fill_value: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The sorted elements that are in exactly one of the two."""
     x, y = promote_arrays("setxor1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
     if size is None:
@@ -332,7 +358,7 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = Non
     return where(rising, up, down)
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:  # noqa: A002
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
     """The edges of `bins` equal bins over `range`, by default from the least to the greatest."""
     if isinstance(bins, str):
         raise ValueError(f"histogram: bins must be a number or edges, got {bins!r}")
@@ -349,11 +375,7 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
 
 
 def histogram(
-    a: Any,
-    bins: Any = 10,
-    range: Any = None,
-    weights: Any = None,
-    density: Any = None,  # noqa: A002
+    a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: Any = None
 ) -> tuple[Any, Any]:
     """(how many elements of `a` fall in each bin, the bins' edges); the last bin is closed."""
     a = asarray(a)
@@ -367,8 +389,9 @@ def histogram(
     n = edges.size - 1
     index = subtract(searchsorted(edges, flat, side="right"), 1)
     index = where(equal(flat, edges[-1]), n - 1, index)
-    outside = logical_or(less(flat, edges[0]), p.gt(flat, full(flat.aval.shape, 0.0, flat.dtype)
-                         + edges[-1]))  # fmt: skip
+    outside = logical_or(
+        less(flat, edges[0]), p.gt(flat, full(flat.aval.shape, 0.0, flat.dtype) + edges[-1])
+    )
     counts = segment_sum(w, where(logical_or(outside, isnan(flat)), n, index), n, mode="drop")
     if density:
         widths = subtract(edges[1:], edges[:-1])

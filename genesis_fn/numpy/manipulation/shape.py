@@ -115,11 +115,14 @@ def atleast_3d(*arys: Any) -> Any:
     """Each array with at least three dimensions: a vector lies along the middle one."""
     return _each(
         [
-            p.reshape(x, (*x.shape, 1)) if x.ndim == 2
-            else p.reshape(x, (1, x.size, 1)) if x.ndim < 2 else x
+            p.reshape(x, (*x.shape, 1))
+            if x.ndim == 2
+            else p.reshape(x, (1, x.size, 1))
+            if x.ndim < 2
+            else x
             for x in map(asarray, arys)
         ]
-    )  # fmt: skip
+    )
 
 
 def front_axes(x: Any, n: int) -> Any:
@@ -407,7 +410,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 # ---- repeating ----
 
 
-def tile(A: Any, reps: Any) -> Any:  # noqa: N803
+def tile(A: Any, reps: Any) -> Any:
     """`A` laid side by side `reps[i]` times along each axis i; missing leading axes are added."""
     x = value(A, "tile")
     counts = shape_of(reps)

@@ -17,9 +17,14 @@ from genesis_fn.primitives.shape import broadcasted_iota, canonical_axis, rev
 
 
 def sort(
-    a: Any, axis: int | None = -1, *, kind: None = None, order: None = None, stable: bool = True,
+    a: Any,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
     descending: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """`a` in ascending order along `axis` (flattened for None); NaN is last."""
     _no_kind("sort", kind, order)
     a, axis = on_axis("sort", a, axis)
@@ -28,9 +33,14 @@ def sort(
 
 
 def argsort(
-    a: Any, axis: int | None = -1, *, kind: None = None, order: None = None, stable: bool = True,
+    a: Any,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
     descending: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The int32 positions that sort `a` along `axis`; ties keep their order."""
     _no_kind("argsort", kind, order)
     a, axis = on_axis("argsort", a, axis)

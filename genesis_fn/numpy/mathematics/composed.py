@@ -123,7 +123,7 @@ def _zero(x: Any) -> Any:
     return scalar_as(0, _dtype(x))
 
 
-def divmod(x1: Any, x2: Any, /) -> tuple[Any, Any]:  # noqa: A001
+def divmod(x1: Any, x2: Any, /) -> tuple[Any, Any]:
     """(floor_divide(x1, x2), remainder(x1, x2))."""
     return _divmod("divmod", x1, x2)
 
@@ -193,7 +193,7 @@ def power(x1: Any, x2: Any, /) -> Any:
     return with_weak(result, is_weak(x1) and is_weak(x2))
 
 
-pow = power  # noqa: A001
+pow = power
 
 
 def float_power(x1: Any, x2: Any, /) -> Any:
@@ -229,8 +229,11 @@ def _complex_log_of_sum(x: Any, y: Any) -> Any:
     # Equal infinite real parts have no difference.
     alike = p.bitwise_and(p.eq(p.real(x), p.real(y)), isinf(p.real(x)))
     larger, smaller = p.select(first, x, y), p.select(first, y, x)
-    off = p.select(alike, p.complex_(_like(p.real(x), 0), p.sub(p.imag(smaller), p.imag(larger))),
-                   p.sub(smaller, larger))  # fmt: skip
+    off = p.select(
+        alike,
+        p.complex_(_like(p.real(x), 0), p.sub(p.imag(smaller), p.imag(larger))),
+        p.sub(smaller, larger),
+    )
     total = p.add(larger, p.log1p(p.exp(off)))
     return p.complex_(p.real(total), principal(p.imag(total)))
 
@@ -267,7 +270,7 @@ def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Any:
 # ---- rounding, signs, parts of floats ----
 
 
-def round(a: Any, decimals: int = 0) -> Any:  # noqa: A001
+def round(a: Any, decimals: int = 0) -> Any:
     """`a` rounded to `decimals` places, ties to even; negative numbers round to tens, ..."""
     x = value(a, "round")
     d = _dtype(x)
@@ -293,7 +296,7 @@ def round(a: Any, decimals: int = 0) -> Any:  # noqa: A001
 around = round
 
 
-def clip(arr: Any, /, min: Any = None, max: Any = None) -> Any:  # noqa: A002
+def clip(arr: Any, /, min: Any = None, max: Any = None) -> Any:
     """`arr` limited to the interval [min, max]; None leaves a side open."""
     x = value(arr, "clip")
     if dtypes.is_complex(_dtype(x)) or any(
@@ -391,10 +394,7 @@ def frexp(x: Any, /) -> tuple[Any, Any]:
         mantissa = p.mul(mantissa, p.bitcast_convert_type(power_of_two, d))
     exponent = p.select(tiny, p.sub(exponent, fraction), exponent)
     special = p.bitwise_or(p.eq(x, 0.0), p.bitwise_not(p.is_finite(x)))
-    return (
-        p.select(special, x, mantissa),
-        p.convert(p.select(special, 0, exponent), dtypes.I32),
-    )
+    return (p.select(special, x, mantissa), p.convert(p.select(special, 0, exponent), dtypes.I32))
 
 
 def spacing(x: Any, /) -> Any:

@@ -12,13 +12,7 @@ from genesis_fn.core.primitive import shown, with_weak
 from genesis_fn.numpy.manipulation.shape import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.mathematics.reductions import sum as sum_over
 from genesis_fn.numpy.mathematics.ufuncs import conj, located, multiply, subtract
-from genesis_fn.numpy.promotion import (
-    broadcast,
-    broadcast_shapes,
-    promote_arrays,
-    strong,
-    value,
-)
+from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, strong, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import full
@@ -151,8 +145,9 @@ def tensordot(
 
 def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
     """The sum of conj(a) * b over all elements."""
-    return dot(ravel(conj(a)), ravel(b), precision=precision,
-               preferred_element_type=preferred_element_type)  # fmt: skip
+    return dot(
+        ravel(conj(a)), ravel(b), precision=precision, preferred_element_type=preferred_element_type
+    )
 
 
 def vecdot(
@@ -280,8 +275,9 @@ def diag(v: Any, k: int = 0) -> Any:
     row, column = [broadcasted_iota(dtypes.I32, (n, n), i) for i in (0, 1)]
     zero = (False, 0, 0.0, 0j)[dtypes.kind_rank(v.dtype)]
     wide = pad(v, zero, [(max(k, 0), max(-k, 0), 0)])
-    found = p.select(p.eq(p.add(row, int(k)), column), broadcast(wide, (n, n)),
-                     full((n, n), zero, v.dtype))  # fmt: skip
+    found = p.select(
+        p.eq(p.add(row, int(k)), column), broadcast(wide, (n, n)), full((n, n), zero, v.dtype)
+    )
     return with_weak(found, v.weak)
 
 
@@ -294,9 +290,14 @@ def diagflat(v: Any, k: int = 0) -> Any:
 
 
 def einsum(
-    subscripts: Any, /, *operands: Any, out: None = None, optimize: Any = "auto",
-    precision: Any = None, preferred_element_type: Any = None,
-) -> Any:  # fmt: skip
+    subscripts: Any,
+    /,
+    *operands: Any,
+    out: None = None,
+    optimize: Any = "auto",
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
     """The sum of products that `subscripts` describe, such as "bij,bjk->bik"; `...` broadcasts.
 
     Also einsum(x, [0, 1], y, [1, 2], [0, 2]). Operands are contracted pairwise, in the order of
@@ -465,8 +466,11 @@ def _path(
     shapes = [tuple([sizes[c] for c in names]) for names in inputs]
     kind = "optimal" if optimize is True else optimize if isinstance(optimize, str) else "auto"
     path, _ = opt_einsum.contract_path(  # pyright: ignore[reportCallIssue]
-        f"{','.join(inputs)}->{output}", *shapes, shapes=True, optimize=kind  # pyright: ignore[reportArgumentType]
-    )  # fmt: skip
+        f"{','.join(inputs)}->{output}",
+        *shapes,
+        shapes=True,
+        optimize=kind,  # pyright: ignore[reportArgumentType]
+    )
     return [tuple(step) for step in path]
 
 

@@ -29,17 +29,27 @@ def _filled(a: Any, otherwise: float) -> Any:
 
 
 def nansum(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
-    initial: Any = None, where: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
     """The sum over `axis`, NaN counting as 0."""
     return r.sum(_filled(a, 0.0), axis, dtype, out, keepdims, initial, where)
 
 
 def nanprod(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
-    initial: Any = None, where: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
     """The product over `axis`, NaN counting as 1."""
     return r.prod(_filled(a, 1.0), axis, dtype, out, keepdims, initial, where)
 
@@ -55,9 +65,15 @@ def nancumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) ->
 
 
 def _extreme(
-    reduce: Callable, worst: float, a: Any, axis: Any, out: None, keepdims: bool, initial: Any,
+    reduce: Callable,
+    worst: float,
+    a: Any,
+    axis: Any,
+    out: None,
+    keepdims: bool,
+    initial: Any,
     where_: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     a = value(a)
     x = reduce(_filled(a, worst), axis, out, keepdims, initial, where_)
     if not dtypes.is_inexact(a.dtype) or initial is not None:
@@ -66,17 +82,25 @@ def _extreme(
 
 
 def nanmax(
-    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None,
+    a: Any,
+    axis: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The maximum over `axis` of what is not NaN; NaN where all is."""
     return _extreme(r.max, -math.inf, a, axis, out, keepdims, initial, where)
 
 
 def nanmin(
-    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None,
+    a: Any,
+    axis: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The minimum over `axis` of what is not NaN; NaN where all is."""
     return _extreme(r.min, math.inf, a, axis, out, keepdims, initial, where)
 
@@ -101,18 +125,27 @@ def _present(a: Any, mask: Any) -> Any:
 
 
 def nanmean(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The mean over `axis` of what is not NaN."""
     (a,) = promote_arrays("nanmean", (value(a),), inexact=True)
     return r.mean(a, axis, dtype, out, keepdims, where=_present(a, where))
 
 
 def nanvar(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0,
-    keepdims: bool = False, where: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    where: Any = None,
+) -> Any:
     """The variance over `axis` of what is not NaN; NaN where too few elements are left."""
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
     mask = _present(a, where)
@@ -137,9 +170,14 @@ def nanvar(
 
 
 def nanstd(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0,
-    keepdims: bool = False, where: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    where: Any = None,
+) -> Any:
     """The standard deviation over `axis` of what is not NaN."""
     variance = nanvar(a, axis, dtype, out, ddof, keepdims, where)
     return p.convert(sqrt(real(variance)), variance.dtype)

@@ -98,9 +98,18 @@ def accumulated(d: DType, promote_integers: bool = True) -> DType:
 
 
 def _fold(
-    name: str, reduce: Callable, combine: Callable, neutral: int, a: Any, axis: Any, dtype: Any,
-    keepdims: bool, initial: Any, where: Any, promote_integers: bool,
-) -> Any:  # fmt: skip
+    name: str,
+    reduce: Callable,
+    combine: Callable,
+    neutral: int,
+    a: Any,
+    axis: Any,
+    dtype: Any,
+    keepdims: bool,
+    initial: Any,
+    where: Any,
+    promote_integers: bool,
+) -> Any:
     a = value(a, name)
     if dtype is None:
         d = accumulated(a.aval.dtype, promote_integers)
@@ -120,28 +129,42 @@ def _number(x: int, d: DType) -> Any:
     return (bool, int, float, complex)[dtypes.kind_rank(d)](x)
 
 
-def sum(  # noqa: A001
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
-    initial: Any = None, where: Any = None, promote_integers: bool = True,
-) -> Any:  # fmt: skip
+def sum(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+    promote_integers: bool = True,
+) -> Any:
     """The sum over `axis` (an int, several, or all for None).
 
     Booleans and integers below 32 bits are summed in 32 bits; 16-bit floats accumulate in float32.
     `where` selects elements; `initial` is added.
     """
     _no_out(out, "sum")
-    return _fold("sum", r.reduce_sum, add, 0, a, axis, dtype, keepdims, initial, where,
-                 promote_integers)  # fmt: skip
+    return _fold(
+        "sum", r.reduce_sum, add, 0, a, axis, dtype, keepdims, initial, where, promote_integers
+    )
 
 
 def prod(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False,
-    initial: Any = None, where: Any = None, promote_integers: bool = True,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+    promote_integers: bool = True,
+) -> Any:
     """The product over `axis`; dtypes as in `sum`."""
     _no_out(out, "prod")
-    return _fold("prod", reduce_prod, multiply, 1, a, axis, dtype, keepdims, initial, where,
-                 promote_integers)  # fmt: skip
+    return _fold(
+        "prod", reduce_prod, multiply, 1, a, axis, dtype, keepdims, initial, where, promote_integers
+    )
 
 
 def _wide(d: DType) -> DType:
@@ -158,9 +181,14 @@ def _count(a: Any, axes: Sequence[int], where: Any, keepdims: bool) -> Any:
 
 
 def mean(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, keepdims: bool = False, *,
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The mean over `axis`, float32 for integers; 16-bit floats are averaged in float32."""
     _no_out(out, "mean")
     a = value(a, "mean")
@@ -209,9 +237,17 @@ def p_transpose(x: Any, order: Sequence[int]) -> Any:
 
 
 def var(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0,
-    keepdims: bool = False, *, where: Any = None, correction: float | None = None, mean: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = None,
+    correction: float | None = None,
+    mean: Any = None,
+) -> Any:
     """The variance over `axis`: the mean of |a - mean|**2, divided by n - ddof instead of n."""
     _no_out(out, "var")
     a = value(a, "var")
@@ -255,9 +291,17 @@ def mean_of(a: Any, axes: Sequence[int], where: Any) -> Any:
 
 
 def std(
-    a: Any, axis: Any = None, dtype: Any = None, out: None = None, ddof: float = 0,
-    keepdims: bool = False, *, where: Any = None, correction: float | None = None, mean: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    *,
+    where: Any = None,
+    correction: float | None = None,
+    mean: Any = None,
+) -> Any:
     """The standard deviation over `axis`: the square root of `var`."""
     _no_out(out, "std")
     a = value(a, "std")
@@ -274,9 +318,16 @@ def std(
 
 
 def _extreme(
-    name: str, reduce: Callable, combine: Callable, worst: int, a: Any, axis: Any, keepdims: bool,
-    initial: Any, where: Any,
-) -> Any:  # fmt: skip
+    name: str,
+    reduce: Callable,
+    combine: Callable,
+    worst: int,
+    a: Any,
+    axis: Any,
+    keepdims: bool,
+    initial: Any,
+    where: Any,
+) -> Any:
     a = value(a, name)
     if where is not None and initial is None:
         raise ValueError(f"{name}: where= needs initial=, the result where nothing is selected")
@@ -306,19 +357,27 @@ def _complex_extreme(reduce: Callable, bound: float, a: Any, axes: Sequence[int]
     return p.complex_(best, choose(isnan(best), math.nan, imaginary))
 
 
-def max(  # noqa: A001
-    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None,
+def max(
+    a: Any,
+    axis: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The maximum over `axis`; NaN where one is. Raises ValueError for none without `initial`."""
     _no_out(out, "max")
     return _extreme("max", r.reduce_max, maximum, 0, a, axis, keepdims, initial, where)
 
 
-def min(  # noqa: A001
-    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, initial: Any = None,
+def min(
+    a: Any,
+    axis: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
     where: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """The minimum over `axis`; NaN where one is. Raises ValueError for none without `initial`."""
     _no_out(out, "min")
     return _extreme("min", r.reduce_min, minimum, 1, a, axis, keepdims, initial, where)
@@ -337,15 +396,21 @@ def ptp(a: Any, axis: Any = None, out: None = None, keepdims: bool = False) -> A
 
 
 def _logic(
-    name: str, reduce: Callable, combine: Callable, neutral: bool, a: Any, axis: Any,
-    keepdims: bool, where: Any,
-) -> Any:  # fmt: skip
+    name: str,
+    reduce: Callable,
+    combine: Callable,
+    neutral: bool,
+    a: Any,
+    axis: Any,
+    keepdims: bool,
+    where: Any,
+) -> Any:
     a = _masked(truth(value(a, name)), where, neutral)
     axes = reduced_axes(axis, a.ndim, name)
     return strong(_kept(reduce(a, axes), a, axes, keepdims))
 
 
-def all(  # noqa: A001
+def all(
     a: Any, axis: Any = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
     """Whether all elements over `axis` are nonzero."""
@@ -353,7 +418,7 @@ def all(  # noqa: A001
     return _logic("all", r.reduce_and, logical_and, True, a, axis, keepdims, where)
 
 
-def any(  # noqa: A001
+def any(
     a: Any, axis: Any = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
     """Whether an element over `axis` is nonzero."""

@@ -55,9 +55,16 @@ _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def quantile(
-    a: Any, q: Any, axis: Any = None, out: None = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: bool = False, *, ignore_nan: bool = False,
-) -> Any:  # fmt: skip
+    a: Any,
+    q: Any,
+    axis: Any = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    ignore_nan: bool = False,
+) -> Any:
     """The value below which a fraction `q` of the elements over `axis` lies.
 
     `method` interpolates between neighbours: linear, lower, higher, midpoint, nearest. NaN if any
@@ -118,9 +125,14 @@ def quantile(
 
 
 def percentile(
-    a: Any, q: Any, axis: Any = None, out: None = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: bool = False,
-) -> Any:  # fmt: skip
+    a: Any,
+    q: Any,
+    axis: Any = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Any:
     """`quantile` with `q` in percent."""
     return quantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
 
@@ -132,17 +144,27 @@ def _fraction(a: Any, q: Any) -> Any:
 
 
 def nanquantile(
-    a: Any, q: Any, axis: Any = None, out: None = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: bool = False,
-) -> Any:  # fmt: skip
+    a: Any,
+    q: Any,
+    axis: Any = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Any:
     """`quantile` of the elements that are not NaN."""
     return quantile(a, q, axis, method=method, keepdims=keepdims, ignore_nan=True)
 
 
 def nanpercentile(
-    a: Any, q: Any, axis: Any = None, out: None = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: bool = False,
-) -> Any:  # fmt: skip
+    a: Any,
+    q: Any,
+    axis: Any = None,
+    out: None = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> Any:
     """`percentile` of the elements that are not NaN."""
     return nanquantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
 
@@ -173,9 +195,14 @@ def nanmedian(
 
 
 def cov(
-    m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None,
-    fweights: Any = None, aweights: Any = None,
-) -> Any:  # fmt: skip
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+) -> Any:
     """The covariance matrix of variables in rows (columns without `rowvar`)."""
     xs = [asarray(v) for v in (m, y) if v is not None]
     xs = promote_arrays("cov", xs, inexact=True)
@@ -248,9 +275,9 @@ def _convolved(
     elif swapped:
         a, v = v, a
     n = v.size
-    before, after = {
-        "valid": (0, 0), "same": (n // 2, n - n // 2 - 1), "full": (n - 1, n - 1),
-    }.get(mode, (None, None))  # fmt: skip
+    before, after = {"valid": (0, 0), "same": (n // 2, n - n // 2 - 1), "full": (n - 1, n - 1)}.get(
+        mode, (None, None)
+    )
     if before is None:
         raise ValueError(f"{name}: mode {mode!r} is none of 'full', 'same', 'valid'")
     kernel = flip(v) if turned else v

@@ -170,23 +170,29 @@ multiply = binary("multiply", p.mul, "x * y, elementwise.")
 divide = binary("divide", p.div, "x / y, elementwise, in a floating dtype.", inexact=True)
 true_divide = divide
 maximum = binary(
-    "maximum", p.max, "The larger of x and y, elementwise; NaN propagates.",
+    "maximum",
+    p.max,
+    "The larger of x and y, elementwise; NaN propagates.",
     of_complex=_chosen(_greater_equal),
-)  # fmt: skip
+)
 minimum = binary(
-    "minimum", p.min, "The smaller of x and y, elementwise; NaN propagates.",
+    "minimum",
+    p.min,
+    "The smaller of x and y, elementwise; NaN propagates.",
     of_complex=_chosen(_less_equal),
-)  # fmt: skip
+)
 arctan2 = binary("arctan2", p.atan2, "The angle of the point (y, x), in radians.", inexact=True)
 atan2 = arctan2
 nextafter = binary("nextafter", p.nextafter, "The next float after x towards y.", inexact=True)
 
 negative = unary("negative", p.neg, "-x, elementwise.")
 absolute = unary(
-    "absolute", p.abs, "|x|, elementwise; real for complex x.",
+    "absolute",
+    p.abs,
+    "|x|, elementwise; real for complex x.",
     identity=lambda d: d == dtypes.BOOL or dtypes.is_unsigned(d),
-)  # fmt: skip
-abs = absolute  # noqa: A001
+)
+abs = absolute
 fabs = unary("fabs", p.abs, "|x|, elementwise, in a floating dtype.", inexact=True)
 sign = unary("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x.")
 reciprocal = unary("reciprocal", p.reciprocal, "1 / x, elementwise.", inexact=True)
@@ -300,9 +306,10 @@ bitwise_xor = binary("bitwise_xor", p.bitwise_xor, "x ^ y, bit by bit.")
 bitwise_not = unary("bitwise_not", p.bitwise_not, "~x, bit by bit.")
 invert = bitwise_invert = bitwise_not
 bitwise_count = unary(
-    "bitwise_count", lambda x: p.convert(p.population_count(p.abs(x)), dtypes.U8),
+    "bitwise_count",
+    lambda x: p.convert(p.population_count(p.abs(x)), dtypes.U8),
     "The number of set bits of |x|, as uint8.",
-)  # fmt: skip
+)
 left_shift = binary("left_shift", p.shift_left, "x << y, elementwise.")
 bitwise_left_shift = left_shift
 logical_and = _logical("logical_and", bitwise_and, "Whether x and y are both nonzero.")

@@ -288,8 +288,8 @@ def fromage(
         return 1 / (1 + lr**2) ** 0.5
 
     if callable(learning_rate):
-        step: Any = lambda count: shrink(learning_rate(count)) * learning_rate(count)  # noqa: E731
-        decay: Any = lambda count: shrink(learning_rate(count)) - 1  # noqa: E731
+        step: Any = lambda count: shrink(learning_rate(count)) * learning_rate(count)
+        decay: Any = lambda count: shrink(learning_rate(count)) - 1
     else:
         step, decay = learning_rate * shrink(learning_rate), shrink(learning_rate) - 1
     return optimizer(

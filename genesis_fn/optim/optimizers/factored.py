@@ -129,9 +129,13 @@ def scale_by_sm3(b1: Any = 0.9, b2: Any = 1.0, eps: Any = 1e-8) -> base.Gradient
             ]
             total = fresh * g * g + b2 * functools.reduce(jnp.minimum, shaped)
             step = g * jnp.where(total > 0, 1.0 / jnp.sqrt(total + eps), 0.0)
-            bounds = [total] if g.ndim < 2 else [
-                jnp.max(total, axis=tuple(j for j in axes if j != i), initial=0.0) for i in axes
-            ]  # fmt: skip
+            bounds = (
+                [total]
+                if g.ndim < 2
+                else [
+                    jnp.max(total, axis=tuple(j for j in axes if j != i), initial=0.0) for i in axes
+                ]
+            )
             m = moment(step, m, b1)
             return m, bounds, m
 

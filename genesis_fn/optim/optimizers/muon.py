@@ -270,15 +270,28 @@ def muon(
 
     of_matrices = chain(
         muon=scale_by_muon(
-            ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov=nesterov, adaptive=adaptive,
-            preconditioning=preconditioning, weight_dimension_numbers=dims,
+            ns_coeffs,
+            ns_steps,
+            beta,
+            eps,
+            mu_dtype,
+            nesterov=nesterov,
+            adaptive=adaptive,
+            preconditioning=preconditioning,
+            weight_dimension_numbers=dims,
         ),
         shape=scale_by_shape(dims, consistent_rms),
         decay=add_decayed_weights(weight_decay, weight_decay_mask),
         schedule=scale_by_learning_rate(learning_rate),
-    )  # fmt: skip
+    )
     of_others = adamw(
         learning_rate if adam_learning_rate is None else adam_learning_rate,
-        adam_b1, adam_b2, eps, adam_eps_root, mu_dtype, adam_weight_decay, nesterov=nesterov,
-    )  # fmt: skip
+        adam_b1,
+        adam_b2,
+        eps,
+        adam_eps_root,
+        mu_dtype,
+        adam_weight_decay,
+        nesterov=nesterov,
+    )
     return partition({"muon": of_matrices, "adam": of_others}, labels)

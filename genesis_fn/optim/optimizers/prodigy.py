@@ -78,9 +78,13 @@ def prodigy(
         start = state.params0
         progress = _total(map_updates(dot, updates, extras=(start, params)), kind)
         new, m, v, s = map_updates(
-            moments, updates, state.exp_avg, state.exp_avg_sq, state.grad_sum,
+            moments,
+            updates,
+            state.exp_avg,
+            state.exp_avg_sq,
+            state.grad_sum,
             extras=(start, params),
-        )  # fmt: skip
+        )
         numerator = beta3 * state.numerator_weighted + (d / estim_lr0) * rate * progress
         length = _total(map_updates(lambda x: jnp.sum(jnp.abs(x)), s), kind)
         estimate = jnp.maximum(d, estim_lr_coef * numerator / length)

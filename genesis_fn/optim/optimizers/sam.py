@@ -40,9 +40,11 @@ def sam(
     def init(params: Any) -> SAMState:
         copy = tree.map(lambda p: jnp.array(as_array(p), copy=True), params)
         return SAMState(
-            zero_count(), optimizer.init(params), adv_optimizer.init(params),
+            zero_count(),
+            optimizer.init(params),
+            adv_optimizer.init(params),
             None if opaque_mode else copy,
-        )  # fmt: skip
+        )
 
     def transparent(
         updates: Any, state: SAMState, params: Any = None, *, grad_fn: Any = None

@@ -75,9 +75,13 @@ def schedule_free(
             lambda p: jnp.array(p, dtype=state_dtype or wide_dtype(p.dtype), copy=True), params
         )
         return ScheduleFreeState(
-            as_array(b1, kind), jnp.zeros((), kind), jnp.ones((), dtypes.I32),
-            jnp.zeros((), kind), inner.init(params), z,
-        )  # fmt: skip
+            as_array(b1, kind),
+            jnp.zeros((), kind),
+            jnp.ones((), dtypes.I32),
+            jnp.zeros((), kind),
+            inner.init(params),
+            z,
+        )
 
     def update(updates: Any, state: ScheduleFreeState, params: Any = None, **extra: Any) -> tuple:
         base.require_params(params, "schedule_free")

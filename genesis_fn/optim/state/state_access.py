@@ -110,10 +110,7 @@ def _class_name(x: Any) -> str | None:
 
 
 def get(
-    tree: Any,
-    key: Any,
-    default: Any = None,
-    filtering: Callable[[tuple, Any], bool] | None = None,
+    tree: Any, key: Any, default: Any = None, filtering: Callable[[tuple, Any], bool] | None = None
 ) -> Any:
     """The one value called `key` in a state, `default` where there is none.
 
@@ -126,9 +123,7 @@ def get(
     return found[0][1] if found else default
 
 
-def set(  # noqa: A001
-    tree: Any, filtering: Callable[[tuple, Any], bool] | None = None, /, **kwargs: Any
-) -> Any:
+def set(tree: Any, filtering: Callable[[tuple, Any], bool] | None = None, /, **kwargs: Any) -> Any:
     """The state `tree` with every value called by one of the keywords replaced.
 
     Raises KeyError where a keyword names nothing in it.

@@ -73,17 +73,17 @@ def vdot(tree_x: Any, tree_y: Any) -> Any:
     return _fold(operator.add, tree.leaves(tree.map(dot, tree_x, tree_y)), 0.0)
 
 
-def sum(tree: Any) -> Any:  # noqa: A001
+def sum(tree: Any) -> Any:
     """The sum of all elements of all leaves."""
     return _fold(operator.add, [jnp.sum(x) for x in _arrays(tree)], 0.0)
 
 
-def max(tree: Any) -> Any:  # noqa: A001
+def max(tree: Any) -> Any:
     """The largest element of all leaves; -inf of an empty tree."""
     return _fold(jnp.maximum, [jnp.max(x) for x in _arrays(tree) if x.size], -float("inf"))
 
 
-def min(tree: Any) -> Any:  # noqa: A001
+def min(tree: Any) -> Any:
     """The smallest element of all leaves; inf of an empty tree."""
     return _fold(jnp.minimum, [jnp.min(x) for x in _arrays(tree) if x.size], float("inf"))
 

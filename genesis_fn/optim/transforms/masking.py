@@ -72,9 +72,10 @@ def _takes_path(spec: Callable) -> bool:
     except (TypeError, ValueError):
         return False
     needed = [
-        p for p in parameters
+        p
+        for p in parameters
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]  # fmt: skip
+    ]
     return len(needed) == 2
 
 

@@ -50,9 +50,13 @@ def reduce_on_plateau(
     def init(params: Any) -> ReduceLROnPlateauState:
         kind = wide_dtype(widest_float(params))
         return ReduceLROnPlateauState(
-            jnp.ones((), kind), jnp.full((), float("inf"), dtype=kind), zero_count(), zero_count(),
-            zero_count(), jnp.zeros((), kind),
-        )  # fmt: skip
+            jnp.ones((), kind),
+            jnp.full((), float("inf"), dtype=kind),
+            zero_count(),
+            zero_count(),
+            zero_count(),
+            jnp.zeros((), kind),
+        )
 
     def update(
         updates: Any, state: ReduceLROnPlateauState, params: Any = None, *, value: Any, **extra: Any

@@ -114,8 +114,10 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
         share = sum(lost) / jnp.maximum(sum(moving), 1.0) if lost else jnp.zeros((), dtypes.F32)
         lax.cond(
             (state.count == 0) & (share > limit),
-            lambda s: debug_callback(lambda x: _warn(x, line), s), lambda _: None, share,
-        )  # fmt: skip
+            lambda s: debug_callback(lambda x: _warn(x, line), s),
+            lambda _: None,
+            share,
+        )
         return updates, LostStepsState(safe_increment(state.count), share)
 
     return base.GradientTransformation(init, update, state=LostStepsState)

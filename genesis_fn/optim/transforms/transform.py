@@ -16,7 +16,7 @@ from genesis_fn.optim.numerics import (
     safe_increment,
     safe_norm,
     safe_root_mean_squares,
-)  # fmt: skip
+)
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.transforms.masking import masked
 from genesis_fn.optim.tree_map_updates import (
@@ -151,8 +151,7 @@ def scale_by_param_block_norm(min_scale: float = 1e-3) -> base.GradientTransform
 def scale_by_param_block_rms(min_scale: float = 1e-3) -> base.GradientTransformation:
     """Each leaf's update times max(rms of the parameter, min_scale)."""
     return base.per_leaf(
-        lambda u, p: u * safe_root_mean_squares(p, min_scale),
-        params_for="scale_by_param_block_rms",
+        lambda u, p: u * safe_root_mean_squares(p, min_scale), params_for="scale_by_param_block_rms"
     )
 
 

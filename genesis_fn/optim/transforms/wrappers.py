@@ -110,9 +110,12 @@ class MultiSteps:
         if self._skip_fn is not None:
             _, skip_state = self._skip_fn(init_moments(params), zero_count(), params)
         return MultiStepsState(
-            zero_count(), zero_count(), self._opt.init(params),
-            init_moments(params, dtype=self._dtype), skip_state,
-        )  # fmt: skip
+            zero_count(),
+            zero_count(),
+            self._opt.init(params),
+            init_moments(params, dtype=self._dtype),
+            skip_state,
+        )
 
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any

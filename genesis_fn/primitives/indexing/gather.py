@@ -73,17 +73,23 @@ def _gather_batch(
         operand = move_batch(operand, operand_dim, 0, size)
         slice_sizes = (size, *slice_sizes)
         numbers = GatherDimensionNumbers(
-            (0, *raised(offset)), raised(collapsed), raised(mapped), raised(batching),
+            (0, *raised(offset)),
+            raised(collapsed),
+            raised(mapped),
+            raised(batching),
             index_batching,
-        )  # fmt: skip
+        )
     else:
         operand = move_batch(operand, operand_dim, 0, size)
         indices = move_batch(indices, indices_dim, 0, size)
         slice_sizes = (min(size, 1), *slice_sizes)
         numbers = GatherDimensionNumbers(
-            raised(offset), raised(collapsed), raised(mapped),
-            (0, *raised(batching)), (0, *raised(index_batching)),
-        )  # fmt: skip
+            raised(offset),
+            raised(collapsed),
+            raised(mapped),
+            (0, *raised(batching)),
+            (0, *raised(index_batching)),
+        )
         params.update(indices_are_sorted=False)
     return bind(
         gather_p, operand, indices, dimension_numbers=numbers, slice_sizes=slice_sizes, **params
@@ -96,11 +102,15 @@ def _gather_visits(operand: Aval, indices: Aval, **params: Any) -> tuple[Aval, l
 
 
 gather_p = Primitive(
-    "gather", _gather_shape, linearize=_gather_linearize, batch=_gather_batch,
+    "gather",
+    _gather_shape,
+    linearize=_gather_linearize,
+    batch=_gather_batch,
     visits=_gather_visits,
     weak=slice(1),
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    bounded=True,
+    flops=no_flops,
+)
 PRIM["gather"] = gather_p
 
 
@@ -202,26 +212,30 @@ def _take_batch(
         tuple(range(count, count + len(whole) - 2)), (1,), (1,), (0,), (0,)
     )
     return gather(
-        table, expand_dims(indices, (-1,)), numbers, (min(size, 1), 1, *whole[2:]),
-        mode=mode, fill_value=fill_value,
-    ), 0  # fmt: skip
+        table,
+        expand_dims(indices, (-1,)),
+        numbers,
+        (min(size, 1), 1, *whole[2:]),
+        mode=mode,
+        fill_value=fill_value,
+    ), 0
 
 
 take_rows_p = Primitive(
-    "take_rows", _take_shape, linearize=_take_linearize, batch=_take_batch,
+    "take_rows",
+    _take_shape,
+    linearize=_take_linearize,
+    batch=_take_batch,
     visits=lambda table, indices, **_: (table, [(0, 1)]),
     weak=slice(1),
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    bounded=True,
+    flops=no_flops,
+)
 PRIM["take_rows"] = take_rows_p
 
 
 def take_rows(
-    table: Any,
-    indices: Any,
-    *,
-    mode: str | GatherScatterMode = "check",
-    fill_value: Any = None,
+    table: Any, indices: Any, *, mode: str | GatherScatterMode = "check", fill_value: Any = None
 ) -> Any:
     """table[indices]: one row of the table, along its axis 0, per index.
 

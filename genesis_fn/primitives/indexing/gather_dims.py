@@ -129,10 +129,12 @@ def windowed_shape(
     batch = indices.shape[:-1]
     rank = len(batch) + len(window)
     for dims, label, limit in (
-        (window, names[0], rank), (collapsed, names[1], operand.ndim),
-        (mapped, names[2], operand.ndim), (batching, names[3], operand.ndim),
+        (window, names[0], rank),
+        (collapsed, names[1], operand.ndim),
+        (mapped, names[2], operand.ndim),
+        (batching, names[3], operand.ndim),
         (index_batching, names[4], len(batch)),
-    ):  # fmt: skip
+    ):
         require(all(0 <= d < limit for d in dims), f"{label} {dims} must lie in [0, {limit})")
         require(len(set(dims)) == len(dims), f"{label} {dims} must not repeat a dimension")
     for dims, label in ((window, names[0]), (collapsed, names[1]), (batching, names[3])):

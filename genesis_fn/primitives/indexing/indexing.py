@@ -135,11 +135,15 @@ def _slice_batch(
 
 
 dynamic_slice_p = Primitive(
-    "dynamic_slice", _slice_shape, linearize=_slice_linearize, transpose=_slice_transpose,
+    "dynamic_slice",
+    _slice_shape,
+    linearize=_slice_linearize,
+    transpose=_slice_transpose,
     batch=_slice_batch,
     weak=slice(1),
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    bounded=True,
+    flops=no_flops,
+)
 PRIM["dynamic_slice"] = dynamic_slice_p
 
 # ---- dynamic_update_slice ----
@@ -198,12 +202,16 @@ def _update_batch(size: int, xs: Sequence[Any], dims: Sequence[int | None]) -> A
 
 
 dynamic_update_slice_p = Primitive(
-    "dynamic_update_slice", _update_shape, linearize=_update_linearize,
-    transpose=_update_transpose, batch=_update_batch,
+    "dynamic_update_slice",
+    _update_shape,
+    linearize=_update_linearize,
+    transpose=_update_transpose,
+    batch=_update_batch,
     updates=0,
     weak=slice(1),
-    bounded=True, flops=no_flops,
-)  # fmt: skip
+    bounded=True,
+    flops=no_flops,
+)
 PRIM["dynamic_update_slice"] = dynamic_update_slice_p
 
 

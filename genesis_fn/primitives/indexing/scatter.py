@@ -88,10 +88,16 @@ def _read_back(
 ) -> Any:
     """What the scatter with these numbers wrote into `x`: zero for windows that were dropped."""
     return bind(
-        gather_p, x, indices, dimension_numbers=inverse(numbers),
-        slice_sizes=window_sizes(typeof(x), updates, numbers), unique_indices=False,
-        indices_are_sorted=False, mode=mode, fill_value=0 if mode == "fill" else None,
-    )  # fmt: skip
+        gather_p,
+        x,
+        indices,
+        dimension_numbers=inverse(numbers),
+        slice_sizes=window_sizes(typeof(x), updates, numbers),
+        unique_indices=False,
+        indices_are_sorted=False,
+        mode=mode,
+        fill_value=0 if mode == "fill" else None,
+    )
 
 
 def _scatter_linearize(nonzero: Any, operand: Any, indices: Any, updates: Any, **params: Any):
@@ -219,15 +225,17 @@ def _scatter_batch(
     updates = move_batch(updates, updates_dim, 0, size)
     if indices_dim is None:
         numbers = ScatterDimensionNumbers(
-            (0, *raised(window)), raised(inserted), raised(mapped), raised(batching),
-            index_batching,
-        )  # fmt: skip
+            (0, *raised(window)), raised(inserted), raised(mapped), raised(batching), index_batching
+        )
     else:
         indices = move_batch(indices, indices_dim, 0, size)
         numbers = ScatterDimensionNumbers(
-            raised(window), raised(inserted), raised(mapped),
-            (0, *raised(batching)), (0, *raised(index_batching)),
-        )  # fmt: skip
+            raised(window),
+            raised(inserted),
+            raised(mapped),
+            (0, *raised(batching)),
+            (0, *raised(index_batching)),
+        )
         params.update(indices_are_sorted=False)
     return bind(scatter_p, operand, indices, updates, dimension_numbers=numbers, **params), 0
 
@@ -241,11 +249,16 @@ def _scatter_visits(
 
 
 scatter_p = Primitive(
-    "scatter", _scatter_shape, linearize=_scatter_linearize, transpose=_scatter_transpose,
-    batch=_scatter_batch, updates=0, visits=_scatter_visits,
+    "scatter",
+    _scatter_shape,
+    linearize=_scatter_linearize,
+    transpose=_scatter_transpose,
+    batch=_scatter_batch,
+    updates=0,
+    visits=_scatter_visits,
     weak=slice(1),
     flops=lambda ins, outs, **_: ins[-1].size,
-)  # fmt: skip
+)
 PRIM["scatter"] = scatter_p
 
 
@@ -263,19 +276,27 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
     batch = typeof(indices).shape[:-1]
     if _reads_rows(operand.aval, batch, numbers, sizes):
         rows = segment_sum(
-            ct, reshape(indices, batch), operand.aval.shape[0],
-            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"],
-        )  # fmt: skip
+            ct,
+            reshape(indices, batch),
+            operand.aval.shape[0],
+            indices_are_sorted=params["indices_are_sorted"],
+            mode=params["mode"],
+        )
         return [rows, None]
     return [
         bind(
-            scatter_p, zeros(operand.aval), indices, ct, kind="add",
+            scatter_p,
+            zeros(operand.aval),
+            indices,
+            ct,
+            kind="add",
             dimension_numbers=inverse(numbers),
             unique_indices=params["unique_indices"],
-            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"],
+            indices_are_sorted=params["indices_are_sorted"],
+            mode=params["mode"],
         ),
         None,
-    ]  # fmt: skip
+    ]
 
 
 gather_p.transpose = _gather_transpose
@@ -333,9 +354,14 @@ def scatter_sub(
 ) -> Any:
     """`operand` with the windows `updates` subtracted; arguments as in `scatter_add`."""
     return scatter_add(
-        operand, scatter_indices, neg(updates), dimension_numbers,
-        indices_are_sorted=indices_are_sorted, unique_indices=unique_indices, mode=mode,
-    )  # fmt: skip
+        operand,
+        scatter_indices,
+        neg(updates),
+        dimension_numbers,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+    )
 
 
 # ---- sums over segments ----
@@ -391,12 +417,15 @@ def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> l
 
 
 segment_sum_p = Primitive(
-    "segment_sum", _segment_shape, linearize=_segment_linearize, transpose=_segment_transpose,
+    "segment_sum",
+    _segment_shape,
+    linearize=_segment_linearize,
+    transpose=_segment_transpose,
     batch=_segment_batch,
     visits=lambda data, ids, **params: (_segment_shape(data, ids, **params), [(0, 1)]),
     weak=slice(1),
     flops=lambda ins, outs, **_: ins[0].size,
-)  # fmt: skip
+)
 PRIM["segment_sum"] = segment_sum_p
 
 
@@ -414,9 +443,13 @@ def segment_sum(
     float32. Modes as in `scatter`: None drops what belongs to no segment.
     """
     return bind(
-        segment_sum_p, data, segment_ids, num_segments=int(num_segments),
-        indices_are_sorted=bool(indices_are_sorted), mode=mode_name(mode),
-    )  # fmt: skip
+        segment_sum_p,
+        data,
+        segment_ids,
+        num_segments=int(num_segments),
+        indices_are_sorted=bool(indices_are_sorted),
+        mode=mode_name(mode),
+    )
 
 
 take_rows_p.transpose = lambda ct, table, indices, *, mode, fill_value: [

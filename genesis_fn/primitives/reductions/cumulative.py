@@ -42,12 +42,13 @@ def _along(prim: Primitive) -> Callable:
 # ---- cumsum ----
 
 cumsum_p = linear(
-    "cumsum", _same_shape("cumsum", "number"),
+    "cumsum",
+    _same_shape("cumsum", "number"),
     transpose=lambda ct, x, *, axis, reverse: cumsum(ct, axis, not reverse),
     batch=lambda size, x, d, *, axis, reverse: (cumsum(x, axis + (axis >= d), reverse), d),
     precision="high",
     flops=each_operand,
-)  # fmt: skip
+)
 
 
 def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
@@ -100,10 +101,12 @@ def _recurrence_transpose(ct: Any, a: Any, b: Any, *, axis: int, reverse: bool) 
 
 
 linear_recurrence_p = Primitive(
-    "linear_recurrence", _recurrence_shape, linearize=_recurrence_linearize,
+    "linear_recurrence",
+    _recurrence_shape,
+    linearize=_recurrence_linearize,
     transpose=_recurrence_transpose,
     precision="high",
-)  # fmt: skip
+)
 linear_recurrence_p.batch = _along(linear_recurrence_p)
 
 
@@ -119,10 +122,8 @@ def linear_recurrence(a: Any, b: Any, axis: int = 0, reverse: bool = False) -> A
 # ---- cumprod ----
 
 cumprod_p = Primitive(
-    "cumprod", _same_shape("cumprod", "number"), precision="high",
-   
-    flops=each_operand,
-)  # fmt: skip
+    "cumprod", _same_shape("cumprod", "number"), precision="high", flops=each_operand
+)
 cumprod_p.batch = _along(cumprod_p)
 
 
@@ -194,10 +195,12 @@ def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 # ---- cumlogsumexp ----
 
 cumlogsumexp_p = Primitive(
-    "cumlogsumexp", _same_shape("cumlogsumexp", "float"), precision="high",
-   
-    flops=each_operand, transcendental=True,
-)  # fmt: skip
+    "cumlogsumexp",
+    _same_shape("cumlogsumexp", "float"),
+    precision="high",
+    flops=each_operand,
+    transcendental=True,
+)
 cumlogsumexp_p.batch = _along(cumlogsumexp_p)
 
 
@@ -208,7 +211,7 @@ def _cumlogsumexp_linearize(nonzero: Any, x: Any, *, axis: int, reverse: bool) -
         # dy_k = e^(y_{k-1} - y_k) dy_{k-1} + e^(x_k - y_k) dx_k: weights in [0, 1] that sum to 1.
         before = _shift(y, axis, reverse, -math.inf)
         none_yet = eq(y, -math.inf)  # -inf - -inf is NaN
-        weight = lambda v: select(none_yet, 0.0, exp(sub(v, y)))  # noqa: E731
+        weight = lambda v: select(none_yet, 0.0, exp(sub(v, y)))
         return linear_recurrence(weight(before), scale(t, weight(x)), axis, reverse)
 
     return y, tangent

@@ -70,10 +70,14 @@ def _sum_batch(size: int, x: Any, d: int, *, axes: tuple[int, ...]) -> Any:
 
 
 reduce_sum_p = linear(
-    "reduce_sum", lambda x, *, axes: reduced(x, axes, "reduce_sum"), transpose=_sum_transpose,
-    batch=_sum_batch, precision="high", flops=each_operand,
+    "reduce_sum",
+    lambda x, *, axes: reduced(x, axes, "reduce_sum"),
+    transpose=_sum_transpose,
+    batch=_sum_batch,
+    precision="high",
+    flops=each_operand,
     lowering=Reduce("add", lambda kind: (False, 0, 0.0, 0.0)[dtypes.kind_rank(kind)]),
-)  # fmt: skip
+)
 PRIM["reduce_sum"] = reduce_sum_p
 
 
@@ -111,8 +115,9 @@ def reduction(
 def _extreme_of(greatest: bool, position: bool = False) -> Reduce:
     return Reduce(
         "maximum" if greatest else "minimum",
-        lambda kind: dtypes.extreme_over_nothing(kind, greatest), position=position,
-    )  # fmt: skip
+        lambda kind: dtypes.extreme_over_nothing(kind, greatest),
+        position=position,
+    )
 
 
 def _extreme(name: str, greatest: bool) -> Primitive:
@@ -153,14 +158,14 @@ def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
 
 
 reduce_and_p = reduction(
-    "reduce_and", "bits", Reduce("bit_and", lambda kind: True if kind == BOOL else ~0),
-)  # fmt: skip
+    "reduce_and", "bits", Reduce("bit_and", lambda kind: True if kind == BOOL else ~0)
+)
 reduce_or_p = reduction(
-    "reduce_or", "bits", Reduce("bit_or", lambda kind: False if kind == BOOL else 0),
-)  # fmt: skip
+    "reduce_or", "bits", Reduce("bit_or", lambda kind: False if kind == BOOL else 0)
+)
 reduce_xor_p = reduction(
-    "reduce_xor", "bits", Reduce("bit_xor", lambda kind: False if kind == BOOL else 0),
-)  # fmt: skip
+    "reduce_xor", "bits", Reduce("bit_xor", lambda kind: False if kind == BOOL else 0)
+)
 
 
 def reduce_and(operand: Any, axes: Sequence[int]) -> Any:

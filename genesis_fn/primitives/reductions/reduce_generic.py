@@ -28,9 +28,11 @@ from genesis_fn.primitives.shape import reshape, slice as slice_, transpose
 
 
 reduce_prod_p = reduction(
-    "reduce_prod", "any", precision="high",
+    "reduce_prod",
+    "any",
+    precision="high",
     lowering=Reduce("multiply", lambda kind: (True, 1, 1.0, 1.0)[dtypes.kind_rank(kind)]),
-)  # fmt: skip
+)
 
 
 def _prod_linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:

@@ -54,9 +54,12 @@ class Window(NamedTuple):
             return (*values[:d], v, *values[d:])
 
         return Window(
-            one(self.lengths), one(self.strides), one(self.padding, (0, 0)),
-            one(self.base_dilation), one(self.window_dilation),
-        )  # fmt: skip
+            one(self.lengths),
+            one(self.strides),
+            one(self.padding, (0, 0)),
+            one(self.base_dilation),
+            one(self.window_dilation),
+        )
 
     def backward(self, shape: Sequence[int], outputs: Sequence[int]) -> Window:
         """The window whose sums over an output's cotangent are the cotangent of the operand."""
@@ -92,13 +95,13 @@ def _window_sum(x: Any, window: Window) -> Any:
 
 
 reduce_window_sum_p = linear(
-    "reduce_window_sum", _window_shape("reduce_window_sum", "number"), flops=_flops,
-    transpose=lambda ct, x, *, window: _window_sum(
-        ct, window.backward(x.shape, typeof(ct).shape)
-    ),
+    "reduce_window_sum",
+    _window_shape("reduce_window_sum", "number"),
+    flops=_flops,
+    transpose=lambda ct, x, *, window: _window_sum(ct, window.backward(x.shape, typeof(ct).shape)),
     batch=lambda size, x, d, *, window: (_window_sum(x, window.batched(d)), d),
     precision="high",
-)  # fmt: skip
+)
 
 
 # ---- the winner of each window ----
@@ -137,11 +140,13 @@ def _moving(name: str, result: Callable) -> Primitive:
 window_take_p = _moving("window_take", lambda x, offset, *, window, shape: x.update(offset.shape))
 window_put_p = _moving("window_put", lambda u, offset, *, window, shape: u.update(shape))
 window_take_p.transpose = lambda ct, x, offset, **params: [
-    bind(window_put_p, ct, offset, **params), None,
-]  # fmt: skip
+    bind(window_put_p, ct, offset, **params),
+    None,
+]
 window_put_p.transpose = lambda ct, u, offset, **params: [
-    bind(window_take_p, ct, offset, **params), None,
-]  # fmt: skip
+    bind(window_take_p, ct, offset, **params),
+    None,
+]
 
 
 # ---- maximum, minimum ----
@@ -187,7 +192,7 @@ def window_of(
 ) -> Window:
     """The Window of these arguments; "SAME" and "VALID" become pairs."""
     shape = typeof(operand).shape
-    some = lambda values: (1,) * len(shape) if values is None else tuple(map(int, values))  # noqa: E731
+    some = lambda values: (1,) * len(shape) if values is None else tuple(map(int, values))
     lengths, strides = some(window_dimensions), some(window_strides)
     a, b = some(base_dilation), some(window_dilation)
     if isinstance(padding, str):

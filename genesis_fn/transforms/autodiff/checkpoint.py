@@ -183,9 +183,14 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable
 
 
 def _batch(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, policy: Any,
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    jaxpr: Jaxpr,
+    policy: Any,
     axis_name: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     return batch_call(size, xs, dims, jaxpr, axis_name, checkpoint_p, policy=policy)
 
 
@@ -194,9 +199,14 @@ def _shape(*avals: Aval, jaxpr: Jaxpr, policy: Any) -> list[Aval]:
 
 
 checkpoint_p = Primitive(
-    "checkpoint", _shape, multi=True, program="jaxpr", linearize=_linearize, batch=_batch,
+    "checkpoint",
+    _shape,
+    multi=True,
+    program="jaxpr",
+    linearize=_linearize,
+    batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, policy: jvp_call(primals, tangents, jaxpr),
-)  # fmt: skip
+)
 
 
 def checkpoint(
@@ -221,19 +231,20 @@ def checkpoint(
         if ctx.trace is None:
             return fun(*as_taken(args), **as_taken(kwargs))
         # What is no array stays as it is: nothing of this call is kept for another.
-        args = tuple([
-            Static(a) if i in static or (not is_value(a) and tree.structure(a).is_leaf()) else a
-            for i, a in enumerate(args)
-        ])  # fmt: skip
+        args = tuple(
+            [
+                Static(a) if i in static or (not is_value(a) and tree.structure(a).is_leaf()) else a
+                for i, a in enumerate(args)
+            ]
+        )
         labels = functools.partial(labels_of, fun, args, kwargs)
         leaves, in_tree, weak = flatten_arrays(
             (args, kwargs), f"an argument of {name_of(fun)}: ", labels
         )
         flat = FlatFunction(lambda a, k: fun(*a, **k), in_tree)
         jaxpr, captured = stage(
-            flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak,
-            labels=labels(),
-        )  # fmt: skip
+            flat, [typeof(x) for x in leaves], name=name_of(fun), weak=weak, labels=labels()
+        )
         outs = user_call(checkpoint_p, *captured, *leaves, jaxpr=jaxpr, policy=policy)
         return flat.called(outs)
 

@@ -70,9 +70,12 @@ def _labels(fun: Callable, args: tuple, chosen: Sequence[int]) -> list[str]:
 
 
 def _differentiated(
-    leaves: Sequence[Any], label: Callable[[int], str], nonfloat: str, holomorphic: bool,
+    leaves: Sequence[Any],
+    label: Callable[[int], str],
+    nonfloat: str,
+    holomorphic: bool,
     what: str = "grad",
-) -> list[bool]:  # fmt: skip
+) -> list[bool]:
     """Which leaves have derivatives. Raises TypeError for what the transform does not take."""
     remedy = {
         "grad": 'pass nonfloat="none" to get None for it, allow_int=True for zeros, or keep it out',
@@ -292,9 +295,10 @@ class JVPMap(LinearMap):
 
 for _kind in (VJP, JVPMap):
     tree.register_node(
-        _kind, lambda m: ((list(m.residuals),), m.static),
+        _kind,
+        lambda m: ((list(m.residuals),), m.static),
         functools.partial(lambda kind, static, kids: kind(next(iter(kids)), static), _kind),
-    )  # fmt: skip
+    )
 
 
 def _matching(
@@ -368,9 +372,15 @@ def _linearized(what: str, kind: type, fun: Callable, primals: tuple, has_aux: b
     nonzero = tuple(nonzero[: flat.out_count])
     jaxpr = Jaxpr(jaxpr.invars, jaxpr.eqns, jaxpr.outs[: sum(nonzero)], (), jaxpr.name)
     static = (
-        jaxpr, nonzero, mask, flat.in_tree, tuple([typeof(x) for x in leaves]), flat.out_tree,
-        tuple([typeof(o) for o in outs[: flat.out_count]]), tuple([x.weak for x in leaves]),
-    )  # fmt: skip
+        jaxpr,
+        nonzero,
+        mask,
+        flat.in_tree,
+        tuple([typeof(x) for x in leaves]),
+        flat.out_tree,
+        tuple([typeof(o) for o in outs[: flat.out_count]]),
+        tuple([x.weak for x in leaves]),
+    )
     result = flat.output(outs), kind(residuals, static)
     return (*result, flat.aux(outs)) if has_aux else result
 
@@ -514,7 +524,7 @@ def jacfwd(
         leaves, in_tree, _ = flatten_arrays(
             picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
         )
-        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
+        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"
         _differentiated(leaves, label, "raise", holomorphic, "jacfwd")
         avals = [typeof(x) for x in leaves]
         flat = FlatFunction(f, in_tree, has_aux=has_aux)
@@ -556,7 +566,7 @@ def jacrev(
         leaves, in_tree, _ = flatten_arrays(
             picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
         )
-        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"  # noqa: E731
+        label = lambda i: f"argument {_labels(fun, args, chosen)[i]}"
         nonfloat = "zeros" if allow_int else "raise"
         _differentiated(leaves, label, nonfloat, holomorphic, "jacrev")
         out, pull, *aux = vjp(f, *picked, has_aux=has_aux)

@@ -114,9 +114,12 @@ class LinearizeTrace(Trace):
     __slots__ = ("parent", "tape", "rule", "calling")
 
     def __init__(
-        self, parent: Trace | None, tape: Trace | None, name: str = "",
+        self,
+        parent: Trace | None,
+        tape: Trace | None,
+        name: str = "",
         called: CallSite | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(name or "a derivative", called)
         self.parent, self.tape = parent, tape
         self.rule = parent if tape is parent and type(parent) is SplitTrace else None
@@ -180,9 +183,12 @@ class LinearizeTrace(Trace):
         return self._wrap(prim, out, t)
 
     def _parts(
-        self, linearize: Callable | None, primals: list[Any], tangents: list[Any],
+        self,
+        linearize: Callable | None,
+        primals: list[Any],
+        tangents: list[Any],
         params: dict[str, Any],
-    ) -> tuple[Any, Any] | None:  # fmt: skip
+    ) -> tuple[Any, Any] | None:
         """(value, tangent), each computed by itself. None where that cannot be: of a while loop,
         whose derivative may still be one of the rule's values."""
         if linearize is None:
@@ -234,8 +240,12 @@ def jvp_flat(
     trace = LinearizeTrace(parent, parent, called=called)
     try:
         with running(trace):
-            outs = f(*[p if t is None else LinearizeTracer(trace, p, t)
-                       for p, t in zip(primals, tangents, strict=True)])  # fmt: skip
+            outs = f(
+                *[
+                    p if t is None else LinearizeTracer(trace, p, t)
+                    for p, t in zip(primals, tangents, strict=True)
+                ]
+            )
         pairs = [trace.split(o) for o in outs]
     finally:
         trace.alive = False

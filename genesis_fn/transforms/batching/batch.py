@@ -161,8 +161,12 @@ def vmap_flat(
     trace = BatchTrace(ctx.trace, size, axis_name, called)
     try:
         with running(trace), named_axis(axis_name, size):
-            outs = f(*[v if d is None else BatchTracer(trace, v, d)
-                       for v, d in zip(values, dims, strict=True)])  # fmt: skip
+            outs = f(
+                *[
+                    v if d is None else BatchTracer(trace, v, d)
+                    for v, d in zip(values, dims, strict=True)
+                ]
+            )
         places = out_dims(outs) if callable(out_dims) else [out_dims] * len(outs)
         result = []
         for o, place in zip(outs, places, strict=True):

@@ -66,9 +66,13 @@ def _over_axis(name: str, here: Callable[[int, Any, int | None], Any], **rules: 
     prim = Primitive(name, lambda x, *, axis_name: x, collective=True, **rules)
 
     def batch(
-        size: int, xs: Sequence[Any], dims: Sequence[int | None], *, axis_name: Any,
+        size: int,
+        xs: Sequence[Any],
+        dims: Sequence[int | None],
+        *,
+        axis_name: Any,
         over_other: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if over_other:
             return bind(prim, xs[0], axis_name=axis_name), dims[0]
         return here(size, xs[0], dims[0]), None
@@ -173,9 +177,14 @@ def _gather_shape(x: Aval, *, axis_name: Any, axis: int, size: int) -> Aval:
 
 
 def _gather_batch(
-    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis: int, over_other: bool = False,
+    n: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    axis: int,
+    over_other: bool = False,
     **params: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     if over_other:
         x = move_batch(xs[0], dims[0], 0, n)
         return bind(all_gather_p, x, axis=axis + 1, **params), 0
@@ -192,9 +201,14 @@ def _scatter_shape(x: Aval, *, axis_name: Any, axis: int, size: int) -> Aval:
 
 
 def _scatter_batch(
-    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis: int, over_other: bool = False,
+    n: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    axis: int,
+    over_other: bool = False,
     **params: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     if over_other:
         x = move_batch(xs[0], dims[0], 0, n)
         return bind(psum_scatter_p, x, axis=axis + 1, **params), 0
@@ -254,9 +268,13 @@ def all_gather(
 
 
 def psum_scatter(
-    x: Any, axis_name: Any, *, scatter_dimension: int = 0, axis_index_groups: None = None,
+    x: Any,
+    axis_name: Any,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Each example's slice (or block if `tiled`) along `scatter_dimension` of the sum of `x`."""
     _no_groups(axis_index_groups)
     names = _names(axis_name)
@@ -283,9 +301,16 @@ def _exchange_shape(x: Aval, *, axis_name: Any, split: int, concat: int, size: i
 
 
 def _exchange_batch(
-    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, split: int, concat: int,
-    size: int, over_other: bool = False,
-) -> Any:  # fmt: skip
+    n: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    axis_name: Any,
+    split: int,
+    concat: int,
+    size: int,
+    over_other: bool = False,
+) -> Any:
     x = move_batch(xs[0], dims[0], 0, n)
     if over_other:
         params = {"axis_name": axis_name, "split": split + 1, "concat": concat + 1, "size": size}
@@ -304,9 +329,14 @@ all_to_all_p.transpose = lambda ct, x, *, axis_name, split, concat, size: [
 
 
 def all_to_all(
-    x: Any, axis_name: Any, split_axis: int, concat_axis: int, *, axis_index_groups: None = None,
+    x: Any,
+    axis_name: Any,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Example i gets slice i along `split_axis` of every example, stacked along `concat_axis`.
 
     If `tiled`, blocks are exchanged and joined along `concat_axis`; otherwise the size of
@@ -336,9 +366,14 @@ def all_to_all(
 
 
 def _permute_batch(
-    n: int, xs: Sequence[Any], dims: Sequence[Any], *, axis_name: Any, perm: tuple,
+    n: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    axis_name: Any,
+    perm: tuple,
     over_other: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     if over_other:
         return bind(ppermute_p, xs[0], axis_name=axis_name, perm=perm), dims[0]
     x = move_batch(xs[0], dims[0], 0, n)
@@ -348,7 +383,7 @@ def _permute_batch(
         if i in source
         else zeros(aval((1, *typeof(x).shape[1:]), typeof(x).dtype))
         for i in range(n)
-    ]  # fmt: skip
+    ]
     return concatenate(rows, 0), 0
 
 

@@ -187,9 +187,10 @@ class _Guarded(Wrapped):
         active, *rest = xs
         outs, saved = self._run(forward, active, rest)
         (pull,) = pulls
-        back = lambda residuals, cts: [  # noqa: E731
-            None, *self._run(pull, residuals[0], list(residuals[1:]), list(cts))
-        ]  # fmt: skip
+        back = lambda residuals, cts: [
+            None,
+            *self._run(pull, residuals[0], list(residuals[1:]), list(cts)),
+        ]
         return outs, [active, *saved], back
 
     def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:

@@ -137,9 +137,13 @@ def _transpose(
 
 
 def _batch(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, branches: tuple[Jaxpr, ...],
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    branches: tuple[Jaxpr, ...],
     axis_name: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     mask = tuple([d is not None for d in dims[1:]])
     operands = at_front(size, xs[1:], dims[1:])
     if dims[0] is None:
@@ -290,9 +294,12 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
         for f in functions:
             flat = FlatFunction(f, in_tree)
             jaxpr, captured = stage(
-                flat, [typeof(x) for x in leaves], name=name_of(f), weak=weak,
+                flat,
+                [typeof(x) for x in leaves],
+                name=name_of(f),
+                weak=weak,
                 labels=labels_of(f, operands),
-            )  # fmt: skip
+            )
             staged.append((flat, jaxpr, captured))
     branches, consts = share_captures([(jaxpr, captured) for _, jaxpr, captured in staged])
     branches = _same_outputs(branches, staged, functions, what)

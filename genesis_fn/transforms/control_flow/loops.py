@@ -55,9 +55,14 @@ def _transpose(cts: Sequence[Any], *operands: Any, body: Jaxpr, **_: Any) -> lis
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, cond: Jaxpr, body: Jaxpr, cond_consts: int,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    cond: Jaxpr,
+    body: Jaxpr,
+    cond_consts: int,
     body_consts: int,
-) -> Any:  # fmt: skip
+) -> Any:
     a, b = cond_consts, body_consts
     at = slice(b, None)
 
@@ -74,16 +79,28 @@ def _jvp(
     v = program.invars
     body2 = Jaxpr(
         [
-            *v[:b], *v[b + count : b + count + n_consts], *v[b : b + count],
+            *v[:b],
+            *v[b + count : b + count + n_consts],
+            *v[b : b + count],
             *v[b + count + n_consts :],
         ],
-        program.eqns, program.outs, (), program.name,
-    )  # fmt: skip
+        program.eqns,
+        program.outs,
+        (),
+        program.name,
+    )
     extra = body2.in_avals[b + n_consts + count :]
     outs = bind(
-        while_p, *primals[: a + b], *ts[:n_consts], *primals[a + b :], *ts[n_consts:],
-        cond=_ignoring(cond, tuple(extra)), body=body2, cond_consts=a, body_consts=b + n_consts,
-    )  # fmt: skip
+        while_p,
+        *primals[: a + b],
+        *ts[:n_consts],
+        *primals[a + b :],
+        *ts[n_consts:],
+        cond=_ignoring(cond, tuple(extra)),
+        body=body2,
+        cond_consts=a,
+        body_consts=b + n_consts,
+    )
     return outs[:count], filled(mask[at], outs[count:])
 
 
@@ -97,9 +114,16 @@ def _ignoring(cond: Jaxpr, extra: tuple[Aval, ...]) -> Jaxpr:
 
 
 def _batch(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, cond: Jaxpr, body: Jaxpr,
-    cond_consts: int, body_consts: int, axis_name: Any = None,
-) -> Any:  # fmt: skip
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    cond: Jaxpr,
+    body: Jaxpr,
+    cond_consts: int,
+    body_consts: int,
+    axis_name: Any = None,
+) -> Any:
     a, b = cond_consts, body_consts
     batched = [d is not None for d in dims]
     changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
@@ -170,8 +194,11 @@ while_p = Primitive(
 )
 while_p.key_uses = key_uses.of_while
 while_p.guard = lambda ins, active, *, cond_consts, **_: [
-    active, *ins[:cond_consts], active, *ins[cond_consts:],
-]  # fmt: skip
+    active,
+    *ins[:cond_consts],
+    active,
+    *ins[cond_consts:],
+]
 
 
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
@@ -225,9 +252,13 @@ def _while(
     while True:
         with default_device_of(leaves):
             body_jaxpr, body_captured = stage(
-                body, kinds, name=name, weak=weak, repeated=True,
+                body,
+                kinds,
+                name=name,
+                weak=weak,
+                repeated=True,
                 labels=labels_of(body_fun, (init_val,)),
-            )  # fmt: skip
+            )
         kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
         if not changed:
             break
@@ -237,9 +268,8 @@ def _while(
     leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
     with default_device_of(leaves):
         cond_jaxpr, cond_captured = stage(
-            test, kinds,
-            name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,)),
-        )  # fmt: skip
+            test, kinds, name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,))
+        )
     kind = cond_jaxpr.out_avals[0]
     if kind.shape != () or kind.dtype != dtypes.BOOL:
         raise TypeError(
@@ -247,9 +277,15 @@ def _while(
             f"  at {where().describe()}"
         )
     outs = key_uses.user_call(
-        while_p, *cond_captured, *body_captured, *leaves, cond=cond_jaxpr, body=body_jaxpr,
-        cond_consts=len(cond_captured), body_consts=len(body_captured),
-    )  # fmt: skip
+        while_p,
+        *cond_captured,
+        *body_captured,
+        *leaves,
+        cond=cond_jaxpr,
+        body=body_jaxpr,
+        cond_consts=len(cond_captured),
+        body_consts=len(body_captured),
+    )
     return tree.unflatten(treedef, with_weak_types(outs, found_weak))
 
 
@@ -309,8 +345,11 @@ def fori_loop(
     _, value = _while(
         lambda carry: ops.lt(carry[0], high),
         lambda carry: (ops.add(carry[0], 1), body_fun(carry[0], carry[1])),
-        (low, init_val), init_val, "fori_loop", name_of(body_fun),
-    )  # fmt: skip
+        (low, init_val),
+        init_val,
+        "fori_loop",
+        name_of(body_fun),
+    )
     return value
 
 
@@ -318,7 +357,7 @@ def _counts(kind: Aval) -> bool:
     return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
-def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:  # noqa: A001
+def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     """`f` of every slice along the leading axis, one after the other (`batch_size` at a time)."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")

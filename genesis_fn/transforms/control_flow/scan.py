@@ -104,9 +104,16 @@ def _split_invariant(
 
 
 def _linearize(
-    nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, consts: int, carry: int, length: int,
-    reverse: bool, unroll: int, residuals: tuple,
-) -> Any:  # fmt: skip
+    nonzero: Sequence[bool],
+    *xs: Any,
+    jaxpr: Jaxpr,
+    consts: int,
+    carry: int,
+    length: int,
+    reverse: bool,
+    unroll: int,
+    residuals: tuple,
+) -> Any:
     count = len(jaxpr.outs)
     at = slice(consts, consts + carry)
 
@@ -133,25 +140,41 @@ def _linearize(
     inner = tangent.invars
     program = Jaxpr(
         [*(inner[i] for i in fixed), *inner[nres:], *(inner[i] for i in moving)],
-        tangent.eqns, tangent.outs, (), tangent.name,
-    )  # fmt: skip
+        tangent.eqns,
+        tangent.outs,
+        (),
+        tangent.name,
+    )
     options["carry"] = n_carry
 
     def apply(*ts: Any) -> list[Any]:
         given = [instantiate(t, typeof(x)) for t, x, m in zip(ts, xs, mask) if m]
         back = bind(
-            scan_p, *fixed_values, *given, *moving_values, jaxpr=program,
-            consts=len(fixed) + n_consts, residuals=(len(fixed), len(moving)), **options,
-        )  # fmt: skip
+            scan_p,
+            *fixed_values,
+            *given,
+            *moving_values,
+            jaxpr=program,
+            consts=len(fixed) + n_consts,
+            residuals=(len(fixed), len(moving)),
+            **options,
+        )
         return filled(found, back)
 
     return primals, apply
 
 
 def _transpose(
-    cts: Sequence[Any], *operands: Any, jaxpr: Jaxpr, consts: int, carry: int, length: int,
-    reverse: bool, unroll: int, residuals: tuple[int, int],
-) -> list[Any]:  # fmt: skip
+    cts: Sequence[Any],
+    *operands: Any,
+    jaxpr: Jaxpr,
+    consts: int,
+    carry: int,
+    length: int,
+    reverse: bool,
+    unroll: int,
+    residuals: tuple[int, int],
+) -> list[Any]:
     """Linear by position: an operand that is a concrete (zero) array is linear all the same."""
     a, b = residuals
     end = len(operands) - b
@@ -166,9 +189,20 @@ def _transpose(
     sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in kinds[:n_consts]]
     body = _transposed_body(jaxpr, a, n_consts, carry, b)
     outs = bind(
-        scan_p, *fixed, *[zeros(k) for k in sums], *ct_carry, *ct_ys, *moving, jaxpr=body, consts=a,
-        carry=n_consts + carry, length=length, reverse=not reverse, unroll=unroll, residuals=(0, 0),
-    )  # fmt: skip
+        scan_p,
+        *fixed,
+        *[zeros(k) for k in sums],
+        *ct_carry,
+        *ct_ys,
+        *moving,
+        jaxpr=body,
+        consts=a,
+        carry=n_consts + carry,
+        length=length,
+        reverse=not reverse,
+        unroll=unroll,
+        residuals=(0, 0),
+    )
     back = [convert(o, k.dtype) for o, k in zip(outs[:n_consts], kinds)] + outs[n_consts:]
     return [None] * a + [o if is_linear(x) else None for o, x in zip(back, linear)] + [None] * b
 
@@ -183,7 +217,7 @@ def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, b: int) ->
 
     def f(*args: Any) -> list[Any]:
         rest = iter(args)
-        take = lambda n: [next(rest) for _ in range(n)]  # noqa: E731
+        take = lambda n: [next(rest) for _ in range(n)]
         fixed, totals, ct_carry, ct_ys, moving = map(take, (a, n_consts, carry, len(ys), b))
         operands = [*fixed, *map(LinearOperand, linear), *moving]
         back = transpose_flat(jaxpr, operands, [*ct_carry, *ct_ys])[a : a + len(linear)]
@@ -200,9 +234,15 @@ def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, b: int) ->
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, jaxpr: Jaxpr, consts: int, carry: int,
-    residuals: tuple, **options: Any,
-) -> Any:  # fmt: skip
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    jaxpr: Jaxpr,
+    consts: int,
+    carry: int,
+    residuals: tuple,
+    **options: Any,
+) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
 
     def step(mask: tuple) -> tuple[Any, tuple]:
@@ -214,15 +254,23 @@ def _jvp(
     n = len(primals)
     order = _Interleaved(consts, carry, n, mask)
     body = Jaxpr(
-        [program.invars[i] for i in order.ins], program.eqns,
-        [program.outs[i] for i in order.outs(carry, count, found)], (), program.name,
-    )  # fmt: skip
+        [program.invars[i] for i in order.ins],
+        program.eqns,
+        [program.outs[i] for i in order.outs(carry, count, found)],
+        (),
+        program.name,
+    )
     values = [*primals, *(t for t in ts if t is not None)]
     n_carry = carry + sum(mask[at])
     outs = bind(
-        scan_p, *[values[i] for i in order.ins], jaxpr=body, consts=consts + sum(mask[:consts]),
-        carry=n_carry, residuals=(0, 0), **options,
-    )  # fmt: skip
+        scan_p,
+        *[values[i] for i in order.ins],
+        jaxpr=body,
+        consts=consts + sum(mask[:consts]),
+        carry=n_carry,
+        residuals=(0, 0),
+        **options,
+    )
     in_order = dict(zip(order.outs(carry, count, found), outs))
     rest = iter(range(count, count + sum(found)))
     return [in_order[i] for i in range(count)], [in_order[next(rest)] if f else None for f in found]
@@ -250,9 +298,16 @@ class _Interleaved:
 
 
 def _batch(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, jaxpr: Jaxpr, consts: int, carry: int,
-    axis_name: Any = None, **options: Any,
-) -> Any:  # fmt: skip
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    jaxpr: Jaxpr,
+    consts: int,
+    carry: int,
+    axis_name: Any = None,
+    **options: Any,
+) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
 
     def step(mask: tuple) -> tuple[Any, tuple]:
@@ -303,9 +358,15 @@ def scan(
 
 
 def named_scan(
-    f: Callable, init: Any, xs: Any, length: int | None, reverse: bool, unroll: int | bool,
-    carry: str, names: Sequence[str],
-) -> tuple[Any, Any]:  # fmt: skip
+    f: Callable,
+    init: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+    unroll: int | bool,
+    carry: str,
+    names: Sequence[str],
+) -> tuple[Any, Any]:
     """`scan`, with what errors call each leaf of the carry."""
     if unroll is not True and operator.index(unroll) < 0:
         raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
@@ -325,9 +386,18 @@ def named_scan(
         outs = _unrolled(jaxpr, captured, inits, leaves, length, reverse)
     else:
         outs = key_uses.user_call(
-            scan_p, *captured, *inits, *leaves, jaxpr=jaxpr, consts=len(captured), carry=count,
-            length=length, reverse=reverse, unroll=int(unroll), residuals=(0, 0),
-        )  # fmt: skip
+            scan_p,
+            *captured,
+            *inits,
+            *leaves,
+            jaxpr=jaxpr,
+            consts=len(captured),
+            carry=count,
+            length=length,
+            reverse=reverse,
+            unroll=int(unroll),
+            residuals=(0, 0),
+        )
     outs = with_weak_types(outs, weak)
     return tree.unflatten(carry_tree, outs[:count]), tree.unflatten(y_tree, outs[count:])
 
@@ -358,9 +428,16 @@ def _length(leaves: Sequence[Any], xs: Any, length: int | None) -> int:
 
 
 def _body(
-    f: Callable, inits: list, carry_tree: Any, weak: Sequence[bool], leaves: Sequence[Any],
-    xs_tree: Any, mode: str, init: Any, names: Sequence[str],
-) -> Any:  # fmt: skip
+    f: Callable,
+    inits: list,
+    carry_tree: Any,
+    weak: Sequence[bool],
+    leaves: Sequence[Any],
+    xs_tree: Any,
+    mode: str,
+    init: Any,
+    names: Sequence[str],
+) -> Any:
     """(body program, captured values, initial carry, structure of y, which outputs are weak)."""
     count = len(inits)
     name = name_of(f)
@@ -404,9 +481,13 @@ def _body(
     slices_weak = [x.weak for x in leaves]
     while True:
         jaxpr, captured = stage(
-            body, [*kinds, *slices], name=name, labels=labels, weak=[*weak, *slices_weak],
+            body,
+            [*kinds, *slices],
+            name=name,
+            labels=labels,
+            weak=[*weak, *slices_weak],
             repeated=True,
-        )  # fmt: skip
+        )
         outs = jaxpr.out_avals[:count]
         kinds, weak, changed = grown(kinds, weak, outs)
         if not changed:

@@ -59,9 +59,14 @@ class _Vmapped(CustomCall):
 
 
 def _flat_rule(
-    f: Callable, in_tree: Any, out_tree: Any, name: str, size: int, batched: Sequence[bool],
+    f: Callable,
+    in_tree: Any,
+    out_tree: Any,
+    name: str,
+    size: int,
+    batched: Sequence[bool],
     xs: Sequence[Any],
-) -> tuple[list[Any], list[bool]]:  # fmt: skip
+) -> tuple[list[Any], list[bool]]:
     """A batching rule of the user's on flat arrays: (outputs, which of them are batched)."""
     result = f(size, list(tree.unflatten(in_tree, batched)), *tree.unflatten(in_tree, xs))
     if not (isinstance(result, tuple) and len(result) == 2):
@@ -78,9 +83,13 @@ def _flat_rule(
 
 
 def _forward_rule(
-    rule: Callable, perturbed: Sequence[bool], found: Sequence[bool], size: int,
-    batched: Sequence[bool], xs: Sequence[Any],
-) -> tuple[list[Any], list[bool]]:  # fmt: skip
+    rule: Callable,
+    perturbed: Sequence[bool],
+    found: Sequence[bool],
+    size: int,
+    batched: Sequence[bool],
+    xs: Sequence[Any],
+) -> tuple[list[Any], list[bool]]:
     """The batching rule of a function's jvp: the jvp of its batching rule. `perturbed` says which
     arguments have a tangent, `found` which outputs."""
     count = len(perturbed)

@@ -152,18 +152,27 @@ def _no_derivative(what: str) -> Callable:
 
 
 def called_in_turn(
-    prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], params: dict[str, Any],
+    prim: Primitive,
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    params: dict[str, Any],
     unroll: bool = False,
-) -> tuple[list[Any], list[int]]:  # fmt: skip
+) -> tuple[list[Any], list[int]]:
     """The batching rule of one call per example: (outputs, stacked, where their batches are)."""
     outs = one_by_one(functools.partial(bind, prim, **params), size, xs, dims, unroll)
     return outs, [0] * len(outs)
 
 
 def _batch_pure(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, function: HostFunction,
-    out_avals: tuple[Aval, ...], vmap_method: str | None,
-) -> Any:  # fmt: skip
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    function: HostFunction,
+    out_avals: tuple[Aval, ...],
+    vmap_method: str | None,
+) -> Any:
     params = {"function": function, "out_avals": out_avals, "vmap_method": vmap_method}
     if vmap_method is None:
         raise ValueError(
@@ -195,9 +204,14 @@ pure_callback_p = Primitive(
 
 
 def _batch_io(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, ordered: bool, function: HostFunction,
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    ordered: bool,
+    function: HostFunction,
     out_avals: tuple[Aval, ...],
-) -> Any:  # fmt: skip
+) -> Any:
     if ordered:
         raise ValueError(
             f"vmap of an ordered io_callback ({name_of(function.f)}): the examples of a batch have "
@@ -208,9 +222,13 @@ def _batch_io(
 
 
 io_callback_p = Primitive(
-    "io_callback", _shape, multi=True, effect=True, batch=_batch_io,
+    "io_callback",
+    _shape,
+    multi=True,
+    effect=True,
+    batch=_batch_io,
     linearize=_no_derivative("io_callback"),
-)  # fmt: skip
+)
 
 
 def _batch_debug(
@@ -266,9 +284,12 @@ def pure_callback(
     out_avals, out_tree = _declared(result_shape_dtypes)
     arrays, fixed, in_tree = _split(args, kwargs)
     outs = bind(
-        pure_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, out_tree),
-        out_avals=out_avals, vmap_method=vmap_method,
-    )  # fmt: skip
+        pure_callback_p,
+        *arrays,
+        function=HostFunction(callback, in_tree, fixed, out_tree),
+        out_avals=out_avals,
+        vmap_method=vmap_method,
+    )
     return tree.unflatten(out_tree, outs)
 
 
@@ -288,9 +309,12 @@ def io_callback(
     out_avals, out_tree = _declared(result_shape_dtypes)
     arrays, fixed, in_tree = _split(args, kwargs)
     outs = bind(
-        io_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, out_tree),
-        out_avals=out_avals, ordered=ordered,
-    )  # fmt: skip
+        io_callback_p,
+        *arrays,
+        function=HostFunction(callback, in_tree, fixed, out_tree),
+        out_avals=out_avals,
+        ordered=ordered,
+    )
     return tree.unflatten(out_tree, outs)
 
 

@@ -78,9 +78,14 @@ class LinearCall(CustomCall):
     __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "programs")
 
     def __init__(
-        self, name: str, residuals: int, out_avals: Sequence[Aval], push: Callable | None,
-        pull: Callable, programs: Sequence[Jaxpr] = (),
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        residuals: int,
+        out_avals: Sequence[Aval],
+        push: Callable | None,
+        pull: Callable,
+        programs: Sequence[Jaxpr] = (),
+    ) -> None:
         self.name, self.linear, self.out_avals = name, residuals, tuple(out_avals)
         self.push, self.pull, self.programs = push, pull, programs
         self.forward = push is not None
@@ -104,9 +109,14 @@ def no_forward_mode(name: str) -> Exception:
 
 
 def linear_call(
-    residuals: Sequence[Any], tangents: Sequence[Any], *, forward: Jaxpr | None, backward: Jaxpr,
-    out_avals: Sequence[Aval], name: str,
-) -> list[Any]:  # fmt: skip
+    residuals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    forward: Jaxpr | None,
+    backward: Jaxpr,
+    out_avals: Sequence[Aval],
+    name: str,
+) -> list[Any]:
     """The tangents of outputs by a linear map of `tangents`: the program `forward` ([residuals,
     tangents] -> outputs; None where only reverse mode is defined), whose transpose is `backward`
     ([residuals, output cotangents] -> tangents' cotangents)."""
@@ -188,9 +198,8 @@ def _linearize(
         return [ct for ct, m in zip(back(residuals[:count], cts), perturbed) if m]
 
     linear = LinearCall(
-        call.name, len(residuals), kinds, push if call.forward else None, pull,
-        call.programs,
-    )  # fmt: skip
+        call.name, len(residuals), kinds, push if call.forward else None, pull, call.programs
+    )
     avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, perturbed) if m))]
     # On the tape of a program that is kept, the map has a program too.
     program = stage_closed(push, avals, call.name) if jaxpr is not None and call.forward else None
@@ -212,9 +221,13 @@ def _transpose(
 
 
 def _batch(
-    trace: BatchTrace, xs: Sequence[Any], dims: Sequence[int | None], *, call: CustomCall,
+    trace: BatchTrace,
+    xs: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    call: CustomCall,
     jaxpr: Jaxpr | None,
-) -> tuple[list[Any], Sequence[int | None]]:  # fmt: skip
+) -> tuple[list[Any], Sequence[int | None]]:
     if jaxpr is None:  # what a function closes over may be batched too
         batched = Batched(call, trace, dims)
         outs = bind(custom_call_p, *xs, call=batched, jaxpr=None)
@@ -235,9 +248,15 @@ def _batch(
 
 
 custom_call_p = _Custom(
-    "custom_call", _shape, multi=True, program="jaxpr", linearize=_linearize, jvp=_jvp,
-    transpose=_transpose, batch=_batch,
-)  # fmt: skip
+    "custom_call",
+    _shape,
+    multi=True,
+    program="jaxpr",
+    linearize=_linearize,
+    jvp=_jvp,
+    transpose=_transpose,
+    batch=_batch,
+)
 custom_call_p.inline = _run
 # A linear map belongs to a derivative: what it draws was drawn before.
 custom_call_p.key_uses = lambda call, jaxpr: NOTHING if call.linear is not None else uses(jaxpr)
@@ -345,9 +364,13 @@ class Batched(Wrapped):
         return self._pulled(self.call.pull, self.dims[:n], self.dims[n:], residuals, cts)
 
     def _pulled(
-        self, pull: Callable, saved_dims: Sequence[int | None], dims: Sequence[int | None],
-        residuals: Sequence[Any], cts: Sequence[Any],
-    ) -> list[Any]:  # fmt: skip
+        self,
+        pull: Callable,
+        saved_dims: Sequence[int | None],
+        dims: Sequence[int | None],
+        residuals: Sequence[Any],
+        cts: Sequence[Any],
+    ) -> list[Any]:
         """The cotangents of operands at `dims`, each laid out as its operand is; that of one shared
         by all examples is summed."""
         with self._running() as trace:

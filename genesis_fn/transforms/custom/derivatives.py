@@ -70,9 +70,17 @@ class _UserCall(CustomCall):
     """A call of a user's function on flat arrays. `learned` is the structure of its output."""
 
     __slots__ = (
-        "owner", "name", "symbolic_zeros", "forward", "reverse", "static", "in_tree", "in_avals",
-        "weak", "learned",
-    )  # fmt: skip
+        "owner",
+        "name",
+        "symbolic_zeros",
+        "forward",
+        "reverse",
+        "static",
+        "in_tree",
+        "in_avals",
+        "weak",
+        "learned",
+    )
 
     def __init__(
         self, owner: _Differentiated, static: Sequence[int], in_tree: Any, xs: Sequence[Any]
@@ -225,9 +233,12 @@ class _Differentiated(CustomFunction):
     symbolic_zeros = False  # whether the rules tell zeros apart
 
     def __init__(
-        self, fun: Callable, nondiff_argnums: Sequence[int] = (), *,
+        self,
+        fun: Callable,
+        nondiff_argnums: Sequence[int] = (),
+        *,
         static_argnames: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(fun)
         try:
             self.signature: inspect.Signature | None = inspect.signature(fun)
@@ -365,9 +376,12 @@ class custom_vjp(_Differentiated):
     """
 
     def defvjp(
-        self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False,
+        self,
+        fwd: Callable,
+        bwd: Callable,
+        symbolic_zeros: bool = False,
         optimize_remat: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Set the forward and backward rules. With `symbolic_zeros`, `fwd` gets objects with
         `.value` and `.perturbed` for its arguments' leaves, and `bwd` may get a SymbolicZero for a
         cotangent and return one. `optimize_remat` changes nothing: what nothing needs is always

@@ -122,16 +122,22 @@ class _Push(_Function):
                 return [torch.zeros_like(o) for o in outs]
             asked = [args[i] for i in given]
             back = torch.autograd.grad(
-                [o for o, _ in pairs], asked, [u for _, u in pairs], create_graph=True,
+                [o for o, _ in pairs],
+                asked,
+                [u for _, u in pairs],
+                create_graph=True,
                 allow_unused=True,
-            )  # fmt: skip
+            )
             terms = [(b, t) for b, t in zip(back, tangents) if b is not None and b.requires_grad]
             if not terms:
                 return [torch.zeros_like(o) for o in outs]
             got = torch.autograd.grad(
-                [b for b, _ in terms], probes, [t for _, t in terms], create_graph=again,
+                [b for b, _ in terms],
+                probes,
+                [t for _, t in terms],
+                create_graph=again,
                 allow_unused=True,
-            )  # fmt: skip
+            )
         return [torch.zeros_like(o) if g is None else g for g, o in zip(got, outs)]
 
 
@@ -210,9 +216,13 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, f: _Function, out_avals: tuple
 
     def apply(*ts: Any) -> list[Any]:
         moved = linear_call(
-            xs, [ts[i] for i in given], forward=forward, backward=backward,
-            out_avals=tuple([out_avals[i] for i in kept]), name=name_of(f),
-        )  # fmt: skip
+            xs,
+            [ts[i] for i in given],
+            forward=forward,
+            backward=backward,
+            out_avals=tuple([out_avals[i] for i in kept]),
+            name=name_of(f),
+        )
         found = dict(zip(kept, moved))
         return [found.get(i) for i in range(len(out_avals))]
 
@@ -229,9 +239,12 @@ def _batch(
 
 
 torch_call_p = Primitive(
-    "torch_call", lambda *avals, f, out_avals: list(out_avals), multi=True, linearize=_linearize,
+    "torch_call",
+    lambda *avals, f, out_avals: list(out_avals),
+    multi=True,
+    linearize=_linearize,
     batch=_batch,
-)  # fmt: skip
+)
 
 
 def torch_call(fn: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -277,9 +290,12 @@ def _batch_kernel(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: A
 
 
 triton_call_p = Primitive(
-    "triton_call", lambda *avals, out_avals, **_: list(out_avals), multi=True, linearize=_no_rule,
+    "triton_call",
+    lambda *avals, out_avals, **_: list(out_avals),
+    multi=True,
+    linearize=_no_rule,
     batch=_batch_kernel,
-)  # fmt: skip
+)
 
 
 def triton_call(
@@ -303,10 +319,13 @@ def triton_call(
     arrays = [as_array(x) for x in args if type(x) not in SCALARS]
     grid = tuple(grid) if isinstance(grid, list) else grid
     settings = (
-        ("kernel", kernel), ("grid", grid), ("out_avals", out_avals),
-        ("constants", tuple(sorted(constants.items()))), ("scalars", scalars),
+        ("kernel", kernel),
+        ("grid", grid),
+        ("out_avals", out_avals),
+        ("constants", tuple(sorted(constants.items()))),
+        ("scalars", scalars),
         ("kinds", aux_key((constants, scalars))[0]),  # 1 and True are two constants
-    )  # fmt: skip
+    )
     if vjp is None:
         return tree.unflatten(out_tree, bind(triton_call_p, *arrays, **dict(settings)))
     return _with_vjp(settings, out_tree, vjp)(*arrays)

@@ -42,9 +42,14 @@ class Fused:
     """
 
     def __init__(
-        self, name: str, reference: Callable, static: Sequence[str], rows: Sequence[bool] | None,
-        precision: str, batch: Callable | None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        reference: Callable,
+        static: Sequence[str],
+        rows: Sequence[bool] | None,
+        precision: str,
+        batch: Callable | None,
+    ) -> None:
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
         FUSED[name] = self
@@ -133,18 +138,27 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxp
 
     def apply(*ts: Any) -> list[Any]:
         return linear_call(
-            [*xs, *saved], [t for t in ts if t is not None], forward=push, backward=back,
-            out_avals=jaxpr.out_avals, name=op.name,
-        )  # fmt: skip
+            [*xs, *saved],
+            [t for t in ts if t is not None],
+            forward=push,
+            backward=back,
+            out_avals=jaxpr.out_avals,
+            name=op.name,
+        )
 
     return primals, apply
 
 
 @memoized
 def _backward_program(
-    jaxpr: Jaxpr, backward: Fused, saved: tuple[Aval, ...], saved_tree: Any, static: Frozen,
-    nonzero: tuple[bool, ...], around: tuple,
-) -> Jaxpr:  # fmt: skip
+    jaxpr: Jaxpr,
+    backward: Fused,
+    saved: tuple[Aval, ...],
+    saved_tree: Any,
+    static: Frozen,
+    nonzero: tuple[bool, ...],
+    around: tuple,
+) -> Jaxpr:
     """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
     args, count = jaxpr.in_avals, len(jaxpr.invars)
     inexact = [(a, n) for a, n in zip(args, nonzero) if dtypes.is_inexact(a.dtype)]
@@ -163,9 +177,15 @@ def _backward_program(
 
 
 def _batch(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, op: Fused, static: tuple, jaxpr: Jaxpr,
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    op: Fused,
+    static: tuple,
+    jaxpr: Jaxpr,
     axis_name: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     if op.batch is not None:
         found = op.batch(size, xs, dims, **dict(static))
         if found is not None:
@@ -179,6 +199,11 @@ def _batch(
 
 
 fused_p = Primitive(
-    "fused", _shape, multi=True, program="jaxpr", linearize=_linearize, batch=_batch,
+    "fused",
+    _shape,
+    multi=True,
+    program="jaxpr",
+    linearize=_linearize,
+    batch=_batch,
     jvp=lambda primals, tangents, *, jaxpr, **_: jvp_call(primals, tangents, jaxpr),
-)  # fmt: skip
+)

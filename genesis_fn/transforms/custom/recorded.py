@@ -42,14 +42,28 @@ class Recorded(CustomCall):
     """
 
     __slots__ = (
-        "name", "forward", "reverse", "symbolic_zeros", "learned", "in_avals", "weak", "out_avals",
-        "out_weak", "consts", "made", "stage_again",
-    )  # fmt: skip
+        "name",
+        "forward",
+        "reverse",
+        "symbolic_zeros",
+        "learned",
+        "in_avals",
+        "weak",
+        "out_avals",
+        "out_weak",
+        "consts",
+        "made",
+        "stage_again",
+    )
 
     def __init__(
-        self, call: CustomCall, in_avals: list[Aval], weak: list[bool], out_avals: list[Aval],
+        self,
+        call: CustomCall,
+        in_avals: list[Aval],
+        weak: list[bool],
+        out_avals: list[Aval],
         out_weak: list[bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.forward, self.reverse = call.name, call.forward, call.reverse
         self.symbolic_zeros, self.learned = call.symbolic_zeros, call.learned
         self.in_avals, self.weak = in_avals, weak
@@ -281,5 +295,5 @@ def _same(x: Any, y: Any) -> bool:
     """Whether two concrete arrays are equal bit for bit."""
     if isinstance(x, Tracer) or isinstance(y, Tracer) or x.sig is not y.sig:
         return False
-    read = lambda a: a.device.backend.to_numpy(stored(a)).tobytes()  # noqa: E731
+    read = lambda a: a.device.backend.to_numpy(stored(a)).tobytes()
     return read(x) == read(y)

@@ -81,7 +81,7 @@ class Prompt(cmd.Cmd):
     do_continue, do_quit = do_c, do_q
 
 
-def breakpoint(  # noqa: A001
+def breakpoint(
     *, stdin: Any = None, stdout: Any = None, prompt: Callable[..., Any] = Prompt, **_: Any
 ) -> None:
     """Stop here when the program runs, with the values of the local arrays at a prompt.

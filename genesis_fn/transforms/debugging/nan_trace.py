@@ -238,8 +238,10 @@ def message(found: Origin, jaxpr: Jaxpr, output: str) -> str:
         back = " in the backward pass" if e.backward else ""
         value = _host(found.result)
         count = int((np.isnan(value) if what == "nan" else np.isinf(value)).sum())
-        lines = [f"{e.prim.name} produced {what}{back}: {count} of {value.size} elements of "
-                 f"{found.result.aval}"]  # fmt: skip
+        lines = [
+            f"{e.prim.name} produced {what}{back}: {count} of {value.size} elements of "
+            f"{found.result.aval}"
+        ]
         if e.where is not None:
             lines.append(f"  at {e.where.describe()}")
         lines.append("  operands " + "; ".join(_summary(x) for x in found.operands[:3]))
@@ -297,8 +299,11 @@ def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         jaxpr = Jaxpr(
             [v for v in ins if type(v) is Var],
             # A backward pass runs operations of the lines that it differentiates.
-            [Eqn(self, ins, params, made, ctx.line or where(), ctx.backward)], made, (), self.name,
-        )  # fmt: skip
+            [Eqn(self, ins, params, made, ctx.line or where(), ctx.backward)],
+            made,
+            (),
+            self.name,
+        )
         check_outputs(jaxpr, [a for a in args if type(a) is Array], outs)
     return out
 

@@ -116,8 +116,9 @@ class BoundArguments:
         """The inputs of the program after the captured ones; numbers go to `device`."""
         return [
             x if type(x) is Array else as_array(x, None, device)
-            for x in self.leaves if type(x) is not Frozen
-        ]  # fmt: skip
+            for x in self.leaves
+            if type(x) is not Frozen
+        ]
 
 
 def leaf_key(x: Any) -> Any:

@@ -109,9 +109,12 @@ class _Carried(NamedTuple):
 
 
 def _carried(
-    values: tuple, sigs: Sequence[Signature], program: Program, executable: Executable,
+    values: tuple,
+    sigs: Sequence[Signature],
+    program: Program,
+    executable: Executable,
     donated: Sequence[int],
-) -> _Carried | None:  # fmt: skip
+) -> _Carried | None:
     """How a call carries its state: it has one, which is donated and nothing else is, and the
     executable updates it in place."""
     is_state = lambda x: type(x) is TrainState
@@ -141,9 +144,14 @@ def _carried(
 
 
 def fast_call(
-    spec: ArgSpec, bound: BoundArguments, program: Program, executable: Executable,
-    place: Device, donated: Sequence[int], guarded: bool,
-) -> Callable:  # fmt: skip
+    spec: ArgSpec,
+    bound: BoundArguments,
+    program: Program,
+    executable: Executable,
+    place: Device,
+    donated: Sequence[int],
+    guarded: bool,
+) -> Callable:
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
     Like means: equal structure and static values, and for each leaf an array of the same signature,
@@ -198,9 +206,14 @@ class _CallWriter:
     """
 
     def __init__(
-        self, spec: ArgSpec, program: Program, executable: Executable, sigs: Sequence[Signature],
-        carried: _Carried | None, guarded: bool,
-    ) -> None:  # fmt: skip
+        self,
+        spec: ArgSpec,
+        program: Program,
+        executable: Executable,
+        sigs: Sequence[Signature],
+        carried: _Carried | None,
+        guarded: bool,
+    ) -> None:
         self.spec, self.program, self.carried, self.guarded = spec, program, carried, guarded
         self.results = [(f"y{i}", s) for i, s in enumerate(sigs)]
         self.labels = program.jaxpr.labels[len(program.captured) :]
@@ -209,10 +222,15 @@ class _CallWriter:
         self.count = 0
         self.inputs: list[tuple[str, Any]] = []
         self.space: dict[str, Any] = {
-            "MISS": MISS, "Array": Array, "new": Array.__new__, "as_array": as_array,
-            "from_numpy": from_numpy, "fitted": fitted, "where": where,
+            "MISS": MISS,
+            "Array": Array,
+            "new": Array.__new__,
+            "as_array": as_array,
+            "from_numpy": from_numpy,
+            "fitted": fitted,
+            "where": where,
             "failed": partial(_failed, executable),
-        }  # fmt: skip
+        }
 
     def fresh(self) -> str:
         """A name for a value of the generated function."""
@@ -400,10 +418,14 @@ class _CallWriter:
         """The same where a state goes through as one value."""
         paths, avals = [self.labels[i] for i in inputs], [s.aval for s in carry.sigs]
         self.space |= {
-            "buffers_of": buffers_of, "from_buffers": from_buffers, "mark_donated": mark_donated,
-            "layout": state._layout, "sigs": carry.sigs, "run": carry.run,
+            "buffers_of": buffers_of,
+            "from_buffers": from_buffers,
+            "mark_donated": mark_donated,
+            "layout": state._layout,
+            "sigs": carry.sigs,
+            "run": carry.run,
             "marks": donation_marks(["a state", *paths], ["of a state", *avals], self.spec.name),
-        }  # fmt: skip
+        }
         uses = self.program.key_uses
         if uses is not None:  # those of the state are given up
             uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in inputs]))
@@ -430,10 +452,11 @@ class _CallWriter:
         arrays += [at for at, _ in self.inputs]
         storages = [f"own({a})" if i in overwritten else f"{a}.data" for i, a in enumerate(arrays)]
         self.lines += [
-            "try:", f"    {results}run({first}[{', '.join(storages)}])",
+            "try:",
+            f"    {results}run({first}[{', '.join(storages)}])",
             "except Exception as error:",
             f"    raise failed(error, [{', '.join(arrays)}]) from error.__cause__",
-        ]  # fmt: skip
+        ]
 
     def _return(self, made: Sequence[tuple[str, Signature]], uses: Uses | None) -> Callable:
         """Make arrays of storages and the output of arrays; the function that is written then."""

@@ -98,8 +98,9 @@ def _held(f: Any) -> Iterator[tuple[str, Any]]:
         return
     code = f.__code__
     yield from closed_over(f)
-    for name, value in zip(reversed(code.co_varnames[: code.co_argcount]),
-                           reversed(f.__defaults__ or ())):  # fmt: skip
+    for name, value in zip(
+        reversed(code.co_varnames[: code.co_argcount]), reversed(f.__defaults__ or ())
+    ):
         yield name, value
     if not is_internal(code):
         for name in _mentioned(code):

@@ -26,11 +26,7 @@ from genesis_fn.core.primitive import Tracer, ctx, default_device_of
 from genesis_fn.core.static import Frozen, Meaning, meaning
 from genesis_fn.transforms.jit.aot import Traced
 from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments, ProgramKey
-from genesis_fn.transforms.jit.call_codegen import (
-    MISS,
-    bind_captured,
-    fast_call,
-)
+from genesis_fn.transforms.jit.call_codegen import MISS, bind_captured, fast_call
 from genesis_fn.transforms.jit.captures import Captured, captures_of
 from genesis_fn.transforms.jit.guards import guards_of, owners
 from genesis_fn.transforms.jit.jit_cache import (
@@ -114,9 +110,13 @@ class JitFunction(Copied):
         return self._run(call, bound, program, place, donated)
 
     def _run(
-        self, call: Callable, bound: BoundArguments, program: Program, place: devices.Device,
+        self,
+        call: Callable,
+        bound: BoundArguments,
+        program: Program,
+        place: devices.Device,
         donated: tuple[int, ...],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """What a generated call returns; looked at for the values that are searched for."""
         replay = _replays()
         inputs = [*program.captured, *bound.arrays(place)] if replay else []
@@ -214,9 +214,12 @@ class JitFunction(Copied):
         kinds = bound.arrays()
         with guards_of(self.fun, objects) as guards, no_collection():
             jaxpr, captured = stage(
-                body, [k.aval for k in kinds], name=spec.name, labels=labels,
+                body,
+                [k.aval for k in kinds],
+                name=spec.name,
+                labels=labels,
                 weak=[k.weak for k in kinds],
-            )  # fmt: skip
+            )
         for v in frozen:
             v.settle()
         self._warn_captures(jaxpr, captured)
@@ -241,9 +244,13 @@ class JitFunction(Copied):
         return executable
 
     def _generate(
-        self, bound: BoundArguments, program: Program, place: devices.Device,
-        donated: tuple[int, ...], guarded: bool = True,
-    ) -> Callable:  # fmt: skip
+        self,
+        bound: BoundArguments,
+        program: Program,
+        place: devices.Device,
+        donated: tuple[int, ...],
+        guarded: bool = True,
+    ) -> Callable:
         """The function for calls of this form; not `guarded`, it is for this call only."""
         form = place, donated, *bound.form()
         call = program.calls.get(form) if guarded else None
@@ -377,11 +384,14 @@ def jit(
     into an error. `compiler="inductor"` compiles by TorchInductor on CPU.
     """
     options = {
-        "static_argnums": static_argnums, "static_argnames": static_argnames,
-        "donate_argnums": donate_argnums, "donate_argnames": donate_argnames,
-        "on_unusable_donation": on_unusable_donation, "max_traces": max_traces,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "on_unusable_donation": on_unusable_donation,
+        "max_traces": max_traces,
         "compiler": compiler,
-    }  # fmt: skip
+    }
     unknown = set(ignored) - {"inline", "keep_unused", "device", "backend"}
     if unknown:
         raise TypeError(

@@ -56,8 +56,9 @@ def _structures(before: Program, now: Program, spec: ArgSpec) -> list[str]:
     # "at p: expected a list of 2, got a tuple of 2", in the words of this module
     return [
         f.removeprefix("at ").replace(": expected ", ": ").replace(", got ", " -> ")
-        for f in found if f
-    ]  # fmt: skip
+        for f in found
+        if f
+    ]
 
 
 def _change(name: str, before: Any, now: Any, static: bool) -> str:
@@ -89,8 +90,9 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
         found += _around_difference(other.key.trace_context, program.key.trace_context)
         found += [
             f"{type(g.x).__name__}.{g.name} is another value now"
-            for g in other.guards if g.name is not None and not g.holds()
-        ]  # fmt: skip
+            for g in other.guards
+            if g.name is not None and not g.holds()
+        ]
         if best is None or len(found) <= len(best):
             best = found
     if not best:

@@ -72,7 +72,7 @@ def _follow(
     if e.prim is random_bits_p or (e.prim is key_hash_p and e.params["tag"] == SPLIT):
         spent[found[0]] = True
     elif type(e.prim.lowering) is View and e.prim is not copy_p:  # a copy is drawn from on purpose
-        unknown = lambda i: np.full(i.aval.shape, -1)  # noqa: E731
+        unknown = lambda i: np.full(i.aval.shape, -1)
         known = [unknown(i) if f is None else f for i, f in zip(e.ins, found)]
         with running(None):  # it does to the numbers what it does to the keys
             outs = bind(e.prim, *[from_numpy(k.astype(np.int32), cpu()) for k in known], **e.params)

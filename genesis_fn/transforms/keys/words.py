@@ -84,14 +84,32 @@ def _physical_param(value: Any) -> Any:
 
 
 for _prim in (
-    shape.slice_p, shape.rev_p, shape.copy_p, shape.concatenate_p, shape.split_p,
-    shape.barrier_p, elementwise.select_p, gather.gather_p, gather.take_rows_p, scatter.scatter_p,
-    indexing.dynamic_slice_p, indexing.dynamic_update_slice_p, name_p,
-):  # fmt: skip
+    shape.slice_p,
+    shape.rev_p,
+    shape.copy_p,
+    shape.concatenate_p,
+    shape.split_p,
+    shape.barrier_p,
+    elementwise.select_p,
+    gather.gather_p,
+    gather.take_rows_p,
+    scatter.scatter_p,
+    indexing.dynamic_slice_p,
+    indexing.dynamic_update_slice_p,
+    name_p,
+):
     _prim.words = _moved
 for _prim in (
-    jit_p, region_p, wide_p, checkpoint_p, cond_p, custom_call_p, fused_p, while_p, scan_p,
-):  # fmt: skip
+    jit_p,
+    region_p,
+    wide_p,
+    checkpoint_p,
+    cond_p,
+    custom_call_p,
+    fused_p,
+    while_p,
+    scan_p,
+):
     _prim.words = _nested
 for _prim in (elementwise.eq.prim, elementwise.ne.prim):
     _prim.words = _equal

@@ -108,8 +108,16 @@ class FlatFunction:
     """
 
     __slots__ = (
-        "f", "in_tree", "has_aux", "out_tree", "aux_tree", "out_count", "asides", "kwargs", "weak",
-    )  # fmt: skip
+        "f",
+        "in_tree",
+        "has_aux",
+        "out_tree",
+        "aux_tree",
+        "out_count",
+        "asides",
+        "kwargs",
+        "weak",
+    )
 
     def __init__(
         self, f: Callable, in_tree: tree.PyTreeDef, *, has_aux: bool = False, kwargs: Any = None

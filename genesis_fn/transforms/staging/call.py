@@ -42,9 +42,14 @@ def jvp_call(
 
 
 def batch_call(
-    size: int, xs: Sequence[Any], dims: Sequence[int | None], jaxpr: Jaxpr, axis_name: Any,
-    call: Primitive | None = None, **params: Any,
-) -> tuple[list[Any], list[int | None]]:  # fmt: skip
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[int | None],
+    jaxpr: Jaxpr,
+    axis_name: Any,
+    call: Primitive | None = None,
+    **params: Any,
+) -> tuple[list[Any], list[int | None]]:
     """The batching rule of running `jaxpr`: one call of the program over batches."""
     batched = tuple([d is not None for d in dims])
     program, found = batch_jaxpr(jaxpr, size, batched, (False,) * len(jaxpr.outs), axis_name)

@@ -97,7 +97,7 @@ def move(x: Array, where: Device) -> Array:
 def device_get(x: Any) -> Any:
     """A pytree's arrays as NumPy arrays on the host (read-only where they share memory); random
     keys, of which NumPy knows nothing, stay arrays."""
-    asked = lambda v: isinstance(v, (Array, Tracer)) and not is_key(v.dtype)  # noqa: E731
+    asked = lambda v: isinstance(v, (Array, Tracer)) and not is_key(v.dtype)
     with transfer_guard.asked_for():
         return tree.map(lambda v: np.asarray(v) if asked(v) else v, x)
 

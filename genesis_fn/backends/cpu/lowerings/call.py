@@ -56,9 +56,15 @@ def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable, Callable]:
 
 @lowers(scan_p)
 def _scan(
-    avals: Sequence[Any], *, jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool,
+    avals: Sequence[Any],
+    *,
+    jaxpr: Jaxpr,
+    consts: int,
+    carry: int,
+    length: int,
+    reverse: bool,
     **_: Any,
-) -> Callable:  # fmt: skip
+) -> Callable:
     first, further = _steps(jaxpr, consts, carry)
     ys = [(stacked(a, length).shape, TORCH_DTYPE[a.dtype]) for a in jaxpr.out_avals[carry:]]
     order = range(length - 1, -1, -1) if reverse else range(length)

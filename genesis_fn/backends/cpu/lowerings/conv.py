@@ -43,9 +43,17 @@ def _conv(avals: Sequence[Any], **params: Any) -> Callable:
     target = compute_dtype((x.dtype, w.dtype), result.dtype, math.prod(w_shape[1:]))
     wide = TORCH_DTYPE[result.dtype] if target is None else target
     run = _choose(
-        x_shape, w_shape, y_shape, window_strides, padding, lhs_dilation, rhs_dilation,
-        params["feature_group_count"], params["batch_group_count"], wide,
-    )  # fmt: skip
+        x_shape,
+        w_shape,
+        y_shape,
+        window_strides,
+        padding,
+        lhs_dilation,
+        rhs_dilation,
+        params["feature_group_count"],
+        params["batch_group_count"],
+        wide,
+    )
     load_x, load_w = to_compute(x.dtype, wide), to_compute(w.dtype, wide)
     store = from_compute(wide, result.dtype)
     back = sorted(range(result.ndim), key=out.__getitem__)
@@ -60,9 +68,17 @@ def _conv(avals: Sequence[Any], **params: Any) -> Callable:
 
 
 def _choose(
-    x: list, w: list, y: list, s: tuple, pads: tuple, a: tuple, b: tuple, groups: int,
-    batch_groups: int, kind: torch.dtype,
-) -> Callable:  # fmt: skip
+    x: list,
+    w: list,
+    y: list,
+    s: tuple,
+    pads: tuple,
+    a: tuple,
+    b: tuple,
+    groups: int,
+    batch_groups: int,
+    kind: torch.dtype,
+) -> Callable:
     """A function of x [N, C, ...] and w [O, I, ...]: strides s, dilations a (of x) and b (of w)."""
     n = len(s)
     if not kind.is_floating_point and not kind.is_complex:
@@ -110,9 +126,16 @@ def _symmetric(
 
 
 def _transposed(
-    x: list, w: list, y: list, s: tuple, pads: tuple, a: tuple, b: tuple, groups: int,
+    x: list,
+    w: list,
+    y: list,
+    s: tuple,
+    pads: tuple,
+    a: tuple,
+    b: tuple,
+    groups: int,
     batch_groups: int,
-) -> Callable:  # fmt: skip
+) -> Callable:
     g = max(groups, batch_groups)
     convolve = _TRANSPOSED[len(s)]
     spatial = tuple(range(2, len(w)))

@@ -43,8 +43,7 @@ def _on_nonzero(f: Callable, x: np.ndarray, y: np.ndarray, at_zero: Any) -> np.n
 
 
 @elementwise(
-    ops.div.prim,
-    numpy=lambda x, y: _on_nonzero(np.floor_divide, x, y, np.iinfo(x.dtype).max),
+    ops.div.prim, numpy=lambda x, y: _on_nonzero(np.floor_divide, x, y, np.iinfo(x.dtype).max)
 )
 def _div(x: Any, y: Any) -> Any:
     kind = x.dtype if type(x) is torch.Tensor else y.dtype
@@ -190,18 +189,20 @@ def _shift(prim: Primitive, op: Callable, ufunc: Callable, direct: Callable) -> 
 
 
 _shift(
-    ops.shift_left.prim, operator.lshift,
+    ops.shift_left.prim,
+    operator.lshift,
     lambda x, n, beyond, bits: np.where(beyond, 0, np.left_shift(x, n.astype(x.dtype))),
     lambda kind: True,
-)  # fmt: skip
+)
 _shift(
-    ops.shift_right_arithmetic.prim, operator.rshift,
+    ops.shift_right_arithmetic.prim,
+    operator.rshift,
     lambda x, n, beyond, bits: np.right_shift(
         x.view(np.dtype(f"i{x.dtype.itemsize}")),
         np.where(beyond, bits - 1, n).astype(np.dtype(f"i{x.dtype.itemsize}")),
     ).view(x.dtype),
     lambda kind: kind.kind == "i",
-)  # fmt: skip
+)
 
 
 def _logical_shift(x: torch.Tensor, n: int) -> torch.Tensor:
@@ -211,12 +212,13 @@ def _logical_shift(x: torch.Tensor, n: int) -> torch.Tensor:
 
 
 _shift(
-    ops.shift_right_logical.prim, _logical_shift,
+    ops.shift_right_logical.prim,
+    _logical_shift,
     lambda x, n, beyond, bits: np.where(
         beyond, 0, np.right_shift(_unsigned(x), n.astype(_unsigned(x).dtype))
     ).astype(x.dtype),
     lambda kind: True,
-)  # fmt: skip
+)
 
 
 def _count(prim: Primitive, ufunc: Callable) -> None:
@@ -264,11 +266,15 @@ def _log1p_of_complex(z: torch.Tensor, *, kind: torch.dtype) -> torch.Tensor:
     return torch.complex(length, torch.atan2(y, 1 + x))
 
 
-OF_COMPLEX.update({
-    ops.neg.prim: _by_parts(torch.neg), ops.add.prim: _by_parts(torch.add),
-    ops.sub.prim: _by_parts(torch.sub), ops.pow.prim: _pow_of_complex,
-    ops.log1p.prim: _log1p_of_complex,
-})  # fmt: skip
+OF_COMPLEX.update(
+    {
+        ops.neg.prim: _by_parts(torch.neg),
+        ops.add.prim: _by_parts(torch.add),
+        ops.sub.prim: _by_parts(torch.sub),
+        ops.pow.prim: _pow_of_complex,
+        ops.log1p.prim: _log1p_of_complex,
+    }
+)
 
 # ---- any dtype ----
 

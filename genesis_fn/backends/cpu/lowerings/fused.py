@@ -55,9 +55,14 @@ def _rms_norm_forward(x: torch.Tensor, w: torch.Tensor, *, eps: float) -> list[t
 
 @computes_fused("rms_norm_backward", kinds=_SINGLE)
 def _rms_norm_backward(
-    x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor, ct: torch.Tensor, *, eps: float,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    rstd: torch.Tensor,
+    ct: torch.Tensor,
+    *,
+    eps: float,
     needs: Sequence[bool],
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     n = x.shape[-1]
     rstd = rstd.unsqueeze(-1)
     hat = x * rstd
@@ -81,9 +86,15 @@ def _layer_norm_backward(
     x: Any, w: Any, b: Any, mean: Any, rstd: Any, ct: Any, *, eps: float, needs: Sequence[bool]
 ) -> list[torch.Tensor]:
     dx, dw, db = aten.native_layer_norm_backward(
-        ct.contiguous(), x, x.shape[-1:], mean.unsqueeze(-1), rstd.unsqueeze(-1), w, b,
+        ct.contiguous(),
+        x,
+        x.shape[-1:],
+        mean.unsqueeze(-1),
+        rstd.unsqueeze(-1),
+        w,
+        b,
         [True, True, True],
-    )  # fmt: skip
+    )
     return [dx, dw, db]
 
 
@@ -126,9 +137,16 @@ def _cross_entropy_backward(
 
 
 def _loss_and_slope(
-    x: Any, weight: Any, labels: Any, *, ignore_index: int | None, label_smoothing: float,
-    z_loss: float, softcap: float, reduction: str,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: Any,
+    weight: Any,
+    labels: Any,
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(reduced loss, its gradient by the logits) of a linear layer."""
     classes = weight.shape[0]
     low = label_smoothing / classes
@@ -189,10 +207,15 @@ def _flash_fits(
 ) -> bool:
     q, k, v = avals[:3]
     return (
-        q.dtype in (dtypes.F32, dtypes.F64) and window is None and not softcap and not any(has)
-        and q.shape[-1] == v.shape[-1] and (not causal or q.shape[1] == k.shape[1])
-        and min(q.shape) > 0 and min(k.shape) > 0
-    )  # fmt: skip
+        q.dtype in (dtypes.F32, dtypes.F64)
+        and window is None
+        and not softcap
+        and not any(has)
+        and q.shape[-1] == v.shape[-1]
+        and (not causal or q.shape[1] == k.shape[1])
+        and min(q.shape) > 0
+        and min(k.shape) > 0
+    )
 
 
 def _heads_first(x: torch.Tensor, repeat: int = 1) -> torch.Tensor:
@@ -242,9 +265,16 @@ def _attention_backward(
         return g.transpose(1, 2)
 
     dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        _heads_first(ct), _heads_first(q), _heads_first(k, repeat), _heads_first(v, repeat),
-        _heads_first(out), lse, 0.0, causal, scale=scale,
-    )  # fmt: skip
+        _heads_first(ct),
+        _heads_first(q),
+        _heads_first(k, repeat),
+        _heads_first(v, repeat),
+        _heads_first(out),
+        lse,
+        0.0,
+        causal,
+        scale=scale,
+    )
     return [dq.transpose(1, 2), summed(dk), summed(dv)]
 
 

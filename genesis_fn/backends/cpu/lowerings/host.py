@@ -91,9 +91,15 @@ def _torch_call(avals: Sequence[Aval], *, f: Callable, out_avals: tuple[Aval, ..
 
 @lowers(triton_call_p)
 def _triton_call(
-    avals: Sequence[Any], *, kernel: Any, grid: Any, out_avals: tuple[Aval, ...], constants: tuple,
-    scalars: tuple, kinds: tuple,
-) -> Callable:  # fmt: skip
+    avals: Sequence[Any],
+    *,
+    kernel: Any,
+    grid: Any,
+    out_avals: tuple[Aval, ...],
+    constants: tuple,
+    scalars: tuple,
+    kinds: tuple,
+) -> Callable:
     if type(kernel).__name__ != "InterpretedFunction":
         raise errors.BackendError(
             f"triton_call: {name_of(kernel)} on a CPU needs Triton's interpreter: set the "

@@ -224,10 +224,13 @@ class WindowLayout:
         index = index.reshape([*[self.shape[d] for d in lanes], -1])
         index = index.movedim(-1, sum([d < axis for d in lanes]))
         full = [
-            self.shape[d] if d in self.along else index.shape[sum([e < axis for e in lanes])]
-            if d == axis else self.sizes[d]
+            self.shape[d]
+            if d in self.along
+            else index.shape[sum([e < axis for e in lanes])]
+            if d == axis
+            else self.sizes[d]
             for d in range(len(self.shape))
-        ]  # fmt: skip
+        ]
         ones = [n if d in self.along or d == axis else 1 for d, n in enumerate(full)]
         return index.reshape(ones).expand(full)
 
@@ -478,7 +481,7 @@ def arithmetic(kind: str, dtype: DType, unique: bool) -> tuple[str, Change, Chan
     Booleans are bytes; unsigned integers in signed storage are compared with their top bit
     flipped; fp8, and sums and products of 16-bit floats, are computed in float32.
     """
-    same: Change = lambda x: x  # noqa: E731
+    same: Change = lambda x: x
     op = {"set": "set", "add": "sum", "mul": "prod", "min": "amin", "max": "amax"}[kind]
     op = "copy" if op == "set" and unique else op
     stored = TORCH_DTYPE[dtype]
@@ -572,9 +575,10 @@ def place_of(
         as_int64(s.dtype) if type(s) is Aval and s.dtype in SIGNED_STORAGE else None for s in starts
     ]
     cuts = [
-        (d, n - size, size, widen[d]) for d, (n, size) in enumerate(zip(operand.shape, sizes))
+        (d, n - size, size, widen[d])
+        for d, (n, size) in enumerate(zip(operand.shape, sizes))
         if n != size
-    ]  # fmt: skip
+    ]
 
     def run(x: torch.Tensor, at: Sequence[Any]) -> torch.Tensor:
         for d, bound, size, wide in cuts:

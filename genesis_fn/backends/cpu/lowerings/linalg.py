@@ -17,9 +17,15 @@ def _cholesky(x: torch.Tensor) -> torch.Tensor:
 
 @computes(linalg.triangular_solve_p)
 def _triangular(
-    a: torch.Tensor, b: torch.Tensor, *, left_side: bool, lower: bool, transpose_a: bool,
-    conjugate_a: bool, unit_diagonal: bool,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    left_side: bool,
+    lower: bool,
+    transpose_a: bool,
+    conjugate_a: bool,
+    unit_diagonal: bool,
+) -> torch.Tensor:
     a = a.conj().resolve_conj() if conjugate_a else a
     if transpose_a:
         a, lower = a.mT, not lower

@@ -48,9 +48,15 @@ def _separable(combine: Callable, window: Window, outputs: Sequence[int]) -> Cal
         for i in axes:
             x = functools.reduce(
                 combine,
-                _slices(x, i, window.lengths[i], window.strides[i], window.window_dilation[i],
-                        outputs[i]),
-            )  # fmt: skip
+                _slices(
+                    x,
+                    i,
+                    window.lengths[i],
+                    window.strides[i],
+                    window.window_dilation[i],
+                    outputs[i],
+                ),
+            )
         return x
 
     return run

@@ -239,9 +239,13 @@ def request(launch: Launch, target: Target) -> Request:
         where = ("object", kernel.function if isinstance(kernel, SourceKernel) else kernel)
         constants = tuple(launch.constants.items())
     return Request(
-        where, tuple(types.items()), divisible, constants,
-        tuple(_options(launch, target).items()), target.architecture,
-    )  # fmt: skip
+        where,
+        tuple(types.items()),
+        divisible,
+        constants,
+        tuple(_options(launch, target).items()),
+        target.architecture,
+    )
 
 
 def _where(kernel: Any) -> tuple[Any, ...]:

@@ -40,11 +40,7 @@ def add_elements(
     """
     wide = wide or count > INT32_MAX - BLOCK
     start = "tl.program_id(0).to(tl.int64)" if wide else "tl.program_id(0)"
-    body = [
-        f"i = {start} * BLOCK + tl.arange(0, BLOCK)",
-        "inside = i < N",
-        *lines,
-    ]
+    body = [f"i = {start} * BLOCK + tl.arange(0, BLOCK)", "inside = i < N", *lines]
     scalars = scalars or {}
     parameters = ", ".join([*buffers, *scalars, "N", "BLOCK: tl.constexpr"])
     kernel = source_kernel(name, parameters, indented(body))
@@ -77,9 +73,8 @@ def coordinates(index: str, shape: Sequence[int], prefix: str) -> tuple[list[str
 def offset(names: Sequence[str], strides: Sequence[int]) -> str:
     """The text of sum(names * strides)."""
     terms = [
-        n if s == 1 else f"{n} * {s}" for n, s in zip(names, strides, strict=True)
-        if n != "0" and s
-    ]  # fmt: skip
+        n if s == 1 else f"{n} * {s}" for n, s in zip(names, strides, strict=True) if n != "0" and s
+    ]
     return " + ".join(terms) or "0"
 
 
@@ -140,14 +135,21 @@ class Strided:
 
 
 def _add_tiled_copy(
-    builder: PlanBuilder, source: BufferArg, target: BufferArg, sizes: list[int], read: list[int],
-    write: list[int], turned: int, first: int, place: int, kind: str,
-) -> None:  # fmt: skip
+    builder: PlanBuilder,
+    source: BufferArg,
+    target: BufferArg,
+    sizes: list[int],
+    read: list[int],
+    write: list[int],
+    turned: int,
+    first: int,
+    place: int,
+    kind: str,
+) -> None:
     """A copy whose source is contiguous along axis `turned` and its target along the last one: by
     square tiles, which change their layout on chip."""
     axes = [d for d in range(len(sizes) - 1) if d != turned]
-    rest = Strided("v", [sizes[d] for d in axes], [read[d] for d in axes],
-                   [write[d] for d in axes])  # fmt: skip
+    rest = Strided("v", [sizes[d] for d in axes], [read[d] for d in axes], [write[d] for d in axes])
     rows, columns = sizes[turned], sizes[-1]
     across, down = cdiv(columns, TILE), cdiv(rows, TILE)
     lines = [
@@ -162,11 +164,16 @@ def _add_tiled_copy(
         "tl.store(y + place + vo1 + (a * jump)[:, None] + b[None, :], v, inside)",
     ]
     scalars = {
-        **rest.scalars(kind), "rows": Scalar(rows, kind), "columns": Scalar(columns, kind),
-        "across": Scalar(across, kind), "down": Scalar(down, kind),
-        "step": Scalar(read[-1], kind), "jump": Scalar(write[turned], kind),
-        "first": Scalar(first, kind), "place": Scalar(place, kind),
-    }  # fmt: skip
+        **rest.scalars(kind),
+        "rows": Scalar(rows, kind),
+        "columns": Scalar(columns, kind),
+        "across": Scalar(across, kind),
+        "down": Scalar(down, kind),
+        "step": Scalar(read[-1], kind),
+        "jump": Scalar(write[turned], kind),
+        "first": Scalar(first, kind),
+        "place": Scalar(place, kind),
+    }
     arguments: dict[str, Argument] = {"x": source, "y": target, **scalars}
     kernel = source_kernel(
         "turn_tiles", ", ".join([*arguments, "TILE: tl.constexpr"]), indented(lines)
@@ -196,9 +203,17 @@ def add_copy(
     turned = [d for d, s in enumerate(read[:-1]) if s == 1 and sizes[d] >= TILE // 2]
     if turned and read[-1] != 1 and write[-1] == 1 and sizes[-1] >= TILE // 2:
         _add_tiled_copy(
-            builder, source, target, sizes, read, write, turned[0], source_offset, target_offset,
+            builder,
+            source,
+            target,
+            sizes,
+            read,
+            write,
+            turned[0],
+            source_offset,
+            target_offset,
             kind,
-        )  # fmt: skip
+        )
         return
     packed = list(dense(sizes)) == write
     view = Strided("v", sizes, read) if packed else Strided("v", sizes, read, write)
@@ -209,7 +224,11 @@ def add_copy(
     }
     to = "i" if packed else "vo1"
     add_elements(
-        builder, "copy_view", {"x": source, "y": target}, count,
+        builder,
+        "copy_view",
+        {"x": source, "y": target},
+        count,
         [*view.lines("i"), f"tl.store(y + place + {to}, tl.load(x + first + vo0, inside), inside)"],
-        scalars=scalars, wide=wide,
-    )  # fmt: skip
+        scalars=scalars,
+        wide=wide,
+    )

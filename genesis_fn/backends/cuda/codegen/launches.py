@@ -59,9 +59,10 @@ class Generated:
             read = needed(body.instrs, after, stop)
         places = [offset for target, offset, _ in body.stores if target is v]
         loads = [
-            body.instrs[k].meta[1] for k in read
+            body.instrs[k].meta[1]
+            for k in read
             if body.instrs[k].op == "load" and body.instrs[k].meta[0] is u
-        ]  # fmt: skip
+        ]
         return not self.uses[n].looped and all(offset == places[0] for offset in loads)
 
 
@@ -83,9 +84,9 @@ def generate(body: KernelIR, target: Target) -> Generated:
     """The launches that compute a body's stores on `target`."""
     over = body.over
     split = over.wants_split(target)
-    loops = _respelled(Loops(
-        over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters
-    ), split)  # fmt: skip
+    loops = _respelled(
+        Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters), split
+    )
     kernels, partial = kernels_of(loops, split, target)
     loads = [loops.instrs[n].meta[0] for n in loops.of("load")]
     reads = list(dict.fromkeys([*loads, *loops.counters]))
@@ -97,16 +98,25 @@ def generate(body: KernelIR, target: Target) -> Generated:
         function, parameters = written(part, form)
         at = {name: _buffer(p, number) for name, p in parameters.items()}
         arguments = {name: BufferArg(at[name], p.kind) for name, p in parameters.items()}
-        steps.append(Launch(
-            function, form.grid, arguments, {}, form.warps, 3,
-            max_registers=_most_registers(form, target),
-        ))  # fmt: skip
+        steps.append(
+            Launch(
+                function,
+                form.grid,
+                arguments,
+                {},
+                form.warps,
+                3,
+                max_registers=_most_registers(form, target),
+            )
+        )
         sources.append(function.text.removeprefix(PRELUDE))
-        uses.append(Use(
-            frozenset([at[name] for name, p in parameters.items() if not p.written]),
-            frozenset([at[name] for name, p in parameters.items() if p.written]),
-            form.kind == "looped",
-        ))  # fmt: skip
+        uses.append(
+            Use(
+                frozenset([at[name] for name, p in parameters.items() if not p.written]),
+                frozenset([at[name] for name, p in parameters.items() if p.written]),
+                form.kind == "looped",
+            )
+        )
     spaces = tuple([Workspace(max(16, size)) for size in partial])
     plan = Plan(len(reads), len(writes), tuple(steps), spaces)
     return Generated(plan, reads, writes, sources, uses)

@@ -7,13 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from genesis_fn.backends.cuda.binaries.compile import SourceKernel
 from genesis_fn.backends.cuda.codegen.emit import Parameter, Text
 from genesis_fn.backends.cuda.codegen.loops import INT32, Loops, Store, is_wide, needed
-from genesis_fn.backends.cuda.codegen.reductions import (
-    accumulate,
-    finish,
-    finish_row,
-    start,
-    step,
-)
+from genesis_fn.backends.cuda.codegen.reductions import accumulate, finish, finish_row, start, step
 from genesis_fn.backends.cuda.codegen.source import kernel
 from genesis_fn.backends.cuda.codegen.tiling import Form
 from genesis_fn.core.backend import index as ix
@@ -48,10 +42,8 @@ def _tiled(t: Text) -> None:
     form = t.form
     rows, columns = t.loops.rows // form.columns, form.columns
     across = cdiv(columns, form.chunk)
-    t.line(f"i = tl.program_id(0) // {across} * {form.block} + "
-           f"tl.arange(0, {form.block})[:, None]")  # fmt: skip
-    t.line(f"j = tl.program_id(0) % {across} * {form.chunk} + "
-           f"tl.arange(0, {form.chunk})[None, :]")  # fmt: skip
+    t.line(f"i = tl.program_id(0) // {across} * {form.block} + tl.arange(0, {form.block})[:, None]")
+    t.line(f"j = tl.program_id(0) % {across} * {form.chunk} + tl.arange(0, {form.chunk})[None, :]")
     t.bounded("i", rows, rows % form.block == 0)
     t.bounded("j", columns, columns % form.chunk == 0)
     t.tiled = ix.add(ix.scale(ix.var("i", rows), columns), ix.var("j", columns))

@@ -84,9 +84,10 @@ class _Apart(ast.NodeTransformer):
     def __init__(self, definition: ast.FunctionDef, number: int, before: int) -> None:
         self.number, self.before = number, before
         stored = [
-            x.id for x in ast.walk(definition)
+            x.id
+            for x in ast.walk(definition)
             if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
-        ]  # fmt: skip
+        ]
         self.own = {*stored, *[a.arg for a in definition.args.args]}
 
     def visit_arg(self, node: ast.arg) -> ast.arg:

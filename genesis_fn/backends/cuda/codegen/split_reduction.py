@@ -63,9 +63,15 @@ def _partial_form(loops: Loops, target: Target) -> Form:
     length = cdiv(cdiv(loops.depth, count), chunk) * chunk
     count = cdiv(loops.depth, length)
     return Form(
-        "looped", (blocks, count, 1), block, chunk, warps=warps_for(block * chunk), parts=count,
-        length=length, final=False,
-    )  # fmt: skip
+        "looped",
+        (blocks, count, 1),
+        block,
+        chunk,
+        warps=warps_for(block * chunk),
+        parts=count,
+        length=length,
+        final=False,
+    )
 
 
 def _slabs(loops: Loops, target: Target) -> Kernels:

@@ -62,9 +62,10 @@ def form_of(loops: Loops, target: Target) -> Form:
 def tile_columns(loops: Loops) -> int:
     """The length of rows such that tiles serve loads that run across them; 0 if flat is as good."""
     across = [
-        i for i in loops.instrs
+        i
+        for i in loops.instrs
         if i.op == "load" and "p" in i.names and not _consecutive(i.meta[1], loops.rows)
-    ]  # fmt: skip
+    ]
     if not across or loops.rows < 4096:
         return 0
     for i in across:

@@ -61,10 +61,11 @@ def _check(pointers: Any, mask: Any) -> None:
         address = int(addresses[bad][0])
         near = int(ends[max(int(at[bad][0]), 0)])
         raise CudaError(
-            f"kernel {name}", "CUDA_ERROR_ILLEGAL_ADDRESS",
+            f"kernel {name}",
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
             f"{int(bad.sum())} of {addresses.size} accesses are outside of its buffers, the first "
             f"{address - near} bytes after the end of one",
-        )  # fmt: skip
+        )
 
 
 @functools.cache

@@ -346,12 +346,7 @@ class InterpretDriver:
         return _Condition()
 
     def set_condition(
-        self,
-        stream: _Stream,
-        condition: _Condition,
-        address: int,
-        mode: PredicateMode,
-        limit: int,
+        self, stream: _Stream, condition: _Condition, address: int, mode: PredicateMode, limit: int
     ) -> None:
         def run() -> None:
             if mode == "flag":

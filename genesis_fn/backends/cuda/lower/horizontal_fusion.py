@@ -154,9 +154,12 @@ def _key(item: ScheduledStep, target: Target) -> Any:
     plan = item.plan
     if plan is None or item.traffic > 2 * target.launch_bytes:
         return None
-    return (plan.inputs, plan.outputs, plan.workspaces, *[
-        (s.kernel, s.grid, s.num_warps, tuple(s.arguments.items())) for s in plan.steps
-    ])  # fmt: skip
+    return (
+        plan.inputs,
+        plan.outputs,
+        plan.workspaces,
+        *[(s.kernel, s.grid, s.num_warps, tuple(s.arguments.items())) for s in plan.steps],
+    )
 
 
 def _over_tensors(items: Sequence[ScheduledStep], table: BufferTable) -> ScheduledStep:

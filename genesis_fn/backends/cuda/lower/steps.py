@@ -255,15 +255,21 @@ class ProgramLowering:
             step, order = _compact(step)
             item = ScheduledStep(
                 [SubProgram((step,), tuple([(buffers[k], 0) for k in order]))],
-                [buffers[k] for k in sorted(use.reads)], [buffers[k] for k in sorted(use.writes)],
-                plan=Plan(len(order), 0, (step,)), traffic=g.traffic, described=described,
-            )  # fmt: skip
+                [buffers[k] for k in sorted(use.reads)],
+                [buffers[k] for k in sorted(use.writes)],
+                plan=Plan(len(order), 0, (step,)),
+                traffic=g.traffic,
+                described=described,
+            )
             if n:
                 item.traffic = sum([self.table.bytes[b] for b in (*item.reads, *item.writes)])
                 item.described = replace(
-                    described, name=f"{described.name}, joined", traffic=item.traffic,
-                    operations=0, sources=made.sources[n:],
-                )  # fmt: skip
+                    described,
+                    name=f"{described.name}, joined",
+                    traffic=item.traffic,
+                    operations=0,
+                    sources=made.sources[n:],
+                )
                 self.table.described.append(item.described)
             self.items.append(item)
         described.sources = made.sources[:1]
@@ -359,14 +365,21 @@ class ProgramLowering:
         name = e.params["op"].name if e.prim is fused_p else e.prim.name
         kernels = []
         if type(lowered) is Plan:
-            kernels = [getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
-                       for s in lowered.steps if hasattr(s, "kernel")]  # fmt: skip
+            kernels = [
+                getattr(s.kernel, "__name__", getattr(s.kernel, "name", ""))
+                for s in lowered.steps
+                if hasattr(s, "kernel")
+            ]
         self.table.described.append(
             StepSummary(
-                name, g.traffic - (2 * avals[0].nbytes if in_place else 0), _work_of(e), kernels,
-                [str(e.where)], self.depth,
+                name,
+                g.traffic - (2 * avals[0].nbytes if in_place else 0),
+                _work_of(e),
+                kernels,
+                [str(e.where)],
+                self.depth,
             )
-        )  # fmt: skip
+        )
         if lowered is None:
             raise BackendError(f"{e.prim.name} has no lowering on CUDA at {e.where}")
         if type(lowered) is HostCall:
@@ -404,8 +417,9 @@ class ProgramLowering:
         """Copies of the initial carry to where the loop keeps it."""
         return [
             Copy(c, i, self.table.bytes[c])
-            for c, i in zip(carry, inits) if self.table.bytes[c] and c != i
-        ]  # fmt: skip
+            for c, i in zip(carry, inits)
+            if self.table.bytes[c] and c != i
+        ]
 
     def _finish(self) -> list[int]:
         """The buffers of the outputs, after copies of those that are not where they must be."""
@@ -489,9 +503,12 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
     counter = s.temporary(4)
     body = loop_body(p["jaxpr"], consts, carry, length, p["reverse"], s.table.target)
     inner = s.body(
-        body.jaxpr, [*ins[:consts], *kept, *ins[consts + carry :], counter],
-        [*kept, *[None] * len(stacks)], placed=body.placed, extra=dict(zip(body.stacks, stacks)),
-    )  # fmt: skip
+        body.jaxpr,
+        [*ins[:consts], *kept, *ins[consts + carry :], counter],
+        [*kept, *[None] * len(stacks)],
+        placed=body.placed,
+        extra=dict(zip(body.stacks, stacks)),
+    )
     room = s.room([inner])
     loop = ForLoop(length, BufferArg(counter, "i32"), tuple(inner.steps))
     steps = [*start, loop] if length else start

@@ -76,9 +76,13 @@ def plan_for(
 
 
 def check_error(
-    prim: Primitive, avals: Sequence[Any], params: Mapping[str, Any], target: Target, site: int,
+    prim: Primitive,
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    target: Target,
+    site: int,
     index: int,
-) -> Exception:  # fmt: skip
+) -> Exception:
     """The exception for a check of `prim` that failed at `site` with `index`."""
     call = Call(prim, tuple(avals), dict(params), target)
     if prim is assert_p:

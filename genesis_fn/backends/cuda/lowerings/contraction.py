@@ -72,10 +72,18 @@ def matmul_spec(call: Call) -> tuple[MatmulSpec, tuple[bool, bool]]:
     count = len(batch)
     sizes, (sa, sb, so) = collapsed(batch, a[:count], b[:count], out[:count])
     spec = MatmulSpec(
-        m, n, k, tuple(sizes), NAMES[x.dtype], NAMES[y.dtype], NAMES[call.out.dtype],
-        lhs_strides=(*sa, *a[count:]), rhs_strides=(*sb, *b[count:]),
-        out_strides=(*so, *out[count:]), precision=PRECISION[call.params["precision"]],
-    )  # fmt: skip
+        m,
+        n,
+        k,
+        tuple(sizes),
+        NAMES[x.dtype],
+        NAMES[y.dtype],
+        NAMES[call.out.dtype],
+        lhs_strides=(*sa, *a[count:]),
+        rhs_strides=(*sb, *b[count:]),
+        out_strides=(*so, *out[count:]),
+        precision=PRECISION[call.params["precision"]],
+    )
     return spec, copies
 
 

@@ -59,18 +59,31 @@ def _spec(call: Call, kind: str, out_kind: str) -> Convolution:
         return (*(missing,) * (3 - len(values)), *values)  # type: ignore[return-value]
 
     return Convolution(
-        batch, groups, in_channels, out_channels,
+        batch,
+        groups,
+        in_channels,
+        out_channels,
         triple([x.shape[d] for d in lhs[2:]], 1),
         triple([w.shape[d] for d in rhs[2:]], 1),
         triple([call.out.shape[d] for d in out[2:]], 1),
         (at_x[lhs[0]], group_step, at_x[lhs[1]], *triple([at_x[d] for d in lhs[2:]], 0)),
-        (at_w[rhs[0]] * out_channels, at_w[rhs[0]], at_w[rhs[1]],
-         *triple([at_w[d] for d in rhs[2:]], 0)),
-        (at_y[out[0]], at_y[out[1]] * out_channels, at_y[out[1]],
-         *triple([at_y[d] for d in out[2:]], 0)),
+        (
+            at_w[rhs[0]] * out_channels,
+            at_w[rhs[0]],
+            at_w[rhs[1]],
+            *triple([at_w[d] for d in rhs[2:]], 0),
+        ),
+        (
+            at_y[out[0]],
+            at_y[out[1]] * out_channels,
+            at_y[out[1]],
+            *triple([at_y[d] for d in out[2:]], 0),
+        ),
         triple(params["window_strides"], 1),
         triple([low for low, _ in params["padding"]], 0),
         triple(params["lhs_dilation"], 1),
         triple(params["rhs_dilation"], 1),
-        dtype=kind, out_dtype=out_kind, precision=PRECISION[params["precision"]],
-    )  # fmt: skip
+        dtype=kind,
+        out_dtype=out_kind,
+        precision=PRECISION[params["precision"]],
+    )

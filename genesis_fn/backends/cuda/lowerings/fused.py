@@ -205,9 +205,15 @@ def _layer_norm_backward(
 
 
 def _attention_spec(
-    operands: Sequence[Aval], has: tuple[bool, bool, bool], *, scale: float, causal: bool,
-    window: Any, softcap: float, lse: bool,
-) -> AttentionSpec | None:  # fmt: skip
+    operands: Sequence[Aval],
+    has: tuple[bool, bool, bool],
+    *,
+    scale: float,
+    causal: bool,
+    window: Any,
+    softcap: float,
+    lse: bool,
+) -> AttentionSpec | None:
     q, k, v = operands[:3]
     if q.dtype not in _HALF_OR_SINGLE or max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
         return None
@@ -217,15 +223,25 @@ def _attention_spec(
         return None
     precision = config.current().matmul_precision
     return AttentionSpec(
-        q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3],
-        value_dim=v.shape[3], dtype=NAMES[q.dtype], scale=scale, causal=causal,
+        q.shape[0],
+        q.shape[2],
+        k.shape[2],
+        q.shape[1],
+        k.shape[1],
+        q.shape[3],
+        value_dim=v.shape[3],
+        dtype=NAMES[q.dtype],
+        scale=scale,
+        causal=causal,
         window=tuple(window) if window is not None else None,
         bias=_four(bias),
         bias_dtype="fp32" if bias is None else NAMES[bias.dtype],
-        mask=_four(mask), kv_lengths=has[2], softcap=softcap,
+        mask=_four(mask),
+        kv_lengths=has[2],
+        softcap=softcap,
         precision={"default": "tf32", "highest": "ieee"}.get(precision, precision),
         return_lse=lse,
-    )  # fmt: skip
+    )
 
 
 def _four(kind: Aval | None) -> Shape4 | None:
@@ -275,7 +291,7 @@ def _cross_entropy(call: Call, results: Sequence[Aval]) -> Plan | None:
     rows, classes = _matrix(logits)
     spec = CrossEntropy(
         rows, classes, NAMES[logits.dtype], NAMES[labels.dtype], site=call.site * SITES
-    )  # fmt: skip
+    )
     builder = PlanBuilder(2, len(results) + 1)
     statistic = dtypes.F64 if logits.dtype == dtypes.F64 else dtypes.F32
     loss = BufferArg(2, NAMES[statistic])
@@ -318,27 +334,42 @@ def _cross_entropy_backward(call: Call, results: Sequence[Aval], *, needs: Any) 
     classes=lambda call: call.operands[1].shape[0],
 )  # fmt: skip
 def _linear_cross_entropy(
-    call: Call, results: Sequence[Aval], *, ignore_index: int | None, label_smoothing: float,
-    z_loss: float, softcap: float, reduction: str,
-) -> Plan | None:  # fmt: skip
+    call: Call,
+    results: Sequence[Aval],
+    *,
+    ignore_index: int | None,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+) -> Plan | None:
     x, weight, labels = call.operands
     if x.dtype not in _WIDE_ENOUGH or weight.dtype != x.dtype or not _labelled(labels):
         return None
     if reduction == "none":
         return None
     loss = CrossEntropy(
-        x.shape[0], weight.shape[0], NAMES[x.dtype], NAMES[labels.dtype],
-        ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss,
-        soft_cap=softcap, site=call.site * SITES,
-    )  # fmt: skip
+        x.shape[0],
+        weight.shape[0],
+        NAMES[x.dtype],
+        NAMES[labels.dtype],
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        soft_cap=softcap,
+        site=call.site * SITES,
+    )
     precision = config.current().matmul_precision
     return plan_linear_cross_entropy(
         LinearCrossEntropy(
-            loss, x.shape[1], reduction, len(results) > 1,
+            loss,
+            x.shape[1],
+            reduction,
+            len(results) > 1,
             precision={"highest": "ieee"}.get(precision, precision),
         ),
         call.target,
-    )  # fmt: skip
+    )
 
 
 def label_error(call: Call, index: int) -> errors.IndexOutOfRange:

@@ -15,12 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.backends.cuda.codegen.kernel_text import (
-    add_copy,
-    add_elements,
-    coordinates,
-    offset,
-)
+from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, add_elements, coordinates, offset
 from genesis_fn.backends.cuda.lowerings.call import SITES, Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
 from genesis_fn.core import dtypes, errors
@@ -141,11 +136,16 @@ def _rows(call: Call) -> Lowered:
     site = call.site * SITES if mode == "check" else 0
     return plan_gather_rows(
         GatherRows(
-            table.shape[0], math.prod(table.shape[1:]), indices.size, NAMES[table.dtype],
-            NAMES[indices.dtype], "fill" if mode == "fill" else "clip", site=site,
+            table.shape[0],
+            math.prod(table.shape[1:]),
+            indices.size,
+            NAMES[table.dtype],
+            NAMES[indices.dtype],
+            "fill" if mode == "fill" else "clip",
+            site=site,
         ),
         call.target,
-    )  # fmt: skip
+    )
 
 
 def _is_zero_bits(value: Any) -> bool:
@@ -264,15 +264,25 @@ def _scatter(call: Call) -> Lowered:
     if checked:
         buffers["error"] = BufferArg(4, "i64")
     add_elements(
-        builder, "scatter_targets", buffers, count,
+        builder,
+        "scatter_targets",
+        buffers,
+        count,
         [*lines, *inner, f"tl.store(targets + i, ({chosen}).to(tl.int32), inside)"],
         wide=max(operand.size, updates.size, indices.size) > INT32_MAX,
-    )  # fmt: skip
+    )
     base = "output" if call.in_place else "operand"
     spec = ScatterRows(
-        rows, columns, count, NAMES[operand.dtype], operation=kind, base=base,
-        index_dtype="i32", mode="drop", unique=call.params["unique_indices"],
-    )  # fmt: skip
+        rows,
+        columns,
+        count,
+        NAMES[operand.dtype],
+        operation=kind,
+        base=base,
+        index_dtype="i32",
+        mode="drop",
+        unique=call.params["unique_indices"],
+    )
     if operand.dtype == dtypes.BOOL:
         spec, held, out = _boolean(spec, held, out)
     given = [] if call.in_place else [_as(call.read(0), spec)]
@@ -327,13 +337,21 @@ def _segment_sum(call: Call) -> Lowered:
         # As int64, so that nothing wraps into the range.
         index = builder.workspace(count, "i64")
         add_elements(
-            builder, "widen", {"x": call.read(1), "y": index}, count,
+            builder,
+            "widen",
+            {"x": call.read(1), "y": index},
+            count,
             [*index_lines("x", "i", ids.dtype, "v"), "tl.store(y + i, v, inside)"],
-        )  # fmt: skip
+        )
     spec = ScatterRows(
-        call.out.shape[0], columns, count, NAMES[data.dtype],
-        index_dtype=index.dtype, mode="clip" if mode == "clip" else "drop", site=site,
-    )  # fmt: skip
+        call.out.shape[0],
+        columns,
+        count,
+        NAMES[data.dtype],
+        index_dtype=index.dtype,
+        mode="clip" if mode == "clip" else "drop",
+        site=site,
+    )
     held, out = call.read(0), call.write()
     if data.dtype == dtypes.BOOL:
         spec, held, out = _boolean(spec, held, out)
@@ -375,14 +393,19 @@ def _dynamic_slice(call: Call) -> Lowered:
     steps = dense(operand.shape)
     first = offset(names, steps)
     lines = [
-        *lines, *at,
+        *lines,
+        *at,
         f"v = tl.load(x + ({first} + {offset(places, steps)} + i * 0), inside)",
         "tl.store(y + i, v, inside)",
-    ]  # fmt: skip
+    ]
     add_elements(
-        builder, "dynamic_slice", {"x": call.read(0, True), **buffers, "y": call.write(0, True)},
-        call.out.size, lines, wide=operand.size > INT32_MAX,
-    )  # fmt: skip
+        builder,
+        "dynamic_slice",
+        {"x": call.read(0, True), **buffers, "y": call.write(0, True)},
+        call.out.size,
+        lines,
+        wide=operand.size > INT32_MAX,
+    )
     return builder.build()
 
 
@@ -401,13 +424,17 @@ def _dynamic_update_slice(call: Call) -> Lowered:
     steps = dense(operand.shape)
     first = offset(names, steps)
     lines = [
-        *lines, *at,
+        *lines,
+        *at,
         "v = tl.load(u + i, inside)",
         f"tl.store(y + ({first} + {offset(places, steps)} + i * 0), v, inside)",
-    ]  # fmt: skip
+    ]
     add_elements(
-        builder, "dynamic_update_slice",
-        {"u": call.read(1, True), **buffers, "y": call.write(0, True)}, update.size, lines,
+        builder,
+        "dynamic_update_slice",
+        {"u": call.read(1, True), **buffers, "y": call.write(0, True)},
+        update.size,
+        lines,
         wide=operand.size > INT32_MAX,
-    )  # fmt: skip
+    )
     return builder.build()

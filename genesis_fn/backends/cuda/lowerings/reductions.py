@@ -147,9 +147,14 @@ def _position_key(greatest: bool, source: DType) -> tuple[list[str], str]:
 
 
 def position_text(
-    source: DType, result: DType, greatest: bool, first: bool, last: bool, column: Strided,
+    source: DType,
+    result: DType,
+    greatest: bool,
+    first: bool,
+    last: bool,
+    column: Strided,
     row: Strided,
-) -> tuple[list[str], str]:  # fmt: skip
+) -> tuple[list[str], str]:
     """(body, key type) of one launch of an argmax or argmin: from values (`first`) or partial keys,
     to partial keys and positions or (`last`) the position alone."""
     to_key, integer = _position_key(greatest, source)
@@ -231,12 +236,21 @@ def _reduce(call: Call) -> Lowered:
     column, row = Strided("k", columns, kept_steps), Strided("r", rows, row_steps)
     partial = [Strided("k", [kept], [1]), Strided("r", [split.parts], [kept])]
 
-    def launch(name: str, buffers: dict[str, BufferArg], lines: list[str], at: tuple, cut: _Split,
-               length: int) -> None:  # fmt: skip
+    def launch(
+        name: str,
+        buffers: dict[str, BufferArg],
+        lines: list[str],
+        at: tuple,
+        cut: _Split,
+        length: int,
+    ) -> None:
         scalars = {
-            **at[0].scalars(number), **at[1].scalars(number), "K": Scalar(kept, number),
-            "R": Scalar(length, number), "PER": Scalar(cut.per, number),
-        }  # fmt: skip
+            **at[0].scalars(number),
+            **at[1].scalars(number),
+            "K": Scalar(kept, number),
+            "R": Scalar(length, number),
+            "PER": Scalar(cut.per, number),
+        }
         names = ", ".join([*buffers, *scalars, "BK: tl.constexpr", "BR: tl.constexpr"])
         arguments: dict[str, Argument] = {**buffers, **scalars}
         kernel = source_kernel(name, names, indented(lines))

@@ -37,11 +37,15 @@ def _cumulative(call: Call, operation: str) -> Lowered:
     eight_bits = x.dtype in (dtypes.F8E4, dtypes.F8E5)
     plan = plan_scan(
         Scan(
-            outer, x.shape[axis], inner, "fp32" if eight_bits else kind,
-            operation, call.params["reverse"],
+            outer,
+            x.shape[axis],
+            inner,
+            "fp32" if eight_bits else kind,
+            operation,
+            call.params["reverse"],
         ),
         call.target,
-    )  # fmt: skip
+    )
     if not eight_bits:
         return plan
     builder = PlanBuilder(1, 1)
@@ -89,9 +93,13 @@ def _recurrence(call: Call) -> Lowered:
     bl = min(64, next_power_of_two(lanes))
     bt = min(64, max(2, next_power_of_two(length)))
     arguments = {
-        "a": call.read(0), "b": call.read(1), "y": call.write(), "lanes": Scalar(lanes),
-        "inner": Scalar(inner), "length": Scalar(length),
-    }  # fmt: skip
+        "a": call.read(0),
+        "b": call.read(1),
+        "y": call.write(),
+        "lanes": Scalar(lanes),
+        "inner": Scalar(inner),
+        "length": Scalar(length),
+    }
     kernel = source_kernel("linear_recurrence", names, indented(body))
     builder.launch(kernel, (cdiv(lanes, bl),), arguments, {"BL": bl, "BT": bt})
     return builder.build()

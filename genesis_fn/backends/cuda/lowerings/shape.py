@@ -69,9 +69,12 @@ def _pad(call: Call) -> Lowered:
     builder = PlanBuilder(len(call.operands), 1)
     if type(value) is Aval:
         add_elements(
-            builder, "fill_from", {"x": call.read(1, True), "y": call.write(0, True)}, out.size,
+            builder,
+            "fill_from",
+            {"x": call.read(1, True), "y": call.write(0, True)},
+            out.size,
             ["tl.store(y + i, tl.load(x + i * 0, inside), inside)"],
-        )  # fmt: skip
+        )
     else:
         add_fill(builder, call.write(0), out.size, value, out.dtype)
     read, write = dense(x.shape), dense(out.shape)
@@ -114,8 +117,11 @@ def _iota(call: Call) -> Lowered:
         value = f"((i // inner) % n).to(tl.float64).to({register(kind)})"
     builder = PlanBuilder(0, 1)
     add_elements(
-        builder, "iota", {"y": call.write()}, out.size,
+        builder,
+        "iota",
+        {"y": call.write()},
+        out.size,
         [f"tl.store(y + i, {stored(value, kind)}, inside)"],
         scalars={"inner": Scalar(max(inner, 1)), "n": Scalar(max(out.shape[axis], 1))},
-    )  # fmt: skip
+    )
     return builder.build()

@@ -35,9 +35,13 @@ def along_last(call: Call, axis: int, plan: Callable[[int, int], Plan]) -> Lower
         shape, strides = [a.shape[d] for d in order], dense(a.shape)
         if a.size:
             add_copy(
-                builder, source, BufferArg(count + k, _raw(a)), shape, dense(shape),
+                builder,
+                source,
+                BufferArg(count + k, _raw(a)),
+                shape,
+                dense(shape),
                 [strides[d] for d in order],
-            )  # fmt: skip
+            )
     return builder.build()
 
 
@@ -64,9 +68,10 @@ def _sort(call: Call) -> Lowered:
     kinds = tuple([NAMES[a.dtype] for a in call.operands])
     keys = call.params["num_keys"]
     return along_last(
-        call, call.params["dimension"],
+        call,
+        call.params["dimension"],
         lambda rows, length: plan_sort(Sort(rows, length, kinds, keys), call.target),
-    )  # fmt: skip
+    )
 
 
 @lowers(top_k_p)

@@ -34,8 +34,7 @@ def _source_lines(
 ) -> list[str]:
     """`at` and `real`: where window `places` has its element `taps`, and whether there is one."""
     lines, names, conditions = [], [], ["inside"]
-    facts = zip(shape, window.strides, window.padding, window.base_dilation,
-                window.window_dilation)  # fmt: skip
+    facts = zip(shape, window.strides, window.padding, window.base_dilation, window.window_dilation)
     for d, (n, s, (low, _), a, b) in enumerate(facts):
         q = f"({places[d]}) * {s} + ({taps[d]}) * {b} - {low}"
         lines.append(f"q{d} = i * 0 + {q}")
@@ -84,24 +83,31 @@ def _reduce_window(call: Call, operation: str) -> Lowered:
         return builder.build()
     acc = _accumulator(kind)
     start = literal(identity, dtypes.I32 if kind == dtypes.BOOL else kind)
-    combine = {
-        "sum": "total + v", "max": "maximum(total, v)", "min": "minimum(total, v)",
-    }[operation]  # fmt: skip
+    combine = {"sum": "total + v", "max": "maximum(total, v)", "min": "minimum(total, v)"}[
+        operation
+    ]
     lines, places = coordinates("i", call.out.shape, "c")
     load = loaded("tl.load(x + at, real)", kind)
     lines += [
         f"total = tl.zeros((BLOCK,), {acc}) + {start}",
-        *_loop(window, [
-            *_source_lines(window, x.shape, places, _tap_names(window)),
-            f"v = tl.where(real, ({load}).to({acc}), {start})",
-            f"total = {combine}",
-        ]),
+        *_loop(
+            window,
+            [
+                *_source_lines(window, x.shape, places, _tap_names(window)),
+                f"v = tl.where(real, ({load}).to({acc}), {start})",
+                f"total = {combine}",
+            ],
+        ),
         f"tl.store(y + i, {_back('total', kind)}, inside)",
-    ]  # fmt: skip
+    ]
     add_elements(
-        builder, f"window_{operation}", {"x": call.read(0), "y": call.write()}, call.out.size,
-        lines, wide=_wide(x.size),
-    )  # fmt: skip
+        builder,
+        f"window_{operation}",
+        {"x": call.read(0), "y": call.write()},
+        call.out.size,
+        lines,
+        wide=_wide(x.size),
+    )
     return builder.build()
 
 
@@ -131,21 +137,28 @@ def _window_offset(call: Call) -> Lowered:
         f"best = tl.zeros((BLOCK,), {acc}) + {start}",
         "where = tl.zeros((BLOCK,), tl.int32)",
         "found = tl.zeros((BLOCK,), tl.int32)",
-        *_loop(window, [
-            *_source_lines(window, x.shape, places, _tap_names(window)),
-            # Padding takes part with the least value, as it does on the CPU.
-            f"v = tl.where(real, ({load}).to({acc}), {start})",
-            f"better = {better}",
-            "best = tl.where(better, v, best)",
-            "where = tl.where(better, j, where)",
-            "found = found | 1",
-        ]),
+        *_loop(
+            window,
+            [
+                *_source_lines(window, x.shape, places, _tap_names(window)),
+                # Padding takes part with the least value, as it does on the CPU.
+                f"v = tl.where(real, ({load}).to({acc}), {start})",
+                f"better = {better}",
+                "best = tl.where(better, v, best)",
+                "where = tl.where(better, j, where)",
+                "found = found | 1",
+            ],
+        ),
         "tl.store(y + i, where, inside)",
-    ]  # fmt: skip
+    ]
     add_elements(
-        builder, "window_offset", {"x": call.read(0), "y": call.write()}, call.out.size, lines,
+        builder,
+        "window_offset",
+        {"x": call.read(0), "y": call.write()},
+        call.out.size,
+        lines,
         wide=_wide(x.size),
-    )  # fmt: skip
+    )
     return builder.build()
 
 
@@ -165,10 +178,13 @@ def _window_take(call: Call) -> Lowered:
         "tl.store(y + i, tl.load(x + at, real, other=0), inside)",
     ]
     add_elements(
-        builder, "window_take",
+        builder,
+        "window_take",
         {"x": call.read(0, True), "chosen": call.read(1), "y": call.write(0, True)},
-        call.out.size, lines, wide=_wide(x.size),
-    )  # fmt: skip
+        call.out.size,
+        lines,
+        wide=_wide(x.size),
+    )
     return builder.build()
 
 
@@ -188,8 +204,9 @@ def _window_put(call: Call) -> Lowered:
     lines, places = coordinates("i", call.out.shape, "c")
     steps, conditions, names = [], ["inside"], []
     taps = _tap_names(window)
-    facts = zip(u.shape, window.strides, window.padding, window.base_dilation,
-                window.window_dilation)  # fmt: skip
+    facts = zip(
+        u.shape, window.strides, window.padding, window.base_dilation, window.window_dilation
+    )
     for d, (m, s, (low, _), a, b) in enumerate(facts):
         steps.append(f"q{d} = i * 0 + ({places[d]}) * {a} + {low} - ({taps[d]}) * {b}")
         conditions.append(f"(q{d} >= 0)")
@@ -203,17 +220,24 @@ def _window_put(call: Call) -> Lowered:
     zero = f"tl.zeros((BLOCK,), {acc})"
     lines += [
         f"total = {zero}",
-        *_loop(window, [
-            *steps,
-            "real = " + " & ".join(conditions),
-            f"at = i * 0 + {offset(names, dense(u.shape))}",
-            "mine = real & (tl.load(chosen + at, real, other=-1) == j)",
-            f"total = tl.where(mine, total + {load}, total)",
-        ]),
+        *_loop(
+            window,
+            [
+                *steps,
+                "real = " + " & ".join(conditions),
+                f"at = i * 0 + {offset(names, dense(u.shape))}",
+                "mine = real & (tl.load(chosen + at, real, other=-1) == j)",
+                f"total = tl.where(mine, total + {load}, total)",
+            ],
+        ),
         f"tl.store(y + i, {stored('total', kind)}, inside)",
-    ]  # fmt: skip
+    ]
     add_elements(
-        builder, "window_put", {"u": call.read(0), "chosen": call.read(1), "y": call.write()},
-        call.out.size, lines, wide=_wide(u.size, call.out.size),
-    )  # fmt: skip
+        builder,
+        "window_put",
+        {"u": call.read(0), "chosen": call.read(1), "y": call.write()},
+        call.out.size,
+        lines,
+        wide=_wide(u.size, call.out.size),
+    )
     return builder.build()

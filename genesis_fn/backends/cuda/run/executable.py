@@ -50,9 +50,14 @@ class Binding:
     """
 
     def __init__(
-        self, runtime: Runtime, table: BufferTable, schedule: Schedule, bound: Sequence[int],
-        site: str, programmatic: bool,
-    ) -> None:  # fmt: skip
+        self,
+        runtime: Runtime,
+        table: BufferTable,
+        schedule: Schedule,
+        bound: Sequence[int],
+        site: str,
+        programmatic: bool,
+    ) -> None:
         self.runtime, self.table, self.schedule = runtime, table, schedule
         self.bound, self.site, self.programmatic = bound, site, programmatic
         self.word = 0

@@ -63,9 +63,20 @@ class IOBuffers:
     """
 
     __slots__ = (
-        "runtime", "site", "donated", "updated", "made", "capture", "slots", "addresses", "graph",
-        "moves", "lock", "graphs", "_misses",
-    )  # fmt: skip
+        "runtime",
+        "site",
+        "donated",
+        "updated",
+        "made",
+        "capture",
+        "slots",
+        "addresses",
+        "graph",
+        "moves",
+        "lock",
+        "graphs",
+        "_misses",
+    )
 
     def __init__(
         self,

@@ -69,9 +69,12 @@ class _Piece:
 
 
 def measured(
-    place: Runtime, items: Sequence[Any], memory: Sequence[Memory], owners: Sequence[Any],
+    place: Runtime,
+    items: Sequence[Any],
+    memory: Sequence[Memory],
+    owners: Sequence[Any],
     repeats: int,
-) -> tuple[Step, ...]:  # fmt: skip
+) -> tuple[Step, ...]:
     """The steps of a program, each kernel with the least time of `repeats` runs."""
     pieces = _pieces(place, items, memory, owners)
     least = [min(times) for times in zip(*[_run(place, pieces) for _ in range(repeats)])]
@@ -116,7 +119,7 @@ def _pieces(
             for s in inner:
                 number = len(alone)
                 if isinstance(s, (Launch, Memset, Copy)):
-                    run = lambda number=number: direct.launch(number)  # noqa: E731
+                    run = lambda number=number: direct.launch(number)
                     alone.append(replace(step, steps=(s,)) if isinstance(step, SubProgram) else s)
                     pieces.append(_Piece(_name(s), n, run, True))
                 else:
