@@ -131,8 +131,8 @@ def genesis_rows(compiler: str | None) -> dict[str, Callable[[], Any]]:
     from benchmarks.qwen_shape import SHAPE as s
     from genesis_fn import optim, random
     from genesis_fn.models import qwen
-    from genesis_fn.transforms.autodiff.grad import value_and_grad
-    from genesis_fn.transforms.jit import jit
+    from genesis_fn.transforms.autodiff.derivatives import value_and_grad
+    from genesis_fn.transforms.jitting import jit
     from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 
     def call(f: Callable, *args: Any) -> Callable:

@@ -29,7 +29,7 @@ _register_backend("cpu", _load_cpu)
 _register_backend("cuda", _load_cuda)
 
 from genesis_fn import cuda, debug, dtypes, errors, lax, numpy, random, tree, tree_util
-from genesis_fn.core.array import Operators as Array
+from genesis_fn.core.array import Array
 from genesis_fn.core.configuration.settings import (
     check_keys,
     debug_infs,
@@ -53,13 +53,13 @@ from genesis_fn.core.configuration.settings import (
 from genesis_fn.core.device import Device
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.dtypes import float0
-from genesis_fn.transforms.autodiff.checkpoint import (
+from genesis_fn.transforms.autodiff.checkpointing import (
     checkpoint,
     checkpoint_name,
     checkpoint_policies,
     remat,
 )
-from genesis_fn.transforms.autodiff.grad import (
+from genesis_fn.transforms.autodiff.derivatives import (
     fwd_and_bwd,
     grad,
     hessian,
@@ -72,13 +72,13 @@ from genesis_fn.transforms.autodiff.grad import (
     value_and_grad,
     vjp,
 )
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.custom.callback import io_callback, pure_callback
-from genesis_fn.transforms.custom.derivatives import custom_gradient, custom_jvp, custom_vjp
+from genesis_fn.transforms.custom.derivative_rules import custom_gradient, custom_jvp, custom_vjp
 from genesis_fn.transforms.custom.ffi import torch_call, triton_call
-from genesis_fn.transforms.custom.fused import fused
-from genesis_fn.transforms.jit import clear_caches, jit
-from genesis_fn.transforms.staging.device_put import (
+from genesis_fn.transforms.custom.fused_functions import fused
+from genesis_fn.transforms.jitting import clear_caches, jit
+from genesis_fn.transforms.staging.devices import (
     block_until_ready,
     default_backend,
     device_count,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import device as devices, tree
-from genesis_fn.core.array import Array
-from genesis_fn.transforms.jit import JitFunction, jit
+from genesis_fn.core.array import ArrayImpl
+from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import name_of
 from genesis_fn.transforms.staging.cost import cost
-from genesis_fn.transforms.staging.device_put import block_until_ready
+from genesis_fn.transforms.staging.devices import block_until_ready
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,9 @@ def bench(
         block_until_ready(out)
         rounds.append((time.perf_counter() - start) / inner)
     found = cost(traced.trace(*args, **kwargs).jaxpr)
-    place = next((x.device for x in tree.leaves(out) if type(x) is Array), devices.default_device())
+    place = next(
+        (x.device for x in tree.leaves(out) if type(x) is ArrayImpl), devices.default_device()
+    )
     return Benchmark(
         name_of(f),
         str(place),

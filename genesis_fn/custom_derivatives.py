@@ -1,6 +1,6 @@
 """Functions with derivative rules of their own."""
 
-from genesis_fn.transforms.custom.derivatives import (
+from genesis_fn.transforms.custom.derivative_rules import (
     CustomVJPPrimal,
     SymbolicZero,
     custom_gradient,

@@ -7,7 +7,7 @@ from genesis_fn.core.configuration.settings import (
 )
 from genesis_fn.transforms.custom.callback import debug_callback as callback, debug_print as print
 from genesis_fn.transforms.debugging.assertions import assert_, assert_ as check
-from genesis_fn.transforms.debugging.breakpoint import breakpoint
+from genesis_fn.transforms.debugging.breakpoints import breakpoint
 from genesis_fn.transforms.debugging.nan_trace import nan_trace
 
 __all__ = [

@@ -24,4 +24,4 @@ from genesis_fn.core.errors import (
     TreeError as TreeError,
     UnexpectedTracerError as UnexpectedTracerError,
 )
-from genesis_fn.transforms.jit.retrace import RecompilationWarning as RecompilationWarning
+from genesis_fn.transforms.jitting.retrace import RecompilationWarning as RecompilationWarning

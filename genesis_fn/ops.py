@@ -6,7 +6,7 @@ from typing import Any
 
 import genesis_fn.numpy as np
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 
@@ -19,7 +19,7 @@ def _segments(ids: Any, count: int | None) -> tuple[Any, int]:
             f"segment ids must be integers, got {ids.aval}\n  at {where(depth=4).describe()}"
         )
     if count is None:
-        if type(ids) is not Array:
+        if type(ids) is not ArrayImpl:
             raise errors.ConcretizationTypeError(
                 f"num_segments must be given in traced code\n  at {where(depth=4).describe()}"
             )

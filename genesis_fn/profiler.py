@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.device import default_device
 from genesis_fn.core.jaxpr import Var
 from genesis_fn.core.primitive import bind, running
-from genesis_fn.transforms.jit import JitFunction, jit
+from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import name_of
 from genesis_fn.transforms.staging.stage import inlined
 
@@ -151,7 +151,7 @@ def profile(fun: Callable, *, repeats: int = 3) -> Callable[..., Profile]:
     return profiled
 
 
-def _measured(name: str, program: Any, outs: list[Array], times: Any) -> Profile:
+def _measured(name: str, program: Any, outs: list[ArrayImpl], times: Any) -> Profile:
     """A profile of a program whose device times its own kernels."""
     lines: dict[tuple[str, str], Line] = {}
     spans = []
@@ -195,7 +195,7 @@ def _source(lines: Sequence[str]) -> str:
     return linecache.getline(file, int(number)).strip() if number.isdigit() else ""
 
 
-def _by_equation(name: str, found: Any, arrays: list[Array], repeats: int) -> Profile:
+def _by_equation(name: str, found: Any, arrays: list[ArrayImpl], repeats: int) -> Profile:
     """A profile of a program that runs one equation at a time."""
     jaxpr = inlined(found.jaxpr)
     env: dict[Var, Any] = dict(zip(jaxpr.invars, arrays, strict=True))
@@ -306,11 +306,11 @@ def annotate_function(func: Callable, name: str | None = None, **metadata: Any) 
 
 def device_memory_profile() -> dict[str, int]:
     """Bytes held by live arrays, by device."""
-    from genesis_fn.transforms.staging.device_put import live_arrays
+    from genesis_fn.transforms.staging.devices import live_arrays
 
     held: dict[str, int] = {}
     for x in live_arrays():
-        assert type(x) is Array
+        assert type(x) is ArrayImpl
         held[str(x.device)] = held.get(str(x.device), 0) + x.nbytes
     return held
 

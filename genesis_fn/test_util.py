@@ -10,7 +10,7 @@ import numpy as np
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.convert import as_array
-from genesis_fn.transforms.autodiff.grad import jvp, vjp
+from genesis_fn.transforms.autodiff.derivatives import jvp, vjp
 from genesis_fn.transforms.staging.api_util import name_of
 
 # Relative and absolute tolerance by dtype, and the step of central differences.

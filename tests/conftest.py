@@ -71,7 +71,7 @@ def pytest_sessionstart() -> None:
 def forgotten() -> Iterator[None]:
     """Programs compiled for one module are of no use to the next, and would add up to gigabytes."""
     yield
-    from genesis_fn.transforms.jit import clear_caches
+    from genesis_fn.transforms.jitting import clear_caches
 
     if jax := sys.modules.get("jax"):
         jax.clear_caches()

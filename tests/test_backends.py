@@ -17,7 +17,7 @@ from genesis_fn.backends.cpu.backend import CpuBackend
 from genesis_fn.backends.cpu.compile import CpuExecutable
 from genesis_fn.backends.cpu.inductor import InductorExecutable
 from genesis_fn.core import device as devices
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import sig
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Carry, Executable
@@ -135,11 +135,11 @@ class HostBackend(Backend):
 
 
 @pytest.fixture
-def least() -> Iterator[Array]:
+def least() -> Iterator[ArrayImpl]:
     """An array on a device of a backend that need not have more than it has."""
     devices.register_backend("least", HostBackend)
     place = devices.device("least", 0)
-    yield Array(np.ones(3, np.float32), sig(jnp.ones(3).aval, place))
+    yield ArrayImpl(np.ones(3, np.float32), sig(jnp.ones(3).aval, place))
     del devices._loaders["least"], devices._backends["least"]
     for index in (0, 1):
         devices._devices.pop(("least", index), None)

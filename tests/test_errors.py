@@ -11,15 +11,15 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
 from genesis_fn.core import dtypes, errors, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device, device
 from genesis_fn.core.diagnostics import source_info
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, Trace, bind
 from genesis_fn.random import key, normal as normal_sample
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import (
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import (
     grad,
     jacfwd,
     jacrev,
@@ -28,11 +28,11 @@ from genesis_fn.transforms.autodiff.grad import (
     value_and_grad,
     vjp,
 )
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import fori_loop, while_loop
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import clear_caches, jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import clear_caches, jit
 from genesis_fn.transforms.precision.autocast import amp
 from tests.transforms.both import normal, ours
 
@@ -40,13 +40,13 @@ A, V = normal(3, 4), normal(4, seed=2)
 kept: list = []
 
 
-def elsewhere() -> Array:
+def elsewhere() -> ArrayImpl:
     """An array that says it lives on another device."""
     x = ours(V)
-    return Array(x.data, sig(x.aval, Device("cpu", 7)))
+    return ArrayImpl(x.data, sig(x.aval, Device("cpu", 7)))
 
 
-def donated() -> Array:
+def donated() -> ArrayImpl:
     x = ours(V)
     jit(lambda y: y * 2, donate_argnums=0)(x)
     return x
@@ -275,10 +275,10 @@ def test_nothing_is_left_behind():
     for f in (jit, grad, vmap):
         with pytest.raises(ZeroDivisionError):
             f(lambda x: 1 / 0)(ours(V))
-        assert isinstance(ours(V) * 2, Array)
+        assert isinstance(ours(V) * 2, ArrayImpl)
     with pytest.raises(ZeroDivisionError):
         scan(lambda c, x: 1 / 0, 0.0, ours(V))
-    assert isinstance(ours(V) * 2, Array)
+    assert isinstance(ours(V) * 2, ArrayImpl)
 
 
 def test_settings():

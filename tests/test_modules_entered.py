@@ -21,7 +21,7 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn.transforms.jit import JitFunction
+from genesis_fn.transforms.jitting import JitFunction
 
 MOST = 6
 
@@ -98,7 +98,10 @@ def check_jit(executable: type) -> None:
     second = modules_entered(lambda: jitted(*xs), [compiled.run], PASSES)
     assert len(first) <= MOST and len(second) <= MOST, (first, second)
     # The generated call is the whole way: beside it only the settings are looked at.
-    assert second == ["genesis_fn.transforms.jit.function", "genesis_fn.core.configuration.config"]
+    assert second == [
+        "genesis_fn.transforms.jitting.function",
+        "genesis_fn.core.configuration.config",
+    ]
 
 
 @pytest.mark.cpu
@@ -117,10 +120,13 @@ def test_the_count_counts():
     (compiled,) = found.executables.values()
     jitted.cache.fast.clear()
     full = modules_entered(lambda: jitted(*xs), [compiled.run])
-    assert "genesis_fn.transforms.jit.argspec" in full and "genesis_fn.core.tree" in full
+    assert "genesis_fn.transforms.jitting.argspec" in full and "genesis_fn.core.tree" in full
     jitted.cache.fast.clear()
     beneath = [JitFunction._full]
     with pytest.raises(AssertionError, match="was called"):
         modules_entered(lambda: None, [compiled.run])
     rest = modules_entered(lambda: jitted(*xs), [compiled.run], beneath)
-    assert rest == ["genesis_fn.transforms.jit.function", "genesis_fn.core.configuration.config"]
+    assert rest == [
+        "genesis_fn.transforms.jitting.function",
+        "genesis_fn.core.configuration.config",
+    ]

@@ -16,7 +16,7 @@ import genesis_fn.transforms
 from genesis_fn.backends.cpu.lower import has_lowering
 from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, typeof
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 from genesis_fn.transforms.staging.stage import stage
 from tests.primitives import check as checks

@@ -46,7 +46,7 @@ from genesis_fn.kernels.plan import Launch, Plan
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.optim import losses
 from genesis_fn.primitives.random_bits import random_bits as random_bits_of
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from tests.cuda.programs import on_cpu, traced
 from tests.kernels import run
 

@@ -21,7 +21,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ShapeError
-from genesis_fn.transforms.autodiff.grad import value_and_grad
+from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 
 T = TypeVar("T")
 

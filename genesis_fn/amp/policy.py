@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import Operators
+from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType, DTypeLike
 
@@ -28,7 +28,7 @@ def _cast_floats(values: Any, dtype: DTypeLike) -> Any:
     kind = dtypes.dtype(dtype)
 
     def at(x: Any) -> Any:
-        if not isinstance(x, (Operators, np.ndarray, np.generic)) or not dtypes.is_float(x.dtype):
+        if not isinstance(x, (Array, np.ndarray, np.generic)) or not dtypes.is_float(x.dtype):
             return x
         return as_array(x, kind).astype(kind)
 

@@ -25,8 +25,8 @@ from genesis_fn.core.files import open_plain, parse_json
 from genesis_fn.data.tokens import TokenWindows
 from genesis_fn.io.safetensors import atomic_write, naming
 from genesis_fn.models import qwen
-from genesis_fn.transforms.autodiff.grad import value_and_grad
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import value_and_grad
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 
 

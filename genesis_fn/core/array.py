@@ -15,7 +15,7 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.types.extended import is_key
 
 
-class Operators(Described):
+class Array(Described):
     """What arrays and tracers share: metadata here, operators and methods from `numpy/`."""
 
     __slots__ = ()
@@ -60,7 +60,7 @@ class Operators(Described):
         )
 
 
-class Array(Operators):
+class ArrayImpl(Array):
     """An immutable array on one device. `data` is its backend's storage: on the CPU a tensor."""
 
     __slots__ = ("data", "sig", "__weakref__")
@@ -98,7 +98,7 @@ class Array(Operators):
         """Give the memory up now; later use raises DonatedError."""
         self.data = Deleted(f"deleted at {where(depth=3).describe()}", self.sig.aval)
 
-    def block_until_ready(self) -> Array:
+    def block_until_ready(self) -> ArrayImpl:
         """This array, once its values are computed."""
         live(self).sig.device.backend.wait(self)
         return self
@@ -127,7 +127,7 @@ class Deleted:
         )
 
 
-def live(array: Array) -> Array:
+def live(array: ArrayImpl) -> ArrayImpl:
     """`array`, unless its memory was donated: then DonatedError."""
     if isinstance(array.data, Deleted):
         raise array.data.error()
@@ -142,39 +142,41 @@ def offers_array(kind: type) -> bool:
     DLPack or `__jax_array__`."""
     found = _offers.get(kind)
     if found is None:
-        found = _offers[kind] = not issubclass(
-            kind, (type, Operators, np.ndarray, np.generic)
-        ) and (any(hasattr(kind, n) for n in ("__array__", "__jax_array__", "__dlpack__")))
+        found = _offers[kind] = not issubclass(kind, (type, Array, np.ndarray, np.generic)) and (
+            any(hasattr(kind, n) for n in ("__array__", "__jax_array__", "__dlpack__"))
+        )
     return found
 
 
-def from_numpy(value: np.ndarray, place: devices.Device | None = None, weak: bool = False) -> Array:
+def from_numpy(
+    value: np.ndarray, place: devices.Device | None = None, weak: bool = False
+) -> ArrayImpl:
     """An Array with a copy of a NumPy array's values, its dtype kept."""
     place = place or devices.default_device()
     kind = aval_of(value)
     if place.kind != "cpu":
         transfer_guard.check("host_to_device", kind, place)
-    return Array(place.backend.from_numpy(value, kind, place), sig(kind, place, True, weak))
+    return ArrayImpl(place.backend.from_numpy(value, kind, place), sig(kind, place, True, weak))
 
 
-def stored(x: Array) -> Array:
+def stored(x: ArrayImpl) -> ArrayImpl:
     """`x` as numbers: an array of keys as its words."""
     return words_of(x) if is_key(x.sig.aval.dtype) else x
 
 
-def words_of(keys: Array) -> Array:
+def words_of(keys: ArrayImpl) -> ArrayImpl:
     """The words of an array of keys, uint32[..., 2], over its own memory."""
     s = live(keys).sig
-    return Array(keys.data, sig(s.aval.physical, s.device, s.dense))
+    return ArrayImpl(keys.data, sig(s.aval.physical, s.device, s.dense))
 
 
-def keys_over(words: Array, kind: Aval) -> Array:
+def keys_over(words: ArrayImpl, kind: Aval) -> ArrayImpl:
     """The array of keys `kind` over the memory of its words."""
     s = words.sig
-    return Array(words.data, sig(kind, s.device, s.dense))
+    return ArrayImpl(words.data, sig(kind, s.device, s.dense))
 
 
-def like(x: Array, numbers: Array) -> Array:
+def like(x: ArrayImpl, numbers: ArrayImpl) -> ArrayImpl:
     """Numbers that `stored` gave of `x`, as what `x` is: keys, where it is keys."""
     return keys_over(numbers, x.sig.aval) if is_key(x.sig.aval.dtype) else numbers
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.array import ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import DType
@@ -20,7 +20,7 @@ def is_value(x: Any) -> bool:
     array of another library."""
     kind = type(x)
     return (
-        kind is Array
+        kind is ArrayImpl
         or kind in SCALARS
         or isinstance(x, (Tracer, np.ndarray, np.generic))
         or hasattr(x, "__genesis_array__")
@@ -37,7 +37,7 @@ def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -
     now. Raises OverflowError where an integer does not fit, TypeError for anything that is not a
     number or an array.
     """
-    if type(x) is Array or isinstance(x, Tracer):
+    if type(x) is ArrayImpl or isinstance(x, Tracer):
         return x
     if type(x) in SCALARS:
         kind = dtypes.scalar_dtype(type(x)) if dtype is None else dtype

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import device as devices, dtypes, errors
-from genesis_fn.core.array import Array, Deleted, Operators
+from genesis_fn.core.array import Array, ArrayImpl, Deleted
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.backend.lowering import Lowering
 from genesis_fn.core.configuration import config
@@ -55,7 +55,7 @@ class default_device_of:
         self.place = self.block = None
         for x in xs:
             known = x.nearby() if isinstance(x, Tracer) else x
-            if type(known) is Array:
+            if type(known) is ArrayImpl:
                 place = known.sig.device
                 self.place = None if place is devices.default_device() else place
                 break
@@ -232,7 +232,7 @@ class Primitive:
     def eager(self, args: tuple, params: dict[str, Any]) -> Any:
         """Run on concrete arrays, through the backend of the device they are on."""
         if params or not args:
-            key: Any = [a.sig if type(a) is Array else type(a) for a in args]
+            key: Any = [a.sig if type(a) is ArrayImpl else type(a) for a in args]
             key.extend(params.items())
             if not args:
                 key.append(devices.default_device())
@@ -242,9 +242,12 @@ class Primitive:
             key = tuple(key)
         elif len(args) == 2:  # most operations; half the cost of what follows
             x, y = args
-            key = (x.sig if type(x) is Array else type(x), y.sig if type(y) is Array else type(y))
+            key = (
+                x.sig if type(x) is ArrayImpl else type(x),
+                y.sig if type(y) is ArrayImpl else type(y),
+            )
         else:
-            key = tuple([a.sig if type(a) is Array else type(a) for a in args])
+            key = tuple([a.sig if type(a) is ArrayImpl else type(a) for a in args])
         run = self.eager_cache.get(key)
         if run is None:
             run = self._prepare(args, params)
@@ -254,9 +257,9 @@ class Primitive:
         return run(*args)
 
     def _prepare(self, args: tuple, params: dict[str, Any]) -> Callable:
-        sigs = [a.sig for a in args if type(a) is Array]
+        sigs = [a.sig for a in args if type(a) is ArrayImpl]
         for a in args:
-            if type(a) is not Array and type(a) not in SCALARS:
+            if type(a) is not ArrayImpl and type(a) not in SCALARS:
                 raise TypeError(
                     f"{self.name} takes arrays and Python numbers, got {a!r} of type "
                     f"{type(a).__name__}\n  at {where().describe()}"
@@ -269,7 +272,7 @@ class Primitive:
                     + ", ".join(str(s) for s in sigs)
                     + f"\n  at {where().describe()}\n  move one with device_put(x, {place})"
                 )
-        avals = tuple([a.sig.aval if type(a) is Array else a for a in args])
+        avals = tuple([a.sig.aval if type(a) is ArrayImpl else a for a in args])
         out = self.abstract(avals, params)
         on_words = by_words(self, avals, params) if self.words is not None and by_words else None
         if on_words is not None:
@@ -315,7 +318,7 @@ def explain(error: Exception, args: Sequence[Any]) -> Exception:
     for a in args:
         if isinstance(a, Tracer):
             return a._trace.leaked(a)
-        if type(a) is Array and isinstance(a.data, Deleted):
+        if type(a) is ArrayImpl and isinstance(a.data, Deleted):
             return a.data.error()
     return located(error)
 
@@ -393,7 +396,7 @@ def shown(x: Any) -> str:
     return f"{label} {getattr(x, 'aval', x)}".lstrip()
 
 
-class Tracer(Operators):
+class Tracer(Array):
     """A stand-in for an array while a transform runs. `weak` is as an Array's. What a tracer keeps
     has no name of an array's method: it would hide it (`x.trace()`, `x.var()`)."""
 
@@ -481,9 +484,9 @@ def with_weak(x: Any, weak: bool) -> Any:
     """An Array or tracer, marked weak (if its dtype may be) or strong."""
     if x.weak is weak or (weak and x.aval.dtype not in dtypes.WEAK):
         return x
-    if type(x) is Array:
+    if type(x) is ArrayImpl:
         s = x.sig
-        return Array(x.data, sig(s.aval, s.device, s.dense, weak))
+        return ArrayImpl(x.data, sig(s.aval, s.device, s.dense, weak))
     return x.with_weak_type(weak)
 
 
@@ -534,6 +537,6 @@ class running:
 
 def install_array_methods(table: dict[str, Any], *, tracer_only: bool = False) -> None:
     """Give arrays and tracers operators and methods; called by the floor that defines them."""
-    target = Tracer if tracer_only else Operators
+    target = Tracer if tracer_only else Array
     for name, method in table.items():
         setattr(target, name, method)

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.core.array import Operators, offers_array
+from genesis_fn.core.array import Array, offers_array
 
 _MOST = 512  # values that are looked at before a function counts as one of a kind
 _LIBRARY = __name__.partition(".")[0]
@@ -327,7 +327,7 @@ class Reader:
     def _array(self, x: Any, kind: type) -> Any:
         if not self._arrays:
             raise NotStatic(x, "an array")
-        if isinstance(x, Operators):
+        if isinstance(x, Array):
             return kind, self.identity(x)
         self.fixed = False
         values = np.ascontiguousarray(x)
@@ -470,7 +470,7 @@ _learned: weakref.WeakKeyDictionary[type, Callable] = weakref.WeakKeyDictionary(
 
 
 def _offers_array(kind: type) -> bool:
-    return issubclass(kind, (Operators, np.ndarray)) or offers_array(kind)
+    return issubclass(kind, (Array, np.ndarray)) or offers_array(kind)
 
 
 def is_array(x: Any) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, Deleted
+from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Signature
 
 
@@ -161,7 +161,7 @@ def _leaves(state: TrainState) -> list[Any]:
         memory = state._memory
         if isinstance(memory, Deleted):
             raise memory.error()
-        made = [Array(b, s) for b, s in zip(memory.storages, memory.sigs, strict=True)]
+        made = [ArrayImpl(b, s) for b, s in zip(memory.storages, memory.sigs, strict=True)]
         _set(state, state._layout, made, None)
     return state._leaves  # type: ignore[return-value]
 
@@ -176,7 +176,9 @@ def from_buffers(layout: Layout, memory: Memory) -> TrainState:
     return state
 
 
-def buffers_of(state: Any, layout: Layout, sigs: list[Signature]) -> Memory | list[Array] | None:
+def buffers_of(
+    state: Any, layout: Layout, sigs: list[Signature]
+) -> Memory | list[ArrayImpl] | None:
     """The memory of a state, or its leaves if somebody has looked at them; None for anything but a
     state of this layout with leaves of these signatures. Raises DonatedError."""
     if type(state) is not TrainState or state._layout is not layout:
@@ -185,7 +187,7 @@ def buffers_of(state: Any, layout: Layout, sigs: list[Signature]) -> Memory | li
     if type(memory) is Memory:
         return memory if memory.sigs is sigs or list(memory.sigs) == sigs else None
     leaves = _leaves(state)
-    if any(type(x) is not Array for x in leaves) or [x.sig for x in leaves] != sigs:
+    if any(type(x) is not ArrayImpl for x in leaves) or [x.sig for x in leaves] != sigs:
         return None
     return leaves
 

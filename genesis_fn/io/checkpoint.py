@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, open_plain, read_json
 from genesis_fn.core.types.extended import is_key
@@ -84,7 +84,7 @@ def snapshot(
     _check_values(values, "values")
     arrays = {}
     for path, leaf in tree.leaves_with_path(state):
-        if not isinstance(leaf, Array | np.ndarray | np.generic) and type(leaf) not in _NUMBERS:
+        if not isinstance(leaf, ArrayImpl | np.ndarray | np.generic) and type(leaf) not in _NUMBERS:
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             raise TypeError(
                 f"state{tree.keystr(path)} is a {kind}, which restore could not give back: a "

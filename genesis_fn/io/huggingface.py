@@ -88,7 +88,7 @@ def load_qwen(
             f"{folder}: config.json has num_hidden_layers {config.num_hidden_layers}, the arrays "
             f"are of {len(layers)} layers"
         )
-    from genesis_fn.transforms.jit import jit
+    from genesis_fn.transforms.jitting import jit
 
     shapes = jit(lambda: qwen.init(_zero_key(), config)).eval_shape()
     if config.tie_word_embeddings and "lm_head.weight" in arrays:

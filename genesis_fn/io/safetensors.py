@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, open_plain, parse_json
@@ -252,7 +252,7 @@ def _metadata(header: dict[str, Any], path: str) -> dict[str, str]:
     return found
 
 
-def load_file(path: str | os.PathLike, device: Device | None = None) -> dict[str, Array]:
+def load_file(path: str | os.PathLike, device: Device | None = None) -> dict[str, ArrayImpl]:
     """The arrays of a file by name, on `device`."""
     return {name: from_numpy(x, device) for name, x in load_numpy(path).items()}
 

@@ -104,6 +104,7 @@ from genesis_fn.lax.programs import (
     stage as stage,
     with_sharding_constraint as with_sharding_constraint,
 )
+from genesis_fn.lax.promotion import broadcast_shapes as broadcast_shapes
 from genesis_fn.lax.special import (
     bessel_i0e as bessel_i0e,
     bessel_i1e as bessel_i1e,
@@ -185,7 +186,6 @@ from genesis_fn.lax.structural import (
     transpose as transpose,
     unstack as unstack,
 )
-from genesis_fn.numpy.promotion import broadcast_shapes as broadcast_shapes
 from genesis_fn.primitives.conv import (
     ConvDimensionNumbers as ConvDimensionNumbers,
     conv_dimension_numbers as conv_dimension_numbers,
@@ -212,11 +212,11 @@ from genesis_fn.transforms.batching.collectives import (
     psum_scatter as psum_scatter,
     pswapaxes as pswapaxes,
 )
-from genesis_fn.transforms.control_flow.cond import cond as cond, switch as switch
+from genesis_fn.transforms.control_flow.conditionals import cond as cond, switch as switch
 from genesis_fn.transforms.control_flow.loops import (
     associative_scan as associative_scan,
     fori_loop as fori_loop,
     map as map,
     while_loop as while_loop,
 )
-from genesis_fn.transforms.control_flow.scan import scan as scan
+from genesis_fn.transforms.control_flow.scanning import scan as scan

@@ -11,10 +11,10 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS
+from genesis_fn.lax import creation
 from genesis_fn.lax.operands import array, arrays, on_operands
+from genesis_fn.lax.promotion import broadcast, strong
 from genesis_fn.lax.special import zeta
-from genesis_fn.numpy.arrays.creation import full as full_array, full_like as jnp_full_like
-from genesis_fn.numpy.promotion import broadcast, strong
 from genesis_fn.primitives import elementwise as p
 
 neg = on_operands("neg", p.neg, "-x.")
@@ -118,7 +118,7 @@ def _polygamma_of_arrays(n: Any, x: Any) -> Any:
     """(-1)**(n + 1) n! zeta(n + 1, x), and digamma(x) where n is 0."""
     first = p.eq(n, 0.0)
     order = p.add(p.select(first, 1.0, n), 1.0)
-    odd = p.ne(p.rem(order, full_array(order.aval.shape, 2.0, order.aval.dtype)), 0.0)
+    odd = p.ne(p.rem(order, creation.full(order.aval.shape, 2.0, order.aval.dtype)), 0.0)
     size = p.mul(p.exp(p.lgamma(order)), zeta(order, x))
     return p.select(first, p.digamma(x), p.select(odd, p.neg(size), size))
 
@@ -241,17 +241,17 @@ def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
 
 def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Any:
     """An array of one value, a number or a scalar array."""
-    return full_array(shape, fill_value, dtype)
+    return creation.full(shape, fill_value, dtype)
 
 
 def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
     """An array like `x` of one value."""
-    return jnp_full_like(x, fill_value, dtype, shape)
+    return creation.full_like(x, fill_value, dtype, shape)
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:
     """An array of zeros."""
-    return full_array(shape, 0, dtype)
+    return creation.full(shape, 0, dtype)
 
 
 def stop_gradient(x: Any) -> Any:

@@ -10,8 +10,8 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
-from genesis_fn.transforms.autodiff.grad import jvp, linear_transpose, linearize, vjp
-from genesis_fn.transforms.custom.derivatives import custom_jvp, custom_vjp
+from genesis_fn.transforms.autodiff.derivatives import jvp, linear_transpose, linearize, vjp
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp, custom_vjp
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 from genesis_fn.transforms.staging.tracing import closure_convert
 

@@ -9,18 +9,18 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import Array, ArrayImpl
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
-from genesis_fn.numpy.promotion import broadcast, python_type, scalar_as
+from genesis_fn.lax.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
 
 
 def array(x: Any, known: dtypes.DType | None = None) -> Any:
     """`x` as an Array or tracer. A NumPy value that has dtype `known` keeps it, if it is a 64-bit
     one too."""
-    if type(x) is Array or isinstance(x, Tracer):
+    if type(x) is ArrayImpl or isinstance(x, Tracer):
         return x
     return as_array(x, known if known is not None and getattr(x, "dtype", None) == known else None)
 
@@ -32,7 +32,7 @@ def arrays(name: str, xs: Sequence[Any], scalars: bool = True) -> list[Any]:
     too. Arrays without dimensions and axes of length 1 are repeated. Raises DTypeError for a number
     of a higher kind.
     """
-    known = [x for x in xs if isinstance(x, (Array, Tracer)) and not x.weak]
+    known = [x for x in xs if isinstance(x, Array) and not x.weak]
     wide = known[0].aval.dtype if known else None
     xs = [x if type(x) in SCALARS else array(x, wide) for x in xs]
     if all(type(x) in SCALARS for x in xs):

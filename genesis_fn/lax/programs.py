@@ -14,7 +14,7 @@ from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_t
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.tracing import named_call
 
 

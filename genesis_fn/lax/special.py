@@ -19,10 +19,10 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.reductions.reduce import reduce_or
 from genesis_fn.primitives.shape import broadcast_in_dim
-from genesis_fn.transforms.autodiff.grad import jvp
+from genesis_fn.transforms.autodiff.derivatives import jvp
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.custom.derivatives import custom_jvp
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp
+from genesis_fn.transforms.custom.fused_functions import fused
 
 _STEPS = 20000  # where neither a series nor a fraction has converged it will not
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import from_numpy
+from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.lax.operands import array, on_arrays
-from genesis_fn.numpy.manipulation.shape import stack as stack_arrays, unstack as unstack_array
-from genesis_fn.numpy.promotion import scalar_as
+from genesis_fn.lax.promotion import promote_arrays, scalar_as
 from genesis_fn.primitives import (
     conv,
     dot_general as contract,
@@ -21,7 +21,7 @@ from genesis_fn.primitives import (
     shape as shapes,
     sort as sorts,
 )
-from genesis_fn.primitives.elementwise import convert
+from genesis_fn.primitives.elementwise import convert, gt, select
 from genesis_fn.primitives.indexing import gather, indexing, scatter
 from genesis_fn.primitives.reductions import (
     cumulative,
@@ -29,6 +29,7 @@ from genesis_fn.primitives.reductions import (
     reduce_generic,
     reduce_window as windows,
 )
+from genesis_fn.primitives.shape import canonical_axis
 
 # ---- shape ----
 
@@ -66,13 +67,28 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Any:
 
 
 def stack(operands: Sequence[Any], axis: int = 0) -> Any:
-    """Arrays of one shape joined along a new axis."""
-    return stack_arrays(operands, axis)
+    """Arrays of one shape joined along a new axis, in their common dtype."""
+    xs = promote_arrays("stack", operands)
+    if not xs:
+        raise ValueError("stack needs at least one array")
+    for x in xs:
+        if x.aval.shape != xs[0].aval.shape:
+            raise errors.ShapeError(
+                f"stack: shapes differ: {xs[0].aval} and {x.aval}\n  at {where().describe()}"
+            )
+    axis = canonical_axis(axis, xs[0].ndim + 1, "stack")
+    return shapes.concatenate([shapes.expand_dims(x, (axis,)) for x in xs], axis)
 
 
 def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     """The slices of an array along `axis`, without that axis."""
-    return unstack_array(array(x), axis=axis)
+    x = array(x)
+    if x.ndim == 0:
+        raise ValueError("unstack needs at least one dimension")
+    axis = canonical_axis(axis, x.ndim, "unstack")
+    n = x.aval.shape[axis]
+    parts = shapes.split(x, (1,) * n, axis) if n else ()
+    return tuple([shapes.squeeze(part, (axis,)) for part in parts])
 
 
 def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
@@ -168,9 +184,8 @@ def scatter_apply(
         unique_indices=unique_indices,
         mode=mode,
     )
-    from genesis_fn.numpy.mathematics.composed import where
-
-    return where(counts > 0, func(operand), operand)
+    x, y = promote_arrays("scatter_apply", (func(operand), operand))
+    return select(gt(counts, 0), x, y)
 
 
 # ---- contraction, convolution ----

@@ -24,8 +24,8 @@ from genesis_fn.nn.functions import gelu, relu, silu
 from genesis_fn.nn.layers import Module, linear
 from genesis_fn.primitives.indexing.gather import take_rows
 from genesis_fn.random.keys import as_key
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.debugging.assertions import assert_
 
 PRESETS = {

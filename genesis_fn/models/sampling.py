@@ -18,7 +18,7 @@ from genesis_fn.nn.functions import softmax
 from genesis_fn.primitives.sort import top_k as largest
 from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.debugging.assertions import assert_
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 
 
 def sample(

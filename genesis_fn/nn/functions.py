@@ -12,10 +12,10 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ArgumentError, ConcretizationTypeError
 from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last, softmax_last
-from genesis_fn.numpy.promotion import beside_number, inexact_value, strong
+from genesis_fn.lax.promotion import beside_number, inexact_value, strong
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis
-from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 Axis = int | Sequence[int] | None
 

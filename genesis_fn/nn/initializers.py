@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Operators
+from genesis_fn.core.array import Array
 from genesis_fn.core.errors import ArgumentError
 from genesis_fn.primitives.elementwise import complex_
 from genesis_fn.primitives.shape import canonical_axes
@@ -141,7 +141,7 @@ def variance_scaling(
         if mode not in modes:
             raise ArgumentError(f"mode is one of {sorted(modes)}, got {mode!r}")
         variance = scale / max(modes[mode], 1)
-        stddev = jnp.sqrt(variance) if isinstance(variance, Operators) else math.sqrt(variance)
+        stddev = jnp.sqrt(variance) if isinstance(variance, Array) else math.sqrt(variance)
         if distribution == "normal":
             return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
         if dtypes.is_complex(dtypes.dtype(dtype)) and distribution in _COMPLEX:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import numpy as _np
 
-from genesis_fn.core.array import Operators as ndarray  # noqa: F401
+from genesis_fn.core.array import Array as ndarray  # noqa: F401
 from genesis_fn.core.diagnostics import torch_habits as _habits
 from genesis_fn.core.dtypes import (
     DTypeLike as DTypeLike,
@@ -32,11 +32,16 @@ from genesis_fn.core.dtypes import (
     uint32 as uint32,
     uint64 as uint64,
 )
+from genesis_fn.lax.creation import (
+    array as array,
+    asarray as asarray,
+    full as full,
+    full_like as full_like,
+)
+from genesis_fn.lax.promotion import result_type as result_type
 from genesis_fn.numpy import fft as fft, linalg as linalg
 from genesis_fn.numpy.arrays import methods as _methods
 from genesis_fn.numpy.arrays.creation import (
-    array as array,
-    asarray as asarray,
     ascontiguousarray as ascontiguousarray,
     astype as astype,
     copy as copy,
@@ -45,8 +50,6 @@ from genesis_fn.numpy.arrays.creation import (
     from_dlpack as from_dlpack,
     frombuffer as frombuffer,
     fromiter as fromiter,
-    full as full,
-    full_like as full_like,
     ones as ones,
     ones_like as ones_like,
     zeros as zeros,
@@ -388,7 +391,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     true_divide as true_divide,
     trunc as trunc,
 )
-from genesis_fn.numpy.promotion import result_type as result_type
 from genesis_fn.numpy.vectorization import (
     frompyfunc as frompyfunc,
     ufunc as ufunc,

@@ -10,11 +10,11 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
-from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import inexact_value, strong
 from genesis_fn.numpy.manipulation.rearrange import roll
 from genesis_fn.numpy.manipulation.shape import moveaxis
 from genesis_fn.numpy.mathematics.ufuncs import conj, multiply
-from genesis_fn.numpy.promotion import inexact_value, strong
 from genesis_fn.primitives import elementwise as p, fft as transforms
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axes, pad, slice_in_dim

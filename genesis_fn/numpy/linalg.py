@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, strong
 from genesis_fn.numpy.arrays.grids import eye
 from genesis_fn.numpy.manipulation.shape import matrix_transpose, moveaxis, ravel, swapaxes
 from genesis_fn.numpy.mathematics import contraction as c, reductions as r
@@ -29,17 +30,10 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     sqrt,
     subtract,
 )
-from genesis_fn.numpy.promotion import (
-    broadcast,
-    broadcast_shapes,
-    promote_arrays,
-    scalar_as,
-    strong,
-)
 from genesis_fn.primitives import elementwise as p, linalg
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
-from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 __all__ = [
     "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv",

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
-from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes
 from genesis_fn.numpy.manipulation.shape import expand_dims, stack, unstack
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes
 from genesis_fn.primitives.shape import reshape
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.batching.mapped_axes import vmap
 
 _CORE = re.compile(r"\(([^()]*)\)")
 

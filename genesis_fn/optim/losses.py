@@ -21,8 +21,8 @@ from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.fused.cross_entropy import class_labels, cross_entropy_last
 from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last
 from genesis_fn.primitives.elementwise import stop_gradient
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.precision.autocast import wide
 
 Axis = int | tuple[int, ...] | None

@@ -28,7 +28,7 @@ from genesis_fn.random.samplers import (
     uniform,
 )
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.keys.key_reuse import unmarked
 
 

@@ -18,7 +18,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.keys import split
 from genesis_fn.random.samplers import exponential, normal, uniform
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 from genesis_fn.transforms.keys.key_reuse import unmarked
 
 # Beyond this many nats below its start an integrand is nothing.

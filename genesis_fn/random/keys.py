@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy, keys_over, words_of
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, keys_over, words_of
 from genesis_fn.core.aval import aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array
@@ -36,7 +36,7 @@ class _Keys(type):
     """Of `Key`: what is an instance is seen by its dtype."""
 
     def __instancecheck__(cls, x: Any) -> bool:
-        return is_key(getattr(x, "dtype", None)) and isinstance(x, (Array, Tracer))
+        return is_key(getattr(x, "dtype", None)) and isinstance(x, Array)
 
 
 class Key(metaclass=_Keys):
@@ -59,7 +59,7 @@ def _indexed(keys: Any, index: Any) -> Any:
     """keys[index]: of a single key the one derived by a name, an integer, or several of them in a
     tuple; of an array of keys the part that NumPy's rules say."""
     parts = index if isinstance(index, tuple) else (index,)
-    if keys.shape and type(index) is int and type(keys) is Array and ctx.trace is None:
+    if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
             words = element_or_part(words_of(keys), index)
             return part_of(keys, index, keys_over(words, aval(keys.shape[1:], keys.dtype)))
@@ -80,7 +80,7 @@ def as_key(key: Any) -> Any:
     """An array of keys from one, or from raw words uint32[..., 2], which belong to the default
     implementation. Raises TypeError for anything else."""
     kind = getattr(key, "dtype", None)
-    if is_key(kind) and isinstance(key, (Array, Tracer)):
+    if is_key(kind) and isinstance(key, Array):
         return key
     if is_raw(key):
         return bits_of.wrap(as_array(key), config.current().random_impl)
@@ -91,7 +91,7 @@ def as_key(key: Any) -> Any:
     )
 
 
-_ARRAYS = (Array, Tracer, np.ndarray)
+_ARRAYS = (Array, np.ndarray)
 
 
 def is_raw(x: Any) -> bool:
@@ -165,7 +165,7 @@ def PRNGKey(seed: Any, *, impl: str | None = None) -> Any:
 
 
 def _words_of_seed(seed: Any) -> Any:
-    if isinstance(seed, Tracer) or type(seed) is Array:
+    if isinstance(seed, Tracer) or type(seed) is ArrayImpl:
         if seed.shape != () or not dtypes.is_integer(seed.dtype):
             raise TypeError(f"a seed is an integer scalar, got {seed.aval}")
         low = ops.convert(seed, dtypes.U32)

@@ -12,7 +12,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
-from genesis_fn.numpy.arrays.creation import shape_of as lengths
+from genesis_fn.lax.creation import shape_of as lengths
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.random_bits import random_bits
 from genesis_fn.primitives.shape import canonical_axis

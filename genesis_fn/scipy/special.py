@@ -13,7 +13,7 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.lax.special import log_beta
 from genesis_fn.nn import functions as rows
 from genesis_fn.nn.functions import logsumexp
-from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 
 def _float(x: Any) -> Any:

@@ -22,13 +22,13 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, optim
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.dtypes import BF16, F16, F32
 from genesis_fn.core.primitive import typeof
 from genesis_fn.lax.fused.norms import layer_norm, rms_norm
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp, autocast_jaxpr, precision_of
 from genesis_fn.transforms.staging.stage import evaluate, stage
 
@@ -166,7 +166,7 @@ def _floats(given: Any) -> list[torch.Tensor]:
     return [t for g in given for t in _floats(g)] if isinstance(given, (tuple, list)) else []
 
 
-def _array(x: torch.Tensor) -> Array:
+def _array(x: torch.Tensor) -> ArrayImpl:
     if x.dtype == torch.bfloat16:
         return from_numpy(x.float().numpy()).astype(BF16)
     return from_numpy(np.array(x.numpy()))
@@ -180,7 +180,7 @@ def test_every_listed_op_is_accounted_for():
     assert (set(OURS) | ABSENT) - listed <= {"binary_cross_entropy", "rms_norm"}
 
 
-def run(f: Callable, xs: list, low: Any) -> list[Array]:
+def run(f: Callable, xs: list, low: Any) -> list[ArrayImpl]:
     """The results of `amp(f)` in the dtypes that they have inside."""
     program, captured = stage(lambda *ys: [f(*ys)], [typeof(x) for x in xs])
     keep = (False,) * len(program.outs)
@@ -208,7 +208,7 @@ def test_choice(op, given, kind):
     assert _equal(got, control), "computed in another precision than torch.autocast's choice"
 
 
-def _equal(x: Array, y: Array) -> bool:
+def _equal(x: ArrayImpl, y: ArrayImpl) -> bool:
     a, b = (np.asarray(v).astype(np.float64) for v in (x, y))
     return a.shape == b.shape and np.array_equal(a, b, equal_nan=True)
 

@@ -19,7 +19,7 @@ from genesis_fn.amp.loss_scale import (
 )
 from genesis_fn.amp.policy import Policy, cast_to_full, cast_to_half, get_policy, half_dtype
 from genesis_fn.core import tree
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 
 VALUES = {"a": jnp.asarray([1.0, 2.0]), "b": jnp.asarray([4.0], dtype=jnp.float16)}
 YES, NO = jnp.asarray(True), jnp.asarray(False)

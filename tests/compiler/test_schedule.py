@@ -11,7 +11,7 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr, Var, check
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
-from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.custom.callback import io_callback
 from genesis_fn.transforms.staging.stage import stage
 from tests.cpu.programs import random_program

@@ -10,7 +10,7 @@ import pytest
 from genesis_fn.compiler.simplify.rules import holds
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import cpu, using_device
 from genesis_fn.core.jaxpr import Jaxpr, check, e_jaxprs
@@ -31,12 +31,12 @@ from genesis_fn.primitives.shape import (
     slice_in_dim,
     transpose,
 )
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint, checkpoint_name
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint, checkpoint_name
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import evaluate, stage
 from tests.cpu.programs import random_inputs, random_program, same
 
@@ -150,7 +150,7 @@ def test_barriers_keep_computations_apart():
 
 
 def test_recomputation_is_not_merged_with_the_first_computation():
-    from genesis_fn.transforms.autodiff.grad import grad
+    from genesis_fn.transforms.autodiff.derivatives import grad
 
     def f(x):
         return grad(lambda v: reduce_sum(checkpoint(lambda u: ops.sin(ops.sin(u)))(v), (0, 1)))(x)
@@ -507,7 +507,7 @@ def checked(jaxpr: Jaxpr) -> None:
 def test_random_programs_mean_the_same(chunk):
     for seed in range(30 * chunk, 30 * chunk + 30):
         jaxpr, xs = random_program(seed), random_inputs(seed)
-        arrays = [Array(x, sig(v.aval, cpu())) for x, v in zip(xs, jaxpr.invars)]
+        arrays = [ArrayImpl(x, sig(v.aval, cpu())) for x, v in zip(xs, jaxpr.invars)]
         with using_device(cpu()):
             expected = evaluate(jaxpr, *arrays)
         for opaque in (lambda e: False, lambda e: e.prim.name == "fused"):

@@ -31,11 +31,11 @@ from genesis_fn.primitives.shape import (
     split,
     transpose,
 )
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import stage
 
 SHAPE = (4, 6)

@@ -15,7 +15,7 @@ from genesis_fn import lax
 from genesis_fn.backends.cpu.compile import TensorProgram, has_function, tensor_program
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import cpu
 from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
@@ -28,8 +28,8 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import stage
 from tests.cpu.programs import random_inputs, random_program, same
 
@@ -46,15 +46,15 @@ def program(f, *kinds, donated=()) -> TensorProgram:
     return tensor_program(stage(listed, kinds)[0], tuple(donated))
 
 
-def array(*shape, seed=0) -> Array:
+def array(*shape, seed=0) -> ArrayImpl:
     return from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
 
 
-def numpy(x: Array) -> np.ndarray:
+def numpy(x: ArrayImpl) -> np.ndarray:
     return np.array(x.device.backend.to_numpy(x))
 
 
-def fresh(*shape) -> Array:
+def fresh(*shape) -> ArrayImpl:
     """An array whose memory torch allocated, so that donation may reuse it."""
     return jit(lambda x: ops.exp(x))(array(*shape))
 
@@ -216,7 +216,7 @@ def test_a_chain_of_equal_operations_is_not_one_call():
 # ---- donation through jit ----
 
 
-def pointer(x: Array) -> int:
+def pointer(x: ArrayImpl) -> int:
     return x.data.data_ptr()
 
 
@@ -234,7 +234,7 @@ def test_a_donated_array_gives_its_memory_to_the_result():
 
 HOLDERS = {
     "a view": lambda x: x.data[1:],
-    "another Array of the same tensor": lambda x: Array(x.data, x.sig),
+    "another Array of the same tensor": lambda x: ArrayImpl(x.data, x.sig),
     "NumPy": lambda x: np.asarray(x),
     "DLPack": lambda x: x.data.detach().__dlpack__(),
     "a tensor from DLPack": lambda x: torch.from_dlpack(x.data),
@@ -257,7 +257,7 @@ def test_memory_that_someone_else_holds_is_copied(holder):
 
 def test_memory_that_numpy_lent_is_never_written():
     lent = np.arange(12, dtype=np.float32).reshape(3, 4)
-    x = Array(torch.from_numpy(lent), sig(X, cpu()))
+    x = ArrayImpl(torch.from_numpy(lent), sig(X, cpu()))
     y = jit(lambda x: ops.mul(x, 2.0), donate_argnums=0)(x)
     np.testing.assert_array_equal(lent, np.arange(12).reshape(3, 4))
     np.testing.assert_array_equal(numpy(y), lent * 2)

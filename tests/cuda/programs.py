@@ -21,7 +21,7 @@ from genesis_fn.backends.cuda.pipeline import compile_jaxpr
 from genesis_fn.backends.cuda.run.executable import CudaExecutable
 from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval, sig
 from genesis_fn.core.device import Device, cpu, cuda
 from genesis_fn.core.jaxpr import Jaxpr
@@ -30,16 +30,16 @@ from genesis_fn.transforms.staging.stage import stage
 PLACE = cuda(0)
 
 
-def put(x: Any, place: Device = PLACE) -> Array:
+def put(x: Any, place: Device = PLACE) -> ArrayImpl:
     """An array in the interpreting driver's memory."""
     x = np.ascontiguousarray(x).reshape(np.shape(x))
     block = runtime(place.index).alloc(max(x.nbytes, 1))
     if x.nbytes:
         runtime(place.index).staging.to_device(block.address, x.ctypes.data, x.nbytes)
-    return Array(block, sig(aval(x.shape, x.dtype), place))
+    return ArrayImpl(block, sig(aval(x.shape, x.dtype), place))
 
 
-def get(x: Array) -> np.ndarray:
+def get(x: ArrayImpl) -> np.ndarray:
     """Its values."""
     out = np.empty(x.shape, x.dtype)
     if out.nbytes:

@@ -23,7 +23,7 @@ from genesis_fn.kernels.plan import Launch
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate, sample
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import stage
 
 SMALL = qwen.QwenConfig(

@@ -21,7 +21,7 @@ from genesis_fn.backends.cuda.eager import PlanRunner
 from genesis_fn.backends.cuda.lowerings import has_lowering, plan_for
 from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.core import dtypes, errors, tree
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.aval import aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.device import cpu, cuda
@@ -52,7 +52,7 @@ from genesis_fn.primitives.indexing.gather_dims import (
     ScatterDimensionNumbers,
 )
 from genesis_fn.primitives.reductions.reduce_window import Window
-from genesis_fn.transforms.custom.fused import FUSED
+from genesis_fn.transforms.custom.fused_functions import FUSED
 from tests.kernels.planned import has_expression
 from tests.primitives.specials import BINARY
 
@@ -593,7 +593,7 @@ def accepted(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     return True
 
 
-def host(x: Array) -> np.ndarray:
+def host(x: ArrayImpl) -> np.ndarray:
     return x.device.backend.to_numpy(x)
 
 

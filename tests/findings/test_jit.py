@@ -29,10 +29,10 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import lax, optim, tree, tree_util
 from genesis_fn.core.static import Frozen, NotStatic
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.fused_functions import fused
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning"
+    "ignore::genesis_fn.transforms.jitting.retrace.RecompilationWarning"
 )
 
 

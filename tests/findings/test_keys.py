@@ -14,7 +14,7 @@ import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import io, lax, random
 from genesis_fn.core import errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.configuration import config
 from genesis_fn.core.train_state import TrainState
 from genesis_fn.random import KeyReuseWarning
@@ -62,7 +62,7 @@ def test_c01_keys_are_leaves_of_trees():
     for impl in ("threefry2x32", "philox"):
         tree = {"a": random.key(0, impl=impl), "b": [random.split(random.key(1, impl=impl), 3)]}
         leaves, treedef = gf.tree.flatten(tree)
-        assert [type(x) for x in leaves] == [Array, Array]
+        assert [type(x) for x in leaves] == [ArrayImpl, ArrayImpl]
         assert [x.dtype.name for x in leaves] == [f"key<{impl}>"] * 2
         assert gf.tree.unflatten(treedef, leaves)["a"] is tree["a"]
     drawn = gf.tree.map(lambda k: random.normal(k, (2,)), {"a": ours()})["a"]
@@ -93,7 +93,7 @@ def test_c01_a_key_is_never_made_of_what_is_no_words():
 
 def test_c01_raw_words_belong_to_the_default_implementation():
     raw = random.PRNGKey(7)
-    assert type(raw) is Array and raw.dtype == np.uint32 and raw.shape == (2,)
+    assert type(raw) is ArrayImpl and raw.dtype == np.uint32 and raw.shape == (2,)
     for words_ in (raw, np.asarray(raw)):
         np.testing.assert_array_equal(
             random.normal(words_, (3,)), random.normal(random.key(7), (3,))
@@ -136,7 +136,7 @@ def test_c01_two_implementations_never_meet():
 
 def test_b33_dtype_and_attributes():
     key, keys = random.key(0), random.split(random.key(0), (2, 3))
-    assert type(key) is Array and isinstance(key, gf.Array) and isinstance(key, random.Key)
+    assert type(key) is ArrayImpl and isinstance(key, gf.Array) and isinstance(key, random.Key)
     assert not isinstance(jnp.zeros(2, "uint32"), random.Key)
     assert keys.shape == (2, 3) and keys.ndim == 2 and keys.size == 6 and keys.T.shape == (3, 2)
     assert (key.itemsize, key.nbytes, keys.nbytes) == (8, 8, 48)
@@ -382,7 +382,7 @@ def test_b33_checkpoints_hold_keys(tmp_path):
     for step, like in ((1, state), (2, template)):
         found, *_ = io.restore(tmp_path, like, step)
         for x, y in zip(gf.tree.leaves(found), gf.tree.leaves(state)):
-            assert type(x) is Array and x.dtype == y.dtype
+            assert type(x) is ArrayImpl and x.dtype == y.dtype
             np.testing.assert_array_equal(words(x), words(y))
     for other in (random.key(0), jnp.zeros(2, "uint32")):
         with pytest.raises(io.FileError, match="'a' holds random keys of 'threefry2x32'"):

@@ -16,8 +16,8 @@ from genesis_fn import debug, io, models, random
 from genesis_fn.lax.fused.attention import dot_product_attention
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import generate, sample
-from genesis_fn.transforms.autodiff.grad import grad, vjp
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, vjp
+from genesis_fn.transforms.jitting import jit
 
 # Each case traces a model anew, on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")

@@ -15,7 +15,7 @@ from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.compiler.target import H200
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from tests.cuda.programs import traced
 from tests.kernels.test_doors import KERNELS, TREES
 

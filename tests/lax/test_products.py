@@ -11,8 +11,8 @@ import genesis_fn.image as image
 import genesis_fn.lax as lax
 from genesis_fn.core import errors
 from genesis_fn.core.array import from_numpy as ours
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.jitting import jit
 
 RNG = np.random.default_rng(0)
 

@@ -12,9 +12,9 @@ import genesis_fn.scipy.special as special
 from genesis_fn.core import errors
 from genesis_fn.core.array import from_numpy as ours
 from genesis_fn.lax import special as forms
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 
 RNG = np.random.default_rng(0)
 A, B, X = [RNG.gamma(0.5, 20, 200) + 1e-3 for _ in range(3)]

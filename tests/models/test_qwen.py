@@ -14,8 +14,8 @@ from genesis_fn import io, models, optim, random
 from genesis_fn.core import tree
 from genesis_fn.models import qwen
 from genesis_fn.models.sampling import _nucleus, generate, sample
-from genesis_fn.transforms.autodiff.grad import grad, value_and_grad
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, value_and_grad
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 
 # Each case traces the decoding loop anew, on purpose.

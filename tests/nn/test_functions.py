@@ -9,9 +9,9 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 
 ELEMENTWISE = [
     "relu", "relu6", "sigmoid", "silu", "swish", "gelu", "softplus", "soft_sign", "log_sigmoid",

@@ -16,11 +16,11 @@ from genesis_fn.core import errors
 from genesis_fn.lax.fused import attention as attention_module, cross_entropy, norms, softmax
 from genesis_fn.lax.fused.attention import dot_product_attention
 from genesis_fn.lax.fused.cross_entropy import cross_entropy_last, linear_cross_entropy
-from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad, vjp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.custom import fused as fused_module
-from genesis_fn.transforms.custom.fused import FUSED
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, value_and_grad, vjp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.custom import fused_functions as fused_module
+from genesis_fn.transforms.custom.fused_functions import FUSED
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 
 RNG = np.random.default_rng(0)

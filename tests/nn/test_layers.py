@@ -9,9 +9,9 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn import nn, random
 from genesis_fn.core import tree
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 
 RNG = np.random.default_rng(0)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 
 TOLERANCE = {2: 2e-2, 4: 2e-5, 8: 1e-6}
 
@@ -47,7 +47,7 @@ def close(mine: Any, reference: Any, dtype: bool = True, tolerance: float | None
     b = jax.tree.leaves(tuple(reference) if isinstance(reference, (list, tuple)) else reference)
     assert len(a) == len(b)
     for x, y in zip(a, b):
-        if not isinstance(x, Array):
+        if not isinstance(x, ArrayImpl):
             assert x == y
             continue
         y = np.asarray(y)

@@ -252,7 +252,7 @@ def test_matmul_error_names_operands_and_line() -> None:
 
 
 def test_fixed_size_results_under_jit() -> None:
-    from genesis_fn.transforms.jit import jit
+    from genesis_fn.transforms.jitting import jit
 
     x = jnp.array([0, 3, 0, 5, 1])
     (index,) = jit(lambda v: jnp.nonzero(v, size=4, fill_value=-1))(x)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.device import default_device
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 
 SHAPE = (3, 4, 2, 5)
 

@@ -11,8 +11,8 @@ import pytest
 import genesis_fn.lax as lax
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.jitting import jit
 from tests.numpy.reference import close, ours, theirs, values
 
 X = values((3, 4), "float32")

@@ -13,9 +13,9 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn import lax
 from genesis_fn.core import errors
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 
 X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import genesis_fn.numpy as jnp
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 from tests.numpy.reference import values
 
 X = values((3, 4), "float32", 7)

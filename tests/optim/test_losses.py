@@ -14,7 +14,7 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn import optim
 from genesis_fn.core.errors import DTypeError, ShapeError
-from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.autodiff.derivatives import grad
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(4, 6, 5))

@@ -10,7 +10,7 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import optim, tree
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 
 N = 20000
 

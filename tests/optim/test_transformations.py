@@ -13,8 +13,8 @@ import genesis_fn.numpy as jnp
 from genesis_fn import optim
 from genesis_fn.core import tree
 from genesis_fn.core.errors import TreeError
-from genesis_fn.transforms.autodiff.grad import grad, value_and_grad
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, value_and_grad
+from genesis_fn.transforms.jitting import jit
 
 ALL = {
     name: make

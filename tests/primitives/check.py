@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.device import default_device
 from genesis_fn.core.primitive import LinearOperand, typeof
 from genesis_fn.primitives.factories import instantiate
@@ -37,17 +37,17 @@ TOLERANCE = {
 # ---- arrays ----
 
 
-def to_array(x: np.ndarray) -> Array:
+def to_array(x: np.ndarray) -> ArrayImpl:
     """An array of the default device with the values of `x`."""
     return from_numpy(np.asarray(x))
 
 
 def to_numpy(x: Any) -> np.ndarray:
     """The values of an array, or of a JAX array."""
-    return x.device.backend.to_numpy(x) if type(x) is Array else np.asarray(x)
+    return x.device.backend.to_numpy(x) if type(x) is ArrayImpl else np.asarray(x)
 
 
-def address(x: Array) -> int:
+def address(x: ArrayImpl) -> int:
     """Where the array's memory starts."""
     return x.data.address if hasattr(x.data, "address") else x.data.data_ptr()
 
@@ -90,7 +90,7 @@ def assert_same(
     a, e = to_numpy(actual), to_numpy(expected)
     assert a.shape == e.shape, f"{what}: shape {a.shape}, expected {e.shape}"
     assert a.dtype == e.dtype, f"{what}: dtype {a.dtype}, expected {e.dtype}"
-    if type(actual) is Array:
+    if type(actual) is ArrayImpl:
         assert typeof(actual).shape == a.shape, f"{what}: aval {typeof(actual)}, stored {a.shape}"
     if not is_inexact(a) or exact:
         np.testing.assert_array_equal(widen(a), widen(e), err_msg=what)

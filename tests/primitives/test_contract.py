@@ -10,7 +10,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import dot_general
-from genesis_fn.transforms.autodiff.grad import vjp
+from genesis_fn.transforms.autodiff.derivatives import vjp
 from tests.primitives.check import (
     assert_same,
     check,

@@ -11,7 +11,7 @@ import torch
 
 from genesis_fn.backends.cpu.lowerings.indexing import WindowLayout
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.primitives.indexing import gather as G, scatter as S
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers,
@@ -149,7 +149,7 @@ def test_gather(seed):
         backwards = tuple(reversed(range(x.ndim)))
         strided = to_array(x)
         if strided.device.kind == "cpu":  # arrays elsewhere are dense
-            strided = Array(to_array(x.T).data.permute(backwards), strided.sig)
+            strided = ArrayImpl(to_array(x.T).data.permute(backwards), strided.sig)
         assert_same(f(strided, to_array(indices)), expected, "strided")
     check_staged(f, x, indices)
     check_batched(f, x, indices, examples=examples(seed, mode))

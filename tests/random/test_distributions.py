@@ -10,9 +10,9 @@ import scipy.stats as stats
 
 import genesis_fn.numpy as jnp
 from genesis_fn import random
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 
 N = 20_000
 

@@ -9,7 +9,7 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn import random
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 
 
 def test_seeding_repeats_the_sequence():

@@ -13,11 +13,11 @@ from genesis_fn import random
 from genesis_fn.core import errors, tree
 from genesis_fn.core.configuration import config
 from genesis_fn.random import KeyReuseWarning
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.loops import fori_loop, while_loop
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import jit
 
 
 def data(key):

@@ -10,10 +10,10 @@ import scipy.stats as stats
 
 import genesis_fn.numpy as jnp
 from genesis_fn import random
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import jit
 
 # Equal in every bit: nothing but integer arithmetic and exact float operations.
 EXACT = {

@@ -19,13 +19,13 @@ import genesis_fn.nn as nn
 import genesis_fn.numpy as jnp
 from genesis_fn import random
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.primitives.elementwise import stop_gradient
-from genesis_fn.transforms import jit
-from genesis_fn.transforms.autodiff import checkpoint as checkpoints, grad
-from genesis_fn.transforms.batching import vmap
-from genesis_fn.transforms.control_flow import cond, loops, scan
-from genesis_fn.transforms.custom import derivatives
+from genesis_fn.transforms import jitting as jit
+from genesis_fn.transforms.autodiff import checkpointing as checkpoints, derivatives as grad
+from genesis_fn.transforms.batching import mapped_axes as vmap
+from genesis_fn.transforms.control_flow import conditionals as cond, loops, scanning as scan
+from genesis_fn.transforms.custom import derivative_rules as derivatives
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -124,7 +124,7 @@ def same(
     assert len(a) == len(b), f"{what}: {len(a)} leaves, JAX has {len(b)}"
     for i, (x, y) in enumerate(zip(a, b)):
         y = np.asarray(y)
-        if type(x) is Array:
+        if type(x) is ArrayImpl:
             assert x.shape == y.shape, f"{what}, leaf {i}: shape {x.shape}, JAX has {y.shape}"
             kinds = (x.dtype, y.dtype)
             # Integers that nobody gave a dtype are int32 here, int64 in JAX's 64-bit mode.

@@ -11,18 +11,18 @@ from genesis_fn import make_jaxpr
 from genesis_fn.core import errors
 from genesis_fn.lax.fused.cross_entropy import cross_entropy_last
 from genesis_fn.primitives.indexing.gather import take_rows
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, value_and_grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.batching.predicated_checks import has_checks
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond, switch
+from genesis_fn.transforms.control_flow.conditionals import cond, switch
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.batching import sequential_vmap
-from genesis_fn.transforms.custom.derivatives import custom_jvp, custom_vjp
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp, custom_vjp
+from genesis_fn.transforms.custom.fused_functions import fused
 from genesis_fn.transforms.debugging.assertions import assert_
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 
 TABLE = np.arange(5, dtype=np.float32) * 10
 

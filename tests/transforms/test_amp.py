@@ -12,14 +12,14 @@ from genesis_fn.amp import Policy
 from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import e_jaxprs
 from genesis_fn.core.primitive import PRIMITIVES, typeof
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.custom.derivatives import custom_vjp
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.custom.derivative_rules import custom_vjp
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import Precision, amp, precision_of
 from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import normal, ours

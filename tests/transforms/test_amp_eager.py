@@ -8,12 +8,12 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn import nn
 from genesis_fn.lax import stop_gradient
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import grad, jvp, value_and_grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.custom.derivatives import custom_vjp
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, value_and_grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.custom.derivative_rules import custom_vjp
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.precision.autocast import amp
 from tests.transforms.both import normal, ours
 

@@ -7,14 +7,14 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.conditionals import cond
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.callback import debug_callback, io_callback, pure_callback
-from genesis_fn.transforms.custom.derivatives import custom_vjp
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.custom.derivative_rules import custom_vjp
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

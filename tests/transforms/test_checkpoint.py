@@ -8,14 +8,14 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.primitive import typeof
-from genesis_fn.transforms.autodiff.checkpoint import (
+from genesis_fn.transforms.autodiff.checkpointing import (
     checkpoint,
     checkpoint_name,
     checkpoint_policies as keep,
 )
-from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.autodiff.linearize import linearize_flat
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import OURS, agree_under, normal, ours
 

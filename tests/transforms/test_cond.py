@@ -9,10 +9,10 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import check
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond, switch
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.conditionals import cond, switch
+from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import agree, agree_under, normal, ours
 
 X, V = normal(4, 3), normal(3, seed=2)

@@ -10,11 +10,11 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn import lax
 from genesis_fn.core import errors
-from genesis_fn.transforms.autodiff.grad import grad, jvp, vjp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.custom.derivatives import custom_gradient, custom_jvp, custom_vjp
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, vjp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.custom.derivative_rules import custom_gradient, custom_jvp, custom_vjp
+from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import REVERSE, STACKS, agree, agree_under, normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)

@@ -9,16 +9,16 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import grad, jvp, linearize, vjp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, linearize, vjp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.callback import debug_callback, debug_print
 from genesis_fn.transforms.debugging.assertions import assert_
-from genesis_fn.transforms.debugging.breakpoint import breakpoint
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.debugging.breakpoints import breakpoint
+from genesis_fn.transforms.jitting import jit
 from tests.late import raises
 
 

@@ -14,11 +14,11 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.test_util import check_grads
-from genesis_fn.transforms.autodiff.grad import grad, hessian, jvp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.autodiff.derivatives import grad, hessian, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.ffi import torch_call
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 from tests.primitives.check import address
 
 X = np.random.default_rng(0).normal(size=(3, 4))
@@ -121,10 +121,10 @@ import triton, triton.language as tl
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.transforms.custom.ffi import triton_call
-from genesis_fn.transforms.autodiff.grad import grad
+from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
-from genesis_fn.transforms.jit import jit
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.jitting import jit
+from genesis_fn.transforms.batching.mapped_axes import vmap
 
 @triton.jit
 def scaled_sin(x, n, scale, out, BLOCK: tl.constexpr):

@@ -7,10 +7,10 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core.primitive import typeof
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.custom.fused import FUSED, Fused, fused
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.custom.fused_functions import FUSED, Fused, fused
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import normal, ours
 

@@ -8,7 +8,7 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.array import from_numpy
-from genesis_fn.transforms.autodiff.grad import (
+from genesis_fn.transforms.autodiff.derivatives import (
     VJP,
     fwd_and_bwd,
     grad,
@@ -21,8 +21,8 @@ from genesis_fn.transforms.autodiff.grad import (
     value_and_grad,
     vjp,
 )
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import OURS, agree, agree_under, normal, ours, values
 
 A, B, V = normal(3, 4), normal(4, 3, seed=1), normal(4, seed=2)

@@ -17,13 +17,13 @@ import pytest
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.configuration import config
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.jit import clear_caches, jit, jit_cache
-from genesis_fn.transforms.jit.jit_cache import LARGE, SHARED
-from genesis_fn.transforms.jit.retrace import RecompilationWarning
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.jitting import clear_caches, jit, jit_cache
+from genesis_fn.transforms.jitting.jit_cache import LARGE, SHARED
+from genesis_fn.transforms.jitting.retrace import RecompilationWarning
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 from tests.transforms.both import agree, normal, ours
 
@@ -57,8 +57,8 @@ def test_traced_once_per_signature():
 def test_pytrees_in_and_out():
     @tree.dataclass
     class State:
-        w: Array
-        step: Array
+        w: ArrayImpl
+        step: ArrayImpl
         name: str = tree.static_field(default="s")
 
     @jit
@@ -116,7 +116,7 @@ def test_ndarrays_and_numpy_scalars():
     assert f(V, np.float32(2)).dtype == np.float32
 
 
-@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jitting.retrace.RecompilationWarning")
 def test_static_arguments():
     f, traces = counted(lambda x, n, *, mode="a": x * n if mode == "a" else x - n)
     by_number = jit(lambda x, n: f(x, n), static_argnums=1)
@@ -134,7 +134,7 @@ def test_static_arguments():
         jit(lambda x: x, static_argnames="k")
 
 
-@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jit.retrace.RecompilationWarning")
+@pytest.mark.filterwarnings("ignore::genesis_fn.transforms.jitting.retrace.RecompilationWarning")
 def test_automatic_static_leaves():
     @dataclasses.dataclass(frozen=True)
     class Config:

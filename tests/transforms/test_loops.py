@@ -8,15 +8,15 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.configuration import config
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.loops import (
     associative_scan,
     fori_loop,
     map as map_,
     while_loop,
 )
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import FORWARD, agree, agree_under, normal, ours
 
 X, V = normal(5, 3), np.abs(normal(4, seed=2)) + 0.5

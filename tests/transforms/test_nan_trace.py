@@ -8,16 +8,16 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.configuration import config
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
+from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.control_flow.scan import scan
+from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.callback import debug_print
-from genesis_fn.transforms.custom.derivatives import custom_jvp
+from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 from genesis_fn.transforms.debugging.nan_trace import nan_trace
-from genesis_fn.transforms.jit import clear_caches, jit
+from genesis_fn.transforms.jitting import clear_caches, jit
 
 
 @pytest.fixture(autouse=True)

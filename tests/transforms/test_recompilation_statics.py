@@ -10,7 +10,7 @@ import pytest
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn.transforms.jit.retrace import RecompilationWarning
+from genesis_fn.transforms.jitting.retrace import RecompilationWarning
 
 
 def test_a_static_argument_that_was_not_given_before():

@@ -10,10 +10,10 @@ from genesis_fn.core import errors
 from genesis_fn.core.configuration import config
 from genesis_fn.core.jaxpr import Jaxpr, check
 from genesis_fn.core.primitive import typeof
-from genesis_fn.transforms.autodiff.grad import grad, linearize, vjp
+from genesis_fn.transforms.autodiff.derivatives import grad, linearize, vjp
 from genesis_fn.transforms.autodiff.linearize import linearize_flat
-from genesis_fn.transforms.control_flow.scan import scan
-from genesis_fn.transforms.jit import jit
+from genesis_fn.transforms.control_flow.scanning import scan
+from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import agree, agree_under, normal, ours, values
 
@@ -146,7 +146,7 @@ def test_residuals_that_are_inputs_are_not_stacked():
 
 def test_forward_mode_stacks_nothing():
     def f(c, t, xs):
-        from genesis_fn.transforms.autodiff.grad import jvp
+        from genesis_fn.transforms.autodiff.derivatives import jvp
 
         return jvp(lambda h: scan(lambda g, x: (jnp.sin(g) * x, None), h, xs)[0], (c,), (t,))
 

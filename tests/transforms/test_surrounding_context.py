@@ -11,7 +11,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn import lax, nn, random
 from genesis_fn.core.configuration import config
 from genesis_fn.core.primitive import ctx, trace_context_key
-from genesis_fn.transforms.jit.retrace import RecompilationWarning
+from genesis_fn.transforms.jitting.retrace import RecompilationWarning
 from genesis_fn.transforms.staging.stage import inlined
 
 

@@ -8,8 +8,8 @@ import pytest
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.core.primitive import Primitive, bind
-from genesis_fn.transforms.autodiff.grad import grad
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.autodiff.derivatives import grad
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from tests.transforms.both import OURS, agree, normal, ours
 
 A, B, V = normal(3, 4), normal(4, 3, seed=1), normal(4, seed=2)

@@ -19,7 +19,7 @@ from genesis_fn.backends.cpu.inductor import InductorExecutable
 from genesis_fn.backends.cpu.lower import lower
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE, host_tensor, host_view, same
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
@@ -112,23 +112,25 @@ class CpuBackend(Backend):
         if prim.multi:
             sigs = [sig(a, device) for a in out]
 
-            def many(*args: Any) -> list[Array]:
-                ys = run(*[a.data if type(a) is Array else a for a in args])
-                return [Array(y, s) for y, s in zip(ys, sigs, strict=True)]
+            def many(*args: Any) -> list[ArrayImpl]:
+                ys = run(*[a.data if type(a) is ArrayImpl else a for a in args])
+                return [ArrayImpl(y, s) for y, s in zip(ys, sigs, strict=True)]
 
             return many
         one = sig(out, device)
         if len(avals) == 1:
-            return lambda x: Array(run(x.data), one)
+            return lambda x: ArrayImpl(run(x.data), one)
         if len(avals) == 2 and all(type(a) is Aval for a in avals):
-            return lambda x, y: Array(run(x.data, y.data), one)
+            return lambda x, y: ArrayImpl(run(x.data, y.data), one)
         if prim in _ARITHMETIC:
             if type(avals[0]) is Aval:
                 known = _NUMBERS.get(avals[0].dtype, same)
-                return lambda x, y: Array(run(x.data, known(y)), one)
+                return lambda x, y: ArrayImpl(run(x.data, known(y)), one)
             known = _NUMBERS.get(avals[1].dtype, same)
-            return lambda x, y: Array(run(known(x), y.data), one)
-        return lambda *args: Array(run(*[a.data if type(a) is Array else a for a in args]), one)
+            return lambda x, y: ArrayImpl(run(known(x), y.data), one)
+        return lambda *args: ArrayImpl(
+            run(*[a.data if type(a) is ArrayImpl else a for a in args]), one
+        )
 
     def compile(
         self,
@@ -143,13 +145,13 @@ class CpuBackend(Backend):
     def from_numpy(self, value: np.ndarray, aval: Aval, device: Device) -> torch.Tensor:
         return host_tensor(np.array(value, dtype=aval.dtype, order="C", copy=True), aval.dtype)
 
-    def to_numpy(self, array: Array) -> np.ndarray:
+    def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         return host_view(array.data, array.dtype)
 
-    def wait(self, array: Array) -> None:
+    def wait(self, array: ArrayImpl) -> None:
         """Torch on the CPU has finished when its call returns."""
 
-    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
+    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
         """An array over another library's memory; memory on a GPU is copied."""
         tensor = torch.from_dlpack(x).detach()
         found = of_torch(tensor.dtype)
@@ -163,13 +165,13 @@ class CpuBackend(Backend):
             tensor = tensor.cpu()
         stored = tensor.view(TORCH_DTYPE[found])
         kind = aval(tuple(tensor.shape), found)
-        return Array(stored.clone() if copy else stored, sig(kind, device))
+        return ArrayImpl(stored.clone() if copy else stored, sig(kind, device))
 
-    def to_dlpack(self, array: Array, **options: Any) -> Any:
+    def to_dlpack(self, array: ArrayImpl, **options: Any) -> Any:
         """The DLPack capsule of an array's memory, in torch's dtype of the array's name."""
         return array.data.view(getattr(torch, array.dtype.name)).__dlpack__(**options)
 
-    def dlpack_device(self, array: Array) -> tuple[int, int]:
+    def dlpack_device(self, array: ArrayImpl) -> tuple[int, int]:
         """The host's memory."""
         return 1, 0
 

@@ -20,7 +20,7 @@ from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower
 from genesis_fn.compiler.memory.sink import sink_equations
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import sig
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
@@ -29,7 +29,7 @@ from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code, e_jaxprs
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 from genesis_fn.transforms.custom.callback import pure_callback_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.staging.cost import memory
 
 # Values known without inputs are computed once and kept, up to this many bytes each.
@@ -421,16 +421,16 @@ class CpuExecutable(Executable):
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
         self.unused_donations = unused_donations(jaxpr, donated)
 
-    def __call__(self, *args: Array) -> list[Array]:
+    def __call__(self, *args: ArrayImpl) -> list[ArrayImpl]:
         taken = self.overwritten
         tensors = [self.own(a) if i in taken else a.data for i, a in enumerate(args)]
         try:
             outs = self.run(tensors)
         except Exception as error:
             raise self.explained(error) from error.__cause__
-        return [Array(y, s) for y, s in zip(outs, self.sigs)]
+        return [ArrayImpl(y, s) for y, s in zip(outs, self.sigs)]
 
-    def own(self, x: Array) -> torch.Tensor:
+    def own(self, x: ArrayImpl) -> torch.Tensor:
         """The tensor of `x`, or a copy of it if anybody else can see its memory.
 
         Views, NumPy and DLPack exports hold the storage or the tensor; memory that came in by them

@@ -29,7 +29,7 @@ from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice_p
 from genesis_fn.primitives.reductions.reduce import reduce_max_p, reduce_min_p, reduce_sum_p
 from genesis_fn.primitives.shape import concatenate_p, reshape_p, slice_p, split_p, transpose_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 FRESH, VIEW, UNKNOWN = "fresh", "view", "unknown"
 

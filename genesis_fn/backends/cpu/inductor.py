@@ -17,7 +17,7 @@ from genesis_fn.backends.cpu.lowerings.indexing import starts_for
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.compiler.simplify.simplify import simplify
 from genesis_fn.core import errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, sig
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.device import Device
@@ -48,9 +48,9 @@ class InductorExecutable(Executable):
         self.sigs = [sig(a, device) for a in jaxpr.out_avals]
         self.run = _compile(jaxpr)
 
-    def __call__(self, *args: Array) -> list[Array]:
+    def __call__(self, *args: ArrayImpl) -> list[ArrayImpl]:
         outs = self.run([a.data for a in args])
-        return [Array(y, s) for y, s in zip(outs, self.sigs)]
+        return [ArrayImpl(y, s) for y, s in zip(outs, self.sigs)]
 
     def explained(self, error: Exception) -> Exception:
         """`error` from `run`, with the user's line where one is known."""

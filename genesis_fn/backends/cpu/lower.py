@@ -23,7 +23,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.transforms.custom.fused import Fused
+from genesis_fn.transforms.custom.fused_functions import Fused
 
 # `build(avals, **params)` by primitive.
 RULES: dict[Primitive, Callable[..., Callable]] = {}

@@ -20,7 +20,7 @@ from genesis_fn.backends.cuda.memory.dlpack import (
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.run.runtime import Runtime, runtime
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, aval, sig
 from genesis_fn.core.backend.backend import Backend
 from genesis_fn.core.backend.executable import Executable
@@ -70,10 +70,10 @@ class CudaBackend(Backend):
         made: dict[str, Callable] = {}
 
         def run(*args: Any) -> Any:
-            arrays = [a for a in args if type(a) is Array]
-            key = repr([a for a in args if type(a) is not Array])
+            arrays = [a for a in args if type(a) is ArrayImpl]
+            key = repr([a for a in args if type(a) is not ArrayImpl])
             if key not in made:
-                made[key] = build([a.aval if type(a) is Array else a for a in args])
+                made[key] = build([a.aval if type(a) is ArrayImpl else a for a in args])
             return made[key](*arrays)
 
         return run
@@ -95,44 +95,44 @@ class CudaBackend(Backend):
         value = np.asarray(value, dtype=aval.dtype, order="C")
         return eager.write(runtime(device.index), value, where(depth=4))
 
-    def to_numpy(self, array: Array) -> np.ndarray:
+    def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; raises what queued work reported."""
         return eager.read(_runtime_of(array), array.data, array.sig.aval)
 
-    def wait(self, array: Array) -> None:
+    def wait(self, array: ArrayImpl) -> None:
         """Return when all queued work is done; raise what it reported."""
         _runtime_of(array).synchronize()
 
-    def copy(self, array: Array, device: Device) -> Array:
+    def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
         """The array on another GPU, copied directly, in order of both devices' work."""
         block = _runtime_of(array).copy_to(runtime(device.index), array.data, where(depth=4))
-        return Array(block, sig(array.sig.aval, device, True, array.weak))
+        return ArrayImpl(block, sig(array.sig.aval, device, True, array.weak))
 
     # Exchange with other libraries.
 
-    def to_dlpack(self, array: Array, **options: Any) -> Any:
+    def to_dlpack(self, array: ArrayImpl, **options: Any) -> Any:
         """The DLPack capsule of an array; read-only, it shares the memory."""
         shape = array.shape
         allowed = {k: v for k, v in options.items() if k in ("stream", "max_version")}
         return to_dlpack(array.data, shape, dense(shape), array.dtype.name, **allowed)
 
-    def dlpack_device(self, array: Array) -> tuple[int, int]:
+    def dlpack_device(self, array: ArrayImpl) -> tuple[int, int]:
         """(device type, index) by DLPack's numbering."""
         return dlpack_device(array.data)
 
-    def cuda_array_interface(self, array: Array) -> dict[str, Any]:
+    def cuda_array_interface(self, array: ArrayImpl) -> dict[str, Any]:
         """The `__cuda_array_interface__` of an array, read-only."""
         shape = array.shape
         return to_cuda_array_interface(array.data, shape, dense(shape), array.dtype.name)
 
-    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
+    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
         """An array over another library's device memory; copied if asked for, strided or
         unaligned."""
         place = runtime(device.index)
         return _imported(place, from_dlpack(x, place.driver), device, copy)
 
 
-def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None) -> Array:
+def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None) -> ArrayImpl:
     from genesis_fn.backends.cuda.codegen.kernel_text import add_copy
     from genesis_fn.kernels.plan import BufferArg
     from genesis_fn.kernels.plan_builder import PlanBuilder
@@ -157,8 +157,8 @@ def _imported(place: Runtime, found: Imported, device: Device, copy: bool | None
         data = block
     if copy:  # whoever asked for one may write over the memory as soon as this returns
         place.synchronize()
-    return Array(data, sig(kind, device))
+    return ArrayImpl(data, sig(kind, device))
 
 
-def _runtime_of(array: Array) -> Runtime:
+def _runtime_of(array: ArrayImpl) -> Runtime:
     return runtime(array.sig.device.index)

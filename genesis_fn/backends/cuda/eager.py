@@ -18,14 +18,14 @@ from genesis_fn.backends.cpu.storage import host_tensor, host_view
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, check_error, checks, plan_for
 from genesis_fn.backends.cuda.memory.pool import Buffer
 from genesis_fn.backends.cuda.run.runtime import Runtime
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, Signature, sig
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.errors import at_line
 from genesis_fn.core.primitive import SCALARS, Primitive
 from genesis_fn.kernels.plan import Launch, Memset, Plan
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 _REMEMBERED = 64  # scalar values for each function
 
@@ -173,7 +173,7 @@ def _plan_function(
             )
         return caller.word
 
-    def run(*args: Any) -> list[Array]:
+    def run(*args: Any) -> list[ArrayImpl]:
         line = where()
         operands = [args[i].data for i in arrays]
         results: list[Any] = []
@@ -187,7 +187,7 @@ def _plan_function(
         if checked:
             addresses.append(word_of(line))
         runner(addresses, sizes, line)
-        return [Array(b, s) for b, s in zip(results, sigs)]
+        return [ArrayImpl(b, s) for b, s in zip(results, sigs)]
 
     return run
 
@@ -201,24 +201,24 @@ def _one_launch(
     alloc, bind, launch = place.pool.alloc, step.bind, step.launch
     every = len(arrays) == count
 
-    def run(*args: Any) -> Array:
+    def run(*args: Any) -> ArrayImpl:
         addresses = [x.data.address for x in (args if every else [args[i] for i in arrays])]
         block = alloc(size, where())
         addresses.append(block.address)
         with lock:
             bind(addresses)
             launch(stream)
-        return Array(block, result)
+        return ArrayImpl(block, result)
 
     return run
 
 
 def _view_function(views: Views, sigs: Sequence[Signature], arrays: Sequence[int]) -> Callable:
-    def run(*args: Any) -> list[Array]:
+    def run(*args: Any) -> list[ArrayImpl]:
         found = []
         for (source, first), s in zip(views.sources, sigs):
             data = args[arrays[source]].data
-            found.append(Array(part_of(data, first, s.aval.nbytes), s))
+            found.append(ArrayImpl(part_of(data, first, s.aval.nbytes), s))
         return found
 
     return run
@@ -234,17 +234,17 @@ def part_of(data: Buffer, first: int, size: int) -> Buffer:
 def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Signature]) -> Callable:
     function = call.function()
 
-    def run(*args: Any) -> list[Array]:
+    def run(*args: Any) -> list[ArrayImpl]:
         line = where()
         given = [
             host_tensor(read(place, a.data, a.sig.aval), a.sig.aval.dtype)
-            if type(a) is Array
+            if type(a) is ArrayImpl
             else a
             for a in args
         ]
         results = function(*given)
         return [
-            Array(write(place, host_view(y.contiguous(), s.aval.dtype), line), s)
+            ArrayImpl(write(place, host_view(y.contiguous(), s.aval.dtype), line), s)
             for y, s in zip(results, sigs, strict=True)
         ]
 

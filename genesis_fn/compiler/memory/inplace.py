@@ -8,9 +8,9 @@ from typing import Any
 
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
 def updated(e: Eqn, v: Var) -> Var | None:

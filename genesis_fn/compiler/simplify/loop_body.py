@@ -13,7 +13,7 @@ from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.elementwise import bitcast_p
 from genesis_fn.primitives.shape import copy_p
-from genesis_fn.transforms.control_flow.scan import stacked
+from genesis_fn.transforms.control_flow.scanning import stacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var, memoized
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 
 # A loop-invariant value of at most so many bytes may live across the loop for nothing.
 _SMALL = 4096

@@ -24,7 +24,7 @@ from genesis_fn.primitives.dot_general import dot_general_p, free_dims
 from genesis_fn.primitives.elementwise import add_n, convert_p
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, transpose_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 Rule = Callable[["Rewriter", Eqn, Primitive, list, dict], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}

@@ -28,8 +28,8 @@ from genesis_fn.primitives.shape import (
     split_p,
     transpose_p,
 )
-from genesis_fn.transforms.autodiff.checkpoint import name_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.autodiff.checkpointing import name_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 add, sub, mul, div, neg = ew.add.prim, ew.sub.prim, ew.mul.prim, ew.div.prim, ew.neg.prim
 max_, min_, and_, or_ = ew.max.prim, ew.min.prim, ew.bitwise_and.prim, ew.bitwise_or.prim

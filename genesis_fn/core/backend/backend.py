@@ -10,7 +10,7 @@ from genesis_fn.core.errors import BackendError
 if TYPE_CHECKING:
     import numpy as np
 
-    from genesis_fn.core.array import Array
+    from genesis_fn.core.array import ArrayImpl
     from genesis_fn.core.aval import Aval
     from genesis_fn.core.backend.executable import Executable
     from genesis_fn.core.device import Device
@@ -47,32 +47,32 @@ class Backend(Protocol):
         """Storage that holds a copy of `value`."""
         ...
 
-    def to_numpy(self, array: Array) -> np.ndarray:
+    def to_numpy(self, array: ArrayImpl) -> np.ndarray:
         """The array's values on the host; waits for them."""
         ...
 
-    def wait(self, array: Array) -> None:
+    def wait(self, array: ArrayImpl) -> None:
         """Return once the array's values are there; raise what its computation raised."""
         ...
 
-    def copy(self, array: Array, device: Device) -> Array:
+    def copy(self, array: ArrayImpl, device: Device) -> ArrayImpl:
         """The array on another device of this kind."""
         raise BackendError(f"the {device.kind} backend does not copy to another of its devices")
 
     # Exchange with other libraries.
 
-    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> Array:
+    def from_dlpack(self, x: Any, device: Device, copy: bool | None = None) -> ArrayImpl:
         """An array over the memory of another library's array, which is on this kind of device."""
         raise BackendError(f"the {device.kind} backend takes no arrays of other libraries")
 
-    def to_dlpack(self, array: Array, **options: Any) -> Any:
+    def to_dlpack(self, array: ArrayImpl, **options: Any) -> Any:
         """The DLPack capsule of an array; it shares the memory."""
         raise BackendError(f"the {array.device.kind} backend has no DLPack form of arrays")
 
-    def dlpack_device(self, array: Array) -> tuple[int, int]:
+    def dlpack_device(self, array: ArrayImpl) -> tuple[int, int]:
         """(device type, index) by DLPack's numbering, of the memory that `to_dlpack` exports."""
         raise BackendError(f"the {array.device.kind} backend has no DLPack form of arrays")
 
-    def cuda_array_interface(self, array: Array) -> dict[str, Any]:
+    def cuda_array_interface(self, array: ArrayImpl) -> dict[str, Any]:
         """The `__cuda_array_interface__` of an array, read-only."""
         raise AttributeError(f"{array.aval} on {array.device} has no __cuda_array_interface__")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from genesis_fn.core.array import Array
+    from genesis_fn.core.array import ArrayImpl
     from genesis_fn.core.aval import Signature
     from genesis_fn.core.train_state import Memory
 
@@ -18,7 +18,7 @@ class Carry(Protocol):
 
     sigs: Sequence[Signature]
 
-    def run(self, state: Memory | list[Array], others: list[Any]) -> tuple[Memory, list[Any]]:
+    def run(self, state: Memory | list[ArrayImpl], others: list[Any]) -> tuple[Memory, list[Any]]:
         """(the state's memory, storages of the other results), given the state, as the last run
         returned it or as arrays, and the storages of the other inputs."""
         ...
@@ -43,7 +43,7 @@ class Executable(Protocol):
     unused_donations: Sequence[tuple[int, str]] = ()
     """Donated inputs whose memory no result can take, and why."""
 
-    def __call__(self, *args: Array) -> list[Array]:
+    def __call__(self, *args: ArrayImpl) -> list[ArrayImpl]:
         """The results as arrays. Raises what `explained` makes of an error."""
         ...
 
@@ -52,7 +52,7 @@ class Executable(Protocol):
         taken only where its Array and the list alone refer to it."""
         ...
 
-    def own(self, x: Array) -> Any:
+    def own(self, x: ArrayImpl) -> Any:
         """The storage of `x`, or a copy of it if anybody else can see that memory."""
         return x.data
 
@@ -65,7 +65,9 @@ class Executable(Protocol):
         results from `first_out` on; None where they are not updated in place, or others are."""
         return None
 
-    def measure(self, args: Sequence[Array], repeats: int) -> tuple[list[Array], Any] | None:
+    def measure(
+        self, args: Sequence[ArrayImpl], repeats: int
+    ) -> tuple[list[ArrayImpl], Any] | None:
         """(the results, what each kernel took); None where the device cannot tell."""
         return None
 

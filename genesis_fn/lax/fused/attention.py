@@ -18,7 +18,7 @@ from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.fused_functions import fused
 
 # What a masked logit is: finite, so that a row that sees nothing attends to everything equally.
 MASKED = -0.7 * dtypes.finfo(dtypes.F32).max

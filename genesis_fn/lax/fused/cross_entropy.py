@@ -15,7 +15,7 @@ from genesis_fn.primitives.factories import zeros
 from genesis_fn.primitives.indexing.gather import take_rows
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.fused_functions import fused
 
 # ---- from logits ----
 

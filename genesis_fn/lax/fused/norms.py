@@ -10,7 +10,7 @@ from genesis_fn.lax.fused.softmax import along_last, last, like, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.fused_functions import fused
 
 
 def _over_rows(w: Any, x: Any) -> Any:

@@ -9,7 +9,7 @@ from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim
-from genesis_fn.transforms.custom.fused import fused
+from genesis_fn.transforms.custom.fused_functions import fused
 
 
 def wide(x: Any) -> Any:

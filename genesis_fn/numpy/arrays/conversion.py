@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, live, words_of
+from genesis_fn.core.array import ArrayImpl, live, words_of
 from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.diagnostics.source_info import where as user_line, where_read
 from genesis_fn.core.primitive import Tracer
@@ -86,10 +86,10 @@ _READING = {
 _PLAIN = frozenset(("bool", "index", "text"))
 
 
-def concrete(x: Any, use: str) -> Array:
+def concrete(x: Any, use: str) -> ArrayImpl:
     """The Array behind `x`. Raises the tracer error for `use` where the value is not known, or
     where it is known but carries a tangent that the copy would lose."""
-    if type(x) is Array:
+    if type(x) is ArrayImpl:
         return live(x)
     if x._trace.ended():
         raise traced_error(x, use)
@@ -184,7 +184,7 @@ def number(x: Any, use: str) -> Any:
     return host(x, use).reshape(()).item()
 
 
-def text(x: Array) -> str:
+def text(x: ArrayImpl) -> str:
     """`Array([1., 2.], dtype=float32)`; what is known of an array whose memory is gone."""
     if x.is_deleted():
         return f"Array({x.aval}, deleted)"

@@ -11,13 +11,8 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.primitive import SCALARS, Tracer
-from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.arrays.creation import _placed, asarray, shape_of
-from genesis_fn.numpy.indices.selection import nonzero
-from genesis_fn.numpy.manipulation.shape import atleast_1d, concatenate, stack
-from genesis_fn.numpy.mathematics.composed import float_power, where
-from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply, subtract
-from genesis_fn.numpy.promotion import (
+from genesis_fn.lax.creation import asarray, placed, shape_of
+from genesis_fn.lax.promotion import (
     broadcast,
     broadcast_shapes,
     inexact_dtype,
@@ -25,6 +20,11 @@ from genesis_fn.numpy.promotion import (
     result_type,
     value,
 )
+from genesis_fn.numpy.arrays.conversion import concrete, host
+from genesis_fn.numpy.indices.selection import nonzero
+from genesis_fn.numpy.manipulation.shape import atleast_1d, concatenate, stack
+from genesis_fn.numpy.mathematics.composed import float_power, where
+from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply, subtract
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full, zeros as zeros_of
 from genesis_fn.primitives.shape import (
@@ -40,7 +40,7 @@ def _number(x: Any, use: str) -> Any:
     """A Python number for a bound that must be known while tracing."""
     if type(x) in SCALARS:
         return x
-    if isinstance(x, (Array, Tracer)):
+    if isinstance(x, Array):
         return host(concrete(x, use)).item()
     return np.asarray(x).item()
 
@@ -67,7 +67,7 @@ def arange(
         float(b).is_integer() and abs(b) < 1 << 53 for b in bounds if type(b) is not complex
     )
     if d == dtypes.BOOL or not (whole and all(type(b) is not complex for b in bounds)):
-        return _placed(from_numpy(np.arange(first, last, increment).astype(d)), device)
+        return placed(from_numpy(np.arange(first, last, increment).astype(d)), device)
     exact = d if dtypes.is_integer(d) or d.itemsize >= 4 and n < 1 << 24 else dtypes.I32
     x = iota(exact, n)
     kind = int if dtypes.is_integer(exact) else float
@@ -75,7 +75,7 @@ def arange(
         x = multiply(x, kind(increment))
     if first != 0:
         x = add(x, kind(first))
-    return _placed(p.convert(x, d), device)
+    return placed(p.convert(x, d), device)
 
 
 def linspace(
@@ -100,7 +100,7 @@ def linspace(
         points, gap = np.linspace(start, stop, num, endpoint, retstep=True)
         if dtypes.is_integer(d):
             points = np.floor(points)
-        x = _placed(from_numpy(np.asarray(points).astype(d)), device)
+        x = placed(from_numpy(np.asarray(points).astype(d)), device)
         return (x, asarray(gap, computed)) if retstep else x
     low, high = promote_arrays("linspace", (start, stop), inexact=True)
     low, high = _pair(low, high)
@@ -165,7 +165,7 @@ def eye(N: Any, M: Any = None, k: int = 0, dtype: Any = None, *, device: Any = N
     shape = shape_of((N, N if M is None else M))
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     row, column = broadcasted_iota(dtypes.I32, shape, 0), broadcasted_iota(dtypes.I32, shape, 1)
-    return _placed(p.convert(p.eq(add(row, _diagonal(k, shape)), column), d), device)
+    return placed(p.convert(p.eq(add(row, _diagonal(k, shape)), column), d), device)
 
 
 def _diagonal(k: Any, shape: tuple[int, ...]) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.primitive import SCALARS
+from genesis_fn.lax.creation import asarray
 from genesis_fn.numpy.arrays.conversion import host, text
-from genesis_fn.numpy.arrays.creation import asarray
 
 _KINDS = {
     "bool": lambda d: d == dtypes.BOOL,
@@ -71,7 +71,7 @@ def iterable(y: Any) -> bool:
 
 def array_repr(arr: Any) -> str:
     """The text that `repr` gives."""
-    return text(arr) if isinstance(arr, Array) else repr(arr)
+    return text(arr) if isinstance(arr, ArrayImpl) else repr(arr)
 
 
 def array_str(a: Any) -> str:

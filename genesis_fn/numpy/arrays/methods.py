@@ -9,18 +9,19 @@ import numpy as np
 
 from genesis_fn import numpy
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array, Operators, from_numpy, keys_over, words_of
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, keys_over, words_of
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.diagnostics.torch_habits import ARRAYS, IN_PLACE, of_arguments, of_array
 from genesis_fn.core.primitive import Tracer, install_array_methods
 from genesis_fn.core.types.extended import is_key
+from genesis_fn.lax.creation import on_device
+from genesis_fn.lax.promotion import is_operand
 from genesis_fn.numpy.arrays import creation
 from genesis_fn.numpy.arrays.conversion import concrete, host, number, text
 from genesis_fn.numpy.indices import indexing, selection, updates
 from genesis_fn.numpy.manipulation import rearrange, shape, sorting
 from genesis_fn.numpy.mathematics import composed, contraction, reductions, ufuncs
-from genesis_fn.numpy.promotion import is_operand
 from genesis_fn.primitives.elementwise import bitcast_convert_type
 
 # ---- operators ----
@@ -140,11 +141,11 @@ def name_what_is_lacking() -> None:
     functions = [n for n, x in vars(numpy).items() if n[0] != "_" and callable(x)]
     known = {*ARRAYS, *functions, *_methods()}
     names = known | {f"{n}_" for n in {*known, *IN_PLACE} if not n.endswith("_")}
-    install_array_methods({n: _Lacking(n) for n in names if not hasattr(Operators, n)})
+    install_array_methods({n: _Lacking(n) for n in names if not hasattr(Array, n)})
 
 
 def _dir(self: Any) -> list[str]:
-    lacking = {n for n, v in vars(Operators).items() if type(v) is _Lacking}
+    lacking = {n for n, v in vars(Array).items() if type(v) is _Lacking}
     return [n for n in object.__dir__(self) if n not in lacking or hasattr(self, n)]
 
 
@@ -181,11 +182,11 @@ def _format(self: Any, spec: str) -> str:
     return format(values if self.aval.shape else values[()], spec)
 
 
-def _repr(self: Array) -> str:
+def _repr(self: ArrayImpl) -> str:
     return text(self)
 
 
-def _str(self: Array) -> str:
+def _str(self: ArrayImpl) -> str:
     return text(self) if is_key(self.dtype) else str(host(self))
 
 
@@ -204,7 +205,7 @@ def _reduce(self: Any) -> tuple:
     return from_numpy, (np.array(host(self, "pickle")),)
 
 
-def _restored_keys(words: np.ndarray, kind: Aval) -> Array:
+def _restored_keys(words: np.ndarray, kind: Aval) -> ArrayImpl:
     return keys_over(from_numpy(words), kind)
 
 
@@ -288,7 +289,7 @@ def _view(self: Any, dtype: Any = None, *more: Any) -> Any:
 
 
 def _to_device(self: Any, device: Any, *, stream: Any = None) -> Any:
-    return creation.on_device(self, device)
+    return on_device(self, device)
 
 
 def _astype(self: Any, dtype: Any, copy: bool = False, device: Any = None) -> Any:
@@ -403,4 +404,4 @@ for _name, _method in {
     "__str__": _str,
     "__cuda_array_interface__": property(creation.cuda_array_interface),
 }.items():
-    setattr(Array, _name, _method)
+    setattr(ArrayImpl, _name, _method)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.types.extended import KeyType, is_key
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes, scalar_as
 from genesis_fn.numpy.arrays.conversion import arguments, concrete, host
-from genesis_fn.numpy.arrays.creation import asarray
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, scalar_as
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.indexing.gather import gather, take_rows
@@ -261,7 +261,7 @@ def _array_entry(
         return _mask_positions(entry, shape, consumed, after_ellipsis, index, x)
     if isinstance(entry, np.ndarray):
         entry = asarray(entry)
-    if not isinstance(entry, (Array, Tracer)):
+    if not isinstance(entry, Array):
         if hasattr(entry, "__genesis_array__"):
             entry = asarray(entry)
         elif hasattr(entry, "__index__"):
@@ -280,7 +280,7 @@ def _array_entry(
         return _mask_positions(mask, shape, consumed, after_ellipsis, index, x)
     if not dtypes.is_integer(d):
         raise bad_index(f"an index must have an integer or boolean dtype, got {entry.aval}")
-    if type(entry) is Array and not entry.aval.shape and entry.sig.device.kind == "cpu":
+    if type(entry) is ArrayImpl and not entry.aval.shape and entry.sig.device.kind == "cpu":
         i, n = int(host(entry)), shape[consumed] if consumed < len(shape) else 0
         # Out of range in a program being traced, it raises where that place is reached.
         if ctx.trace is None or after_ellipsis or -n <= i < n:

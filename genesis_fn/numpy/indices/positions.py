@@ -11,12 +11,12 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.primitive import Tracer
+from genesis_fn.lax.creation import asarray, shape_of
+from genesis_fn.lax.promotion import promote_arrays
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.arrays.creation import asarray, shape_of
 from genesis_fn.numpy.indices.selection import nonzero
 from genesis_fn.numpy.mathematics.composed import remainder, where
 from genesis_fn.numpy.mathematics.ufuncs import add, maximum, minimum, multiply
-from genesis_fn.numpy.promotion import promote_arrays
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import iota
 
@@ -124,7 +124,7 @@ def ravel_multi_index(
 
 
 def _check(x: Any, n: int) -> None:
-    known = concrete(x, "index") if isinstance(x, (Array, Tracer)) else x
+    known = concrete(x, "index") if isinstance(x, Array) else x
     values = host(known)
     if values.size and (values.min() < 0 or values.max() >= n):
         raise ValueError(f"ravel_multi_index: an index outside [0, {n})")

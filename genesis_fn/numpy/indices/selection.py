@@ -11,8 +11,9 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.arrays.creation import asarray
 from genesis_fn.numpy.indices.indexing import (
     Indexer,
     bad_index,
@@ -24,7 +25,6 @@ from genesis_fn.numpy.indices.updates import Update
 from genesis_fn.numpy.manipulation.shape import broadcast_arrays, on_axis, ravel, resize, stack
 from genesis_fn.numpy.mathematics.composed import remainder, where as choice
 from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum, truth
-from genesis_fn.numpy.promotion import broadcast, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.reductions.cumulative import cumsum

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS, with_weak
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.conversion import host
-from genesis_fn.numpy.arrays.creation import asarray
 from genesis_fn.numpy.indices.indexing import (
     Indexer,
     bad_index,
@@ -29,7 +30,6 @@ from genesis_fn.numpy.indices.indexing import (
 from genesis_fn.numpy.manipulation.shape import broadcast_to
 from genesis_fn.numpy.mathematics.composed import power, where
 from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply
-from genesis_fn.numpy.promotion import broadcast, scalar_as, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.indexing.gather_dims import GatherDimensionNumbers, inverse
@@ -43,7 +43,7 @@ from genesis_fn.primitives.indexing.scatter import (
 )
 from genesis_fn.primitives.reductions.reduce import reduce_max
 from genesis_fn.primitives.shape import concatenate, iota, reshape, rev, transpose
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.loops import while_loop
 
 
@@ -172,7 +172,7 @@ class Update:
         if options.get("unique_indices") or all(i.size == 1 for _, i in plan.arrays):
             return y
         counts = Update(full(x.aval.shape, 0, dtypes.I32), self.index).add(1, **options)
-        known = counts if type(counts) is Array else counts.concrete()
+        known = counts if type(counts) is ArrayImpl else counts.concrete()
         often = read(counts)
         if known is not None:
             for i in range(1, int(np.max(host(known), initial=0))):

@@ -10,14 +10,14 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
-from genesis_fn.core.primitive import Tracer, with_weak
-from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.core.primitive import with_weak
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.manipulation.rearrange import kept
 from genesis_fn.numpy.manipulation.shape import concatenate, flip, ndim
 from genesis_fn.numpy.mathematics import reductions, statistics
 from genesis_fn.numpy.mathematics.ufuncs import rint
-from genesis_fn.numpy.promotion import broadcast, scalar_as, value
 from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axis
@@ -71,7 +71,7 @@ def _pairs(given: Any, n: int, name: str) -> list[tuple[Any, Any]]:
         for axis, w in given.items():
             pairs[canonical_axis(axis, n, "pad")] = (w, w) if ndim(w) == 0 else tuple(w)
         return pairs
-    if isinstance(given, (Array, Tracer)) and given.ndim == 0:
+    if isinstance(given, Array) and given.ndim == 0:
         return [(given, given)] * n
     if not isinstance(given, (list, tuple)):
         given = np.asarray(given).tolist()

@@ -10,8 +10,9 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.arrays.creation import asarray
 from genesis_fn.numpy.indices.selection import take
 from genesis_fn.numpy.manipulation.shape import (
     broadcast_to,
@@ -25,7 +26,6 @@ from genesis_fn.numpy.manipulation.shape import (
 from genesis_fn.numpy.manipulation.sorting import argsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import remainder, where
 from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum
-from genesis_fn.numpy.promotion import broadcast, value
 from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.indexing.indexing import dynamic_slice_in_dim
@@ -44,9 +44,7 @@ def repeat(
     n = a.aval.shape[axis]
     traced = isinstance(repeats, Tracer) and repeats.concrete() is None
     if not traced:
-        counts = (
-            host(concrete(repeats, "index")) if isinstance(repeats, (Array, Tracer)) else repeats
-        )
+        counts = host(concrete(repeats, "index")) if isinstance(repeats, Array) else repeats
         counts = np.asarray(counts)
         if counts.ndim == 0 or counts.size == 1:
             count = int(counts.reshape(()))
@@ -136,7 +134,7 @@ def delete(
         places = p.iota(dtypes.I32, n - count)
         return take(x, places + searchsorted(gone, places, "right"), axis, mode="clip")
     if not isinstance(obj, slice):
-        obj = host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
+        obj = host(concrete(obj, "index")) if isinstance(obj, Array) else np.asarray(obj)
         if obj.size == 0:
             obj = obj.astype(np.int64)
     return kept(x, np.delete(np.arange(n), obj), axis)
@@ -160,9 +158,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
             raise TypeError(f"insert: the indices must be integers, got {obj.aval}")
         places = obj
     else:
-        places = (
-            host(concrete(obj, "index")) if isinstance(obj, (Array, Tracer)) else np.asarray(obj)
-        )
+        places = host(concrete(obj, "index")) if isinstance(obj, Array) else np.asarray(obj)
     new = convert(asarray(values), x.dtype)
     scalar = places.ndim == 0 or places.size == 1
     if places.ndim == 0:

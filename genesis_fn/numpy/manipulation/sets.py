@@ -11,8 +11,9 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays, strong, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.arrays.creation import asarray
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indices.selection import nonzero, take
 from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ravel
@@ -32,7 +33,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     not_equal,
     subtract,
 )
-from genesis_fn.numpy.promotion import common_type, inexact_value, promote_arrays, strong, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.indexing.scatter import segment_sum

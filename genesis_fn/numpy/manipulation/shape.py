@@ -11,9 +11,11 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import Tracer
-from genesis_fn.numpy.arrays.creation import asarray, shape_of, zeros
+from genesis_fn.lax import structural
+from genesis_fn.lax.creation import asarray, shape_of
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, value
+from genesis_fn.numpy.arrays.creation import zeros
 from genesis_fn.numpy.mathematics.ufuncs import located
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, value
 from genesis_fn.primitives import shape as p
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, rev
@@ -265,7 +267,7 @@ concat = concatenate
 
 def _sequence(arrays: Any, name: str) -> list[Any]:
     """The arrays of a sequence (or the rows of an array) in one dtype."""
-    if isinstance(arrays, (Array, Tracer, np.ndarray)):
+    if isinstance(arrays, (Array, np.ndarray)):
         return list(unstack(arrays))
     if not isinstance(arrays, (list, tuple)):
         raise TypeError(f"{name} takes a sequence of arrays, got {type(arrays).__name__}")
@@ -397,14 +399,7 @@ def dsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     """The slices of `x` along `axis`, without that axis."""
-    x = value(x, "unstack")
-    if x.ndim == 0:
-        raise ValueError("unstack needs at least one dimension")
-    axis = canonical_axis(axis, x.ndim, "unstack")
-    n = x.aval.shape[axis]
-    if n == 0:
-        return ()
-    return tuple([p.squeeze(part, (axis,)) for part in p.split(x, (1,) * n, axis)])
+    return structural.unstack(value(x, "unstack"), axis)
 
 
 # ---- repeating ----

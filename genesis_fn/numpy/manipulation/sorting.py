@@ -7,9 +7,9 @@ from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import with_weak
+from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import on_axis
 from genesis_fn.numpy.mathematics.ufuncs import real
-from genesis_fn.numpy.promotion import promote_arrays, strong, value
 from genesis_fn.primitives import elementwise as p, sort as sorts
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.indexing.gather import take_rows

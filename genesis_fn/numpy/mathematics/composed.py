@@ -10,10 +10,26 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS, with_weak
-from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import (
+    broadcast,
+    broadcast_shapes,
+    cast,
+    common_type,
+    inexact_value,
+    is_weak,
+    operands,
+    promote_arrays,
+    promoted,
+    result_type,
+    scalar_as,
+    strong,
+    strong_array,
+    value,
+)
 from genesis_fn.numpy.mathematics.ufuncs import (
     absolute,
     add,
@@ -31,22 +47,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     not_equal,
     real,
     truth,
-)
-from genesis_fn.numpy.promotion import (
-    broadcast,
-    broadcast_shapes,
-    cast,
-    common_type,
-    inexact_value,
-    is_weak,
-    operands,
-    promote_arrays,
-    promoted,
-    result_type,
-    scalar_as,
-    strong,
-    strong_array,
-    value,
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
@@ -628,7 +628,12 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where condition, else y, elementwise."""
     c = truth(condition)
-    if type(x) is Array and type(y) is Array and x.sig is y.sig and c.aval.shape == x.aval.shape:
+    if (
+        type(x) is ArrayImpl
+        and type(y) is ArrayImpl
+        and x.sig is y.sig
+        and c.aval.shape == x.aval.shape
+    ):
         return p.select(c, x, y)
     x, y = operands("where", (x, y))
     whole = [v for v in (x, y) if type(v) not in SCALARS]

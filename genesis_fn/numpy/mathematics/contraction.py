@@ -9,10 +9,10 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import shown, with_weak
+from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.mathematics.reductions import sum as sum_over
 from genesis_fn.numpy.mathematics.ufuncs import conj, located, multiply, subtract
-from genesis_fn.numpy.promotion import broadcast, broadcast_shapes, promote_arrays, strong, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import full

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import dtypes
+from genesis_fn.lax.promotion import inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import broadcast_to
 from genesis_fn.numpy.mathematics import reductions as r
 from genesis_fn.numpy.mathematics.composed import isnan, where, where as _chosen
@@ -18,7 +19,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     sqrt,
     subtract,
 )
-from genesis_fn.numpy.promotion import inexact_dtype, promote_arrays, strong, value
 from genesis_fn.primitives import elementwise as p
 
 

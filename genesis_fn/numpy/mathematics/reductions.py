@@ -12,7 +12,8 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import with_weak
-from genesis_fn.numpy.arrays.creation import asarray
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import broadcast_shapes, inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import broadcast_to, concatenate, on_axis
 from genesis_fn.numpy.mathematics.composed import isnan, where as choose
 from genesis_fn.numpy.mathematics.ufuncs import (
@@ -28,13 +29,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     sqrt,
     subtract,
     truth,
-)
-from genesis_fn.numpy.promotion import (
-    broadcast_shapes,
-    inexact_dtype,
-    promote_arrays,
-    strong,
-    value,
 )
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full

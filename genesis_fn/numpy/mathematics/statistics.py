@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.numpy.arrays.creation import asarray, zeros_like
+from genesis_fn.lax.creation import asarray
+from genesis_fn.lax.promotion import promote_arrays, strong, value
+from genesis_fn.numpy.arrays.creation import zeros_like
 from genesis_fn.numpy.indices.selection import take, take_along_axis
 from genesis_fn.numpy.manipulation.shape import (
     broadcast_to,
@@ -43,7 +45,6 @@ from genesis_fn.numpy.mathematics.ufuncs import (
     sqrt,
     subtract,
 )
-from genesis_fn.numpy.promotion import promote_arrays, strong, value
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.conv import conv_general_dilated
 from genesis_fn.primitives.factories import full
@@ -492,7 +493,7 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 6.28318530
 
 def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Any:
     """`func1d` of every vector of `arr` along `axis`, its result in the vector's place."""
-    from genesis_fn.transforms.batching.vmap import vmap
+    from genesis_fn.transforms.batching.mapped_axes import vmap
 
     arr = value(arr, "apply_along_axis")
     axis = canonical_axis(axis, arr.ndim, "apply_along_axis")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS, bind, with_weak
-from genesis_fn.numpy.promotion import (
+from genesis_fn.lax.promotion import (
     inexact_value,
     is_operand,
     is_weak,
@@ -67,8 +67,8 @@ def binary(
         return bind(prim, x, y)
 
     def function(x: Any, y: Any, /) -> Any:
-        if type(x) is Array and not (guarded and x.sig.aval.dtype not in kinds):
-            if type(y) is Array:
+        if type(x) is ArrayImpl and not (guarded and x.sig.aval.dtype not in kinds):
+            if type(y) is ArrayImpl:
                 if x.sig is y.sig:
                     return bind(prim, x, y)
             elif (kind := direct.get(x.sig.aval.dtype)) is not None:
@@ -79,7 +79,7 @@ def binary(
         return slow(x, y)
 
     def method(self: Any, other: Any) -> Any:
-        if type(self) is Array and type(other) is Array and self.sig is other.sig:
+        if type(self) is ArrayImpl and type(other) is ArrayImpl and self.sig is other.sig:
             if not (guarded and self.sig.aval.dtype not in kinds):
                 return bind(prim, self, other)
         elif not is_operand(other):
@@ -87,7 +87,7 @@ def binary(
         return function(self, other)
 
     def reflected(self: Any, other: Any) -> Any:
-        if type(self) is Array and direct.get(self.sig.aval.dtype) is type(other):
+        if type(self) is ArrayImpl and direct.get(self.sig.aval.dtype) is type(other):
             return bind(prim, other, self)
         return slow(other, self) if is_operand(other) else NotImplemented
 

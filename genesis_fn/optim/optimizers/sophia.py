@@ -27,8 +27,8 @@ from genesis_fn.optim.tree_map_updates import (
     map_updates,
     zero_count,
 )
-from genesis_fn.transforms.autodiff.grad import grad, jvp
-from genesis_fn.transforms.control_flow.cond import cond
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.control_flow.conditionals import cond
 
 
 class HutchinsonState(NamedTuple):

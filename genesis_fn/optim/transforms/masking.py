@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.errors import ArgumentError, TreeError
 from genesis_fn.core.primitive import Tracer
 from genesis_fn.optim import base
@@ -84,7 +84,11 @@ def _mask_of(spec: Any, params: Any) -> Any:
 
 
 def _as_bool(path: tuple, m: Any) -> bool:
-    if isinstance(m, (np.bool_, np.ndarray, Array)) and m.shape == () and m.dtype == dtypes.BOOL:
+    if (
+        isinstance(m, (np.bool_, np.ndarray, ArrayImpl))
+        and m.shape == ()
+        and m.dtype == dtypes.BOOL
+    ):
         return bool(m)
     if not isinstance(m, bool):
         known = " whose value is known" if isinstance(m, Tracer) else ""

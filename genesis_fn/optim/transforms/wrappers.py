@@ -11,7 +11,7 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import Operators
+from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DTypeLike
 from genesis_fn.core.errors import ArgumentError, ShapeError
@@ -528,7 +528,7 @@ def inject_hyperparams(
                 schedules[name] = value
             elif callable(value):
                 schedules[name] = WrappedSchedule(value)
-            elif isinstance(value, (int, float, np.ndarray, np.generic, Operators)):
+            elif isinstance(value, (int, float, np.ndarray, np.generic, Array)):
                 numbers[name] = value
             else:
                 others[name] = value

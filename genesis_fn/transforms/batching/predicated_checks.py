@@ -22,9 +22,9 @@ from genesis_fn.primitives.elementwise import convert_p, div, mul, select, selec
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.reductions.reduce import reduce_or
 from genesis_fn.primitives.shape import broadcast_in_dim, broadcast_in_dim_p, reshape_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import CustomCall, Wrapped, custom_call_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p

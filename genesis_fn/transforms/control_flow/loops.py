@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, is_value
@@ -29,7 +29,13 @@ from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.batching.batch import batch_jaxpr
 from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks
-from genesis_fn.transforms.control_flow.scan import _fixed_point, grown, mismatch, named_scan, scan
+from genesis_fn.transforms.control_flow.scanning import (
+    _fixed_point,
+    grown,
+    mismatch,
+    named_scan,
+    scan,
+)
 from genesis_fn.transforms.keys import key_uses
 from genesis_fn.transforms.staging.api_util import flatten_arrays, labels_of, missing, name_of
 from genesis_fn.transforms.staging.stage import evaluate, stage, stage_closed
@@ -174,7 +180,7 @@ def _while_active(
 
     With `checks`, `body` first takes which examples go on. What is not `batched` never changes.
     """
-    from genesis_fn.transforms.control_flow.cond import _along
+    from genesis_fn.transforms.control_flow.conditionals import _along
 
     def f(*xs: Any) -> list[Any]:
         carry = xs[a + b :]
@@ -290,12 +296,12 @@ def _while(
 
 
 def _concrete(x: Any) -> bool:
-    return type(x) is Array or x.concrete() is not None
+    return type(x) is ArrayImpl or x.concrete() is not None
 
 
 def _known_bound(x: Any) -> int:
     """A bound whose value is known, as an integer."""
-    value = x.device.backend.to_numpy(x) if type(x) is Array else x
+    value = x.device.backend.to_numpy(x) if type(x) is ArrayImpl else x
     try:
         number = np.asarray(value).item()
         if number == int(number):
@@ -364,7 +370,7 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     if batch_size is None:
         return scan(lambda _, x: (None, f(x)), None, xs)[1]
     from genesis_fn.primitives.shape import concatenate, reshape, slice_in_dim
-    from genesis_fn.transforms.batching.vmap import vmap
+    from genesis_fn.transforms.batching.mapped_axes import vmap
 
     leaves, treedef, _ = flatten_arrays(xs, "map's xs")
     total = typeof(leaves[0]).shape[0]

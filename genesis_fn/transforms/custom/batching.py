@@ -12,9 +12,9 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
-from genesis_fn.transforms.control_flow.scan import one_by_one
+from genesis_fn.transforms.control_flow.scanning import one_by_one
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
-from genesis_fn.transforms.custom.derivatives import CustomFunction
+from genesis_fn.transforms.custom.derivative_rules import CustomFunction
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
 from genesis_fn.transforms.staging.call import jit_p

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors, tree
-from genesis_fn.core.array import Array, from_numpy, keys_over
+from genesis_fn.core.array import ArrayImpl, from_numpy, keys_over
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array, is_value, narrowed
 from genesis_fn.core.device import cpu
@@ -27,7 +27,7 @@ from genesis_fn.core.types.extended import is_key
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.random_bits import unwrap
 from genesis_fn.primitives.shape import expand_dims
-from genesis_fn.transforms.control_flow.scan import one_by_one
+from genesis_fn.transforms.control_flow.scanning import one_by_one
 from genesis_fn.transforms.staging.api_util import name_of
 
 METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
@@ -111,7 +111,7 @@ class _KeysOf(NamedTuple):
     dtype: Any
 
 
-def _keys(words: np.ndarray, kind: _KeysOf) -> Array:
+def _keys(words: np.ndarray, kind: _KeysOf) -> ArrayImpl:
     """The random keys that the host's function gets, on the host."""
     return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], kind.dtype))
 

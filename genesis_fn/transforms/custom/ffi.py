@@ -21,7 +21,7 @@ from genesis_fn.core.static import aux_key
 from genesis_fn.primitives.factories import move_batch, zeros
 from genesis_fn.transforms.custom.callback import _declared, called_in_turn
 from genesis_fn.transforms.custom.custom_call import linear_call
-from genesis_fn.transforms.custom.derivatives import custom_vjp
+from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.staging.api_util import flatten_arrays, name_of
 from genesis_fn.transforms.staging.stage import stage_closed
 

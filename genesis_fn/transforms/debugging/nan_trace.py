@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, stored
+from genesis_fn.core.array import ArrayImpl, stored
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.core.primitive import Primitive, bind, ctx, running
 from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import broadcast_in_dim_p, copy_p, reshape_p
-from genesis_fn.transforms.autodiff.checkpoint import name_p, without_effects
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.autodiff.checkpointing import name_p, without_effects
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
 class Watch(NamedTuple):
@@ -64,7 +64,7 @@ def current_watch() -> Watch | None:
 
 
 def _host(x: Any) -> np.ndarray:
-    if type(x) is not Array:
+    if type(x) is not ArrayImpl:
         return np.asarray(x)
     value = x.device.backend.to_numpy(stored(x))
     narrow = x.dtype in (dtypes.BF16, dtypes.F8E4, dtypes.F8E5)
@@ -72,7 +72,7 @@ def _host(x: Any) -> np.ndarray:
 
 
 def _is_bad(x: Any, watch: Watch) -> bool:
-    if type(x) is not Array or not dtypes.is_inexact(x.dtype):
+    if type(x) is not ArrayImpl or not dtypes.is_inexact(x.dtype):
         return False
     value = _host(x)
     return bool((watch.nan and np.isnan(value).any()) or (watch.inf and np.isinf(value).any()))
@@ -80,7 +80,7 @@ def _is_bad(x: Any, watch: Watch) -> bool:
 
 def _summary(x: Any) -> str:
     """`f32[8]: min -0.5, max 2, 1 nan, 0 inf`."""
-    if type(x) is not Array:
+    if type(x) is not ArrayImpl:
         return repr(x)
     value = _host(x)
     if not value.size:
@@ -168,7 +168,7 @@ def _row(x: Any, i: int) -> Any:
 
 
 def _program(jaxpr: Jaxpr, xs: Sequence[Any]) -> Callable:
-    place = next((x.device for x in xs if type(x) is Array), None)
+    place = next((x.device for x in xs if type(x) is ArrayImpl), None)
     if place is None:
         from genesis_fn.core.device import default_device
 
@@ -294,7 +294,7 @@ def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
         return out
     outs = out if self.multi else [out]
     if any(_is_bad(o, watch) for o in outs):
-        ins = [Var(a.aval) if type(a) is Array else a for a in args]
+        ins = [Var(a.aval) if type(a) is ArrayImpl else a for a in args]
         made = [Var(o.aval) for o in outs]
         jaxpr = Jaxpr(
             [v for v in ins if type(v) is Var],
@@ -304,7 +304,7 @@ def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
             (),
             self.name,
         )
-        check_outputs(jaxpr, [a for a in args if type(a) is Array], outs)
+        check_outputs(jaxpr, [a for a in args if type(a) is ArrayImpl], outs)
     return out
 
 

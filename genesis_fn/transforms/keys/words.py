@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, primitive
-from genesis_fn.core.array import Array, keys_over, words_of
+from genesis_fn.core.array import ArrayImpl, keys_over, words_of
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, jaxprs_in, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, running, typeof
@@ -20,12 +20,12 @@ from genesis_fn.primitives import elementwise, shape
 from genesis_fn.primitives.factories import full_p, move_batch
 from genesis_fn.primitives.indexing import gather, indexing, scatter
 from genesis_fn.primitives.reductions import reduce
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint_p, name_p
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p, name_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import custom_call_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
 
@@ -185,7 +185,9 @@ def _by_words(prim: Primitive, avals: tuple, params: dict[str, Any]) -> Callable
     rule = prim.words
 
     def run(*args: Any) -> Any:
-        xs = [words_of(x) if type(x) is Array and dtypes.is_key(x.aval.dtype) else x for x in args]
+        xs = [
+            words_of(x) if type(x) is ArrayImpl and dtypes.is_key(x.aval.dtype) else x for x in args
+        ]
         found = rule(prim, xs, avals, params)  # pyright: ignore[reportOptionalCall]
         outs = list(found) if prim.multi else [found]
         outs = [keys_over(o, k) if dtypes.is_key(k.dtype) else o for o, k in zip(outs, kinds)]

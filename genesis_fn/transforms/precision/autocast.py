@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.diagnostics.traceback import boundary
 from genesis_fn.core.dtypes import DType
@@ -40,12 +40,12 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.elementwise import convert
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint_p
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 from genesis_fn.transforms.custom.custom_call import Wrapped
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage import StageTrace, evaluate, stage, stage_closed
@@ -387,7 +387,7 @@ def wide(fun: Callable) -> Callable:
         if not recorded(ctx.trace):
             return fun(*args, **kwargs)
         leaves, in_tree = tree.flatten((args, kwargs))
-        places = [i for i, x in enumerate(leaves) if type(x) is Array or isinstance(x, Tracer)]
+        places = [i for i, x in enumerate(leaves) if type(x) is ArrayImpl or isinstance(x, Tracer)]
         operands = tuple([leaves[i] for i in places])
         if not operands:
             return fun(*args, **kwargs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
-from genesis_fn.core.array import Array, offers_array
+from genesis_fn.core.array import ArrayImpl, offers_array
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, default_device_of, with_weak_types
@@ -41,7 +41,7 @@ def flatten_arrays(
     """(leaves as arrays, structure, which of them are weak). Raises TypeError by path, or by what
     `labels()` calls the leaf."""
     leaves, treedef = tree.flatten(value)
-    if not all(type(x) is Array or isinstance(x, Tracer) for x in leaves):
+    if not all(type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves):
         for i, x in enumerate(leaves):
             if not is_value(x):
                 name = (labels or functools.partial(tree.paths, value))()[i]
@@ -65,7 +65,7 @@ def flatten_output(out: Any, name: str) -> tuple[list[Any], tree.PyTreeDef]:
     """(leaves as arrays, structure) of what the function `name` returned. Raises TreeError by
     path."""
     leaves, treedef = tree.flatten(out)
-    if all([type(x) is Array or isinstance(x, Tracer) for x in leaves]):
+    if all([type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves]):
         return leaves, treedef
     for i, x in enumerate(leaves):
         if not is_value(x):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs, memoized
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
 def _avals(atoms: Sequence) -> list[Aval]:

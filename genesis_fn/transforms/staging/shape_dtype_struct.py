@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Described, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Tracer
@@ -44,7 +44,7 @@ class Abstract(Described):
 def abstract_of(x: Any) -> Any:
     """What a leaf of the arguments is traced as: itself, or an Abstract for what has shape and
     dtype."""
-    if type(x) is Array or isinstance(x, (Tracer, Abstract)) or type(x) in SCALARS:
+    if type(x) is ArrayImpl or isinstance(x, (Tracer, Abstract)) or type(x) in SCALARS:
         return x
     if isinstance(x, (np.ndarray, np.generic)):
         return as_array(x)

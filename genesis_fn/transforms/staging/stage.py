@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis_fn.core import errors
-from genesis_fn.core.array import Array, Deleted
+from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import at_frame, user_frame
@@ -109,7 +109,7 @@ class StageTrace(Trace):
         if isinstance(x, Tracer):
             if not x._trace.alive:
                 raise x._trace.leaked(x)
-        elif type(x) is not Array:
+        elif type(x) is not ArrayImpl:
             raise TypeError(f"operations take arrays and Python numbers, got {x!r}")
         elif isinstance(x.data, Deleted):
             raise x.data.error()
@@ -193,7 +193,7 @@ def stage(
         with running(trace):
             outs = f(*args)
             for o in outs:
-                if not (isinstance(o, Tracer) or type(o) is Array or type(o) in SCALARS):
+                if not (isinstance(o, Tracer) or type(o) is ArrayImpl or type(o) in SCALARS):
                     raise output_error(o, name)
         return trace.finish(outs)
     finally:

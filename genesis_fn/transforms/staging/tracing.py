@@ -13,7 +13,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, running
 from genesis_fn.transforms.batching.batch import named_axis
-from genesis_fn.transforms.jit import JitFunction, jit
+from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 from genesis_fn.transforms.staging.stage import evaluate, stage

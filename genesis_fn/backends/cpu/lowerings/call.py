@@ -11,12 +11,12 @@ from genesis_fn.backends.cpu.compile import tensor_function, tensor_program
 from genesis_fn.backends.cpu.lower import computes, fused_function, lowers, with_params
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
 from genesis_fn.core.jaxpr import Jaxpr
-from genesis_fn.transforms.autodiff.checkpoint import checkpoint_p, name_p
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p, name_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p, stacked
+from genesis_fn.transforms.control_flow.scanning import scan_p, stacked
 from genesis_fn.transforms.custom.custom_call import custom_call_p
-from genesis_fn.transforms.custom.fused import Fused, fused_p
+from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 
 

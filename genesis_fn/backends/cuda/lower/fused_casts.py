@@ -15,7 +15,7 @@ from genesis_fn.compiler.target import Target
 from genesis_fn.core.dtypes import F32
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var
 from genesis_fn.primitives.elementwise import convert_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 
 def absorb_casts(jaxpr: Jaxpr, target: Target) -> Jaxpr:

@@ -29,10 +29,10 @@ from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, e_jaxprs
 from genesis_fn.core.primitive import Primitive
 from genesis_fn.kernels.plan import BufferArg, Launch, Plan
-from genesis_fn.transforms.control_flow.cond import cond_p
+from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
-from genesis_fn.transforms.control_flow.scan import scan_p
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.control_flow.scanning import scan_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 from genesis_fn.transforms.staging.cost import cost
 
 

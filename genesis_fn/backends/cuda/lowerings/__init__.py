@@ -30,7 +30,7 @@ from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
 from genesis_fn.core.primitive import Primitive
-from genesis_fn.transforms.custom.fused import Fused, fused_p
+from genesis_fn.transforms.custom.fused_functions import Fused, fused_p
 from genesis_fn.transforms.debugging.assertions import assert_p
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from genesis_fn.kernels.rows.linear_cross_entropy import (
 )
 from genesis_fn.kernels.rows.norm import Norm, plan_norm_backward, plan_norm_forward
 from genesis_fn.kernels.rows.softmax import Softmax, plan_softmax_backward, plan_softmax_forward
-from genesis_fn.transforms.custom.fused import fused_p
+from genesis_fn.transforms.custom.fused_functions import fused_p
 
 Rule = Callable[..., "Plan | None"]
 

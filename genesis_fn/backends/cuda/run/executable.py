@@ -24,7 +24,7 @@ from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Rerun, picker
 from genesis_fn.backends.cuda.run.profile import Measurements, elapsed, measured
 from genesis_fn.backends.cuda.run.runtime import Runtime
 from genesis_fn.compiler.memory.memory_plan import ALIGNMENT
-from genesis_fn.core.array import Array, live
+from genesis_fn.core.array import ArrayImpl, live
 from genesis_fn.core.aval import Signature
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
@@ -124,9 +124,9 @@ class CudaExecutable(Executable):
         self._alone = _ALONE * len(self._taken)
         self._owners = [self.runtime.pool] * len(self._taken)
 
-    def __call__(self, *args: Array) -> list[Array]:
+    def __call__(self, *args: ArrayImpl) -> list[ArrayImpl]:
         try:
-            return [Array(b, s) for b, s in zip(self.run([a.data for a in args]), self.sigs)]
+            return [ArrayImpl(b, s) for b, s in zip(self.run([a.data for a in args]), self.sigs)]
         except AttributeError:
             for a in args:
                 live(a)
@@ -177,7 +177,9 @@ class CudaExecutable(Executable):
 
     # What people see.
 
-    def measure(self, args: Sequence[Array], repeats: int) -> tuple[list[Array], Measurements]:
+    def measure(
+        self, args: Sequence[ArrayImpl], repeats: int
+    ) -> tuple[list[ArrayImpl], Measurements]:
         """(the results, the time of each kernel); donated arguments stay as they are."""
         results = self(*[self._copied(a) for a in args])
         with self.places.lock:
@@ -191,11 +193,11 @@ class CudaExecutable(Executable):
             seconds.append(elapsed(self.runtime, lambda given=given: self(*given)))
         return results, Measurements(min(seconds), steps, self.table.target)
 
-    def _copied(self, array: Array) -> Array:
+    def _copied(self, array: ArrayImpl) -> ArrayImpl:
         data = self.runtime.alloc(array.data.bytes, self.binding.site)
         driver = self.runtime.driver
         driver.copy(data.address, array.data.address, data.bytes, driver.compute)
-        return Array(data, array.sig)
+        return ArrayImpl(data, array.sig)
 
     def as_text(self) -> str:
         """The program, its groups, the generated source and the memory plan."""

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import with_weak_types
 from genesis_fn.core.static import Meaning, meaning
 from genesis_fn.transforms.custom.custom_call import CustomCall
-from genesis_fn.transforms.jit.argspec import ProgramKey
-from genesis_fn.transforms.jit.guards import Guard
+from genesis_fn.transforms.jitting.argspec import ProgramKey
+from genesis_fn.transforms.jitting.guards import Guard
 from genesis_fn.transforms.keys.key_uses import Uses
 
 CAPACITY = 256  # programs per function
@@ -155,7 +155,7 @@ def _holds_no_arrays(jaxpr: Jaxpr) -> bool:
         if callable(x) and not isinstance(x, type):
             known = meaning(x)
             return known is not None and not known.lent and not known.keeps
-        return type(x) is not Array
+        return type(x) is not ArrayImpl
 
     return all(light(v) for e in jaxpr.eqns for v in e.params.values())
 

@@ -281,11 +281,11 @@ def cond(
 
 
 def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) -> Any:
-    from genesis_fn.core.array import Array
+    from genesis_fn.core.array import ArrayImpl
     from genesis_fn.core.configuration import config
 
     if config.current().disable_jit:
-        concrete = index if type(index) is Array else index.concrete()
+        concrete = index if type(index) is ArrayImpl else index.concrete()
         if concrete is not None:
             return functions[int(concrete.device.backend.to_numpy(concrete))](*operands)
     leaves, in_tree, weak = flatten_arrays(operands, f"an operand of {what}: ")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import SourceLocation, user_frame
 from genesis_fn.core.primitive import SCALARS, Tracer
 from genesis_fn.transforms.custom.callback import debug_callback
@@ -94,9 +94,9 @@ def breakpoint(
     arrays, others = {}, {}
     for name, value in frame.f_locals.items():
         leaves = tree.leaves(value)
-        traced = any(type(x) is Array or isinstance(x, Tracer) for x in leaves)
+        traced = any(type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves)
         plain = all(
-            type(x) is Array or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
+            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
             for x in leaves
         )
         (arrays if traced and plain else others)[name] = value

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import is_internal
 from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
 from genesis_fn.primitives.shape import barrier_p
-from genesis_fn.transforms.jit.guards import closed_over
+from genesis_fn.transforms.jitting.guards import closed_over
 
 _MOST = 256  # functions that are searched
 
@@ -124,9 +124,9 @@ def _arrays(value: Any) -> Iterator[tuple[str, Any]]:
     except Exception:  # a node of the user's that cannot be taken apart
         return
     for path, x in leaves:
-        if type(x) is Array:
+        if type(x) is ArrayImpl:
             yield tree.keystr(path), x
         elif x is value and isinstance(getattr(x, "__dict__", None), dict):
             for name, held in vars(x).items():
-                if held is not x and isinstance(held, (Array, dict, list, tuple)):
+                if held is not x and isinstance(held, (ArrayImpl, dict, list, tuple)):
                     yield from ((f".{name}{inner}", y) for inner, y in _arrays(held))

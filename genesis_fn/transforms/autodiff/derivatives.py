@@ -27,7 +27,7 @@ from genesis_fn.primitives.factories import filled, full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
 from genesis_fn.transforms.autodiff.linearize import differentiable, jvp_flat, linearize_flat
 from genesis_fn.transforms.autodiff.transpose import transpose_flat
-from genesis_fn.transforms.batching.vmap import vmap
+from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage import evaluate, stage

@@ -10,13 +10,13 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.static import Frozen
-from genesis_fn.transforms.jit.argspec import BoundArguments
-from genesis_fn.transforms.jit.jit_cache import Program
+from genesis_fn.transforms.jitting.argspec import BoundArguments
+from genesis_fn.transforms.jitting.jit_cache import Program
 from genesis_fn.transforms.staging.cost import cost, memory
 from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
 
 if TYPE_CHECKING:
-    from genesis_fn.transforms.jit.function import JitFunction
+    from genesis_fn.transforms.jitting.function import JitFunction
 
 
 class Traced:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from genesis_fn.core import device as devices, errors, tree
-from genesis_fn.core.array import Array, Deleted, from_numpy, like, stored
+from genesis_fn.core.array import ArrayImpl, Deleted, from_numpy, like, stored
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.gc_pause import no_collection
@@ -24,12 +24,12 @@ from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
 from genesis_fn.core.static import Frozen, Meaning, meaning
-from genesis_fn.transforms.jit.aot import Traced
-from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments, ProgramKey
-from genesis_fn.transforms.jit.call_codegen import MISS, bind_captured, fast_call
-from genesis_fn.transforms.jit.captures import Captured, captures_of
-from genesis_fn.transforms.jit.guards import guards_of, owners
-from genesis_fn.transforms.jit.jit_cache import (
+from genesis_fn.transforms.jitting.aot import Traced
+from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments, ProgramKey
+from genesis_fn.transforms.jitting.call_codegen import MISS, bind_captured, fast_call
+from genesis_fn.transforms.jitting.captures import Captured, captures_of
+from genesis_fn.transforms.jitting.guards import guards_of, owners
+from genesis_fn.transforms.jitting.jit_cache import (
     FAST,
     LARGE,
     Cache,
@@ -39,7 +39,7 @@ from genesis_fn.transforms.jit.jit_cache import (
     share,
     shared,
 )
-from genesis_fn.transforms.jit.retrace import RecompilationWarning, difference, show_key
+from genesis_fn.transforms.jitting.retrace import RecompilationWarning, difference, show_key
 from genesis_fn.transforms.keys.key_uses import of_arguments, user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import jit_p
@@ -99,7 +99,7 @@ class JitFunction(Copied):
         for x in bound.leaves:
             if isinstance(x, Tracer):
                 raise x._trace.leaked(x)
-            if type(x) is Array and isinstance(x.data, Deleted):
+            if type(x) is ArrayImpl and isinstance(x.data, Deleted):
                 raise x.data.error()
         with self.cache.lock:
             program = self._program(bound)
@@ -145,7 +145,7 @@ class JitFunction(Copied):
 
     def _device(self, bound: BoundArguments, program: Program) -> devices.Device:
         """Where a call runs: where its arrays are, or else those that the program captured."""
-        found = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is Array}
+        found = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}
         if len(found) > 1:
             places = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(found.items())[:4])
             raise errors.DeviceError(
@@ -299,7 +299,7 @@ class JitFunction(Copied):
             )
 
     def _warn_captures(self, jaxpr: Jaxpr, captured: Sequence[Any]) -> None:
-        large = sum(x.nbytes for x in captured if type(x) is Array)
+        large = sum(x.nbytes for x in captured if type(x) is ArrayImpl)
         if large <= LARGE:
             return
         found = captures_of(self.fun, [(jaxpr, captured)])
@@ -358,7 +358,7 @@ def _replays() -> Any:
     return ctx.watch or settings.debug_nans or settings.debug_infs
 
 
-def _copy(x: Array) -> Array:
+def _copy(x: ArrayImpl) -> ArrayImpl:
     return like(x, from_numpy(x.device.backend.to_numpy(stored(x)), x.device))
 
 

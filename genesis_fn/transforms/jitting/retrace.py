@@ -10,8 +10,8 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import kind_rank
 from genesis_fn.core.static import Frozen
-from genesis_fn.transforms.jit.argspec import ArgSpec
-from genesis_fn.transforms.jit.jit_cache import Program
+from genesis_fn.transforms.jitting.argspec import ArgSpec
+from genesis_fn.transforms.jitting.jit_cache import Program
 
 
 class RecompilationWarning(UserWarning):

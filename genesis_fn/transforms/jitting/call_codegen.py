@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from weakref import getweakrefcount
 
 from genesis_fn.core import tree
-from genesis_fn.core.array import Array, Deleted, from_numpy
+from genesis_fn.core.array import ArrayImpl, Deleted, from_numpy
 from genesis_fn.core.aval import Signature, sig
 from genesis_fn.core.backend.executable import Carry, Executable
 from genesis_fn.core.convert import as_array, fitted, is_value
@@ -26,8 +26,8 @@ from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.static import Frozen, Same, aux_key
 from genesis_fn.core.train_state import TrainState, buffers_of, from_buffers, mark_donated
-from genesis_fn.transforms.jit.argspec import ArgSpec, BoundArguments
-from genesis_fn.transforms.jit.jit_cache import Program
+from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments
+from genesis_fn.transforms.jitting.jit_cache import Program
 from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
 
 # What a generated call returns for arguments that it is not for.
@@ -68,17 +68,17 @@ class ArrayPool:
 
     def __init__(self, sigs: Sequence[Any]) -> None:
         self._sigs = sigs
-        self._kept: list[list[Array]] = []
+        self._kept: list[list[ArrayImpl]] = []
 
-    def take(self) -> list[Array]:
+    def take(self) -> list[ArrayImpl]:
         """An array without memory for each signature, nobody else's."""
         found = self._kept.pop() if self._kept else None
         if found is not None and sum(map(getrefcount, found)) == _ALONE * len(found):
             if not sum(map(getweakrefcount, found)):
                 return found
-        return [Array(None, s) for s in self._sigs]
+        return [ArrayImpl(None, s) for s in self._sigs]
 
-    def keep(self, arrays: list[Array]) -> None:
+    def keep(self, arrays: list[ArrayImpl]) -> None:
         """Hold arrays of these signatures that were just donated until a call can use them."""
         self._kept = [arrays]
 
@@ -134,7 +134,7 @@ def _carried(
         return None
     carry = executable.carry(len(program.captured) + first, results.start, layout.count)
     kept = list(sigs[results.start : results.stop])
-    if carry is None or [type(x) is Array and x.sig for x in tree.leaves(state)] != kept:
+    if carry is None or [type(x) is ArrayImpl and x.sig for x in tree.leaves(state)] != kept:
         return None
     carry.sigs = kept
     return _Carried(state, carry, inputs, results)
@@ -185,7 +185,7 @@ def bind_captured(call: Callable, captured: Sequence[Any]) -> Callable:
     return types.FunctionType(call.__code__, space)  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _failed(executable: Executable, error: Exception, arrays: Sequence[Array]) -> Exception:
+def _failed(executable: Executable, error: Exception, arrays: Sequence[ArrayImpl]) -> Exception:
     """The error of a call: that an array was donated before, where that is so."""
     gone = next((x.data for x in arrays if isinstance(x.data, Deleted)), None)
     return executable.explained(error) if gone is None else gone.error()
@@ -223,8 +223,8 @@ class _CallWriter:
         self.inputs: list[tuple[str, Any]] = []
         self.space: dict[str, Any] = {
             "MISS": MISS,
-            "Array": Array,
-            "new": Array.__new__,
+            "ArrayImpl": ArrayImpl,
+            "new": ArrayImpl.__new__,
             "as_array": as_array,
             "from_numpy": from_numpy,
             "fitted": fitted,
@@ -381,7 +381,7 @@ class _CallWriter:
                 number = f"fitted({at}, {self.name(scalar_dtype(kind))})"
                 self.lines.append(f"{at} = from_numpy({number}, place)")
             else:
-                if kind is not Array:
+                if kind is not ArrayImpl:
                     x = as_array(x, None, place)
                     self.guard(f"type({at}) is not {self.name(kind)}")
                     self.lines.append(f"{at} = as_array({at}, None, place)")
@@ -466,7 +466,7 @@ class _CallWriter:
             self.space["gc"] = gc  # `no_collection` would cost a microsecond
             self.lines += ["collects = gc.isenabled()", "gc.disable()"]
         for y, s in made:
-            self.lines.append(f"a = new(Array); a.data = {y}; a.sig = {self.name(s)}; {y} = a")
+            self.lines.append(f"a = new(ArrayImpl); a.data = {y}; a.sig = {self.name(s)}; {y} = a")
         if uses is not None and uses.same:
             self.space["after_call"] = after_call
             given = ", ".join([at for at, _ in self.inputs])

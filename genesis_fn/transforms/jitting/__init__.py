@@ -5,6 +5,6 @@ run, unflatten. Any other call takes the one full path, which names its passes (
 in the function that it generated.
 """
 
-from genesis_fn.transforms.jit.function import JitFunction, clear_caches, jit
+from genesis_fn.transforms.jitting.function import JitFunction, clear_caches, jit
 
 __all__ = ["JitFunction", "clear_caches", "jit"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from genesis_fn.core import errors, tree
-from genesis_fn.core.array import Array
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import aval
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.device import Device
@@ -105,7 +105,7 @@ class BoundArguments:
         """What generated calls of one program are told apart by: how the arguments are written, and
         what each leaf is before it is an array."""
         args, kwargs = self.written
-        kinds = [x.sig if type(x) is Array else type(x) for x in self.given]
+        kinds = [x.sig if type(x) is ArrayImpl else type(x) for x in self.given]
         return len(args), *sorted(kwargs), *kinds
 
     def frozen(self) -> list[Frozen]:
@@ -115,7 +115,7 @@ class BoundArguments:
     def arrays(self, device: Device | None = None) -> list[Any]:
         """The inputs of the program after the captured ones; numbers go to `device`."""
         return [
-            x if type(x) is Array else as_array(x, None, device)
+            x if type(x) is ArrayImpl else as_array(x, None, device)
             for x in self.leaves
             if type(x) is not Frozen
         ]
@@ -125,7 +125,7 @@ def leaf_key(x: Any) -> Any:
     """What a leaf of the arguments contributes to the key of a program. Devices do not change a
     program, only avals and weakness do."""
     kind = type(x)
-    if kind is Array:
+    if kind is ArrayImpl:
         return (x.sig.aval, True) if x.sig.weak else x.sig.aval
     if kind in SCALARS:
         return aval((), scalar_dtype(kind)), True
@@ -134,7 +134,7 @@ def leaf_key(x: Any) -> Any:
     return (x.aval, True) if x.weak else x.aval
 
 
-_TAKEN = frozenset((Array, Frozen, *SCALARS))
+_TAKEN = frozenset((ArrayImpl, Frozen, *SCALARS))
 
 
 def _numbered(values: tuple[tuple, dict[str, Any]]) -> list[tuple[int | str, Any]]:
@@ -195,7 +195,7 @@ class ArgSpec:
         # Static ones as they are written, which generated calls ask for too.
         values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
-        place = next((x.sig.device for x in given if type(x) is Array), None)
+        place = next((x.sig.device for x in given if type(x) is ArrayImpl), None)
         leaves = [
             x
             if type(x) in _TAKEN or isinstance(x, Tracer)
@@ -235,9 +235,9 @@ class ArgSpec:
         ]
         found, first, position = [], {}, 0
         for i, (x, leaf) in enumerate(zip(bound.given, bound.leaves)):
-            if donated[i] and isinstance(x, (Array, Abstract)):
+            if donated[i] and isinstance(x, (ArrayImpl, Abstract)):
                 found.append(position)
-                if type(x) is Array and first.setdefault(id(x), i) != i:
+                if type(x) is ArrayImpl and first.setdefault(id(x), i) != i:
                     paths = self.paths(bound.values)
                     raise errors.DonatedError(
                         f"one array is donated twice, as {paths[first[id(x)]]} and as {paths[i]}\n"

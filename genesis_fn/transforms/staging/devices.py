@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import device as devices_, tree
-from genesis_fn.core.array import Array, from_numpy, like, live, stored
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, like, live, stored
 from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.configuration.settings import place
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
-from genesis_fn.core.primitive import Tracer
 from genesis_fn.core.types.extended import is_key
 
 
@@ -71,7 +70,7 @@ def device_put(
 
 
 def _put(x: Any, where: Device | None, donate: Any) -> Any:
-    if type(x) is not Array:
+    if type(x) is not ArrayImpl:
         return as_array(x, device=where)
     if where is None or x.device is where:
         return live(x)
@@ -81,7 +80,7 @@ def _put(x: Any, where: Device | None, donate: Any) -> Any:
     return moved
 
 
-def move(x: Array, where: Device) -> Array:
+def move(x: ArrayImpl, where: Device) -> ArrayImpl:
     """A copy of `x` on another device."""
     backend = live(x).device.backend
     # The CPU's arrays are the host's own.
@@ -97,7 +96,7 @@ def move(x: Array, where: Device) -> Array:
 def device_get(x: Any) -> Any:
     """A pytree's arrays as NumPy arrays on the host (read-only where they share memory); random
     keys, of which NumPy knows nothing, stay arrays."""
-    asked = lambda v: isinstance(v, (Array, Tracer)) and not is_key(v.dtype)
+    asked = lambda v: isinstance(v, Array) and not is_key(v.dtype)
     with transfer_guard.asked_for():
         return tree.map(lambda v: np.asarray(v) if asked(v) else v, x)
 
@@ -105,16 +104,16 @@ def device_get(x: Any) -> Any:
 def block_until_ready(x: Any) -> Any:
     """`x`, once every array in the pytree is computed."""
     for v in tree.leaves(x):
-        if type(v) is Array:
+        if type(v) is ArrayImpl:
             v.block_until_ready()
     return x
 
 
-def live_arrays(platform: str | None = None) -> list[Array]:
+def live_arrays(platform: str | None = None) -> list[ArrayImpl]:
     """Every array of the process whose memory is held, on devices of `platform` if given."""
     kind = {"gpu": "cuda"}.get(platform or "", platform)
     return [
         x
         for x in gc.get_objects()
-        if type(x) is Array and not x.is_deleted() and kind in (None, x.device.kind)
+        if type(x) is ArrayImpl and not x.is_deleted() and kind in (None, x.device.kind)
     ]

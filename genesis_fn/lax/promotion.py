@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, fitted, is_value
 from genesis_fn.core.diagnostics.source_info import warn, where as user_line
@@ -32,7 +32,7 @@ _CONFIG = config.current
 
 def is_operand(x: Any) -> bool:
     """Whether operators accept `x`: an array of any library, a tracer or a number (no lists)."""
-    return type(x) is Array or type(x) in SCALARS or is_value(x)
+    return type(x) is ArrayImpl or type(x) in SCALARS or is_value(x)
 
 
 def python_type(d: DType) -> type:
@@ -43,7 +43,7 @@ def python_type(d: DType) -> type:
 def device_among(xs: Sequence[Any]) -> Any:
     """The device of the first concrete array, which NumPy operands follow; None without one."""
     for x in xs:
-        if type(x) is Array:
+        if type(x) is ArrayImpl:
             return x.sig.device
     return None
 
@@ -52,7 +52,7 @@ def _values(name: str, xs: Sequence[Any]) -> list[Any]:
     """`xs` as arrays, tracers, Python scalars and NumPy values."""
     found = list(xs)
     for i, x in enumerate(xs):
-        if type(x) is Array or type(x) in SCALARS or isinstance(x, Tracer):
+        if type(x) is ArrayImpl or type(x) in SCALARS or isinstance(x, Tracer):
             continue
         if isinstance(x, (np.ndarray, np.generic)) and x.dtype in dtypes.SHORT:
             continue
@@ -140,7 +140,7 @@ def promoted(x: Any, d: DType) -> Any:
 
 def is_weak(x: Any) -> bool:
     """Whether an operand is weak: a Python number (but a bool), a weak array or tracer."""
-    if isinstance(x, (Array, Tracer)):
+    if isinstance(x, Array):
         return x.weak
     return type(x) in SCALARS and type(x) is not bool
 
@@ -256,7 +256,7 @@ def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[
 
 def value(x: Any, name: str = "") -> Any:
     """`x` as an Array or tracer. Raises TypeError for a list or tuple, as JAX does."""
-    if type(x) is Array or isinstance(x, Tracer):
+    if type(x) is ArrayImpl or isinstance(x, Tracer):
         return x
     if isinstance(x, (list, tuple)):
         raise TypeError(
@@ -287,7 +287,7 @@ def result_type(*args: Any) -> DType:
     for a in args:
         if type(a) in SCALARS:
             weak.add(dtypes.scalar_dtype(type(a)))
-        elif isinstance(a, (Array, Tracer)):
+        elif isinstance(a, Array):
             (weak if a.weak else strong).add(a.aval.dtype)
         elif isinstance(a, type) and a in SCALARS:
             weak.add(dtypes.scalar_dtype(a))

@@ -1,0 +1,237 @@
+"""Arrays from Python and NumPy values, and constant arrays."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+
+from genesis_fn.core import device as devices, dtypes, errors
+from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.configuration.transfer_guard import asked_for
+from genesis_fn.core.convert import as_array, narrowed
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.primitive import SCALARS, Tracer, ctx, default_device_of, with_weak
+from genesis_fn.core.types.scalar_types import install_scalar_cast
+from genesis_fn.lax.promotion import broadcast, is_weak, promote_arrays, result_type, strong
+from genesis_fn.primitives.elementwise import convert, neg
+from genesis_fn.primitives.factories import full as full_of
+from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
+from genesis_fn.transforms.keys.key_reuse import on_purpose
+from genesis_fn.transforms.staging.devices import move
+
+ShapeLike = Any
+
+
+def shape_of(given: ShapeLike) -> tuple[int, ...]:
+    """A shape argument (an int or a sequence of ints) as a tuple of ints."""
+    if isinstance(given, (tuple, list)) or (
+        hasattr(given, "__len__") and not isinstance(given, (Tracer, Array))
+    ):
+        ndim = getattr(given, "ndim", 1)
+        found = tuple([operator.index(n) for n in given]) if ndim else (operator.index(given),)  # type: ignore[arg-type]
+    elif isinstance(given, (Array, Tracer)) and given.ndim:
+        found = tuple([operator.index(n) for n in given])
+    else:
+        found = (operator.index(given),)
+    if any(n < 0 for n in found):
+        raise errors.ShapeError(f"a shape cannot have negative lengths: {list(found)}")
+    return found
+
+
+def _dtype(spec: Any, otherwise: DType) -> DType:
+    return otherwise if spec is None else dtypes.dtype(spec)
+
+
+# ---- from values ----
+
+
+def array(
+    object: Any,
+    dtype: Any = None,
+    copy: bool = True,
+    order: str | None = "K",
+    ndmin: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
+    """An array of `object`: a number, an array, an ndarray, or nested sequences of them.
+
+    Python numbers become int32, float32, complex64 or bool; 64-bit ndarrays become 32-bit unless
+    `dtype` is given. Raises OverflowError for integers that do not fit, TypeError for what is no
+    number, ValueError for ragged sequences.
+    """
+    d = None if dtype is None else dtypes.dtype(dtype)
+    device = None if device is None else place_of(device)
+    if isinstance(object, (Array, Tracer)):
+        x = object if d is None else strong(convert(object, d))
+        if copy and x is object and dtypes.is_key(x.aval.dtype):
+            x = on_purpose(copy_of(x))
+        elif copy and x is object and type(x) is Array and ctx.trace is None:
+            x = copy_of(x)
+    elif isinstance(object, (list, tuple)):
+        x = _from_sequence(object, d, device)
+    elif isinstance(object, (memoryview, bytearray)):
+        x = as_array(np.asarray(object), d, device)
+    elif type(object) in SCALARS and d is not None:
+        x = full_like_scalar(object, d, device)
+    else:
+        x = as_array(object, d, device)
+        if d is not None:
+            x = convert(x, d)
+    if device is not None:
+        x = on_device(x, device)
+    missing = ndmin - len(x.aval.shape)
+    return reshape(x, (1,) * missing + x.aval.shape) if missing > 0 else x
+
+
+def full_like_scalar(x: Any, d: DType, place: Any = None) -> Any:
+    """A Python scalar as a 0-d array of dtype `d`, with NumPy's casts between kinds."""
+    if dtypes.is_key(d) or (type(x) is int and dtypes.is_integer(d)):
+        return as_array(x, d, place)
+    return from_numpy(np.asarray(x).astype(d), place)
+
+
+def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
+    leaves: list[Any] = []
+    shape = _measure(items, leaves)
+    if not any(
+        isinstance(x, (Array, Tracer)) or hasattr(x, "__genesis_array__") or offers_array(type(x))
+        for x in leaves
+    ):
+        found = np.array(items)
+        if found.dtype == object or found.dtype.kind in "USVmM":
+            bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)
+            raise TypeError(f"array: {bad!r} of type {type(bad).__name__} is not a number")
+        if d is None:
+            kinds = {type(x) for x in leaves}
+            if kinds & {int, float, complex, bool} or not leaves:
+                d = dtypes.NARROWED.get(found.dtype, found.dtype)
+            else:
+                d = result_type(*leaves)
+        return from_numpy(narrowed(found, d), place)
+    if d is None:
+        parts = promote_arrays("array", leaves)
+    else:
+        parts = [strong(convert(asarray(x), d)) for x in leaves]
+    inner = parts[0].aval.shape
+    for x in parts:
+        if x.aval.shape != inner:
+            raise ValueError(
+                f"array: elements {parts[0].aval} and {x.aval} of one sequence differ in shape"
+            )
+    rows = [strong(reshape(x, (1, *inner))) for x in parts]
+    return reshape(concatenate(rows, 0), (*shape, *inner))
+
+
+def _measure(items: Any, leaves: list[Any]) -> tuple[int, ...]:
+    """The shape of nested sequences, whose leaves are appended to `leaves`."""
+    if not isinstance(items, (list, tuple)):
+        leaves.append(items)
+        return ()
+    shapes = {_measure(x, leaves) for x in items}
+    if len(shapes) > 1:
+        raise ValueError(
+            "array: the nested sequences are ragged: " + ", ".join(str(list(s)) for s in shapes)
+        )
+    return (len(items), *(shapes.pop() if shapes else ()))
+
+
+def asarray(
+    a: Any,
+    dtype: Any = None,
+    order: str | None = None,
+    *,
+    copy: bool | None = None,
+    device: Any = None,
+) -> Any:
+    """`a` as an array, without a copy where it is one already. See `array`."""
+    if copy is False and not isinstance(a, (Array, Tracer)):
+        raise ValueError("asarray: copy=False, but only arrays of this library need no copy")
+    return array(a, dtype, bool(copy), order, device=device)
+
+
+install_scalar_cast(asarray)
+
+
+def place_of(device: Any) -> devices.Device:
+    """A Device, or the one that a text names: "cpu", "cuda", "cuda:1"."""
+    if not isinstance(device, str):
+        return device
+    kind, _, index = device.partition(":")
+    return devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
+
+
+def on_device(x: Any, device: Any) -> Any:
+    """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values stay where they are."""
+    if isinstance(x, Tracer):
+        return x
+    place = place_of(device)
+    if x.device is place:
+        return x
+    with asked_for():
+        return move(x, place)
+
+
+# ---- constants ----
+
+
+def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    """An array of `shape` filled with `fill_value`, a number or an array that broadcasts to it."""
+    shape = shape_of(shape)
+    if isinstance(fill_value, np.generic):
+        dtype = result_type(fill_value) if dtype is None else dtype
+        fill_value = fill_value.item()
+    if type(fill_value) in SCALARS:
+        d = _dtype(dtype, dtypes.scalar_dtype(type(fill_value)))
+        filled = constant(shape, fill_value, d)
+        weak = dtype is None and type(fill_value) is not bool
+        return placed(with_weak(filled, weak), device)
+    x = asarray(fill_value, dtype)
+    return placed(broadcast(x, shape), device)
+
+
+def constant(shape: tuple[int, ...], x: Any, d: DType) -> Any:
+    """An array of `shape` filled with a Python scalar, in dtype `d`.
+
+    Raises OverflowError for an integer that `d` does not hold.
+    """
+    words = dtypes.is_key(d)  # what a key is full of
+    rank = 1 if words else dtypes.kind_rank(d)
+    if rank == 1:
+        info = dtypes.iinfo(dtypes.U32 if words else d)
+        x = int(x.real) if type(x) is complex else int(x)
+        if not info.min <= x <= info.max:
+            raise OverflowError(f"Python integer {x} is out of bounds for {d.name}")
+    elif rank < 3 and type(x) is complex:
+        x = x.real
+    x = (bool, int, float, complex)[rank](x)
+    if rank == 2 and x == 0 and math.copysign(1.0, x) < 0:
+        return neg(full_of(shape, 0.0, d))  # parameters that compare equal share a program
+    return full_of(shape, x, d)
+
+
+def placed(x: Any, device: Any) -> Any:
+    """`x` on `device`, if one is named."""
+    return x if device is None else on_device(x, device)
+
+
+def _like(a: Any, dtype: Any, shape: Any) -> tuple[tuple[int, ...], DType]:
+    if not (hasattr(a, "shape") and hasattr(a, "dtype")):
+        a = asarray(a)
+    own = dtypes.dtype(a.dtype)
+    if isinstance(a, (np.ndarray, np.generic)):
+        own = dtypes.NARROWED.get(own, own)
+    return tuple(a.shape) if shape is None else shape_of(shape), _dtype(dtype, own)
+
+
+def full_like(
+    a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
+) -> Any:
+    """An array with the shape, dtype and device of `a` filled with `fill_value`."""
+    weak = dtype is None and is_weak(a) and not np.ndim(fill_value)
+    shape, d = _like(a, dtype, shape)
+    with default_device_of([a] if device is None else ()):
+        return with_weak(full(shape, fill_value, d, device=device), weak)
