@@ -57,7 +57,7 @@ def _time(seconds: float) -> str:
 
 
 def bench(
-    f: Callable, *args: Any, min_time: float = 0.2, repeats: int = 5, **kwargs: Any
+    f: Callable[..., Any], *args: Any, min_time: float = 0.2, repeats: int = 5, **kwargs: Any
 ) -> Benchmark:
     """How long `f(*args, **kwargs)` takes: compiled, warmed up, and waited for.
 

@@ -126,7 +126,7 @@ class Profile:
         figure.savefig(path, dpi=120)
 
 
-def profile(fun: Callable, *, repeats: int = 3) -> Callable[..., Profile]:
+def profile(fun: Callable[..., Any], *, repeats: int = 3) -> Callable[..., Profile]:
     """A function from the arguments of `fun` to a Profile.
 
     On a GPU the compiled program runs kernel by kernel, with events between the kernels; a row is
@@ -293,7 +293,9 @@ class StepTraceAnnotation(TraceAnnotation):
     """A TraceAnnotation of one training step: `StepTraceAnnotation("train", step_num=i)`."""
 
 
-def annotate_function(func: Callable, name: str | None = None, **metadata: Any) -> Callable:
+def annotate_function(
+    func: Callable[..., Any], name: str | None = None, **metadata: Any
+) -> Callable[..., Any]:
     """`func`, in a TraceAnnotation of its name."""
 
     @functools.wraps(func)

@@ -50,7 +50,9 @@ def _moved(args: Any, tangents: Any, step: float) -> Any:
     return tree.map(one, args, tangents)
 
 
-def _numerical_jvp(f: Callable, args: tuple, tangents: tuple, step: float) -> Any:
+def _numerical_jvp(
+    f: Callable[..., Any], args: tuple[Any, ...], tangents: tuple[Any, ...], step: float
+) -> Any:
     above = _host(f(*_moved(args, tangents, step / 2)))
     below = _host(f(*_moved(args, tangents, -step / 2)))
 
@@ -81,8 +83,8 @@ def _compare(got: Any, expected: Any, what: str, atol: float, rtol: float) -> No
 
 
 def check_jvp(
-    f: Callable,
-    f_jvp: Callable,
+    f: Callable[..., Any],
+    f_jvp: Callable[..., Any],
     args: Sequence[Any],
     atol: float | None = None,
     rtol: float | None = None,
@@ -100,8 +102,8 @@ def check_jvp(
 
 
 def check_vjp(
-    f: Callable,
-    f_vjp: Callable,
+    f: Callable[..., Any],
+    f_vjp: Callable[..., Any],
     args: Sequence[Any],
     atol: float | None = None,
     rtol: float | None = None,
@@ -138,7 +140,7 @@ def _inner(a: Any, b: Any) -> float:
 
 
 def check_grads(
-    f: Callable,
+    f: Callable[..., Any],
     args: Sequence[Any],
     order: int,
     modes: Sequence[str] = ("fwd", "rev"),
@@ -158,7 +160,14 @@ def check_grads(
 
 
 def _check_order(
-    f: Callable, args: tuple, order: int, modes: tuple, atol: Any, rtol: Any, eps: Any, what: str
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    order: int,
+    modes: tuple[Any, ...],
+    atol: Any,
+    rtol: Any,
+    eps: Any,
+    what: str,
 ) -> None:
     if "fwd" in modes:
         check_jvp(f, lambda p, t: jvp(f, p, t), args, atol, rtol, eps, f"{what}, fwd")

@@ -38,7 +38,7 @@ def register_pytree_node(
     nodetype: type,
     flatten_func: Callable[[Any], tuple[Iterable[Any], Hashable]],
     unflatten_func: Callable[[Any, Iterable[Any]], Any],
-    flatten_with_keys_func: Callable | None = None,
+    flatten_with_keys_func: Callable[..., Any] | None = None,
 ) -> None:
     """Make `nodetype` a node: `flatten_func(x)` gives (children, static data)."""
     if flatten_with_keys_func is None:
@@ -62,11 +62,11 @@ def register_pytree_with_keys(
     nodetype: type,
     flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]],
     unflatten_func: Callable[[Any, Iterable[Any]], Any],
-    flatten_func: Callable | None = None,
+    flatten_func: Callable[..., Any] | None = None,
 ) -> None:
     """Make `nodetype` a node whose children have keys: ([(key, child)], static data)."""
 
-    def flat(x: Any) -> tuple[tuple, Hashable]:
+    def flat(x: Any) -> tuple[tuple[Any, ...], Hashable]:
         pairs, static = flatten_with_keys(x)
         return tuple([child for _, child in pairs]), static
 

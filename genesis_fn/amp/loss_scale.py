@@ -177,8 +177,8 @@ def select_tree(pred: Any, a: T, b: T) -> T:
 
 
 def scaled_value_and_grad(
-    fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
-) -> Callable:
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
+) -> Callable[..., Any]:
     """g(loss_scale, *args) -> (value, gradient, whether the gradient is finite).
 
     The loss is scaled before it is differentiated, the gradient unscaled (in float32) after; the
@@ -186,8 +186,8 @@ def scaled_value_and_grad(
     """
 
     @functools.wraps(fun)
-    def g(loss_scale: Any, *args: Any, **kwargs: Any) -> tuple:
-        def scaled(*inner: Any, **inner_kwargs: Any) -> tuple:
+    def g(loss_scale: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        def scaled(*inner: Any, **inner_kwargs: Any) -> tuple[Any, ...]:
             out = fun(*inner, **inner_kwargs)
             value, aux = out if has_aux else (out, None)
             return loss_scale.scale(value), (value, aux)

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import time
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def _duration(text: str) -> float:
     return value
 
 
-def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple:
+def prepare(folder: str, source: str, limit: int = 6_000_000) -> tuple[Any, ...]:
     """(tokenizer, training tokens, validation tokens), made once and kept in `folder`."""
     files = data.text_files(source)
     train_files, valid_files = data.split_files(files)

@@ -73,7 +73,7 @@ def init_state(config: qwen.QwenConfig, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def make_step(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
+def make_step(config: qwen.QwenConfig, recipe: Recipe) -> Callable[..., Any]:
     """The jitted function (state, tokens [B, T + 1]) -> (state, metrics); the state is donated."""
     optimizer = recipe.optimizer()
 
@@ -90,7 +90,7 @@ def make_step(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
     return jit(step, donate_argnames=("state",))
 
 
-def make_evaluate(config: qwen.QwenConfig, recipe: Recipe) -> Callable:
+def make_evaluate(config: qwen.QwenConfig, recipe: Recipe) -> Callable[..., Any]:
     """A function (params, windows) -> mean loss in nats per token over `evaluate_batches`."""
 
     @jit

@@ -183,7 +183,7 @@ _ARROWS: dict[Any, tuple[Any, ...]] = {
 
 
 @functools.cache
-def _above(node: Any) -> frozenset:
+def _above(node: Any) -> frozenset[Any]:
     return frozenset({node}).union(*(_above(n) for n in _ARROWS[node]))
 
 

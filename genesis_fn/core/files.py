@@ -24,7 +24,7 @@ def brief(value: Any) -> str:
     return _brief.repr(value)
 
 
-def open_plain(path: str | os.PathLike) -> io.BufferedReader:
+def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:
     """The file at `path`, open for reading bytes.
 
     Raises FileError for a folder, a pipe, a device or a name that no file can have: reading them
@@ -42,7 +42,7 @@ def open_plain(path: str | os.PathLike) -> io.BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def read_plain(path: str | os.PathLike, limit: int) -> bytes:
+def read_plain(path: str | os.PathLike[str], limit: int) -> bytes:
     """The bytes of a plain file. Raises FileError for one of more than `limit` bytes."""
     with open_plain(path) as f:
         size = os.fstat(f.fileno()).st_size
@@ -54,7 +54,7 @@ def read_plain(path: str | os.PathLike, limit: int) -> bytes:
     return found
 
 
-def read_json(path: str | os.PathLike, limit: int) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], limit: int) -> dict[str, Any]:
     """The JSON object in a file of at most `limit` bytes. Raises FileError for anything else."""
     return parse_json(read_plain(path, limit), os.fspath(path))
 

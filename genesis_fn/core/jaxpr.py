@@ -136,7 +136,7 @@ def e_jaxprs(eqn: Eqn) -> Iterator[Jaxpr]:
 ITSELF = object()
 
 
-def memoized(transform: Callable) -> Callable:
+def memoized(transform: Callable[..., Any]) -> Callable[..., Any]:
     """Remember a program transform's results on the program (first argument) it was applied to."""
 
     def call(jaxpr: Jaxpr, *args: Any) -> Any:

@@ -70,7 +70,7 @@ class default_device_of:
             self.block.__exit__(*exc)
 
 
-def trace_context_key() -> tuple:
+def trace_context_key() -> tuple[Any, ...]:
     """What, beside its arguments, decides what a function traces to: part of the key wherever
     staged programs are kept. (The rest of the context is only reported, or raises at once.)"""
     return ctx.axes, ctx.safe_zero, ctx.backward, ctx.apart, config.current().traced
@@ -157,23 +157,23 @@ class Primitive:
     def __init__(
         self,
         name: str,
-        shape: Callable,
+        shape: Callable[..., Any],
         *,
         multi: bool = False,
-        linearize: Callable | None = None,
-        jvp: Callable | None = None,
-        transpose: Callable | None = None,
-        batch: Callable | None = None,
+        linearize: Callable[..., Any] | None = None,
+        jvp: Callable[..., Any] | None = None,
+        transpose: Callable[..., Any] | None = None,
+        batch: Callable[..., Any] | None = None,
         precision: str = "follow",
         lowering: Lowering | None = None,
         updates: int | None = None,
-        visits: Callable | None = None,
+        visits: Callable[..., Any] | None = None,
         program: str | None = None,
         effect: bool = False,
         collective: bool = False,
         weak: slice | None = slice(None),
         bounded: bool = False,
-        flops: Callable | None = None,
+        flops: Callable[..., Any] | None = None,
         transcendental: bool = False,
         listed: bool = True,
     ) -> None:
@@ -190,14 +190,14 @@ class Primitive:
         self.weak = None if multi else weak
         self.bounded, self.flops, self.transcendental = bounded, flops, transcendental
         self.plain = False
-        self.depends: Callable | None = None
-        self.key_uses: Callable | None = None
-        self.guard: Callable | None = None
-        self.inline: Callable | None = None
-        self.stage: Callable | None = None
-        self.words: Callable | None = None
+        self.depends: Callable[..., Any] | None = None
+        self.key_uses: Callable[..., Any] | None = None
+        self.guard: Callable[..., Any] | None = None
+        self.inline: Callable[..., Any] | None = None
+        self.stage: Callable[..., Any] | None = None
+        self.words: Callable[..., Any] | None = None
         self.abstract_cache: dict[Any, Any] = {}
-        self.eager_cache: dict[Any, Callable] = {}
+        self.eager_cache: dict[Any, Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -205,7 +205,7 @@ class Primitive:
     def __reduce__(self):
         return _of_name, (self.name,)
 
-    def abstract(self, avals: tuple, params: dict[str, Any]) -> Any:
+    def abstract(self, avals: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """The output aval (or avals), by the shape rule, remembered per (avals, params)."""
         key = (avals, tuple(params.items())) if params else avals
         try:
@@ -220,7 +220,7 @@ class Primitive:
         self.abstract_cache[key] = result
         return result
 
-    def _refuse_keys(self, avals: tuple, params: dict[str, Any]) -> None:
+    def _refuse_keys(self, avals: tuple[Any, ...], params: dict[str, Any]) -> None:
         keys = any([type(a) is Aval and dtypes.is_key(a.dtype) for a in avals])
         if keys or any([dtypes.is_key(v) for v in params.values()]):
             raise errors.DTypeError(
@@ -229,7 +229,7 @@ class Primitive:
                 f"\n  at {(ctx.line or where(depth=5)).describe()}\n  {dtypes.KEY_REMEDY}"
             )
 
-    def eager(self, args: tuple, params: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Run on concrete arrays, through the backend of the device they are on."""
         if params or not args:
             key: Any = [a.sig if type(a) is ArrayImpl else type(a) for a in args]
@@ -256,7 +256,7 @@ class Primitive:
             self.eager_cache[key] = run
         return run(*args)
 
-    def _prepare(self, args: tuple, params: dict[str, Any]) -> Callable:
+    def _prepare(self, args: tuple[Any, ...], params: dict[str, Any]) -> Callable[..., Any]:
         sigs = [a.sig for a in args if type(a) is ArrayImpl]
         for a in args:
             if type(a) is not ArrayImpl and type(a) not in SCALARS:
@@ -284,7 +284,7 @@ class Primitive:
 
 
 # (primitive, avals, params) -> what runs it on arrays where keys are involved, None where none are.
-by_words: Callable | None = None
+by_words: Callable[..., Any] | None = None
 
 PRIMITIVES: dict[str, Primitive] = {}
 
@@ -369,7 +369,7 @@ class Trace:
     def __init__(self, name: str = "", called: CallSite | None = None) -> None:
         self.alive, self.name, self.called = True, name, called
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         """Apply a primitive to tracers of this trace, and constants."""
         raise TypeError(f"{type(self).__name__} does not interpret primitives")
 

@@ -137,7 +137,7 @@ class Reader:
             return rule(self, x, kind)
         return self._other(x, kind)
 
-    def all(self, values: Iterable[Any]) -> tuple:
+    def all(self, values: Iterable[Any]) -> tuple[Any, ...]:
         """The keys of several values, which `[i]` leads to."""
         found = []
         for i, v in enumerate(values):
@@ -264,7 +264,7 @@ class Reader:
             self.fixed = False
         return found
 
-    def _named(self, f: Any) -> tuple:
+    def _named(self, f: Any) -> tuple[Any, ...]:
         """The keys of the globals that the code of `f` mentions. Raises Unknowable."""
         names = _mentioned(f.__code__)
         if names is None:
@@ -427,7 +427,7 @@ class Reader:
 
 
 _PLAIN = frozenset((str, bytes, int, bool, type(None), type(Ellipsis), range, type(NotImplemented)))
-_RULES: dict[type, Callable] = {
+_RULES: dict[type, Callable[..., Any]] = {
     tuple: Reader._sequence, list: Reader._list, dict: Reader._dict,
     collections.OrderedDict: Reader._dict, collections.defaultdict: Reader._dict,
     types.MappingProxyType: Reader._dict, collections.deque: Reader._list,
@@ -441,7 +441,7 @@ _RULES: dict[type, Callable] = {
 }  # fmt: skip
 
 
-def _rule_for(kind: type) -> Callable:
+def _rule_for(kind: type) -> Callable[..., Any]:
     """How values of a class that is not in the table are read."""
     if issubclass(kind, type):
         return Reader._class
@@ -466,7 +466,7 @@ def _rule_for(kind: type) -> Callable:
     return Reader._object if kind.__flags__ & _PYTHON_CLASS else Reader._opaque
 
 
-_learned: weakref.WeakKeyDictionary[type, Callable] = weakref.WeakKeyDictionary()
+_learned: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 def _offers_array(kind: type) -> bool:

@@ -21,7 +21,7 @@ from genesis_fn.core.static import Aux
 
 NAMESPACE = "genesis_fn"
 # How registered node types come apart and together: see `node_functions`.
-_NODE_TYPES: dict[type, tuple[Callable, Callable]] = {}
+_NODE_TYPES: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 PyTreeDef: TypeAlias = optree.PyTreeSpec
 Leaf: TypeAlias = Any
 T = TypeVar("T")
@@ -109,7 +109,7 @@ def _key(e: Any) -> Any:
 # ---- trees ----
 
 
-def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list, PyTreeDef]:
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]:
     """(leaves, structure) of a pytree."""
     return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
 
@@ -119,7 +119,7 @@ def unflatten(treedef: PyTreeDef, leaves: Iterable[Leaf]) -> Any:
     return optree.tree_unflatten(treedef, leaves)
 
 
-def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list:
+def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """The leaves of a pytree, in order."""
     return optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
 
@@ -141,7 +141,7 @@ def map(
     return unflatten(treedef, [f(*xs) for xs in zip(found, *others, strict=True)])
 
 
-def _flatten_up_to(treedef: PyTreeDef, tree: Any, other: Any, position: int) -> list:
+def _flatten_up_to(treedef: PyTreeDef, tree: Any, other: Any, position: int) -> list[Any]:
     try:
         return treedef.flatten_up_to(other)
     except (ValueError, TypeError) as error:
@@ -208,7 +208,7 @@ def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") ->
 
 def flatten_with_path(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> tuple[list[tuple[tuple, Leaf]], PyTreeDef]:
+) -> tuple[list[tuple[tuple[Any, ...], Leaf]], PyTreeDef]:
     """([(path, leaf)], structure) of a pytree."""
     accessors, found, treedef = optree.tree_flatten_with_accessor(
         tree, is_leaf, namespace=NAMESPACE
@@ -220,7 +220,7 @@ def flatten_with_path(
 
 def leaves_with_path(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> list[tuple[tuple, Leaf]]:
+) -> list[tuple[tuple[Any, ...], Leaf]]:
     """[(path, leaf)] of a pytree."""
     return flatten_with_path(tree, is_leaf)[0]
 
@@ -338,7 +338,7 @@ def register_node(
 ) -> type[T]:
     """Make `kind` a pytree node. `flatten_node` returns (children, hashable static data)."""
 
-    def flat(x: T) -> tuple:
+    def flat(x: T) -> tuple[Any, ...]:
         children, static = flatten_node(x)
         return (children, static) if entries is None else (children, static, entries(x))
 
@@ -346,10 +346,12 @@ def register_node(
     return kind
 
 
-def _register(kind: type, flat: Callable, rebuild: Callable, **options: Any) -> None:
+def _register(
+    kind: type, flat: Callable[..., Any], rebuild: Callable[..., Any], **options: Any
+) -> None:
     """Tell optree of a node type, whose static data is compared by type and content."""
 
-    def taken_apart(x: Any) -> tuple:
+    def taken_apart(x: Any) -> tuple[Any, ...]:
         children, static, *entries = flat(x)
         return (children, Aux(static), *entries)
 
@@ -366,7 +368,7 @@ def _register(kind: type, flat: Callable, rebuild: Callable, **options: Any) -> 
     _NODE_TYPES[kind] = (flat, rebuild)
 
 
-def node_functions(kind: type) -> tuple[Callable, Callable] | None:
+def node_functions(kind: type) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """(flatten to (children, static data, ...), rebuild(static data, children)) of a type of nodes;
     None for a type of leaves."""
     found = _NODE_TYPES.get(kind)
@@ -409,7 +411,7 @@ def register_dataclass(
         )
     data, meta = tuple(data_fields), tuple(meta_fields)
 
-    def flat(x: T) -> tuple:
+    def flat(x: T) -> tuple[Any, ...]:
         kids = tuple([getattr(x, n) for n in data])
         return kids, tuple([getattr(x, n) for n in meta]), data
 

@@ -18,7 +18,9 @@ def standard_library() -> str:
     return sysconfig.get_paths()["stdlib"]
 
 
-def text_files(folder: str | os.PathLike, suffixes: Sequence[str] = TEXT_SUFFIXES) -> list[str]:
+def text_files(
+    folder: str | os.PathLike[str], suffixes: Sequence[str] = TEXT_SUFFIXES
+) -> list[str]:
     """The text files below a folder, sorted, without caches, tests' data and installed packages.
 
     Raises FileNotFoundError where the folder is not there or holds no text.

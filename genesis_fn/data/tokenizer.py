@@ -76,13 +76,13 @@ def _interruptible(work: Callable[[], None]) -> None:
         raise errors[0]
 
 
-def save_tokenizer(tokenizer: Tokenizer, path: str | os.PathLike) -> None:
+def save_tokenizer(tokenizer: Tokenizer, path: str | os.PathLike[str]) -> None:
     """Write a tokenizer.json, whole or not at all."""
     with atomic_write(path) as f:
         f.write(tokenizer.to_str(pretty=True).encode())
 
 
-def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a tokenizer.json, or of a folder that holds one. Raises FileError for a file
     that is not one."""
     from tokenizers import Tokenizer

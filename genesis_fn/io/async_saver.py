@@ -26,7 +26,7 @@ class AsyncSaver:
                     saver.save(step, state)
     """
 
-    def __init__(self, root: str | os.PathLike, keep: int | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str], keep: int | None = None) -> None:
         self.root, self.keep = os.fspath(root), keep
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None

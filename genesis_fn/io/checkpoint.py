@@ -46,7 +46,7 @@ def _folder(root: str, step: int) -> str:
 
 
 def save(
-    root: str | os.PathLike,
+    root: str | os.PathLike[str],
     step: int,
     state: Any,
     values: dict[str, Any] | None = None,
@@ -114,7 +114,7 @@ def _check_values(value: Any, where: str) -> None:
         raise TypeError(f"{where} is {brief(value)}, which JSON has no place for")
 
 
-def write(root: str | os.PathLike, held: Snapshot, keep: int | None = None) -> str:
+def write(root: str | os.PathLike[str], held: Snapshot, keep: int | None = None) -> str:
     """Write a snapshot as the checkpoint of its step, as `save` does. Returns the folder."""
     if keep is not None and keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -227,7 +227,7 @@ def _digest(path: str) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def steps(root: str | os.PathLike) -> list[int]:
+def steps(root: str | os.PathLike[str]) -> list[int]:
     """The steps that have a checkpoint, in order."""
     root = os.fspath(root)
     if not os.path.isdir(root):
@@ -237,7 +237,7 @@ def steps(root: str | os.PathLike) -> list[int]:
 
 
 def restore(
-    root: str | os.PathLike, template: Any, step: int | None = None
+    root: str | os.PathLike[str], template: Any, step: int | None = None
 ) -> tuple[Any, int, dict[str, Any]]:
     """(state, step, values) of the newest checkpoint, or of `step`.
 

@@ -26,7 +26,7 @@ def hf_name(path: str) -> str:
     return path if path.startswith("lm_head.") else f"model.{path}"
 
 
-def read_arrays(folder: str | os.PathLike) -> dict[str, np.ndarray]:
+def read_arrays(folder: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """All arrays of a folder with one safetensors file, or several and an index.
 
     Each array comes from the file that the index names. Raises FileError naming file and array.
@@ -71,7 +71,7 @@ def _weight_map(index: str) -> dict[str, str]:
 
 
 def load_qwen(
-    folder: str | os.PathLike, dtype: Any = None
+    folder: str | os.PathLike[str], dtype: Any = None
 ) -> tuple[dict[str, Any], qwen.QwenConfig]:
     """(parameters, config) of a Qwen2, Qwen2.5 or Qwen3 folder; in `dtype`, or as stored.
 
@@ -145,7 +145,7 @@ def _zero_key() -> Any:
     return key(0)
 
 
-def save_qwen(folder: str | os.PathLike, params: Any, config: qwen.QwenConfig) -> None:
+def save_qwen(folder: str | os.PathLike[str], params: Any, config: qwen.QwenConfig) -> None:
     """Write parameters and config as a folder that transformers loads.
 
     Raises ValueError for a config that is neither Qwen2's nor Qwen3's.

@@ -53,7 +53,9 @@ def flat_names(value: Any, separator: str = ".") -> dict[str, Any]:
     return named
 
 
-def save_file(arrays: Mapping[str, Any], path: str | os.PathLike, metadata: Any = None) -> None:
+def save_file(
+    arrays: Mapping[str, Any], path: str | os.PathLike[str], metadata: Any = None
+) -> None:
     """Write named arrays; the file appears whole or not at all.
 
     Raises FileError for an array whose dtype or name the format has no place for.
@@ -92,7 +94,7 @@ class atomic_write:
     """`with atomic_write(path) as f:` the file at `path` is replaced by what was written, at the
     end and at once; after an exception it is as before."""
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fspath(path))
 
     def __enter__(self) -> Any:
@@ -168,7 +170,9 @@ def _bytes_of(shape: list[int], itemsize: int, limit: int) -> int:
     return total
 
 
-def _checked(name: str, entry: Any, available: int, path: str) -> tuple[Any, tuple, int, int]:
+def _checked(
+    name: str, entry: Any, available: int, path: str
+) -> tuple[Any, tuple[Any, ...], int, int]:
     where = f"{path}: array {brief(name)}"
     if not isinstance(entry, dict):
         raise FileError(f"{where}: its entry is {brief(entry)}, expected an object")
@@ -193,7 +197,7 @@ def _checked(name: str, entry: Any, available: int, path: str) -> tuple[Any, tup
     return _CODES[kind], tuple(shape), start, end
 
 
-def load_numpy(path: str | os.PathLike) -> dict[str, np.ndarray]:
+def load_numpy(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays of a file by name, as read-only views of its memory map.
 
     Raises FileError for a malformed file, before anything is returned.
@@ -230,7 +234,7 @@ def _covered(spans: list[tuple[int, int, str]], size: int, path: str) -> None:
         raise FileError(f"{path}: bytes {at} to {size} of the data belong to no array")
 
 
-def load_metadata(path: str | os.PathLike) -> dict[str, str]:
+def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """The metadata of a file."""
     path = os.fspath(path)
     with open_plain(path) as f:
@@ -252,7 +256,7 @@ def _metadata(header: dict[str, Any], path: str) -> dict[str, str]:
     return found
 
 
-def load_file(path: str | os.PathLike, device: Device | None = None) -> dict[str, ArrayImpl]:
+def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dict[str, ArrayImpl]:
     """The arrays of a file by name, on `device`."""
     return {name: from_numpy(x, device) for name, x in load_numpy(path).items()}
 

@@ -28,16 +28,16 @@ def _no_change(x: Any) -> Any:
     return tree.map(lambda v: zeros(typeof(as_array(v))), x)
 
 
-def _transposed(matvec: Callable, like: Any) -> Callable:
+def _transposed(matvec: Callable[..., Any], like: Any) -> Callable[..., Any]:
     shapes = tree.map(lambda v: Abstract(typeof(v).shape, typeof(v).dtype), like)
     return lambda ct: linear_transpose(matvec, shapes)(ct)[0]
 
 
 def custom_linear_solve(
-    matvec: Callable,
+    matvec: Callable[..., Any],
     b: Any,
-    solve: Callable,
-    transpose_solve: Callable | None = None,
+    solve: Callable[..., Any],
+    transpose_solve: Callable[..., Any] | None = None,
     symmetric: bool = False,
     has_aux: bool = False,
 ) -> Any:
@@ -76,10 +76,12 @@ def _first(out: Any, has_aux: bool) -> Any:
     return out[0] if has_aux else out
 
 
-def _tangent(f: Callable, action: Callable, has_aux: bool) -> Callable:
+def _tangent(
+    f: Callable[..., Any], action: Callable[..., Any], has_aux: bool
+) -> Callable[..., Any]:
     """A x = b, so A dx = db - dA x."""
 
-    def rule(primals: tuple, tangents: tuple) -> Any:
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         (values, rhs), (dvalues, drhs) = primals, tangents
         out = f(values, rhs)
         x = _first(out, has_aux)
@@ -90,7 +92,7 @@ def _tangent(f: Callable, action: Callable, has_aux: bool) -> Callable:
     return rule
 
 
-def _kept(f: Callable, has_aux: bool) -> Callable:
+def _kept(f: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     def rule(values: Any, rhs: Any) -> Any:
         out = f(values, rhs)
         return out, (values, _first(out, has_aux))
@@ -98,7 +100,9 @@ def _kept(f: Callable, has_aux: bool) -> Callable:
     return rule
 
 
-def _cotangents(g: Callable, action: Callable, has_aux: bool) -> Callable:
+def _cotangents(
+    g: Callable[..., Any], action: Callable[..., Any], has_aux: bool
+) -> Callable[..., Any]:
     """`g` solves the transposed system: ct_b = u, and ct_A = -u x^T through the action of A."""
 
     def rule(saved: Any, ct: Any) -> Any:
@@ -111,7 +115,11 @@ def _cotangents(g: Callable, action: Callable, has_aux: bool) -> Callable:
 
 
 def custom_root(
-    f: Callable, initial_guess: Any, solve: Callable, tangent_solve: Callable, has_aux: bool = False
+    f: Callable[..., Any],
+    initial_guess: Any,
+    solve: Callable[..., Any],
+    tangent_solve: Callable[..., Any],
+    has_aux: bool = False,
 ) -> Any:
     """x with f(x) = 0, found by `solve(f, initial_guess)`, differentiable in what f closes over.
 
@@ -126,7 +134,7 @@ def custom_root(
         return solve(lambda x: function(x, *values), start)
 
     @root.defjvp
-    def rule(primals: tuple, tangents: tuple) -> Any:
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
         (values, start), (dvalues, _) = primals, tangents
         out = root(values, start)
         x = out[0] if has_aux else out

@@ -87,7 +87,7 @@ def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
 
 def on_operands(
     name: str, f: Callable[..., Any], doc: str, names: str = "x", scalars: bool = True
-) -> Callable:
+) -> Callable[..., Any]:
     """`f` of operands in one shape and dtype, named and documented; `names` are its parameters."""
 
     @named(name, names, doc)
@@ -99,13 +99,13 @@ def on_operands(
     return call
 
 
-def named(name: str, names: str, doc: str) -> Callable[[Callable], Callable]:
+def named(name: str, names: str, doc: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: a function of operands becomes one of the parameters `names`, which may be given
     by name."""
     parameters = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names.split()]
     signature, count = Signature(parameters), len(parameters)
 
-    def decorate(f: Callable) -> Callable:
+    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
         def call(*operands: Any, **by_name: Any) -> Any:
             if by_name or len(operands) != count:
                 try:

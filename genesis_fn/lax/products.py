@@ -65,7 +65,7 @@ class RaggedDotDimensionNumbers(NamedTuple):
     * `rhs_group_dimensions`: the dimension of `rhs` over groups, if `lhs` is cut in a free one.
     """
 
-    dot_dimension_numbers: tuple
+    dot_dimension_numbers: tuple[Any, ...]
     lhs_ragged_dimensions: Sequence[int]
     rhs_group_dimensions: Sequence[int]
 

@@ -18,7 +18,7 @@ from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.tracing import named_call
 
 
-def composite(decomposition: Callable, name: str, version: int = 0) -> Callable:
+def composite(decomposition: Callable[..., Any], name: str, version: int = 0) -> Callable[..., Any]:
     """`decomposition`, kept together in programs as one call under a name."""
 
     body = named_call(decomposition, name=name)
@@ -45,7 +45,7 @@ def _ignore(*_: Any) -> None:
 
 
 def platform_dependent(
-    *args: Any, default: Callable | None = None, **per_platform: Callable
+    *args: Any, default: Callable[..., Any] | None = None, **per_platform: Callable[..., Any]
 ) -> Any:
     """`per_platform[kind](*args)` for the kind of device in use ("cpu" or "cuda"), else `default`.
 
@@ -108,7 +108,7 @@ def ragged_dot(
 # ---- shapes of convolutions ----
 
 
-def conv_general_permutations(dimension_numbers: Any) -> tuple:
+def conv_general_permutations(dimension_numbers: Any) -> tuple[Any, ...]:
     """The layouts of operand, kernel and result as permutations: (batch, features, space...)."""
     rank = len(dimension_numbers[0])
     return tuple(conv_dimension_numbers((1,) * rank, (1,) * rank, tuple(dimension_numbers)))

@@ -27,7 +27,7 @@ from genesis_fn.transforms.custom.fused_functions import fused
 _STEPS = 20000  # where neither a series nor a fraction has converged it will not
 
 
-def _special(name: str, f: Callable, doc: str, names: str) -> Callable:
+def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Callable[..., Any]:
     """`f` on floats of one shape and dtype, called by `names`; 16-bit floats are computed in
     float32."""
 
@@ -82,7 +82,7 @@ def _lower_series(a: Any, x: Any) -> Any:
 
 
 @_lower_series.defjvp
-def _lower_series_rule(primals: tuple, tangents: tuple) -> tuple:
+def _lower_series_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # Each term's derivative by x is one of the terms before it, so only that by `a` needs a loop.
     (a, x), (da, dx) = primals, tangents
     total, by_a = _summed(a, x, _constant(a, 1.0))
@@ -99,12 +99,12 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
     def left(term: Any, total: Any) -> Any:
         return ops.gt(ops.abs(term), ops.mul(ops.abs(total), eps))
 
-    def more(state: tuple) -> Any:
+    def more(state: tuple[Any, ...]) -> Any:
         n, _, *sums = state
         unfinished = _either(*[left(*pair) for pair in sums])
         return ops.bitwise_and(ops.lt(n, _STEPS), _any(unfinished))
 
-    def step(state: tuple) -> tuple:
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         n, below, (term, total), *slope = state
         below = ops.add(below, 1.0)
         ratio = ops.div(x, below)
@@ -128,14 +128,14 @@ def _away(v: Any) -> Any:
     return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
 
-def _lentz(begin: Callable, step: Callable, operands: tuple) -> Any:
+def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     """A continued fraction by Lentz's method: `begin(*operands)` is (state, value), and
     `step(k, state, *operands)` (state, factor), until no factor changes the value."""
 
-    def more(state: tuple) -> Any:
+    def more(state: tuple[Any, ...]) -> Any:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[3])))
 
-    def following(state: tuple) -> tuple:
+    def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
         n, inner, h, before = state
         n = ops.add(n, 1)
         inner, change = step(_spread(ops.convert(n, typeof(h).dtype), h), inner, *operands)
@@ -147,17 +147,22 @@ def _lentz(begin: Callable, step: Callable, operands: tuple) -> Any:
     return ops.select(_apart(last), math.nan, h)  # what has not converged is not a value
 
 
-def _lentz_slope(begin: Callable, step: Callable, operands: tuple, direction: tuple) -> tuple:
+def _lentz_slope(
+    begin: Callable[..., Any],
+    step: Callable[..., Any],
+    operands: tuple[Any, ...],
+    direction: tuple[Any, ...],
+) -> tuple[Any, ...]:
     """(the fraction, its derivative), until both have converged: a fraction that ends, as those of
     integer parameters do, has a derivative that does not."""
 
     def apart(factor: Any, slope: Any) -> Any:
         return ops.bitwise_or(_apart(factor), ops.gt(ops.abs(slope), 2 * _epsilon(slope)))
 
-    def more(state: tuple) -> Any:
+    def more(state: tuple[Any, ...]) -> Any:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(apart(*state[5:])))
 
-    def following(state: tuple) -> tuple:
+    def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
         n, inner, t_inner, h, dh, *before = state
         n = ops.add(n, 1)
         k = _spread(ops.convert(n, typeof(h).dtype), h)
@@ -177,14 +182,14 @@ def _lentz_slope(begin: Callable, step: Callable, operands: tuple, direction: tu
     return ops.select(open_, math.nan, h), ops.select(open_, math.nan, dh)
 
 
-def _upper_begin(a: Any, x: Any) -> tuple:
+def _upper_begin(a: Any, x: Any) -> tuple[Any, ...]:
     b = ops.sub(ops.add(x, 1.0), a)
     d = ops.div(1.0, b)
     tiny = float(dtypes.finfo(typeof(x).dtype).tiny) / _epsilon(x)
     return (b, _constant(x, 1 / tiny), d), d
 
 
-def _upper_step(k: Any, state: tuple, a: Any, x: Any) -> tuple:
+def _upper_step(k: Any, state: tuple[Any, ...], a: Any, x: Any) -> tuple[Any, ...]:
     b, c, d = state
     factor = ops.mul(k, ops.sub(a, k))
     b = ops.add(b, 2.0)
@@ -200,7 +205,7 @@ def _upper_fraction(a: Any, x: Any) -> Any:
 
 
 @_upper_fraction.defjvp
-def _upper_fraction_rule(primals: tuple, tangents: tuple) -> tuple:
+def _upper_fraction_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     return _lentz_slope(_upper_begin, _upper_step, primals, tangents)
 
 
@@ -382,11 +387,11 @@ def _density(a: Any, x: Any) -> Any:
     return ops.exp(_log_density(a, x, ops.sub(a, 1.0)))
 
 
-def _differentiable(f: Callable, sign: Callable) -> Callable:
+def _differentiable(f: Callable[..., Any], sign: Callable[..., Any]) -> Callable[..., Any]:
     call = custom_jvp(f)
 
     @call.defjvp
-    def rule(primals: tuple, tangents: tuple) -> tuple:
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         (a, x), (da, dx) = primals, tangents
         change = ops.sub(dx, ops.mul(da, _gamma_grad(a, x)))
         return call(a, x), sign(ops.mul(change, _density(a, x)))
@@ -417,13 +422,13 @@ random_gamma_grad = _special(
 # ---- incomplete beta ----
 
 
-def _beta_begin(a: Any, b: Any, x: Any) -> tuple:
+def _beta_begin(a: Any, b: Any, x: Any) -> tuple[Any, ...]:
     ab, above = ops.add(a, b), ops.add(a, 1.0)
     d = ops.div(1.0, _away(ops.sub(1.0, ops.div(ops.mul(ab, x), above))))
     return (_constant(x, 1.0), d), d
 
 
-def _beta_step(m: Any, state: tuple, a: Any, b: Any, x: Any) -> tuple:
+def _beta_step(m: Any, state: tuple[Any, ...], a: Any, b: Any, x: Any) -> tuple[Any, ...]:
     def once(factor: Any, c: Any, d: Any) -> tuple[Any, Any]:
         d = ops.div(1.0, _away(ops.add(ops.mul(factor, d), 1.0)))
         return _away(ops.add(ops.div(factor, c), 1.0)), d
@@ -447,7 +452,7 @@ def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
 
 
 @_fraction_of_beta.defjvp
-def _fraction_of_beta_rule(primals: tuple, tangents: tuple) -> tuple:
+def _fraction_of_beta_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     return _lentz_slope(_beta_begin, _beta_step, primals, tangents)
 
 
@@ -519,7 +524,7 @@ def _betainc_smooth(a: Any, b: Any, x: Any) -> Any:
 
 
 @_betainc_smooth.defjvp
-def _betainc_rule(primals: tuple, tangents: tuple) -> tuple:
+def _betainc_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     a, b, x = primals
     log = ops.mul(ops.sub(b, 1.0), ops.log1p(ops.neg(x)))
     log = ops.add(log, ops.mul(ops.sub(a, 1.0), ops.log(x)))
@@ -595,7 +600,7 @@ def _bessel_i1e(x: Any) -> Any:
 
 
 @_bessel_i0e.defjvp
-def _bessel_i0e_rule(primals: tuple, tangents: tuple) -> tuple:
+def _bessel_i0e_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     (x,) = primals
     y = _bessel_i0e(x)
     slope = ops.sub(_bessel_i1e(x), ops.mul(ops.sign(x), y))
@@ -603,7 +608,7 @@ def _bessel_i0e_rule(primals: tuple, tangents: tuple) -> tuple:
 
 
 @_bessel_i1e.defjvp
-def _bessel_i1e_rule(primals: tuple, tangents: tuple) -> tuple:
+def _bessel_i1e_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     (x,) = primals
     y = _bessel_i1e(x)
     zero = ops.eq(x, 0.0)

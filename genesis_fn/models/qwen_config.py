@@ -85,7 +85,7 @@ class QwenConfig:
             raise ValueError(f"config: {error}") from None
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike) -> QwenConfig:
+    def from_file(cls, path: str | os.PathLike[str]) -> QwenConfig:
         """From a config.json, or a folder with one. Raises FileError naming file and field."""
         path = os.fspath(path)
         if os.path.isdir(path):

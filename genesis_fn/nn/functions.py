@@ -36,7 +36,7 @@ def _relu(x: Any) -> Any:
 
 
 @_relu.defjvp
-def _relu_jvp(primals: tuple, tangents: tuple) -> tuple:
+def _relu_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # The derivative at 0 is 0, as in JAX and PyTorch, not the half that `max` gives at a tie.
     (x,), (t,) = primals, tangents
     return _relu(x), ops.select(ops.gt(x, 0), t, 0)
@@ -53,7 +53,7 @@ def _relu6(x: Any) -> Any:
 
 
 @_relu6.defjvp
-def _relu6_jvp(primals: tuple, tangents: tuple) -> tuple:
+def _relu6_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     (x,), (t,) = primals, tangents
     inside = ops.bitwise_and(ops.gt(x, 0), ops.lt(x, 6))
     return _relu6(x), ops.select(inside, t, 0)
@@ -283,7 +283,7 @@ def _log1mexp(x: Any) -> Any:
 
 
 @_log1mexp.defjvp
-def _log1mexp_jvp(primals: tuple, tangents: tuple) -> tuple:
+def _log1mexp_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     (x,), (t,) = primals, tangents
     return _log1mexp(x), t / jnp.expm1(x)
 

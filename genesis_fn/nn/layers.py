@@ -335,7 +335,7 @@ class Flatten(Module):
 class Activation(Module):
     """A function as a layer."""
 
-    function: Callable
+    function: Callable[..., Any]
 
     def __call__(self, params: Any, x: Any, **_: Any) -> Any:
         return self.function(x)

@@ -233,7 +233,7 @@ def _log_of_absolute(x: Any) -> Any:
 
 
 @_log_of_absolute.defjvp
-def _log_of_absolute_rule(primals: tuple, tangents: tuple) -> tuple:
+def _log_of_absolute_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # |x| has no slope at 0, but its logarithm is infinitely steep there.
     (x,), (t,) = primals, tangents
     return _log_of_absolute(x), p.real(divide(t, x)) if dtypes.is_complex(x.dtype) else divide(t, x)
@@ -269,7 +269,7 @@ def _large_det(a: Any) -> Any:
 
 
 @_large_det.defjvp
-def _large_det_rule(primals: tuple, tangents: tuple) -> tuple:
+def _large_det_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # The derivative of a determinant is the trace of the adjugate times that of the matrix.
     (a,), (t,) = primals, tangents
     d = _large_det(a)
@@ -294,7 +294,7 @@ def _adjugate_of_singular(a: Any) -> Any:
 
 
 @_adjugate_of_singular.defjvp
-def _adjugate_rule(primals: tuple, tangents: tuple) -> tuple:
+def _adjugate_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # The singular vectors of a singular matrix have no derivative.
     return _adjugate_of_singular(*primals), multiply(tangents[0], math.nan)
 
@@ -373,7 +373,7 @@ def _pinv(a: Any, rtol: Any) -> Any:
 
 
 @_pinv.defjvp
-def _pinv_rule(primals: tuple, tangents: tuple) -> tuple:
+def _pinv_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # Golub and Pereyra (1973), eq. 4.12, at constant rank.
     (a, rtol), (t, _) = primals, tangents
     x = _pinv(a, rtol)
@@ -389,7 +389,7 @@ def _pinv_rule(primals: tuple, tangents: tuple) -> tuple:
     return x, add(change, times(subtract(th, times(x, a, th)), xh, x))
 
 
-def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tuple:
+def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tuple[Any, ...]:
     """(x of least norm minimising |a x - b|, residuals, rank of a, singular values of a)."""
     a, b = _inexact("lstsq", a, b)
     if a.ndim != 2 or b.ndim not in (1, 2) or a.aval.shape[0] != b.aval.shape[0]:

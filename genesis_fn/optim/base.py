@@ -65,7 +65,9 @@ class GradientTransformationExtraArgs(GradientTransformation):
     """A transformation whose `update` also takes keyword arguments, and ignores those unknown."""
 
 
-def _entered(f: Callable, state_type: type | None = None, reads_state: bool = True) -> Callable:
+def _entered(
+    f: Callable[..., Any], state_type: type | None = None, reads_state: bool = True
+) -> Callable[..., Any]:
     """`f`, making arrays where those of its first argument are, after a look at the state."""
     if hasattr(f, "state_type"):
         return f
@@ -82,7 +84,7 @@ def _entered(f: Callable, state_type: type | None = None, reads_state: bool = Tr
     return call
 
 
-def name_of(update: Callable) -> str:
+def name_of(update: Callable[..., Any]) -> str:
     """The name of the function that made a transformation with this `update`."""
     return getattr(update, "__qualname__", "transformation").partition(".")[0]
 
@@ -147,7 +149,7 @@ def identity() -> GradientTransformation:
 def set_to_zero() -> GradientTransformation:
     """A transformation whose updates are all zero."""
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple:
+    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
         return tree.map(lambda u: jnp.zeros_like(as_array(u)), updates), state
 
     return GradientTransformation(init_empty_state, update)
@@ -156,7 +158,7 @@ def set_to_zero() -> GradientTransformation:
 def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransformation:
     """The transformation `updates -> f(updates, params)`."""
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple:
+    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
         return f(updates, params), EmptyState()
 
     return GradientTransformation(init_empty_state, update)
@@ -165,7 +167,7 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
 def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformation:
     """The transformation applying `f(update, parameter)` to leaves; the parameter may be None."""
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple:
+    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
         if params is None:
             return map_updates(lambda u: f(u, None), updates), EmptyState()
         return map_updates(f, updates, extras=(params,)), EmptyState()
@@ -180,7 +182,7 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
     are required.
     """
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple:
+    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
         extras = (require_params(params, params_for),) if params_for else ()
         return map_updates(f, updates, extras=extras), state
 
@@ -192,7 +194,9 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
 
-    def update(updates: Updates, state: Any, params: Params | None = None, **extra: Any) -> tuple:
+    def update(
+        updates: Updates, state: Any, params: Params | None = None, **extra: Any
+    ) -> tuple[Any, ...]:
         return tx.update(updates, state, params)
 
     update.__qualname__ = tx.update.__qualname__

@@ -443,7 +443,7 @@ def ranking_softmax_loss(
     *,
     where: Any = None,
     weights: Any = None,
-    reduce_fn: Callable | None = jnp.mean,
+    reduce_fn: Callable[..., Any] | None = jnp.mean,
 ) -> Any:
     """Cross-entropy of rankings' logits with relevance labels along the last axis, reduced.
 
@@ -537,7 +537,7 @@ def ctc_loss_with_forward_probs(
     def joined(blank: Any, arriving: Any) -> Any:
         return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], arriving)], axis=-1)
 
-    def step(carry: tuple, x: tuple) -> tuple:
+    def step(carry: tuple[Any, ...], x: tuple[Any, ...]) -> tuple[Any, ...]:
         blank, label = carry
         p_label, p_blank, padded = x
         # A label equal to the one before needs a blank between.

@@ -97,10 +97,10 @@ def _conv_shape(
     x: Aval,
     w: Aval,
     *,
-    window_strides: tuple,
-    padding: tuple,
-    lhs_dilation: tuple,
-    rhs_dilation: tuple,
+    window_strides: tuple[Any, ...],
+    padding: tuple[Any, ...],
+    lhs_dilation: tuple[Any, ...],
+    rhs_dilation: tuple[Any, ...],
     dimension_numbers: ConvDimensionNumbers,
     feature_group_count: int,
     batch_group_count: int,
@@ -185,7 +185,7 @@ def _out_of(x: Any, axis: int, size: int) -> Any:
     return shapes.reshape(x, (*s[:axis], size, s[axis] // size, *s[axis + 1 :]))
 
 
-def _conv_transpose_rule(ct: Any, x: Any, w: Any, **params: Any) -> list:
+def _conv_transpose_rule(ct: Any, x: Any, w: Any, **params: Any) -> list[Any]:
     if is_linear(x):
         return [_cotangent_of_input(ct, x.aval, w, **params), None]
     return [None, _cotangent_of_kernel(ct, x, w.aval, **params)]
@@ -200,10 +200,10 @@ def _cotangent_of_input(
     x: Aval,
     w: Any,
     *,
-    window_strides: tuple,
-    padding: tuple,
-    lhs_dilation: tuple,
-    rhs_dilation: tuple,
+    window_strides: tuple[Any, ...],
+    padding: tuple[Any, ...],
+    lhs_dilation: tuple[Any, ...],
+    rhs_dilation: tuple[Any, ...],
     dimension_numbers: ConvDimensionNumbers,
     feature_group_count: int,
     batch_group_count: int,
@@ -255,10 +255,10 @@ def _cotangent_of_kernel(
     x: Any,
     w: Aval,
     *,
-    window_strides: tuple,
-    padding: tuple,
-    lhs_dilation: tuple,
-    rhs_dilation: tuple,
+    window_strides: tuple[Any, ...],
+    padding: tuple[Any, ...],
+    lhs_dilation: tuple[Any, ...],
+    rhs_dilation: tuple[Any, ...],
     dimension_numbers: ConvDimensionNumbers,
     feature_group_count: int,
     batch_group_count: int,
@@ -301,8 +301,8 @@ def _cotangent_of_kernel(
 
 def _conv_batch(
     size: int,
-    xs: Sequence,
-    dims: Sequence,
+    xs: Sequence[Any],
+    dims: Sequence[Any],
     *,
     dimension_numbers: ConvDimensionNumbers,
     feature_group_count: int,

@@ -143,7 +143,7 @@ def _dot_linearize(nonzero: Any, x: Any, y: Any, **params: Any) -> Any:
 
 def _dot_transpose(
     ct: Any, x: Any, y: Any, *, dimension_numbers: Any, precision: str, preferred_element_type: Any
-) -> list:
+) -> list[Any]:
     (xc, yc), (xb, yb) = dimension_numbers
     if is_linear(x):
         return [_dot_cotangent(ct, x.aval, y, xc, yc, xb, yb, True, precision), None]
@@ -195,7 +195,7 @@ def _dot_cotangent(
 
 
 def _dot_batch(
-    size: int, xs: Sequence, dims: Sequence, *, dimension_numbers: Any, **params: Any
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, dimension_numbers: Any, **params: Any
 ) -> Any:
     (x, y), (dx, dy) = xs, dims
     (xc, yc), (xb, yb) = dimension_numbers

@@ -298,8 +298,8 @@ def reciprocal(x: Any) -> Any:
 
 
 def _compare(
-    name: str, sign: str, op: Callable, ufunc: Callable, kinds: str, wraps: bool
-) -> Callable:
+    name: str, sign: str, op: Callable[..., Any], ufunc: Callable[..., Any], kinds: str, wraps: bool
+) -> Callable[..., Any]:
     def triton(kind: DType, x: str, y: str) -> str:
         if kind == BOOL and kinds == "ordered":
             # int1 compares as a signed number, whose one is negative.
@@ -469,7 +469,9 @@ logistic = elementwise(
 # ---- trigonometry ----
 
 
-def _function(name: str, partial: Callable, triton: str, kinds: str = "inexact", **options: Any):
+def _function(
+    name: str, partial: Callable[..., Any], triton: str, kinds: str = "inexact", **options: Any
+):
     torch_function = options.pop("torch", None) or getattr(torch, name)
     options.setdefault("cost", 8)
     return elementwise(
@@ -589,7 +591,7 @@ bitcast_p = Primitive(
 bitcast_p.linearize = no_tangent(bitcast_p)
 
 
-def _bitcast_batch(size: int, xs: Sequence, dims: Sequence, *, dtype: DType) -> Any:
+def _bitcast_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, dtype: DType) -> Any:
     return bitcast_convert_type(move_batch(xs[0], dims[0], 0, size), dtype), 0
 
 
@@ -626,7 +628,7 @@ def _select_linearize(nonzero: Any, c: Any, x: Any, y: Any) -> Any:
     return out, tangent
 
 
-def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list:
+def _select_transpose(ct: Any, c: Any, x: Any, y: Any) -> list[Any]:
     return [
         None,
         select(c, ct, 0.0) if is_linear(x) else None,

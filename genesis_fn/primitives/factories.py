@@ -43,22 +43,22 @@ def elementwise(
     name: str,
     partials: Sequence[Any] | None = None,
     *,
-    tangent: Callable | None = None,
-    transpose: Callable | None = None,
+    tangent: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
     save: bool = False,
     kinds: str = "number",
     result: Callable[[DType], DType] | None = None,
     precision: str = "follow",
-    torch: Callable | None = None,
+    torch: Callable[..., Any] | None = None,
     triton: str | Callable[..., str] | None = None,
     cost: int = 1,
-    fold: Callable | None = None,
+    fold: Callable[..., Any] | None = None,
     scalars: tuple[int, ...] = (),
-    numpy: Callable | None = None,
-    python: Callable | None = None,
+    numpy: Callable[..., Any] | None = None,
+    python: Callable[..., Any] | None = None,
     wraps: bool = False,
     bounded: bool = False,
-    flops: Callable | None = None,
+    flops: Callable[..., Any] | None = None,
     transcendental: bool = False,
 ) -> Callable[..., Any]:
     """The function of a new elementwise primitive, on operands of one shape and dtype.
@@ -109,7 +109,7 @@ def elementwise(
     return named(call, prim)
 
 
-def named(call: Callable, prim: Primitive) -> Callable:
+def named(call: Callable[..., Any], prim: Primitive) -> Callable[..., Any]:
     """`call`, presented as the function of `prim`."""
     call.__name__ = call.__qualname__ = prim.name
     call.prim = prim  # type: ignore[attr-defined]
@@ -117,8 +117,8 @@ def named(call: Callable, prim: Primitive) -> Callable:
 
 
 def _linearize_elementwise(
-    prim: Primitive, partials: Sequence[Any] | None, tangent: Callable | None, save: bool
-) -> Callable:
+    prim: Primitive, partials: Sequence[Any] | None, tangent: Callable[..., Any] | None, save: bool
+) -> Callable[..., Any]:
     if tangent is not None:
 
         def rule(nonzero: Any, *xs: Any) -> Any:
@@ -166,7 +166,7 @@ def scale(t: Any, d: Any) -> Any:
 
 
 def batch_elementwise(
-    prim: Primitive, size: int, xs: Sequence, dims: Sequence, **params: Any
+    prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any
 ) -> tuple[Any, int | None]:
     """The batching rule of operations that treat every element alike."""
     for d in dims:
@@ -204,7 +204,7 @@ def linear(
     shape: Callable[..., Aval],
     *,
     transpose: Callable[..., Any],
-    batch: Callable,
+    batch: Callable[..., Any],
     **traits: Any,
 ) -> Primitive:
     """A new primitive that is linear in its one operand; its derivatives are bounded.
@@ -226,7 +226,7 @@ def each_operand(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
     return ins[0].size
 
 
-def linear_rule(prim: Primitive) -> Callable:
+def linear_rule(prim: Primitive) -> Callable[..., Any]:
     """The linearize rule of an operation that is linear in its one operand: itself."""
     return lambda nonzero, x, /, **params: (
         bind(prim, x, **params),
@@ -234,7 +234,7 @@ def linear_rule(prim: Primitive) -> Callable:
     )
 
 
-def no_tangent(prim: Primitive) -> Callable:
+def no_tangent(prim: Primitive) -> Callable[..., Any]:
     """The linearize rule of an operation whose derivative is zero or meaningless."""
     if prim.multi:
         return lambda nonzero, *xs, **params: (

@@ -52,10 +52,10 @@ def _matrices(name: str, x: Aval, square: bool = False) -> tuple[int, int]:
     return x.shape[-2], x.shape[-1]
 
 
-def _leading(prim: Primitive) -> Callable:
+def _leading(prim: Primitive) -> Callable[..., Any]:
     """The batching rule of operations on the last two dimensions."""
 
-    def batch(size: int, xs: Sequence, dims: Sequence, **params: Any) -> Any:
+    def batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
         out = bind(prim, *[move_batch(x, d, 0, size) for x, d in zip(xs, dims)], **params)
         return (out, [0] * len(out)) if prim.multi else (out, 0)
 
@@ -239,7 +239,9 @@ def _triangular_linearize(nonzero: Any, a: Any, b: Any, **params: Any) -> Any:
     return x, tangent
 
 
-def _triangular_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool, **params: Any) -> list:
+def _triangular_transpose(
+    ct: Any, a: Any, b: Any, *, transpose_a: bool, **params: Any
+) -> list[Any]:
     if is_linear(a):
         raise errors.NotDifferentiableError("triangular_solve is not linear in its matrix")
     return [None, bind(triangular_solve_p, a, ct, transpose_a=not transpose_a, **params)]
@@ -303,7 +305,7 @@ def _solve_linearize(nonzero: Any, a: Any, b: Any, *, transpose_a: bool) -> Any:
     return x, tangent
 
 
-def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list:
+def _solve_transpose(ct: Any, a: Any, b: Any, *, transpose_a: bool) -> list[Any]:
     if is_linear(a):
         raise errors.NotDifferentiableError("solve is not linear in its matrix")
     return [None, bind(solve_p, a, ct, transpose_a=not transpose_a)]
@@ -346,7 +348,7 @@ def _lu_linearize(nonzero: Any, x: Any) -> Any:
     m, n = kind.shape[-2:]
     k = min(m, n)
 
-    def tangent(t: Any) -> list:
+    def tangent(t: Any) -> list[Any]:
         index = shapes.broadcast_in_dim(order, kind.shape, range(kind.ndim - 1))
         t = take_along(t, index, kind.ndim - 2)
         lower, upper = _square_factors(factors, m, n, k)
@@ -414,7 +416,7 @@ def _qr_linearize(nonzero: Any, x: Any, *, full_matrices: bool) -> Any:
         )
     q, r = bind(qr_p, x, full_matrices=full_matrices)
 
-    def tangent(t: Any) -> list:
+    def tangent(t: Any) -> list[Any]:
         s = triangular_solve(r, t, left_side=False, lower=False)  # A' R^-1
         inner = _mm(_h(q), s)
         below = tril(inner, -1)
@@ -462,7 +464,7 @@ def _inverse_gaps(w: Any, shape: Sequence[int]) -> Any:
 def _eigh_linearize(nonzero: Any, x: Any) -> Any:
     v, w = bind(eigh_p, x)
 
-    def tangent(t: Any) -> list:
+    def tangent(t: Any) -> list[Any]:
         # Only the lower triangle is read; the derivative is that of the Hermitian matrix.
         t = _half(add(t, _h(t)))
         inner = _mm(_h(v), _mm(t, v))
@@ -517,7 +519,7 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
     k = min(m, n)
     square = (*typeof(x).shape[:-2], k, k)
 
-    def tangent(t: Any) -> list:
+    def tangent(t: Any) -> list[Any]:
         inner = _mm(_mm(_h(u), t), _h(vh))  # U^H A' V
         ds = _real(_diagonal(inner))
         if not compute_uv:

@@ -94,7 +94,7 @@ key_hash_p = Primitive("key_hash", _hash_shape, weak=None, flops=no_flops)
 key_hash_p.linearize, key_hash_p.words = no_tangent(key_hash_p), _on_words
 
 
-def _hash_batch(size: int, xs: Sequence, dims: Sequence, **params: Any) -> Any:
+def _hash_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     key, data = [move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
     return bind(key_hash_p, key, data, **params), 0
 

@@ -91,7 +91,9 @@ def _broadcast_transpose(ct: Any, x: Aval, *, shape: tuple[int, ...], dims: tupl
     return reshape(reduce_sum(ct, (*new, *grown)), x.shape)
 
 
-def _broadcast_batch(size: int, x: Any, d: int, *, shape: tuple, dims: tuple) -> Any:
+def _broadcast_batch(
+    size: int, x: Any, d: int, *, shape: tuple[Any, ...], dims: tuple[Any, ...]
+) -> Any:
     x = move_batch(x, d, 0, size)
     return broadcast_in_dim(x, (size, *shape), (0, *(i + 1 for i in dims))), 0
 
@@ -256,11 +258,15 @@ def _slice_shape(
     )
 
 
-def _slice_index(at: Index, x: Aval, *, start: tuple, limit: tuple, strides: tuple) -> Index:
+def _slice_index(
+    at: Index, x: Aval, *, start: tuple[Any, ...], limit: tuple[Any, ...], strides: tuple[Any, ...]
+) -> Index:
     return tuple([ix.shift(ix.scale(i, s), a) for i, a, s in zip(at, start, strides)])
 
 
-def _slice_transpose(ct: Any, x: Aval, *, start: tuple, limit: tuple, strides: tuple) -> Any:
+def _slice_transpose(
+    ct: Any, x: Aval, *, start: tuple[Any, ...], limit: tuple[Any, ...], strides: tuple[Any, ...]
+) -> Any:
     reached = [
         low + (n - 1) * step + 1 if n else low
         for low, n, step in zip(start, typeof(ct).shape, strides)
@@ -269,7 +275,15 @@ def _slice_transpose(ct: Any, x: Aval, *, start: tuple, limit: tuple, strides: t
     return pad(ct, zero_of(ct), config)
 
 
-def _slice_batch(size: int, x: Any, d: int, *, start: tuple, limit: tuple, strides: tuple) -> Any:
+def _slice_batch(
+    size: int,
+    x: Any,
+    d: int,
+    *,
+    start: tuple[Any, ...],
+    limit: tuple[Any, ...],
+    strides: tuple[Any, ...],
+) -> Any:
     whole = [(*v[:d], n, *v[d:]) for v, n in ((start, 0), (limit, size), (strides, 1))]
     return slice(x, *whole), d
 
@@ -354,7 +368,7 @@ def _pad_shape(x: Aval, value: Any, *, config: tuple[tuple[int, int, int], ...])
     return x.update(tuple(shape))
 
 
-def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple) -> Any:
+def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple[Any, ...]) -> Any:
     out = bind(pad_p, x, value, config=config)
     kind = typeof(x)
 
@@ -364,7 +378,7 @@ def _pad_linearize(nonzero: Any, x: Any, value: Any, *, config: tuple) -> Any:
     return out, tangent
 
 
-def _pad_transpose(ct: Any, x: Any, value: Any, *, config: tuple) -> list:
+def _pad_transpose(ct: Any, x: Any, value: Any, *, config: tuple[Any, ...]) -> list[Any]:
     back = spread = None
     if is_linear(x):
         whole = pad(ct, zero_of(ct), [(-low, -high, 0) for low, high, _ in config])
@@ -380,7 +394,9 @@ def _pad_transpose(ct: Any, x: Any, value: Any, *, config: tuple) -> list:
     return [back, spread]
 
 
-def _pad_batch(size: int, xs: Sequence, dims: Sequence, *, config: tuple) -> Any:
+def _pad_batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, config: tuple[Any, ...]
+) -> Any:
     (x, value), (d, value_dim) = xs, dims
     if value_dim is None:
         return pad(x, value, (*config[:d], (0, 0, 0), *config[d:])), d
@@ -393,7 +409,7 @@ def _pad_batch(size: int, xs: Sequence, dims: Sequence, *, config: tuple) -> Any
     return select(outside, values, padded), 0
 
 
-def _pad_pieces(k: int, at: Index, x: Aval, value: Any, *, config: tuple) -> list[Piece]:
+def _pad_pieces(k: int, at: Index, x: Aval, value: Any, *, config: tuple[Any, ...]) -> list[Piece]:
     conditions, inner = [], []
     for i, n, (low, _, interior) in zip(at, x.shape, config):
         t, step = ix.shift(i, -low), interior + 1
@@ -459,7 +475,7 @@ def _concatenate_linearize(nonzero: Any, *xs: Any, dimension: int) -> Any:
     return concatenate(xs, dimension), tangent
 
 
-def _concatenate_transpose(ct: Any, *xs: Any, dimension: int) -> list:
+def _concatenate_transpose(ct: Any, *xs: Any, dimension: int) -> list[Any]:
     sizes = [(x.aval if is_linear(x) else typeof(x)).shape[dimension] for x in xs]
     if all(map(is_linear, xs)):
         return split(ct, sizes, dimension)
@@ -470,7 +486,7 @@ def _concatenate_transpose(ct: Any, *xs: Any, dimension: int) -> list:
     ]
 
 
-def _concatenate_batch(size: int, xs: Sequence, dims: Sequence, *, dimension: int) -> Any:
+def _concatenate_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, dimension: int) -> Any:
     xs = [move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
     return concatenate(xs, dimension + 1), 0
 
@@ -521,16 +537,18 @@ def _split_pieces(k: int, at: Index, x: Aval, *, sizes: tuple[int, ...], axis: i
     return [(0, (*at[:axis], ix.shift(at[axis], sum(sizes[:k])), *at[axis + 1 :]), ())]
 
 
-def _split_linearize(nonzero: Any, x: Any, *, sizes: tuple, axis: int) -> Any:
+def _split_linearize(nonzero: Any, x: Any, *, sizes: tuple[Any, ...], axis: int) -> Any:
     return split(x, sizes, axis), lambda t: split(t, sizes, axis)
 
 
-def _split_transpose(cts: Sequence[Any], x: Any, *, sizes: tuple, axis: int) -> list:
+def _split_transpose(cts: Sequence[Any], x: Any, *, sizes: tuple[Any, ...], axis: int) -> list[Any]:
     parts = _split_shape(x.aval, sizes=sizes, axis=axis)
     return [concatenate([instantiate(ct, k) for ct, k in zip(cts, parts)], axis)]
 
 
-def _split_batch(size: int, xs: Sequence, dims: Sequence, *, sizes: tuple, axis: int) -> Any:
+def _split_batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, sizes: tuple[Any, ...], axis: int
+) -> Any:
     (x,), (d,) = xs, dims
     return split(x, sizes, axis + (d <= axis)), [d] * len(sizes)
 
@@ -633,7 +651,7 @@ def copy(x: Any) -> Any:
     return bind(copy_p, x)
 
 
-def _some(values: Sequence[Any]) -> list:
+def _some(values: Sequence[Any]) -> list[Any]:
     """The barrier over the values that are not None."""
     passed = iter(optimization_barrier([v for v in values if v is not None]))
     return [None if v is None else next(passed) for v in values]

@@ -61,13 +61,15 @@ def _sort_linearize(nonzero: Any, *xs: Any, dimension: int, **params: Any) -> An
     places = shapes.broadcasted_iota(I32, shape, dimension)
     *ys, order = bind(sort_p, *xs, places, dimension=dimension, **params)
 
-    def tangent(*ts: Any) -> list:
+    def tangent(*ts: Any) -> list[Any]:
         return [None if t is None else take_along(t, order, dimension) for t in ts]
 
     return ys, tangent
 
 
-def _sort_batch(size: int, xs: Sequence, dims: Sequence, *, dimension: int, **params: Any) -> Any:
+def _sort_batch(
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, dimension: int, **params: Any
+) -> Any:
     d = next(d for d in dims if d is not None)
     moved = [move_batch(x, k, d, size) for x, k in zip(xs, dims)]
     ys = bind(sort_p, *moved, dimension=dimension + (dimension >= d), **params)
@@ -125,7 +127,7 @@ def _top_k_linearize(nonzero: Any, x: Any, *, k: int, axis: int) -> Any:
     return [values, index], lambda t: [take_along(t, index, axis), None]
 
 
-def _top_k_batch(size: int, xs: Sequence, dims: Sequence, *, k: int, axis: int) -> Any:
+def _top_k_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, k: int, axis: int) -> Any:
     d = dims[0]
     return bind(top_k_p, xs[0], k=k, axis=axis + (axis >= d)), [d, d]
 

@@ -37,7 +37,7 @@ def _work(kind: DType) -> DType:
     return dtypes.F32 if kind.itemsize < 4 else kind
 
 
-def _parameters(name: str, dtype: Any, shape: Any, *values: Any) -> tuple:
+def _parameters(name: str, dtype: Any, shape: Any, *values: Any) -> tuple[Any, ...]:
     """(dtype of the sample, its shape, the parameters broadcast to it in the working dtype)."""
     kind = float_dtype(dtype, name)
     shape = shape_of(shape, *values)
@@ -290,10 +290,10 @@ def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Any:
 
 
 def _poisson_by_products(key: Any, lam: Any) -> Any:
-    def going(state: tuple) -> Any:
+    def going(state: tuple[Any, ...]) -> Any:
         return jnp.any(state[2] > -lam)
 
-    def step(state: tuple) -> tuple:
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         k, count, log_product = state
         k, sub = split(k)
         count = jnp.where(log_product > -lam, count + 1, count)
@@ -325,10 +325,10 @@ def _poisson_by_rejection(key: Any, lam: Any) -> Any:
 def _until_accepted(key: Any, attempt: Any, like: Any) -> Any:
     """An accepted proposal of `attempt(u, v) -> (value, accepted)` for each element."""
 
-    def going(state: tuple) -> Any:
+    def going(state: tuple[Any, ...]) -> Any:
         return ~jnp.all(state[2])
 
-    def step(state: tuple) -> tuple:
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         k, value, done = state
         k, first, second = split(k, 3)
         u, v = uniform(first, like.shape, like.dtype), uniform(second, like.shape, like.dtype)
@@ -364,10 +364,10 @@ def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> 
 def _binomial_by_waiting(key: Any, n: Any, p: Any) -> Any:
     log_miss = jnp.log1p(-p)
 
-    def going(state: tuple) -> Any:
+    def going(state: tuple[Any, ...]) -> Any:
         return jnp.any(state[2] <= n)
 
-    def step(state: tuple) -> tuple:
+    def step(state: tuple[Any, ...]) -> tuple[Any, ...]:
         k, count, trials = state
         sub, k = split(k)
         count = jnp.where(trials <= n, count + 1, count)
@@ -433,7 +433,7 @@ def multinomial(
     ratios = jnp.clip(p / jnp.where(left == 0, 1, left), 0, 1)
     keys = split(key, shape[-1])
 
-    def draw(remaining: Any, x: tuple) -> tuple:
+    def draw(remaining: Any, x: tuple[Any, ...]) -> tuple[Any, ...]:
         ratio, k = x
         count = binomial(k, remaining, ratio, dtype=remaining.dtype)
         return remaining - count, count

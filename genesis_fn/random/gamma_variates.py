@@ -40,10 +40,10 @@ def _sample(key: Any, a: Any) -> Any:
     d = jnp.where(small, a + 1, a) - 1 / 3
     c = 1 / (3 * jnp.sqrt(d))
 
-    def missing(state: tuple) -> Any:
+    def missing(state: tuple[Any, ...]) -> Any:
         return jnp.any(~state[2])
 
-    def attempt(state: tuple) -> tuple:
+    def attempt(state: tuple[Any, ...]) -> tuple[Any, ...]:
         k, log_v, done = state
         k, first, second = split(k, 3)
         x = normal(first, shape, kind)
@@ -68,7 +68,7 @@ def _sample(key: Any, a: Any) -> Any:
 
 
 @_sample.defjvp
-def _(primals: tuple, tangents: tuple) -> tuple:
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     key, a = primals
     log_z = _sample(unmarked(key), a)
     return log_z, log_gamma_grad(a, log_z) * tangents[1]

@@ -171,7 +171,7 @@ def _times_logarithm(log: Any, slope: Any) -> Any:
         return np.where(none, 0.0, np.where(none, 1.0, x) * log(np.where(none, 1.0, y)))
 
     @product.defjvp
-    def rule(primals: tuple, tangents: tuple) -> tuple:
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         (x, y), (dx, dy) = primals, tangents
         return product(x, y), dx * log(y) + dy * x * slope(y)
 
@@ -188,7 +188,7 @@ def _xlogx(x: Any) -> Any:
 
 
 @_xlogx.defjvp
-def _xlogx_rule(primals: tuple, tangents: tuple) -> tuple:
+def _xlogx_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     return _xlogx(*primals), tangents[0] * (np.log(primals[0]) + 1.0)
 
 
@@ -301,7 +301,7 @@ def _tail(logarithm: Any) -> Any:
 
 
 @_ndtri.defjvp
-def _ndtri_rule(primals: tuple, tangents: tuple) -> tuple:
+def _ndtri_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     x = _ndtri(*primals)
     return x, tangents[0] * math.sqrt(2 * math.pi) * np.exp(0.5 * x * x)
 

@@ -106,7 +106,7 @@ class CpuBackend(Backend):
 
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
-    ) -> Callable:
+    ) -> Callable[..., Any]:
         run = lower(prim, avals, params)
         out = prim.abstract(tuple(avals), params)
         if prim.multi:

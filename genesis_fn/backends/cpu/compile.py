@@ -38,7 +38,7 @@ _KEPT = 4 << 20
 _SMALL = 1 << 16
 
 
-def tensor_function(jaxpr: Jaxpr) -> Callable[..., list]:
+def tensor_function(jaxpr: Jaxpr) -> Callable[..., list[Any]]:
     """The program as a function from torch tensors to a list of them."""
     return tensor_program(jaxpr).run
 
@@ -150,7 +150,7 @@ class _Writer:
 
     # ---- writing ----
 
-    def write(self, program: Jaxpr) -> tuple[str, Callable]:
+    def write(self, program: Jaxpr) -> tuple[str, Callable[..., Any]]:
         """(source, the function) of the program, or of what `constants` left of it."""
         program = _without_barriers(program)
         todo, outs = pattern_fusion.steps(program, self.names, _LAZY), program.outs

@@ -194,8 +194,8 @@ def _call(e: Eqn, names: Names) -> Step:
 _FORMS: dict[Primitive, Callable[[Eqn, Names], Step | None]] = {}
 
 
-def _form(*prims: Primitive) -> Callable:
-    def register(f: Callable) -> Callable:
+def _form(*prims: Primitive) -> Callable[..., Any]:
+    def register(f: Callable[..., Any]) -> Callable[..., Any]:
         _FORMS.update(dict.fromkeys(prims, f))
         return f
 
@@ -463,7 +463,7 @@ def product(e: Eqn) -> Product | None:
     )
 
 
-def _matrix_text(name: str, plan: tuple, shape: tuple[int, ...]) -> str:
+def _matrix_text(name: str, plan: tuple[Any, ...], shape: tuple[int, ...]) -> str:
     order, matrix, swap = plan
     if order is not None:
         name += f".permute({order})"

@@ -26,11 +26,11 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.transforms.custom.fused_functions import Fused
 
 # `build(avals, **params)` by primitive.
-RULES: dict[Primitive, Callable[..., Callable]] = {}
+RULES: dict[Primitive, Callable[..., Callable[..., Any]]] = {}
 # Primitives whose results are memory of their own, whatever the operands are.
 FRESH_RESULTS: set[Primitive] = set()
 # Elementwise functions of complex tensors, where those for numbers are wrong for some of them.
-OF_COMPLEX: dict[Primitive, Callable] = {}
+OF_COMPLEX: dict[Primitive, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FusedFunction:
     `fits(avals, **static)`. `opaque`: TorchInductor leaves it whole, since it is a kernel that
     TorchInductor would not make."""
 
-    compute: Callable[..., list]
+    compute: Callable[..., list[Any]]
     fits: Callable[..., bool]
     opaque: bool
 
@@ -48,7 +48,7 @@ class FusedFunction:
 FUSED: dict[str, FusedFunction] = {}
 
 
-def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Callable:
+def lower(prim: Primitive, avals: Sequence[Any], params: dict[str, Any]) -> Callable[..., Any]:
     """A function of torch tensors (and Python scalars where `avals` has scalars)."""
     build = RULES.get(prim)
     if build is not None:
@@ -64,11 +64,13 @@ def has_lowering(prim: Primitive) -> bool:
     return prim in RULES or (type(prim.lowering) is Elementwise and prim.lowering.torch is not None)
 
 
-def lowers(*prims: Primitive, fresh: bool = False) -> Callable[[Callable], Callable]:
+def lowers(
+    *prims: Primitive, fresh: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `build(avals, **params)` makes the torch function of these primitives; `fresh`:
     its results are memory of their own."""
 
-    def register(build: Callable) -> Callable:
+    def register(build: Callable[..., Any]) -> Callable[..., Any]:
         RULES.update(dict.fromkeys(prims, build))
         FRESH_RESULTS.update(prims if fresh else ())
         return build
@@ -76,11 +78,11 @@ def lowers(*prims: Primitive, fresh: bool = False) -> Callable[[Callable], Calla
     return register
 
 
-def computes(*prims: Primitive) -> Callable[[Callable], Callable]:
+def computes(*prims: Primitive) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `f(*tensors, **params)` is the torch function of these primitives, whatever the
     operands are."""
 
-    def register(f: Callable) -> Callable:
+    def register(f: Callable[..., Any]) -> Callable[..., Any]:
         lowers(*prims)(lambda avals, **params: with_params(f, params))
         return f
 
@@ -96,7 +98,7 @@ def computes_fused(
     opaque: bool = False,
     results: int | None = None,
     **given: Any,
-) -> Callable[[Callable], Callable]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `f(*tensors, **static, **given)` is the torch function of the fused function of
     this name, where it `fits` (by default, where all operands are of `kinds`, but the `labels`,
     which are int32 or int64). `results`: how many of the function's first are its results."""
@@ -105,7 +107,7 @@ def computes_fused(
         allowed = [(dtypes.I32, dtypes.I64) if i == labels else kinds for i in range(len(avals))]
         return all(a.dtype in these for a, these in zip(avals, allowed))
 
-    def register(f: Callable) -> Callable:
+    def register(f: Callable[..., Any]) -> Callable[..., Any]:
         compute = with_params(f, given)
         if results is not None:
             compute = lambda *xs, **static: f(*xs, **static, **given)[:results]
@@ -115,18 +117,22 @@ def computes_fused(
     return register
 
 
-def fused_function(op: Fused, avals: Sequence[Any], static: tuple) -> FusedFunction | None:
+def fused_function(
+    op: Fused, avals: Sequence[Any], static: tuple[Any, ...]
+) -> FusedFunction | None:
     """The torch function of a fused function, if it has one that fits operands of these avals."""
     found = FUSED.get(op.name)
     arrays = all(type(a) is Aval for a in avals)
     return found if found and arrays and found.fits(avals, **dict(static)) else None
 
 
-def elementwise(prim: Primitive, numpy: Callable | None = None) -> Callable[[Callable], Callable]:
+def elementwise(
+    prim: Primitive, numpy: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `f(*tensors, **params)` computes this elementwise primitive for dtypes that torch
     has, and `numpy` (or the definition's) unsigned integers that it lacks."""
 
-    def register(f: Callable) -> Callable:
+    def register(f: Callable[..., Any]) -> Callable[..., Any]:
         unsigned = numpy or prim.lowering.numpy
         lowers(prim, fresh=True)(functools.partial(_around, prim, f, unsigned))
         return f
@@ -135,8 +141,13 @@ def elementwise(prim: Primitive, numpy: Callable | None = None) -> Callable[[Cal
 
 
 def _around(
-    prim: Primitive, f: Callable, numpy: Callable | None, avals: Sequence[Any], /, **params: Any
-) -> Callable:
+    prim: Primitive,
+    f: Callable[..., Any],
+    numpy: Callable[..., Any] | None,
+    avals: Sequence[Any],
+    /,
+    **params: Any,
+) -> Callable[..., Any]:
     """`f` around what torch lacks: 8-bit floats are computed in float32; unsigned integers in their
     signed storage, where that wraps alike, or by NumPy."""
     kind = next(a.dtype for a in avals if type(a) is Aval)
@@ -151,6 +162,6 @@ def _around(
     return with_params(f, params)
 
 
-def with_params(f: Callable, params: dict[str, Any]) -> Callable:
+def with_params(f: Callable[..., Any], params: dict[str, Any]) -> Callable[..., Any]:
     """`f` of the operands alone."""
     return functools.partial(f, **params) if params else f

@@ -88,7 +88,7 @@ class _Merger:
 
     # ---- silu ----
 
-    def _silu(self, e: Eqn, x: Var, y: Var) -> tuple | None:
+    def _silu(self, e: Eqn, x: Var, y: Var) -> tuple[Any, ...] | None:
         gate = self.only(y, logistic)
         if gate is None or gate.ins[0] is not x:
             return None
@@ -138,7 +138,7 @@ class _Merger:
 
     # ---- sums ----
 
-    def _sum(self, e: Eqn, base: Var, term: Var, sign: float) -> tuple | None:
+    def _sum(self, e: Eqn, base: Var, term: Var, sign: float) -> tuple[Any, ...] | None:
         """base + sign * term, where term is made by a product or a quotient."""
         if base is term:
             return None
@@ -194,7 +194,7 @@ class _Merger:
             )
         return None
 
-    def _addmm(self, e: Eqn, base: Var, dot: Eqn) -> tuple | None:
+    def _addmm(self, e: Eqn, base: Var, dot: Eqn) -> tuple[Any, ...] | None:
         found = product(dot)
         if found is None or not all(map(plain, dot.ins)):
             return None
@@ -211,7 +211,7 @@ class _Merger:
         made = Step(e, e.outs, [*dot.ins, base], text, over, contiguous=True, flat=(2,))
         return 3, [dot], made
 
-    def _products(self, e: Eqn) -> tuple | None:
+    def _products(self, e: Eqn) -> tuple[Any, ...] | None:
         """A sum of three terms or more, some of them matrix products that add to the others."""
         dots = [(d, product(d)) for d in [self.only(i, dot_general_p) for i in e.ins] if d]
         dots = [(d, p) for d, p in dots if p is not None and all(map(plain, d.ins))]
@@ -256,7 +256,7 @@ class _Merger:
         last = (len(e.params["shape"]) - 1,)
         return x if e.params["dims"] == last and x.aval.ndim == 1 else None
 
-    def _padded(self, e: Eqn) -> tuple | None:
+    def _padded(self, e: Eqn) -> tuple[Any, ...] | None:
         """A sum some of whose terms are padded with zeros: they are added to a part of the rest."""
         parts: list[Eqn] = []
         rest: list[Var] = []

@@ -45,7 +45,7 @@ def host_tensor(value: np.ndarray, kind: DType) -> torch.Tensor:
     return torch.from_numpy(flat.view(carrier)).view(TORCH_DTYPE[kind]).reshape(value.shape)
 
 
-def through_numpy(f: Callable, kind: DType) -> Callable:
+def through_numpy(f: Callable[..., Any], kind: DType) -> Callable[..., Any]:
     """`f` of NumPy arrays as a function of tensors of dtype `kind`; the result is stored as this
     library stores its dtype."""
 
@@ -58,7 +58,7 @@ def through_numpy(f: Callable, kind: DType) -> Callable:
     return call
 
 
-def through_float32(f: Callable, kind: DType) -> Callable:
+def through_float32(f: Callable[..., Any], kind: DType) -> Callable[..., Any]:
     """`f` computed in float32 on operands of an 8-bit float type."""
     narrow = TORCH_DTYPE[kind]
 
@@ -74,7 +74,7 @@ def same(x: Any) -> Any:
     return x
 
 
-def ordered(kind: DType) -> tuple[Callable, Callable]:
+def ordered(kind: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(to, from) storage in which torch compares, reverses and pads as `kind` is ordered."""
     if kind in SIGNED_STORAGE:
         least = torch.iinfo(SIGNED_STORAGE[kind]).min
@@ -87,20 +87,20 @@ def ordered(kind: DType) -> tuple[Callable, Callable]:
     return same, same
 
 
-def in_order(kind: DType, f: Callable) -> Callable:
+def in_order(kind: DType, f: Callable[..., Any]) -> Callable[..., Any]:
     """`f`, which compares and moves elements but makes none, for storage of any dtype."""
     to, back = ordered(kind)
     return f if to is same else lambda x: back(f(to(x)))
 
 
-def summed(kind: DType) -> tuple[Callable, Callable]:
+def summed(kind: DType) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(to, from) a dtype in which torch adds `kind`: floats of 16 and 8 bits in float32."""
     if kind in dtypes.NARROW:
         return torch.Tensor.float, lambda x: x.to(TORCH_DTYPE[kind])
     return same, same
 
 
-def moved(kind: DType, move: Callable) -> Callable:
+def moved(kind: DType, move: Callable[..., Any]) -> Callable[..., Any]:
     """`move`, which only copies elements of its operands, for every dtype of theirs: torch moves
     no 8-bit floats, but their bytes."""
     if kind not in NARROW_FLOATS:

@@ -42,7 +42,7 @@ class CudaBackend(Backend):
 
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
-    ) -> Callable:
+    ) -> Callable[..., Any]:
         """A function that runs `prim`; control flow and calls are compiled, as one program."""
         place = runtime(device.index)
         if has_lowering(prim) or not any(jaxprs_in(params)):
@@ -53,10 +53,10 @@ class CudaBackend(Backend):
 
     def _compiled(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
-    ) -> Callable:
+    ) -> Callable[..., Any]:
         """`prim` as a program of one equation."""
 
-        def build(given: Sequence[Any]) -> Callable:
+        def build(given: Sequence[Any]) -> Callable[..., Any]:
             ins = [Var(a) if type(a) is Aval else a for a in given]
             found = prim.abstract(tuple(given), params)
             outs = [Var(a) for a in (found if prim.multi else [found])]
@@ -67,7 +67,7 @@ class CudaBackend(Backend):
 
         if all(type(a) is Aval for a in avals):
             return build(avals)
-        made: dict[str, Callable] = {}
+        made: dict[str, Callable[..., Any]] = {}
 
         def run(*args: Any) -> Any:
             arrays = [a for a in args if type(a) is ArrayImpl]

@@ -69,13 +69,13 @@ class PlanRunner:
 
 def eager_function(
     place: Runtime, device: Device, prim: Primitive, avals: Sequence[Any], params: dict[str, Any]
-) -> Callable | None:
+) -> Callable[..., Any] | None:
     """A function of arrays and Python scalars that runs `prim`; None for a fused function that has
     no kernel, whose program must be compiled."""
     avals = tuple(avals)
     if not any(type(a) in SCALARS for a in avals):
         return _fixed(place, device, prim, avals, params)
-    made: OrderedDict[str, Callable] = OrderedDict()
+    made: OrderedDict[str, Callable[..., Any]] = OrderedDict()
     numbers = [i for i, a in enumerate(avals) if type(a) in SCALARS]
 
     def run(*args: Any) -> Any:
@@ -92,8 +92,8 @@ def eager_function(
 
 
 def _fixed(
-    place: Runtime, device: Device, prim: Primitive, avals: tuple, params: dict[str, Any]
-) -> Callable | None:
+    place: Runtime, device: Device, prim: Primitive, avals: tuple[Any, ...], params: dict[str, Any]
+) -> Callable[..., Any] | None:
     lowered = plan_for(prim, avals, params, place.driver.info.target)
     if lowered is None:
         return None
@@ -144,10 +144,10 @@ def _plan_function(
     sigs: Sequence[Signature],
     arrays: Sequence[int],
     prim: Primitive,
-    avals: tuple,
+    avals: tuple[Any, ...],
     params: dict[str, Any],
     shared: Sequence[tuple[str, int] | None],
-) -> Callable:
+) -> Callable[..., Any]:
     place, plan = runner.place, runner.plan
     target = place.driver.info.target
     sizes = [avals[i].nbytes for i in arrays] + [s.aval.nbytes for s in sigs]
@@ -194,7 +194,7 @@ def _plan_function(
 
 def _one_launch(
     runner: PlanRunner, size: int, result: Signature, arrays: Sequence[int], count: int
-) -> Callable:
+) -> Callable[..., Any]:
     """The function of the common case, one kernel with one result, without what others need."""
     step = runner.steps[0]
     place, lock, stream = runner.place, runner.lock, runner.place.driver.compute
@@ -213,7 +213,9 @@ def _one_launch(
     return run
 
 
-def _view_function(views: Views, sigs: Sequence[Signature], arrays: Sequence[int]) -> Callable:
+def _view_function(
+    views: Views, sigs: Sequence[Signature], arrays: Sequence[int]
+) -> Callable[..., Any]:
     def run(*args: Any) -> list[ArrayImpl]:
         found = []
         for (source, first), s in zip(views.sources, sigs):
@@ -231,7 +233,7 @@ def part_of(data: Buffer, first: int, size: int) -> Buffer:
     return Buffer(data.address + first, size, data)
 
 
-def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Signature]) -> Callable:
+def _host_function(place: Runtime, call: HostCall, sigs: Sequence[Signature]) -> Callable[..., Any]:
     function = call.function()
 
     def run(*args: Any) -> list[ArrayImpl]:

@@ -39,7 +39,7 @@ class _Products(Primitive):
 
     __slots__ = ()
 
-    def abstract(self, avals: tuple, params: dict[str, Any]) -> list[Any]:
+    def abstract(self, avals: tuple[Any, ...], params: dict[str, Any]) -> list[Any]:
         # Not remembered: the parameters of `dots` have no hash.
         return self.shape(*avals, **params)
 

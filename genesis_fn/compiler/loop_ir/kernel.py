@@ -95,7 +95,7 @@ def R(size: int) -> Expr:
 
 def domain(shape: Sequence[int], axes: Collection[int] = ()) -> Domain:
     """The domain of a shape of which `axes` are reduced."""
-    merged: list[list] = []
+    merged: list[list[Any]] = []
     for i, n in enumerate(shape):
         if n == 1:
             continue
@@ -164,7 +164,7 @@ class Instr:
     def __init__(
         self,
         op: str,
-        args: tuple,
+        args: tuple[Any, ...],
         meta: Any,
         dtype: DType,
         names: frozenset[str],
@@ -317,7 +317,7 @@ class KernelIR:
     def _emit(
         self,
         op: str,
-        args: tuple,
+        args: tuple[Any, ...],
         meta: Any,
         dtype: DType,
         names: frozenset[str] = frozenset(),
@@ -443,8 +443,8 @@ class KernelIR:
         self,
         conditions: Sequence[Guard],
         guards: Guards,
-        inside: Callable,
-        outside: Callable,
+        inside: Callable[..., Any],
+        outside: Callable[..., Any],
         dtype: DType,
     ) -> int:
         """`inside(guards)` where the conditions hold, else `outside()`."""

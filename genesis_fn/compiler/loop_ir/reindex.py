@@ -83,14 +83,14 @@ def substituted(
     out: list[Instr] = []
     seen: dict[Any, int] = {}
 
-    def emit(i: Instr, op: str, args: tuple, meta: Any, names: frozenset[str]) -> int:
+    def emit(i: Instr, op: str, args: tuple[Any, ...], meta: Any, names: frozenset[str]) -> int:
         key = (op, args, meta, i.dtype)
         if key not in seen:
             seen[key] = len(out)
             out.append(Instr(op, args, meta, i.dtype, names, i.level, i.eqn, i.late, i.near))
         return seen[key]
 
-    def below(args: tuple) -> frozenset[str]:
+    def below(args: tuple[Any, ...]) -> frozenset[str]:
         return frozenset().union(*[out[a].names for a in args if type(a) is int])
 
     places: list[list[int]] = [[] for _ in copies]

@@ -33,7 +33,9 @@ _SMALL = 4096
 
 
 @rule(scan_p)
-def _scan(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
+def _scan(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Atom] | None:
     body, consts, carry = simplified(params["jaxpr"], r.opaque), params["consts"], params["carry"]
     length = params["length"]
     ins = [r.array(i, v, e) for i, v in zip(ins, body.invars, strict=True)]
@@ -53,7 +55,7 @@ def _zero(kind: Aval) -> Any:
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(kind.dtype)]
 
 
-def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list, start: int, carry: int) -> list[Atom]:
+def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], start: int, carry: int) -> list[Atom]:
     rows = [
         r.apply(reshape_p, [x], {"shape": v.aval.shape}, e)[0]
         for x, v in zip(ins[start:], body.invars[start:])
@@ -73,15 +75,15 @@ class _Loop:
     """
 
     def __init__(
-        self, r: Rewriter, e: Eqn, body: Jaxpr, ins: list, consts: int, carry: int
+        self, r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], consts: int, carry: int
     ) -> None:
         self.r, self.e, self.body = r, e, body
         v, end = body.invars, consts + carry
-        self.consts: list[tuple] = list(zip(ins[:consts], v[:consts]))
-        self.carry: list[tuple] = list(
+        self.consts: list[tuple[Any, ...]] = list(zip(ins[:consts], v[:consts]))
+        self.carry: list[tuple[Any, ...]] = list(
             zip(range(carry), ins[consts:end], v[consts:end], body.outs[:carry])
         )
-        self.xs: list[tuple] = list(zip(ins[end:], v[end:]))
+        self.xs: list[tuple[Any, ...]] = list(zip(ins[end:], v[end:]))
         self.ys: list[Var] = body.outs[carry:]
         self.known: dict[int, Atom] = {}  # results known without the loop, by position
 
@@ -132,7 +134,7 @@ class _Loop:
         self.consts = [(x, v) for x, v in self.consts if v in used]
         self.body = Jaxpr(self.variables(), left, self.body.outs, (), self.body.name)
 
-    def result(self, params: dict, count: int) -> list[Atom]:
+    def result(self, params: dict[Any, Any], count: int) -> list[Atom]:
         """The loop's results, the first `count` of them carries: known ones, and those of the loop
         that remains."""
         r, e, length, known = self.r, self.e, params["length"], self.known
@@ -167,7 +169,7 @@ class _Loop:
         return [known[i] for i in range(total)]
 
 
-def _once_each(pairs: Sequence[tuple], env: dict[Var, Atom]) -> list[tuple]:
+def _once_each(pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]) -> list[tuple[Any, ...]]:
     """`pairs` of operand and variable, one per operand; `env` gets what further variables
     become."""
     first: dict[Atom, Var] = {}
@@ -204,7 +206,7 @@ def _worth_moving(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
     return moved
 
 
-def _trim_scan(e: Eqn, live: set) -> Eqn:
+def _trim_scan(e: Eqn, live: set[Any]) -> Eqn:
     """The scan without results that nothing reads and without carries that feed no other result."""
     p = e.params
     body, consts, carry = p["jaxpr"], p["consts"], p["carry"]
@@ -250,7 +252,9 @@ def pruned(jaxpr: Jaxpr, keep: tuple[bool, ...]) -> tuple[Jaxpr, list[bool]]:
 
 
 @rule(while_p)
-def _while(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
+def _while(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Atom] | None:
     cond, body = simplified(params["cond"], r.opaque), simplified(params["body"], r.opaque)
     a, b = params["cond_consts"], params["body_consts"]
     like = [*cond.invars[:a], *body.invars]
@@ -289,7 +293,7 @@ def _while(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> lis
     return [results[i] for i in range(len(results))]
 
 
-def _trim_while(e: Eqn, live: set) -> Eqn:
+def _trim_while(e: Eqn, live: set[Any]) -> Eqn:
     p = e.params
     cond, body, a, b = p["cond"], p["body"], p["cond_consts"], p["body_consts"]
     _, test_reads = pruned(cond, (True,))
@@ -335,7 +339,9 @@ def _trim_while(e: Eqn, live: set) -> Eqn:
 
 
 @rule(cond_p)
-def _cond(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list[Atom] | None:
+def _cond(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Atom] | None:
     index, *operands = ins
     branches = params["branches"]
     chosen = r.const.get(index) if type(index) is Var else index
@@ -367,7 +373,7 @@ def _cond(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list
     return [passed[i] for i in range(len(e.outs))]
 
 
-def _trim_cond(e: Eqn, live: set) -> Eqn:
+def _trim_cond(e: Eqn, live: set[Any]) -> Eqn:
     keep = tuple([o in live for o in e.outs])
     results = [pruned(b, keep) for b in e.params["branches"]]
     reads = [any(column) for column in zip(*[r[1] for r in results])]

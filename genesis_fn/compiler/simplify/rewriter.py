@@ -26,10 +26,10 @@ from genesis_fn.primitives.factories import full_p
 from genesis_fn.primitives.shape import barrier_p, transpose_p
 from genesis_fn.transforms.custom.fused_functions import fused_p
 
-Rule = Callable[["Rewriter", Eqn, Primitive, list, dict], "list[Atom] | None"]
+Rule = Callable[["Rewriter", Eqn, Primitive, list[Any], dict[Any, Any]], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}
 # How a loop or branch loses results: (equation, live variables) -> equation.
-TRIM: dict[Primitive, Callable[[Eqn, set], Eqn]] = {}
+TRIM: dict[Primitive, Callable[[Eqn, set[Any]], Eqn]] = {}
 
 
 def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
@@ -124,7 +124,12 @@ class Rewriter:
         return list(self.make(full_p, [], params, at))
 
     def apply(
-        self, prim: Primitive, ins: list, params: dict, at: Eqn, outs: Sequence[Var] | None = None
+        self,
+        prim: Primitive,
+        ins: list[Any],
+        params: dict[Any, Any],
+        at: Eqn,
+        outs: Sequence[Var] | None = None,
     ) -> Sequence[Atom]:
         """The results of an equation: of an equal one, of what its rule puts in its place, or its
         own (`outs`, where they are given and this is no copy)."""
@@ -138,7 +143,12 @@ class Rewriter:
         return self.make(prim, ins, params, at, outs)
 
     def make(
-        self, prim: Primitive, ins: list, params: dict, at: Eqn, outs: Sequence[Var] | None = None
+        self,
+        prim: Primitive,
+        ins: list[Any],
+        params: dict[Any, Any],
+        at: Eqn,
+        outs: Sequence[Var] | None = None,
     ) -> Sequence[Var]:
         """The results of an equation as it stands, shared with an equal earlier one."""
         key = None
@@ -174,7 +184,7 @@ class Rewriter:
         e = self.made.get(x) if type(x) is Var else None
         return e if e is not None and e.prim is prim else None
 
-    def _literals(self, ins: list, places: Sequence[int]) -> list:
+    def _literals(self, ins: list[Any], places: Sequence[int]) -> list[Any]:
         """`ins` with constant arrays at `places` turned to numbers; one array stays there."""
         const = self.const
         if not any([i in const for i in ins if type(i) is Var]):

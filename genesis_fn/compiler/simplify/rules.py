@@ -38,12 +38,16 @@ max_, min_, and_, or_ = ew.max.prim, ew.min.prim, ew.bitwise_and.prim, ew.bitwis
 
 
 @rule(name_p, ew.stop_gradient_p, copy_p)
-def _identity(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _identity(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     return [r.array(ins[0], e.outs[0], e)]
 
 
 @rule(add, sub)
-def _sum(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _sum(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     found, kind = _number(ins), e.outs[0].aval.dtype
     folded = _fold(r, e, prim, ins)
     if folded is not None or found is None:
@@ -60,7 +64,9 @@ def _sum(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list 
 
 
 @rule(mul, div)
-def _product(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _product(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     found, kind = _number(ins), e.outs[0].aval.dtype
     folded = _fold(r, e, prim, ins)
     if folded is not None or found is None:
@@ -74,12 +80,16 @@ def _product(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> l
 
 
 @rule(max_, min_)
-def _extreme(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _extreme(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     return [ins[0]] if ins[0] is ins[1] else None
 
 
 @rule(and_, or_)
-def _logic(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _logic(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     if ins[0] is ins[1]:
         return [ins[0]]
     found = _number(ins)
@@ -92,7 +102,7 @@ def _logic(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> lis
     return [other] if c == (prim is and_) else r.full(c, e.outs[0], e)
 
 
-def _number(ins: list) -> tuple[Var, Any, bool] | None:
+def _number(ins: list[Any]) -> tuple[Var, Any, bool] | None:
     """(the array, the number, whether the number comes second) of operands that are one of each;
     not for NaN, which equals nothing."""
     x, y = ins
@@ -103,13 +113,17 @@ def _number(ins: list) -> tuple[Var, Any, bool] | None:
 
 
 @rule(ew.pow.prim)
-def _pow(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _pow(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     x, y = ins
     return [x] if type(y) in (int, float) and y == 1 and type(x) is Var else None
 
 
 @rule(neg, ew.bitwise_not.prim)
-def _involution(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _involution(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     inner = r.by(ins[0], prim)
     if inner is not None:
         return [inner.ins[0]]
@@ -117,12 +131,16 @@ def _involution(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -
 
 
 @rule(Elementwise)
-def _folded(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _folded(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     return _fold(r, e, prim, ins)
 
 
 @rule(ew.select_p)
-def _select(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _select(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     c, x, y = ins
     chosen = r.const.get(c)
     if chosen is not None:
@@ -131,11 +149,13 @@ def _select(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> li
 
 
 @rule(ew.add_n.prim)
-def _add_n(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _add_n(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     return [ins[0]] if len(ins) == 1 else None
 
 
-def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list) -> list | None:
+def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any]) -> list[Any] | None:
     """An operation on numbers only, done now in the dtype that it would be done in."""
     const, lowering = r.const, prim.lowering
     if type(lowering) is not Elementwise or lowering.fold is None:
@@ -162,7 +182,9 @@ def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list) -> list | None:
 
 
 @rule(ew.convert_p)
-def _convert(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _convert(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     x, target = ins[0], params["dtype"]
     if type(x) is not Var:
         return r.full(x, e.outs[0], e)
@@ -210,13 +232,15 @@ def holds(wide: DType, narrow: DType) -> bool:
 # ---- rules: shapes ----
 
 
-def _constant_view(r: Rewriter, e: Eqn, x: Atom) -> list | None:
+def _constant_view(r: Rewriter, e: Eqn, x: Atom) -> list[Any] | None:
     value = r.const.get(x)
     return None if value is None else r.full(value, e.outs[0], e)
 
 
 @rule(reshape_p)
-def _reshape(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _reshape(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     (x,), target = ins, params["shape"]
     if x.aval.shape == target:
         return [x]
@@ -231,7 +255,9 @@ def _reshape(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> l
 
 
 @rule(transpose_p)
-def _transposed(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _transposed(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     (x,), order = ins, params["permutation"]
     if order == tuple(range(len(order))):
         return [x]
@@ -248,7 +274,9 @@ def _transposed(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -
 
 
 @rule(broadcast_in_dim_p)
-def _broadcast(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _broadcast(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     (x,), target, dims = ins, params["shape"], params["dims"]
     if type(x) is not Var:
         return r.full(x, e.outs[0], e)
@@ -291,7 +319,9 @@ def _expanded(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | No
 
 
 @rule(slice_p)
-def _slice(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _slice(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     (x,) = ins
     if e.outs[0].aval is x.aval:
         return [x]
@@ -308,7 +338,9 @@ def _slice(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> lis
 
 
 @rule(pad_p)
-def _pad(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _pad(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     x, value = ins
     if all([each == (0, 0, 0) for each in params["config"]]):
         return [x]
@@ -318,7 +350,9 @@ def _pad(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list 
 
 
 @rule(rev_p)
-def _rev(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _rev(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     (x,) = ins
     if all([x.aval.shape[d] == 1 for d in params["dimensions"]]):
         return [x]
@@ -326,7 +360,9 @@ def _rev(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list 
 
 
 @rule(concatenate_p)
-def _concatenate(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _concatenate(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     d = params["dimension"]
     filled = [x for x in ins if x.aval.shape[d]]
     if len(filled) == len(ins) > 1:
@@ -337,12 +373,16 @@ def _concatenate(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) 
 
 
 @rule(split_p)
-def _split(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _split(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     return list(ins) if len(params["sizes"]) == 1 else None
 
 
 @rule(Reduce)
-def _reduction(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _reduction(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     (x,), axes = ins, params.get("axes")
     if axes is None:  # a position, which has one axis
         return None
@@ -362,8 +402,8 @@ def _reduction(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) ->
 
 @rule(dot_general_p)
 def _product_of_transposed(
-    r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict
-) -> list | None:
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     """`x @ w.T` contracts the last dimension of `w`: a product reads any layout by its strides,
     where a transposed matrix would be a copy."""
     contracting, batch = params["dimension_numbers"]
@@ -397,7 +437,9 @@ def _before_transpose(
 
 
 @rule(fused_p)
-def _fused(r: Rewriter, e: Eqn, prim: Primitive, ins: list, params: dict) -> list | None:
+def _fused(
+    r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
+) -> list[Any] | None:
     """Results that are operands (residuals, mostly) are those operands; a result that comes twice
     is one."""
     body = params["jaxpr"]

@@ -28,7 +28,7 @@ class Backend(Protocol):
 
     def eager(
         self, prim: Primitive, avals: Sequence[Any], params: dict[str, Any], device: Device
-    ) -> Callable:
+    ) -> Callable[..., Any]:
         """A function that runs one primitive on arrays of these avals (None marks a scalar)."""
         ...
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
+from typing import Any
 
 _INT32 = 2**31 - 1
 
@@ -20,7 +21,7 @@ class Atom:
 
     __slots__ = ("key", "lo", "hi", "names", "_hash")
 
-    def __init__(self, key: tuple, lo: int, hi: int, names: frozenset[str]) -> None:
+    def __init__(self, key: tuple[Any, ...], lo: int, hi: int, names: frozenset[str]) -> None:
         self.key, self.lo, self.hi, self.names = key, lo, hi, names
         self._hash = hash(key)
 

@@ -38,11 +38,11 @@ class Elementwise:
         self,
         triton: str | Callable[..., str] | None = None,
         *,
-        torch: Callable | None = None,
-        numpy: Callable | None = None,
+        torch: Callable[..., Any] | None = None,
+        numpy: Callable[..., Any] | None = None,
         wraps: bool = False,
         cost: int = 1,
-        fold: Callable | None = None,
+        fold: Callable[..., Any] | None = None,
         scalars: tuple[int, ...] = (),
     ) -> None:
         self.triton, self.cost, self.fold, self.scalars = triton, cost, fold, scalars

@@ -51,7 +51,7 @@ _REPORTING = (
 )  # fmt: skip
 _listeners: list[Callable[[Config], None]] = []
 _FIELDS = {f.name: f for f in dataclasses.fields(Config)}
-_interned: dict[tuple, Config] = {}
+_interned: dict[tuple[Any, ...], Config] = {}
 
 
 def _intern(value: Config) -> Config:

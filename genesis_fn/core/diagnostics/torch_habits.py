@@ -177,7 +177,7 @@ def of_arguments(name: str, error: TypeError, given: dict[str, Any]) -> TypeErro
     return None
 
 
-def explained(function: Callable) -> Callable:
+def explained(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, whose unknown keywords are explained."""
 
     @functools.wraps(function)

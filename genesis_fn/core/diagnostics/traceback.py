@@ -40,10 +40,10 @@ def _users(tb: TracebackType | None) -> TracebackType | None:
     return result
 
 
-def boundary(fun: Callable) -> Callable[[Callable], Callable]:
+def boundary(fun: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: `functools.wraps(fun)` of a function that users call, with trimmed errors."""
 
-    def decorate(call: Callable) -> Callable:
+    def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
         # What a transformed function keeps is not for its wrapper, nor for copies of that.
         own = type(fun).__module__.startswith("genesis_fn.")
 

@@ -15,6 +15,8 @@ Rules for a kernel that must run on both:
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from triton import knobs
@@ -65,7 +67,7 @@ if INTERPRETED:
         up,
     )
 
-    def add_into(descriptor: object, offsets: list, value: tl.tensor) -> None:
+    def add_into(descriptor: object, offsets: list[Any], value: tl.tensor) -> None:
         """Adds `value` to the tile of `descriptor` at `offsets`."""
         descriptor.store(offsets, descriptor.load(offsets) + value)
 

@@ -26,7 +26,9 @@ MASKED = -0.7 * dtypes.finfo(dtypes.F32).max
 _STATIC = ("scale", "causal", "window", "softcap")
 
 
-def _visible(q: Any, k: Any, causal: bool, window: tuple | None, shape: tuple[int, ...]) -> Any:
+def _visible(
+    q: Any, k: Any, causal: bool, window: tuple[Any, ...] | None, shape: tuple[int, ...]
+) -> Any:
     """Booleans [batch, kv heads, group, queries, keys] of what position alone allows, or None."""
     t, s = typeof(q).shape[1], typeof(k).shape[1]
     left, right = window if window is not None else (None, None)
@@ -163,7 +165,9 @@ def attention(
 
 
 @fused("attention_forward", static=(*_STATIC, "has"))
-def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **static: Any) -> Any:
+def _attention_forward(
+    q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
+) -> Any:
     given = _optional(extras, has)
     logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
     lse = logsumexp_last.reference(logits)
@@ -174,7 +178,7 @@ def _attention_forward(q: Any, k: Any, v: Any, *extras: Any, has: tuple, **stati
 
 @fused("attention_backward", static=(*_STATIC, "has"))
 def _attention_backward(
-    residuals: Any, ct: Any, *, has: tuple, needs: Sequence[bool], **static: Any
+    residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
 ) -> Any:
     q, k, v, *extras, out, _ = residuals
     bias, mask, lengths = _optional(extras, has)

@@ -27,14 +27,14 @@ from genesis_fn.primitives.elementwise import bitcast_convert_type
 # ---- operators ----
 
 
-def _operator(f: Callable) -> Callable:
+def _operator(f: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
         return f(self, other) if is_operand(other) else NotImplemented
 
     return method
 
 
-def _reflected(f: Callable) -> Callable:
+def _reflected(f: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, other: Any) -> Any:
         return f(other, self) if is_operand(other) else NotImplemented
 
@@ -47,8 +47,8 @@ def _power(self: Any, other: Any, modulo: None = None) -> Any:
     return composed.power(self, other) if is_operand(other) else NotImplemented
 
 
-def _operators() -> dict[str, Callable]:
-    table: dict[str, Callable] = {}
+def _operators() -> dict[str, Callable[..., Any]]:
+    table: dict[str, Callable[..., Any]] = {}
     for name, f in {
         "add": ufuncs.add,
         "sub": ufuncs.subtract,
@@ -199,7 +199,7 @@ def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray
     return x.copy() if copy else x
 
 
-def _reduce(self: Any) -> tuple:
+def _reduce(self: Any) -> tuple[Any, ...]:
     if is_key(self.dtype):
         return _restored_keys, (np.array(host(words_of(concrete(self, "pickle")))), self.aval)
     return from_numpy, (np.array(host(self, "pickle")),)
@@ -301,7 +301,7 @@ def _flatten(self: Any, order: str = "C") -> Any:
 
 
 def _methods() -> dict[str, Any]:
-    def bound(name: str, f: Callable) -> Callable:
+    def bound(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return f(self, *args, **kwargs)

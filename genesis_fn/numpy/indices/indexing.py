@@ -114,7 +114,7 @@ def is_boolean_scalar(entry: Any) -> bool:
     )
 
 
-def with_axes(x: Any, entries: tuple) -> tuple[Any, tuple]:
+def with_axes(x: Any, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """`x` with a new axis for each boolean scalar of an index, of which an index array then takes
     the one element or none."""
     shape, result, axis = list(x.aval.shape), list(entries), 0
@@ -216,7 +216,7 @@ def _layout(kinds: Sequence[Any], batch: tuple[int, ...]) -> tuple[int, tuple[in
     return place, tuple(result)
 
 
-def _entries(index: tuple, x: Any) -> list[Any]:
+def _entries(index: tuple[Any, ...], x: Any) -> list[Any]:
     """The index's entries, one per axis of `x` (and None for new axes): slices, ints, arrays."""
     shape = x.aval.shape
     parsed: list[Any] = []
@@ -246,7 +246,12 @@ def _entries(index: tuple, x: Any) -> list[Any]:
 
 
 def _array_entry(
-    entry: Any, shape: tuple, consumed: int, after_ellipsis: bool, index: tuple, x: Any
+    entry: Any,
+    shape: tuple[Any, ...],
+    consumed: int,
+    after_ellipsis: bool,
+    index: tuple[Any, ...],
+    x: Any,
 ) -> list[Any]:
     """An entry that is a number, a list, an ndarray, an array or a tracer, as ints and arrays."""
     if isinstance(entry, (list, tuple)):
@@ -299,7 +304,12 @@ def _traced_mask(mask: Tracer) -> errors.NonConcreteBooleanIndexError:
 
 
 def _mask_positions(
-    mask: np.ndarray, shape: tuple, consumed: int, after_ellipsis: bool, index: tuple, x: Any
+    mask: np.ndarray,
+    shape: tuple[Any, ...],
+    consumed: int,
+    after_ellipsis: bool,
+    index: tuple[Any, ...],
+    x: Any,
 ) -> list[Any]:
     if not mask.ndim:
         raise bad_index(
@@ -317,7 +327,7 @@ def _mask_positions(
     return [from_numpy(i.astype(np.int32)) for i in np.nonzero(mask)]
 
 
-def _position(index: tuple, mask: np.ndarray) -> int:
+def _position(index: tuple[Any, ...], mask: np.ndarray) -> int:
     for i, e in enumerate(index):
         if e is mask or (getattr(e, "dtype", None) == np.bool_ and tuple(e.shape) == mask.shape):
             return i

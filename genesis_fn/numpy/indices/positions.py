@@ -57,7 +57,9 @@ def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
     return triu_indices(arr.shape[-2], k, arr.shape[-1])
 
 
-def mask_indices(n: int, mask_func: Callable, k: int = 0, *, size: int | None = None) -> Any:
+def mask_indices(
+    n: int, mask_func: Callable[..., Any], k: int = 0, *, size: int | None = None
+) -> Any:
     """The indices where `mask_func(ones((n, n)), k)` is not zero."""
     return nonzero(mask_func(full((n, n), 1.0, dtypes.F32), k), size=size)
 

@@ -180,7 +180,7 @@ class Update:
             return y
         most = reduce_max(counts, tuple(range(x.ndim)))
 
-        def once(state: tuple) -> tuple:
+        def once(state: tuple[Any, ...]) -> tuple[Any, ...]:
             i, v = state
             return p.add(i, 1), applied(v, p.gt(often, broadcast(i, often.aval.shape)))
 

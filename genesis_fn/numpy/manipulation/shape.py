@@ -10,7 +10,6 @@ import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
-from genesis_fn.core.primitive import Tracer
 from genesis_fn.lax import structural
 from genesis_fn.lax.creation import asarray, shape_of
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, value

@@ -65,7 +65,7 @@ def nancumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) ->
 
 
 def _extreme(
-    reduce: Callable,
+    reduce: Callable[..., Any],
     worst: float,
     a: Any,
     axis: Any,

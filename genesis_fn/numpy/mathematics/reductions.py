@@ -93,8 +93,8 @@ def accumulated(d: DType, promote_integers: bool = True) -> DType:
 
 def _fold(
     name: str,
-    reduce: Callable,
-    combine: Callable,
+    reduce: Callable[..., Any],
+    combine: Callable[..., Any],
     neutral: int,
     a: Any,
     axis: Any,
@@ -313,8 +313,8 @@ def std(
 
 def _extreme(
     name: str,
-    reduce: Callable,
-    combine: Callable,
+    reduce: Callable[..., Any],
+    combine: Callable[..., Any],
     worst: int,
     a: Any,
     axis: Any,
@@ -337,7 +337,7 @@ def _extreme(
     return x if initial is None else combine(x, asarray(initial, d))
 
 
-def _complex_extreme(reduce: Callable, bound: float, a: Any, axes: Sequence[int]) -> Any:
+def _complex_extreme(reduce: Callable[..., Any], bound: float, a: Any, axes: Sequence[int]) -> Any:
     # By real part, then imaginary part, as NumPy orders complex numbers.
     if not math.prod(a.aval.shape[i] for i in axes):
         kept = [n for i, n in enumerate(a.aval.shape) if i not in axes]
@@ -391,8 +391,8 @@ def ptp(a: Any, axis: Any = None, out: None = None, keepdims: bool = False) -> A
 
 def _logic(
     name: str,
-    reduce: Callable,
-    combine: Callable,
+    reduce: Callable[..., Any],
+    combine: Callable[..., Any],
     neutral: bool,
     a: Any,
     axis: Any,
@@ -428,7 +428,7 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 # ---- positions of extremes ----
 
 
-def _position(name: str, find: Callable, a: Any, axis: Any, keepdims: Any) -> Any:
+def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Any:
     original = value(a, name)
     a, axis = on_axis(name, original, axis)
     if a.aval.shape[axis] == 0:
@@ -462,7 +462,7 @@ def argmin(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> 
 # ---- cumulative ----
 
 
-def _cumulative(name: str, run: Callable, a: Any, axis: Any, dtype: Any) -> Any:
+def _cumulative(name: str, run: Callable[..., Any], a: Any, axis: Any, dtype: Any) -> Any:
     a, axis = on_axis(name, a, axis)
     if dtype is not None:
         d = dtypes.dtype(dtype)
@@ -487,7 +487,13 @@ def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> An
 
 
 def _with_initial(
-    name: str, run: Callable, first: int, x: Any, axis: Any, dtype: Any, include_initial: bool
+    name: str,
+    run: Callable[..., Any],
+    first: int,
+    x: Any,
+    axis: Any,
+    dtype: Any,
+    include_initial: bool,
 ) -> Any:
     x = value(x, name)
     if x.ndim == 0:

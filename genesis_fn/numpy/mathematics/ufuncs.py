@@ -28,7 +28,7 @@ _FLOAT_KINDS = frozenset(dtypes.FLOATS)
 _REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
 
 
-def _function(call: Callable, name: str, doc: str) -> Callable:
+def _function(call: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = name
     call.__doc__ = doc
     return call
@@ -42,7 +42,11 @@ def located(error: errors.GenesisError) -> errors.GenesisError:
 
 
 def binary(
-    name: str, call: Callable, doc: str, inexact: bool = False, of_complex: Callable | None = None
+    name: str,
+    call: Callable[..., Any],
+    doc: str,
+    inexact: bool = False,
+    of_complex: Callable[..., Any] | None = None,
 ) -> Callable[[Any, Any], Any]:
     """The NumPy-style function of a two-operand primitive; its `.method` and `.reflected` are the
     operators, which return NotImplemented for operands that are not arrays or numbers.
@@ -97,7 +101,7 @@ def binary(
 
 def unary(
     name: str,
-    call: Callable,
+    call: Callable[..., Any],
     doc: str,
     inexact: bool = False,
     identity: Callable[[dtypes.DType], bool] | None = None,
@@ -118,7 +122,7 @@ def _is_complex(x: Any, y: Any) -> bool:
     return dtypes.is_complex((y if type(x) in SCALARS else x).aval.dtype)
 
 
-def _ordered(strictly: Callable, last: Callable) -> Callable[[Any, Any], Any]:
+def _ordered(strictly: Callable[..., Any], last: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """The comparison of complex numbers by real part, then by imaginary part."""
 
     def compare(x: Any, y: Any) -> Any:
@@ -290,7 +294,7 @@ def truth(x: Any) -> Any:
     return x if x.aval.dtype == dtypes.BOOL else strong_array(p.ne(x, scalar_as(0, x.aval.dtype)))
 
 
-def _logical(name: str, function: Callable, doc: str) -> Callable[[Any, Any], Any]:
+def _logical(name: str, function: Callable[..., Any], doc: str) -> Callable[[Any, Any], Any]:
     def call(x: Any, y: Any, /) -> Any:
         result = function(truth(x), truth(y))
         if not result.aval.shape and (is_weak(x) or is_weak(y)):

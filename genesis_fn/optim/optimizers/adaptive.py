@@ -42,8 +42,8 @@ def scale_by_rss(
     def init(params: Any) -> ScaleByRssState:
         return ScaleByRssState(init_squares(params, initial_accumulator_value))
 
-    def update(updates: Any, state: ScaleByRssState, params: Any = None) -> tuple:
-        def leaf(g: Any, total: Any) -> tuple:
+    def update(updates: Any, state: ScaleByRssState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(g: Any, total: Any) -> tuple[Any, ...]:
             total = total + abs_sq(g)
             return jnp.where(total > 0, g / jnp.sqrt(total + eps), 0.0), total
 
@@ -100,11 +100,11 @@ def scale_by_rms(
             ScaleByRmsWithCountState(zero_count(), nu) if bias_correction else ScaleByRmsState(nu)
         )
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count) if bias_correction else None
         correction = one_minus_power(decay, count)
 
-        def leaf(g: Any, nu: Any) -> tuple:
+        def leaf(g: Any, nu: Any) -> tuple[Any, ...]:
             nu = moment(abs_sq(g), nu, decay)
             hat = nu / correction(nu.dtype) if bias_correction else nu
             return _over_root(g, hat, eps, eps_in_sqrt), nu
@@ -133,11 +133,11 @@ def scale_by_stddev(
             return ScaleByRStdDevWithCountState(zero_count(), mu, nu)
         return ScaleByRStdDevState(mu, nu)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count) if bias_correction else None
         correction = one_minus_power(decay, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
             mu, nu = moment(g, mu, decay), moment(abs_sq(g), nu, decay)
             c = correction(nu.dtype) if bias_correction else 1.0
             return _over_root(g, nu / c - abs_sq(mu / c), eps, eps_in_sqrt), mu, nu
@@ -187,11 +187,11 @@ def scale_by_adam(
             zero_count(), init_moments(params, dtype=mu_dtype), init_squares(params)
         )
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
             mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
             root = jnp.sqrt(nu / second(nu.dtype) + eps_root)
             return first(g, mu) / (root + eps), mu, nu
@@ -226,11 +226,11 @@ def scale_by_amsgrad(
         mu = init_moments(params, dtype=mu_dtype)
         return ScaleByAmsgradState(zero_count(), mu, init_squares(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAmsgradState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByAmsgradState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         c1, c2 = one_minus_power(b1, count), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any, largest: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any, largest: Any) -> tuple[Any, ...]:
             mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
             first = mu / c1(mu.dtype) if bias_correction_mu else mu
             largest = jnp.maximum(largest, nu / c2(nu.dtype) if bias_correction_nu else nu)
@@ -248,11 +248,11 @@ def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> base.Gra
     def init(params: Any) -> ScaleByAdamState:
         return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         first = first_moment(b1, count, False)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
             mu, nu = moment(g, mu, b1), jnp.maximum(jnp.abs(g) + eps, b2 * nu)
             return first(g, mu) / nu, mu, nu
 
@@ -283,11 +283,11 @@ def scale_by_belief(
     def init(params: Any) -> ScaleByBeliefState:
         return ScaleByBeliefState(zero_count(), init_moments(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByBeliefState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByBeliefState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
             mu = moment(g, mu, b1)
             nu = moment(abs_sq(g - mu), nu, b2) + eps_root
             return first(g, mu) / (jnp.sqrt(nu / second(nu.dtype)) + eps), mu, nu
@@ -311,11 +311,11 @@ def scale_by_yogi(
         mu = init_moments(params, initial_accumulator_value)
         return ScaleByAdamState(zero_count(), mu, init_squares(params, initial_accumulator_value))
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, False), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
             square = abs_sq(g)
             mu, nu = moment(g, mu, b1), nu - (1 - b2) * jnp.sign(nu - square) * square
             root = jnp.sqrt(nu / second(nu.dtype) + eps_root)
@@ -342,11 +342,11 @@ def scale_by_radam(
     def init(params: Any) -> ScaleByAdamState:
         return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
             mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
             c = second(nu.dtype)
             ro = ro_inf - 2 * count.astype(nu.dtype) * (1 - c) / c
@@ -388,11 +388,11 @@ def scale_by_novograd(
         nu = init_leaves(lambda p: jnp.zeros((), dtypes.real_of(wide_dtype(p.dtype))), params)
         return ScaleByNovogradState(zero_count(), init_moments(params, dtype=mu_dtype), nu)
 
-    def update(updates: Any, state: ScaleByNovogradState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByNovogradState, params: Any = None) -> tuple[Any, ...]:
         base.require_params(params, "scale_by_novograd")
         count = safe_increment(state.count)
 
-        def leaf(g: Any, mu: Any, nu: Any, p: Any) -> tuple:
+        def leaf(g: Any, mu: Any, nu: Any, p: Any) -> tuple[Any, ...]:
             square = jnp.sum(abs_sq(g))
             nu = jnp.where(count == 1, square, moment(square, nu, b2))
             mu = b1 * mu + (g / (jnp.sqrt(nu + eps_root) + eps) + weight_decay * p)
@@ -423,11 +423,11 @@ def scale_by_adan(
         m, v, g = (init_moments(params) for _ in range(3))
         return ScaleByAdanState(m, v, init_squares(params), g, zero_count())
 
-    def update(updates: Any, state: ScaleByAdanState, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleByAdanState, params: Any = None) -> tuple[Any, ...]:
         t = safe_increment(state.t)
         c1, c2, c3 = (one_minus_power(b, t) for b in (b1, b2, b3))
 
-        def leaf(g: Any, m: Any, v: Any, n: Any, last: Any) -> tuple:
+        def leaf(g: Any, m: Any, v: Any, n: Any, last: Any) -> tuple[Any, ...]:
             change = jnp.where(state.t == 0, 0.0, g - last)
             m, v = moment(g, m, b1), moment(change, v, b2)
             n = moment(abs_sq(g + (1 - b2) * change), n, b3)
@@ -471,8 +471,8 @@ def scale_by_lion(
     def init(params: Any) -> ScaleByLionState:
         return ScaleByLionState(zero_count(), init_moments(params, dtype=mu_dtype))
 
-    def update(updates: Any, state: ScaleByLionState, params: Any = None) -> tuple:
-        def leaf(g: Any, mu: Any) -> tuple:
+    def update(updates: Any, state: ScaleByLionState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(g: Any, mu: Any) -> tuple[Any, ...]:
             return shape(moment(g, mu, b1), smooth_beta), moment(g, mu, b2)
 
         updates, mu = map_updates(leaf, updates, state.mu)
@@ -494,8 +494,8 @@ def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> base.GradientTransform
     def init(params: Any) -> ScaleByAdaDeltaState:
         return ScaleByAdaDeltaState(init_squares(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAdaDeltaState, params: Any = None) -> tuple:
-        def leaf(g: Any, e_g: Any, e_x: Any) -> tuple:
+    def update(updates: Any, state: ScaleByAdaDeltaState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(g: Any, e_g: Any, e_x: Any) -> tuple[Any, ...]:
             e_g = moment(abs_sq(g), e_g, rho)
             u = jnp.sqrt(e_x + eps) / jnp.sqrt(e_g + eps) * g
             return u, e_g, moment(abs_sq(u), e_x, rho)
@@ -526,8 +526,8 @@ def scale_by_rprop(
     def init(params: Any) -> ScaleByRpropState:
         return ScaleByRpropState(init_moments(params, learning_rate), init_moments(params))
 
-    def update(updates: Any, state: ScaleByRpropState, params: Any = None) -> tuple:
-        def leaf(g: Any, step: Any, last: Any) -> tuple:
+    def update(updates: Any, state: ScaleByRpropState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(g: Any, step: Any, last: Any) -> tuple[Any, ...]:
             agreement = g * last
             changed = jnp.where(agreement > 0, step * eta_plus, step * eta_minus)
             step = jnp.where(agreement == 0, step, jnp.clip(changed, min_step_size, max_step_size))
@@ -553,8 +553,10 @@ def scale_by_optimistic_gradient(alpha: Any = 1.0, beta: Any = 1.0) -> base.Grad
     def init(params: Any) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(jnp.ones((), dtypes.BOOL), init_moments(params))
 
-    def update(updates: Any, state: ScaleByOptimisticGradientState, params: Any = None) -> tuple:
-        def leaf(g: Any, last: Any) -> tuple:
+    def update(
+        updates: Any, state: ScaleByOptimisticGradientState, params: Any = None
+    ) -> tuple[Any, ...]:
+        def leaf(g: Any, last: Any) -> tuple[Any, ...]:
             last = jnp.where(state.is_initial_step, g, last)
             return (alpha + beta) * g - beta * last, g
 
@@ -593,10 +595,12 @@ def scale_by_distance_over_gradients(
             init_leaves(lambda p: p.astype(param_dtype or wide_dtype(p.dtype)), params),
         )
 
-    def update(updates: Any, state: ScaleByDistanceOverGradientsState, params: Any = None) -> tuple:
+    def update(
+        updates: Any, state: ScaleByDistanceOverGradientsState, params: Any = None
+    ) -> tuple[Any, ...]:
         base.require_params(params, "scale_by_distance_over_gradients")
 
-        def leaf(g: Any, far: Any, squares: Any, start: Any, p: Any) -> tuple:
+        def leaf(g: Any, far: Any, squares: Any, start: Any, p: Any) -> tuple[Any, ...]:
             far = jnp.maximum(far, length(p - start).astype(far.dtype))
             squares = squares + jnp.sum(abs_sq(g))
             return global_scale * (far / jnp.sqrt(squares + eps)) * g, far, squares, start

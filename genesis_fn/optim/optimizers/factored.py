@@ -76,8 +76,8 @@ def scale_by_factored_rms(
 
         return FactoredState(zero_count(), *[init_leaves(leaf(i), params) for i in range(3)])
 
-    def update(updates: Any, state: FactoredState, params: Any = None) -> tuple:
-        def leaf(g: Any, v_row: Any, v_col: Any, v: Any) -> tuple:
+    def update(updates: Any, state: FactoredState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(g: Any, v_row: Any, v_col: Any, v: Any) -> tuple[Any, ...]:
             step = (state.count - step_offset).astype(v.dtype)
             decay = decay_rate_fn(step, decay_rate)
             square = abs_sq(g) + epsilon
@@ -118,10 +118,10 @@ def scale_by_sm3(b1: Any = 0.9, b2: Any = 1.0, eps: Any = 1e-8) -> base.Gradient
     def init(params: Any) -> ScaleBySM3State:
         return ScaleBySM3State(init_leaves(vectors, params), init_moments(params))
 
-    def update(updates: Any, state: ScaleBySM3State, params: Any = None) -> tuple:
+    def update(updates: Any, state: ScaleBySM3State, params: Any = None) -> tuple[Any, ...]:
         fresh = jnp.where(b2 == 1.0, 1.0, 1.0 - b2) if hasattr(b2, "dtype") else 1.0 - b2 or 1.0
 
-        def leaf(g: Any, bounds: Any, m: Any) -> tuple:
+        def leaf(g: Any, bounds: Any, m: Any) -> tuple[Any, ...]:
             axes = range(g.ndim)
             shaped = [
                 v.reshape([1] * i + [-1] + [1] * (g.ndim - i - 1)) if g.ndim else v

@@ -182,7 +182,7 @@ def scale_by_shape(
             return math.sqrt(max(1, fan_out / max(fan_in, 1))) * u
         return math.sqrt(max(fan_in, fan_out)) * consistent_rms * u
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         dims = _dims_of(weight_dimension_numbers, updates)
         return map_updates(leaf, updates, extras=(dims,)), state
 
@@ -211,11 +211,11 @@ def scale_by_muon(
     def init(params: Any) -> MuonState:
         return MuonState(zero_count(), init_moments(params, dtype=mu_dtype))
 
-    def update(updates: Any, state: MuonState, params: Any = None) -> tuple:
+    def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         first = first_moment(beta, count, nesterov)
 
-        def leaf(g: Any, mu: Any, dims: MuonDimensionNumbers | None) -> tuple:
+        def leaf(g: Any, mu: Any, dims: MuonDimensionNumbers | None) -> tuple[Any, ...]:
             mu = moment(g, mu, beta)
             m = first(g, mu)
             o = orthogonalize_via_newton_schulz(m, coeffs, len(coeffs), preconditioning, eps, dims)

@@ -55,7 +55,9 @@ def prodigy(
         numerator = jnp.zeros((), kind)
         return ProdigyState(first, second, total, start, estimate, numerator, zero_count())
 
-    def update(updates: Any, state: ProdigyState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: ProdigyState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         base.require_params(params, "prodigy")
         count = safe_increment(state.count)
         schedule = learning_rate(state.count) if callable(learning_rate) else learning_rate
@@ -64,7 +66,7 @@ def prodigy(
         rate = times(schedule, d * corrected)
         rise = d if safeguard_warmup else rate
 
-        def moments(g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> tuple:
+        def moments(g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> tuple[Any, ...]:
             scaled = times(d, g)
             m = beta1 * m + (1 - beta1) * scaled
             v = beta2 * v + (1 - beta2) * scaled * scaled

@@ -48,7 +48,7 @@ def sam(
 
     def transparent(
         updates: Any, state: SAMState, params: Any = None, *, grad_fn: Any = None
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         base.require_params(params, "sam")
         first, last = state.steps_since_sync == 0, state.steps_since_sync == sync_period - 1
         start_params = select(first, params, state.cache)
@@ -68,8 +68,12 @@ def sam(
         )
 
     def opaque(
-        updates: Any, state: SAMState, params: Any = None, *, grad_fn: Callable | None = None
-    ) -> tuple:
+        updates: Any,
+        state: SAMState,
+        params: Any = None,
+        *,
+        grad_fn: Callable[..., Any] | None = None,
+    ) -> tuple[Any, ...]:
         base.require_params(params, "sam")
         if grad_fn is None:
             raise ArgumentError("sam with opaque_mode=True: pass update(..., grad_fn=)")

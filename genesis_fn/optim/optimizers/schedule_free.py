@@ -83,7 +83,9 @@ def schedule_free(
             z,
         )
 
-    def update(updates: Any, state: ScheduleFreeState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: ScheduleFreeState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         base.require_params(params, "schedule_free")
         # What z leaves out has no gradient for the inner transformation either.
         updates = map_updates(lambda g, _: g, updates, extras=(params,))
@@ -97,7 +99,7 @@ def schedule_free(
         share = jnp.where(total == 0, 0.0, weight / jnp.where(total == 0, 1.0, total))
         steps, base_state = inner.update(updates, state.base_optimizer_state, params, **extra)
 
-        def leaf(u: Any, z: Any, y: Any) -> tuple:
+        def leaf(u: Any, z: Any, y: Any) -> tuple[Any, ...]:
             c = share.astype(dtypes.real_of(u.dtype))
             x = _average(y, z, b1)
             z = z + u

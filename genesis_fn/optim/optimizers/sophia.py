@@ -51,7 +51,7 @@ def hutchinson_estimator_diag_hessian(
 
     def update(
         updates: Any, state: HutchinsonState, params: Any = None, obj_fn: Any = None, **extra: Any
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         base.require_params(params, "hutchinson_estimator_diag_hessian")
         if obj_fn is None:
             raise ArgumentError(
@@ -112,19 +112,21 @@ def scale_by_sophia(
         mu, nu = init_moments(params, dtype=mu_dtype), init_moments(params)
         return SophiaState(zero_count(), mu, nu, estimator.init(params))
 
-    def update(updates: Any, state: SophiaState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: SophiaState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         base.require_params(params, "scale_by_sophia")
         count = safe_increment(state.count)
         first = first_moment(b1, count, False)
 
-        def leaf(g: Any, mu: Any, h: Any) -> tuple:
+        def leaf(g: Any, mu: Any, h: Any) -> tuple[Any, ...]:
             mu = moment(g, mu, b1)
             u = first(g, mu) / jnp.maximum(gamma * h, eps)
             if clip_threshold is not None:
                 u = jnp.clip(u, -clip_threshold, clip_threshold)
             return u, mu
 
-        def renewed() -> tuple:
+        def renewed() -> tuple[Any, ...]:
             sample, kept = estimator.update(updates, state.hessian_fn_state, params=params, **extra)
             _, nu = map_updates(lambda h, nu: (h, moment(h, nu, b2)), sample, state.nu)
             return nu, kept

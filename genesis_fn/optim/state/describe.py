@@ -30,7 +30,7 @@ def describe(state: Any, updates: Any | None = None) -> dict[str, Any]:
     A key met in several places (two groups of parameters) gets the place: "lr@inner_states.head".
     """
     steps: list[Any] = []
-    found: dict[str, dict[tuple, Any]] = {}
+    found: dict[str, dict[tuple[Any, ...], Any]] = {}
     for path, key, value in state_access.walk(state):
         if key in _TABLES and isinstance(value, dict):
             for name, x in value.items():
@@ -52,11 +52,13 @@ def describe(state: Any, updates: Any | None = None) -> dict[str, Any]:
     return result
 
 
-def _in_table(path: tuple) -> bool:
+def _in_table(path: tuple[Any, ...]) -> bool:
     return len(path) > 1 and getattr(path[-2], "name", None) in _TABLES
 
 
-def _report(found: dict[str, dict[tuple, Any]], name: str, place: tuple, value: Any) -> None:
+def _report(
+    found: dict[str, dict[tuple[Any, ...], Any]], name: str, place: tuple[Any, ...], value: Any
+) -> None:
     places = found.setdefault(name, {})
     # An injected hyperparameter is also stored by the transformation inside: the outer one counts.
     if not any(place[: len(p)] == p for p in places):

@@ -24,12 +24,12 @@ class NamedTupleKey:
 class Found(NamedTuple):
     """A place in a state: the path to it, its last key, and what is there."""
 
-    path: tuple
+    path: tuple[Any, ...]
     key: Any
     value: Any
 
 
-def dotted(path: tuple) -> str:
+def dotted(path: tuple[Any, ...]) -> str:
     """A path as text: the bare keys joined by dots."""
     return ".".join(str(e.name if isinstance(e, NamedTupleKey) else e) for e in path)
 
@@ -54,7 +54,7 @@ def _children(node: Any) -> list[tuple[Any, Any, Any]]:
     return []
 
 
-def walk(node: Any, path: tuple = ()) -> Iterator[Found]:
+def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[Found]:
     """Every place below `node`, outer before inner."""
     for entry, key, child in _children(node):
         here = (*path, entry)
@@ -63,8 +63,8 @@ def walk(node: Any, path: tuple = ()) -> Iterator[Found]:
 
 
 def get_all_with_path(
-    tree: Any, key: Any, filtering: Callable[[tuple, Any], bool] | None = None
-) -> list[tuple[tuple, Any]]:
+    tree: Any, key: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None
+) -> list[tuple[tuple[Any, ...], Any]]:
     """[(path, value)] of every field or dict key called `key`, and every named tuple of that class.
 
     `filtering(path, value)` keeps those for which it is true. What a transformation records of an
@@ -91,7 +91,7 @@ def _named(entry: Any) -> bool:
     return isinstance(entry, NamedTupleKey)
 
 
-def _is_record(path: tuple, holder: tuple) -> bool:
+def _is_record(path: tuple[Any, ...], holder: tuple[Any, ...]) -> bool:
     """Whether a path leads to a field of the inner state of the injecting state at `holder`."""
     inner = path[len(holder) : len(holder) + 1]
     return (
@@ -110,7 +110,10 @@ def _class_name(x: Any) -> str | None:
 
 
 def get(
-    tree: Any, key: Any, default: Any = None, filtering: Callable[[tuple, Any], bool] | None = None
+    tree: Any,
+    key: Any,
+    default: Any = None,
+    filtering: Callable[[tuple[Any, ...], Any], bool] | None = None,
 ) -> Any:
     """The one value called `key` in a state, `default` where there is none.
 
@@ -123,7 +126,9 @@ def get(
     return found[0][1] if found else default
 
 
-def set(tree: Any, filtering: Callable[[tuple, Any], bool] | None = None, /, **kwargs: Any) -> Any:
+def set(
+    tree: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None, /, **kwargs: Any
+) -> Any:
     """The state `tree` with every value called by one of the keywords replaced.
 
     Raises KeyError where a keyword names nothing in it.
@@ -135,7 +140,13 @@ def set(tree: Any, filtering: Callable[[tuple, Any], bool] | None = None, /, **k
     return _replaced(tree, (), None, kwargs, filtering)
 
 
-def _replaced(node: Any, path: tuple, key: Any, values: dict, filtering: Callable | None) -> Any:
+def _replaced(
+    node: Any,
+    path: tuple[Any, ...],
+    key: Any,
+    values: dict[Any, Any],
+    filtering: Callable[..., Any] | None,
+) -> Any:
     accepted = filtering is None or filtering(path, node)
     for name in (key if path else None, _class_name(node)):
         if isinstance(name, str) and name in values and accepted:

@@ -44,7 +44,7 @@ def clip_by_global_norm(max_norm: Any, ord: Any = 2) -> base.GradientTransformat
     def init(params: Any) -> ClipByGlobalNormState:
         return ClipByGlobalNormState(jnp.zeros((), dtypes.F32))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         norm = tree_math.norm(updates, ord)
         small = norm < max_norm
 

@@ -35,7 +35,7 @@ def _fields(state: Any, name: str, prefix: str = "") -> Any:
         yield from _fields(value, name, f"{prefix}{key}.")
 
 
-def _rebuild(names: tuple[str, ...], optimizer: str, values: tuple) -> Any:
+def _rebuild(names: tuple[str, ...], optimizer: str, values: tuple[Any, ...]) -> Any:
     return chain_state(names, optimizer)(*values)
 
 
@@ -82,7 +82,9 @@ def optimizer(
     return _in_turn(name, (), parts)
 
 
-def _in_turn(name: str, args: tuple, named: dict) -> base.GradientTransformationExtraArgs:
+def _in_turn(
+    name: str, args: tuple[Any, ...], named: dict[Any, Any]
+) -> base.GradientTransformationExtraArgs:
     for key, tx in [*enumerate(args), *named.items()]:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise ArgumentError(
@@ -97,7 +99,7 @@ def _in_turn(name: str, args: tuple, named: dict) -> base.GradientTransformation
     def init(params: Any) -> Any:
         return make([tx.init(params) for tx in txs])
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
         whole = isinstance(state, tuple) and len(state) == len(txs)
         if not whole or getattr(type(state), "_fields", fields) != fields:
             parts = ", ".join(kind.__name__ for kind in needed)
@@ -138,7 +140,7 @@ def named_chain(
     def init(params: Any) -> Any:
         return collections.OrderedDict((n, tx.init(params)) for n, tx in txs.items())
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
         if not isinstance(state, Mapping) or {*state} != {*txs}:
             raise ArgumentError(
                 f"{base.describe_state(state)}; this named_chain needs a dict of {list(txs)}\n"

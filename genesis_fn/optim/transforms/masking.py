@@ -46,7 +46,7 @@ class PartitionState(NamedTuple):
 MultiTransformState = PartitionState
 
 
-def dotted_path(path: tuple) -> str:
+def dotted_path(path: tuple[Any, ...]) -> str:
     """A leaf's path as its bare keys joined by dots: "layers.0.attention.weight"."""
     return ".".join(
         str(getattr(e, "field", None) or getattr(e, "name", None) or getattr(e, "entry", e))
@@ -65,7 +65,7 @@ def per_parameter(spec: Any, params: Any) -> Any:
     return spec(params)
 
 
-def _takes_path(spec: Callable) -> bool:
+def _takes_path(spec: Callable[..., Any]) -> bool:
     """Whether a callable needs two positional arguments: (path, leaf)."""
     try:
         parameters = inspect.signature(spec).parameters.values()
@@ -83,7 +83,7 @@ def _mask_of(spec: Any, params: Any) -> Any:
     return tree.map_with_path(_as_bool, per_parameter(spec, params))
 
 
-def _as_bool(path: tuple, m: Any) -> bool:
+def _as_bool(path: tuple[Any, ...], m: Any) -> bool:
     if (
         isinstance(m, (np.bool_, np.ndarray, ArrayImpl))
         and m.shape == ()
@@ -122,7 +122,9 @@ def masked(
             return MaskedState(inner.init(params))
         return MaskedState(inner.init(_apply_mask(_mask_of(mask, params), params)))
 
-    def update(updates: Any, state: MaskedState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: MaskedState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         chosen = _mask_of(mask, updates if params is None else params)
         if mask_compatible_extra_args:
             whole = tree.structure(updates)
@@ -174,7 +176,9 @@ def partition(
             return PartitionState({k: MaskedState(tx.init(params)) for k, tx in txs.items()})
         return PartitionState({k: tx.init(params) for k, tx in groups(params).items()})
 
-    def update(updates: Any, state: PartitionState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: PartitionState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         new = {}
         for name, tx in groups(updates if params is None else params).items():
             updates, new[name] = tx.update(updates, state.inner_states[name], params, **extra)

@@ -40,7 +40,7 @@ def add_noise(
     def init(params: Any) -> AddNoiseState:
         return AddNoiseState(zero_count(), as_key(start))
 
-    def update(updates: Any, state: AddNoiseState, params: Any = None) -> tuple:
+    def update(updates: Any, state: AddNoiseState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         deviation = jnp.sqrt(eta / count.astype(dtypes.F32) ** gamma)
         next_key, now = random.split(state.rng_key)

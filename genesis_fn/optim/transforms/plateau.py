@@ -60,7 +60,7 @@ def reduce_on_plateau(
 
     def update(
         updates: Any, state: ReduceLROnPlateauState, params: Any = None, *, value: Any, **extra: Any
-    ) -> tuple:
+    ) -> tuple[Any, ...]:
         kind = state.avg_value.dtype
         count = safe_increment(state.count)
         seen = state.count.astype(kind) * state.avg_value + as_array(value).astype(kind)

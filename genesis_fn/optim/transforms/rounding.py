@@ -36,7 +36,7 @@ def stochastic_round(key: Any = 0) -> base.GradientTransformation:
     def init(params: Any) -> StochasticRoundState:
         return StochasticRoundState(zero_count(), as_key(key))
 
-    def update(updates: Any, state: StochasticRoundState, params: Any = None) -> tuple:
+    def update(updates: Any, state: StochasticRoundState, params: Any = None) -> tuple[Any, ...]:
         base.require_params(params, "stochastic_round")
         now = random.fold_in(state.rng_key, state.count)
 
@@ -101,7 +101,7 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
     def init(params: Any) -> LostStepsState:
         return LostStepsState(zero_count(), jnp.zeros((), dtypes.F32))
 
-    def update(updates: Any, state: LostStepsState, params: Any = None) -> tuple:
+    def update(updates: Any, state: LostStepsState, params: Any = None) -> tuple[Any, ...]:
         base.require_params(params, "warn_of_lost_steps")
         lost, moving = [], []
 

@@ -74,7 +74,7 @@ def _scaled_by(
         count = zero_count()
         return make(count, recorded(value_at(count)))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         if constant and base.is_empty(state):
             state = init(None)
         value = value_at(state.count)
@@ -123,7 +123,7 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> base.Gradi
             return base.EmptyState()
         return WeightDecaySchedule(zero_count(), recorded(decay_at(zero_count())))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         base.require_params(params, "add_decayed_weights")
         if nothing:
             return updates, state
@@ -177,7 +177,7 @@ def normalize_by_update_norm(
 ) -> base.GradientTransformation:
     """Updates times scale_factor / (global norm + eps)."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         norm = (tree_math.norm(updates) + eps) / scale_factor
         return map_updates(lambda u: u / norm.astype(dtypes.real_of(u.dtype)), updates), state
 
@@ -200,7 +200,9 @@ def scale_by_polyak(
     if variant not in ("sps", "sps+"):
         raise ArgumentError(f'scale_by_polyak: variant is "sps" or "sps+", got {variant!r}')
 
-    def update(updates: Any, state: Any, params: Any = None, *, value: Any, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: Any, params: Any = None, *, value: Any, **extra: Any
+    ) -> tuple[Any, ...]:
         square = tree_math.norm(updates, squared=True)
         gap = (as_array(value) - f_min).astype(square.dtype)
         gap = jnp.maximum(gap, 0.0) if variant == "sps+" else gap
@@ -249,8 +251,8 @@ def zero_nans() -> base.GradientTransformation:
     def init(params: Any) -> ZeroNansState:
         return ZeroNansState(init_leaves(lambda p: jnp.zeros((), dtypes.BOOL), params))
 
-    def update(updates: Any, state: ZeroNansState, params: Any = None) -> tuple:
-        def leaf(u: Any, _: Any) -> tuple:
+    def update(updates: Any, state: ZeroNansState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(u: Any, _: Any) -> tuple[Any, ...]:
             nan = jnp.isnan(u)
             return jnp.where(nan, 0.0, u), jnp.any(nan)
 
@@ -278,8 +280,8 @@ def trace(
     def init(params: Any) -> TraceState:
         return TraceState(init_moments(params, dtype=accumulator_dtype))
 
-    def update(updates: Any, state: TraceState, params: Any = None) -> tuple:
-        def leaf(u: Any, t: Any) -> tuple:
+    def update(updates: Any, state: TraceState, params: Any = None) -> tuple[Any, ...]:
+        def leaf(u: Any, t: Any) -> tuple[Any, ...]:
             t = u + decay * t
             return (u + decay * t if nesterov else t), t
 
@@ -304,11 +306,11 @@ def ema(
     def init(params: Any) -> EmaState:
         return EmaState(zero_count(), init_moments(params, dtype=accumulator_dtype))
 
-    def update(updates: Any, state: EmaState, params: Any = None) -> tuple:
+    def update(updates: Any, state: EmaState, params: Any = None) -> tuple[Any, ...]:
         count = safe_increment(state.count)
         correction = one_minus_power(decay, count)
 
-        def leaf(u: Any, m: Any) -> tuple:
+        def leaf(u: Any, m: Any) -> tuple[Any, ...]:
             m = moment(u, m, decay)
             return (m / correction(m.dtype) if debias else m), m
 
@@ -331,10 +333,10 @@ def apply_every(k: int = 1) -> base.GradientTransformation:
     def init(params: Any) -> ApplyEvery:
         return ApplyEvery(zero_count(), init_moments(params))
 
-    def update(updates: Any, state: ApplyEvery, params: Any = None) -> tuple:
+    def update(updates: Any, state: ApplyEvery, params: Any = None) -> tuple[Any, ...]:
         position = state.count % k
 
-        def leaf(u: Any, total: Any) -> tuple:
+        def leaf(u: Any, total: Any) -> tuple[Any, ...]:
             total = u + jnp.where(position != 0, total, 0.0)
             return jnp.where(position == k - 1, total, 0.0), total
 
@@ -360,7 +362,7 @@ def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> base.GradientT
         zeros = tree.map(lambda x: jnp.zeros_like(as_array(x)), measure(params))
         return SnapshotState({measure_name: zeros})
 
-    def update(updates: Any, state: SnapshotState, params: Any = None) -> tuple:
+    def update(updates: Any, state: SnapshotState, params: Any = None) -> tuple[Any, ...]:
         return updates, SnapshotState({measure_name: measure(updates)})
 
     return base.GradientTransformation(init, update, state=SnapshotState, reads_state=False)
@@ -391,7 +393,9 @@ def monitor(measures: dict[str, Any]) -> base.GradientTransformationExtraArgs:
         first = {name: tx.update(params, states[name], params)[0] for name, tx in txs.items()}
         return MonitorState(first, tuple(states.values()))
 
-    def update(updates: Any, state: MonitorState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: MonitorState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         measured, states = {}, []
         for (name, tx), s in zip(txs.items(), state.measure_states, strict=True):
             measured[name], s = tx.update(updates, s, params, **extra)
@@ -410,7 +414,7 @@ def measure_with_ema(
     """A measure for `monitor`: the moving average of `measure(updates)`."""
     average = ema(decay, debias, accumulator_dtype)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
         return average.update(measure(updates), state)
 
     return base.GradientTransformation(

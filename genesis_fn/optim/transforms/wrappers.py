@@ -93,7 +93,7 @@ class MultiSteps:
                 f"MultiSteps: every_k_schedule must be positive, got {every_k_schedule}"
             )
         self._opt = base.with_extra_args_support(opt)
-        self._every_k: Callable = (
+        self._every_k: Callable[..., Any] = (
             every_k_schedule if callable(every_k_schedule) else lambda step: every_k_schedule
         )
         self._mean, self._skip_fn = use_grad_mean, should_skip_update_fn
@@ -125,7 +125,7 @@ class MultiSteps:
         k = self._every_k(state.gradient_step)
         before = state.mini_step
 
-        def accumulate(g: Any, total: Any) -> tuple:
+        def accumulate(g: Any, total: Any) -> tuple[Any, ...]:
             total = (
                 total + (g - total) / (before + 1).astype(total.dtype) if self._mean else total + g
             )
@@ -194,7 +194,9 @@ def apply_if_finite(
             zero_count(), jnp.ones((), dtypes.BOOL), zero_count(), inner.init(params)
         )
 
-    def update(updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         finite = _all_finite(updates)
         bad = jnp.where(finite, 0, safe_increment(state.notfinite_count))
         take = finite | (bad > max_consecutive_errors)
@@ -247,7 +249,7 @@ maybe_update = conditionally_transform
 
 
 def _conditional(
-    inner: base.GradientTransformation, condition: Callable, forward: bool, zero: bool
+    inner: base.GradientTransformation, condition: Callable[..., Any], forward: bool, zero: bool
 ) -> base.GradientTransformationExtraArgs:
     tx = base.with_extra_args_support(inner)
     kind = ConditionallyMaskState if zero else ConditionallyTransformState
@@ -255,7 +257,7 @@ def _conditional(
     def init(params: Any) -> Any:
         return kind(step=zero_count(), inner_state=tx.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
         take = as_array(condition(state.step, **(extra if forward else {})))
         new, inner_state = tx.update(updates, state.inner_state, params, **extra)
         other = _zeros(updates) if zero else updates
@@ -296,14 +298,16 @@ def with_master(inner: base.GradientTransformation) -> base.GradientTransformati
     def _masters(params: Any, master: Any) -> Any:
         return tree.map(lambda p, m: p if m is None else m, params, master, is_leaf=is_none)
 
-    def update(updates: Any, state: WithMasterState, params: Any = None, **extra: Any) -> tuple:
+    def update(
+        updates: Any, state: WithMasterState, params: Any = None, **extra: Any
+    ) -> tuple[Any, ...]:
         base.require_params(params, "with_master")
         full = _masters(params, state.master)
         steps, inner_state = inner.update(
             map_updates(lambda g: g, updates), state.inner_state, full, **extra
         )
 
-        def leaf(u: Any, m: Any, p: Any) -> tuple:
+        def leaf(u: Any, m: Any, p: Any) -> tuple[Any, ...]:
             if m is None:
                 return u, None
             moved = m + u
@@ -341,7 +345,7 @@ def with_update_dtype(
         kind = fixed or as_array(u if like is None else like).dtype
         return u.astype(kind) if dtypes.is_inexact(kind) else u
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
         new, state = tx.update(updates, state, params, **extra)
         like = updates if params is None else params
         return tree.map(cast, new, like, is_leaf=is_none), state
@@ -388,7 +392,7 @@ def lookahead(
     def init(params: Any) -> LookaheadState:
         return LookaheadState(fast_optimizer.init(getattr(params, "fast", params)), zero_count())
 
-    def update(updates: Any, state: LookaheadState, params: Any = None) -> tuple:
+    def update(updates: Any, state: LookaheadState, params: Any = None) -> tuple[Any, ...]:
         if not isinstance(params, LookaheadParams):
             raise ArgumentError("lookahead: parameters must be LookaheadParams(fast, slow)")
         steps, fast_state = fast_optimizer.update(updates, state.fast_state, params.fast)
@@ -430,7 +434,7 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
         leaves = tree.leaves(init_leaves(lambda p: p, params))
         return inner.init(joined(leaves, leaves))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
         leaves, treedef = tree.flatten(updates, is_none)
         if params is None:
             gradients: list[Any] = [as_gradient(u) for u in leaves]
@@ -551,7 +555,7 @@ def inject_hyperparams(
 
         def update(
             updates: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
-        ) -> tuple:
+        ) -> tuple[Any, ...]:
             values = {k: as_array(v) for k, v in state.hyperparams.items()}
             states = dict(state.hyperparams_states)
             for k, s in schedules.items():

@@ -96,7 +96,7 @@ def _gather_batch(
     ), 0
 
 
-def _gather_visits(operand: Aval, indices: Aval, **params: Any) -> tuple[Aval, list]:
+def _gather_visits(operand: Aval, indices: Aval, **params: Any) -> tuple[Aval, list[Any]]:
     mapped = params["dimension_numbers"].start_index_map
     return operand, [(d, params["slice_sizes"][d]) for d in mapped]
 

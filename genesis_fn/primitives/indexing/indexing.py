@@ -107,7 +107,7 @@ def _slice_linearize(nonzero: Any, x: Any, *starts: Any, slice_sizes: tuple[int,
     return bind(dynamic_slice_p, x, *starts, slice_sizes=slice_sizes), again
 
 
-def _slice_transpose(ct: Any, x: Any, *starts: Any, slice_sizes: tuple[int, ...]) -> list:
+def _slice_transpose(ct: Any, x: Any, *starts: Any, slice_sizes: tuple[int, ...]) -> list[Any]:
     return [bind(dynamic_update_slice_p, zeros(x.aval), ct, *starts), *[None] * len(starts)]
 
 
@@ -175,7 +175,7 @@ def _update_linearize(nonzero: Any, x: Any, u: Any, *starts: Any) -> Any:
     return bind(dynamic_update_slice_p, x, u, *starts), tangent
 
 
-def _update_transpose(ct: Any, x: Any, u: Any, *starts: Any) -> list:
+def _update_transpose(ct: Any, x: Any, u: Any, *starts: Any) -> list[Any]:
     kind = u.aval if is_linear(u) else typeof(u)
     return [
         bind(dynamic_update_slice_p, ct, zeros(kind), *starts) if is_linear(x) else None,

@@ -113,21 +113,27 @@ def _scatter_linearize(nonzero: Any, operand: Any, indices: Any, updates: Any, *
     return out, apply
 
 
-def _set_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+def _set_tangent(
+    out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
+) -> Callable[..., Any]:
     kinds = typeof(x), typeof(u)
     return lambda tx, tu: bind(
         scatter_p, instantiate(tx, kinds[0]), indices, instantiate(tu, kinds[1]), **params
     )
 
 
-def _add_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+def _add_tangent(
+    out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
+) -> Callable[..., Any]:
     kind = typeof(x)
     return lambda tx, tu: (
         tx if tu is None else bind(scatter_p, instantiate(tx, kind), indices, tu, **params)
     )
 
 
-def _mul_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+def _mul_tangent(
+    out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
+) -> Callable[..., Any]:
     """x' prod(u) + x sum_j u'_j prod(the other u at j's place)."""
     kind, mode = typeof(x), params["mode"]
     summed = {**params, "kind": "add"}
@@ -156,7 +162,9 @@ def _mul_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callab
     return tangent
 
 
-def _extremum_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> Callable:
+def _extremum_tangent(
+    out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
+) -> Callable[..., Any]:
     """The tangents of the operand and the updates that equal the result, averaged."""
     kind, mode = typeof(x), params["mode"]
     numbers, summed = params["dimension_numbers"], {**params, "kind": "add"}
@@ -177,7 +185,9 @@ def _extremum_tangent(out: Any, x: Any, indices: Any, u: Any, params: dict) -> C
     return tangent
 
 
-def _scatter_transpose(ct: Any, operand: Any, indices: Any, updates: Any, **params: Any) -> list:
+def _scatter_transpose(
+    ct: Any, operand: Any, indices: Any, updates: Any, **params: Any
+) -> list[Any]:
     kind, mode = params["kind"], params["mode"]
     numbers = params["dimension_numbers"]
     of_updates = updates.aval if is_linear(updates) else typeof(updates)
@@ -197,7 +207,7 @@ def _scatter_transpose(ct: Any, operand: Any, indices: Any, updates: Any, **para
     return [back, None, read]
 
 
-def _survivors(operand: Aval, indices: Any, updates: Aval, params: dict) -> Any:
+def _survivors(operand: Aval, indices: Any, updates: Aval, params: dict[Any, Any]) -> Any:
     """Which elements of the updates a set leaves in place: scatter their ids and look again."""
     window = params["dimension_numbers"].update_window_dims
     batch = [n for i, n in enumerate(updates.shape) if i not in window]
@@ -242,7 +252,7 @@ def _scatter_batch(
 
 def _scatter_visits(
     operand: Aval, indices: Aval, updates: Aval, **params: Any
-) -> tuple[Aval, list]:
+) -> tuple[Aval, list[Any]]:
     numbers = params["dimension_numbers"]
     sizes = window_sizes(operand, updates, numbers)
     return operand, [(d, sizes[d]) for d in numbers.scatter_dims_to_operand_dims]
@@ -271,7 +281,7 @@ def _reads_rows(
     return numbers == rows and tuple(sizes[1:]) == operand.shape[1:]
 
 
-def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> list:
+def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> list[Any]:
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     batch = typeof(indices).shape[:-1]
     if _reads_rows(operand.aval, batch, numbers, sizes):
@@ -410,7 +420,7 @@ def _segment_batch(
     return scatter_add(zeros(result), expand_dims(ids, (-1,)), data, numbers, mode=mode), 0
 
 
-def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> list:
+def _segment_transpose(ct: Any, data: Any, segment_ids: Any, **params: Any) -> list[Any]:
     if not params["num_segments"]:
         return [zeros(data.aval), None]
     return [take_rows(ct, segment_ids, mode=params["mode"], fill_value=0), None]

@@ -28,10 +28,12 @@ def _same_shape(name: str, kinds: str) -> Callable[..., Aval]:
     return shape
 
 
-def _along(prim: Primitive) -> Callable:
+def _along(prim: Primitive) -> Callable[..., Any]:
     """The batching rule of operations along `axis` of operands of one shape."""
 
-    def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, **params: Any) -> Any:
+    def batch(
+        size: int, xs: Sequence[Any], dims: Sequence[Any], *, axis: int, **params: Any
+    ) -> Any:
         d = next(d for d in dims if d is not None)
         moved = [x if type(x) in SCALARS else move_batch(x, k, d, size) for x, k in zip(xs, dims)]
         return bind(prim, *moved, axis=axis + (axis >= d), **params), d
@@ -93,7 +95,7 @@ def _recurrence_linearize(nonzero: Any, a: Any, b: Any, *, axis: int, reverse: b
     return h, tangent
 
 
-def _recurrence_transpose(ct: Any, a: Any, b: Any, *, axis: int, reverse: bool) -> list:
+def _recurrence_transpose(ct: Any, a: Any, b: Any, *, axis: int, reverse: bool) -> list[Any]:
     if is_linear(a):
         raise errors.NotDifferentiableError("linear_recurrence is not linear in its coefficients")
     # g_k = ct_k + a_{k+1} g_{k+1}: the recurrence runs the other way.

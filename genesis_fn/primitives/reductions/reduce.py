@@ -103,7 +103,7 @@ def reduction(
 
     prim = Primitive(name, shape, flops=each_operand, precision=precision, lowering=lowering)
 
-    def batch(size: int, xs: Sequence, dims: Sequence, *, axes: tuple[int, ...]) -> Any:
+    def batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, axes: tuple[int, ...]) -> Any:
         x, axes = shifted(size, xs[0], dims[0], axes)
         return bind(prim, x, axes=axes), 0
 
@@ -205,7 +205,9 @@ def _position(name: str, greatest: bool) -> Primitive:
     lowering = _extreme_of(greatest, position=True)
     prim = Primitive(name, shape, lowering=lowering, flops=each_operand, weak=None)
 
-    def batch(size: int, xs: Sequence, dims: Sequence, *, axis: int, index_dtype: DType) -> Any:
+    def batch(
+        size: int, xs: Sequence[Any], dims: Sequence[Any], *, axis: int, index_dtype: DType
+    ) -> Any:
         x = move_batch(xs[0], dims[0], 0, size)
         return bind(prim, x, axis=axis + 1, index_dtype=index_dtype), 0
 

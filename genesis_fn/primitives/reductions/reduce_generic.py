@@ -55,7 +55,7 @@ def reduce_prod(operand: Any, axes: Sequence[int]) -> Any:
     return bind(reduce_prod_p, operand, axes=axes) if axes else operand
 
 
-def fold(xs: Sequence[Any], combine: Callable, axes: Sequence[int]) -> list[Any]:
+def fold(xs: Sequence[Any], combine: Callable[..., Any], axes: Sequence[int]) -> list[Any]:
     """`xs`, arrays of one shape, combined over non-empty `axes` pairwise, as a balanced tree.
 
     `combine(a, b)` takes and returns tuples of arrays; it must be associative and commutative.
@@ -91,20 +91,20 @@ def _rows(x: Any, start: int, stop: int) -> Any:
 # ---- any associative function ----
 
 # The reduction that repeats each binary primitive.
-MONOIDS: dict[str, Callable] = {
+MONOIDS: dict[str, Callable[..., Any]] = {
     "add": reduce_sum, "mul": reduce_prod, "max": reduce_max, "min": reduce_min,
     "and": reduce_and, "or": reduce_or, "xor": reduce_xor,
 }  # fmt: skip
 
 
-def monoid_of(computation: Callable) -> str | None:
+def monoid_of(computation: Callable[..., Any]) -> str | None:
     """The name of the binary primitive that a function is, if it is one of MONOIDS."""
     name = getattr(getattr(computation, "prim", None), "name", None)
     return name if name in MONOIDS else None
 
 
 def reduce(
-    operands: Any, init_values: Any, computation: Callable, dimensions: Sequence[int]
+    operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
 ) -> Any:
     """`computation`, associative and commutative, repeated over `dimensions` from `init_values` on.
 

@@ -50,7 +50,7 @@ class Window(NamedTuple):
     def batched(self, d: int) -> Window:
         """The window of an operand with one more dimension, at `d`."""
 
-        def one(values: tuple, v: Any = 1) -> tuple:
+        def one(values: tuple[Any, ...], v: Any = 1) -> tuple[Any, ...]:
             return (*values[:d], v, *values[d:])
 
         return Window(
@@ -119,7 +119,7 @@ window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (
 )
 
 
-def _moving(name: str, result: Callable) -> Primitive:
+def _moving(name: str, result: Callable[..., Any]) -> Primitive:
     """A primitive, linear in its first operand, that moves elements to or from the winners."""
     prim = Primitive(name, result)
 
@@ -129,7 +129,9 @@ def _moving(name: str, result: Callable) -> Primitive:
             lambda t, _: None if t is None else bind(prim, t, offset, **params),
         )
 
-    def batch(size: int, xs: Sequence, dims: Sequence, *, window: Window, shape: tuple) -> Any:
+    def batch(
+        size: int, xs: Sequence[Any], dims: Sequence[Any], *, window: Window, shape: tuple[Any, ...]
+    ) -> Any:
         x, offset = [move_batch(v, d, 0, size) for v, d in zip(xs, dims)]
         return bind(prim, x, offset, window=window.batched(0), shape=(size, *shape)), 0
 
@@ -207,7 +209,7 @@ def window_of(
 def reduce_window(
     operand: Any,
     init_value: Any,
-    computation: Callable,
+    computation: Callable[..., Any],
     window_dimensions: Sequence[int],
     window_strides: Sequence[int] | None = None,
     padding: str | Sequence[tuple[int, int]] = "VALID",
@@ -238,7 +240,10 @@ def reduce_window(
 
 
 def reduce_windows(
-    operands: Sequence[Any], init_values: Sequence[Any], computation: Callable, *options: Any
+    operands: Sequence[Any],
+    init_values: Sequence[Any],
+    computation: Callable[..., Any],
+    *options: Any,
 ) -> list[Any]:
     """`reduce_window` of several operands of one shape: `computation` takes and returns lists."""
     window = window_of(operands[0], *options)
@@ -252,7 +257,7 @@ def reduce_windows(
 
 
 def _place_by_place(
-    operands: Sequence[Any], starts: list[Any], computation: Callable, window: Window
+    operands: Sequence[Any], starts: list[Any], computation: Callable[..., Any], window: Window
 ) -> list[Any]:
     """`computation` applied once per place in the window, to all windows at a time."""
     outputs, shape = typeof(starts[0]).shape, typeof(operands[0]).shape

@@ -45,7 +45,7 @@ from genesis_fn.transforms.staging.stage import StageTrace, inlined, stage, stag
 
 
 @memoized
-def _forward(jaxpr: Jaxpr, policy: Callable | None) -> tuple[Jaxpr, tuple[Var, ...]]:
+def _forward(jaxpr: Jaxpr, policy: Callable[..., Any] | None) -> tuple[Jaxpr, tuple[Var, ...]]:
     """(program that also returns the values the policy saves, those variables)."""
     program = _ruled(jaxpr)
     if policy is None:
@@ -84,7 +84,7 @@ def _primal(call: CustomCall, *xs: Any) -> list[Any]:
     return call.fwd((False,) * len(xs), xs)[0]
 
 
-def _mapped(f: Callable, value: Any) -> Any:
+def _mapped(f: Callable[..., Any], value: Any) -> Any:
     """A parameter with `f` applied to the programs in it."""
     if type(value) is Jaxpr:
         return f(value)
@@ -162,7 +162,9 @@ def _forward_mode(jaxpr: Jaxpr, saved: tuple[Var, ...], nonzero: tuple[bool, ...
         return None
 
 
-def _linearize(nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable | None) -> Any:
+def _linearize(
+    nonzero: Sequence[bool], *xs: Any, jaxpr: Jaxpr, policy: Callable[..., Any] | None
+) -> Any:
     jaxpr, mask, count = inlined(jaxpr), tuple(nonzero), len(jaxpr.outs)
     program, saved = _forward(jaxpr, policy)
     outs = bind(checkpoint_p, *xs, jaxpr=program, policy=policy)
@@ -210,9 +212,9 @@ checkpoint_p = Primitive(
 
 
 def checkpoint(
-    fun: Callable | None = None,
+    fun: Callable[..., Any] | None = None,
     *,
-    policy: Callable | None = None,
+    policy: Callable[..., Any] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
 ) -> Any:
@@ -293,27 +295,29 @@ class checkpoint_policies:
     checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 
     @staticmethod
-    def save_only_these_names(*names: str) -> Callable:
+    def save_only_these_names(*names: str) -> Callable[..., Any]:
         """Save the values marked by `checkpoint_name` with one of `names`."""
         return _NamePolicy(frozenset(names), True)
 
     @staticmethod
-    def save_any_names_but_these(*names: str) -> Callable:
+    def save_any_names_but_these(*names: str) -> Callable[..., Any]:
         """Save the values marked by `checkpoint_name` with any other name."""
         return _NamePolicy(frozenset(names), False)
 
     @staticmethod
-    def save_anything_except_these_names(*names: str) -> Callable:
+    def save_anything_except_these_names(*names: str) -> Callable[..., Any]:
         """Save everything except the values with these names."""
         return _ExceptPolicy(frozenset(names))
 
     @staticmethod
-    def save_from_both_policies(first: Callable, second: Callable) -> Callable:
+    def save_from_both_policies(
+        first: Callable[..., Any], second: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """Save what either policy saves."""
         return _EitherPolicy(first, second)
 
 
-class _Policy(tuple):
+class _Policy(tuple[Any, ...]):
     """A policy made of hashable parts: equal policies share programs."""
 
     def __new__(cls, *parts: Any):

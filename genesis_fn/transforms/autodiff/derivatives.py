@@ -48,7 +48,9 @@ class safe_zeros:
         ctx.safe_zero = self.before
 
 
-def _selected(argnums: int | Sequence[int], args: tuple, f: Callable) -> tuple[int, ...]:
+def _selected(
+    argnums: int | Sequence[int], args: tuple[Any, ...], f: Callable[..., Any]
+) -> tuple[int, ...]:
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     count = len(args)
     for a in chosen:
@@ -60,7 +62,7 @@ def _selected(argnums: int | Sequence[int], args: tuple, f: Callable) -> tuple[i
     return tuple([a % count for a in chosen])
 
 
-def _labels(fun: Callable, args: tuple, chosen: Sequence[int]) -> list[str]:
+def _labels(fun: Callable[..., Any], args: tuple[Any, ...], chosen: Sequence[int]) -> list[str]:
     """What to call the leaves of the arguments that a derivative is taken by."""
     labels, kept, at = labels_of(fun, args), {}, 0
     for i, a in enumerate(args):
@@ -103,7 +105,9 @@ def _differentiated(
     return mask
 
 
-def _check_outputs(outs: Sequence[Any], fun: Callable, holomorphic: bool, what: str) -> None:
+def _check_outputs(
+    outs: Sequence[Any], fun: Callable[..., Any], holomorphic: bool, what: str
+) -> None:
     """Raises TypeError for an output that a Jacobian has no meaning for."""
     for i, kind in enumerate(map(typeof, outs)):
         if holomorphic and not dtypes.is_complex(kind.dtype):
@@ -121,7 +125,7 @@ def _check_outputs(outs: Sequence[Any], fun: Callable, holomorphic: bool, what: 
 
 
 def value_and_grad(
-    fun: Callable,
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -129,7 +133,7 @@ def value_and_grad(
     *,
     safe_zero: bool = False,
     nonfloat: str = "raise",
-) -> Callable:
+) -> Callable[..., Any]:
     """A function returning (fun's value, its gradient); ((value, aux), gradient) with `has_aux`.
 
     The gradient has the structure of the argument, or is a tuple where `argnums` is a sequence.
@@ -179,7 +183,9 @@ def value_and_grad(
     return value_and_grad_f
 
 
-def _pull(jaxpr: Jaxpr, residuals: Sequence, cts: Sequence, nonzero: Sequence[bool]) -> list[Any]:
+def _pull(
+    jaxpr: Jaxpr, residuals: Sequence[Any], cts: Sequence[Any], nonzero: Sequence[bool]
+) -> list[Any]:
     linear = jaxpr.invars[len(residuals) :]
     used = [ct for ct, n in zip(cts, nonzero) if n]
     used += [None] * (len(jaxpr.outs) - len(used))
@@ -187,7 +193,9 @@ def _pull(jaxpr: Jaxpr, residuals: Sequence, cts: Sequence, nonzero: Sequence[bo
     return transpose_flat(jaxpr, operands, used)[len(residuals) :]
 
 
-def _scalar_loss(outs: Sequence[Any], flat: FlatFunction, fun: Callable, holomorphic: bool) -> Any:
+def _scalar_loss(
+    outs: Sequence[Any], flat: FlatFunction, fun: Callable[..., Any], holomorphic: bool
+) -> Any:
     if flat.out_tree == tree.structure(None):
         raise TypeError(
             f"{name_of(fun)} returned None: is a return missing?\n"
@@ -215,7 +223,7 @@ def _scalar_loss(outs: Sequence[Any], flat: FlatFunction, fun: Callable, holomor
 
 
 def grad(
-    fun: Callable,
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
@@ -223,7 +231,7 @@ def grad(
     *,
     safe_zero: bool = False,
     nonfloat: str = "raise",
-) -> Callable:
+) -> Callable[..., Any]:
     """The gradient of a scalar function; (gradient, aux) with `has_aux`. See `value_and_grad`."""
     both = value_and_grad(
         fun, argnums, has_aux, holomorphic, allow_int, safe_zero=safe_zero, nonfloat=nonfloat
@@ -245,7 +253,7 @@ class LinearMap:
 
     __slots__ = ("residuals", "static")
 
-    def __init__(self, residuals: Any, static: tuple) -> None:
+    def __init__(self, residuals: Any, static: tuple[Any, ...]) -> None:
         self.residuals, self.static = residuals, static
 
     def pull(self, cts: Sequence[Any]) -> list[Any]:
@@ -271,7 +279,7 @@ class VJP(LinearMap):
 
     __slots__ = ()
 
-    def __call__(self, ct: Any) -> tuple:
+    def __call__(self, ct: Any) -> tuple[Any, ...]:
         in_tree, in_avals, out_tree, out_avals, weak = self.static[3:]
         cts = _matching(ct, out_tree, out_avals, "the cotangent", "the output")
         back = self.pull(cts)
@@ -354,7 +362,7 @@ def _is_meant_as(x: Any, kind: dtypes.DType) -> bool:
 
 
 def _at(
-    what: str, fun: Callable, primals: tuple, has_aux: bool
+    what: str, fun: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool
 ) -> tuple[FlatFunction, list[Any], CallSite]:
     """(flat function, leaves of the primals, how messages tell of them) of a call of a derivative
     at a point."""
@@ -364,7 +372,9 @@ def _at(
     return flat, leaves, CallSite(what, name_of(fun), leaves, labels)
 
 
-def _linearized(what: str, kind: type, fun: Callable, primals: tuple, has_aux: bool) -> Any:
+def _linearized(
+    what: str, kind: type, fun: Callable[..., Any], primals: tuple[Any, ...], has_aux: bool
+) -> Any:
     """(outputs, the linear map at that point as a `kind` of it), and aux if there is any."""
     flat, leaves, called = _at(what, fun, primals, has_aux)
     mask = tuple([differentiable(x) for x in leaves])
@@ -385,7 +395,7 @@ def _linearized(what: str, kind: type, fun: Callable, primals: tuple, has_aux: b
     return (*result, flat.aux(outs)) if has_aux else result
 
 
-def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """(outputs, vjp function), or (outputs, vjp function, aux).
 
     The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
@@ -394,13 +404,15 @@ def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
     return _linearized("vjp", VJP, fun, primals, has_aux)
 
 
-def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> Any:
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """(outputs, linear function of tangents): the derivative at a point, to be applied many
     times."""
     return _linearized("linearize", JVPMap, fun, primals, has_aux)
 
 
-def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> Any:
+def jvp(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+) -> Any:
     """(outputs, output tangents), or with aux third: `fun` at `primals` along `tangents`.
 
     Raises TreeError, ShapeError or DTypeError where the tangents do not fit the primals.
@@ -420,7 +432,7 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
 
 
-def linear_transpose(fun: Callable, *primals: Any) -> Callable:
+def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
     """The transpose of a linear function; `primals` give shapes and dtypes only.
 
     It is the function's derivative transposed, which for a linear function is the same at every
@@ -449,7 +461,7 @@ def linear_transpose(fun: Callable, *primals: Any) -> Callable:
                 "  use vjp(f, *primals) for the derivative at a point"
             )
 
-    def transposed(ct: Any) -> tuple:
+    def transposed(ct: Any) -> tuple[Any, ...]:
         cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
         with default_device_of([*captured, *cts]):
             given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
@@ -507,11 +519,11 @@ def _last(x: Any, lead: int) -> Any:
 
 
 def jacfwd(
-    fun: Callable,
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
-) -> Callable:
+) -> Callable[..., Any]:
     """The Jacobian of `fun`, column by column in forward mode (for more outputs than inputs).
 
     A pytree of the output's structure with the argument's inside; each block has shape
@@ -552,12 +564,12 @@ def jacfwd(
 
 
 def jacrev(
-    fun: Callable,
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable:
+) -> Callable[..., Any]:
     """The Jacobian of `fun`, row by row in reverse mode (for more inputs than outputs)."""
 
     @boundary(fun)
@@ -592,16 +604,18 @@ jacobian = jacrev
 
 
 def hessian(
-    fun: Callable,
+    fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
-) -> Callable:
+) -> Callable[..., Any]:
     """The matrix of second derivatives: forward mode over reverse mode."""
     return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
 
 
-def _on_arguments(fun: Callable, argnums: Any, args: tuple, kwargs: dict) -> tuple:
+def _on_arguments(
+    fun: Callable[..., Any], argnums: Any, args: tuple[Any, ...], kwargs: dict[Any, Any]
+) -> tuple[Any, ...]:
     chosen = _selected(argnums, args, fun)
 
     def f(*values: Any) -> Any:
@@ -614,13 +628,13 @@ def _on_arguments(fun: Callable, argnums: Any, args: tuple, kwargs: dict) -> tup
     return chosen, f, tuple([args[i] for i in chosen])
 
 
-def _one(picked: tuple, argnums: Any) -> Any:
+def _one(picked: tuple[Any, ...], argnums: Any) -> Any:
     return picked[0] if isinstance(argnums, int) else picked
 
 
 def fwd_and_bwd(
-    fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> tuple[Callable, Callable]:
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(forward, backward): forward(*args) -> (output, residual function[, aux]); backward(residual
     function, cotangent) -> gradients."""
 

@@ -93,7 +93,7 @@ class SplitTrace(Trace):
         """Whether `x` is a value of the tape."""
         return type(x) is StageTracer and x._trace is self.tape
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         late = any(map(self.holds, args))
         if late and prim.stage is not None and params["call"].linear is None:
             return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
@@ -131,7 +131,7 @@ class LinearizeTrace(Trace):
             return x.primal, x.tangent
         return x, None
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         primals, tangents, nonzero = [], [], False
         for a in args:
             if type(a) is LinearizeTracer and a._trace is self:
@@ -184,7 +184,7 @@ class LinearizeTrace(Trace):
 
     def _parts(
         self,
-        linearize: Callable | None,
+        linearize: Callable[..., Any] | None,
         primals: list[Any],
         tangents: list[Any],
         params: dict[str, Any],
@@ -233,7 +233,10 @@ class LinearizeTrace(Trace):
 
 
 def jvp_flat(
-    f: Callable, primals: Sequence[Any], tangents: Sequence[Any], called: CallSite | None = None
+    f: Callable[..., Any],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    called: CallSite | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """(outputs, their tangents or None) of a flat function; a None tangent is zero."""
     parent = ctx.trace
@@ -253,7 +256,10 @@ def jvp_flat(
 
 
 def linearize_flat(
-    f: Callable, primals: Sequence[Any], nonzero: Sequence[bool], called: CallSite | None = None
+    f: Callable[..., Any],
+    primals: Sequence[Any],
+    nonzero: Sequence[bool],
+    called: CallSite | None = None,
 ) -> tuple[list[Any], list[bool], Jaxpr, list[Any]]:
     """(outputs, which have a tangent, linear program, residuals) of a flat function at a point.
 

@@ -65,7 +65,7 @@ class BatchTrace(Trace):
             return x.value, x._dim
         return x, None
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         values, dims, batched = [], [], False
         for a in args:
             if type(a) is BatchTracer and a._trace is self:
@@ -148,11 +148,11 @@ class named_axis:
 
 
 def vmap_flat(
-    f: Callable,
+    f: Callable[..., Any],
     size: int,
     values: Sequence[Any],
     dims: Sequence[int | None],
-    out_dims: Callable[[list], Sequence[int | None]] | int = 0,
+    out_dims: Callable[[list[Any]], Sequence[int | None]] | int = 0,
     axis_name: Any = None,
     called: CallSite | None = None,
 ) -> list[Any]:

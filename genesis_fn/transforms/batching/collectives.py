@@ -42,7 +42,7 @@ def _size_of(axis_name: Any) -> int:
     )
 
 
-def _names(axis_name: Any) -> tuple:
+def _names(axis_name: Any) -> tuple[Any, ...]:
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     for n in names:
         _size_of(n)
@@ -93,7 +93,7 @@ psum_p.linearize = linear_rule(psum_p)
 psum_p.transpose = lambda ct, x, *, axis_name: [bind(psum_p, ct, axis_name=axis_name)]
 
 
-def _extreme(name: str, reduce: Callable) -> Primitive:
+def _extreme(name: str, reduce: Callable[..., Any]) -> Primitive:
     prim = _over_axis(name, lambda size, x, d: x if d is None else reduce(x, (d,)))
 
     def linearize(nonzero: Any, x: Any, *, axis_name: Any) -> Any:
@@ -371,7 +371,7 @@ def _permute_batch(
     dims: Sequence[Any],
     *,
     axis_name: Any,
-    perm: tuple,
+    perm: tuple[Any, ...],
     over_other: bool = False,
 ) -> Any:
     if over_other:

@@ -16,12 +16,12 @@ from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays,
 
 
 def vmap(
-    fun: Callable,
+    fun: Callable[..., Any],
     in_axes: Any = 0,
     out_axes: Any = 0,
     axis_name: Any = None,
     axis_size: int | None = None,
-) -> Callable:
+) -> Callable[..., Any]:
     """`fun` mapped over an axis of its arguments.
 
     `in_axes` is a prefix tree of the positional arguments (an int, None, or containers of them);
@@ -88,13 +88,15 @@ def vmap(
     return mapped
 
 
-def _paths(values: tuple) -> list[str]:
+def _paths(values: tuple[Any, ...]) -> list[str]:
     args, kwargs = values
     named = [f"argument {i}{p}" for i, a in enumerate(args) for p in tree.paths(a)]
     return named + [f"keyword{p}" for p in tree.paths(kwargs)]
 
 
-def _checked(x: Any, i: int, dims: list, values: tuple, fun: Callable) -> int | None:
+def _checked(
+    x: Any, i: int, dims: list[Any], values: tuple[Any, ...], fun: Callable[..., Any]
+) -> int | None:
     """The mapped axis of the i-th leaf, counted from the front."""
     d = dims[i]
     if d is None:
@@ -111,7 +113,7 @@ def _checked(x: Any, i: int, dims: list, values: tuple, fun: Callable) -> int | 
     return d % len(shape)
 
 
-def _sharing(values: tuple, i: int, dims: list) -> str:
+def _sharing(values: tuple[Any, ...], i: int, dims: list[Any]) -> str:
     """The line of a message that says how all examples share the i-th leaf."""
     args, kwargs = values
     if i >= len(tree.leaves(args)):
@@ -128,7 +130,13 @@ def _sharing(values: tuple, i: int, dims: list) -> str:
     return f"\n  pass in_axes=({', '.join(entries)}{',' * (len(entries) == 1)}) to share it"
 
 
-def _size(leaves: list, dims: list, axis_size: int | None, values: tuple, fun: Callable) -> int:
+def _size(
+    leaves: list[Any],
+    dims: list[Any],
+    axis_size: int | None,
+    values: tuple[Any, ...],
+    fun: Callable[..., Any],
+) -> int:
     sizes = {typeof(x).shape[d] for x, d in zip(leaves, dims) if d is not None}
     if axis_size is not None:
         sizes.add(axis_size)

@@ -163,7 +163,7 @@ class _Guarded(Wrapped):
         super().__init__(call)
         self.linear = None if call.linear is None else call.linear + 1
 
-    def _run(self, f: Callable, active: Any, *args: Any) -> Any:
+    def _run(self, f: Callable[..., Any], active: Any, *args: Any) -> Any:
         """`f(*args)`, which are lists of values or None and have such a list as its result."""
         leaves, in_tree = tree.flatten(args)
         flat = FlatFunction(f, in_tree)
@@ -176,8 +176,8 @@ class _Guarded(Wrapped):
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], Callable]:
-        pulls: list[Callable] = []
+    ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
+        pulls: list[Callable[..., Any]] = []
 
         def forward(ys: list[Any]) -> Any:
             outs, saved, pull = self.call.fwd(nonzero[1:], ys)

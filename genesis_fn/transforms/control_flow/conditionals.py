@@ -43,7 +43,9 @@ def _shape(index: Aval, *avals: Aval, branches: tuple[Jaxpr, ...]) -> list[Aval]
     return branches[0].out_avals
 
 
-def _union(transform: Callable, branches: tuple[Jaxpr, ...]) -> tuple[list, tuple[bool, ...]]:
+def _union(
+    transform: Callable[..., Any], branches: tuple[Jaxpr, ...]
+) -> tuple[list[Any], tuple[bool, ...]]:
     """`transform(branch, force)` of every branch, with outputs that any of them found forced."""
     force = (False,) * len(branches[0].outs)
     while True:
@@ -57,7 +59,7 @@ def _union(transform: Callable, branches: tuple[Jaxpr, ...]) -> tuple[list, tupl
 def _linearize(nonzero: Sequence[bool], index: Any, *xs: Any, branches: tuple[Jaxpr, ...]) -> Any:
     mask, count = tuple(nonzero[1:]), len(branches[0].outs)
 
-    def step(branch: Jaxpr, force: tuple) -> tuple[Any, tuple]:
+    def step(branch: Jaxpr, force: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         result = linearize_jaxpr(branch, mask, force)
         return result, result[2]
 
@@ -233,7 +235,7 @@ cond_p.guard = lambda ins, active, **_: [ins[0], active, *ins[1:]]
 # ---- what users call ----
 
 
-def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
     """`branches[index](*operands)`, the index clamped to the branches there are.
 
     Raises TypeError where the branches return different structures or types.
@@ -254,7 +256,11 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
 
 
 def cond(
-    pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = ...
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+    operand: Any = ...,
 ) -> Any:
     """`true_fun(*operands)` if `pred` else `false_fun(*operands)`; only the chosen one runs.
 
@@ -280,7 +286,9 @@ def cond(
     return _run(ops.convert(pred, dtypes.I32), (false_fun, true_fun), operands, "cond")
 
 
-def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) -> Any:
+def _run(
+    index: Any, functions: Sequence[Callable[..., Any]], operands: tuple[Any, ...], what: str
+) -> Any:
     from genesis_fn.core.array import ArrayImpl
     from genesis_fn.core.configuration import config
 
@@ -309,7 +317,10 @@ def _run(index: Any, functions: Sequence[Callable], operands: tuple, what: str) 
 
 
 def _same_outputs(
-    branches: list[Jaxpr], staged: Sequence[tuple], functions: Sequence[Callable], what: str
+    branches: list[Jaxpr],
+    staged: Sequence[tuple[Any, ...]],
+    functions: Sequence[Callable[..., Any]],
+    what: str,
 ) -> list[Jaxpr]:
     first = staged[0][0]
     for (flat, _, _), f in zip(staged[1:], functions[1:]):

@@ -72,7 +72,7 @@ def _jvp(
     a, b = cond_consts, body_consts
     at = slice(b, None)
 
-    def step(mask: tuple) -> tuple[Any, tuple]:
+    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         result = jvp_jaxpr(body, mask, mask[at])
         return result, result[1]
 
@@ -134,7 +134,7 @@ def _batch(
     batched = [d is not None for d in dims]
     changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
 
-    def step(mask: tuple) -> tuple[Any, tuple]:
+    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         cond_mask = tuple(batched[:a]) + mask[b:]
         test, (each,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
         if each:  # examples stop by themselves: what the body changes is batched
@@ -207,7 +207,7 @@ while_p.guard = lambda ins, active, *, cond_consts, **_: [
 ]
 
 
-def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
+def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
     """The value after `val = body_fun(val)` has been repeated while `cond_fun(val)` holds.
 
     Structure, shapes and dtypes of the value stay the same. Forward-mode differentiable only.
@@ -216,7 +216,12 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
 
 
 def _while(
-    cond_fun: Callable, body_fun: Callable, init_val: Any, shown: Any, what: str, name: str
+    cond_fun: Callable[..., Any],
+    body_fun: Callable[..., Any],
+    init_val: Any,
+    shown: Any,
+    what: str,
+    name: str,
 ) -> Any:
     """A while loop, which errors call `what`; `shown` is the part of its value, last in it, that
     the user knows, and `name` what the body is called."""
@@ -312,7 +317,7 @@ def _known_bound(x: Any) -> int:
 
 
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unroll: int | bool = 1
+    lower: Any, upper: Any, body_fun: Callable[..., Any], init_val: Any, *, unroll: int | bool = 1
 ) -> Any:
     """The value after `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
@@ -363,7 +368,7 @@ def _counts(kind: Aval) -> bool:
     return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
-def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """`f` of every slice along the leading axis, one after the other (`batch_size` at a time)."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
@@ -392,7 +397,9 @@ def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:
     return parts[0] if len(parts) == 1 else tree.map(lambda *ys: concatenate(ys, 0), *parts)
 
 
-def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+def associative_scan(
+    fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
+) -> Any:
     """The prefix combinations of `elems` along `axis` by an associative `fn`, in logarithmic depth.
 
     Blelloch's scheme: combine neighbours, scan the half-length result, fill in between.

@@ -54,7 +54,9 @@ def _shape(*avals: Aval, jaxpr: Jaxpr, carry: int, length: int, **_: Any) -> lis
     return outs[:carry] + [stacked(a, length) for a in outs[carry:]]
 
 
-def _fixed_point(step: Callable[[tuple], tuple[Any, tuple]], mask: Sequence[bool], at: slice):
+def _fixed_point(
+    step: Callable[[tuple[Any, ...]], tuple[Any, tuple[Any, ...]]], mask: Sequence[bool], at: slice
+):
     """Grow the carry part of `mask` until what `step` says of the carry adds nothing."""
     mask = list(mask)
     while True:
@@ -112,12 +114,12 @@ def _linearize(
     length: int,
     reverse: bool,
     unroll: int,
-    residuals: tuple,
+    residuals: tuple[Any, ...],
 ) -> Any:
     count = len(jaxpr.outs)
     at = slice(consts, consts + carry)
 
-    def step(mask: tuple) -> tuple[Any, tuple]:
+    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         result = linearize_jaxpr(jaxpr, mask, mask[at] + (False,) * (count - carry))
         return result, result[2][:carry]
 
@@ -240,12 +242,12 @@ def _jvp(
     jaxpr: Jaxpr,
     consts: int,
     carry: int,
-    residuals: tuple,
+    residuals: tuple[Any, ...],
     **options: Any,
 ) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
 
-    def step(mask: tuple) -> tuple[Any, tuple]:
+    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         result = jvp_jaxpr(jaxpr, mask, mask[at] + (False,) * (count - carry))
         return result, result[1][:carry]
 
@@ -310,7 +312,7 @@ def _batch(
 ) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
 
-    def step(mask: tuple) -> tuple[Any, tuple]:
+    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         force = mask[at] + (False,) * (count - carry)
         result = batch_jaxpr(jaxpr, size, mask, force, axis_name)
         return result, result[1][:carry]
@@ -334,7 +336,7 @@ scan_p.depends, scan_p.key_uses = dependency.of_loop, key_uses.of_scan
 
 
 def scan(
-    f: Callable,
+    f: Callable[..., Any],
     init: Any,
     xs: Any = None,
     length: int | None = None,
@@ -358,7 +360,7 @@ def scan(
 
 
 def named_scan(
-    f: Callable,
+    f: Callable[..., Any],
     init: Any,
     xs: Any,
     length: int | None,
@@ -428,8 +430,8 @@ def _length(leaves: Sequence[Any], xs: Any, length: int | None) -> int:
 
 
 def _body(
-    f: Callable,
-    inits: list,
+    f: Callable[..., Any],
+    inits: list[Any],
     carry_tree: Any,
     weak: Sequence[bool],
     leaves: Sequence[Any],
@@ -557,7 +559,12 @@ def _order(length: int, reverse: bool) -> range:
 
 
 def _unrolled(
-    jaxpr: Jaxpr, captured: list, carry: list, xs: Sequence[Any], length: int, reverse: bool
+    jaxpr: Jaxpr,
+    captured: list[Any],
+    carry: list[Any],
+    xs: Sequence[Any],
+    length: int,
+    reverse: bool,
 ) -> list[Any]:
     count, rows = len(carry), {}
     for i in _order(length, reverse):
@@ -569,12 +576,12 @@ def _unrolled(
 
 
 def _python_loop(
-    f: Callable, carry: Any, leaves: list, xs_tree: Any, length: int, reverse: bool
+    f: Callable[..., Any], carry: Any, leaves: list[Any], xs_tree: Any, length: int, reverse: bool
 ) -> tuple[Any, Any]:
     """Under `disable_jit`: the loop as Python runs it, on concrete values."""
     if length == 0:
         raise ValueError("scan of length 0 cannot run under disable_jit: it has no y to stack")
-    rows: dict[int, list] = {}
+    rows: dict[int, list[Any]] = {}
     for i in _order(length, reverse):
         carry, y = f(carry, tree.unflatten(xs_tree, [_slice_at(x, i) for x in leaves]))
         flat, y_tree = tree.flatten(y)
@@ -593,7 +600,11 @@ def _one_dtype(values: Sequence[Any]) -> list[Any]:
 
 
 def one_by_one(
-    f: Callable, size: int, xs: Sequence[Any], dims: Sequence[int | None], unroll: bool = False
+    f: Callable[..., Any],
+    size: int,
+    xs: Sequence[Any],
+    dims: Sequence[int | None],
+    unroll: bool = False,
 ) -> Any:
     """What `f` returns for the examples of a batch, one call after the other, stacked."""
     rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]

@@ -28,10 +28,10 @@ class _Vmapped(CustomCall):
 
     forward = True
 
-    def __init__(self, jaxpr: Jaxpr, consts: int, rule: Callable) -> None:
+    def __init__(self, jaxpr: Jaxpr, consts: int, rule: Callable[..., Any]) -> None:
         self.name, self.jaxpr, self.consts, self.rule = jaxpr.name, jaxpr, consts, rule
 
-    def changed(self, jaxpr: Jaxpr, rule: Callable) -> _Vmapped:
+    def changed(self, jaxpr: Jaxpr, rule: Callable[..., Any]) -> _Vmapped:
         """The call with another program and rule."""
         return _Vmapped(jaxpr, self.consts, rule)
 
@@ -59,7 +59,7 @@ class _Vmapped(CustomCall):
 
 
 def _flat_rule(
-    f: Callable,
+    f: Callable[..., Any],
     in_tree: Any,
     out_tree: Any,
     name: str,
@@ -83,7 +83,7 @@ def _flat_rule(
 
 
 def _forward_rule(
-    rule: Callable,
+    rule: Callable[..., Any],
     perturbed: Sequence[bool],
     found: Sequence[bool],
     size: int,
@@ -123,9 +123,9 @@ class custom_vmap(CustomFunction):
     """
 
     rules = ("rule",)
-    rule: Callable | None = None
+    rule: Callable[..., Any] | None = None
 
-    def def_vmap(self, rule: Callable) -> Callable:
+    def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set the batching rule; usable as a decorator."""
         self.rule = rule
         return rule
@@ -141,12 +141,12 @@ class custom_vmap(CustomFunction):
         return flat.called(user_call(custom_call_p, *captured, *leaves, call=call, jaxpr=jaxpr))
 
 
-def sequential_vmap(fun: Callable) -> custom_vmap:
+def sequential_vmap(fun: Callable[..., Any]) -> custom_vmap:
     """`fun`, which vmap runs one example after the other."""
     wrapped = custom_vmap(fun)
 
     @wrapped.def_vmap
-    def rule(size: int, in_batched: list, *args: Any) -> tuple:
+    def rule(size: int, in_batched: list[Any], *args: Any) -> tuple[Any, ...]:
         leaves, treedef = tree.flatten(args)
         dims = [0 if b else None for b in tree.leaves(in_batched)]
         return one_by_one(lambda *xs: fun(*tree.unflatten(treedef, xs)), size, leaves, dims), True

@@ -41,7 +41,9 @@ class HostFunction:
 
     __slots__ = ("f", "in_tree", "fixed", "out_tree", "key")
 
-    def __init__(self, f: Callable, in_tree: Any, fixed: tuple, out_tree: Any) -> None:
+    def __init__(
+        self, f: Callable[..., Any], in_tree: Any, fixed: tuple[Any, ...], out_tree: Any
+    ) -> None:
         self.f, self.in_tree, self.fixed, self.out_tree = f, in_tree, fixed, out_tree
         # The function itself is the same object: its programs call it as it is then.
         owner = (f.__func__, Same(f.__self__)) if isinstance(f, MethodType) else Same(f)
@@ -116,7 +118,7 @@ def _keys(words: np.ndarray, kind: _KeysOf) -> ArrayImpl:
     return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], kind.dtype))
 
 
-def _split(args: tuple, kwargs: dict[str, Any]) -> tuple[list[Any], tuple, Any]:
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...], Any]:
     """(arrays, leaves that are not arrays with their positions, structure) of a call. Of random
     keys the words are arrays, the first ones, and the dtype is such a leaf."""
     leaves, treedef = tree.flatten((args, kwargs))
@@ -139,7 +141,7 @@ def _shape(*avals: Any, out_avals: tuple[Aval, ...], **_: Any) -> list[Aval]:
     return list(out_avals)
 
 
-def _no_derivative(what: str) -> Callable:
+def _no_derivative(what: str) -> Callable[..., Any]:
     def linearize(nonzero: Any, *xs: Any, function: HostFunction, **_: Any) -> Any:
         raise errors.NotDifferentiableError(
             f"the derivative of a host function is not known: {what} of {name_of(function.f)}\n"
@@ -265,7 +267,7 @@ def _declared(result: Any) -> tuple[tuple[Aval, ...], Any]:
 
 
 def pure_callback(
-    callback: Callable,
+    callback: Callable[..., Any],
     result_shape_dtypes: Any,
     *args: Any,
     sharding: None = None,
@@ -294,7 +296,7 @@ def pure_callback(
 
 
 def io_callback(
-    callback: Callable,
+    callback: Callable[..., Any],
     result_shape_dtypes: Any,
     *args: Any,
     sharding: None = None,
@@ -319,7 +321,11 @@ def io_callback(
 
 
 def debug_callback(
-    callback: Callable, *args: Any, ordered: bool = False, partitioned: bool = False, **kwargs: Any
+    callback: Callable[..., Any],
+    *args: Any,
+    ordered: bool = False,
+    partitioned: bool = False,
+    **kwargs: Any,
 ) -> None:
     """Call `callback(*args, **kwargs)` with NumPy arrays when the program gets there.
 
@@ -362,7 +368,7 @@ def _printable(x: Any) -> Any:
     return x.astype(np.float32) if narrow else x
 
 
-def _check_format(fmt: str, args: tuple, kwargs: dict[str, Any]) -> None:
+def _check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise ValueError unless the format uses each argument and each of its fields has one."""
     used, todo, automatic = set(), [fmt], 0
     while todo:

@@ -62,12 +62,12 @@ class CustomCall:
     out_avals: Sequence[Aval] = ()  # of a linear map
     forward = reverse = symbolic_zeros = False
     linear: int | None = None
-    fun: Callable
-    jvp: Callable
-    fwd: Callable
-    pull: Callable
-    key: Callable
-    batch: Callable | None = None
+    fun: Callable[..., Any]
+    jvp: Callable[..., Any]
+    fwd: Callable[..., Any]
+    pull: Callable[..., Any]
+    key: Callable[..., Any]
+    batch: Callable[..., Any] | None = None
     programs: Sequence[Jaxpr] = ()
 
 
@@ -82,8 +82,8 @@ class LinearCall(CustomCall):
         name: str,
         residuals: int,
         out_avals: Sequence[Aval],
-        push: Callable | None,
-        pull: Callable,
+        push: Callable[..., Any] | None,
+        pull: Callable[..., Any],
         programs: Sequence[Jaxpr] = (),
     ) -> None:
         self.name, self.linear, self.out_avals = name, residuals, tuple(out_avals)
@@ -156,10 +156,10 @@ class _Custom(Primitive):
 
     __slots__ = ()
 
-    def eager(self, args: tuple, params: dict[str, Any]) -> Any:
+    def eager(self, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         return _run(*args, **params)
 
-    def abstract(self, avals: tuple, params: dict[str, Any]) -> Any:
+    def abstract(self, avals: tuple[Any, ...], params: dict[str, Any]) -> Any:
         return self.shape(*avals, **params)
 
 
@@ -182,7 +182,7 @@ def _jvp(
 
 def _linearize(
     nonzero: Sequence[bool], *xs: Any, call: CustomCall, jaxpr: Jaxpr | None
-) -> tuple[list[Any], Callable]:
+) -> tuple[list[Any], Callable[..., Any]]:
     outs, saved, back = call.fwd(nonzero, xs)
     n, count, kinds = len(xs), len(saved), [typeof(o) for o in outs]
     perturbed = [m and dtypes.is_inexact(typeof(x).dtype) for m, x in zip(nonzero, xs)]
@@ -312,15 +312,15 @@ class Batched(Wrapped):
         return [aval((self.size, *a.shape), a.dtype) for a in self.call.out_avals]
 
     @property
-    def learned(self) -> tuple:
+    def learned(self) -> tuple[Any, ...]:
         """Whether outputs are batched, beside what the call knows."""
         return self.batched, self.call.learned
 
     @learned.setter
-    def learned(self, value: tuple) -> None:
+    def learned(self, value: tuple[Any, ...]) -> None:
         self.batched, self.call.learned = value
 
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         return self.size, self.axis_name, self.dims, self.call.key()
 
     def _running(self) -> resumed:
@@ -352,7 +352,7 @@ class Batched(Wrapped):
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], Callable]:
+    ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         with self._running() as trace:
             outs, saved, pull = self.call.fwd(nonzero, _mapped(trace, xs, self.dims))
         parts = [trace.split(r) for r in saved]
@@ -365,7 +365,7 @@ class Batched(Wrapped):
 
     def _pulled(
         self,
-        pull: Callable,
+        pull: Callable[..., Any],
         saved_dims: Sequence[int | None],
         dims: Sequence[int | None],
         residuals: Sequence[Any],

@@ -92,10 +92,10 @@ class _UserCall(CustomCall):
         self.weak = tuple([x.weak for x in xs])
         self.learned: Any = None
 
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         return self.in_avals, self.weak, self.in_tree
 
-    def _arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], tuple]:
+    def _arguments(self, leaves: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
         """(static arguments, the others)."""
         args = list(enumerate(tree.unflatten(self.in_tree, leaves)))
         static = [a for i, a in args if i in self.static]
@@ -132,7 +132,7 @@ class _UserCall(CustomCall):
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], Callable]:
+    ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         given: Sequence[Any] = xs
         if self.symbolic_zeros:
             given = [
@@ -157,7 +157,7 @@ class _UserCall(CustomCall):
 
         return outs, saved, pull
 
-    def _cotangents(self, back: Any, kinds: tuple) -> list[Any]:
+    def _cotangents(self, back: Any, kinds: tuple[Any, ...]) -> list[Any]:
         """What bwd returned as one cotangent per leaf, None for those without derivatives, checked
         against the arguments."""
         owner = self.owner
@@ -207,16 +207,16 @@ class CustomFunction(Copied):
 
     rules: tuple[str, ...]
 
-    def __init__(self, fun: Callable) -> None:
+    def __init__(self, fun: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
         self.fun, self.name = fun, name_of(fun)
 
-    def _parts(self) -> tuple[Callable, tuple]:
+    def _parts(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         rules = {k: v for k, v in vars(self).items() if k in self.rules}
         return _remade, (type(self), self.fun, rules)
 
 
-def _remade(kind: type, fun: Callable, rules: dict[str, Any]) -> Any:
+def _remade(kind: type, fun: Callable[..., Any], rules: dict[str, Any]) -> Any:
     """A function with rules, of its parts."""
     made = kind(fun)
     vars(made).update(rules)
@@ -227,14 +227,14 @@ class _Differentiated(CustomFunction):
     """What `custom_jvp` and `custom_vjp` share: the rules, and which arguments are static."""
 
     rules = "static", "jvp", "fwd", "bwd", "symbolic_zeros"
-    jvp: Callable | None = None
-    fwd: Callable | None = None
-    bwd: Callable | None = None
+    jvp: Callable[..., Any] | None = None
+    fwd: Callable[..., Any] | None = None
+    bwd: Callable[..., Any] | None = None
     symbolic_zeros = False  # whether the rules tell zeros apart
 
     def __init__(
         self,
-        fun: Callable,
+        fun: Callable[..., Any],
         nondiff_argnums: Sequence[int] = (),
         *,
         static_argnames: Sequence[str] = (),
@@ -254,7 +254,7 @@ class _Differentiated(CustomFunction):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)  # pyright: ignore[reportArgumentType]
 
-    def positional(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
+    def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments by position, defaults filled in."""
         if not kwargs and self.signature is None:
             return args
@@ -307,7 +307,7 @@ class _Differentiated(CustomFunction):
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.learned, outs)
 
-    def fingerprint(self) -> tuple | None:
+    def fingerprint(self) -> tuple[Any, ...] | None:
         """What the function and its rules do now, with all that they read; None where that cannot
         be told, so that no program may be kept."""
         known = [meaning(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
@@ -342,7 +342,7 @@ class custom_jvp(_Differentiated):
     `nondiff_argnums`, those arguments come first. Reverse mode transposes the rule.
     """
 
-    def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
+    def defjvp(self, rule: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
         """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
         tangent that is zero, and may return one."""
         self.set_rules(jvp=rule, symbolic_zeros=symbolic_zeros)
@@ -350,10 +350,10 @@ class custom_jvp(_Differentiated):
 
     def_jvp = defjvp
 
-    def defjvps(self, *rules: Callable | None) -> None:
+    def defjvps(self, *rules: Callable[..., Any] | None) -> None:
         """Set one rule per argument: `rule(tangent, output, *args)`; None where it is zero."""
 
-        def rule(primals: tuple, tangents: tuple) -> tuple:
+        def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
             out = self(*primals)
             terms = [r(t, out, *primals) for r, t in zip(rules, tangents) if r is not None]
             total = tree.map(lambda o: zeros(typeof(o)), out)
@@ -377,8 +377,8 @@ class custom_vjp(_Differentiated):
 
     def defvjp(
         self,
-        fwd: Callable,
-        bwd: Callable,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
         symbolic_zeros: bool = False,
         optimize_remat: bool = False,
     ) -> None:
@@ -389,17 +389,17 @@ class custom_vjp(_Differentiated):
         """
         self.set_rules(fwd=fwd, bwd=bwd, symbolic_zeros=symbolic_zeros)
 
-    def def_fwd(self, fwd: Callable) -> Callable:
+    def def_fwd(self, fwd: Callable[..., Any]) -> Callable[..., Any]:
         """Set the forward rule; usable as a decorator."""
         self.set_rules(fwd=fwd)
         return fwd
 
-    def def_bwd(self, bwd: Callable) -> Callable:
+    def def_bwd(self, bwd: Callable[..., Any]) -> Callable[..., Any]:
         """Set the backward rule; usable as a decorator."""
         self.set_rules(bwd=bwd)
         return bwd
 
-    def def_jvp(self, rule: Callable) -> Callable:
+    def def_jvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Set a forward-mode rule `rule(primals, tangents)`; usable as a decorator."""
         self.set_rules(jvp=rule)
         return rule
@@ -408,7 +408,7 @@ class custom_vjp(_Differentiated):
         return "no rules were given by defvjp" if self.fwd is None or self.bwd is None else ""
 
 
-def custom_gradient(fun: Callable) -> custom_vjp:
+def custom_gradient(fun: Callable[..., Any]) -> custom_vjp:
     """A function from one that returns (output, vjp): JAX's `custom_gradient`."""
 
     def primal(*args: Any) -> Any:
@@ -420,7 +420,7 @@ def custom_gradient(fun: Callable) -> custom_vjp:
     def fwd(*args: Any) -> Any:
         return fun(*args)[0], args
 
-    def bwd(args: Any, ct: Any) -> tuple:
+    def bwd(args: Any, ct: Any) -> tuple[Any, ...]:
         back = fun(*args)[1](ct)
         return back if isinstance(back, tuple) else (back,)
 

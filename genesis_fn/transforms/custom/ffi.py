@@ -185,7 +185,9 @@ def _run(f: _Function, avals: Sequence[Aval], device: str) -> list[torch.Tensor]
 
 
 @functools.lru_cache(maxsize=1024)
-def _derivatives(f: _Function, avals: tuple[Aval, ...], given: tuple[int, ...], outs: tuple) -> Any:
+def _derivatives(
+    f: _Function, avals: tuple[Aval, ...], given: tuple[int, ...], outs: tuple[Any, ...]
+) -> Any:
     """(programs [arguments, tangents] -> tangents, [arguments, cotangents] -> cotangents)."""
     count = len(avals)
     kept = tuple([i for i, a in enumerate(outs) if dtypes.is_inexact(a.dtype)])
@@ -230,7 +232,7 @@ def _linearize(nonzero: Sequence[bool], *xs: Any, f: _Function, out_avals: tuple
 
 
 def _batch(
-    size: int, xs: Sequence[Any], dims: Sequence[Any], *, f: _Function, out_avals: tuple
+    size: int, xs: Sequence[Any], dims: Sequence[Any], *, f: _Function, out_avals: tuple[Any, ...]
 ) -> Any:
     moved = [move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
     batched = tuple([aval((size, *a.shape), a.dtype) for a in out_avals])
@@ -247,7 +249,7 @@ torch_call_p = Primitive(
 )
 
 
-def torch_call(fn: Callable, *args: Any, **kwargs: Any) -> Any:
+def torch_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)` of a function of torch tensors, as an operation of traced code.
 
     Arrays in the arguments' pytrees reach `fn` as tensors, and the tensors that it returns come
@@ -303,7 +305,7 @@ def triton_call(
     *args: Any,
     grid: Any,
     out_shape: Any,
-    vjp: Callable | None = None,
+    vjp: Callable[..., Any] | None = None,
     **constants: Any,
 ) -> Any:
     """The outputs of `kernel[grid](*args, *outputs, **constants)`, as an operation of traced code.
@@ -332,7 +334,9 @@ def triton_call(
 
 
 @functools.lru_cache(maxsize=256)
-def _with_vjp(settings: tuple, out_tree: Any, vjp: Callable) -> Callable:
+def _with_vjp(
+    settings: tuple[Any, ...], out_tree: Any, vjp: Callable[..., Any]
+) -> Callable[..., Any]:
     def call(*xs: Any) -> Any:
         return tree.unflatten(out_tree, bind(triton_call_p, *xs, **dict(settings)))
 
@@ -343,7 +347,7 @@ def _with_vjp(settings: tuple, out_tree: Any, vjp: Callable) -> Callable:
         out = wrapped(*xs)
         return out, (xs, out)
 
-    def backward(saved: tuple, ct: Any) -> tuple:
+    def backward(saved: tuple[Any, ...], ct: Any) -> tuple[Any, ...]:
         back = vjp(*saved, ct)
         return tuple(back) if isinstance(back, (tuple, list)) else (back,)
 

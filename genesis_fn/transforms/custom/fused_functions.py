@@ -44,11 +44,11 @@ class Fused:
     def __init__(
         self,
         name: str,
-        reference: Callable,
+        reference: Callable[..., Any],
         static: Sequence[str],
         rows: Sequence[bool] | None,
         precision: str,
-        batch: Callable | None,
+        batch: Callable[..., Any] | None,
     ) -> None:
         if name in FUSED:
             raise ValueError(f"fused function {name!r} is defined twice")
@@ -72,20 +72,22 @@ class Fused:
             )
         return self.apply(args, static)
 
-    def apply(self, args: tuple, static: dict[str, Any]) -> Any:
+    def apply(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
         """The result for a tuple of arguments, which may be trees."""
         leaves, in_tree = tree.flatten(args)
         leaves = [as_array(x) for x in leaves]
         out, out_tree = self.bind(leaves, in_tree, tuple(sorted(static.items())))
         return tree.unflatten(out_tree, out)
 
-    def bind(self, leaves: Sequence[Any], in_tree: Any, static: tuple) -> tuple[list[Any], Any]:
+    def bind(
+        self, leaves: Sequence[Any], in_tree: Any, static: tuple[Any, ...]
+    ) -> tuple[list[Any], Any]:
         """(flat outputs, their structure)."""
         jaxpr = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
         outs = bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr)
         return outs, jaxpr.cache["out_tree"]
 
-    def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple) -> Jaxpr:
+    def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple[Any, ...]) -> Jaxpr:
         """The staged reference for operands of these avals; its cache has the structures."""
         key = (avals, in_tree, Reader().read(static), trace_context_key())
         found = self.programs.get(key)
@@ -113,18 +115,20 @@ def fused(
     static: Sequence[str] = (),
     rows: Sequence[bool] | None = None,
     precision: str = "follow",
-    batch: Callable | None = None,
-) -> Callable[[Callable], Fused]:
+    batch: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], Fused]:
     """Decorator: a function over primitives becomes one operation that backends may give a
     kernel."""
     return lambda reference: Fused(name, reference, static, rows, precision, batch)
 
 
-def _shape(*avals: Aval, op: Fused, static: tuple, jaxpr: Jaxpr) -> list[Aval]:
+def _shape(*avals: Aval, op: Fused, static: tuple[Any, ...], jaxpr: Jaxpr) -> list[Aval]:
     return jaxpr.out_avals
 
 
-def _linearize(nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple, jaxpr: Jaxpr) -> Any:
+def _linearize(
+    nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple[Any, ...], jaxpr: Jaxpr
+) -> Any:
     if op.vjp is None:
         return linearize_call(nonzero, xs, jaxpr)
     forward, backward = op.vjp
@@ -157,7 +161,7 @@ def _backward_program(
     saved_tree: Any,
     static: Frozen,
     nonzero: tuple[bool, ...],
-    around: tuple,
+    around: tuple[Any, ...],
 ) -> Jaxpr:
     """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
     args, count = jaxpr.in_avals, len(jaxpr.invars)
@@ -182,7 +186,7 @@ def _batch(
     dims: Sequence[Any],
     *,
     op: Fused,
-    static: tuple,
+    static: tuple[Any, ...],
     jaxpr: Jaxpr,
     axis_name: Any = None,
 ) -> Any:

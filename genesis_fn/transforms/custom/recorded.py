@@ -28,7 +28,7 @@ _CAPACITY = 64  # recorded calls that one function keeps
 # Which operands have a tangent, or which outputs a cotangent; None: all of them.
 Mask = tuple[bool, ...] | None
 # A program, and what it captured, its first inputs.
-Staged = tuple[Jaxpr, list]
+Staged = tuple[Jaxpr, list[Any]]
 
 
 class Recorded(CustomCall):
@@ -103,7 +103,7 @@ class Recorded(CustomCall):
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], Callable]:
+    ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         mask, count = self._nonzero(nonzero), len(self.out_avals)
         *_, forward, _ = self.rules(mask)
         outs = bind(jit_p, *xs, jaxpr=forward)
@@ -171,7 +171,7 @@ def _only(mask: Mask, xs: Sequence[Any]) -> list[Any]:
 
 
 # What is known of a recorded call: the function's program, the call, what both captured.
-Found = tuple[Jaxpr, Recorded, list]
+Found = tuple[Jaxpr, Recorded, list[Any]]
 
 
 class _RulesOf:
@@ -233,7 +233,7 @@ def _record(call: CustomCall, xs: Sequence[Any]) -> list[Any]:
     return with_weak_types(outs, recorded.out_weak)
 
 
-def _recorded(key: tuple, call: CustomCall, xs: Sequence[Any]) -> Found:
+def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Found:
     kinds, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
 
     def primal(*args: Any) -> list[Any]:
@@ -264,7 +264,7 @@ def _recorded(key: tuple, call: CustomCall, xs: Sequence[Any]) -> Found:
 
 
 def _laid_out(
-    staged: Sequence[tuple[Jaxpr, list]], consts: Sequence[Any], name: str
+    staged: Sequence[tuple[Jaxpr, list[Any]]], consts: Sequence[Any], name: str
 ) -> list[Jaxpr]:
     """The programs of a second staging, taking `consts`, the captured values of the first.
 

@@ -167,7 +167,7 @@ def _row(x: Any, i: int) -> Any:
     return index_in_dim(x, i, 0, keepdims=False)
 
 
-def _program(jaxpr: Jaxpr, xs: Sequence[Any]) -> Callable:
+def _program(jaxpr: Jaxpr, xs: Sequence[Any]) -> Callable[..., Any]:
     place = next((x.device for x in xs if type(x) is ArrayImpl), None)
     if place is None:
         from genesis_fn.core.device import default_device
@@ -287,7 +287,7 @@ _NOTHING = Watch(False, False)
 _plain_eager = Primitive.eager
 
 
-def _checked_eager(self: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+def _checked_eager(self: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     out = _plain_eager(self, args, params)
     watch = current_watch()
     if watch is None or watch is _NOTHING or self in _PASSING:

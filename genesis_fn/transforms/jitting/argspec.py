@@ -33,7 +33,7 @@ _NAMED, _ANY, _ANY_NAMED = (
 _read: weakref.WeakKeyDictionary[types.CodeType, Any] = weakref.WeakKeyDictionary()
 
 
-def _parameters(fun: Callable) -> tuple[list[_Parameter] | None, list[_Parameter] | None]:
+def _parameters(fun: Callable[..., Any]) -> tuple[list[_Parameter] | None, list[_Parameter] | None]:
     """The parameters of what a function wraps, and its own, which may be less; None where there is
     no signature."""
     plain = type(fun) is types.FunctionType
@@ -46,7 +46,7 @@ def _parameters(fun: Callable) -> tuple[list[_Parameter] | None, list[_Parameter
     return found
 
 
-def _signature(fun: Callable, follow_wrapped: bool) -> list[_Parameter] | None:
+def _signature(fun: Callable[..., Any], follow_wrapped: bool) -> list[_Parameter] | None:
     try:
         found = inspect.signature(fun, follow_wrapped=follow_wrapped)
         return [(p.name, p.kind) for p in found.parameters.values()]
@@ -58,7 +58,7 @@ def _positional(parameters: Sequence[_Parameter] | None) -> list[_Parameter]:
     return [p for p in parameters or () if p[1] < _ANY]
 
 
-def _as_tuple(x: Any) -> tuple:
+def _as_tuple(x: Any) -> tuple[Any, ...]:
     return () if x is None else (x,) if isinstance(x, (int, str)) else tuple(x)
 
 
@@ -69,9 +69,9 @@ class ProgramKey(NamedTuple):
     made."""
 
     treedef: tree.PyTreeDef
-    dict_keys: tuple
-    leaves: tuple
-    trace_context: tuple
+    dict_keys: tuple[Any, ...]
+    leaves: tuple[Any, ...]
+    trace_context: tuple[Any, ...]
     place: Device | None
 
 
@@ -84,8 +84,8 @@ class BoundArguments:
     numbers, tracers, shapes, or `Frozen`.
     """
 
-    written: tuple[tuple, dict[str, Any]]
-    values: tuple[tuple, dict[str, Any]]
+    written: tuple[tuple[Any, ...], dict[str, Any]]
+    values: tuple[tuple[Any, ...], dict[str, Any]]
     given: list[Any]
     leaves: list[Any]
     treedef: tree.PyTreeDef
@@ -101,7 +101,7 @@ class BoundArguments:
         leaves = tuple([leaf_key(x) for x in self.leaves])
         return ProgramKey(self.treedef, tuple(dict_keys), leaves, trace_context_key(), place)
 
-    def form(self) -> tuple:
+    def form(self) -> tuple[Any, ...]:
         """What generated calls of one program are told apart by: how the arguments are written, and
         what each leaf is before it is an array."""
         args, kwargs = self.written
@@ -137,13 +137,13 @@ def leaf_key(x: Any) -> Any:
 _TAKEN = frozenset((ArrayImpl, Frozen, *SCALARS))
 
 
-def _numbered(values: tuple[tuple, dict[str, Any]]) -> list[tuple[int | str, Any]]:
+def _numbered(values: tuple[tuple[Any, ...], dict[str, Any]]) -> list[tuple[int | str, Any]]:
     """(position or name, value) of each argument, in the order of their leaves."""
     args, kwargs = values
     return [*enumerate(args), *[(k, kwargs[k]) for k in sorted(kwargs)]]
 
 
-def _is_chosen(arg: int | str, args: tuple, chosen: frozenset[int | str]) -> bool:
+def _is_chosen(arg: int | str, args: tuple[Any, ...], chosen: frozenset[int | str]) -> bool:
     """Whether an argument is among those that an option names."""
     return arg in chosen or (type(arg) is int and arg - len(args) in chosen)
 
@@ -152,7 +152,7 @@ class ArgSpec:
     """Which arguments of a function are static and which are donated, by position and by name: by
     both where an argument has both."""
 
-    def __init__(self, fun: Callable, options: dict[str, Any]) -> None:
+    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self.name = name_of(fun)
         parameters, own = _parameters(fun)
         self.positional = [name for name, _ in _positional(parameters)]
@@ -188,7 +188,9 @@ class ArgSpec:
         found |= {self.positional.index(n) for n in names if n in self.positional}
         return frozenset((*found, *names, *[self.positional[n] for n in found if 0 <= n < count]))
 
-    def bind(self, args: tuple, kwargs: dict[str, Any], shapes: bool = False) -> BoundArguments:
+    def bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool = False
+    ) -> BoundArguments:
         """A call in the one form: an argument given by name stands at its position if all before it
         do. With `shapes`, leaves may be shapes and dtypes. Raises TypeError for static values that
         cannot be part of a program."""
@@ -206,7 +208,9 @@ class ArgSpec:
         ]
         return BoundArguments((args, kwargs), values, given, leaves, treedef)
 
-    def in_order(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def in_order(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) in the one form."""
         rest = dict(kwargs)
         for name in self.keywords[len(args) :] if rest else ():
@@ -215,7 +219,9 @@ class ArgSpec:
             args = (*args, rest.pop(name))
         return args, rest
 
-    def with_frozen(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def with_frozen(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with static ones as single leaves."""
         if not self.static:
             return args, kwargs
@@ -252,7 +258,7 @@ class ArgSpec:
             return arg
         return self.positional[arg] if 0 <= arg < len(self.positional) else f"argument {arg}"
 
-    def paths(self, values: tuple[tuple, dict[str, Any]]) -> list[str]:
+    def paths(self, values: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
         """What to call each leaf: `params['w']`, `batch[0]`."""
         return [f"{self.label(arg)}{p}" for arg, x in _numbered(values) for p in tree.paths(x)]
 

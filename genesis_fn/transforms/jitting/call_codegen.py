@@ -109,7 +109,7 @@ class _Carried(NamedTuple):
 
 
 def _carried(
-    values: tuple,
+    values: tuple[Any, ...],
     sigs: Sequence[Signature],
     program: Program,
     executable: Executable,
@@ -151,7 +151,7 @@ def fast_call(
     place: Device,
     donated: Sequence[int],
     guarded: bool,
-) -> Callable:
+) -> Callable[..., Any]:
     """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
 
     Like means: equal structure and static values, and for each leaf an array of the same signature,
@@ -176,7 +176,7 @@ def fast_call(
     return out.run(executable, donated) if carried is None else out.run_carried(*carried)
 
 
-def bind_captured(call: Callable, captured: Sequence[Any]) -> Callable:
+def bind_captured(call: Callable[..., Any], captured: Sequence[Any]) -> Callable[..., Any]:
     """What `fast_call` made, for the captured arrays of one copy of the program."""
     if not captured:
         return call
@@ -261,7 +261,7 @@ class _CallWriter:
         if names:
             self.lines.append(f"{', '.join(names)}, = {source}")
 
-    def function(self, result: str) -> Callable:
+    def function(self, result: str) -> Callable[..., Any]:
         """The function of these lines."""
         source = "\n".join(["def f(args, kwargs):", *_indented(self.lines), f"    return {result}"])
         exec(compile(source, "<genesis call>", "exec"), self.space)
@@ -275,7 +275,7 @@ class _CallWriter:
         whether the same object has it for ever)."""
         self.guard(f"not ({self._equals(at, x, read)})")
 
-    def _equals(self, at: str, x: Any, read: Callable) -> str:
+    def _equals(self, at: str, x: Any, read: Callable[..., Any]) -> str:
         kind = type(x)
         if x is None or kind is bool:
             return f"{at} is {x}"
@@ -352,7 +352,9 @@ class _CallWriter:
 
     # ---- arguments ----
 
-    def flatten_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    def flatten_arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[str, Any]]:
         """Take the leaves out of args and kwargs, as they are written: (name, example) in the order
         in which the program takes them."""
         names, named = [self.fresh() for _ in args], {k: self.fresh() for k in sorted(kwargs)}
@@ -390,7 +392,7 @@ class _CallWriter:
 
     # ---- running ----
 
-    def run(self, executable: Executable, donated: Sequence[int]) -> Callable:
+    def run(self, executable: Executable, donated: Sequence[int]) -> Callable[..., Any]:
         """Run from storages to storages, and mark what was donated."""
         uses, results = self.program.key_uses, self.results
         self._use_keys(uses)
@@ -414,7 +416,7 @@ class _CallWriter:
 
     def run_carried(
         self, state: TrainState, carry: Carry, inputs: range, results: range
-    ) -> Callable:
+    ) -> Callable[..., Any]:
         """The same where a state goes through as one value."""
         paths, avals = [self.labels[i] for i in inputs], [s.aval for s in carry.sigs]
         self.space |= {
@@ -458,7 +460,9 @@ class _CallWriter:
             f"    raise failed(error, [{', '.join(arrays)}]) from error.__cause__",
         ]
 
-    def _return(self, made: Sequence[tuple[str, Signature]], uses: Uses | None) -> Callable:
+    def _return(
+        self, made: Sequence[tuple[str, Signature]], uses: Uses | None
+    ) -> Callable[..., Any]:
         """Make arrays of storages and the output of arrays; the function that is written then."""
         names = [y for y, _ in self.results]
         many = len(made) >= _MANY

@@ -33,7 +33,9 @@ class Captured(NamedTuple):
         return f"{f'{self.name}, ' if self.name else ''}{self.type} ({self.nbytes:,} bytes)"
 
 
-def captures_of(fun: Callable, programs: Iterable[tuple[Jaxpr, Sequence[Any]]]) -> list[Captured]:
+def captures_of(
+    fun: Callable[..., Any], programs: Iterable[tuple[Jaxpr, Sequence[Any]]]
+) -> list[Captured]:
     """What the programs of a function captured, each array once, in the order of the reads."""
     names, found = _names(fun), {}
     for jaxpr, values in programs:
@@ -68,7 +70,7 @@ def _line(jaxpr: Jaxpr, v: Var) -> str | None:
     return None if call is None else call.describe()
 
 
-def _names(fun: Callable) -> dict[int, str]:
+def _names(fun: Callable[..., Any]) -> dict[int, str]:
     """What arrays are called, by id, where `fun` and the functions that it names look for them."""
     found: dict[int, str] = {}
     seen, todo = set(), [fun]

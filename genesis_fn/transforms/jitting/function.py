@@ -54,14 +54,14 @@ _live: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 class JitFunction(Copied):
     """The callable that `jit` returns."""
 
-    def __init__(self, fun: Callable, options: dict[str, Any]) -> None:
+    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
         self.fun, self.options = fun, options
         self.spec = ArgSpec(fun, options)
         self.cache = Cache()
         _live.add(self)
 
-    def _parts(self) -> tuple[Callable, tuple]:
+    def _parts(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return JitFunction, (self.fun, self.options)
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class JitFunction(Copied):
         except Exception as error:
             raise trimmed(error)  # noqa: B904
 
-    def _full(self, args: tuple, kwargs: dict[str, Any], settings: config.Config) -> Any:
+    def _full(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: config.Config) -> Any:
         """Any call. What it needs is looked up, or else made by one of three passes: `_trace` the
         program, `_compile` the executable; `_generate` a function for further calls like this."""
         if settings.disable_jit:
@@ -111,7 +111,7 @@ class JitFunction(Copied):
 
     def _run(
         self,
-        call: Callable,
+        call: Callable[..., Any],
         bound: BoundArguments,
         program: Program,
         place: devices.Device,
@@ -200,7 +200,7 @@ class JitFunction(Copied):
         paths, frozen = spec.paths(bound.values), bound.frozen()
         objects = [x for v in frozen for x in v.objects]
 
-        def f(args: tuple, kwargs: dict) -> Any:
+        def f(args: tuple[Any, ...], kwargs: dict[Any, Any]) -> Any:
             return self.fun(*args, **kwargs)
 
         flat = FlatFunction(f, bound.treedef)
@@ -250,7 +250,7 @@ class JitFunction(Copied):
         place: devices.Device,
         donated: tuple[int, ...],
         guarded: bool = True,
-    ) -> Callable:
+    ) -> Callable[..., Any]:
         """The function for calls of this form; not `guarded`, it is for this call only."""
         form = place, donated, *bound.form()
         call = program.calls.get(form) if guarded else None
@@ -363,7 +363,7 @@ def _copy(x: ArrayImpl) -> ArrayImpl:
 
 
 def jit(
-    fun: Callable | None = None,
+    fun: Callable[..., Any] | None = None,
     *,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,

@@ -59,7 +59,7 @@ class Guard:
 
 
 @contextlib.contextmanager
-def guards_of(fun: Callable, objects: Iterable[Any]) -> Iterator[list[Guard]]:
+def guards_of(fun: Callable[..., Any], objects: Iterable[Any]) -> Iterator[list[Guard]]:
     """Notes what is read while `fun` is traced with these objects among its static arguments: the
     list has the guards at the end. What the trace itself changed counts as it left it."""
     recorder, held, guards = _Recorder(), [], []
@@ -202,7 +202,7 @@ def closed_over(f: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def owners(fun: Callable) -> Iterator[Any]:
+def owners(fun: Callable[..., Any]) -> Iterator[Any]:
     """The objects and arguments that a callable brings along: of a bound method its instance, of a
     partial its arguments, of a callable object itself; also of those that a transform wraps."""
     todo, seen = [fun], set()

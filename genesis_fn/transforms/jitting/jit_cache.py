@@ -50,13 +50,13 @@ class Program:
     guards: list[Guard]
     key_uses: Uses | None
     executables: dict[Any, Executable] = dataclasses.field(default_factory=dict)
-    calls: OrderedDict[Any, Callable] = dataclasses.field(default_factory=OrderedDict)
+    calls: OrderedDict[Any, Callable[..., Any]] = dataclasses.field(default_factory=OrderedDict)
 
     def output(self, outs: Sequence[Any]) -> Any:
         """What the function returns, of the program's results."""
         return tree.unflatten(self.out_tree, with_weak_types(outs, self.outs_weak))
 
-    def add_call(self, form: Any, call: Callable) -> None:
+    def add_call(self, form: Any, call: Callable[..., Any]) -> None:
         """Keep what was generated for a form of a call."""
         self.calls[form] = call
         if len(self.calls) > _CALLS:
@@ -69,7 +69,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.fast: list[tuple[Any, Callable]] = []
+        self.fast: list[tuple[Any, Callable[..., Any]]] = []
         self.variants: OrderedDict[ProgramKey, list[Program]] = OrderedDict()
 
     @property

@@ -31,7 +31,7 @@ def show_key(key: Any) -> str:
     return repr(key)
 
 
-def _around_difference(before: tuple, now: tuple) -> list[str]:
+def _around_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
     """What differs between two values of `trace_context_key()`."""
     names = ("named axes", "safe_zero", "within a backward pass", "within a jvp rule")
     found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]

@@ -32,7 +32,7 @@ from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
 # ---- rules ----
 
 
-def _moved(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict) -> Any:
+def _moved(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]) -> Any:
     """An operation that moves elements, over the axis of words."""
     dims = [a.ndim if type(a) is Aval and dtypes.is_key(a.dtype) else None for a in avals]
     out, d = prim.batch(WORDS, xs, dims, **params)  # pyright: ignore[reportOptionalCall]
@@ -47,31 +47,31 @@ def _at_end(x: Any, d: int | None) -> Any:
     return move_batch(x, d, ndim if d is None else ndim - 1, WORDS)
 
 
-def _reshape(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+def _reshape(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
     return bind(prim, xs[0], shape=(*params["shape"], WORDS))
 
 
-def _broadcast(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+def _broadcast(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
     new, dims = params["shape"], params["dims"]
     return bind(prim, xs[0], shape=(*new, WORDS), dims=(*dims, len(new)))
 
 
-def _transpose(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+def _transpose(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
     order = params["permutation"]
     return bind(prim, xs[0], permutation=(*order, len(order)))
 
 
-def _full(prim: Primitive, xs: Any, avals: Any, params: dict) -> Any:
+def _full(prim: Primitive, xs: Any, avals: Any, params: dict[Any, Any]) -> Any:
     return bind(prim, **params | {"shape": (*params["shape"], WORDS), "dtype": dtypes.U32})
 
 
-def _equal(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict) -> Any:
+def _equal(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]) -> Any:
     same = bind(prim, *xs)
     join = reduce.reduce_and if prim is elementwise.eq.prim else reduce.reduce_or
     return join(same, (typeof(same).ndim - 1,))
 
 
-def _nested(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict) -> Any:
+def _nested(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
     return bind(prim, *xs, **{k: _physical_param(v) for k, v in params.items()})
 
 
@@ -175,7 +175,9 @@ def on_words(e: Eqn, xs: Sequence[Any]) -> list[Any]:
     return list(outs) if e.prim.multi else [outs]
 
 
-def _by_words(prim: Primitive, avals: tuple, params: dict[str, Any]) -> Callable | None:
+def _by_words(
+    prim: Primitive, avals: tuple[Any, ...], params: dict[str, Any]
+) -> Callable[..., Any] | None:
     """What runs `prim` on arrays, if keys are involved: by its rule, on their memory."""
     out = prim.abstract(avals, params)
     kinds = list(out) if prim.multi else [out]

@@ -132,7 +132,7 @@ class AutocastTrace(Trace):
         super().__init__("amp", called)
         self.parent, self.policy = parent, policy
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         kinds = tuple([x if type(x) in SCALARS else x.aval for x in args])
         ctx.trace = self.parent
         try:
@@ -161,7 +161,7 @@ class AutocastTrace(Trace):
             return [AutocastTracer(self, r, k) for r, k in zip(result, out, strict=True)]
         return AutocastTracer(self, result, out, gives_weak(prim, args, out))
 
-    def run(self, f: Callable, xs: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+    def run(self, f: Callable[..., Any], xs: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
         """The outputs of `f` on values that the program knows as `kinds`."""
         args = [AutocastTracer(self, x, k, x.weak) for x, k in zip(xs, kinds, strict=True)]
         try:
@@ -181,10 +181,10 @@ class Shielded(Wrapped):
 
     __slots__ = ()
 
-    def key(self) -> tuple:
+    def key(self) -> tuple[Any, ...]:
         return "amp", self.call.key()
 
-    def _run(self, f: Callable, *args: Any) -> Any:
+    def _run(self, f: Callable[..., Any], *args: Any) -> Any:
         with running(AutocastTrace(ctx.trace, None)):
             return f(*args)
 
@@ -196,7 +196,7 @@ class Shielded(Wrapped):
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], Callable]:
+    ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         outs, saved, pull = self._run(self.call.fwd, nonzero, xs)
         return outs, saved, functools.partial(self._run, pull)
 
@@ -239,7 +239,11 @@ def _kinds(xs: Sequence[Any]) -> tuple[Aval, ...]:
 
 
 def _rewrite_call(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     inner = params["jaxpr"]
     program = autocast_jaxpr(inner, policy, _kinds(xs), (False,) * len(inner.outs))
@@ -247,7 +251,11 @@ def _rewrite_call(
 
 
 def _rewrite_wide(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     xs = [
         _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in dtypes.NARROW else x
@@ -257,7 +265,11 @@ def _rewrite_wide(
 
 
 def _rewrite_scan(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     inner, consts, carry = params["jaxpr"], params["consts"], params["carry"]
     start = consts + carry
@@ -271,7 +283,11 @@ def _rewrite_scan(
 
 
 def _rewrite_while(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, kinds)]
     body = params["body"]
@@ -280,7 +296,11 @@ def _rewrite_while(
 
 
 def _rewrite_cond(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     branches = tuple(
         [
@@ -292,7 +312,11 @@ def _rewrite_cond(
 
 
 def _rewrite_fused(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     op = params["op"]
     xs = _operands(xs, policy.of(prim, params), policy.compute)
@@ -300,7 +324,11 @@ def _rewrite_fused(
 
 
 def _rewrite_dot(
-    prim: Primitive, kinds: tuple, xs: Sequence[Any], params: dict[str, Any], policy: Precision
+    prim: Primitive,
+    kinds: tuple[Any, ...],
+    xs: Sequence[Any],
+    params: dict[str, Any],
+    policy: Precision,
 ) -> Any:
     xs = _operands(xs, policy.of(prim, params), policy.compute)
     if params.get("preferred_element_type") == dtypes.F32 and kinds[0].dtype == dtypes.F32:
@@ -310,7 +338,9 @@ def _rewrite_dot(
 
 
 # rule(primitive, types without amp, operands, parameters, policy) -> outputs
-_RULES: Mapping[Primitive, Callable[[Primitive, tuple, Sequence[Any], dict, Precision], Any]] = {
+_RULES: Mapping[
+    Primitive, Callable[[Primitive, tuple[Any, ...], Sequence[Any], dict[Any, Any], Precision], Any]
+] = {
     jit_p: _rewrite_call,
     wide_p: _rewrite_wide,
     checkpoint_p: _rewrite_call,
@@ -340,7 +370,7 @@ def precision_of(policy: Any, overrides: Mapping[str, str] | None = None) -> Pre
 
 
 def amp(
-    fun: Callable | None = None,
+    fun: Callable[..., Any] | None = None,
     policy: Any = "bfloat16",
     *,
     overrides: Mapping[str, str] | None = None,
@@ -378,7 +408,7 @@ def amp(
     return in_mixed_precision
 
 
-def wide(fun: Callable) -> Callable:
+def wide(fun: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: under `amp`, `fun` is computed in float32 as a whole, its contractions and its
     plain arithmetic too, as torch.autocast computes losses. Elsewhere nothing changes."""
 

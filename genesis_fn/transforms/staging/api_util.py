@@ -15,12 +15,14 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, default_device_of, with_weak_types
 
 
-def name_of(f: Callable) -> str:
+def name_of(f: Callable[..., Any]) -> str:
     """What messages call a function."""
     return getattr(f, "__name__", None) or type(f).__name__
 
 
-def labels_of(fun: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list:
+def labels_of(
+    fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> list[Any]:
     """What messages call each leaf of a call's arguments: `params['w']`, by the function's own
     names where they are known."""
     inner = inspect.unwrap(fun)
@@ -120,7 +122,12 @@ class FlatFunction:
     )
 
     def __init__(
-        self, f: Callable, in_tree: tree.PyTreeDef, *, has_aux: bool = False, kwargs: Any = None
+        self,
+        f: Callable[..., Any],
+        in_tree: tree.PyTreeDef,
+        *,
+        has_aux: bool = False,
+        kwargs: Any = None,
     ) -> None:
         self.f, self.in_tree, self.has_aux, self.kwargs = f, in_tree, has_aux, kwargs or {}
         self.asides: list[Any] = []

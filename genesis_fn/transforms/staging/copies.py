@@ -27,7 +27,7 @@ class Copied(abc.ABC):
     """What callables share that are made again of what they transform."""
 
     @abc.abstractmethod
-    def _parts(self) -> tuple[Callable, tuple]:
+    def _parts(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """(function, its arguments) that makes another one."""
 
     def __reduce__(self) -> Any:

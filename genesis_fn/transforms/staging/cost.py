@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import Source, View
@@ -12,11 +13,11 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
-def _avals(atoms: Sequence) -> list[Aval]:
+def _avals(atoms: Sequence[Any]) -> list[Aval]:
     return [v.aval for v in atoms if type(v) is Var]
 
 
-def _bytes(atoms: Sequence) -> int:
+def _bytes(atoms: Sequence[Any]) -> int:
     return sum(a.nbytes for a in _avals(atoms))
 
 

@@ -117,7 +117,7 @@ class StageTrace(Trace):
         self.captured.append((v, x))
         return v
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         if prim.stage is not None:
             staged = prim.stage(self, args, **params)
             if staged is not None:
@@ -147,7 +147,7 @@ class StageTrace(Trace):
         self.eqns.append(eqn)
         return StageTracer(self, v, eqn, gives_weak(prim, args, out))
 
-    def finish(self, outs: Sequence[Any], keep_captures: bool = False) -> tuple[Jaxpr, list]:
+    def finish(self, outs: Sequence[Any], keep_captures: bool = False) -> tuple[Jaxpr, list[Any]]:
         """(program with captured inputs first, the captured values); dead equations are dropped."""
         out_atoms = []
         for o in outs:
@@ -181,7 +181,7 @@ def stage(
     labels: Sequence[str] = (),
     weak: Sequence[bool] | None = None,
     repeated: bool = False,
-) -> tuple[Jaxpr, list]:
+) -> tuple[Jaxpr, list[Any]]:
     """(program of `f`, captured values). `f` takes and returns flat lists of arrays; `repeated`
     says that it is the body of a loop."""
     trace = StageTrace(name, labels)
@@ -201,7 +201,7 @@ def stage(
         ctx.backward, ctx.line = before, line
 
 
-def share_captures(staged: Sequence[tuple[Jaxpr, list]]) -> tuple[list[Jaxpr], list[Any]]:
+def share_captures(staged: Sequence[tuple[Jaxpr, list[Any]]]) -> tuple[list[Jaxpr], list[Any]]:
     """(programs that all take one list of captured values first, that list)."""
     values: list[Any] = []
     at: dict[int, int] = {}

@@ -28,17 +28,17 @@ class ClosedJaxpr:
         self.jaxpr, self.consts = jaxpr, list(consts)
 
     @property
-    def eqns(self) -> list:
+    def eqns(self) -> list[Any]:
         """The equations."""
         return self.jaxpr.eqns
 
     @property
-    def in_avals(self) -> list:
+    def in_avals(self) -> list[Any]:
         """The avals of the arguments."""
         return self.jaxpr.in_avals[len(self.consts) :]
 
     @property
-    def out_avals(self) -> list:
+    def out_avals(self) -> list[Any]:
         """The avals of the outputs."""
         return self.jaxpr.out_avals
 
@@ -50,7 +50,7 @@ class ClosedJaxpr:
 
 
 def make_jaxpr(
-    fun: Callable,
+    fun: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),
     axis_env: Sequence[tuple[Any, int]] | None = None,
     return_shape: bool = False,
@@ -76,7 +76,7 @@ def make_jaxpr(
     return jaxpr_of
 
 
-def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
+def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The pytree of ShapeDtypeStructs that `fun` returns, without computing anything.
 
     Arguments are arrays, numbers, or anything with `shape` and `dtype`.
@@ -102,7 +102,7 @@ class _EvalTrace(Trace):
         super().__init__(parent.name)
         self.parent = parent
 
-    def process(self, prim: Primitive, args: tuple, params: dict[str, Any]) -> Any:
+    def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         known = not any(isinstance(a, Tracer) for a in args)
         if known and prim.inline is not None:
             return prim.inline(*args, **params)
@@ -158,7 +158,9 @@ def _dead_tracers() -> list[Tracer]:
 # ---- closures ----
 
 
-def closure_convert(fun: Callable, *example_args: Any) -> tuple[Callable, list[Any]]:
+def closure_convert(
+    fun: Callable[..., Any], *example_args: Any
+) -> tuple[Callable[..., Any], list[Any]]:
     """(function of the arguments and the values that `fun` closes over, those values).
 
     Only captured values that are being traced and carry derivatives are taken out. The function is
@@ -205,7 +207,7 @@ class named_scope(contextlib.ContextDecorator):
         ctx.scope = self.before.pop()
 
 
-def named_call(fun: Callable, *, name: str | None = None) -> Callable:
+def named_call(fun: Callable[..., Any], *, name: str | None = None) -> Callable[..., Any]:
     """`fun`, run in a `named_scope` of its name."""
 
     @functools.wraps(fun)

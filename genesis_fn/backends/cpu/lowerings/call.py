@@ -21,7 +21,7 @@ from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 
 
 @lowers(jit_p, region_p, wide_p, checkpoint_p, custom_call_p)
-def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable:
+def _call(avals: Sequence[Any], *, jaxpr: Jaxpr, **_: Any) -> Callable[..., Any]:
     return tensor_function(jaxpr)
 
 
@@ -31,12 +31,14 @@ def _name(x: torch.Tensor, *, name: str) -> torch.Tensor:
 
 
 @lowers(fused_p)
-def _fused(avals: Sequence[Any], *, op: Fused, static: tuple, jaxpr: Jaxpr) -> Callable:
+def _fused(
+    avals: Sequence[Any], *, op: Fused, static: tuple[Any, ...], jaxpr: Jaxpr
+) -> Callable[..., Any]:
     found = fused_function(op, avals, static)
     return tensor_function(jaxpr) if found is None else with_params(found.compute, dict(static))
 
 
-def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable, Callable]:
+def _steps(body: Jaxpr, before: int, carry: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(the first step, further steps) of a loop whose carry follows `before` other operands.
 
     A carry that the body makes itself is its own to write over from the second step on.
@@ -64,7 +66,7 @@ def _scan(
     length: int,
     reverse: bool,
     **_: Any,
-) -> Callable:
+) -> Callable[..., Any]:
     first, further = _steps(jaxpr, consts, carry)
     ys = [(stacked(a, length).shape, TORCH_DTYPE[a.dtype]) for a in jaxpr.out_avals[carry:]]
     order = range(length - 1, -1, -1) if reverse else range(length)
@@ -89,7 +91,7 @@ def _scan(
 @lowers(while_p)
 def _while(
     avals: Sequence[Any], *, cond: Jaxpr, body: Jaxpr, cond_consts: int, body_consts: int
-) -> Callable:
+) -> Callable[..., Any]:
     test = tensor_function(cond)
     first, further = _steps(body, body_consts, len(body.outs))
     start = cond_consts + body_consts
@@ -106,7 +108,7 @@ def _while(
 
 
 @lowers(cond_p)
-def _cond(avals: Sequence[Any], *, branches: tuple[Jaxpr, ...]) -> Callable:
+def _cond(avals: Sequence[Any], *, branches: tuple[Jaxpr, ...]) -> Callable[..., Any]:
     functions = [tensor_function(b) for b in branches]
     last = len(functions) - 1
 

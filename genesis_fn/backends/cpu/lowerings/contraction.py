@@ -23,7 +23,7 @@ from genesis_fn.primitives.dot_general import breaks, dot_general_p, free_dims
 
 
 def matrix_plan(
-    shape: tuple, batch: Sequence[int], contract: Sequence[int], contract_last: bool
+    shape: tuple[Any, ...], batch: Sequence[int], contract: Sequence[int], contract_last: bool
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...], bool]:
     """(permutation or None, 3-d shape, whether rows and columns are swapped) of one operand.
 
@@ -44,7 +44,9 @@ def matrix_plan(
     return None if order == identity else order, matrix, swap
 
 
-def _as_matrix(plan: tuple, shape: tuple) -> Callable[[torch.Tensor], torch.Tensor]:
+def _as_matrix(
+    plan: tuple[Any, ...], shape: tuple[Any, ...]
+) -> Callable[[torch.Tensor], torch.Tensor]:
     order, matrix, swap = plan
     needs_reshape = (shape if order is None else tuple([shape[i] for i in order])) != matrix
     if order is None and not needs_reshape:
@@ -115,7 +117,7 @@ def from_compute(source: torch.dtype, kind: DType) -> Callable[[torch.Tensor], t
 
 
 @lowers(dot_general_p, fresh=True)
-def _dot(avals: Sequence[Any], **params: Any) -> Callable:
+def _dot(avals: Sequence[Any], **params: Any) -> Callable[..., Any]:
     x, y = avals
     (xc, yc), (xb, yb) = params["dimension_numbers"]
     out = dot_general_p.abstract((x, y), params)
@@ -152,7 +154,7 @@ def _dot(avals: Sequence[Any], **params: Any) -> Callable:
     return run
 
 
-def product_shape(left: tuple, right: tuple) -> tuple[int, int]:
+def product_shape(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[int, int]:
     """(rows of the left matrix, columns of the right one), after their swaps."""
     (_, a, swap_a), (_, b, swap_b) = left, right
     return (a[-1] if swap_a else a[-2], b[-2] if swap_b else b[-1])

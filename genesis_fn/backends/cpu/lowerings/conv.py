@@ -24,7 +24,7 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 
 
 @lowers(conv_p, fresh=True)
-def _conv(avals: Sequence[Any], **params: Any) -> Callable:
+def _conv(avals: Sequence[Any], **params: Any) -> Callable[..., Any]:
     x, w = avals
     result = conv_p.abstract((x, w), params)
     lhs, rhs, out = params["dimension_numbers"]
@@ -68,17 +68,17 @@ def _conv(avals: Sequence[Any], **params: Any) -> Callable:
 
 
 def _choose(
-    x: list,
-    w: list,
-    y: list,
-    s: tuple,
-    pads: tuple,
-    a: tuple,
-    b: tuple,
+    x: list[Any],
+    w: list[Any],
+    y: list[Any],
+    s: tuple[Any, ...],
+    pads: tuple[Any, ...],
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
     groups: int,
     batch_groups: int,
     kind: torch.dtype,
-) -> Callable:
+) -> Callable[..., Any]:
     """A function of x [N, C, ...] and w [O, I, ...]: strides s, dilations a (of x) and b (of w)."""
     n = len(s)
     if not kind.is_floating_point and not kind.is_complex:
@@ -113,7 +113,12 @@ def _pad_list(pads: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _symmetric(
-    x: Sequence[int], w: Sequence[int], y: Sequence[int], s: tuple, pads: tuple, b: tuple
+    x: Sequence[int],
+    w: Sequence[int],
+    y: Sequence[int],
+    s: tuple[Any, ...],
+    pads: tuple[Any, ...],
+    b: tuple[Any, ...],
 ) -> tuple[tuple[int, ...], list[int] | None]:
     """(padding for torch's argument, padding to apply before or None): equal low and high padding
     serves wherever it gives the same number of outputs."""
@@ -126,16 +131,16 @@ def _symmetric(
 
 
 def _transposed(
-    x: list,
-    w: list,
-    y: list,
-    s: tuple,
-    pads: tuple,
-    a: tuple,
-    b: tuple,
+    x: list[Any],
+    w: list[Any],
+    y: list[Any],
+    s: tuple[Any, ...],
+    pads: tuple[Any, ...],
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
     groups: int,
     batch_groups: int,
-) -> Callable:
+) -> Callable[..., Any]:
     g = max(groups, batch_groups)
     convolve = _TRANSPOSED[len(s)]
     spatial = tuple(range(2, len(w)))
@@ -157,8 +162,14 @@ def _transposed(
 
 
 def _weight_gradient(
-    x: list, w: list, y: list, s: tuple, pads: tuple, b: tuple, batch_groups: int
-) -> Callable:
+    x: list[Any],
+    w: list[Any],
+    y: list[Any],
+    s: tuple[Any, ...],
+    pads: tuple[Any, ...],
+    b: tuple[Any, ...],
+    batch_groups: int,
+) -> Callable[..., Any]:
     # Features are the batch of a convolution with stride b and dilation s, whose kernel gradient
     # this convolution is.
     shape = [y[1], y[0], *y[2:]]
@@ -187,8 +198,14 @@ def _weight_gradient(
 
 
 def _by_windows(
-    y: list, s: tuple, pads: tuple, a: tuple, b: tuple, groups: int, batch_groups: int
-) -> Callable:
+    y: list[Any],
+    s: tuple[Any, ...],
+    pads: tuple[Any, ...],
+    a: tuple[Any, ...],
+    b: tuple[Any, ...],
+    groups: int,
+    batch_groups: int,
+) -> Callable[..., Any]:
     """Integers too wide for a float: windows gathered by strides, then one integer product."""
     g = max(groups, batch_groups)
 

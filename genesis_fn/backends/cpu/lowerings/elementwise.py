@@ -38,7 +38,7 @@ def _tensors(x: Any, y: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def _on_nonzero(f: Callable, x: np.ndarray, y: np.ndarray, at_zero: Any) -> np.ndarray:
+def _on_nonzero(f: Callable[..., Any], x: np.ndarray, y: np.ndarray, at_zero: Any) -> np.ndarray:
     return np.where(y == 0, at_zero, f(x, np.where(y == 0, 1, y))).astype(x.dtype)
 
 
@@ -83,7 +83,7 @@ def _rem(x: Any, y: Any) -> Any:
     return torch.where(zero, x, torch.fmod(x, torch.where(zero, 1, y)))
 
 
-def _of_tensors(prim: Primitive, f: Callable) -> None:
+def _of_tensors(prim: Primitive, f: Callable[..., Any]) -> None:
     """Register a torch function that takes no Python scalar."""
 
     @elementwise(prim)
@@ -116,7 +116,7 @@ def _cbrt(x: torch.Tensor) -> torch.Tensor:
 
 
 @lowers(ops.integer_pow_p, fresh=True)
-def _integer_pow(avals: Sequence[Any], *, y: int) -> Callable:
+def _integer_pow(avals: Sequence[Any], *, y: int) -> Callable[..., Any]:
     kind = avals[0].dtype
     if y == 2 and kind not in NARROW_FLOATS:
         return lambda x: x * x
@@ -135,7 +135,7 @@ def _integer_pow(avals: Sequence[Any], *, y: int) -> Callable:
 
 
 @lowers(ops.polygamma_p)
-def _polygamma(avals: Sequence[Any], *, n: int) -> Callable:
+def _polygamma(avals: Sequence[Any], *, n: int) -> Callable[..., Any]:
     if n == 1 and avals[0].dtype == dtypes.F64:  # torch's own is good to nine digits
         return lambda x: torch.where(x > 0, torch.special.zeta(2.0, x), torch.polygamma(1, x))
     return lambda x: torch.polygamma(n, x)
@@ -164,12 +164,14 @@ def _unsigned(x: np.ndarray) -> np.ndarray:
     return x.view(np.dtype(f"u{x.dtype.itemsize}"))
 
 
-def _shift(prim: Primitive, op: Callable, ufunc: Callable, direct: Callable) -> None:
+def _shift(
+    prim: Primitive, op: Callable[..., Any], ufunc: Callable[..., Any], direct: Callable[..., Any]
+) -> None:
     """Register `ufunc(x, n, beyond, bits)` of NumPy arrays; torch's `op` for literal amounts inside
     the width where it is right (`direct(dtype)`), which need no care."""
 
     @lowers(prim)
-    def lower(avals: Sequence[Any]) -> Callable:
+    def lower(avals: Sequence[Any]) -> Callable[..., Any]:
         kind = next(a.dtype for a in avals if type(a) is Aval)
         bits = 8 * kind.itemsize
 
@@ -221,7 +223,7 @@ _shift(
 )
 
 
-def _count(prim: Primitive, ufunc: Callable) -> None:
+def _count(prim: Primitive, ufunc: Callable[..., Any]) -> None:
     """Register a function of bits, which torch lacks for all integers."""
 
     lowers(prim)(lambda avals: through_numpy(ufunc, avals[0].dtype))
@@ -242,7 +244,7 @@ _count(ops.clz.prim, _clz)
 # ---- complex numbers ----
 
 
-def _by_parts(op: Callable) -> Callable:
+def _by_parts(op: Callable[..., Any]) -> Callable[..., Any]:
     """A function of complex tensors that treats real and imaginary parts alike. torch's own
     multiplies by 1 + 0j, which makes NaN of infinities, and loses the signs of zeros."""
 
@@ -280,7 +282,7 @@ OF_COMPLEX.update(
 
 
 @lowers(ops.convert_p)
-def _convert(avals: Sequence[Any], *, dtype: DType) -> Callable:
+def _convert(avals: Sequence[Any], *, dtype: DType) -> Callable[..., Any]:
     source, target = avals[0].dtype, TORCH_DTYPE[dtype]
     odd = source in SIGNED_STORAGE or dtype in SIGNED_STORAGE
     both = dtypes.is_integer(source) and dtypes.is_integer(dtype)
@@ -314,7 +316,7 @@ def _cast(x: np.ndarray, dtype: DType) -> np.ndarray:
 
 
 @lowers(ops.bitcast_p)
-def _bitcast(avals: Sequence[Any], *, dtype: DType) -> Callable:
+def _bitcast(avals: Sequence[Any], *, dtype: DType) -> Callable[..., Any]:
     source = avals[0].dtype
     result = ops.bitcast_p.abstract(tuple(avals), {"dtype": dtype})
     if source.itemsize == dtype.itemsize and BOOL not in (source, dtype):
@@ -325,7 +327,7 @@ def _bitcast(avals: Sequence[Any], *, dtype: DType) -> Callable:
 
 
 @lowers(ops.select_p, fresh=True)
-def _select(avals: Sequence[Any]) -> Callable:
+def _select(avals: Sequence[Any]) -> Callable[..., Any]:
     kind = next(a.dtype for a in avals[1:] if type(a) is Aval)
     if all(type(a) is Aval for a in avals) and kind not in NARROW_FLOATS:
         return torch.where
@@ -340,5 +342,5 @@ def _select(avals: Sequence[Any]) -> Callable:
 
 
 @lowers(ops.stop_gradient_p)
-def _stop_gradient(avals: Sequence[Any]) -> Callable:
+def _stop_gradient(avals: Sequence[Any]) -> Callable[..., Any]:
     return same

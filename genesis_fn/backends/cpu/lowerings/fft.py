@@ -13,7 +13,9 @@ from genesis_fn.primitives.fft import FftType, fft_p
 
 
 @lowers(fft_p)
-def _fft(avals: Sequence[Any], *, fft_type: FftType, fft_lengths: tuple[int, ...]) -> Callable:
+def _fft(
+    avals: Sequence[Any], *, fft_type: FftType, fft_lengths: tuple[int, ...]
+) -> Callable[..., Any]:
     result = fft_p.abstract(tuple(avals), {"fft_type": fft_type, "fft_lengths": fft_lengths})
     if result.size == 0:
         return lambda x: torch.zeros(result.shape, dtype=TORCH_DTYPE[result.dtype])

@@ -27,19 +27,21 @@ _SINGLE = (dtypes.F32,)
 @computes_fused("softmax", kinds=_ROW_KINDS, f=torch.softmax)
 @computes_fused("log_softmax", kinds=_ROW_KINDS, f=torch.log_softmax)
 @computes_fused("logsumexp", kinds=_ROW_KINDS, f=torch.logsumexp)
-def _over_rows(x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+def _over_rows(x: torch.Tensor, *, f: Callable[..., Any]) -> list[torch.Tensor]:
     return [f(x, -1)]
 
 
 @computes_fused("softmax_forward", kinds=_ROW_KINDS, f=torch.softmax)
 @computes_fused("log_softmax_forward", kinds=_ROW_KINDS, f=torch.log_softmax)
-def _over_rows_forward(x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+def _over_rows_forward(x: torch.Tensor, *, f: Callable[..., Any]) -> list[torch.Tensor]:
     return [f(x, -1)] * 2
 
 
 @computes_fused("softmax_backward", kinds=_ROW_KINDS, f=aten._softmax_backward_data)
 @computes_fused("log_softmax_backward", kinds=_ROW_KINDS, f=aten._log_softmax_backward_data)
-def _over_rows_backward(y: Any, ct: Any, *, needs: Any, f: Callable) -> list[torch.Tensor]:
+def _over_rows_backward(
+    y: Any, ct: Any, *, needs: Any, f: Callable[..., Any]
+) -> list[torch.Tensor]:
     return [f(ct, y, y.ndim - 1, y.dtype)]
 
 
@@ -203,7 +205,13 @@ def _linear_cross_entropy_forward(
 
 
 def _flash_fits(
-    avals: Sequence[Aval], *, causal: bool, window: Any, softcap: float, has: tuple, **_: Any
+    avals: Sequence[Aval],
+    *,
+    causal: bool,
+    window: Any,
+    softcap: float,
+    has: tuple[Any, ...],
+    **_: Any,
 ) -> bool:
     q, k, v = avals[:3]
     return (
@@ -284,7 +292,9 @@ def _attention_backward(
 # Opaque, since TorchInductor compiles no loop whose length depends on values, as the reference has.
 @computes_fused("igamma", kinds=_SINGLE, opaque=True, f=torch.special.gammainc)
 @computes_fused("igammac", kinds=_SINGLE, opaque=True, f=torch.special.gammaincc)
-def _incomplete_gamma(a: torch.Tensor, x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+def _incomplete_gamma(
+    a: torch.Tensor, x: torch.Tensor, *, f: Callable[..., Any]
+) -> list[torch.Tensor]:
     # In float64 torch's form is good to nine digits only; the reference to eleven.
     y = f(a, x)
     bad = (a < 0) | (x < 0) | ((a == 0) & (x == 0)) | (a != a) | (x != x)
@@ -293,7 +303,7 @@ def _incomplete_gamma(a: torch.Tensor, x: torch.Tensor, *, f: Callable) -> list[
 
 @computes_fused("bessel_i0e", f=torch.special.i0e)
 @computes_fused("bessel_i1e", f=torch.special.i1e)
-def _elementwise(x: torch.Tensor, *, f: Callable) -> list[torch.Tensor]:
+def _elementwise(x: torch.Tensor, *, f: Callable[..., Any]) -> list[torch.Tensor]:
     return [f(x)]
 
 

@@ -34,7 +34,7 @@ def _host(x: Any, kind: Any) -> np.ndarray:
 @lowers(pure_callback_p, io_callback_p, debug_callback_p)
 def _callback(
     avals: Sequence[Any], *, function: HostFunction, out_avals: Sequence[Aval] = (), **_: Any
-) -> Callable:
+) -> Callable[..., Any]:
     kinds = list(avals)
 
     def run(*xs: Any) -> list[torch.Tensor]:
@@ -46,7 +46,9 @@ def _callback(
 
 
 @lowers(assert_p)
-def _assert(avals: Sequence[Any], *, function: HostFunction, line: str, lead: int) -> Callable:
+def _assert(
+    avals: Sequence[Any], *, function: HostFunction, line: str, lead: int
+) -> Callable[..., Any]:
     kinds = list(avals)
 
     def run(pred: torch.Tensor, *xs: Any) -> list[torch.Tensor]:
@@ -61,7 +63,9 @@ def _assert(avals: Sequence[Any], *, function: HostFunction, line: str, lead: in
 
 
 @lowers(torch_call_p)
-def _torch_call(avals: Sequence[Aval], *, f: Callable, out_avals: tuple[Aval, ...]) -> Callable:
+def _torch_call(
+    avals: Sequence[Aval], *, f: Callable[..., Any], out_avals: tuple[Aval, ...]
+) -> Callable[..., Any]:
     def run(*xs: torch.Tensor) -> list[torch.Tensor]:
         given = [x.view(torch_type(a.dtype)) for x, a in zip(xs, avals)]
         versions = [x._version for x in given]
@@ -96,10 +100,10 @@ def _triton_call(
     kernel: Any,
     grid: Any,
     out_avals: tuple[Aval, ...],
-    constants: tuple,
-    scalars: tuple,
-    kinds: tuple,
-) -> Callable:
+    constants: tuple[Any, ...],
+    scalars: tuple[Any, ...],
+    kinds: tuple[Any, ...],
+) -> Callable[..., Any]:
     if type(kernel).__name__ != "InterpretedFunction":
         raise errors.BackendError(
             f"triton_call: {name_of(kernel)} on a CPU needs Triton's interpreter: set the "

@@ -280,7 +280,7 @@ def fill_tensor(value: Any, kind: DType) -> torch.Tensor:
 
 
 @lowers(gather_p)
-def _gather(avals: Sequence[Aval], **params: Any) -> Callable:
+def _gather(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
     (operand, indices), mode = avals, params["mode"]
     plan = WindowLayout(operand, indices, params["dimension_numbers"], params["slice_sizes"])
     starts_of = starts_for(gather_p, avals, params)
@@ -316,21 +316,21 @@ def _gather(avals: Sequence[Aval], **params: Any) -> Callable:
     return run
 
 
-def _read_slice(plan: WindowLayout) -> Callable:
+def _read_slice(plan: WindowLayout) -> Callable[..., Any]:
     return plan.sliced
 
 
-def _read_axis(plan: WindowLayout) -> Callable:
+def _read_axis(plan: WindowLayout) -> Callable[..., Any]:
     ((axis, k),) = plan.column.items()
     return lambda x, starts: plan.narrowed(x).index_select(axis, starts[..., k].reshape(-1))
 
 
-def _read_along(plan: WindowLayout) -> Callable:
+def _read_along(plan: WindowLayout) -> Callable[..., Any]:
     (axis,) = plan.column
     return lambda x, starts: plan.narrowed(x).gather(axis, plan.lane_index(starts))
 
 
-def _read_rows(plan: WindowLayout) -> Callable:
+def _read_rows(plan: WindowLayout) -> Callable[..., Any]:
     order = [*plan.indexed, *plan.whole]
     rest = [plan.sizes[d] for d in plan.whole]
     length = math.prod([plan.shape[d] for d in plan.indexed])
@@ -352,7 +352,7 @@ _READ = {"slice": _read_slice, "axis": _read_axis, "along": _read_along, "rows":
 
 
 @lowers(scatter_p)
-def _scatter(avals: Sequence[Aval], **params: Any) -> Callable:
+def _scatter(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
     operand, indices, updates = avals
     numbers = params["dimension_numbers"]
     plan = WindowLayout(operand, indices, numbers, window_sizes(operand, updates, numbers))
@@ -380,7 +380,7 @@ def _scatter(avals: Sequence[Aval], **params: Any) -> Callable:
     return run
 
 
-def _write_slice(plan: WindowLayout, op: str) -> Callable:
+def _write_slice(plan: WindowLayout, op: str) -> Callable[..., Any]:
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
         place = plan.sliced(y, starts)
         u = u.reshape(place.shape)
@@ -397,7 +397,7 @@ def _write_slice(plan: WindowLayout, op: str) -> Callable:
     return run
 
 
-def _write_axis(plan: WindowLayout, op: str) -> Callable:
+def _write_axis(plan: WindowLayout, op: str) -> Callable[..., Any]:
     ((axis, k),) = plan.column.items()
 
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
@@ -407,7 +407,7 @@ def _write_axis(plan: WindowLayout, op: str) -> Callable:
     return run
 
 
-def _write_along(plan: WindowLayout, op: str) -> Callable:
+def _write_along(plan: WindowLayout, op: str) -> Callable[..., Any]:
     (axis,) = plan.column
 
     def run(y: torch.Tensor, starts: torch.Tensor, u: torch.Tensor, keep: None) -> torch.Tensor:
@@ -417,7 +417,7 @@ def _write_along(plan: WindowLayout, op: str) -> Callable:
     return run
 
 
-def _write_rows(plan: WindowLayout, op: str) -> Callable:
+def _write_rows(plan: WindowLayout, op: str) -> Callable[..., Any]:
     order = [*plan.indexed, *plan.whole]
     back = sorted(range(len(order)), key=order.__getitem__)
     moved = [plan.shape[d] for d in order]
@@ -503,7 +503,7 @@ def arithmetic(kind: str, dtype: DType, unique: bool) -> tuple[str, Change, Chan
 
 
 @lowers(take_rows_p, fresh=True)
-def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable:
+def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
     (table, indices), mode = avals, params["mode"]
     shape = (*indices.shape, *table.shape[1:])
     starts_of = starts_for(take_rows_p, avals, params)
@@ -536,7 +536,7 @@ def _take_rows(avals: Sequence[Aval], **params: Any) -> Callable:
 
 
 @lowers(segment_sum_p, fresh=True)
-def _segment_sum(avals: Sequence[Aval], **params: Any) -> Callable:
+def _segment_sum(avals: Sequence[Aval], **params: Any) -> Callable[..., Any]:
     (data, ids), num_segments = avals, params["num_segments"]
     rest = data.shape[ids.ndim :]
     result = data.update((num_segments, *rest))
@@ -591,13 +591,13 @@ def place_of(
 
 
 @lowers(dynamic_slice_p)
-def _dynamic_slice(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Callable:
+def _dynamic_slice(avals: Sequence[Any], *, slice_sizes: tuple[int, ...]) -> Callable[..., Any]:
     place = place_of(avals[0], avals[1:], slice_sizes)
     return lambda x, *starts: place(x, starts)
 
 
 @lowers(dynamic_update_slice_p, fresh=True)
-def _dynamic_update_slice(avals: Sequence[Any]) -> Callable:
+def _dynamic_update_slice(avals: Sequence[Any]) -> Callable[..., Any]:
     place = place_of(avals[0], avals[2:], avals[1].shape)
 
     def run(x: torch.Tensor, u: torch.Tensor, *starts: Any) -> torch.Tensor:

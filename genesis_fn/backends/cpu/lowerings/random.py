@@ -174,7 +174,7 @@ def _random_bits(
 
 
 @lowers(key_hash_p)
-def _key_hash(avals: Sequence[Any], *, impl: str, tag: int) -> Callable:
+def _key_hash(avals: Sequence[Any], *, impl: str, tag: int) -> Callable[..., Any]:
     key, data = avals
     per_key = math.prod(data.shape[key.ndim - 1 :])
     make = _philox_hash if impl == "philox" else _threefry_hash

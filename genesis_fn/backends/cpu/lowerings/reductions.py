@@ -25,7 +25,7 @@ from genesis_fn.primitives.reductions.reduce_generic import reduce_prod_p
 
 
 @lowers(reduce.reduce_sum_p, fresh=True)
-def _sum(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+def _sum(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable[..., Any]:
     kind = avals[0].dtype
     stored = TORCH_DTYPE[kind]
     if kind in NARROW_FLOATS:
@@ -36,7 +36,7 @@ def _sum(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
 
 
 @lowers(reduce_prod_p, fresh=True)
-def _prod(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+def _prod(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable[..., Any]:
     kind = avals[0].dtype
     if kind == BOOL:
         return lambda x: torch.all(x, axes)
@@ -51,9 +51,9 @@ def _prod(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
     return run
 
 
-def _extreme(prim: Primitive, function: Callable, greatest: bool) -> None:
+def _extreme(prim: Primitive, function: Callable[..., Any], greatest: bool) -> None:
     @lowers(prim, fresh=True)
-    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable[..., Any]:
         x = avals[0]
         if x.size == 0:
             nothing = extreme_over_nothing(x.dtype, greatest)
@@ -66,9 +66,9 @@ _extreme(reduce.reduce_max_p, torch.amax, greatest=True)
 _extreme(reduce.reduce_min_p, torch.amin, greatest=False)
 
 
-def _logic(prim: Primitive, on_bool: Callable, ufunc: np.ufunc) -> None:
+def _logic(prim: Primitive, on_bool: Callable[..., Any], ufunc: np.ufunc) -> None:
     @lowers(prim)
-    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable:
+    def lower(avals: Sequence[Any], *, axes: tuple[int, ...]) -> Callable[..., Any]:
         kind = avals[0].dtype
         if kind == BOOL:
             return lambda x: on_bool(x, axes)
@@ -80,9 +80,9 @@ _logic(reduce.reduce_or_p, torch.any, np.bitwise_or)
 _logic(reduce.reduce_xor_p, lambda x, axes: x.sum(axes) % 2 != 0, np.bitwise_xor)
 
 
-def _position(prim: Primitive, function: Callable) -> None:
+def _position(prim: Primitive, function: Callable[..., Any]) -> None:
     @lowers(prim, fresh=True)
-    def lower(avals: Sequence[Any], *, axis: int, index_dtype: DType) -> Callable:
+    def lower(avals: Sequence[Any], *, axis: int, index_dtype: DType) -> Callable[..., Any]:
         stored = TORCH_DTYPE[index_dtype]
         result = reduce.reduced(avals[0], (axis,), "")
         if result.size == 0:

@@ -13,11 +13,11 @@ from genesis_fn.core.primitive import Primitive
 from genesis_fn.primitives.reductions import cumulative
 
 
-def _running(prim: Primitive, function: Callable, storage: Callable) -> None:
+def _running(prim: Primitive, function: Callable[..., Any], storage: Callable[..., Any]) -> None:
     """Register torch's `function(x, axis)`; `storage(dtype)` is (to, from) what it computes in."""
 
     @lowers(prim, fresh=True)
-    def lower(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
+    def lower(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable[..., Any]:
         if avals[0].size == 0:
             return lambda x: x.clone()
         to, back = storage(avals[0].dtype)
@@ -34,7 +34,7 @@ _running(cumulative.cummin_p, lambda x, axis: torch.cummin(x, axis).values, orde
 
 
 @lowers(cumulative.linear_recurrence_p)
-def _recurrence(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable:
+def _recurrence(avals: Sequence[Any], *, axis: int, reverse: bool) -> Callable[..., Any]:
     n = avals[0].shape[axis]
     to, back = summed(avals[0].dtype)
     lanes = avals[0].size // max(n, 1)

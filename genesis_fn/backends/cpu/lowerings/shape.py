@@ -25,7 +25,7 @@ from genesis_fn.primitives.factories import full_p
 
 
 @lowers(full_p)
-def _full(avals: Any, *, value: Any, shape: tuple[int, ...], dtype: DType) -> Callable:
+def _full(avals: Any, *, value: Any, shape: tuple[int, ...], dtype: DType) -> Callable[..., Any]:
     stored = TORCH_DTYPE[dtype]
     if dtype in SIGNED_STORAGE:
         filled = full((), value, dtype)
@@ -36,7 +36,9 @@ def _full(avals: Any, *, value: Any, shape: tuple[int, ...], dtype: DType) -> Ca
 
 
 @lowers(shapes.iota_p)
-def _iota(avals: Any, *, dtype: DType, shape: tuple[int, ...], dimension: int) -> Callable:
+def _iota(
+    avals: Any, *, dtype: DType, shape: tuple[int, ...], dimension: int
+) -> Callable[..., Any]:
     n = shape[dimension]
     lengths = [n if i == dimension else 1 for i in range(len(shape))]
     stored = TORCH_DTYPE[dtype]  # of unsigned dtypes too: the bits of what wraps are alike
@@ -69,13 +71,19 @@ def _transpose(x: torch.Tensor, *, permutation: tuple[int, ...]) -> torch.Tensor
 
 
 @lowers(shapes.slice_p)
-def _slice(avals: Sequence[Aval], *, start: tuple, limit: tuple, strides: tuple) -> Callable:
+def _slice(
+    avals: Sequence[Aval],
+    *,
+    start: tuple[Any, ...],
+    limit: tuple[Any, ...],
+    strides: tuple[Any, ...],
+) -> Callable[..., Any]:
     taken = tuple([slice(*each) for each in zip(start, limit, strides)])
     return lambda x: x[taken]
 
 
 @lowers(shapes.pad_p)
-def _pad(avals: Sequence[Any], *, config: tuple) -> Callable:
+def _pad(avals: Sequence[Any], *, config: tuple[Any, ...]) -> Callable[..., Any]:
     x, value = avals
     shape = shapes.pad_p.abstract(tuple(avals), {"config": config}).shape
     source, target = [], []
@@ -103,7 +111,7 @@ def _pad(avals: Sequence[Any], *, config: tuple) -> Callable:
 
 
 @lowers(shapes.concatenate_p, fresh=True)
-def _concatenate(avals: Sequence[Aval], *, dimension: int) -> Callable:
+def _concatenate(avals: Sequence[Aval], *, dimension: int) -> Callable[..., Any]:
     return moved(avals[0].dtype, lambda *xs: torch.cat(xs, dimension))
 
 
@@ -113,7 +121,7 @@ def _split(x: torch.Tensor, *, sizes: tuple[int, ...], axis: int) -> Sequence[to
 
 
 @lowers(shapes.rev_p)
-def _rev(avals: Sequence[Aval], *, dimensions: tuple) -> Callable:
+def _rev(avals: Sequence[Aval], *, dimensions: tuple[Any, ...]) -> Callable[..., Any]:
     return moved(avals[0].dtype, lambda x: torch.flip(x, dimensions))
 
 
@@ -131,14 +139,16 @@ _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by width
 
 
 @lowers(shapes.reduce_precision_p)
-def _precision(avals: Sequence[Aval], *, exponent_bits: int, mantissa_bits: int) -> Callable:
+def _precision(
+    avals: Sequence[Aval], *, exponent_bits: int, mantissa_bits: int
+) -> Callable[..., Any]:
     kind = avals[0].dtype
     if kind in NARROW_FLOATS:
         return through_float32(_rounded(dtypes.F32, exponent_bits, mantissa_bits), kind)
     return _rounded(kind, exponent_bits, mantissa_bits)
 
 
-def _rounded(kind: DType, exponent_bits: int, mantissa_bits: int) -> Callable:
+def _rounded(kind: DType, exponent_bits: int, mantissa_bits: int) -> Callable[..., Any]:
     """Rounding of floats in dtype `kind` to a format with fewer bits."""
     info = dtypes.finfo(kind)
     exponent, mantissa = info.nexp, info.nmant

@@ -19,7 +19,7 @@ _SHORT = 512
 @lowers(sort_p)
 def _sort(
     avals: Sequence[Any], *, dimension: int, is_stable: bool, num_keys: int
-) -> Callable[..., list]:
+) -> Callable[..., list[Any]]:
     kind = avals[0].dtype
     if len(avals) == 1 and kind not in NARROW_FLOATS and not dtypes.is_complex(kind):
         to, back = ordered(kind)
@@ -44,7 +44,7 @@ def _sort(
 
 
 @lowers(top_k_p)
-def _top_k(avals: Sequence[Any], *, k: int, axis: int) -> Callable[..., list]:
+def _top_k(avals: Sequence[Any], *, k: int, axis: int) -> Callable[..., list[Any]]:
     kind, n = avals[0].dtype, avals[0].shape[axis]
     comparable, _ = ordered(kind)
 

@@ -40,7 +40,9 @@ def _slices(x: torch.Tensor, axis: int, k: int, s: int, d: int, m: int) -> list[
     return found
 
 
-def _separable(combine: Callable, window: Window, outputs: Sequence[int]) -> Callable:
+def _separable(
+    combine: Callable[..., Any], window: Window, outputs: Sequence[int]
+) -> Callable[..., Any]:
     """Windows reduced one dimension after the other."""
     axes = [i for i, (k, s) in enumerate(zip(window.lengths, window.strides)) if k > 1 or s > 1]
 
@@ -62,12 +64,17 @@ def _separable(combine: Callable, window: Window, outputs: Sequence[int]) -> Cal
     return run
 
 
-def _reduction(prim: Primitive, combine: Callable, storage: Callable, fill_of: Callable) -> None:
+def _reduction(
+    prim: Primitive,
+    combine: Callable[..., Any],
+    storage: Callable[..., Any],
+    fill_of: Callable[..., Any],
+) -> None:
     """Register windows reduced by `combine` in `storage(dtype)`: (to, from) what it computes in;
     `fill_of(dtype)` is what padding holds there."""
 
     @lowers(prim)
-    def lower(avals: Sequence[Any], *, window: Window) -> Callable:
+    def lower(avals: Sequence[Any], *, window: Window) -> Callable[..., Any]:
         x = avals[0]
         outputs = window.outputs(x.shape, "", x)
         to, back = storage(x.dtype)
@@ -110,7 +117,7 @@ def _places(x: torch.Tensor, window: Window, outputs: Sequence[int]) -> list[tor
 
 
 @lowers(windows.window_offset_p)
-def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable:
+def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable[..., Any]:
     x = avals[0]
     outputs = window.outputs(x.shape, "window_offset", x)
     if 0 in outputs or x.size == 0:
@@ -138,7 +145,7 @@ def _offset(avals: Sequence[Any], *, window: Window, greatest: bool) -> Callable
 
 
 @lowers(windows.window_take_p)
-def _take(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Callable:
+def _take(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Callable[..., Any]:
     outputs, kind = avals[1].shape, avals[0].dtype
     if 0 in outputs or 0 in shape:
         return lambda x, offset: torch.zeros(outputs, dtype=torch.float32).to(TORCH_DTYPE[kind])
@@ -155,7 +162,7 @@ def _take(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Ca
 
 
 @lowers(windows.window_put_p)
-def _put(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Callable:
+def _put(avals: Sequence[Any], *, window: Window, shape: tuple[int, ...]) -> Callable[..., Any]:
     outputs, kind = avals[1].shape, avals[0].dtype
     if 0 in outputs or 0 in shape:
         return lambda u, offset: torch.zeros(shape, dtype=torch.float32).to(TORCH_DTYPE[kind])

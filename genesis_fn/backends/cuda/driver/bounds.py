@@ -72,7 +72,7 @@ def _check(pointers: Any, mask: Any) -> None:
 def _watch() -> None:
     from triton.runtime.interpreter import InterpreterBuilder
 
-    def watched(access: Callable, mask: int) -> Callable:
+    def watched(access: Callable[..., Any], mask: int) -> Callable[..., Any]:
         @functools.wraps(access)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if _kernel is not None:

@@ -29,7 +29,7 @@ class HostCall:
     avals: tuple[Any, ...]
     params: dict[str, Any]
 
-    def function(self) -> Callable[..., list]:
+    def function(self) -> Callable[..., list[Any]]:
         """From CPU tensors (and the Python scalars in their places) to a list of CPU tensors."""
         from genesis_fn.backends.cpu.backend import lower
 
@@ -109,11 +109,13 @@ def buffer(number: int, kind: Aval, raw: bool = False) -> BufferArg:
 RULES: dict[Primitive | type, Callable[[Call], Lowered | None]] = {}
 
 
-def lowers(*of: Primitive | type, **given: Any) -> Callable[[Callable], Callable]:
+def lowers(
+    *of: Primitive | type, **given: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: the function lowers these primitives, or those with this kind of `lowering` which
     have no rule of their own, with `given` as further arguments."""
 
-    def register(rule: Callable) -> Callable:
+    def register(rule: Callable[..., Any]) -> Callable[..., Any]:
         RULES.update(dict.fromkeys(of, functools.partial(rule, **given) if given else rule))
         return rule
 

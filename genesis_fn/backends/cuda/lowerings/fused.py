@@ -252,14 +252,16 @@ def _four(kind: Aval | None) -> Shape4 | None:
 
 
 @kernel("attention", "attention_forward")
-def _attention(call: Call, results: Sequence[Aval], *, has: tuple, **static: Any) -> Plan | None:
+def _attention(
+    call: Call, results: Sequence[Aval], *, has: tuple[Any, ...], **static: Any
+) -> Plan | None:
     spec = _attention_spec(call.operands, has, lse=len(results) > 1, **static)
     return None if spec is None else plan_attention(spec, call.target)
 
 
 @kernel("attention_backward")
 def _attention_backward(
-    call: Call, results: Sequence[Aval], *, has: tuple, needs: Any, **static: Any
+    call: Call, results: Sequence[Aval], *, has: tuple[Any, ...], needs: Any, **static: Any
 ) -> Plan | None:
     extras = sum(has)
     operands = call.operands

@@ -240,7 +240,7 @@ def _reduce(call: Call) -> Lowered:
         name: str,
         buffers: dict[str, BufferArg],
         lines: list[str],
-        at: tuple,
+        at: tuple[Any, ...],
         cut: _Split,
         length: int,
     ) -> None:
