@@ -133,7 +133,7 @@ def genesis_rows(compiler: str | None) -> dict[str, Callable[[], Any]]:
     from genesis_fn.models import qwen
     from genesis_fn.transforms.autodiff.derivatives import value_and_grad
     from genesis_fn.transforms.jitting import jit
-    from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+    from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
     def call(f: Callable, *args: Any) -> Callable:
         compiled = jit(f)
@@ -182,7 +182,7 @@ def genesis_rows(compiler: str | None) -> dict[str, Callable[[], Any]]:
         step, tx = step_of(config)
         params = jit(lambda k: qwen.init(k, config)).eval_shape(random.key(0))
         state = jit(tx.init).eval_shape(params)
-        ids = Abstract((8, 2048), np.int32)
+        ids = ShapeDtypeStruct((8, 2048), np.int32)
         return lambda: jit(lambda *args: step(*args)).trace(params, state, ids, ids)
 
     x, y = [jnp.asarray(v) for v in pair()]

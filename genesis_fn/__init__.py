@@ -3,7 +3,7 @@
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
 
-from genesis_fn.core.device import cpu, register_backend as _register_backend
+from genesis_fn.core.device import cpu as cpu, register_backend as _register_backend
 from genesis_fn.core.diagnostics import torch_habits as _habits
 
 
@@ -28,80 +28,103 @@ def _load_cuda():
 _register_backend("cpu", _load_cpu)
 _register_backend("cuda", _load_cuda)
 
-from genesis_fn import cuda, debug, dtypes, errors, lax, numpy, random, tree, tree_util
-from genesis_fn.core.array import Array
-from genesis_fn.core.configuration.settings import (
-    check_keys,
-    debug_infs,
-    debug_nans,
-    default_device,
-    default_matmul_precision,
-    default_prng_impl,
-    disable_jit,
-    enable_checks,
-    enable_x64,
-    explain_cache_misses,
-    log_compiles,
-    numpy_dtype_promotion,
-    numpy_rank_promotion,
-    settings as config,
-    transfer_guard,
-    transfer_guard_device_to_device,
-    transfer_guard_device_to_host,
-    transfer_guard_host_to_device,
+from genesis_fn import (
+    cuda as cuda,
+    debug as debug,
+    dtypes as dtypes,
+    errors as errors,
+    lax as lax,
+    numpy as numpy,
+    random as random,
+    tree as tree,
+    tree_util as tree_util,
 )
-from genesis_fn.core.device import Device
-from genesis_fn.core.train_state import TrainState
-from genesis_fn.dtypes import float0
+from genesis_fn.core.array import Array as Array
+from genesis_fn.core.configuration.settings import (
+    check_keys as check_keys,
+    debug_infs as debug_infs,
+    debug_nans as debug_nans,
+    default_device as default_device,
+    default_matmul_precision as default_matmul_precision,
+    default_prng_impl as default_prng_impl,
+    disable_jit as disable_jit,
+    enable_checks as enable_checks,
+    enable_x64 as enable_x64,
+    explain_cache_misses as explain_cache_misses,
+    log_compiles as log_compiles,
+    numpy_dtype_promotion as numpy_dtype_promotion,
+    numpy_rank_promotion as numpy_rank_promotion,
+    settings as config,
+    transfer_guard as transfer_guard,
+    transfer_guard_device_to_device as transfer_guard_device_to_device,
+    transfer_guard_device_to_host as transfer_guard_device_to_host,
+    transfer_guard_host_to_device as transfer_guard_host_to_device,
+)
+from genesis_fn.core.device import Device as Device
+from genesis_fn.core.train_state import TrainState as TrainState
+from genesis_fn.core.types.annotations import (
+    ArrayLike as ArrayLike,
+    DTypeLike as DTypeLike,
+    Key as Key,
+    PyTree as PyTree,
+)
+from genesis_fn.dtypes import float0 as float0
 from genesis_fn.transforms.autodiff.checkpointing import (
-    checkpoint,
-    checkpoint_name,
-    checkpoint_policies,
-    remat,
+    checkpoint as checkpoint,
+    checkpoint_name as checkpoint_name,
+    checkpoint_policies as checkpoint_policies,
+    remat as remat,
 )
 from genesis_fn.transforms.autodiff.derivatives import (
-    fwd_and_bwd,
-    grad,
-    hessian,
-    jacfwd,
-    jacobian,
-    jacrev,
-    jvp,
-    linear_transpose,
-    linearize,
-    value_and_grad,
-    vjp,
+    fwd_and_bwd as fwd_and_bwd,
+    grad as grad,
+    hessian as hessian,
+    jacfwd as jacfwd,
+    jacobian as jacobian,
+    jacrev as jacrev,
+    jvp as jvp,
+    linear_transpose as linear_transpose,
+    linearize as linearize,
+    value_and_grad as value_and_grad,
+    vjp as vjp,
 )
-from genesis_fn.transforms.batching.mapped_axes import vmap
-from genesis_fn.transforms.custom.callback import io_callback, pure_callback
-from genesis_fn.transforms.custom.derivative_rules import custom_gradient, custom_jvp, custom_vjp
-from genesis_fn.transforms.custom.ffi import torch_call, triton_call
-from genesis_fn.transforms.custom.fused_functions import fused
-from genesis_fn.transforms.jitting import clear_caches, jit
+from genesis_fn.transforms.batching.mapped_axes import vmap as vmap
+from genesis_fn.transforms.custom.callback import (
+    io_callback as io_callback,
+    pure_callback as pure_callback,
+)
+from genesis_fn.transforms.custom.derivative_rules import (
+    custom_gradient as custom_gradient,
+    custom_jvp as custom_jvp,
+    custom_vjp as custom_vjp,
+)
+from genesis_fn.transforms.custom.ffi import torch_call as torch_call, triton_call as triton_call
+from genesis_fn.transforms.custom.fused_functions import fused as fused
+from genesis_fn.transforms.jitting import clear_caches as clear_caches, jit as jit
 from genesis_fn.transforms.staging.devices import (
-    block_until_ready,
-    default_backend,
-    device_count,
-    device_get,
-    device_put,
-    devices,
-    live_arrays,
-    local_device_count,
-    local_devices,
-    process_count,
-    process_index,
+    block_until_ready as block_until_ready,
+    default_backend as default_backend,
+    device_count as device_count,
+    device_get as device_get,
+    device_put as device_put,
+    devices as devices,
+    live_arrays as live_arrays,
+    local_device_count as local_device_count,
+    local_devices as local_devices,
+    process_count as process_count,
+    process_index as process_index,
 )
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract as ShapeDtypeStruct
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct as ShapeDtypeStruct
 from genesis_fn.transforms.staging.tracing import (
-    checking_leaks,
-    closure_convert,
-    ensure_compile_time_eval,
-    eval_shape,
-    make_jaxpr,
-    named_call,
-    named_scope,
-    no_tracing,
-    typeof,
+    checking_leaks as checking_leaks,
+    closure_convert as closure_convert,
+    ensure_compile_time_eval as ensure_compile_time_eval,
+    eval_shape as eval_shape,
+    make_jaxpr as make_jaxpr,
+    named_call as named_call,
+    named_scope as named_scope,
+    no_tracing as no_tracing,
+    typeof as typeof,
 )
 
 __version__ = "0.1.0"
@@ -112,8 +135,10 @@ if _TYPE_CHECKING:
         custom_batching as custom_batching,
         custom_derivatives as custom_derivatives,
         dlpack as dlpack,
+        extend as extend,
         flatten_util as flatten_util,
         io as io,
+        kernels as kernels,
         models as models,
         nn as nn,
         ops as ops,
@@ -127,8 +152,8 @@ if _TYPE_CHECKING:
 
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((
-    "amp", "custom_batching", "custom_derivatives", "data", "dlpack",
-    "flatten_util", "image", "io", "models", "nn", "ops", "optim", "profiler", "scipy", "stages",
+    "amp", "custom_batching", "custom_derivatives", "data", "dlpack", "extend", "flatten_util",
+    "image", "io", "kernels", "models", "nn", "ops", "optim", "profiler", "scipy", "stages",
     "test_util",
 ))  # fmt: skip
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
@@ -143,23 +168,4 @@ def __getattr__(name: str) -> _Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_LAZY, *_LAZY_FUNCTIONS})
-
-
-__all__ = [
-    "Array", "Device", "ShapeDtypeStruct", "TrainState", "block_until_ready", "check_keys",
-    "checking_leaks", "checkpoint", "checkpoint_name", "checkpoint_policies", "clear_caches",
-    "closure_convert", "config", "cpu", "cuda", "custom_gradient", "custom_jvp", "custom_vjp",
-    "debug", "debug_infs", "debug_nans", "default_backend", "default_device",
-    "default_matmul_precision", "default_prng_impl", "device_count", "device_get", "device_put",
-    "devices", "disable_jit", "dtypes", "enable_checks", "enable_x64", "ensure_compile_time_eval",
-    "errors", "eval_shape", "explain_cache_misses", "float0", "fused", "fwd_and_bwd", "grad",
-    "hessian", "io_callback", "jacfwd", "jacobian", "jacrev", "jit", "jvp", "lax",
-    "linear_transpose", "linearize", "live_arrays", "local_device_count", "local_devices",
-    "log_compiles", "make_jaxpr", "named_call", "named_scope", "no_tracing", "numpy",
-    "numpy_dtype_promotion", "numpy_rank_promotion", "process_count", "process_index",
-    "pure_callback", "random", "remat", "torch_call", "transfer_guard",
-    "transfer_guard_device_to_device", "transfer_guard_device_to_host",
-    "transfer_guard_host_to_device", "tree", "tree_util",
-    "triton_call", "typeof", "value_and_grad", "vjp", "vmap",
-]  # fmt: skip
+    return sorted({n for n in globals() if n[0] != "_"} | _LAZY | {*_LAZY_FUNCTIONS})

@@ -97,6 +97,3 @@ def bench(
         found["flops"],
         found["bytes accessed"],
     )
-
-
-__all__ = ["Benchmark", "bench"]

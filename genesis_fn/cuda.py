@@ -12,7 +12,7 @@ from typing import Any
 
 from genesis_fn.core import device as devices
 from genesis_fn.core.device import Device
-from genesis_fn.core.errors import BackendError, OutOfMemoryError
+from genesis_fn.core.errors import BackendError, OutOfMemoryError as OutOfMemoryError
 
 
 def is_available() -> bool:
@@ -192,10 +192,3 @@ class _Callable(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Callable
-
-__all__ = [
-    "Event", "OutOfMemoryError", "Stream", "current_stream", "device_count", "empty_cache",
-    "get_device_capability", "get_device_name", "is_available", "max_memory_allocated",
-    "mem_get_info", "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats",
-    "memory_summary", "reset_peak", "set_memory_fraction", "synchronize",
-]  # fmt: skip

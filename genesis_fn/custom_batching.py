@@ -1,5 +1,6 @@
 """Functions with batching rules of their own."""
 
-from genesis_fn.transforms.custom.batching import custom_vmap, sequential_vmap
-
-__all__ = ["custom_vmap", "sequential_vmap"]
+from genesis_fn.transforms.custom.batching import (
+    custom_vmap as custom_vmap,
+    sequential_vmap as sequential_vmap,
+)

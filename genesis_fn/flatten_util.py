@@ -39,6 +39,3 @@ def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
         return tree.unflatten(treedef, result)
 
     return vector, unravel
-
-
-__all__ = ["ravel_pytree"]

@@ -202,6 +202,3 @@ def resize(
             weights = _weights(onp, n, m, m / n, 0.0, method, antialias, onp.float64)
             x = _along(x, axis, from_numpy(weights.astype(x.dtype)), precision)
     return x
-
-
-__all__ = ["ResizeMethod", "resize", "scale_and_translate"]

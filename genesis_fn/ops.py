@@ -94,6 +94,3 @@ def segment_min(
     """The least values of segments; an empty one is the greatest value of the dtype."""
     data = as_array(data)
     return _combine("min", _extremes(data.dtype)[1], data, segment_ids, num_segments)
-
-
-__all__ = ["segment_max", "segment_min", "segment_prod", "segment_sum"]

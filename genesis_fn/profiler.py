@@ -315,9 +315,3 @@ def device_memory_profile() -> dict[str, int]:
         assert type(x) is ArrayImpl
         held[str(x.device)] = held.get(str(x.device), 0) + x.nbytes
     return held
-
-
-__all__ = [
-    "Line", "Profile", "Span", "StepTraceAnnotation", "TraceAnnotation", "annotate_function",
-    "device_memory_profile", "profile", "start_trace", "stop_trace", "trace",
-]  # fmt: skip

@@ -1,6 +1,3 @@
 """What `jit(f).trace`, `.lower` and `.compile` return."""
 
-from genesis_fn.transforms.jitting import JitFunction as Wrapped
-from genesis_fn.transforms.jitting.aot import Compiled, Traced, Traced as Lowered
-
-__all__ = ["Compiled", "Lowered", "Traced", "Wrapped"]
+from genesis_fn.transforms.jitting.aot import Compiled as Compiled

@@ -197,6 +197,3 @@ def _check_order(
                 eps,
                 f"{what}, rev",
             )
-
-
-__all__ = ["check_grads", "check_jvp", "check_vjp"]

@@ -10,27 +10,17 @@ import optree
 
 from genesis_fn.core.tree import (
     NAMESPACE,
-    DictKey,
-    FlattenedIndexKey,
-    GetAttrKey,
-    PyTreeDef,
-    SequenceKey,
-    all as tree_all,
-    broadcast as tree_broadcast,
-    broadcast_prefix,
-    flatten as tree_flatten,
-    flatten_with_path as tree_flatten_with_path,
-    keystr,
+    DictKey as DictKey,
+    FlattenedIndexKey as FlattenedIndexKey,
+    GetAttrKey as GetAttrKey,
+    PyTreeDef as PyTreeDef,
+    SequenceKey as SequenceKey,
+    broadcast_prefix as broadcast_prefix,
+    keystr as keystr,
     leaves as tree_leaves,
-    leaves_with_path as tree_leaves_with_path,
-    map as tree_map,
-    map_with_path as tree_map_with_path,
-    reduce as tree_reduce,
-    register_dataclass,
+    register_dataclass as register_dataclass,
     register_node,
     structure as tree_structure,
-    transpose as tree_transpose,
-    unflatten as tree_unflatten,
 )
 
 
@@ -139,14 +129,3 @@ def treedef_children(treedef: PyTreeDef) -> list[PyTreeDef]:
 def treedef_tuple(treedefs: Sequence[PyTreeDef]) -> PyTreeDef:
     """The structure of a tuple of trees of these structures."""
     return optree.treespec_tuple(treedefs, namespace=NAMESPACE)
-
-
-__all__ = [
-    "DictKey", "FlattenedIndexKey", "GetAttrKey", "Partial", "PyTreeDef", "SequenceKey",
-    "all_leaves", "broadcast_prefix", "keystr", "register_dataclass", "register_pytree_node",
-    "register_pytree_node_class", "register_pytree_with_keys", "register_pytree_with_keys_class",
-    "register_static", "tree_all", "tree_broadcast", "tree_flatten", "tree_flatten_with_path",
-    "tree_leaves", "tree_leaves_with_path", "tree_map", "tree_map_with_path", "tree_reduce",
-    "tree_reduce_associative", "tree_structure", "tree_transpose", "tree_unflatten",
-    "treedef_children", "treedef_is_leaf", "treedef_tuple",
-]  # fmt: skip

@@ -5,15 +5,21 @@ import sys
 import types
 
 from genesis_fn.amp.loss_scale import (
-    DynamicLossScale,
-    LossScale,
-    NoOpLossScale,
-    StaticLossScale,
-    all_finite,
-    scaled_value_and_grad,
-    select_tree,
+    DynamicLossScale as DynamicLossScale,
+    LossScale as LossScale,
+    NoOpLossScale as NoOpLossScale,
+    StaticLossScale as StaticLossScale,
+    all_finite as all_finite,
+    scaled_value_and_grad as scaled_value_and_grad,
+    select_tree as select_tree,
 )
-from genesis_fn.amp.policy import Policy, cast_to_full, cast_to_half, get_policy, half_dtype
+from genesis_fn.amp.policy import (
+    Policy as Policy,
+    cast_to_full as cast_to_full,
+    cast_to_half as cast_to_half,
+    get_policy as get_policy,
+    half_dtype as half_dtype,
+)
 from genesis_fn.transforms.precision.autocast import amp as autocast
 
 
@@ -24,19 +30,3 @@ class _Callable(types.ModuleType):
 
 
 sys.modules[__name__].__class__ = _Callable
-
-__all__ = [
-    "DynamicLossScale",
-    "LossScale",
-    "NoOpLossScale",
-    "Policy",
-    "StaticLossScale",
-    "all_finite",
-    "autocast",
-    "cast_to_full",
-    "cast_to_half",
-    "get_policy",
-    "half_dtype",
-    "scaled_value_and_grad",
-    "select_tree",
-]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -42,7 +42,19 @@ from genesis_fn.core.types.scalar_types import (
 )
 
 DType: TypeAlias = np.dtype
-DTypeLike: TypeAlias = Any
+
+
+class HasDType(Protocol):
+    """What has a dtype: an array, a scalar type of this library (`jnp.float32`)."""
+
+    @property
+    def dtype(self) -> Any:
+        """Its dtype."""
+        ...
+
+
+# "float32", np.float32, jnp.float32, torch.float32, float, a dtype, or what has one.
+DTypeLike: TypeAlias = "DType | type[Any] | str | HasDType"
 
 BOOL, I8, I16, I32, I64 = bool_.dtype, int8.dtype, int16.dtype, int32.dtype, int64.dtype
 U8, U16, U32, U64 = uint8.dtype, uint16.dtype, uint32.dtype, uint64.dtype

@@ -34,7 +34,7 @@ from genesis_fn.io.safetensors import (
     sync_folder,
 )
 from genesis_fn.random import Key, key_data, wrap_key_data
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 _STEP = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})")
 _LEFT = re.compile(r"\.(saving|replaced|removed)-")
@@ -178,7 +178,7 @@ def _as_numbers(x: Any) -> Any:
     """A leaf as files hold it: random keys as their words."""
     if not is_key(getattr(x, "dtype", None)):
         return x
-    return key_data(x) if isinstance(x, Key) else Abstract(x.aval.physical.shape, "uint32")
+    return key_data(x) if isinstance(x, Key) else ShapeDtypeStruct(x.aval.physical.shape, "uint32")
 
 
 def _as_before(x: Any, template: Any) -> Any:

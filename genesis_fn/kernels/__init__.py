@@ -1,1 +1,122 @@
-"""Kernels of the CUDA backend, and the plans that launch them."""
+"""Triton kernels, each family behind one door: `plan_x(spec, target)` says what is launched.
+
+A plan is data, which a backend gives memory and launches. The package exports the doors and what
+they take; Triton is imported when one of them is first used.
+"""
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+
+if _TYPE_CHECKING:
+    from genesis_fn.kernels.attention.select import (
+        plan_attention as plan_attention,
+        plan_attention_backward as plan_attention_backward,
+    )
+    from genesis_fn.kernels.attention.spec import AttentionSpec as AttentionSpec
+    from genesis_fn.kernels.indexing.concat import (
+        Concatenate as Concatenate,
+        plan_concatenate as plan_concatenate,
+    )
+    from genesis_fn.kernels.indexing.scatter import (
+        GatherRows as GatherRows,
+        ScatterRows as ScatterRows,
+        plan_gather_rows as plan_gather_rows,
+        plan_scatter_rows as plan_scatter_rows,
+    )
+    from genesis_fn.kernels.matmul.conv import (
+        Convolution as Convolution,
+        plan_convolution as plan_convolution,
+    )
+    from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul as plan_grouped_matmul
+    from genesis_fn.kernels.matmul.matmul import plan_matmul as plan_matmul
+    from genesis_fn.kernels.matmul.spec import MatmulSpec as MatmulSpec
+    from genesis_fn.kernels.plan import (
+        BufferArg as BufferArg,
+        Descriptor as Descriptor,
+        Launch as Launch,
+        Memset as Memset,
+        Plan as Plan,
+        Scalar as Scalar,
+        Workspace as Workspace,
+    )
+    from genesis_fn.kernels.plan_builder import PlanBuilder as PlanBuilder
+    from genesis_fn.kernels.random import (
+        RandomBits as RandomBits,
+        plan_random_bits as plan_random_bits,
+    )
+    from genesis_fn.kernels.rows.cross_entropy import (
+        CrossEntropy as CrossEntropy,
+        plan_cross_entropy_backward as plan_cross_entropy_backward,
+        plan_cross_entropy_forward as plan_cross_entropy_forward,
+    )
+    from genesis_fn.kernels.rows.linear_cross_entropy import (
+        LinearCrossEntropy as LinearCrossEntropy,
+        plan_linear_cross_entropy as plan_linear_cross_entropy,
+    )
+    from genesis_fn.kernels.rows.norm import (
+        Norm as Norm,
+        plan_norm_backward as plan_norm_backward,
+        plan_norm_forward as plan_norm_forward,
+    )
+    from genesis_fn.kernels.rows.scan import Scan as Scan, plan_scan as plan_scan
+    from genesis_fn.kernels.rows.softmax import (
+        Softmax as Softmax,
+        plan_softmax_backward as plan_softmax_backward,
+        plan_softmax_forward as plan_softmax_forward,
+    )
+    from genesis_fn.kernels.sort.sort import Sort as Sort, plan_sort as plan_sort
+    from genesis_fn.kernels.sort.top_k import TopK as TopK, plan_top_k as plan_top_k
+
+_HOME = {
+    "plan_attention": "attention.select",
+    "plan_attention_backward": "attention.select",
+    "AttentionSpec": "attention.spec",
+    "Concatenate": "indexing.concat",
+    "plan_concatenate": "indexing.concat",
+    "GatherRows": "indexing.scatter",
+    "ScatterRows": "indexing.scatter",
+    "plan_gather_rows": "indexing.scatter",
+    "plan_scatter_rows": "indexing.scatter",
+    "Convolution": "matmul.conv",
+    "plan_convolution": "matmul.conv",
+    "plan_grouped_matmul": "matmul.grouped",
+    "plan_matmul": "matmul.matmul",
+    "MatmulSpec": "matmul.spec",
+    "BufferArg": "plan",
+    "Descriptor": "plan",
+    "Launch": "plan",
+    "Memset": "plan",
+    "Plan": "plan",
+    "Scalar": "plan",
+    "Workspace": "plan",
+    "PlanBuilder": "plan_builder",
+    "RandomBits": "random",
+    "plan_random_bits": "random",
+    "CrossEntropy": "rows.cross_entropy",
+    "plan_cross_entropy_backward": "rows.cross_entropy",
+    "plan_cross_entropy_forward": "rows.cross_entropy",
+    "LinearCrossEntropy": "rows.linear_cross_entropy",
+    "plan_linear_cross_entropy": "rows.linear_cross_entropy",
+    "Norm": "rows.norm",
+    "plan_norm_backward": "rows.norm",
+    "plan_norm_forward": "rows.norm",
+    "Scan": "rows.scan",
+    "plan_scan": "rows.scan",
+    "Softmax": "rows.softmax",
+    "plan_softmax_backward": "rows.softmax",
+    "plan_softmax_forward": "rows.softmax",
+    "Sort": "sort.sort",
+    "plan_sort": "sort.sort",
+    "TopK": "sort.top_k",
+    "plan_top_k": "sort.top_k",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -16,7 +16,7 @@ from genesis_fn.primitives.elementwise import bitcast_convert_type
 from genesis_fn.primitives.random_bits import fold_in, random_bits, split
 from genesis_fn.primitives.shape import concatenate, index_in_dim, reshape, slice_in_dim
 from genesis_fn.transforms.custom.callback import io_callback
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 
 def rng_bit_generator(
@@ -70,4 +70,4 @@ def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Any:
         below = np.nextafter(kind.dtype.type(stop), kind.dtype.type(start))
         return np.where(values < stop, values, below).astype(kind.dtype)
 
-    return io_callback(draw, Abstract(shape, kind.dtype), a, b)
+    return io_callback(draw, ShapeDtypeStruct(shape, kind.dtype), a, b)

@@ -14,6 +14,7 @@ from genesis_fn.core.configuration.transfer_guard import asked_for
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, ctx, default_device_of, with_weak
+from genesis_fn.core.types.annotations import ShapeLike
 from genesis_fn.core.types.scalar_types import install_scalar_cast
 from genesis_fn.lax.promotion import broadcast, is_weak, promote_arrays, result_type, strong
 from genesis_fn.primitives.elementwise import convert, neg
@@ -21,8 +22,6 @@ from genesis_fn.primitives.factories import full as full_of
 from genesis_fn.primitives.shape import concatenate, copy as copy_of, reshape
 from genesis_fn.transforms.keys.key_reuse import on_purpose
 from genesis_fn.transforms.staging.devices import move
-
-ShapeLike = Any
 
 
 def shape_of(given: ShapeLike) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.autodiff.derivatives import jvp, linear_transpose, linearize, vjp
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp, custom_vjp
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 from genesis_fn.transforms.staging.tracing import closure_convert
 
 
@@ -29,7 +29,7 @@ def _no_change(x: Any) -> Any:
 
 
 def _transposed(matvec: Callable[..., Any], like: Any) -> Callable[..., Any]:
-    shapes = tree.map(lambda v: Abstract(typeof(v).shape, typeof(v).dtype), like)
+    shapes = tree.map(lambda v: ShapeDtypeStruct(typeof(v).shape, typeof(v).dtype), like)
     return lambda ct: linear_transpose(matvec, shapes)(ct)[0]
 
 

@@ -9,5 +9,3 @@ lu = _on_arrays(_linalg.lu)
 qr = _on_arrays(_linalg.qr)
 svd = _on_arrays(_linalg.svd)
 triangular_solve = _on_arrays(_linalg.triangular_solve, 2)
-
-__all__ = ["cholesky", "eigh", "lu", "qr", "svd", "triangular_solve"]

@@ -171,14 +171,14 @@ def conv_transpose_shape_tuple(
 ) -> tuple[int, ...]:
     """The shape of a transposed convolution's result."""
     from genesis_fn.lax.structural import conv_transpose
-    from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+    from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
     from genesis_fn.transforms.staging.tracing import eval_shape
 
     out = eval_shape(
         lambda x, w: conv_transpose(
             x, w, tuple(window_strides), padding, dimension_numbers=dimension_numbers
         ),
-        Abstract(lhs_shape, "float32"),
-        Abstract(rhs_shape, "float32"),
+        ShapeDtypeStruct(lhs_shape, "float32"),
+        ShapeDtypeStruct(rhs_shape, "float32"),
     )
     return out.shape

@@ -19,11 +19,6 @@ from genesis_fn.primitives import elementwise as p, fft as transforms
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axes, pad, slice_in_dim
 
-__all__ = [
-    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",
-    "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
-]  # fmt: skip
-
 
 def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Any:
     """`x` cut or filled with zeros to `lengths` along `axes`."""

@@ -13,10 +13,20 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, strong
 from genesis_fn.numpy.arrays.grids import eye
-from genesis_fn.numpy.manipulation.shape import matrix_transpose, moveaxis, ravel, swapaxes
+from genesis_fn.numpy.manipulation.shape import (
+    matrix_transpose as matrix_transpose,
+    moveaxis,
+    ravel,
+    swapaxes,
+)
 from genesis_fn.numpy.mathematics import contraction as c, reductions as r
 from genesis_fn.numpy.mathematics.composed import power, where
-from genesis_fn.numpy.mathematics.contraction import einsum, matmul, tensordot, vecdot
+from genesis_fn.numpy.mathematics.contraction import (
+    einsum,
+    matmul as matmul,
+    tensordot as tensordot,
+    vecdot as vecdot,
+)
 from genesis_fn.numpy.mathematics.ufuncs import (
     absolute,
     add,
@@ -34,13 +44,6 @@ from genesis_fn.primitives import elementwise as p, linalg
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
-
-__all__ = [
-    "LinAlgError", "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv",
-    "lstsq", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
-    "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot",
-    "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
-]  # fmt: skip
 
 LinAlgError = np.linalg.LinAlgError
 

@@ -441,11 +441,3 @@ def multinomial(
     start = jnp.broadcast_to(as_kind(n, p.dtype), shape[:-1])
     _, counts = scan(draw, start, (ratios, keys), unroll=unroll)
     return ops.convert(jnp.moveaxis(counts, 0, -1), dtype_or(dtype, dtypes.F32))
-
-
-__all__ = [
-    "ball", "beta", "binomial", "cauchy", "chisquare", "dirichlet", "double_sided_maxwell", "f",
-    "gamma", "generalized_normal", "geometric", "loggamma", "lognormal", "maxwell",
-    "multinomial", "multivariate_normal", "orthogonal", "pareto", "poisson", "rayleigh", "t",
-    "triangular", "wald", "weibull_min",
-]  # fmt: skip

@@ -12,7 +12,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.lax.special import log_beta
 from genesis_fn.nn import functions as rows
-from genesis_fn.nn.functions import logsumexp
+from genesis_fn.nn.functions import logsumexp as logsumexp
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 
@@ -329,11 +329,3 @@ def log_ndtr(x: Any) -> Any:
     upper = np.log1p(-ndtr(-np.where(near > 0, near, 0.0)))
     lower = np.log(ndtr(np.where(near > 0, 0.0, near)))
     return np.where(low, tail, np.where(x > 0, upper, lower)).astype(d)
-
-
-__all__ = [
-    "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfinv", "expit", "factorial",
-    "gamma", "gammainc", "gammaincc", "gammaln", "i0", "i0e", "i1", "i1e", "kl_div", "log_ndtr",
-    "log_softmax", "logit", "logsumexp", "ndtr", "ndtri", "polygamma", "psi", "rel_entr", "softmax",
-    "xlog1py", "xlogy", "zeta",
-]  # fmt: skip

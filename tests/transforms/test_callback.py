@@ -15,13 +15,13 @@ from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.callback import debug_callback, io_callback, pure_callback
 from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def host_sin(x, method="sequential"):
-    return pure_callback(np.sin, Abstract(x.shape, x.dtype), x, vmap_method=method)
+    return pure_callback(np.sin, ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method=method)
 
 
 def test_values_eager_jit_scan_cond():
@@ -50,7 +50,7 @@ def test_vmap_methods(method):
         return np.asarray(x + y)
 
     def f(x, y):
-        return pure_callback(add, Abstract((), "float32"), x, y, vmap_method=method)
+        return pure_callback(add, ShapeDtypeStruct((), "float32"), x, y, vmap_method=method)
 
     g = vmap(vmap(f, in_axes=(0, None)), in_axes=(0, None))
     out = jit(g)(jnp.array(X), jnp.array(1.0))
@@ -66,7 +66,7 @@ def test_vmap_methods(method):
 
 def test_vmap_needs_a_method():
     with pytest.raises(ValueError, match="vmap_method=.*"):
-        vmap(lambda x: pure_callback(np.sin, Abstract((), "float32"), x))(jnp.ones(3))
+        vmap(lambda x: pure_callback(np.sin, ShapeDtypeStruct((), "float32"), x))(jnp.ones(3))
 
 
 def test_pytrees_and_keywords():
@@ -75,7 +75,10 @@ def test_pytrees_and_keywords():
 
     out = jit(
         lambda t: pure_callback(
-            f, {"a": Abstract((3,), "float32"), "n": Abstract((), "int32")}, t, scale=2.0
+            f,
+            {"a": ShapeDtypeStruct((3,), "float32"), "n": ShapeDtypeStruct((), "int32")},
+            t,
+            scale=2.0,
         )
     )({"x": jnp.ones(3)})
     np.testing.assert_array_equal(np.asarray(out["a"]), np.full(3, 2.0))
@@ -91,7 +94,7 @@ def test_dtypes_arrive_as_they_are(dtype):
         seen.append(v.dtype)
         return v
 
-    out = jit(lambda x: pure_callback(f, Abstract(x.shape, x.dtype), x))(x)
+    out = jit(lambda x: pure_callback(f, ShapeDtypeStruct(x.shape, x.dtype), x))(x)
     assert seen[0] == x.dtype and out.dtype == x.dtype
     np.testing.assert_array_equal(np.asarray(out), np.asarray(x))
 
@@ -115,11 +118,13 @@ def test_derivative_raises_with_the_remedy():
 def test_wrong_results_are_named():
     x = jnp.ones(3)
     with pytest.raises(errors.ShapeError, match=r"returned shape \(2,\).*f32\[3\]"):
-        pure_callback(lambda v: v[:2], Abstract((3,), "float32"), x)
+        pure_callback(lambda v: v[:2], ShapeDtypeStruct((3,), "float32"), x)
     with pytest.raises(errors.DTypeError, match="returned int32"):
-        jit(lambda x: pure_callback(lambda v: v.astype("i4"), Abstract((3,), "float32"), x))(x)
+        jit(
+            lambda x: pure_callback(lambda v: v.astype("i4"), ShapeDtypeStruct((3,), "float32"), x)
+        )(x)
     with pytest.raises(errors.TreeError, match="returned structure"):
-        pure_callback(lambda v: (v, v), Abstract((3,), "float32"), x)
+        pure_callback(lambda v: (v, v), ShapeDtypeStruct((3,), "float32"), x)
 
 
 def test_io_callback_runs_once_per_call_in_order():
@@ -128,7 +133,7 @@ def test_io_callback_runs_once_per_call_in_order():
     def step(c, x):
         n = io_callback(
             lambda v: (log.append(float(v)), np.int32(len(log)))[1],
-            Abstract((), "int32"),
+            ShapeDtypeStruct((), "int32"),
             x,
             ordered=True,
         )

@@ -122,7 +122,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.transforms.custom.ffi import triton_call
 from genesis_fn.transforms.autodiff.derivatives import grad
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.batching.mapped_axes import vmap
 
@@ -135,7 +135,7 @@ def scaled_sin(x, n, scale, out, BLOCK: tl.constexpr):
 def call(x, **options):
     return triton_call(
         scaled_sin, x, x.size, 2.0, grid=lambda meta: (triton.cdiv(x.size, meta["BLOCK"]),),
-        out_shape=Abstract(x.shape, x.dtype), BLOCK=4, **options,
+        out_shape=ShapeDtypeStruct(x.shape, x.dtype), BLOCK=4, **options,
     )
 
 x = jnp.arange(6.0)

@@ -24,7 +24,7 @@ from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.jitting import clear_caches, jit, jit_cache
 from genesis_fn.transforms.jitting.jit_cache import LARGE, SHARED
 from genesis_fn.transforms.jitting.retrace import RecompilationWarning
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 from tests.transforms.both import agree, normal, ours
 
 A, V = normal(3, 4), normal(4, seed=2)
@@ -412,7 +412,9 @@ def test_negative_positions_count_from_the_end():
 
 def test_ahead_of_time():
     f = jit(lambda p, x, n: {"y": p["w"] @ x * n}, static_argnames="n")
-    lowered = f.lower({"w": Abstract((3, 4), "float64")}, Abstract((4,), "float64"), n=2)
+    lowered = f.lower(
+        {"w": ShapeDtypeStruct((3, 4), "float64")}, ShapeDtypeStruct((4,), "float64"), n=2
+    )
     assert "dot_general" in lowered.as_text() and lowered.lower() is lowered
     assert repr(lowered.out_info["y"]) == "ShapeDtypeStruct(shape=(3,), dtype=float64)"
     cost = lowered.cost_analysis()
@@ -432,15 +434,15 @@ def test_ahead_of_time():
 
 def test_shapes_without_computing():
     f = jit(lambda x, y: (x @ y, {"s": x.sum()}))
-    shapes = f.eval_shape(Abstract((3, 4), "float32"), np.zeros(4, np.float32))
-    assert shapes[0] == Abstract((3,), "float32") and shapes[1]["s"].ndim == 0
-    assert hash(shapes[0]) == hash(Abstract((3,), "float32")) and shapes[0].nbytes == 12
+    shapes = f.eval_shape(ShapeDtypeStruct((3, 4), "float32"), np.zeros(4, np.float32))
+    assert shapes[0] == ShapeDtypeStruct((3,), "float32") and shapes[1]["s"].ndim == 0
+    assert hash(shapes[0]) == hash(ShapeDtypeStruct((3,), "float32")) and shapes[0].nbytes == 12
     assert shapes[0].size == 3
 
     class Foreign:
         shape, dtype = (4,), np.dtype(np.float32)
 
-    assert f.eval_shape(Abstract((3, 4), "float32"), Foreign())[0].shape == (3,)
+    assert f.eval_shape(ShapeDtypeStruct((3, 4), "float32"), Foreign())[0].shape == (3,)
     assert f.trace(ours(A), ours(V)).jaxpr.out_avals[0].shape == (3,)
 
 

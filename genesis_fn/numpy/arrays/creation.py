@@ -9,16 +9,8 @@ import numpy as np
 from genesis_fn.core import device as devices, dtypes
 from genesis_fn.core.array import Array, ArrayImpl, from_numpy, live
 from genesis_fn.core.primitive import ctx
-from genesis_fn.lax.creation import (
-    ShapeLike,
-    array,
-    asarray,
-    constant,
-    full_like,
-    on_device,
-    placed,
-    shape_of,
-)
+from genesis_fn.core.types.annotations import ShapeLike
+from genesis_fn.lax.creation import array, asarray, constant, full_like, on_device, placed, shape_of
 from genesis_fn.lax.promotion import strong, value
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import copy as copy_of

@@ -5,6 +5,8 @@ run, unflatten. Any other call takes the one full path, which names its passes (
 in the function that it generated.
 """
 
-from genesis_fn.transforms.jitting.function import JitFunction, clear_caches, jit
-
-__all__ = ["JitFunction", "clear_caches", "jit"]
+from genesis_fn.transforms.jitting.function import (
+    JitFunction as JitFunction,
+    clear_caches as clear_caches,
+    jit as jit,
+)

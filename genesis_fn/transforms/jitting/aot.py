@@ -13,7 +13,7 @@ from genesis_fn.core.static import Frozen
 from genesis_fn.transforms.jitting.argspec import BoundArguments
 from genesis_fn.transforms.jitting.jit_cache import Program
 from genesis_fn.transforms.staging.cost import cost, memory
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 if TYPE_CHECKING:
     from genesis_fn.transforms.jitting.function import JitFunction
@@ -35,7 +35,7 @@ class Traced:
     def out_info(self) -> Any:
         """The output's pytree of shapes and dtypes."""
         kinds = zip(self.jaxpr.out_avals, self.program.outs_weak, strict=True)
-        leaves = [Abstract(a.shape, a.dtype, weak_type=w) for a, w in kinds]
+        leaves = [ShapeDtypeStruct(a.shape, a.dtype, weak_type=w) for a, w in kinds]
         return tree.unflatten(self.program.out_tree, leaves)
 
     def as_text(self) -> str:

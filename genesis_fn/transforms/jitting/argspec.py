@@ -20,7 +20,7 @@ from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS, Tracer, trace_context_key
 from genesis_fn.core.static import Frozen, NotStatic, is_array
 from genesis_fn.transforms.staging.api_util import name_of
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract, abstract_of
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct, abstract_of
 
 # A parameter's name and kind. Not its default, which may be large.
 _Parameter: TypeAlias = tuple[str, Any]
@@ -241,7 +241,7 @@ class ArgSpec:
         ]
         found, first, position = [], {}, 0
         for i, (x, leaf) in enumerate(zip(bound.given, bound.leaves)):
-            if donated[i] and isinstance(x, (ArrayImpl, Abstract)):
+            if donated[i] and isinstance(x, (ArrayImpl, ShapeDtypeStruct)):
                 found.append(position)
                 if type(x) is ArrayImpl and first.setdefault(id(x), i) != i:
                     paths = self.paths(bound.values)

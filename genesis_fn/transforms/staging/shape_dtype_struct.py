@@ -14,7 +14,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import SCALARS, Tracer
 
 
-class Abstract(Described):
+class ShapeDtypeStruct(Described):
     """Shape and dtype standing for an array: what `eval_shape` returns and `lower` accepts."""
 
     __slots__ = ("aval", "weak")
@@ -32,7 +32,11 @@ class Abstract(Described):
         return f"ShapeDtypeStruct(shape={self.shape}, dtype={self.dtype.name}{weak})"
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Abstract) and other.aval is self.aval and other.weak == self.weak
+        return (
+            isinstance(other, ShapeDtypeStruct)
+            and other.aval is self.aval
+            and other.weak == self.weak
+        )
 
     def __hash__(self) -> int:
         return hash((self.aval, self.weak))
@@ -42,12 +46,12 @@ class Abstract(Described):
 
 
 def abstract_of(x: Any) -> Any:
-    """What a leaf of the arguments is traced as: itself, or an Abstract for what has shape and
-    dtype."""
-    if type(x) is ArrayImpl or isinstance(x, (Tracer, Abstract)) or type(x) in SCALARS:
+    """What a leaf of the arguments is traced as: itself, or a ShapeDtypeStruct for what has
+    shape and dtype."""
+    if type(x) is ArrayImpl or isinstance(x, (Tracer, ShapeDtypeStruct)) or type(x) in SCALARS:
         return x
     if isinstance(x, (np.ndarray, np.generic)):
         return as_array(x)
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return Abstract(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+        return ShapeDtypeStruct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
     return x

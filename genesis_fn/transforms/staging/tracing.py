@@ -15,7 +15,7 @@ from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, runni
 from genesis_fn.transforms.batching.batch import named_axis
 from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, name_of
-from genesis_fn.transforms.staging.shape_dtype_struct import Abstract
+from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 from genesis_fn.transforms.staging.stage import evaluate, stage
 
 
@@ -87,7 +87,7 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def typeof(x: Any) -> Any:
     """Shape and dtype of an array, tracer, number or ShapeDtypeStruct."""
-    return x.aval if isinstance(x, Abstract) else as_array(x).aval
+    return x.aval if isinstance(x, ShapeDtypeStruct) else as_array(x).aval
 
 
 # ---- when operations run ----

@@ -9,7 +9,10 @@ A body becomes `loops`, which are split into several kernels where one would not
 `launches` makes launches.
 """
 
-from genesis_fn.backends.cuda.codegen.launches import Generated, Known, generate, generate_once
-from genesis_fn.backends.cuda.codegen.source import kernel
-
-__all__ = ["Generated", "Known", "generate", "generate_once", "kernel"]
+from genesis_fn.backends.cuda.codegen.launches import (
+    Generated as Generated,
+    Known as Known,
+    generate as generate,
+    generate_once as generate_once,
+)
+from genesis_fn.backends.cuda.codegen.source import kernel as kernel

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from genesis_fn.backends.cuda.lowerings.call import (
     RULES,
-    SITES,
-    Call,
-    HostCall,
-    Lowered,
-    Views,
-    checks,
-    lowers,
+    SITES as SITES,
+    Call as Call,
+    HostCall as HostCall,
+    Lowered as Lowered,
+    Views as Views,
+    checks as checks,
+    lowers as lowers,
     runs_on_host,
 )
 from genesis_fn.compiler.target import Target
-from genesis_fn.core.aval import Aval
+from genesis_fn.core.aval import Aval as Aval
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.errors import BackendError
 from genesis_fn.core.jaxpr import jaxprs_in
@@ -124,9 +124,3 @@ def _rule_of(prim: Primitive) -> Callable[[Call], Lowered | None] | None:
 def _load() -> None:
     for module in _MODULES:
         importlib.import_module(f"{__name__}.{module}")
-
-
-__all__ = [
-    "Aval", "Call", "HostCall", "Lowered", "SITES", "Views", "check_error", "checks",
-    "has_lowering", "kernel_of", "lowers", "plan_for",
-]  # fmt: skip

@@ -1,0 +1,32 @@
+"""What signatures say: `Array`, `ArrayLike`, `DTypeLike`, `PyTree`, `Key`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from genesis_fn.core.array import Array as Array
+from genesis_fn.core.dtypes import DTypeLike as DTypeLike
+
+
+class SupportsArray(Protocol):
+    """An array of another library, which gives its values by `__array__`: torch's, JAX's."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """The values as a NumPy array."""
+        ...
+
+
+Scalar: TypeAlias = bool | int | float | complex
+# An array or a tracer, or what becomes one: a number, an ndarray, an array of another library.
+ArrayLike: TypeAlias = Array | np.ndarray[Any, Any] | np.generic | Scalar | SupportsArray
+# Random keys are arrays of a dtype of their own, which `random.Key` tells apart at run time.
+Key: TypeAlias = Array
+Shape: TypeAlias = tuple[int, ...]
+ShapeLike: TypeAlias = int | Sequence[int]
+Axis: TypeAlias = int | Sequence[int] | None
+# Nested containers (dicts, lists, tuples, named tuples, registered classes) of arrays or of anything.
+# Python's types cannot say which: the name tells a reader.
+PyTree: TypeAlias = Any

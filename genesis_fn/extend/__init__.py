@@ -1,0 +1,44 @@
+"""What authors of primitives, kernels, fused functions and backends build on.
+
+A primitive is a `Primitive`, mostly made by `elementwise` or `linear`, that functions apply by
+`bind`. Its lowering is an `Elementwise`, a `View`, a `Source` or a `Reduce`, which compilers may
+fuse, or a function that `extend.cpu` and `extend.cuda` register for it. `fused` names a function
+that devices may have a kernel for. A backend implements `Backend` and `Executable`, and is
+registered by `register_backend`. `docs/extending.md` adds one of each.
+"""
+
+from genesis_fn.compiler.target import Target as Target
+from genesis_fn.core.aval import Aval as Aval, aval as aval
+from genesis_fn.core.backend.backend import Backend as Backend
+from genesis_fn.core.backend.executable import Executable as Executable
+from genesis_fn.core.backend.lowering import (
+    Elementwise as Elementwise,
+    Reduce as Reduce,
+    Source as Source,
+    View as View,
+    moved as moved,
+    same as same,
+)
+from genesis_fn.core.convert import as_array as as_array, is_value as is_value
+from genesis_fn.core.device import Device as Device, register_backend as register_backend
+from genesis_fn.core.diagnostics.source_info import SourceLocation as SourceLocation, where as where
+from genesis_fn.core.jaxpr import Eqn as Eqn, Jaxpr as Jaxpr, Var as Var
+from genesis_fn.core.primitive import (
+    LinearOperand as LinearOperand,
+    Primitive as Primitive,
+    Tracer as Tracer,
+    bind as bind,
+    is_linear as is_linear,
+    typeof as typeof,
+)
+from genesis_fn.extend import cpu as cpu, cuda as cuda
+from genesis_fn.primitives.factories import (
+    elementwise as elementwise,
+    linear as linear,
+    no_tangent as no_tangent,
+)
+from genesis_fn.primitives.shape import (
+    canonical_axes as canonical_axes,
+    canonical_axis as canonical_axis,
+)
+from genesis_fn.transforms.custom.fused_functions import Fused as Fused, fused as fused

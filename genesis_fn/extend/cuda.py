@@ -1,0 +1,28 @@
+"""How primitives and fused functions run on a GPU: as plans of kernel launches.
+
+`lowers(prim)` registers what makes the plan of a primitive from a `Call`; `kernel(name)` that of a
+fused function. A plan is a `genesis_fn.kernels.Plan`. Triton is imported when a name is first used.
+"""
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+
+if _TYPE_CHECKING:
+    from genesis_fn.backends.cuda.lowerings.call import Call as Call, lowers as lowers
+    from genesis_fn.backends.cuda.lowerings.fused import kernel as kernel
+
+_HOME = {
+    "Call": "genesis_fn.backends.cuda.lowerings.call",
+    "lowers": "genesis_fn.backends.cuda.lowerings.call",
+    "kernel": "genesis_fn.backends.cuda.lowerings.fused",
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)
