@@ -54,7 +54,7 @@ from genesis_fn.core.configuration.settings import (
     log_compiles as log_compiles,
     numpy_dtype_promotion as numpy_dtype_promotion,
     numpy_rank_promotion as numpy_rank_promotion,
-    settings as config,
+    settings as _settings,
     transfer_guard as transfer_guard,
     transfer_guard_device_to_device as transfer_guard_device_to_device,
     transfer_guard_device_to_host as transfer_guard_device_to_host,
@@ -127,6 +127,8 @@ from genesis_fn.transforms.staging.tracing import (
     typeof as typeof,
 )
 
+config = _settings
+
 __version__ = "0.1.0"
 
 if _TYPE_CHECKING:
@@ -134,9 +136,11 @@ if _TYPE_CHECKING:
         amp as amp,
         custom_batching as custom_batching,
         custom_derivatives as custom_derivatives,
+        data as data,
         dlpack as dlpack,
         extend as extend,
         flatten_util as flatten_util,
+        image as image,
         io as io,
         kernels as kernels,
         models as models,
@@ -144,6 +148,7 @@ if _TYPE_CHECKING:
         ops as ops,
         optim as optim,
         profiler as profiler,
+        scipy as scipy,
         stages as stages,
         test_util as test_util,
     )

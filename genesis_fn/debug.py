@@ -1,5 +1,12 @@
 """Looking into programs while they run."""
 
+from genesis_fn.core.configuration import settings as _settings
 from genesis_fn.core.configuration.settings import check_keys as check_keys
+from genesis_fn.transforms.custom import callback as _callback
+from genesis_fn.transforms.debugging.assertions import assert_ as assert_
 from genesis_fn.transforms.debugging.breakpoints import breakpoint as breakpoint
 from genesis_fn.transforms.debugging.nan_trace import nan_trace as nan_trace
+
+check = assert_
+infs, nans = _settings.debug_infs, _settings.debug_nans
+callback, print = _callback.debug_callback, _callback.debug_print

@@ -8,6 +8,7 @@ from typing import Any
 
 import optree
 
+from genesis_fn.core import tree as _tree
 from genesis_fn.core.tree import (
     NAMESPACE,
     DictKey as DictKey,
@@ -17,11 +18,16 @@ from genesis_fn.core.tree import (
     SequenceKey as SequenceKey,
     broadcast_prefix as broadcast_prefix,
     keystr as keystr,
-    leaves as tree_leaves,
     register_dataclass as register_dataclass,
     register_node,
-    structure as tree_structure,
 )
+
+tree_all, tree_broadcast = _tree.all, _tree.broadcast
+tree_reduce, tree_transpose = _tree.reduce, _tree.transpose
+tree_flatten, tree_unflatten = _tree.flatten, _tree.unflatten
+tree_leaves, tree_structure, tree_map = _tree.leaves, _tree.structure, _tree.map
+tree_flatten_with_path, tree_leaves_with_path = _tree.flatten_with_path, _tree.leaves_with_path
+tree_map_with_path = _tree.map_with_path
 
 
 def register_pytree_node(

@@ -20,7 +20,9 @@ from genesis_fn.amp.policy import (
     get_policy as get_policy,
     half_dtype as half_dtype,
 )
-from genesis_fn.transforms.precision.autocast import amp as autocast
+from genesis_fn.transforms.precision.autocast import amp as _autocast
+
+autocast = _autocast
 
 
 class _Callable(types.ModuleType):

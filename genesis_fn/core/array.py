@@ -31,6 +31,30 @@ class Array(Described):
         """The bytes that the values take: `nbytes`."""
         return self.aval.nbytes
 
+    # What concerns memory: as traced values have it, which have none; ArrayImpl has its own.
+
+    def devices(self) -> set[devices.Device]:
+        """The set of devices that hold the values; of a traced value where it is known."""
+        return {self.device}
+
+    def block_until_ready(self) -> Array:
+        """This array, once its values are computed; a traced value at once."""
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """Nothing: a hint that other libraries give before they read a value."""
+
+    def is_deleted(self) -> bool:
+        """Whether the memory was donated or deleted; False of a traced value."""
+        return False
+
+    def delete(self) -> None:
+        """Give the memory up now; refused by a traced value, which has none."""
+        raise TypeError(
+            f"delete: {self!r} has no memory of its own; delete arrays outside of the function\n"
+            f"  at {where(depth=3).describe()}"
+        )
+
     if TYPE_CHECKING:  # what `numpy/arrays/methods.py` installs, for type checkers
 
         def _unary(self) -> Any: ...
@@ -109,6 +133,9 @@ class ArrayImpl(Array):
 
     def __hash__(self) -> int:
         raise TypeError("arrays are not hashable, their values may be large; key by id() or name")
+
+
+ArrayImpl.__name__ = "Array"  # as users and messages call it
 
 
 class Deleted:

@@ -440,28 +440,6 @@ class Tracer(Array):
         """Whether the value comes of Python scalars only: JAX's name of `weak`."""
         return self.weak
 
-    def devices(self) -> set[devices.Device]:
-        """The set of devices that hold the values, where the function runs on known ones."""
-        return {self.device}
-
-    def block_until_ready(self) -> Tracer:
-        """This value: a function that is being traced waits for nothing."""
-        return self
-
-    def copy_to_host_async(self) -> None:
-        """Nothing: no memory belongs to a traced value."""
-
-    def is_deleted(self) -> bool:
-        """False: a traced value has no memory to give up."""
-        return False
-
-    def delete(self) -> None:
-        """Refused, since no memory belongs to a traced value."""
-        raise TypeError(
-            f"delete: {self!r} has no memory of its own; delete arrays outside of the function\n"
-            f"  at {where().describe()}"
-        )
-
     def with_weak_type(self, weak: bool) -> Tracer:
         """This value, weak or not."""
         raise TypeError(f"{type(self).__name__} cannot be marked weak")

@@ -1,6 +1,6 @@
 """Operations with explicit shapes and dtypes, and control flow, with the names of jax.lax."""
 
-from genesis_fn.lax import linalg as linalg
+from genesis_fn.lax import linalg as linalg, structural as _structural
 from genesis_fn.lax.bits import rng_bit_generator as rng_bit_generator, rng_uniform as rng_uniform
 from genesis_fn.lax.elementwise import (
     RoundingMethod as RoundingMethod,
@@ -126,7 +126,6 @@ from genesis_fn.lax.structural import (
     broadcasted_iota as broadcasted_iota,
     collapse as collapse,
     concatenate as concatenate,
-    conv_ as conv,  # noqa: F401
     conv_general_dilated as conv_general_dilated,
     conv_general_dilated_patches as conv_general_dilated_patches,
     conv_transpose as conv_transpose,
@@ -146,14 +145,12 @@ from genesis_fn.lax.structural import (
     dynamic_update_slice_in_dim as dynamic_update_slice_in_dim,
     expand_dims as expand_dims,
     fft as fft,
-    gather_ as gather,  # noqa: F401
     index_in_dim as index_in_dim,
     index_take as index_take,
     iota as iota,
     linear_recurrence as linear_recurrence,
     optimization_barrier as optimization_barrier,
     pad as pad,
-    reduce_ as reduce,  # noqa: F401
     reduce_and as reduce_and,
     reduce_max as reduce_max,
     reduce_min as reduce_min,
@@ -166,7 +163,6 @@ from genesis_fn.lax.structural import (
     reduce_xor as reduce_xor,
     reshape as reshape,
     rev as rev,
-    scatter_ as scatter,  # noqa: F401
     scatter_add as scatter_add,
     scatter_apply as scatter_apply,
     scatter_max as scatter_max,
@@ -220,3 +216,7 @@ from genesis_fn.transforms.control_flow.loops import (
     while_loop as while_loop,
 )
 from genesis_fn.transforms.control_flow.scanning import scan as scan
+
+# There a trailing underscore tells them from the modules of the primitives.
+conv, gather = _structural.conv_, _structural.gather_
+scatter, reduce = _structural.scatter_, _structural.reduce_

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 import numpy as _np
 
-from genesis_fn.core.array import Array as ndarray  # noqa: F401
+from genesis_fn.core.array import Array as _Array
 from genesis_fn.core.diagnostics import torch_habits as _habits
 from genesis_fn.core.dtypes import (
     DTypeLike as DTypeLike,
@@ -397,6 +397,7 @@ from genesis_fn.numpy.vectorization import (
     vectorize as vectorize,
 )
 
+ndarray = _Array
 generic, number, inexact = _np.generic, _np.number, _np.inexact
 floating, complexfloating = _np.floating, _np.complexfloating
 integer, signedinteger, unsignedinteger = _np.integer, _np.signedinteger, _np.unsignedinteger

@@ -27,6 +27,6 @@ Key: TypeAlias = Array
 Shape: TypeAlias = tuple[int, ...]
 ShapeLike: TypeAlias = int | Sequence[int]
 Axis: TypeAlias = int | Sequence[int] | None
-# Nested containers (dicts, lists, tuples, named tuples, registered classes) of arrays or of anything.
-# Python's types cannot say which: the name tells a reader.
+# Nested containers (dicts, lists, tuples, registered classes) of arrays or of anything: Python's
+# types cannot say which, the name tells a reader.
 PyTree: TypeAlias = Any

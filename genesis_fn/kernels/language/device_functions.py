@@ -406,3 +406,14 @@ def nextafter_narrow(x, y, narrow_type: tl.constexpr):
     value = up(stepped.to(tl.int16).to(narrow_type, bitcast=True))
     value = tl.where(x == y, y, value)
     return tl.where(x != x, x, tl.where(y != y, y, value))
+
+
+__all__ = [
+    "bit_and", "bit_or", "multiply", "recur",
+    "bits_of", "clz", "count_bits", "cube_root", "digamma", "div", "div_fast", "divide_exactly",
+    "integer_pow", "is_finite", "logistic", "logistic_fast", "maximum", "minimum",
+    "narrow", "negate", "nextafter_narrow", "not_", "power_of_integers", "reduce_precision", "rem",
+    "safe_mul",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "signed_bits_of",
+    "square_root", "to_integer",
+]  # fmt: skip

@@ -193,3 +193,9 @@ def _nextafter(texts: Sequence[str], kind: DType) -> str:
 def _is_finite(texts: Sequence[str], kind: DType) -> str:
     # A value of a narrow type may have left its range in registers.
     return f"is_finite({rounded(texts[0], kind)})"
+
+
+__all__ = [
+    "MODULES", "PRELUDE", "expression", "literal",
+    "loaded", "register", "rounded", "stored", "template", "writes",
+]  # fmt: skip

@@ -24,16 +24,11 @@ from genesis_fn.kernels.matmul.source import (
     reduction_source,
     tiled_source,
 )
-from genesis_fn.kernels.matmul.spec import (
-    FEW_ROWS,
-    Config as Config,
-    Hooks as Hooks,
-    MatmulSpec as MatmulSpec,
-)
+from genesis_fn.kernels.matmul.spec import FEW_ROWS, Config, Hooks, MatmulSpec
 from genesis_fn.kernels.matmul.tuning import (
     TENSOR_CORE_DTYPES,
     chosen_config,
-    configs as configs,
+    configs,
     stores_descriptor,
     takes_descriptors,
 )
@@ -252,3 +247,6 @@ def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
         raise ValueError(f"family must be 'tma', 'pointer' or 'gemv', got {config.family!r}")
     if config.family == "gemv" and spec.m > config.bm:
         raise ValueError(f"a gemv tile of {config.bm} rows cannot hold {spec.m}")
+
+
+__all__ = ["Config", "Hooks", "MatmulSpec", "configs", "plan_matmul"]

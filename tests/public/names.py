@@ -1,0 +1,55 @@
+"""What is public: the names that the public packages and modules export.
+
+A package exports by `import x as x` in its `__init__`. A public module that is a file exports the same
+way, and what it defines without a leading underscore.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import genesis_fn
+
+ROOT = Path(genesis_fn.__file__).parent
+PACKAGES = [
+    "", "amp", "cuda", "data", "debug", "dtypes", "errors", "extend", "image", "io", "kernels",
+    "lax", "models", "nn", "numpy", "optim", "primitives", "profiler", "random", "scipy",
+    "test_util", "transforms", "tree", "tree_util",
+]  # fmt: skip
+# Their own public parts, and JAX's import paths.
+PARTS = [
+    "custom_batching", "custom_derivatives", "dlpack", "extend.cpu", "extend.cuda", "flatten_util",
+    "lax.linalg", "models.qwen", "nn.initializers", "numpy.fft", "numpy.linalg", "ops",
+    "optim.losses", "optim.schedules", "optim.tree", "scipy.special", "stages",
+]  # fmt: skip
+PUBLIC = [*PACKAGES, *PARTS]
+
+
+def path_of(name: str) -> Path:
+    """The file of a public package or module, `numpy.linalg`."""
+    path = ROOT.joinpath(*name.split(".")) if name else ROOT
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def module_of(name: str) -> ModuleType:
+    return importlib.import_module(f"genesis_fn.{name}".rstrip("."))
+
+
+def exported(name: str) -> set[str]:
+    """The names that a public package or module exports, from its source alone."""
+    path = path_of(name)
+    tree = ast.parse(path.read_text())
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {a.name for a in node.names if a.asname == a.name}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return {n for n in found if not n.startswith("_")}
