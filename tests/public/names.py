@@ -1,7 +1,7 @@
 """What is public: the names that the public packages and modules export.
 
-A package exports by `import x as x` in its `__init__`. A public module that is a file exports the same
-way, and what it defines without a leading underscore.
+A package exports by `import x as x` in its `__init__`. A public module that is a file exports the
+same way, and what it defines without a leading underscore.
 """
 
 from __future__ import annotations

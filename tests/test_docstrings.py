@@ -1,0 +1,115 @@
+"""What users type has a docstring that they can use: its arguments, what it returns, an example that
+runs.
+
+`pytest tests/test_docstrings.py -k optim.losses` for one namespace. Examples know `gf`, `jnp`, `lax`,
+`nn`, `optim`, `random`, `np` and the names of the module that defines the function.
+"""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis_fn as gf
+from genesis_fn import lax, nn, optim, random
+from tests.public.names import exported, module_of
+
+# Namespaces whose functions and layers are typed by users every day.
+NAMESPACES = [
+    "transforms", "amp", "random", "nn", "optim.losses", "optim.schedules", "models", "io", "cuda",
+]  # fmt: skip
+GLOBALS = {
+    "gf": gf, "jnp": gf.numpy, "lax": lax, "nn": nn, "optim": optim, "random": random, "np": np,
+}  # fmt: skip
+
+
+def is_documented_by_its_fields(x: Any) -> bool:
+    """Classes that are read, caught or matched, and made by the library alone."""
+    if not inspect.isclass(x):
+        return False
+    made_by_users = nn.Module, gf.amp.LossScale, gf.models.Qwen, gf.models.QwenConfig
+    return not issubclass(x, (*made_by_users, gf.custom_jvp, gf.custom_vjp))
+
+
+def documented() -> Iterator[tuple[str, Any]]:
+    """(name, function) of everything that must have arguments, results and an example."""
+    for space in NAMESPACES:
+        for name in sorted(exported(space)):
+            f = getattr(module_of(space), name)
+            if callable(f) and not is_documented_by_its_fields(f) and not inspect.ismodule(f):
+                yield f"{space}.{name}", f
+    for name in sorted(exported("optim")):
+        f = getattr(optim, name)
+        home = getattr(f, "__module__", "")
+        if inspect.isfunction(f) and home.startswith("genesis_fn.optim.optimizers"):
+            yield f"optim.{name}", f
+
+
+CASES = [pytest.param(f, id=name) for name, f in documented()]
+
+
+def parameters(f: Any) -> list[str]:
+    try:
+        found = inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        return []
+    return [n for n in found if n not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("f", CASES)
+def test_arguments_results_and_an_example_are_described(f: Any) -> None:
+    text = inspect.getdoc(f) or ""
+    given = text.partition("Args:")[2]
+    missing = [n for n in parameters(f) if not re.search(rf"(?<!\w)\*{{0,2}}{n}\b", given)]
+    assert missing == [], "not under Args:"
+    returns = inspect.isclass(f) or "-> None" in _source_head(f)
+    assert returns or "Returns:" in text or "Yields:" in text, "says nothing of what it returns"
+    assert ">>> " in text, "has no example"
+
+
+def _source_head(f: Any) -> str:
+    """`-> None` of a function's own annotation."""
+    try:
+        return f"-> {inspect.signature(f).return_annotation}"
+    except (TypeError, ValueError):
+        return ""
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("f", CASES)
+def test_the_example_runs(f: Any) -> None:
+    text = inspect.getdoc(f) or ""
+    home = vars(sys.modules[f.__module__]) if getattr(f, "__module__", None) in sys.modules else {}
+    example = doctest.DocTestParser().get_doctest(text, {**home, **GLOBALS}, f.__name__, None, 0)
+    assert example.examples, "has no example"
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    with gf.default_device(gf.cpu()):
+        runner.run(example, out=said.append)
+    assert runner.failures == 0, "".join(said)
+
+
+def test_every_docstring_is_in_one_form() -> None:
+    """Sections are `Args:`, `Returns:`, `Raises:`, `Yields:`, not another project's headings."""
+    found = []
+    for param in CASES:
+        text = inspect.getdoc(param.values[0]) or ""
+        found += [
+            f"{param.id}: {line}"
+            for line in text.splitlines()
+            if re.fullmatch(
+                r"(Arguments|Parameters|Return|Example|Examples|Note)s?:?", line.strip()
+            )
+        ]
+    assert found == []
+
+
+def test_what_users_type_is_walked() -> None:
+    assert len(CASES) > 200
