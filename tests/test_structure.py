@@ -18,6 +18,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn.core.backend import index as ix, lowering
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, bind
 from genesis_fn.primitives import shape
+from tests.public.names import PUBLIC, path_of
 
 PACKAGE = pathlib.Path(g.__file__).parent
 # Where names of primitives are words for something else as well, and for what.
@@ -352,14 +353,14 @@ def test_a_module_is_read_at_a_sitting():
 
 
 def test_names_are_imported_from_where_they_are_defined():
-    """Packages and the modules at the top export for users; nothing else hands names on, but the
-    dtypes with the extended ones among them."""
+    """Public packages and modules export for users; nothing else hands names on, but the words of
+    annotations and the dtypes, with the extended ones among them."""
+    handing_on = {path_of(space) for space in PUBLIC}
+    handing_on |= {PACKAGE / "core/dtypes.py", PACKAGE / "core/types/annotations.py"}
     handed_on = [
         f"{path.relative_to(PACKAGE)}: {alias.name}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != "__init__.py"
-        and path.parent != PACKAGE
-        and path != PACKAGE / "core/dtypes.py"
+        if path not in handing_on and path.name != "__init__.py"
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
         for alias in node.names

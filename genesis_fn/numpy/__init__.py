@@ -91,7 +91,7 @@ from genesis_fn.numpy.arrays.inspection import (
     save as save,
     savez as savez,
 )
-from genesis_fn.numpy.indices.positions import (
+from genesis_fn.numpy.indexing.positions import (
     diag_indices as diag_indices,
     diag_indices_from as diag_indices_from,
     mask_indices as mask_indices,
@@ -102,7 +102,7 @@ from genesis_fn.numpy.indices.positions import (
     triu_indices_from as triu_indices_from,
     unravel_index as unravel_index,
 )
-from genesis_fn.numpy.indices.selection import (
+from genesis_fn.numpy.indexing.selection import (
     choose as choose,
     compress as compress,
     extract as extract,

@@ -25,7 +25,7 @@ from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, ctx
 from genesis_fn.core.types.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
-from genesis_fn.numpy.indices.indexing import element_or_part
+from genesis_fn.numpy.indexing.index_expressions import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
 from genesis_fn.transforms.keys import words as _words  # registers how keys are stored  # noqa: F401

@@ -51,5 +51,6 @@ def exported(name: str) -> set[str]:
             found.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            names = [n for t in targets for n in getattr(t, "elts", [t])]
+            found |= {n.id for n in names if isinstance(n, ast.Name)}
     return {n for n in found if not n.startswith("_")}

@@ -21,7 +21,7 @@ from genesis_fn.lax.promotion import (
     value,
 )
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.indices.selection import nonzero
+from genesis_fn.numpy.indexing.selection import nonzero
 from genesis_fn.numpy.manipulation.shape import atleast_1d, concatenate, stack
 from genesis_fn.numpy.mathematics.composed import float_power, where
 from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply, subtract

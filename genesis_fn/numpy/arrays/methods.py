@@ -19,7 +19,7 @@ from genesis_fn.lax.creation import on_device
 from genesis_fn.lax.promotion import is_operand
 from genesis_fn.numpy.arrays import creation
 from genesis_fn.numpy.arrays.conversion import concrete, host, number, text
-from genesis_fn.numpy.indices import indexing, selection, updates
+from genesis_fn.numpy.indexing import index_expressions as indexing, selection, updates
 from genesis_fn.numpy.manipulation import rearrange, shape, sorting
 from genesis_fn.numpy.mathematics import composed, contraction, reductions, ufuncs
 from genesis_fn.primitives.elementwise import bitcast_convert_type

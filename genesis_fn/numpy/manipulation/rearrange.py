@@ -13,7 +13,7 @@ from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.indices.selection import take
+from genesis_fn.numpy.indexing.selection import take
 from genesis_fn.numpy.manipulation.shape import (
     broadcast_to,
     concatenate,

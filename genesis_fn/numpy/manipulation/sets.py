@@ -15,7 +15,7 @@ from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays, strong, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
-from genesis_fn.numpy.indices.selection import nonzero, take
+from genesis_fn.numpy.indexing.selection import nonzero, take
 from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ravel
 from genesis_fn.numpy.manipulation.sorting import argsort, lexsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import isnan, where

@@ -11,7 +11,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.arrays.creation import zeros_like
-from genesis_fn.numpy.indices.selection import take, take_along_axis
+from genesis_fn.numpy.indexing.selection import take, take_along_axis
 from genesis_fn.numpy.manipulation.shape import (
     broadcast_to,
     concatenate,

@@ -14,7 +14,7 @@ from genesis_fn.core.primitive import Tracer
 from genesis_fn.lax.creation import asarray, shape_of
 from genesis_fn.lax.promotion import promote_arrays
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.indices.selection import nonzero
+from genesis_fn.numpy.indexing.selection import nonzero
 from genesis_fn.numpy.mathematics.composed import remainder, where
 from genesis_fn.numpy.mathematics.ufuncs import add, maximum, minimum, multiply
 from genesis_fn.primitives.factories import full

@@ -14,14 +14,14 @@ from genesis_fn.core.primitive import Tracer, with_weak
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
-from genesis_fn.numpy.indices.indexing import (
+from genesis_fn.numpy.indexing.index_expressions import (
     Indexer,
     bad_index,
     checked_mode,
     gathered,
     take_indexed,
 )
-from genesis_fn.numpy.indices.updates import Update
+from genesis_fn.numpy.indexing.updates import Update
 from genesis_fn.numpy.manipulation.shape import broadcast_arrays, on_axis, ravel, resize, stack
 from genesis_fn.numpy.mathematics.composed import remainder, where as choice
 from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum, truth

@@ -14,7 +14,7 @@ from genesis_fn.core.primitive import SCALARS, with_weak
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.conversion import host
-from genesis_fn.numpy.indices.indexing import (
+from genesis_fn.numpy.indexing.index_expressions import (
     Indexer,
     bad_index,
     box_of,

@@ -1,0 +1,96 @@
+"""Public is what the public packages export, and nothing else.
+
+`api_names.json` lists it. After a name was added or taken away on purpose:
+
+    python -m tests.public.test_boundary   # writes the list anew
+"""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import genesis_fn as gf
+from tests.public.names import PUBLIC, ROOT, exported, module_of, path_of
+
+LIST = Path(__file__).parent.parent / "api_names.json"
+
+
+def found() -> dict[str, list[str]]:
+    """{namespace: its names}, of every public package and module, and of arrays."""
+    names = {f"genesis_fn.{space}".rstrip("."): sorted(exported(space)) for space in PUBLIC}
+    operators = {n for n in dir(gf.Array) if n[:2] == "__" and not hasattr(object, n)}
+    own = operators - {"__slots__", "__module__", "__weakref__", "__genesis_array__"}
+    names["genesis_fn.Array"] = sorted(own | {n for n in dir(gf.Array) if n[0] != "_"})
+    return names
+
+
+def test_the_list_holds_what_is_public():
+    listed, now = json.loads(LIST.read_text()), found()
+    assert sorted(listed) == sorted(now)
+    for space in now:
+        gone, new = {*listed[space]} - {*now[space]}, {*now[space]} - {*listed[space]}
+        assert not gone, f"{space} no longer has {sorted(gone)}"
+        assert not new, f"{space} exports {sorted(new)}: list them, or make them private"
+
+
+@pytest.mark.parametrize("space", PUBLIC, ids=lambda s: s or "genesis_fn")
+def test_every_public_name_is_there(space: str):
+    module = module_of(space)
+    assert [n for n in exported(space) if not hasattr(module, n)] == []
+    assert set(dir(module)) >= exported(space)
+
+
+@pytest.mark.parametrize("space", PUBLIC, ids=lambda s: s or "genesis_fn")
+def test_a_public_name_is_no_module(space: str):
+    """`from genesis_fn.transforms import grad` gives the function whatever was imported before."""
+    module, path = module_of(space), path_of(space)
+    modules = {m.name for m in pkgutil.iter_modules([str(path.parent)])}
+    inside = modules if path.name == "__init__.py" else set[str]()
+    for name in exported(space):
+        public = f"{space}.{name}".lstrip(".") in PUBLIC
+        assert isinstance(getattr(module, name), ModuleType) <= public, f"{name} is a module"
+        assert public or name not in inside, f"{space}.{name} is shadowed by a module"
+
+
+@pytest.mark.parametrize("space", PUBLIC, ids=lambda s: s or "genesis_fn")
+def test_names_are_exported_in_one_place(space: str):
+    """By `import x as x`, which type checkers take as an export too; there is no second list."""
+    assert "__all__" not in vars(module_of(space))
+
+
+def test_packages_import_alone():
+    """Each in a process of its own, first of all, in any order."""
+    program = "import importlib, sys; importlib.import_module(sys.argv[1])"
+    for space in ("nn", "extend", "primitives", "kernels", "transforms", "optim"):
+        command = [sys.executable, "-c", program, f"genesis_fn.{space}"]
+        done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_package_exports_only_what_it_means_to():
+    """Nothing of another library is public by accident."""
+    for space in PUBLIC:
+        module = module_of(space)
+        for name in exported(space):
+            home = getattr(getattr(module, name), "__module__", None) or "genesis_fn"
+            known = (
+                "genesis_fn",
+                "builtins",
+                "numpy",
+                "ml_dtypes",
+                "optree",
+                "typing",
+                "collections",
+            )
+            assert str(home).partition(".")[0] in known, f"{space}.{name} is of {home}"
+
+
+if __name__ == "__main__":
+    LIST.write_text(json.dumps(found(), indent=1) + "\n")
