@@ -82,7 +82,7 @@ def test_a_package_exports_only_what_it_means_to():
         module = module_of(space)
         for name in exported(space):
             home = getattr(getattr(module, name), "__module__", None) or "genesis_fn"
-            known = "genesis_fn builtins types numpy ml_dtypes optree typing collections"
+            known = "genesis_fn builtins types numpy ml_dtypes optree typing collections functools"
             assert str(home).partition(".")[0] in known.split(), f"{space}.{name} is of {home}"
 
 
