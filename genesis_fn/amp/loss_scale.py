@@ -21,6 +21,7 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ShapeError
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 
 T = TypeVar("T")
@@ -30,8 +31,9 @@ class LossScale(Protocol):
     """What every loss scale does."""
 
     @property
-    def loss_scale(self) -> Any:
+    def loss_scale(self) -> Array | float:
         """The current factor."""
+        ...
 
     def scale(self, values: T) -> T:
         """The tree times the factor."""
@@ -41,7 +43,7 @@ class LossScale(Protocol):
         """The tree divided by the factor."""
         ...
 
-    def adjust(self, grads_finite: Any) -> LossScale:
+    def adjust(self, grads_finite: ArrayLike) -> LossScale:
         """The scale for the next step, given whether all gradients of this one were finite."""
         ...
 
@@ -71,7 +73,7 @@ class NoOpLossScale:
         """The tree as it is."""
         return values
 
-    def adjust(self, grads_finite: Any) -> NoOpLossScale:
+    def adjust(self, grads_finite: ArrayLike) -> NoOpLossScale:
         """This."""
         return self
 
@@ -85,7 +87,7 @@ def _scalar(x: Any, dtype: Any) -> Any:
 class StaticLossScale:
     """A scale that never changes. 16-bit values times it are float32."""
 
-    loss_scale: Any
+    loss_scale: Array | float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_scale", _scalar(self.loss_scale, dtypes.F32))
@@ -98,7 +100,7 @@ class StaticLossScale:
         """The tree divided by the factor."""
         return _times(values, 1 / self.loss_scale)
 
-    def adjust(self, grads_finite: Any) -> StaticLossScale:
+    def adjust(self, grads_finite: ArrayLike) -> StaticLossScale:
         """This."""
         return self
 
@@ -110,11 +112,11 @@ class DynamicLossScale:
     It never falls below `min_loss_scale`, and does not grow to infinity.
     """
 
-    loss_scale: Any = 2.0**15
-    counter: Any = 0
+    loss_scale: Array | float = 2.0**15
+    counter: Array | int = 0
     period: int = tree.static_field(default=2000)
     factor: float = tree.static_field(default=2)
-    min_loss_scale: Any = 1.0
+    min_loss_scale: Array | float = 1.0
 
     def __post_init__(self) -> None:
         if self.period < 1 or not self.factor > 1:
@@ -134,10 +136,10 @@ class DynamicLossScale:
         """The tree divided by the factor."""
         return _times(values, 1 / self.loss_scale)
 
-    def adjust(self, grads_finite: Any) -> DynamicLossScale:
+    def adjust(self, grads_finite: ArrayLike) -> DynamicLossScale:
         """The scale for the next step, given whether all gradients of this one were finite."""
         finite = _boolean(grads_finite, "adjust")
-        now = self.loss_scale
+        now: Any = self.loss_scale
         grown = now * self.factor
         grown = jnp.where(jnp.isfinite(grown), grown, now)
         shrunk = jnp.maximum(self.min_loss_scale, now / self.factor)
@@ -152,21 +154,21 @@ class DynamicLossScale:
         )
 
 
-def _boolean(x: Any, name: str) -> Any:
-    x = as_array(x)
+def _boolean(condition: ArrayLike, name: str) -> Array:
+    x: Array = as_array(condition)
     if x.shape != () or x.dtype != dtypes.BOOL:
         raise ShapeError(f"{name} takes a boolean scalar, got {x.aval}")
     return x
 
 
-def all_finite(values: Any) -> Any:
+def all_finite(values: PyTree) -> Array:
     """Whether all elements of the floating leaves are finite, a boolean scalar; true of none."""
     arrays = [as_array(x) for x in tree.leaves(values)]
     finite = [jnp.all(jnp.isfinite(x)) for x in arrays if dtypes.is_inexact(x.dtype)]
     return functools.reduce(jnp.logical_and, finite, jnp.ones((), dtypes.BOOL))
 
 
-def select_tree(pred: Any, a: T, b: T) -> T:
+def select_tree(pred: ArrayLike, a: T, b: T) -> T:
     """The tree `a` where the boolean scalar `pred` is true, else `b`: no branch, no waiting.
 
     With `pred` = `all_finite(grads)`, a = the values after a step and b = those before it, this is
@@ -177,8 +179,11 @@ def select_tree(pred: Any, a: T, b: T) -> T:
 
 
 def scaled_value_and_grad(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
-) -> Callable[..., Any]:
+    fun: Callable[..., PyTree],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    **options: Any,
+) -> Callable[..., tuple[PyTree, PyTree, Array]]:
     """g(loss_scale, *args) -> (value, gradient, whether the gradient is finite).
 
     The loss is scaled before it is differentiated, the gradient unscaled (in float32) after; the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import Array
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType, DTypeLike
+
+T = TypeVar("T")
 
 _ROLES = {
     "p": "param_dtype", "param": "param_dtype", "params": "param_dtype",
@@ -24,7 +26,7 @@ def half_dtype() -> DType:
     return dtypes.BF16
 
 
-def _cast_floats(values: Any, dtype: DTypeLike) -> Any:
+def _cast_floats(values: T, dtype: DTypeLike) -> T:
     kind = dtypes.dtype(dtype)
 
     def at(x: Any) -> Any:
@@ -35,12 +37,12 @@ def _cast_floats(values: Any, dtype: DTypeLike) -> Any:
     return tree.map(at, values)
 
 
-def cast_to_half(values: Any) -> Any:
+def cast_to_half(values: T) -> T:
     """The tree with its floating arrays in `half_dtype()`; other leaves as they are."""
     return _cast_floats(values, half_dtype())
 
 
-def cast_to_full(values: Any) -> Any:
+def cast_to_full(values: T) -> T:
     """The tree with its floating arrays in float32; other leaves as they are."""
     return _cast_floats(values, dtypes.F32)
 
@@ -57,15 +59,15 @@ class Policy:
         for name in ("param_dtype", "compute_dtype", "output_dtype"):
             object.__setattr__(self, name, dtypes.dtype(getattr(self, name)))
 
-    def cast_to_param(self, x: Any) -> Any:
+    def cast_to_param(self, x: T) -> T:
         """The tree with its floating arrays in the parameters' dtype."""
         return _cast_floats(x, self.param_dtype)
 
-    def cast_to_compute(self, x: Any) -> Any:
+    def cast_to_compute(self, x: T) -> T:
         """The tree with its floating arrays in the dtype of computation."""
         return _cast_floats(x, self.compute_dtype)
 
-    def cast_to_output(self, x: Any) -> Any:
+    def cast_to_output(self, x: T) -> T:
         """The tree with its floating arrays in the outputs' dtype."""
         return _cast_floats(x, self.output_dtype)
 
@@ -75,7 +77,9 @@ class Policy:
 
     def __str__(self) -> str:
         kinds = (self.param_dtype, self.compute_dtype, self.output_dtype)
-        return ",".join(f"{k}={dtypes.SHORT[d]}" for k, d in zip("pco", kinds, strict=True))
+        return ",".join(
+            f"{k}={dtypes.SHORT[dtypes.dtype(d)]}" for k, d in zip("pco", kinds, strict=True)
+        )
 
 
 def _parse_dtype(text: str) -> DType:

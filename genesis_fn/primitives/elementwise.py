@@ -27,6 +27,7 @@ from genesis_fn.primitives.factories import (
     NEG,
     ONE,
     PRIM,
+    PrimitiveFunction,
     batch_elementwise,
     elementwise,
     full_p,
@@ -300,7 +301,7 @@ def reciprocal(x: Array) -> Array:
 
 def _compare(
     name: str, sign: str, op: Callable[..., Any], ufunc: Callable[..., Any], kinds: str, wraps: bool
-) -> Callable[..., Any]:
+) -> PrimitiveFunction:
     def triton(kind: DType, x: str, y: str) -> str:
         if kind == BOOL and kinds == "ordered":
             # int1 compares as a signed number, whose one is negative.
@@ -472,7 +473,7 @@ logistic = elementwise(
 
 def _function(
     name: str, partial: Callable[..., Any], triton: str, kinds: str = "inexact", **options: Any
-):
+) -> PrimitiveFunction:
     torch_function = options.pop("torch", None) or getattr(torch, name)
     options.setdefault("cost", 8)
     return elementwise(

@@ -24,13 +24,14 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak_types,
 )
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.batching.batch import batch_jaxpr
 from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks
 from genesis_fn.transforms.control_flow.scanning import (
-    _fixed_point,
+    fixed_point,
     grown,
     mismatch,
     named_scan,
@@ -72,12 +73,12 @@ def _jvp(
     a, b = cond_consts, body_consts
     at = slice(b, None)
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         result = jvp_jaxpr(body, mask, mask[at])
         return result, result[1]
 
     start = [t is not None for t in tangents[a:]]
-    (program, _), mask = _fixed_point(step, start, at)
+    (program, _), mask = fixed_point(step, start, at)
     count = len(body.outs)
     ts = [instantiate(t, typeof(p)) for t, p, m in zip(tangents[a:], primals[a:], mask) if m]
     n_consts = sum(mask[:b])
@@ -134,7 +135,7 @@ def _batch(
     batched = [d is not None for d in dims]
     changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         cond_mask = tuple(batched[:a]) + mask[b:]
         test, (each,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
         if each:  # examples stop by themselves: what the body changes is batched
@@ -142,7 +143,7 @@ def _batch(
         program, found = batch_jaxpr(body, size, mask, mask[b:], axis_name)
         return (test, each, program), found
 
-    (test, each, program), mask = _fixed_point(step, batched[a:], slice(b, None))
+    (test, each, program), mask = fixed_point(step, batched[a:], slice(b, None))
     moved = [
         move_batch(x, d, 0, size) if m else x for x, d, m in zip(xs, dims, [*batched[:a], *mask])
     ]
@@ -180,14 +181,14 @@ def _while_active(
 
     With `checks`, `body` first takes which examples go on. What is not `batched` never changes.
     """
-    from genesis_fn.transforms.control_flow.conditionals import _along
+    from genesis_fn.transforms.control_flow.conditionals import broadcast_mask
 
     def f(*xs: Any) -> list[Any]:
         carry = xs[a + b :]
         active = evaluate(test, *xs[:a], *carry)[0]
         new = evaluate(body, *([active] if checks else []), *xs[a:])
         return [
-            ops.select(_along(active, typeof(n)), n, c) if m else c
+            ops.select(broadcast_mask(active, typeof(n)), n, c) if m else c
             for n, c, m in zip(new, carry, batched)
         ]
 
@@ -207,7 +208,9 @@ while_p.guard = lambda ins, active, *, cond_consts, **_: [
 ]
 
 
-def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
+def while_loop(
+    cond_fun: Callable[[PyTree], ArrayLike], body_fun: Callable[[PyTree], PyTree], init_val: PyTree
+) -> PyTree:
     """The value after `val = body_fun(val)` has been repeated while `cond_fun(val)` holds.
 
     Structure, shapes and dtypes of the value stay the same. Forward-mode differentiable only.
@@ -317,8 +320,13 @@ def _known_bound(x: Any) -> int:
 
 
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[..., Any], init_val: Any, *, unroll: int | bool = 1
-) -> Any:
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Array, PyTree], PyTree],
+    init_val: PyTree,
+    *,
+    unroll: int | bool = 1,
+) -> PyTree:
     """The value after `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
     With known bounds it is a scan and differentiable in both modes; with traced bounds, which may
@@ -368,7 +376,7 @@ def _counts(kind: Aval) -> bool:
     return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
-def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[[PyTree], PyTree], xs: PyTree, *, batch_size: int | None = None) -> PyTree:
     """`f` of every slice along the leading axis, one after the other (`batch_size` at a time)."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
@@ -398,8 +406,8 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 
 
 def associative_scan(
-    fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
-) -> Any:
+    fn: Callable[[PyTree, PyTree], PyTree], elems: PyTree, reverse: bool = False, axis: int = 0
+) -> PyTree:
     """The prefix combinations of `elems` along `axis` by an associative `fn`, in logarithmic depth.
 
     Blelloch's scheme: combine neighbours, scan the half-length result, fill in between.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import as_array
@@ -14,7 +14,7 @@ from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
 from genesis_fn.transforms.control_flow.scanning import one_by_one
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
-from genesis_fn.transforms.custom.derivative_rules import CustomFunction
+from genesis_fn.transforms.custom.derivative_rules import CustomFunction, F, P, R
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
 from genesis_fn.transforms.staging.call import jit_p
@@ -113,7 +113,7 @@ def _forward_rule(
     return [*outs, *dense], [*flags, *(b for b, f in zip(flags, found) if f)]
 
 
-class custom_vmap(CustomFunction):
+class custom_vmap(CustomFunction[P, R]):
     """A function whose batching is given by `def_vmap(rule)`.
 
     `rule(axis_size, in_batched, *args)` gets the arguments with their batch in front (where
@@ -125,12 +125,12 @@ class custom_vmap(CustomFunction):
     rules = ("rule",)
     rule: Callable[..., Any] | None = None
 
-    def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def def_vmap(self, rule: F) -> F:
         """Set the batching rule; usable as a decorator."""
         self.rule = rule
         return rule
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> R:
         if self.rule is None:
             raise ValueError(f"{self.name}: no batching rule was given by def_vmap")
         leaves, in_tree, weak = flatten_arrays(args, f"an argument of {self.name}: ")
@@ -141,14 +141,14 @@ class custom_vmap(CustomFunction):
         return flat.called(user_call(custom_call_p, *captured, *leaves, call=call, jaxpr=jaxpr))
 
 
-def sequential_vmap(fun: Callable[..., Any]) -> custom_vmap:
+def sequential_vmap(fun: Callable[P, R]) -> custom_vmap[P, R]:
     """`fun`, which vmap runs one example after the other."""
-    wrapped = custom_vmap(fun)
+    wrapped, call = custom_vmap(fun), cast(Callable[..., Any], fun)
 
     @wrapped.def_vmap
     def rule(size: int, in_batched: list[Any], *args: Any) -> tuple[Any, ...]:
         leaves, treedef = tree.flatten(args)
         dims = [0 if b else None for b in tree.leaves(in_batched)]
-        return one_by_one(lambda *xs: fun(*tree.unflatten(treedef, xs)), size, leaves, dims), True
+        return one_by_one(lambda *xs: call(*tree.unflatten(treedef, xs)), size, leaves, dims), True
 
     return wrapped

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
 from genesis_fn.core.primitive import bind, ctx, typeof
 from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
@@ -32,6 +33,10 @@ from genesis_fn.transforms.staging.api_util import (
     name_of,
 )
 from genesis_fn.transforms.staging.copies import Copied
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SymbolicZero(Described):
@@ -60,7 +65,7 @@ class CustomVJPPrimal:
         return f"CustomVJPPrimal({self.value!r}, perturbed={self.perturbed})"
 
 
-def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
+def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | SymbolicZero:
     """The zero tangent of a value, as an array or a SymbolicZero."""
     kind = typeof(as_array(val))
     return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
@@ -83,7 +88,11 @@ class _UserCall(CustomCall):
     )
 
     def __init__(
-        self, owner: _Differentiated, static: Sequence[int], in_tree: Any, xs: Sequence[Any]
+        self,
+        owner: _Differentiated[..., Any],
+        static: Sequence[int],
+        in_tree: Any,
+        xs: Sequence[Any],
     ) -> None:
         self.owner, self.name, self.symbolic_zeros = owner, owner.name, owner.symbolic_zeros
         self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
@@ -202,12 +211,13 @@ def _dense(t: Any) -> Any:
     return np.zeros(t.shape, np.int32) if getattr(t, "dtype", None) == dtypes.FLOAT0 else t
 
 
-class CustomFunction(Copied):
+class CustomFunction(Copied, Generic[P, R]):
     """A function with rules of the user's, which are attributes named in `rules`."""
 
     rules: tuple[str, ...]
+    fun: Callable[..., Any]
 
-    def __init__(self, fun: Callable[..., Any]) -> None:
+    def __init__(self, fun: Callable[P, R]) -> None:
         functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
         self.fun, self.name = fun, name_of(fun)
 
@@ -223,7 +233,7 @@ def _remade(kind: type, fun: Callable[..., Any], rules: dict[str, Any]) -> Any:
     return made
 
 
-class _Differentiated(CustomFunction):
+class _Differentiated(CustomFunction[P, R]):
     """What `custom_jvp` and `custom_vjp` share: the rules, and which arguments are static."""
 
     rules = "static", "jvp", "fwd", "bwd", "symbolic_zeros"
@@ -234,7 +244,7 @@ class _Differentiated(CustomFunction):
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         nondiff_argnums: Sequence[int] = (),
         *,
         static_argnames: Sequence[str] = (),
@@ -293,16 +303,16 @@ class _Differentiated(CustomFunction):
         """What a message says of rules that were not given; "" if none is lacking."""
         return ""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if lacking := self.lacking():
             what = f"{self.name}: {lacking}\n  at {where().describe()}"
             raise errors.NotDifferentiableError(what)
-        args = self.positional(args, kwargs)
+        given: Any = self.positional(args, kwargs)
         if ctx.trace is None:
-            return self.fun(*as_taken(args))
-        args = tuple([self.array_or_static(i, a) for i, a in enumerate(args)])
-        leaves, in_tree, _ = flatten_arrays(args, f"an argument of {self.name}: ")
-        static = [i for i, a in enumerate(args) if type(a) is Static]
+            return self.fun(*as_taken(given))
+        given = tuple([self.array_or_static(i, a) for i, a in enumerate(given)])
+        leaves, in_tree, _ = flatten_arrays(given, f"an argument of {self.name}: ")
+        static = [i for i, a in enumerate(given) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.learned, outs)
@@ -335,14 +345,14 @@ class _Differentiated(CustomFunction):
         raise self.rule_error(errors.TreeError, rule, wanted, missing(out))
 
 
-class custom_jvp(_Differentiated):
+class custom_jvp(_Differentiated[P, R]):
     """A function whose derivative is the rule given by `defjvp(rule)`.
 
     `rule(primals, tangents)` returns (output, output tangent), linear in the tangents; with
     `nondiff_argnums`, those arguments come first. Reverse mode transposes the rule.
     """
 
-    def defjvp(self, rule: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
+    def defjvp(self, rule: F, symbolic_zeros: bool = False) -> F:
         """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
         tangent that is zero, and may return one."""
         self.set_rules(jvp=rule, symbolic_zeros=symbolic_zeros)
@@ -353,8 +363,10 @@ class custom_jvp(_Differentiated):
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
         """Set one rule per argument: `rule(tangent, output, *args)`; None where it is zero."""
 
+        call = cast(Callable[..., Any], self)
+
         def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-            out = self(*primals)
+            out = call(*primals)
             terms = [r(t, out, *primals) for r, t in zip(rules, tangents) if r is not None]
             total = tree.map(lambda o: zeros(typeof(o)), out)
             for term in terms:
@@ -367,7 +379,7 @@ class custom_jvp(_Differentiated):
         return "" if self.jvp is not None else "no rule was given by defjvp"
 
 
-class custom_vjp(_Differentiated):
+class custom_vjp(_Differentiated[P, R]):
     """A function whose reverse-mode derivative is given by `defvjp(fwd, bwd)`.
 
     `fwd(*args)` returns (output, residuals); `bwd(residuals, ct)` a tuple with one cotangent per
@@ -389,17 +401,17 @@ class custom_vjp(_Differentiated):
         """
         self.set_rules(fwd=fwd, bwd=bwd, symbolic_zeros=symbolic_zeros)
 
-    def def_fwd(self, fwd: Callable[..., Any]) -> Callable[..., Any]:
+    def def_fwd(self, fwd: F) -> F:
         """Set the forward rule; usable as a decorator."""
         self.set_rules(fwd=fwd)
         return fwd
 
-    def def_bwd(self, bwd: Callable[..., Any]) -> Callable[..., Any]:
+    def def_bwd(self, bwd: F) -> F:
         """Set the backward rule; usable as a decorator."""
         self.set_rules(bwd=bwd)
         return bwd
 
-    def def_jvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def def_jvp(self, rule: F) -> F:
         """Set a forward-mode rule `rule(primals, tangents)`; usable as a decorator."""
         self.set_rules(jvp=rule)
         return rule
@@ -408,20 +420,22 @@ class custom_vjp(_Differentiated):
         return "no rules were given by defvjp" if self.fwd is None or self.bwd is None else ""
 
 
-def custom_gradient(fun: Callable[..., Any]) -> custom_vjp:
+def custom_gradient(fun: Callable[P, tuple[R, Callable[..., PyTree]]]) -> custom_vjp[P, R]:
     """A function from one that returns (output, vjp): JAX's `custom_gradient`."""
 
+    call: Callable[..., Any] = fun
+
     def primal(*args: Any) -> Any:
-        return fun(*args)[0]
+        return call(*args)[0]
 
     functools.update_wrapper(primal, fun)
-    wrapped = custom_vjp(primal)
+    wrapped = custom_vjp(cast(Callable[P, R], primal))
 
     def fwd(*args: Any) -> Any:
-        return fun(*args)[0], args
+        return call(*args)[0], args
 
     def bwd(args: Any, ct: Any) -> tuple[Any, ...]:
-        back = fun(*args)[1](ct)
+        back = call(*args)[1](ct)
         return back if isinstance(back, tuple) else (back,)
 
     wrapped.defvjp(fwd, bwd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmd
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,19 +27,19 @@ class Prompt(cmd.Cmd):
         line: SourceLocation,
         arrays: dict[str, Any],
         others: dict[str, Any],
-        stdin: Any,
-        stdout: Any,
+        stdin: IO[str] | None,
+        stdout: IO[str] | None,
     ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
         self.line, self.names = line, {"np": np, **others, **arrays}
         self.shown = arrays
 
-    def say(self, text: Any) -> None:
+    def say(self, text: object) -> None:
         """Write one line of output."""
         print(text, file=self.stdout)
 
-    def default(self, line: str) -> bool | None:
+    def default(self, line: str) -> bool | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Evaluate a Python expression."""
         if line == "EOF":
             return True
@@ -81,8 +81,17 @@ class Prompt(cmd.Cmd):
     do_continue, do_quit = do_c, do_q
 
 
+def _alive(x: Any) -> bool:
+    """Whether `x` is a value of a trace that has not ended."""
+    return isinstance(x, Tracer) and x._trace.alive  # pyright: ignore[reportPrivateUsage]
+
+
 def breakpoint(
-    *, stdin: Any = None, stdout: Any = None, prompt: Callable[..., Any] = Prompt, **_: Any
+    *,
+    stdin: IO[str] | None = None,
+    stdout: IO[str] | None = None,
+    prompt: Callable[..., Any] = Prompt,
+    **_: object,
 ) -> None:
     """Stop here when the program runs, with the values of the local arrays at a prompt.
 
@@ -95,10 +104,7 @@ def breakpoint(
     for name, value in frame.f_locals.items():
         leaves = tree.leaves(value)
         traced = any(type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves)
-        plain = all(
-            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
-            for x in leaves
-        )
+        plain = all(type(x) is ArrayImpl or type(x) in SCALARS or _alive(x) for x in leaves)
         (arrays if traced and plain else others)[name] = value
 
     def stop(**values: Any) -> None:
