@@ -239,9 +239,24 @@ cond_p.guard = lambda ins, active, **_: [ins[0], active, *ins[1:]]
 def switch(
     index: ArrayLike, branches: Sequence[Callable[..., PyTree]], *operands: PyTree
 ) -> PyTree:
-    """`branches[index](*operands)`, the index clamped to the branches there are.
+    """Call the branch that an index chooses: `branches[index](*operands)`.
 
-    Raises TypeError where the branches return different structures or types.
+    Only that branch runs, except under `vmap` over the index, which runs all and selects.
+
+    Args:
+        index: integer scalar, clamped to [0, len(branches) - 1].
+        branches: functions of `operands`, which return equal structures, shapes and dtypes.
+        *operands: pytrees of arrays.
+
+    Returns:
+        What the chosen branch returns.
+
+    Raises:
+        ValueError: there is no branch.
+        TreeError, TypeError: `index` is no integer scalar, or branches return different things.
+
+    >>> lax.switch(1, [jnp.sin, jnp.square, jnp.negative], jnp.array(3.0))
+    Array(9., dtype=float32)
     """
     if not branches:
         raise ValueError(f"switch needs at least one branch\n  at {where().describe()}")
@@ -265,10 +280,27 @@ def cond(
     *operands: PyTree,
     operand: PyTree = ...,
 ) -> PyTree:
-    """`true_fun(*operands)` if `pred` else `false_fun(*operands)`; only the chosen one runs.
+    """Call one of two functions: `true_fun(*operands)` if `pred` else `false_fun(*operands)`.
 
-    `pred` is a boolean or number scalar. Raises TypeError where the two return different structures
-    or types.
+    Only that one runs, except under `vmap` over `pred`, which runs both and selects.
+
+    Args:
+        pred: boolean or number scalar; numbers other than 0 are true.
+        true_fun, false_fun: functions of `operands`, which return equal structures, shapes and
+            dtypes.
+        *operands: pytrees of arrays.
+        operand: the one operand, as a keyword.
+
+    Returns:
+        What the chosen function returns.
+
+    Raises:
+        TreeError, TypeError: `pred` is no scalar, or the two return different things.
+
+    >>> lax.cond(True, jnp.sin, jnp.square, jnp.array(0.0))
+    Array(0., dtype=float32)
+    >>> lax.cond(2 < 1, jnp.sin, jnp.square, jnp.array(3.0))
+    Array(9., dtype=float32)
     """
     if operand is not ...:
         operands = (operand,)

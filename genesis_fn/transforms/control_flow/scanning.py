@@ -348,11 +348,31 @@ def scan(
     *,
     carry: Literal["strict", "cast"] = "strict",
 ) -> tuple[PyTree, PyTree]:
-    """(last carry, stacked ys) of `carry, y = f(carry, x)` over the leading axis of `xs`.
+    """Loop over the leading axis of `xs` with a carry: `carry, ys[i] = f(carry, xs[i])`.
 
-    `xs` may be None with `length`. The carry keeps its structure, shapes and dtypes; a Python
-    number in `init` takes the dtype that `f` returns for it, and `carry="cast"` casts what `f`
-    returns. Raises TypeError naming the leaf, both types and the line where they differ.
+    The body is traced once, or again until the dtypes of Python numbers in `init` are known.
+    Differentiable in both modes: reverse mode saves what each step needs, stacked [length, ...].
+
+    Args:
+        f: function of (carry, x) that returns (next carry, y). The carry keeps structure, shapes
+            and dtypes.
+        init: the first carry, a pytree. A Python number takes the dtype that `f` returns for it.
+        xs: pytree of arrays [length, ...], or None with `length`.
+        length: the number of steps; by default that of `xs`.
+        reverse: whether to run from the last slice to the first; ys[i] still belongs to xs[i].
+        unroll: steps per iteration of the loop that runs; True for all.
+        carry: "strict", or "cast" to cast the carry that `f` returns to the dtypes of `init`.
+
+    Returns:
+        (last carry, ys): ys is a pytree of arrays [length, ...].
+
+    Raises:
+        TreeError, TypeError: `f` does not return a pair, or the carry changes; with leaf, types and
+            line.
+        ValueError: lengths differ, or neither `xs` nor `length` is there.
+
+    >>> lax.scan(lambda total, x: (total + x, total), 0.0, jnp.arange(4.0))
+    (Array(6., dtype=float32), Array([0., 0., 1., 3.], dtype=float32))
     """
     if carry not in ("strict", "cast"):
         raise ValueError(

@@ -114,12 +114,27 @@ def _forward_rule(
 
 
 class custom_vmap(CustomFunction[P, R]):
-    """A function whose batching is given by `def_vmap(rule)`.
+    """A function with a batching rule of the user's, given by `def_vmap`.
 
-    `rule(axis_size, in_batched, *args)` gets the arguments with their batch in front (where
-    `in_batched` says so) and returns (output, which outputs are batched). A derivative of the
-    batched function is that of the rule, and so is a batched `jvp`; a batched reverse-mode
-    derivative, which JAX refuses, is that of the function.
+        rule(axis_size, in_batched, *args) -> (output, out_batched)
+
+    The rule gets the arguments with their batch as leading axis where `in_batched`, a list of a
+    pytree of bools for each argument, says so. `out_batched` is a pytree of bools, or one for all.
+    Derivatives of a batched call are those of the rule. (A reverse-mode derivative that is batched
+    is that of the function; JAX refuses it.)
+
+    Args:
+        fun: function of pytrees of arrays, with positional arguments only.
+
+    >>> from genesis_fn.custom_batching import custom_vmap
+    >>> @custom_vmap
+    ... def double(x):
+    ...     return 2 * x
+    >>> @double.def_vmap
+    ... def rule(axis_size, in_batched, xs):
+    ...     return 2 * xs, in_batched[0]
+    >>> gf.vmap(double)(jnp.arange(3))
+    Array([0, 2, 4], dtype=int32)
     """
 
     rules = ("rule",)
@@ -142,7 +157,17 @@ class custom_vmap(CustomFunction[P, R]):
 
 
 def sequential_vmap(fun: Callable[P, R]) -> custom_vmap[P, R]:
-    """`fun`, which vmap runs one example after the other."""
+    """Make `vmap` of a function run one example after the other, as a loop.
+
+    Args:
+        fun: function of pytrees of arrays, with positional arguments only.
+
+    Returns:
+        `fun` with that batching rule.
+
+    >>> gf.vmap(sequential_vmap(jnp.sum))(jnp.ones((2, 3)))
+    Array([3., 3.], dtype=float32)
+    """
     wrapped, call = custom_vmap(fun), cast(Callable[..., Any], fun)
 
     @wrapped.def_vmap

@@ -277,12 +277,32 @@ def pure_callback(
     vmap_method: str | None = None,
     **kwargs: PyTree,
 ) -> PyTree:
-    """`callback(*args, **kwargs)`, computed on the host from NumPy arrays.
+    """Compute `callback(*args, **kwargs)` on the host, from NumPy arrays.
 
-    The result has the declared structure, shapes and dtypes. The call may be dropped, repeated or
-    reordered, so the callback must be a function of its arguments. `vmap_method` is "sequential"
-    (one call per example), "expand_dims" or "broadcast_all" (one call on batches, where unbatched
-    arguments get a leading axis of 1 or of the batch size). Not differentiable.
+    The call may be dropped, repeated or reordered, so `callback` must be a pure function. Not
+    differentiable: wrap it in a function with `custom_jvp` or `custom_vjp`.
+
+    Args:
+        callback: function of pytrees like the arguments, with ndarrays for arrays.
+        result_shape_dtypes: what it returns, a pytree of ShapeDtypeStructs or arrays.
+        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        sharding: ignored, as JAX's argument.
+        vmap_method: how `vmap` calls it. "sequential": once per example, in a loop
+            ("sequential_unrolled": without a loop); "expand_dims" or "broadcast_all": once, on
+            batches, where unbatched arguments get a leading axis of 1 or of the batch's length.
+            None: `vmap` raises ValueError.
+
+    Returns:
+        The result, of the declared structure, shapes and dtypes.
+
+    Raises:
+        ValueError: `vmap_method` is unknown.
+        TypeError: a leaf of `result_shape_dtypes` has no shape or dtype.
+        TreeError, ShapeError, DTypeError: when it runs, `callback` returns something else.
+
+    >>> x = jnp.array([4.0, 9.0])
+    >>> gf.jit(lambda x: gf.pure_callback(np.sqrt, x, x))(x)
+    Array([2., 3.], dtype=float32)
     """
     if vmap_method is not None and vmap_method not in METHODS:
         raise ValueError(f"vmap_method is one of {', '.join(METHODS)}, got {vmap_method!r}")
@@ -306,10 +326,28 @@ def io_callback(
     ordered: bool = False,
     **kwargs: PyTree,
 ) -> PyTree:
-    """`callback(*args, **kwargs)` on the host, for its side effects: called exactly once per run.
+    """Call `callback(*args, **kwargs)` on the host for its side effects, exactly once per run.
 
-    Calls happen in program order. Under vmap it is called once per example, which `ordered=True`
-    refuses. Not differentiable.
+    Calls happen in the order of the program. Not differentiable.
+
+    Args:
+        callback: function of pytrees like the arguments, with ndarrays for arrays.
+        result_shape_dtypes: what it returns, a pytree of ShapeDtypeStructs or arrays; None for
+            nothing.
+        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        sharding: ignored, as JAX's argument.
+        ordered: whether `vmap` is refused; without it, `vmap` calls once per example.
+
+    Returns:
+        The result, of the declared structure, shapes and dtypes.
+
+    Raises:
+        TypeError: a leaf of `result_shape_dtypes` has no shape or dtype.
+
+    >>> seen = []
+    >>> gf.jit(lambda x: gf.io_callback(lambda v: seen.append(float(v)), None, x))(jnp.array(2.0))
+    >>> seen
+    [2.0]
     """
     out_avals, out_tree = declared_outputs(result_shape_dtypes)
     arrays, fixed, in_tree = split_arrays(args, kwargs)
@@ -332,7 +370,16 @@ def debug_callback(
 ) -> None:
     """Call `callback(*args, **kwargs)` with NumPy arrays when the program gets there.
 
-    Its result is ignored and derivatives pass it by. Leaves that are not arrays reach it unchanged.
+    The result is ignored, and derivatives pass the call by. Under `vmap` it is called once per
+    example.
+
+    Args:
+        callback: function of pytrees like the arguments, with ndarrays for arrays.
+        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        ordered, partitioned: ignored, as JAX's arguments; calls are always in order.
+
+    >>> gf.jit(lambda x: gf.debug.callback(lambda v: print("x is", v), x))(jnp.array(2.0))
+    x is 2.0
     """
     arrays, fixed, in_tree = split_arrays(args, kwargs)
     bind(debug_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, None))
@@ -408,8 +455,20 @@ def debug_print(
 ) -> None:
     """Print `fmt.format(*args, **kwargs)` with the arguments' values, when the program gets there.
 
-    Works under jit, grad, vmap (once per example) and in loops. Raises ValueError where the format
-    and the arguments do not fit, for an f-string prints tracers.
+    Works under `jit`, `grad`, `vmap` (once per example) and in loops.
+
+    Args:
+        fmt: format string, not an f-string: that would print tracers.
+        *args, **kwargs: pytrees that the format's fields name.
+        ordered, partitioned: ignored, as JAX's arguments; calls are always in order.
+        skip_format_check: whether fields and arguments need not fit each other.
+
+    Raises:
+        ValueError: a field has no argument, or an argument no field.
+        TypeError: `fmt` is no string.
+
+    >>> gf.jit(lambda x: gf.debug.print("x is {}, twice {y}", x, y=2 * x))(jnp.array(2.0))
+    x is 2.0, twice 4.0
     """
     if not isinstance(fmt, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass values
         raise TypeError(f"debug.print takes a format string first, got {type(fmt).__name__}")

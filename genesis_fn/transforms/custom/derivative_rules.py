@@ -66,7 +66,18 @@ class CustomVJPPrimal:
 
 
 def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | SymbolicZero:
-    """The zero tangent of a value, as an array or a SymbolicZero."""
+    """The zero tangent of a value.
+
+    Args:
+        val: array or number.
+        symbolic_zeros: whether to give a SymbolicZero instead of an array of zeros.
+
+    Returns:
+        The zero, of the shape and dtype of `val`.
+
+    >>> zero_from_primal(jnp.ones(2))
+    Array([0., 0.], dtype=float32)
+    """
     kind = typeof(as_array(val))
     return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
 
@@ -346,22 +357,53 @@ class _Differentiated(CustomFunction[P, R]):
 
 
 class custom_jvp(_Differentiated[P, R]):
-    """A function whose derivative is the rule given by `defjvp(rule)`.
+    """A function with a forward-mode derivative rule of the user's, given by `defjvp`.
 
-    `rule(primals, tangents)` returns (output, output tangent), linear in the tangents; with
-    `nondiff_argnums`, those arguments come first. Reverse mode transposes the rule.
+        rule(primals, tangents) -> (output, output tangent)
+
+    The rule must be linear in the tangents: reverse mode transposes it. It is used wherever the
+    function is differentiated; elsewhere `fun` runs. No keyword-only arguments.
+
+    Args:
+        fun: function of pytrees of arrays, and of static arguments.
+        nondiff_argnums: positions of static arguments, Python values that come first in the rule:
+            rule(*static, primals, tangents).
+        static_argnames: names of further static arguments.
+
+    >>> @gf.custom_jvp
+    ... def log1pexp(x):
+    ...     return jnp.log(1 + jnp.exp(x))
+    >>> @log1pexp.defjvp
+    ... def rule(primals, tangents):
+    ...     (x,), (t,) = primals, tangents
+    ...     return log1pexp(x), t * (1 - 1 / (1 + jnp.exp(x)))
+    >>> gf.grad(log1pexp)(0.0)
+    Array(0.5, dtype=float32)
     """
 
     def defjvp(self, rule: F, symbolic_zeros: bool = False) -> F:
-        """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
-        tangent that is zero, and may return one."""
+        """Set the rule; usable as a decorator.
+
+        Args:
+            rule: function of (*static, primals, tangents) that returns (output, output tangent).
+            symbolic_zeros: whether the rule gets a SymbolicZero for a tangent that is zero, and may
+                return one; otherwise arrays of zeros.
+
+        Returns:
+            `rule`.
+        """
         self.set_rules(jvp=rule, symbolic_zeros=symbolic_zeros)
         return rule
 
     def_jvp = defjvp
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
-        """Set one rule per argument: `rule(tangent, output, *args)`; None where it is zero."""
+        """Set one rule for each argument; their tangents are added up.
+
+        Args:
+            *rules: functions `rule(tangent, output, *args)` to the output's tangent; None for an
+                argument of which the derivative is zero.
+        """
 
         call = cast(Callable[..., Any], self)
 
@@ -380,11 +422,25 @@ class custom_jvp(_Differentiated[P, R]):
 
 
 class custom_vjp(_Differentiated[P, R]):
-    """A function whose reverse-mode derivative is given by `defvjp(fwd, bwd)`.
+    """A function with a reverse-mode derivative rule of the user's, given by `defvjp(fwd, bwd)`.
 
-    `fwd(*args)` returns (output, residuals); `bwd(residuals, ct)` a tuple with one cotangent per
-    argument, None for none. With `nondiff_argnums` (or `static_argnames`) those arguments are
-    Python values and come first in `bwd`. `def_jvp(rule)` adds forward mode.
+        fwd(*args) -> (output, residuals)
+        bwd(*static, residuals, ct) -> tuple of cotangents, one for each argument that is not static
+
+    A cotangent has the shape and dtype of its argument, or is None for zero. Forward mode raises
+    NotDifferentiableError unless `def_jvp` gives a rule for it. No keyword-only arguments.
+
+    Args:
+        fun: function of pytrees of arrays, and of static arguments.
+        nondiff_argnums: positions of static arguments, Python values that come first in `bwd`.
+        static_argnames: names of further static arguments.
+
+    >>> @gf.custom_vjp
+    ... def clipped_gradient(x):
+    ...     return x
+    >>> clipped_gradient.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -1, 1),))
+    >>> gf.grad(lambda x: 5 * clipped_gradient(x))(2.0)
+    Array(1., dtype=float32)
     """
 
     def defvjp(
@@ -394,10 +450,15 @@ class custom_vjp(_Differentiated[P, R]):
         symbolic_zeros: bool = False,
         optimize_remat: bool = False,
     ) -> None:
-        """Set the forward and backward rules. With `symbolic_zeros`, `fwd` gets objects with
-        `.value` and `.perturbed` for its arguments' leaves, and `bwd` may get a SymbolicZero for a
-        cotangent and return one. `optimize_remat` changes nothing: what nothing needs is always
-        left out.
+        """Set the forward and the backward rule.
+
+        Args:
+            fwd: function of the arguments that returns (output, residuals).
+            bwd: function of (*static, residuals, cotangent of the output) that returns a tuple of
+                cotangents.
+            symbolic_zeros: whether `fwd` gets objects with `.value` and `.perturbed` for the leaves
+                of its arguments, and `bwd` may get a SymbolicZero for a cotangent and return one.
+            optimize_remat: ignored, as JAX's argument; what nothing needs is always left out.
         """
         self.set_rules(fwd=fwd, bwd=bwd, symbolic_zeros=symbolic_zeros)
 
@@ -421,7 +482,21 @@ class custom_vjp(_Differentiated[P, R]):
 
 
 def custom_gradient(fun: Callable[P, tuple[R, Callable[..., PyTree]]]) -> custom_vjp[P, R]:
-    """A function from one that returns (output, vjp): JAX's `custom_gradient`."""
+    """Make a differentiable function of one that returns its output and its vjp.
+
+    Args:
+        fun: function of pytrees of arrays that returns (output, vjp), where vjp(ct) gives a
+            cotangent for each argument: a tuple, or one alone for a single argument.
+
+    Returns:
+        The function of the output, a `custom_vjp`. The backward pass runs `fun` again.
+
+    >>> @gf.custom_gradient
+    ... def half_gradient(x):
+    ...     return x ** 2, lambda ct: (ct * x,)
+    >>> half_gradient(3.0), gf.grad(half_gradient)(3.0)
+    (9.0, Array(3., dtype=float32))
+    """
 
     call: Callable[..., Any] = fun
 

@@ -163,7 +163,7 @@ def _mapped(f: _Function) -> _Function:
 
 
 def _output_avals(f: _Function, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-    """What the function returns: from a run on torch's meta device, else on zeros."""
+    """What the function returns: from a run on torch's meta device, else on ones."""
     try:
         outs = _run(f, avals, "meta")
     except Exception:
@@ -251,11 +251,27 @@ torch_call_p = Primitive(
 
 
 def torch_call(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
-    """`fn(*args, **kwargs)` of a function of torch tensors, as an operation of traced code.
+    """Call a function of torch tensors as an operation of traced code.
 
-    Arrays in the arguments' pytrees reach `fn` as tensors, and the tensors that it returns come
-    out as arrays. Differentiable to any order by torch's autograd, batched by torch.func.vmap. `fn`
-    must be pure: it may be called with meta tensors to learn its shapes.
+    torch's autograd differentiates it, to any order, and torch.func.vmap batches it.
+
+    Args:
+        fn: pure function of pytrees of tensors that returns a pytree of tensors. To learn its
+            shapes, it is called with meta tensors, and where that fails with tensors of ones.
+        *args, **kwargs: pytrees of arrays.
+
+    Returns:
+        What `fn` returns, with arrays for tensors.
+
+    Raises:
+        TypeError: `fn` returns something that is no tensor.
+        DTypeError: a result has a dtype that the library lacks.
+
+    >>> import torch
+    >>> gf.jit(lambda x: gf.torch_call(torch.square, x))(jnp.array([1.0, 3.0]))
+    Array([1., 9.], dtype=float32)
+    >>> gf.grad(lambda x: gf.torch_call(torch.square, x))(3.0)
+    Array(6., dtype=float32)
     """
     leaves, in_tree, _ = flatten_arrays((args, kwargs), f"an argument of {name_of(fn)}: ")
     f = _User(fn, in_tree)
@@ -309,13 +325,33 @@ def triton_call(
     vjp: Callable[..., Any] | None = None,
     **constants: object,
 ) -> PyTree:
-    """The outputs of `kernel[grid](*args, *outputs, **constants)`, as an operation of traced code.
+    """Call a Triton kernel in traced code: `kernel[grid](*args, *outputs, **constants)`.
 
-    `kernel` is a `triton.jit` function that takes pointers to the arrays, Python numbers as they
-    are, then pointers to the outputs (zeros at first) that `out_shape`, a pytree of
-    ShapeDtypeStructs, describes. `grid` is an int, a tuple, or a function of the constants.
-    `vjp(args, out, ct)` gives a cotangent (or None) per array argument. On a CPU it needs
-    TRITON_INTERPRET=1.
+    The outputs are zero before the kernel runs. On a CPU it needs TRITON_INTERPRET=1. Under `vmap`
+    the kernel is launched once per example.
+
+    Args:
+        kernel: `triton.jit` function of pointers to the arrays, of Python numbers, and of pointers
+            to the outputs, in this order.
+        *args: arrays, and Python numbers that the kernel takes as they are.
+        grid: the number of programs: an int, a tuple of up to three, or a function of the constants
+            that gives one.
+        out_shape: pytree of ShapeDtypeStructs, the outputs.
+        vjp: `vjp(args, out, ct)` gives a cotangent (or None) for each array argument; without it
+            the call is not differentiable.
+        **constants: the kernel's `tl.constexpr` parameters.
+
+    Returns:
+        The outputs, a pytree like `out_shape`.
+
+    Raises:
+        NotDifferentiableError: it is differentiated without `vjp`.
+
+    >>> def double(x_ptr, out_ptr, N): ...  # in earnest, a triton.jit function
+    >>> struct = gf.ShapeDtypeStruct((8,), "float32")
+    >>> f = lambda x: gf.triton_call(double, x, grid=(1,), out_shape=struct, N=8)
+    >>> gf.eval_shape(f, jnp.ones(8)).shape
+    (8,)
     """
     out_avals, out_tree = declared_outputs(out_shape)
     scalars = tuple([(i, x) for i, x in enumerate(args) if type(x) in SCALARS])

@@ -122,8 +122,33 @@ def fused(
     precision: str = "follow",
     batch: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[P, R]], Fused[P, R]]:
-    """Decorator: a function over primitives becomes one operation that backends may give a
-    kernel."""
+    """Decorator that makes one operation of a function, for which backends may have a kernel.
+
+    The function is the reference: what runs where no backend has a kernel of that name, and what
+    is differentiated unless `defvjp` gives rules. It may not close over arrays.
+
+    Args:
+        name: unique name, by which backends find their kernels.
+        static: names of the keyword parameters that are Python values; all others are arrays.
+        rows: for each argument, whether it may have any leading dimensions (`vmap` then adds one);
+            those that may not, such as weights, are shared by all rows. None: `vmap` maps the
+            reference.
+        precision: the class of the operation under `amp`: "low", "high" or "follow".
+        batch: batching rule `batch(size, xs, dims, **static)` that returns (outputs, out dims), or
+            None to leave the case to the others.
+
+    Returns:
+        The decorator, which gives a `Fused` function of the reference's signature.
+
+    Raises:
+        ValueError: `name` is taken.
+
+    >>> @fused("docs_scaled_square", static=("scale",))
+    ... def scaled_square(x, *, scale):
+    ...     return scale * x * x
+    >>> scaled_square(jnp.array([1.0, 2.0]), scale=3.0)
+    Array([ 3., 12.], dtype=float32)
+    """
 
     def decorate(reference: Callable[P, R]) -> Fused[P, R]:
         return Fused(name, reference, static, rows, precision, batch)

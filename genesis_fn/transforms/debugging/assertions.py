@@ -59,10 +59,25 @@ assert_p.linearize = no_tangent(assert_p)
 def assert_(
     pred: ArrayLike, message: str = "assertion failed", *args: PyTree, **kwargs: PyTree
 ) -> None:
-    """Raise AssertionFailed with the user's line when the program runs and `pred` is not all true.
+    """Raise AssertionFailed with the caller's line if `pred` is not all true when the program runs.
 
-    The message is formatted with the arguments: `assert_((x > 0).all(), "least: {m}", m=x.min())`.
-    In a cond or while loop under vmap only the examples that are active there count.
+    In a `cond` or `while_loop` under `vmap` only the examples that are active there count.
+
+    Args:
+        pred: boolean array or bool.
+        message: format string with a field for each of the further arguments.
+        *args, **kwargs: pytrees that the message's fields name.
+
+    Raises:
+        TypeError: `pred` is not boolean.
+        ValueError: fields of `message` and arguments do not fit each other.
+
+    >>> gf.debug.assert_(jnp.array(True), "least: {m}", m=jnp.array(3))
+    >>> gf.debug.assert_(jnp.array([1, -1]) > 0, "not positive")
+    Traceback (most recent call last):
+        ...
+    genesis_fn.core.errors.AssertionFailed: not positive (first at element (1,) of (2,))
+    ...
     """
     pred = as_array(pred)
     if typeof(pred).dtype != dtypes.BOOL:

@@ -95,8 +95,21 @@ def breakpoint(
 ) -> None:
     """Stop here when the program runs, with the values of the local arrays at a prompt.
 
-    Works in traced code: the values are those of the run. Other local names are as they were while
-    tracing. `stdin` and `stdout` are files to talk through instead of the terminal.
+    Works in traced code: the values of arrays are those of the run, other local names are as they
+    were while tracing. At the prompt, `help` lists the commands and `c` goes on.
+
+    Args:
+        stdin, stdout: text files to talk through instead of the terminal.
+        prompt: class of the prompt, called as `Prompt` is.
+        **_: ignored, as JAX's arguments.
+
+    >>> import io
+    >>> def f(x):
+    ...     y = x + 1
+    ...     gf.debug.breakpoint(stdin=io.StringIO("y * 2"), stdout=(out := io.StringIO()))
+    ...     return y, out.getvalue()
+    >>> "6.0" in f(jnp.array(2.0))[1]
+    True
     """
     frame = user_frame(2)
     line = SourceLocation(frame.f_code, frame.f_lineno)

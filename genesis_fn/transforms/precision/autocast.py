@@ -409,11 +409,28 @@ def amp(
     overrides: Mapping[str, str] | None = None,
     enabled: bool = True,
 ) -> Callable[..., Any]:
-    """`fun` in mixed precision: contractions in `policy` (a 16-bit dtype, or a Policy),
-    exponentials, reductions and losses in float32, outputs in the dtypes they have without it.
+    """Run a function in mixed precision.
 
-    `overrides` maps primitive names to "low", "high" or "follow". `enabled=False` shields `fun`
-    from an enclosing `amp`. Composes with grad, jit, vmap, scan and checkpoint on either side.
+    Contractions run in the dtype of `policy`; exponentials, reductions and losses in float32; other
+    operations in the widest dtype among their operands. Outputs have the dtypes that they have
+    without `amp`. Works with grad, jit, vmap, scan and checkpoint inside or outside.
+
+    Args:
+        fun: function of pytrees of arrays; None to use `amp` as a decorator with options.
+        policy: 16-bit dtype, or a `Policy`, whose compute dtype counts.
+        overrides: precision classes, "low", "high" or "follow", by name of the primitive or fused
+            function.
+        enabled: False shields `fun` from an `amp` around it.
+
+    Returns:
+        A function like `fun`; without `fun`, a decorator.
+
+    Raises:
+        TypeError: the dtype is not floating.
+        ValueError: a class in `overrides` is unknown.
+
+    >>> gf.amp(jnp.dot)(jnp.array([1.001]), jnp.array([1.0]))  # 1.001 is 1 in bfloat16
+    Array(1., dtype=float32)
     """
     if fun is None:
         return functools.partial(amp, policy=policy, overrides=overrides, enabled=enabled)
