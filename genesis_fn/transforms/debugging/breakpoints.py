@@ -81,11 +81,6 @@ class Prompt(cmd.Cmd):
     do_continue, do_quit = do_c, do_q
 
 
-def _alive(x: Any) -> bool:
-    """Whether `x` is a value of a trace that has not ended."""
-    return isinstance(x, Tracer) and x._trace.alive  # pyright: ignore[reportPrivateUsage]
-
-
 def breakpoint(
     *,
     stdin: IO[str] | None = None,
@@ -117,7 +112,10 @@ def breakpoint(
     for name, value in frame.f_locals.items():
         leaves = tree.leaves(value)
         traced = any(type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves)
-        plain = all(type(x) is ArrayImpl or type(x) in SCALARS or _alive(x) for x in leaves)
+        plain = all(
+            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
+            for x in leaves
+        )
         (arrays if traced and plain else others)[name] = value
 
     def stop(**values: Any) -> None:

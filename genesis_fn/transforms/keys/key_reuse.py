@@ -56,7 +56,7 @@ class _Marks:
 
     def seen_from(self, x: Any, program: Trace | None) -> np.ndarray:
         """The uses that count in `program`, or outside of one (None)."""
-        if isinstance(x, Tracer) and (type(x) is not StageTracer or _recorded_by(x, program)):
+        if isinstance(x, Tracer) and not (type(x) is StageTracer and x._trace is not program):
             return self.own
         if type(x) is not StageTracer and program is None:
             return self.own
@@ -82,16 +82,6 @@ def _program() -> StageTrace | None:
     while trace is not None and not isinstance(trace, StageTrace):
         trace = getattr(trace, "parent", None)
     return trace
-
-
-def _program_of(x: Any) -> Trace | None:
-    """The trace that records the program in which `x` is a value; None for other values."""
-    return x._trace if type(x) is StageTracer else None  # pyright: ignore[reportPrivateUsage]
-
-
-def _recorded_by(x: Any, program: Trace | None) -> bool:
-    """Whether `x` is a value of the program that this trace records."""
-    return program is not None and _program_of(x) is program
 
 
 def _behind(x: Any) -> Any:
@@ -147,7 +137,7 @@ def _same_every_turn(x: Any, program: StageTrace | None) -> bool:
     """Whether a loop's body is being recorded, to which the key comes from outside."""
     if program is None or not program.repeated:
         return False
-    return not _recorded_by(x, program)
+    return not (type(x) is StageTracer and x._trace is program)
 
 
 def on_purpose(copy: Key) -> Key:
@@ -174,9 +164,10 @@ def part_of(x: Key, index: object, part: Key) -> Key:
     if any([type(e) not in (int, slice) and e is not None and e is not ... for e in entries]):
         return part
     marks = _marks_of(x)
-    program = _program_of(part)
-    inside = program is not None and not _recorded_by(x, program)
-    uses = marks.seen_from(x, program) if inside else marks.own
+    inside = type(part) is StageTracer and (
+        type(x) is not StageTracer or x._trace is not part._trace
+    )
+    uses = marks.seen_from(x, part._trace) if inside else marks.own
     if uses.ndim and part is not x:
         # With an ellipsis a single element is a view too.
         uses = uses[entries if any([e is ... for e in entries]) else (*entries, ...)]

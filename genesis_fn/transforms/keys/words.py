@@ -136,11 +136,6 @@ def _touches_keys(e: Eqn) -> bool:
     return any(_mentions_keys(j)[0] for j in jaxprs_in(e.params))
 
 
-def _atom(x: Any) -> Any:
-    """What stands for a value in an equation: the variable of a tracer, or a number."""
-    return x._var if type(x) is StageTracer else x  # pyright: ignore[reportPrivateUsage]
-
-
 @memoized
 def physical(jaxpr: Jaxpr) -> Jaxpr:
     """The program with words in place of keys; itself if it has none."""
@@ -161,7 +156,7 @@ def physical(jaxpr: Jaxpr) -> Jaxpr:
                 if _touches_keys(e):
                     outs = on_words(e, xs)
                 else:
-                    e = e.replace(ins=[_atom(x) for x in xs])
+                    e = e.replace(ins=[x._var if type(x) is StageTracer else x for x in xs])
                     trace.eqns.append(e)
                     outs = [StageTracer(trace, v, e) for v in e.outs]
                 env.update(zip(e.outs, outs, strict=True))
