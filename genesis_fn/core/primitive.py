@@ -400,7 +400,8 @@ class Tracer(Array):
     """A stand-in for an array while a transform runs. `weak` is as an Array's. What a tracer keeps
     has no name of an array's method: it would hide it (`x.trace()`, `x.var()`)."""
 
-    __slots__ = ("_trace", "aval", "weak", "__weakref__")
+    # `weak` is a slot, as each operation reads it; of other arrays it is a property.
+    __slots__ = ("_trace", "aval", "weak", "__weakref__")  # pyright: ignore[reportIncompatibleMethodOverride]
 
     _trace: Trace
     aval: Aval
