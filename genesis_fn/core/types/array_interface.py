@@ -518,7 +518,7 @@ class IndexedUpdate:
 
     def set(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -531,7 +531,7 @@ class IndexedUpdate:
 
     def add(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -544,7 +544,7 @@ class IndexedUpdate:
 
     def subtract(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -557,7 +557,7 @@ class IndexedUpdate:
 
     def sub(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -570,7 +570,7 @@ class IndexedUpdate:
 
     def multiply(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -583,7 +583,7 @@ class IndexedUpdate:
 
     def mul(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -596,7 +596,7 @@ class IndexedUpdate:
 
     def divide(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -609,7 +609,7 @@ class IndexedUpdate:
 
     def div(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -622,7 +622,7 @@ class IndexedUpdate:
 
     def power(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -635,7 +635,7 @@ class IndexedUpdate:
 
     def min(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
@@ -648,7 +648,7 @@ class IndexedUpdate:
 
     def max(
         self,
-        values: ArrayLike | Sequence[Any],
+        values: ArrayLike | list[Any] | tuple[Any, ...],
         *,
         mode: IndexMode = None,
         indices_are_sorted: bool = False,
