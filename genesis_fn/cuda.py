@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from typing import Any, TypeAlias
 
 from genesis_fn.core import device as devices
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import BackendError, OutOfMemoryError as OutOfMemoryError
+
+_DeviceLike: TypeAlias = Device | int | str | None
 
 
 def is_available() -> bool:
@@ -28,74 +30,74 @@ def device_count() -> int:
         return 0
 
 
-def get_device_name(device: Any = None) -> str:
+def get_device_name(device: _DeviceLike = None) -> str:
     """The name of a GPU."""
     return _runtime(device).driver.info.name
 
 
-def get_device_capability(device: Any = None) -> tuple[int, int]:
+def get_device_capability(device: _DeviceLike = None) -> tuple[int, int]:
     """The compute capability of a GPU: (9, 0) for Hopper."""
     major, minor = divmod(_runtime(device).driver.info.target.architecture, 10)
     return major, minor
 
 
-def mem_get_info(device: Any = None) -> tuple[int, int]:
+def mem_get_info(device: _DeviceLike = None) -> tuple[int, int]:
     """(free, total) bytes of a GPU, over all processes."""
     return _runtime(device).driver.memory_info()
 
 
-def memory_allocated(device: Any = None) -> int:
+def memory_allocated(device: _DeviceLike = None) -> int:
     """Bytes in use by arrays and programs."""
     return int(memory_stats(device)["in_use"])
 
 
-def max_memory_allocated(device: Any = None) -> int:
+def max_memory_allocated(device: _DeviceLike = None) -> int:
     """The most bytes in use at once since the start or `reset_peak`."""
     return int(memory_stats(device)["peak"])
 
 
-def memory_reserved(device: Any = None) -> int:
+def memory_reserved(device: _DeviceLike = None) -> int:
     """Bytes of physical memory held, in use or cached."""
     return int(memory_stats(device)["mapped"])
 
 
-def memory_stats(device: Any = None) -> dict[str, int | float]:
+def memory_stats(device: _DeviceLike = None) -> dict[str, int | float]:
     """The allocator's counters: in_use, peak, mapped, cached, hits, retries, fragmentation, ..."""
     from genesis_fn.backends.cuda.memory import report
 
     return report.memory_stats(_runtime(device).pool)
 
 
-def memory_summary(device: Any = None) -> str:
+def memory_summary(device: _DeviceLike = None) -> str:
     """The counters and the largest holders, with the lines that made them, as a table."""
     from genesis_fn.backends.cuda.memory import report
 
     return report.memory_summary(_runtime(device).pool)
 
 
-def memory_snapshot(device: Any = None) -> list[dict[str, Any]]:
+def memory_snapshot(device: _DeviceLike = None) -> list[dict[str, Any]]:
     """Every part of the mapped memory in address order: {address, size, state, requested, site}."""
     from genesis_fn.backends.cuda.memory import report
 
     return report.memory_snapshot(_runtime(device).pool)
 
 
-def reset_peak(device: Any = None) -> None:
+def reset_peak(device: _DeviceLike = None) -> None:
     """Makes the peaks start from what is in use now."""
     _runtime(device).pool.reset_peak()
 
 
-def empty_cache(device: Any = None) -> int:
+def empty_cache(device: _DeviceLike = None) -> int:
     """Returns unused memory to the GPU; the result is the number of bytes returned."""
     return _runtime(device).pool.empty_cache()
 
 
-def set_memory_fraction(fraction: float, device: Any = None) -> None:
+def set_memory_fraction(fraction: float, device: _DeviceLike = None) -> None:
     """Limits what the library may hold to a share, in (0, 1], of a GPU's memory."""
     _runtime(device).pool.set_memory_fraction(fraction)
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device: _DeviceLike = None) -> None:
     """Waits for all queued work, and raises what it reported."""
     _runtime(device).synchronize()
 
@@ -103,7 +105,7 @@ def synchronize(device: Any = None) -> None:
 class Stream:
     """The stream that a GPU's operations are queued on; others order themselves by it."""
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: _DeviceLike = None) -> None:
         self._driver = _runtime(device).driver
         self._stream = self._driver.compute
 
@@ -125,14 +127,14 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Makes later work wait for an event."""
-        self._driver.wait(self._stream, event._event)
+        self._driver.wait(self._stream, event.handle)
 
     def synchronize(self) -> None:
         """Waits for the queued work."""
         self._driver.synchronize(self._stream)
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device: _DeviceLike = None) -> Stream:
     """The stream that a GPU's operations are queued on."""
     return Stream(device)
 
@@ -140,33 +142,33 @@ def current_stream(device: Any = None) -> Stream:
 class Event:
     """A point in the work of a GPU's stream."""
 
-    def __init__(self, device: Any = None, timing: bool = True) -> None:
+    def __init__(self, device: _DeviceLike = None, timing: bool = True) -> None:
         self._driver = _runtime(device).driver
-        self._event = self._driver.new_event(timing)
+        self.handle = self._driver.new_event(timing)
 
     def record(self) -> None:
         """Makes the event complete when the work queued so far is."""
-        self._driver.record(self._event, self._driver.compute)
+        self._driver.record(self.handle, self._driver.compute)
 
     def query(self) -> bool:
         """Whether the event is complete."""
-        return self._driver.done(self._event)
+        return self._driver.done(self.handle)
 
     def synchronize(self) -> None:
         """Waits for the event."""
-        self._driver.wait_host(self._event)
+        self._driver.wait_host(self.handle)
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to `end`, both complete and recorded with timing."""
-        return self._driver.elapsed(self._event, end._event)
+        return self._driver.elapsed(self.handle, end.handle)
 
     def __del__(self) -> None:
-        event = getattr(self, "_event", None)
+        event = getattr(self, "handle", None)
         if event is not None:
             self._driver.destroy_event(event)
 
 
-def _runtime(device: Any) -> Any:
+def _runtime(device: _DeviceLike) -> Any:
     if device is None:
         chosen = devices.default_device()
         device = chosen.index if chosen.kind == "cuda" else 0

@@ -83,7 +83,7 @@ class ArrayImpl(Array):
         return self.sig.aval
 
     @property
-    def weak(self) -> bool:
+    def weak(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the array comes of Python scalars only, so that its dtype yields to others'."""
         return self.sig.weak
 

@@ -400,8 +400,7 @@ class Tracer(Array):
     """A stand-in for an array while a transform runs. `weak` is as an Array's. What a tracer keeps
     has no name of an array's method: it would hide it (`x.trace()`, `x.var()`)."""
 
-    # `weak` is a slot, as each operation reads it; of other arrays it is a property.
-    __slots__ = ("_trace", "aval", "weak", "__weakref__")  # pyright: ignore[reportIncompatibleMethodOverride]
+    __slots__ = ("_trace", "aval", "weak", "__weakref__")
 
     _trace: Trace
     aval: Aval

@@ -39,10 +39,9 @@ class ArrayInterface(Described):
         """The device that holds the values; of a traced value where it is known."""
         ...
 
-    @property
-    def weak(self) -> bool:
-        """Whether the dtype comes of Python scalars only, so that it yields to other arrays'."""
-        ...
+    # Whether the dtype comes of Python scalars only, so that it yields to other arrays'. A slot of
+    # tracers, a property of arrays.
+    weak: bool
 
     @property
     def weak_type(self) -> bool:
