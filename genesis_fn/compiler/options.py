@@ -7,8 +7,9 @@ switches passes off, to see what each is worth. What is compiled already stays a
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
+
+from genesis_fn.core.configuration import environment
 
 PASSES = {
     "horizontal": "launches that do not wait for each other become one",
@@ -29,7 +30,7 @@ def _checked(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names)
 
 
-_named = os.environ.get("GENESIS_COMPILER_WITHOUT", "").replace(" ", "")
+_named = environment.text("GENESIS_COMPILER_WITHOUT").replace(" ", "")
 _off = _checked(tuple([name for name in _named.split(",") if name]))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from genesis_fn.core.configuration import config
+from genesis_fn.core.configuration import config, environment
 from genesis_fn.core.errors import BackendError
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def default_device() -> Device:
     if chosen is not None:
         return chosen
     if _default is None:
-        name = os.environ.get("GENESIS_DEVICE")
+        name = environment.text("GENESIS_DEVICE")
         if name:
             kind, _, index = name.partition(":")
             _default = device({"gpu": "cuda"}.get(kind, kind), int(index or 0))

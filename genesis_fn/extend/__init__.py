@@ -8,7 +8,8 @@ registered by `register_backend`. `docs/extending.md` adds one of each.
 """
 
 from genesis_fn.compiler.target import Target as Target
-from genesis_fn.core.aval import Aval as Aval, aval as aval
+from genesis_fn.core.array import ArrayImpl as ArrayImpl
+from genesis_fn.core.aval import Aval as Aval, Signature as Signature, aval as aval, sig as sig
 from genesis_fn.core.backend.backend import Backend as Backend
 from genesis_fn.core.backend.executable import Executable as Executable
 from genesis_fn.core.backend.lowering import (

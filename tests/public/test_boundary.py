@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pkgutil
 import subprocess
@@ -17,6 +18,7 @@ from types import ModuleType
 import pytest
 
 import genesis_fn as gf
+from genesis_fn.core.primitive import Primitive
 from tests.public.names import PUBLIC, ROOT, exported, module_of, path_of
 
 LIST = Path(__file__).parent.parent / "api_names.json"
@@ -80,16 +82,27 @@ def test_a_package_exports_only_what_it_means_to():
         module = module_of(space)
         for name in exported(space):
             home = getattr(getattr(module, name), "__module__", None) or "genesis_fn"
-            known = (
-                "genesis_fn",
-                "builtins",
-                "numpy",
-                "ml_dtypes",
-                "optree",
-                "typing",
-                "collections",
+            known = "genesis_fn builtins types numpy ml_dtypes optree typing collections functools"
+            assert str(home).partition(".")[0] in known.split(), f"{space}.{name} is of {home}"
+
+
+def test_every_primitive_of_the_package_is_exported():
+    """Those with one function are its `.prim`; what only other primitives' rules use has a name."""
+    exports = [getattr(gf.primitives, n) for n in exported("primitives")]
+    known = {id(getattr(x, "prim", x)) for x in exports}
+    lacking = [
+        prim.name
+        for path in sorted((ROOT / "primitives").rglob("*.py"))
+        for module in [
+            importlib.import_module(
+                "genesis_fn." + ".".join(path.relative_to(ROOT).with_suffix("").parts)
             )
-            assert str(home).partition(".")[0] in known, f"{space}.{name} is of {home}"
+        ]
+        for x in vars(module).values()
+        for prim in [getattr(x, "prim", x)]
+        if isinstance(prim, Primitive) and id(prim) not in known
+    ]
+    assert sorted(set(lacking)) == []
 
 
 if __name__ == "__main__":

@@ -11,30 +11,53 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+from genesis_fn.core.configuration import environment
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Config:
-    """The settings in force. Each distinct value exists once, so they compare by identity."""
+    """The settings in force. Each distinct value exists once, so they compare by identity.
 
-    matmul_precision: str = "default"  # "default" | "tf32" | "tf32x3" | "highest"
-    numpy_dtype_promotion: str = "standard"  # "standard" | "strict"
-    numpy_rank_promotion: str = "allow"  # "allow" | "warn" | "raise"
-    random_impl: str = "philox"  # "philox" | "threefry2x32"
+    Attributes:
+        matmul_precision: how float32 products are computed: "default" (TF32 on a GPU), "tf32",
+            "tf32x3" (three TF32 products, close to float32), "highest" (float32).
+        numpy_dtype_promotion: "strict" refuses operands of different dtypes.
+        numpy_rank_promotion: "warn" or "raise" where operands differ in their number of
+            dimensions.
+        random_impl: the generator of new keys, "philox" or "threefry2x32" (bit-equal to JAX).
+        disable_jit: run `jit`, `scan` and `cond` as Python.
+        debug_nans: raise NanError for a NaN result, with the line that made it.
+        debug_infs: raise NanError for an infinite result.
+        check_keys: raise KeyReuseError where a random key is used twice, instead of a warning.
+        check_types: check every program after every transform.
+        log_compiles: log each compilation.
+        explain_cache_misses: warn with the reason when a jitted function is traced again.
+        transfer_guard: "allow", "log", "disallow" implicit copies between host and devices, or
+            "log_explicit", "disallow_explicit" all of them; the next three override it.
+        transfer_guard_host_to_device: the same for copies to devices.
+        transfer_guard_device_to_device: the same for copies between devices.
+        transfer_guard_device_to_host: the same for copies to the host.
+        default_device: where new arrays go; None is GENESIS_DEVICE, a usable GPU, or the CPU.
+        programmatic_launch: start a kernel while the one before it ends (GPUs from Hopper on).
+    """
+
+    matmul_precision: str = "default"
+    numpy_dtype_promotion: str = "standard"
+    numpy_rank_promotion: str = "allow"
+    random_impl: str = "philox"
     disable_jit: bool = False
     debug_nans: bool = False
     debug_infs: bool = False
     check_keys: bool = False
-    check_types: bool = False  # run the jaxpr checker after every transform
+    check_types: bool = False
     log_compiles: bool = False
     explain_cache_misses: bool = True
-    transfer_guard: str = (
-        "allow"  # a level of core/configuration/transfer_guard.py; the next three override it
-    )
+    transfer_guard: str = "allow"
     transfer_guard_host_to_device: str = ""
     transfer_guard_device_to_device: str = ""
     transfer_guard_device_to_host: str = ""
     default_device: Any = None
-    programmatic_launch: bool = False  # start a kernel while the one before it ends
+    programmatic_launch: bool = False
 
     @functools.cached_property
     def traced(self) -> Config:
@@ -66,7 +89,7 @@ def _from_environment() -> Config:
             changes[name] = text.lower() in ("1", "true", "yes", "on")
         elif text is not None and isinstance(f.default, str):
             changes[name] = text
-    if os.environ.get("GENESIS_CHECK") == "1":
+    if environment.text("GENESIS_CHECK") == "1":
         changes["check_types"] = True
     return _intern(Config(**changes))
 

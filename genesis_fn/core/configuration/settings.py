@@ -162,3 +162,9 @@ def enable_x64(new_val: bool = True) -> Generator[None, None, None]:
 
 
 settings = Settings()
+
+# What the environment says is held to what `update` accepts.
+for _name in config.names():
+    _given = getattr(config.current(), _name)
+    if isinstance(_given, str) and _given:
+        config.update(_name, _value(_name, _given))

@@ -7,15 +7,15 @@ that are the library's own. `GENESIS_TRACEBACK=full` keeps all of them.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from genesis_fn.core.configuration import environment
 from genesis_fn.core.diagnostics.source_info import is_internal
 
 E = TypeVar("E", bound=BaseException)
-_FULL = os.environ.get("GENESIS_TRACEBACK", "").lower() == "full"
+_FULL = environment.text("GENESIS_TRACEBACK").lower() == "full"
 
 
 def trimmed(error: E) -> E:

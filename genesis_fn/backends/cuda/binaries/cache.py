@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from genesis_fn.core.configuration import environment
+
 _MAGIC = b"genesis-kernel-1\n"
 _FOLDERS = ("kernels", "tuned")
 _LIMIT = 4 << 30  # bytes of binaries on disk
@@ -29,7 +31,7 @@ _stored = 0
 
 def cache_folder() -> Path:
     """`GENESIS_CACHE_DIR`, else `genesis_fn` in the user's cache folder."""
-    named = os.environ.get("GENESIS_CACHE_DIR")
+    named = environment.text("GENESIS_CACHE_DIR")
     if named:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -45,7 +47,7 @@ class BinaryCache:
 
     def __init__(self, folder: Path | None = None, limit: int | None = None) -> None:
         self._folder = (folder or cache_folder()) / "kernels"
-        named = os.environ.get("GENESIS_CACHE_BYTES")
+        named = environment.text("GENESIS_CACHE_BYTES")
         self._limit = limit if limit is not None else int(named) if named else _LIMIT
 
     def get(self, key: str) -> tuple[dict[str, Any], bytes] | None:

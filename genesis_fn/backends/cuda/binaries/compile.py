@@ -39,6 +39,7 @@ from genesis_fn.backends.cuda.binaries.triton_compile import (
     triton_version,
 )
 from genesis_fn.compiler.target import Target
+from genesis_fn.core.configuration import environment
 from genesis_fn.kernels.language.dtypes import DTYPES, TYPES
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
@@ -394,7 +395,7 @@ def worker_count() -> int:
 
     With 0 the process compiles by itself, for where many such processes share the cores.
     """
-    named = os.environ.get("GENESIS_COMPILE_WORKERS")
+    named = environment.text("GENESIS_COMPILE_WORKERS")
     return int(named) if named else min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
 
 

@@ -6,13 +6,14 @@ import os
 import threading
 
 from genesis_fn.backends.cuda.driver.driver import Driver, check_fork, opened
+from genesis_fn.core.configuration import environment
 
 _lock = threading.Lock()
 
 
 def implementation() -> str:
     """ "cuda" or "interpret", from `GENESIS_CUDA_DRIVER`; anything else raises ValueError."""
-    name = os.environ.get("GENESIS_CUDA_DRIVER") or "cuda"
+    name = environment.text("GENESIS_CUDA_DRIVER") or "cuda"
     if name not in ("cuda", "interpret"):
         raise ValueError(f'GENESIS_CUDA_DRIVER must be "cuda" or "interpret", not {name!r}')
     return name

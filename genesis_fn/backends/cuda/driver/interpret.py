@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from genesis_fn.backends.cuda.driver import bounds
 from genesis_fn.backends.cuda.driver.driver import ConditionalKind, DeviceInfo, PredicateMode
 from genesis_fn.backends.cuda.driver.errors import CudaError, DeviceMemoryExhausted
 from genesis_fn.compiler.target import H200, Target
+from genesis_fn.core.configuration import environment
 from genesis_fn.kernels.language.dtypes import DTYPES
 from genesis_fn.kernels.plan import Argument, BufferArg, Descriptor, Launch, Scalar
 
@@ -33,7 +33,7 @@ _KERNEL_LOCK = threading.Lock()  # the interpreter patches Triton's language whi
 
 def device_count() -> int:
     """`GENESIS_INTERPRET_DEVICES`, else 1."""
-    return int(os.environ.get("GENESIS_INTERPRET_DEVICES") or 1)
+    return int(environment.text("GENESIS_INTERPRET_DEVICES") or 1)
 
 
 class _Recording:
