@@ -1,7 +1,8 @@
 """genesis_fn: pure functions over immutable arrays, differentiated, compiled and batched."""
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+import typing as _typing
+from typing import Any as _Any
 
 from genesis_fn.core.device import cpu as cpu, register_backend as _register_backend
 from genesis_fn.core.diagnostics import torch_habits as _habits
@@ -131,7 +132,7 @@ config = _settings
 
 __version__ = "0.1.0"
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from genesis_fn import (
         amp as amp,
         custom_batching as custom_batching,
@@ -164,12 +165,14 @@ _LAZY = frozenset((
 _LAZY_FUNCTIONS = {"bench": "genesis_fn.benchmarking", "profile": "genesis_fn.profiler"}
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _LAZY:
-        return _importlib.import_module(f"genesis_fn.{name}")
-    if name in _LAZY_FUNCTIONS:
-        return getattr(_importlib.import_module(_LAZY_FUNCTIONS[name]), name)
-    raise _habits.of_module(__name__, name)
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
+
+    def __getattr__(name: str) -> _Any:
+        if name in _LAZY:
+            return _importlib.import_module(f"genesis_fn.{name}")
+        if name in _LAZY_FUNCTIONS:
+            return getattr(_importlib.import_module(_LAZY_FUNCTIONS[name]), name)
+        raise _habits.of_module(__name__, name)
 
 
 def __dir__() -> list[str]:

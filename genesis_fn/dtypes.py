@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from genesis_fn.core import dtypes as _dtypes
@@ -39,22 +37,23 @@ from genesis_fn.core.dtypes import (
     uint32 as uint32,
     uint64 as uint64,
 )
+from genesis_fn.core.types.annotations import ArrayLike
 
 float0 = _dtypes.FLOAT0
 
 
-def canonicalize_dtype(spec: Any, allow_extended_dtype: bool = False) -> DType:
+def canonicalize_dtype(spec: DTypeLike, allow_extended_dtype: bool = False) -> DType:
     """The dtype that `spec` names; 64-bit types stay 64-bit."""
     return dtype(spec)
 
 
-def result_type(*args: Any) -> DType:
+def result_type(*args: ArrayLike | DTypeLike) -> DType:
     """The dtype of an operation on these arrays, scalars and dtypes."""
     from genesis_fn.numpy import result_type as of_arrays
 
     return of_arrays(*args)
 
 
-def scalar_type_of(x: Any) -> type:
+def scalar_type_of(x: ArrayLike) -> type[bool | int | float | complex]:
     """The Python scalar type of a value's kind: bool, int, float or complex."""
     return (bool, int, float, complex)[_dtypes.kind_rank(np.dtype(getattr(x, "dtype", type(x))))]

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import genesis_fn.numpy as np
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 
 
-def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
+def ravel_pytree(pytree: PyTree) -> tuple[Array, Callable[[ArrayLike], PyTree]]:
     """(all leaves as one vector of their common dtype, the function back to the pytree)."""
     leaves, treedef = tree.flatten(pytree)
     arrays = [as_array(x) for x in leaves]
-    kinds = [x.aval for x in arrays]
-    sizes = [k.size for k in kinds]
+    avals = [x.aval for x in arrays]
+    sizes = [a.size for a in avals]
     common = dtypes.F32
-    if kinds:
-        common = kinds[0].dtype
-        for k in kinds[1:]:
-            common = dtypes.promote_types(common, k.dtype)
-    parts = [np.ravel(x).astype(common) for x in arrays]
-    vector = np.concatenate(parts) if parts else np.zeros(0, common)
+    if avals:
+        common = avals[0].dtype
+        for a in avals[1:]:
+            common = dtypes.promote_types(common, a.dtype)
+    flat_leaves = [np.ravel(x).astype(common) for x in arrays]
+    vector = np.concatenate(flat_leaves) if flat_leaves else np.zeros(0, common)
 
-    def unravel(flat: Any) -> Any:
+    def unravel(flat: ArrayLike) -> PyTree:
         flat = as_array(flat)
         if flat.shape != (sum(sizes),):
             raise errors.ShapeError(
                 f"unravel takes a vector of {sum(sizes)} elements, got {flat.aval}\n"
                 f"  at {where().describe()}"
             )
-        result, at = [], 0
-        for k, n in zip(kinds, sizes):
-            result.append(flat[at : at + n].reshape(k.shape).astype(k.dtype))
-            at += n
+        result, start = [], 0
+        for a, n in zip(avals, sizes):
+            result.append(flat[start : start + n].reshape(a.shape).astype(a.dtype))
+            start += n
         return tree.unflatten(treedef, result)
 
     return vector, unravel

@@ -13,6 +13,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.primitives.shape import canonical_axis
 
 
@@ -123,12 +124,12 @@ def _method(method: str | ResizeMethod) -> ResizeMethod:
     return ResizeMethod.from_string(method) if isinstance(method, str) else method
 
 
-def _along(x: Any, axis: int, weights: Any, precision: Any) -> Any:
+def _along(x: Array, axis: int, weights: Array, precision: str | enum.Enum | None) -> Array:
     moved = np.tensordot(x, weights, axes=((axis,), (0,)), precision=precision)
     return np.moveaxis(moved, -1, axis)
 
 
-def _checked(name: str, image: Any, shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+def _checked(name: str, image: ArrayLike, shape: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     x, shape = as_array(image), tuple(int(n) for n in shape)
     if len(shape) != x.ndim:
         raise errors.ShapeError(
@@ -139,18 +140,19 @@ def _checked(name: str, image: Any, shape: Sequence[int]) -> tuple[Any, tuple[in
 
 
 def scale_and_translate(
-    image: Any,
+    image: ArrayLike,
     shape: Sequence[int],
     spatial_dims: Sequence[int],
-    scale: Any,
-    translation: Any,
+    scale: ArrayLike,
+    translation: ArrayLike,
     method: str | ResizeMethod,
     antialias: bool = True,
-    precision: Any = "highest",
-) -> Any:
-    """`image` resampled: place p along spatial_dims[i] goes to p * scale[i] + translation[i].
+    precision: str | enum.Enum | None = "highest",
+) -> Array:
+    """`image` resampled: position p along spatial_dims[i] goes to p * scale[i] + translation[i].
 
-    Places outside the image are zero. `scale` and `translation` may be traced and differentiated.
+    Pixels outside the image count as zero. `scale` and `translation` may be traced and
+    differentiated.
     """
     x, shape = _checked("scale_and_translate", image, shape)
     method = _method(method)
@@ -171,12 +173,12 @@ def scale_and_translate(
 
 
 def resize(
-    image: Any,
+    image: ArrayLike,
     shape: Sequence[int],
     method: str | ResizeMethod,
     antialias: bool = True,
-    precision: Any = "highest",
-) -> Any:
+    precision: str | enum.Enum | None = "highest",
+) -> Array:
     """`image` resampled to `shape` (of the same rank; equal axes are left alone).
 
     Methods: "nearest", "linear", "cubic", "lanczos3", "lanczos5", "area", "cubic-pytorch".

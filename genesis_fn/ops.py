@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from enum import Enum
 
 import genesis_fn.numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.dtypes import DType
+from genesis_fn.core.types.annotations import Array, ArrayLike, Scalar
 
 
-def _segments(ids: Any, count: int | None) -> tuple[Any, int]:
+def _segments(ids: ArrayLike, count: int | None) -> tuple[Array, int]:
     """(ids with those of no segment moved past the end, number of segments)."""
     ids = as_array(ids)
     if not dtypes.is_integer(ids.dtype):
@@ -27,15 +29,15 @@ def _segments(ids: Any, count: int | None) -> tuple[Any, int]:
     return np.where(ids < 0, count, ids), int(count)
 
 
-def _extremes(kind: Any) -> tuple[Any, Any]:
-    if kind == dtypes.BOOL:
+def _extremes(dtype: DType) -> tuple[Scalar, Scalar]:
+    if dtype == dtypes.BOOL:
         return False, True
-    if dtypes.is_integer(kind):
-        return dtypes.iinfo(kind).min, dtypes.iinfo(kind).max
+    if dtypes.is_integer(dtype):
+        return dtypes.iinfo(dtype).min, dtypes.iinfo(dtype).max
     return -float("inf"), float("inf")
 
 
-def _combine(how: str, start: Any, data: Any, ids: Any, count: int | None) -> Any:
+def _combine(how: str, start: Scalar, data: ArrayLike, ids: ArrayLike, count: int | None) -> Array:
     data = as_array(data)
     ids, count = _segments(ids, count)
     out = np.full((count, *data.shape[ids.ndim :]), start, dtype=data.dtype)
@@ -43,54 +45,54 @@ def _combine(how: str, start: Any, data: Any, ids: Any, count: int | None) -> An
 
 
 def segment_sum(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
-    mode: Any = None,
-) -> Any:
+    mode: str | Enum | None = None,
+) -> Array:
     """The sums over segments; ids outside [0, num_segments) belong to none, empty ones are 0."""
     return _combine("add", 0, data, segment_ids, num_segments)
 
 
 def segment_prod(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
-    mode: Any = None,
-) -> Any:
+    mode: str | Enum | None = None,
+) -> Array:
     """The products over segments; an empty one is 1."""
     return _combine("multiply", 1, data, segment_ids, num_segments)
 
 
 def segment_max(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
-    mode: Any = None,
-) -> Any:
+    mode: str | Enum | None = None,
+) -> Array:
     """The greatest values of segments; an empty one is the least value of the dtype."""
     data = as_array(data)
     return _combine("max", _extremes(data.dtype)[0], data, segment_ids, num_segments)
 
 
 def segment_min(
-    data: Any,
-    segment_ids: Any,
+    data: ArrayLike,
+    segment_ids: ArrayLike,
     num_segments: int | None = None,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     bucket_size: int | None = None,
-    mode: Any = None,
-) -> Any:
+    mode: str | Enum | None = None,
+) -> Array:
     """The least values of segments; an empty one is the greatest value of the dtype."""
     data = as_array(data)
     return _combine("min", _extremes(data.dtype)[1], data, segment_ids, num_segments)

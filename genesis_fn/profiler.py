@@ -9,7 +9,7 @@ import json
 import linecache
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from genesis_fn.core.array import ArrayImpl
@@ -262,7 +262,7 @@ def stop_trace() -> None:
 
 
 @contextlib.contextmanager
-def trace(log_dir: str | os.PathLike[str], **options: Any) -> Iterator[None]:
+def trace(log_dir: str | os.PathLike[str], **options: Any) -> Generator[None, None, None]:
     """Record what runs inside into `log_dir/trace.json`."""
     start_trace(log_dir, **options)
     try:

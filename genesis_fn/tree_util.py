@@ -87,7 +87,7 @@ def register_static(cls: type) -> type:
     return cls
 
 
-class Partial(functools.partial):
+class Partial(functools.partial[Any]):
     """A `functools.partial` whose arguments are children, so that it may cross `jit` and `scan`."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +13,13 @@ from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.types.extended import is_key
 
+if TYPE_CHECKING:
+    from genesis_fn.core.types.array_interface import ArrayInterface
+else:
+    ArrayInterface = Described
 
-class Array(Described):
+
+class Array(ArrayInterface):
     """What arrays and tracers share: metadata here, operators and methods from `numpy/`."""
 
     __slots__ = ()
@@ -55,33 +59,13 @@ class Array(Described):
             f"  at {where(depth=3).describe()}"
         )
 
-    if TYPE_CHECKING:  # what `numpy/arrays/methods.py` installs, for type checkers
+    if not TYPE_CHECKING:  # a checker reports `x[i] = v` at its line
 
-        def _unary(self) -> Any: ...
-        def _binary(self, other: Any, /) -> Any: ...
-        def __getattr__(self, name: str) -> Any: ...
-        def __iter__(self) -> Iterator[Any]: ...
-        def __len__(self) -> int: ...
-        def __bool__(self) -> bool: ...
-        def __int__(self) -> int: ...
-        def __index__(self) -> int: ...
-        def __float__(self) -> float: ...
-        def __complex__(self) -> complex: ...
-
-        __neg__ = __pos__ = __abs__ = __invert__ = _unary
-        __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _binary
-        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _binary
-        __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _binary
-        __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __pow__ = __rpow__ = _binary
-        __matmul__ = __rmatmul__ = __and__ = __rand__ = __or__ = __ror__ = _binary
-        __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _binary
-        __getitem__ = __contains__ = _binary
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise TypeError(
-            "arrays are immutable: instead of x[i] = v write x = x.at[i].set(v)\n"
-            f"  at {where(depth=3).describe()}"
-        )
+        def __setitem__(self, index: Any, value: Any) -> None:
+            raise TypeError(
+                "arrays are immutable: instead of x[i] = v write x = x.at[i].set(v)\n"
+                f"  at {where(depth=3).describe()}"
+            )
 
 
 class ArrayImpl(Array):
@@ -99,11 +83,14 @@ class ArrayImpl(Array):
         return self.sig.aval
 
     @property
-    def weak(self) -> bool:
+    def weak(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the array comes of Python scalars only, so that its dtype yields to others'."""
         return self.sig.weak
 
-    weak_type = weak
+    @property
+    def weak_type(self) -> bool:
+        """`weak`, by JAX's name."""
+        return self.sig.weak
 
     @property
     def device(self) -> devices.Device:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import ArrayImpl, from_numpy, offers_array
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer
 
 
-def is_value(x: Any) -> bool:
+def is_value(x: object) -> bool:
     """Whether `x` is an array, a tracer, or something that becomes one: a number, an ndarray, or an
     array of another library."""
     kind = type(x)
@@ -28,7 +28,7 @@ def is_value(x: Any) -> bool:
     )
 
 
-def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Any:
+def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Array:
     """`x` as an Array or tracer: arrays pass through; numbers and ndarrays are converted.
 
     Python scalars become bool, int32, float32 or complex64, and weak (but bool), unless `dtype` is
@@ -75,7 +75,7 @@ def _from_others(x: Any, dtype: DType | None, device: Device | None) -> Any:
     return as_array(np.asanyarray(found), dtype, device)
 
 
-def of_torch(kind: Any) -> DType | None:
+def of_torch(kind: object) -> DType | None:
     """The dtype that a torch.dtype is; None for one outside the library's list."""
     return dtypes.NAMES.get(str(kind).removeprefix("torch."))
 
@@ -90,14 +90,14 @@ def _from_torch(x: Any, torch: Any) -> np.ndarray:
         )
     x = x.detach().to_dense().cpu().resolve_conj().resolve_neg()
     kind = of_torch(x.dtype)
-    if kind in dtypes.NARROW and kind is not dtypes.F16:
+    if kind is not None and kind in dtypes.NARROW and kind is not dtypes.F16:
         # torch hands NumPy no dtype that NumPy lacks, but its bits.
         bits = torch.int16 if kind.itemsize == 2 else torch.int8
         return x.contiguous().view(bits).numpy().view(kind)
     return x.numpy()
 
 
-def fitted(x: Any, kind: DType) -> np.ndarray:
+def fitted(x: bool | int | float | complex, kind: DType) -> np.ndarray:
     """A Python scalar as a 0-d ndarray. Raises OverflowError where an integer does not fit."""
     _of_numbers(kind)
     if type(x) is int and dtypes.is_integer(kind):

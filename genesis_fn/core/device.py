@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core.configuration import config, environment
@@ -124,7 +124,7 @@ def default_device() -> Device:
 
 
 @contextlib.contextmanager
-def using_device(where: Device) -> Iterator[Device]:
+def using_device(where: Device) -> Generator[Device, None, None]:
     """Within the block, new arrays go to `where`."""
     with config.override(default_device=where):
         yield where

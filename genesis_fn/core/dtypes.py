@@ -48,7 +48,7 @@ class HasDType(Protocol):
     """What has a dtype: an array, a scalar type of this library (`jnp.float32`)."""
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Its dtype."""
         ...
 
@@ -286,6 +286,24 @@ class FInfo:
     `machep`, `negep` (ints), each as NumPy defines it.
     """
 
+    dtype: DType
+    bits: int
+    eps: float
+    epsneg: float
+    max: float
+    min: float
+    tiny: float
+    smallest_normal: float
+    smallest_subnormal: float
+    resolution: float
+    nmant: int
+    nexp: int
+    precision: int
+    maxexp: int
+    minexp: int
+    machep: int
+    negep: int
+
     def __init__(self, d: DType) -> None:
         found = ml_dtypes.finfo(d)
         self.dtype, self.bits = np.dtype(found.dtype), int(found.bits)
@@ -318,7 +336,7 @@ def iinfo(int_type: DTypeLike) -> ml_dtypes.iinfo:
     return ml_dtypes.iinfo(_of_numbers(int_type))
 
 
-def extreme_over_nothing(kind: DType, greatest: bool) -> Any:
+def extreme_over_nothing(kind: DType, greatest: bool) -> bool | int | float:
     """What a maximum (`greatest`) or minimum over nothing is: the least or greatest value."""
     if is_float(kind) and kind != F8E4:
         return -math.inf if greatest else math.inf

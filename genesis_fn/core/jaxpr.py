@@ -6,6 +6,7 @@ Python scalar. Sub-programs of higher-order primitives are parameters, compared 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -147,8 +148,7 @@ def memoized(transform: Callable[..., Any]) -> Callable[..., Any]:
             jaxpr.cache[key] = ITSELF if found is jaxpr else found
         return jaxpr if found is ITSELF else found
 
-    call.__doc__, call.__name__, call.__wrapped__ = transform.__doc__, transform.__name__, transform
-    return call
+    return functools.update_wrapper(call, transform, ("__doc__", "__name__"), ())
 
 
 def dead_code(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], set[Atom]]:
@@ -229,8 +229,9 @@ def _format_param(value: Any) -> str:
         return value.name or "{..}"
     if callable(value) and hasattr(value, "__name__"):
         return value.__name__
-    if hasattr(value, "name") and not isinstance(value, type):
-        return str(value.name)
+    name = None if isinstance(value, type) else getattr(value, "name", None)
+    if name is not None:
+        return str(name)
     return "(" + ",".join(map(_format_param, value)) + ")" if type(value) is tuple else str(value)  # pyright: ignore[reportArgumentType]
 
 

@@ -21,7 +21,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -92,6 +92,10 @@ class Weak:
             return True
         value = self.ref()
         return value is not None and type(other) is Weak and other.ref() is value
+
+
+# Types of which each value is its own key, with the type.
+_PLAIN = frozenset((str, bytes, int, bool, type(None), type(Ellipsis), range, type(NotImplemented)))
 
 
 class Reader:
@@ -425,47 +429,60 @@ class Reader:
         self.fixed = False
         return kind, own, self._within(x, lambda: tuple(self._items(more)))
 
+    # How values of these types are read: what users derive of them is read by `_derived`.
+    rules: ClassVar[dict[type, Callable[..., Any]]] = {
+        tuple: _sequence,
+        list: _list,
+        dict: _dict,
+        collections.OrderedDict: _dict,
+        collections.defaultdict: _dict,
+        types.MappingProxyType: _dict,
+        collections.deque: _list,
+        set: _set,
+        frozenset: _set,
+        bytearray: _bytearray,
+        float: _float,
+        complex: _complex,
+        slice: _slice,
+        Decimal: _decimal,
+        types.ModuleType: _module,
+        types.FunctionType: _function,
+        types.MethodType: _method,
+        types.BuiltinFunctionType: _builtin,
+        functools.partial: _partial,
+        types.MethodDescriptorType: _identical,
+        types.WrapperDescriptorType: _identical,
+        types.CodeType: _identical,
+        np.ufunc: _identical,
+    }
 
-_PLAIN = frozenset((str, bytes, int, bool, type(None), type(Ellipsis), range, type(NotImplemented)))
-_RULES: dict[type, Callable[..., Any]] = {
-    tuple: Reader._sequence, list: Reader._list, dict: Reader._dict,
-    collections.OrderedDict: Reader._dict, collections.defaultdict: Reader._dict,
-    types.MappingProxyType: Reader._dict, collections.deque: Reader._list,
-    set: Reader._set, frozenset: Reader._set, bytearray: Reader._bytearray,
-    float: Reader._float, complex: Reader._complex, slice: Reader._slice,
-    Decimal: Reader._decimal, types.ModuleType: Reader._module,
-    types.FunctionType: Reader._function, types.MethodType: Reader._method,
-    types.BuiltinFunctionType: Reader._builtin, functools.partial: Reader._partial,
-    types.MethodDescriptorType: Reader._identical, types.WrapperDescriptorType: Reader._identical,
-    types.CodeType: Reader._identical, np.ufunc: Reader._identical,
-}  # fmt: skip
+    @staticmethod
+    def rule_for(kind: type) -> Callable[..., Any]:
+        """How values of a class that is not in the table are read."""
+        if issubclass(kind, type):
+            return Reader._class
+        if issubclass(kind, enum.Enum):
+            return Reader._flags if issubclass(kind, enum.Flag) else Reader._identical
+        if issubclass(kind, np.generic):
+            return Reader._number
+        if issubclass(kind, np.dtype):
+            return Reader._dtype
+        if _offers_array(kind):
+            return Reader._array
+        if any(base in _PLAIN or base in _RULES for base in kind.__mro__):
+            return Reader._derived
+        if hasattr(kind, "__dataclass_fields__") and _generated(kind):
+            return Reader._dataclass
+        if kind.__hash__ is None:
+            return Reader._unhashable
+        if kind.__eq__ is not object.__eq__:
+            return Reader._promised
+        if kind.__module__.partition(".")[0] == _LIBRARY:
+            return Reader._library
+        return Reader._object if kind.__flags__ & _PYTHON_CLASS else Reader._opaque
 
 
-def _rule_for(kind: type) -> Callable[..., Any]:
-    """How values of a class that is not in the table are read."""
-    if issubclass(kind, type):
-        return Reader._class
-    if issubclass(kind, enum.Enum):
-        return Reader._flags if issubclass(kind, enum.Flag) else Reader._identical
-    if issubclass(kind, np.generic):
-        return Reader._number
-    if issubclass(kind, np.dtype):
-        return Reader._dtype
-    if _offers_array(kind):
-        return Reader._array
-    if any(base in _PLAIN or base in _RULES for base in kind.__mro__):
-        return Reader._derived
-    if hasattr(kind, "__dataclass_fields__") and _generated(kind):
-        return Reader._dataclass
-    if kind.__hash__ is None:
-        return Reader._unhashable
-    if kind.__eq__ is not object.__eq__:
-        return Reader._promised
-    if kind.__module__.partition(".")[0] == _LIBRARY:
-        return Reader._library
-    return Reader._object if kind.__flags__ & _PYTHON_CLASS else Reader._opaque
-
-
+_RULES, _rule_for = Reader.rules, Reader.rule_for
 _learned: weakref.WeakKeyDictionary[type, Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 

@@ -5,6 +5,10 @@ storages of all leaves, which the next call hands on as it is. Arrays are made o
 looks.
 """
 
+# The functions below the class read its private attributes: as methods they would take names that
+# users may give to parts.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -86,7 +90,12 @@ class TrainState:
     it costs as much as one array.
     """
 
+    # `_leaves` or `_memory` is None: arrays are made of the memory when they are first read.
     __slots__ = ("_layout", "_leaves", "_memory")
+
+    _layout: Layout
+    _leaves: list[Any] | None
+    _memory: Memory | Deleted | None
 
     def __init__(self, **parts: Any) -> None:
         if not parts:
@@ -157,13 +166,15 @@ def _set(state: TrainState, layout: Layout, leaves: list[Any] | None, memory: An
 
 def _leaves(state: TrainState) -> list[Any]:
     """The leaves, as arrays from now on. Raises DonatedError."""
-    if state._leaves is None:
+    leaves = state._leaves
+    if leaves is None:
         memory = state._memory
-        if isinstance(memory, Deleted):
+        if not isinstance(memory, Memory):
+            assert memory is not None
             raise memory.error()
-        made = [ArrayImpl(b, s) for b, s in zip(memory.storages, memory.sigs, strict=True)]
-        _set(state, state._layout, made, None)
-    return state._leaves  # type: ignore[return-value]
+        leaves = [ArrayImpl(b, s) for b, s in zip(memory.storages, memory.sigs, strict=True)]
+        _set(state, state._layout, leaves, None)
+    return leaves
 
 
 # ---- what `jit` does with states ----

@@ -188,7 +188,7 @@ def _children(tree: Any) -> dict[str, Any] | None:
     flat = optree.tree_flatten_with_path(
         tree, lambda x: x is not tree, none_is_leaf=True, namespace=NAMESPACE
     )
-    paths, kids, spec = flat
+    _, kids, spec = flat
     if spec.is_leaf():
         return None
     accessors = spec.accessors()

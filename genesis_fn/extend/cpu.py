@@ -6,9 +6,10 @@ fused function.
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+import typing as _typing
+from typing import Any as _Any
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from genesis_fn.backends.cpu.lower import (
         computes as computes,
         computes_fused as computes_fused,
@@ -22,10 +23,12 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_importlib.import_module(_HOME[name]), name)
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
+
+    def __getattr__(name: str) -> _Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

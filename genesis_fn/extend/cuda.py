@@ -5,9 +5,10 @@ fused function. A plan is a `genesis_fn.kernels.Plan`. Triton is imported when a
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+import typing as _typing
+from typing import Any as _Any
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from genesis_fn.backends.cuda.lowerings.call import Call as Call, lowers as lowers
     from genesis_fn.backends.cuda.lowerings.fused import kernel as kernel
 
@@ -18,10 +19,12 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_importlib.import_module(_HOME[name]), name)
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
+
+    def __getattr__(name: str) -> _Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -5,9 +5,10 @@ they take; Triton is imported when one of them is first used.
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+import typing as _typing
+from typing import Any as _Any
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from genesis_fn.kernels.attention.select import (
         plan_attention as plan_attention,
         plan_attention_backward as plan_attention_backward,
@@ -112,10 +113,12 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> _Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
+
+    def __getattr__(name: str) -> _Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """Layers, activations and initializers."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from genesis_fn.core.diagnostics import torch_habits as _habits
 from genesis_fn.lax.fused.attention import dot_product_attention as dot_product_attention
@@ -56,5 +56,5 @@ from genesis_fn.nn.layers import (
 )
 
 _habits.explain_axes(globals(), __name__)
-if not _TYPE_CHECKING:  # checkers report unknown names themselves
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
     __getattr__ = _habits.unknown_names(__name__)

@@ -1,7 +1,7 @@
 """NumPy's functions on arrays and traced values, with JAX's names and signatures."""
 
 import math as _math
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 import numpy as _np
 
@@ -413,5 +413,5 @@ __array_api_version__ = "2024.12"
 
 _habits.explain_axes(globals(), __name__)
 _methods.name_what_is_lacking()
-if not _TYPE_CHECKING:  # checkers report unknown names themselves
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
     __getattr__ = _habits.unknown_names(__name__)

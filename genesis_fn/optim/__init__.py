@@ -1,6 +1,6 @@
 """Gradient transformations, optimizers, schedules and losses, with optax's names and semantics."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from genesis_fn.core.diagnostics import torch_habits as _habits
 from genesis_fn.optim import losses as losses, schedules as schedules, tree as tree
@@ -282,5 +282,5 @@ from genesis_fn.optim.transforms.wrappers import (
 
 tree_map_params = tree.map_params
 
-if not _TYPE_CHECKING:  # checkers report unknown names themselves
+if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
     __getattr__ = _habits.unknown_names(__name__)

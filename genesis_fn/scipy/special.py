@@ -10,18 +10,19 @@ from genesis_fn import lax
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.special import log_beta
 from genesis_fn.nn import functions as rows
 from genesis_fn.nn.functions import logsumexp as logsumexp
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
 
-def _float(x: Any) -> Any:
+def _float(x: ArrayLike) -> Array:
     x = as_array(x)
     return x if dtypes.is_inexact(x.dtype) else x.astype("float32")
 
 
-def _real(x: Any, name: str) -> Any:
+def _real(x: ArrayLike, name: str) -> Array:
     x = _float(x)
     if dtypes.is_complex(x.dtype):
         raise errors.DTypeError(
@@ -30,37 +31,37 @@ def _real(x: Any, name: str) -> Any:
     return x
 
 
-def softmax(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
+def softmax(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
     """exp(x) / sum(exp(x)) over `axis`, all axes by default."""
     return rows.softmax(x, axis)
 
 
-def log_softmax(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Any:
+def log_softmax(x: ArrayLike, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
     """x - logsumexp(x) over `axis`, all axes by default."""
     return rows.log_softmax(x, axis)
 
 
-def erf(x: Any) -> Any:
+def erf(x: ArrayLike) -> Array:
     """The error function."""
     return lax.erf(_float(x))
 
 
-def erfc(x: Any) -> Any:
+def erfc(x: ArrayLike) -> Array:
     """1 - erf(x), accurate for large x."""
     return lax.erfc(_float(x))
 
 
-def erfinv(x: Any) -> Any:
+def erfinv(x: ArrayLike) -> Array:
     """The inverse of erf."""
     return lax.erf_inv(_float(x))
 
 
-def gammaln(x: Any) -> Any:
+def gammaln(x: ArrayLike) -> Array:
     """log |gamma(x)|."""
     return lax.lgamma(_float(x))
 
 
-def digamma(x: Any) -> Any:
+def digamma(x: ArrayLike) -> Array:
     """The derivative of gammaln."""
     return lax.digamma(_float(x))
 
@@ -68,7 +69,7 @@ def digamma(x: Any) -> Any:
 psi = digamma
 
 
-def polygamma(n: Any, x: Any) -> Any:
+def polygamma(n: ArrayLike, x: ArrayLike) -> Array:
     """The n-th derivative of digamma, for an integer n or an array of integers."""
     x = _float(x)
     if type(n) is int:
@@ -82,7 +83,7 @@ def polygamma(n: Any, x: Any) -> Any:
     return lax.polygamma(n, x)
 
 
-def gamma(x: Any) -> Any:
+def gamma(x: ArrayLike) -> Array:
     """The gamma function."""
     x = _float(x)
     if dtypes.is_complex(x.dtype):
@@ -90,7 +91,7 @@ def gamma(x: Any) -> Any:
     return _gamma_sign(x) * np.exp(lax.lgamma(x))
 
 
-def _gamma_sign(x: Any) -> Any:
+def _gamma_sign(x: Array) -> Array:
     """The sign of gamma(x): that of x at the poles 0 and -0.0, NaN at the others."""
     odd = np.where(x < 0, np.floor(x) % 2 != 0, np.signbit(x))
     sign = np.where(odd, -1.0, 1.0).astype(x.dtype)
@@ -105,7 +106,7 @@ _LANCZOS = (
 )  # fmt: skip
 
 
-def _complex_gamma(z: Any) -> Any:
+def _complex_gamma(z: Array) -> Array:
     left = np.real(z) < 0.5
     w = np.where(left, 1.0 - z, z) - 1.0
     total = _LANCZOS[0]
@@ -118,13 +119,13 @@ def _complex_gamma(z: Any) -> Any:
     return np.where(left, math.pi / (sine * y), y)
 
 
-def betaln(a: Any, b: Any) -> Any:
+def betaln(a: ArrayLike, b: ArrayLike) -> Array:
     """log |B(a, b)|."""
     a, b = _together(_real(a, "betaln"), _real(b, "betaln"))
     return log_beta(_wide(a), _wide(b)).astype(a.dtype)
 
 
-def beta(a: Any, b: Any) -> Any:
+def beta(a: ArrayLike, b: ArrayLike) -> Array:
     """B(a, b) = gamma(a) gamma(b) / gamma(a + b)."""
     a, b = _together(_real(a, "beta"), _real(b, "beta"))
     d = a.dtype
@@ -134,29 +135,29 @@ def beta(a: Any, b: Any) -> Any:
     return (sign * np.exp(log_beta(a, b))).astype(d)
 
 
-def factorial(n: Any, exact: bool = False) -> Any:
+def factorial(n: ArrayLike, exact: bool = False) -> Array:
     """n! = gamma(n + 1); 0 for negative n."""
     n = _float(n)
     return np.where(n < 0, 0.0, np.exp(lax.lgamma(n + 1)))
 
 
-def expit(x: Any) -> Any:
+def expit(x: ArrayLike) -> Array:
     """1 / (1 + exp(-x))."""
     return lax.logistic(_float(x))
 
 
-def logit(x: Any) -> Any:
+def logit(x: ArrayLike) -> Array:
     """log(x / (1 - x))."""
     x = _float(x)
     return np.log(x) - np.log1p(-x)
 
 
-def xlogy(x: Any, y: Any) -> Any:
+def xlogy(x: ArrayLike, y: ArrayLike) -> Array:
     """x log(y), and 0 where x is 0 and y is not NaN."""
     return _xlogy(*_together(x, y))
 
 
-def xlog1py(x: Any, y: Any) -> Any:
+def xlog1py(x: ArrayLike, y: ArrayLike) -> Array:
     """x log(1 + y), and 0 where x is 0 and y is not NaN."""
     return _xlog1py(*_together(x, y))
 
@@ -183,7 +184,7 @@ _xlog1py = _times_logarithm(np.log1p, lambda y: 1.0 / (1.0 + y))
 
 
 @custom_jvp
-def _xlogx(x: Any) -> Any:
+def _xlogx(x: Array) -> Array:
     return _xlogy(x, x)
 
 
@@ -192,13 +193,13 @@ def _xlogx_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[An
     return _xlogx(*primals), tangents[0] * (np.log(primals[0]) + 1.0)
 
 
-def entr(x: Any) -> Any:
+def entr(x: ArrayLike) -> Array:
     """-x log(x); 0 at 0, -inf below."""
     x = _real(x, "entr")
     return np.where(x < 0, -np.inf, -_xlogx(x))
 
 
-def rel_entr(p: Any, q: Any) -> Any:
+def rel_entr(p: ArrayLike, q: ArrayLike) -> Array:
     """p log(p / q); 0 where p is 0, inf where it is not defined."""
     p, q = _together(_real(p, "rel_entr"), _real(q, "rel_entr"))
     both, none = (p > 0) & (q > 0), (p == 0) & (q >= 0)
@@ -208,61 +209,61 @@ def rel_entr(p: Any, q: Any) -> Any:
     return np.where(np.isnan(p) | np.isnan(q), np.nan, result)
 
 
-def kl_div(p: Any, q: Any) -> Any:
+def kl_div(p: ArrayLike, q: ArrayLike) -> Array:
     """p log(p / q) - p + q."""
     p, q = _together(_real(p, "kl_div"), _real(q, "kl_div"))
     return rel_entr(p, q) - p + q
 
 
-def _together(*xs: Any) -> list[Any]:
+def _together(*xs: ArrayLike) -> list[Array]:
     """Floats of one shape and dtype."""
     d = np.result_type(*[x if type(x) in (int, float) else _float(x) for x in xs])
     return np.broadcast_arrays(*[np.asarray(x, dtype=d) for x in xs])
 
 
-def gammainc(a: Any, x: Any) -> Any:
+def gammainc(a: ArrayLike, x: ArrayLike) -> Array:
     """The regularized lower incomplete gamma function P(a, x)."""
     return lax.igamma(*_together(a, x))
 
 
-def gammaincc(a: Any, x: Any) -> Any:
+def gammaincc(a: ArrayLike, x: ArrayLike) -> Array:
     """The regularized upper incomplete gamma function Q(a, x)."""
     return lax.igammac(*_together(a, x))
 
 
-def betainc(a: Any, b: Any, x: Any) -> Any:
+def betainc(a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
     """The regularized incomplete beta function I_x(a, b)."""
     return lax.betainc(*_together(a, b, x))
 
 
-def zeta(x: Any, q: Any = 1.0) -> Any:
+def zeta(x: ArrayLike, q: ArrayLike = 1.0) -> Array:
     """The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0."""
     return lax.zeta(*_together(x, q))
 
 
-def i0e(x: Any) -> Any:
+def i0e(x: ArrayLike) -> Array:
     """exp(-|x|) I_0(x)."""
     return lax.bessel_i0e(_float(x))
 
 
-def i0(x: Any) -> Any:
+def i0(x: ArrayLike) -> Array:
     """The modified Bessel function I_0."""
     x = _float(x)
     return np.exp(np.abs(x)) * lax.bessel_i0e(x)
 
 
-def i1e(x: Any) -> Any:
+def i1e(x: ArrayLike) -> Array:
     """exp(-|x|) I_1(x)."""
     return lax.bessel_i1e(_float(x))
 
 
-def i1(x: Any) -> Any:
+def i1(x: ArrayLike) -> Array:
     """The modified Bessel function I_1."""
     x = _float(x)
     return np.exp(np.abs(x)) * lax.bessel_i1e(x)
 
 
-def ndtr(x: Any) -> Any:
+def ndtr(x: ArrayLike) -> Array:
     """The normal distribution function."""
     return 0.5 * lax.erfc(-_float(x) * math.sqrt(0.5))
 
@@ -278,7 +279,7 @@ _TAIL_BELOW = (
 
 
 @custom_jvp
-def _ndtri(p: Any) -> Any:
+def _ndtri(p: Array) -> Array:
     upper = p > 0.5
     small = np.where(upper, 1.0 - p, p)
     tail = (small > 0) & (small < 0.02)
@@ -294,7 +295,7 @@ def _ndtri(p: Any) -> Any:
     return np.where(inside, np.where(tail, x, middle), np.nan)
 
 
-def _tail(logarithm: Any) -> Any:
+def _tail(logarithm: Array) -> Array:
     q = np.sqrt(-2.0 * logarithm)
     above, below = [np.polyval(np.asarray(c, q.dtype), q) for c in (_TAIL_ABOVE, _TAIL_BELOW)]
     return above / below
@@ -306,18 +307,18 @@ def _ndtri_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[An
     return x, tangents[0] * math.sqrt(2 * math.pi) * np.exp(0.5 * x * x)
 
 
-def ndtri(p: Any) -> Any:
+def ndtri(p: ArrayLike) -> Array:
     """The inverse of the normal distribution function; NaN outside of [0, 1]."""
     p = _real(p, "ndtri")
     return _ndtri(_wide(p)).astype(p.dtype)
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: Array) -> Array:
     """Narrow floats as float32, to be rounded once."""
     return x if x.dtype.itemsize >= 4 else x.astype("float32")
 
 
-def log_ndtr(x: Any) -> Any:
+def log_ndtr(x: ArrayLike) -> Array:
     """log ndtr(x); below -10 by the asymptotic series (Abramowitz and Stegun 26.2.12)."""
     d = _float(x).dtype
     x = _wide(_real(x, "log_ndtr"))

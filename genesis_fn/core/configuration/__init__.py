@@ -1,1 +1,1 @@
-"""Settings, and the guards and pauses that they switch."""
+"""Settings, the transfer guard, and the suspension of garbage collection while compiling."""

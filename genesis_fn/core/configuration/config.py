@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from genesis_fn.core.configuration import environment
@@ -154,7 +154,7 @@ def changes(name: str, value: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def override(**settings: Any) -> Iterator[Config]:
+def override(**settings: Any) -> Generator[Config, None, None]:
     """Within the block, and in this thread only, the settings are these."""
     found: dict[str, Any] = {}
     for name, value in settings.items():

@@ -1,8 +1,8 @@
-"""Where Python's garbage collector waits.
+"""Suspends Python's cyclic garbage collector while programs are traced and compiled.
 
-A program of many thousand equations makes so many objects that stay that the collector, which
-looks at all of them whenever their number has grown by a quarter, takes a fifth of the time of
-tracing and compiling it.
+Tracing and compiling a program of many thousand equations allocates so many objects that survive
+that the collector, which scans all of them whenever their number has grown by a quarter, takes a
+fifth of that time.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import threading
 
 
 class no_collection:
-    """Inside, in any thread, the collector does not run, and so no destructors of cycles do."""
+    """`with no_collection():` suspends the collector, for all threads, and so the destructors of
+    objects in cycles. Blocks nest, and may overlap in several threads: the last to end resumes it,
+    if it was enabled when the first began."""
 
-    _lock = threading.Lock()
-    _inside = 0
+    lock = threading.Lock()
+    _inside = 0  # blocks entered and not left, over all threads
     _was_enabled = False
 
     def __enter__(self) -> None:
         kind = no_collection
-        with kind._lock:
+        with kind.lock:
             if kind._inside == 0:
                 kind._was_enabled = gc.isenabled()
                 gc.disable()
@@ -29,14 +31,15 @@ class no_collection:
 
     def __exit__(self, *_: object) -> None:
         kind = no_collection
-        with kind._lock:
+        with kind.lock:
             kind._inside -= 1
             if kind._inside == 0 and kind._was_enabled:
                 gc.enable()
 
 
 def _after_fork() -> None:
-    no_collection._lock = threading.Lock()
+    # The child has one thread: a lock that another thread held in the parent is never released.
+    no_collection.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from genesis_fn.core import device as devices
@@ -104,7 +104,7 @@ def _context(name: str, doc: str, default: Any = None) -> Any:
     setting = _ours(name)
 
     @contextlib.contextmanager
-    def context(new_val: Any = default) -> Iterator[None]:
+    def context(new_val: Any = default) -> Generator[None, None, None]:
         with config.override(**{setting: _value(setting, new_val)}):
             yield
 
@@ -155,7 +155,7 @@ transfer_guard_device_to_host = _context(
 
 
 @contextlib.contextmanager
-def enable_x64(new_val: bool = True) -> Iterator[None]:
+def enable_x64(new_val: bool = True) -> Generator[None, None, None]:
     """Nothing but a warning: 64-bit types need no flag, and defaults stay 32-bit."""
     _explain_64_bit(new_val)
     yield

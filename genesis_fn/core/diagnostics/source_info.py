@@ -84,7 +84,8 @@ def is_internal(code: CodeType) -> bool:
 
 def user_frame(depth: int = 2) -> FrameType:
     """The nearest frame above the caller that is not the library's own."""
-    first = frame = sys._getframe(depth)
+    # Documented, but for its underscore; `inspect.stack` would read source files.
+    first = frame = sys._getframe(depth)  # pyright: ignore[reportPrivateUsage]
     known = _internal.get
     while known(id(frame.f_code)) or is_internal(frame.f_code):
         if frame.f_back is None:

@@ -53,6 +53,6 @@ def key_type(impl: str) -> KeyType:
     return KEY_TYPES[impl]
 
 
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: object) -> bool:
     """Whether `dtype` is that of random keys."""
     return type(dtype) is KeyType

@@ -24,7 +24,7 @@ class ScalarType(type):
         return ScalarType.make(x, cls.dtype)
 
     def __eq__(cls, other: object) -> bool:
-        return cls is other or bool(cls.dtype.type == other)
+        return cls is other or bool(cls.dtype.type == other)  # pyright: ignore[reportUnnecessaryComparison]
 
     def __hash__(cls) -> int:
         return hash(cls.dtype.type)

@@ -312,6 +312,7 @@ def _methods() -> dict[str, Any]:
             raise better
 
         method.__name__, method.__doc__ = name, f.__doc__
+        method.__wrapped__ = f  # type: ignore[attr-defined]  # whose signature `help` shows
         return method
 
     functions = {
