@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
@@ -42,6 +42,10 @@ from genesis_fn.transforms.staging.api_util import (
 )
 from genesis_fn.transforms.staging.call import batch_call, jit_p, jvp_call
 from genesis_fn.transforms.staging.stage import StageTrace, inlined, stage, stage_closed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Tree = TypeVar("Tree")
 
 
 @memoized
@@ -211,10 +215,26 @@ checkpoint_p = Primitive(
 )
 
 
+@overload
+def checkpoint(
+    fun: Callable[P, R],
+    *,
+    policy: Callable[..., bool] | None = None,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[P, R]: ...
+@overload
+def checkpoint(
+    fun: None = None,
+    *,
+    policy: Callable[..., bool] | None = None,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def checkpoint(
     fun: Callable[..., Any] | None = None,
     *,
-    policy: Callable[..., Any] | None = None,
+    policy: Callable[..., bool] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
 ) -> Any:
@@ -261,7 +281,7 @@ name_p.linearize = linear_rule(name_p)
 name_p.transpose = lambda ct, x, *, name: [ct]
 
 
-def checkpoint_name(x: Any, name: str) -> Any:
+def checkpoint_name(x: Tree, name: str) -> Tree:
     """`x`, under a name that checkpoint policies can refer to."""
     return tree.map(lambda v: bind(name_p, as_array(v), name=name), x)
 

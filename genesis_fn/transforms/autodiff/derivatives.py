@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak,
 )
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
@@ -31,6 +32,10 @@ from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage import evaluate, stage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Aux = TypeVar("Aux")
 
 
 class safe_zeros:
@@ -125,15 +130,15 @@ def _check_outputs(
 
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
     *,
     safe_zero: bool = False,
-    nonfloat: str = "raise",
-) -> Callable[..., Any]:
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[P, tuple[R, PyTree]]:
     """A function returning (fun's value, its gradient); ((value, aux), gradient) with `has_aux`.
 
     The gradient has the structure of the argument, or is a tuple where `argnums` is a sequence.
@@ -147,7 +152,7 @@ def value_and_grad(
     nonfloat = "zeros" if allow_int else nonfloat
 
     @boundary(fun)
-    def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
+    def value_and_grad_f(*args: P.args, **kwargs: P.kwargs) -> Any:
         chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
         leaves, in_tree, _ = flatten_arrays(
             picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
@@ -222,6 +227,28 @@ def _scalar_loss(
     return value
 
 
+@overload
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[P, PyTree]: ...
+@overload
+def grad(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -230,8 +257,8 @@ def grad(
     allow_int: bool = False,
     *,
     safe_zero: bool = False,
-    nonfloat: str = "raise",
-) -> Callable[..., Any]:
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Any:
     """The gradient of a scalar function; (gradient, aux) with `has_aux`. See `value_and_grad`."""
     both = value_and_grad(
         fun, argnums, has_aux, holomorphic, allow_int, safe_zero=safe_zero, nonfloat=nonfloat
@@ -279,7 +306,7 @@ class VJP(LinearMap):
 
     __slots__ = ()
 
-    def __call__(self, ct: Any) -> tuple[Any, ...]:
+    def __call__(self, ct: PyTree) -> tuple[PyTree, ...]:
         in_tree, in_avals, out_tree, out_avals, weak = self.static[3:]
         cts = _matching(ct, out_tree, out_avals, "the cotangent", "the output")
         back = self.pull(cts)
@@ -287,12 +314,12 @@ class VJP(LinearMap):
         return tree.unflatten(in_tree, [with_weak(c, w) for c, w in zip(full, weak)])
 
 
-class JVPMap(LinearMap):
+class JVPMap(LinearMap, Generic[R]):
     """The function from input tangents to output tangents that `linearize` returns."""
 
     __slots__ = ()
 
-    def __call__(self, *tangents: Any) -> Any:
+    def __call__(self, *tangents: PyTree) -> R:
         in_tree, in_avals, out_tree, out_avals, _ = self.static[3:]
         ts = _matching(tangents, in_tree, in_avals, "the tangents", "the primals")
         outs = self.push(ts)
@@ -395,7 +422,15 @@ def _linearized(
     return (*result, flat.aux(outs)) if has_aux else result
 
 
-def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+@overload
+def vjp(
+    fun: Callable[..., R], *primals: PyTree, has_aux: Literal[False] = False
+) -> tuple[R, VJP]: ...
+@overload
+def vjp(
+    fun: Callable[..., tuple[R, Aux]], *primals: PyTree, has_aux: Literal[True]
+) -> tuple[R, VJP, Aux]: ...
+def vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
     """(outputs, vjp function), or (outputs, vjp function, aux).
 
     The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
@@ -404,14 +439,39 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     return _linearized("vjp", VJP, fun, primals, has_aux)
 
 
-def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+@overload
+def linearize(
+    fun: Callable[..., R], *primals: PyTree, has_aux: Literal[False] = False
+) -> tuple[R, JVPMap[R]]: ...
+@overload
+def linearize(
+    fun: Callable[..., tuple[R, Aux]], *primals: PyTree, has_aux: Literal[True]
+) -> tuple[R, JVPMap[R], Aux]: ...
+def linearize(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
     """(outputs, linear function of tangents): the derivative at a point, to be applied many
     times."""
     return _linearized("linearize", JVPMap, fun, primals, has_aux)
 
 
+@overload
 def jvp(
-    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+    fun: Callable[..., R],
+    primals: Sequence[PyTree],
+    tangents: Sequence[PyTree],
+    has_aux: Literal[False] = False,
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    fun: Callable[..., tuple[R, Aux]],
+    primals: Sequence[PyTree],
+    tangents: Sequence[PyTree],
+    has_aux: Literal[True],
+) -> tuple[R, R, Aux]: ...
+def jvp(
+    fun: Callable[..., Any],
+    primals: Sequence[PyTree],
+    tangents: Sequence[PyTree],
+    has_aux: bool = False,
 ) -> Any:
     """(outputs, output tangents), or with aux third: `fun` at `primals` along `tangents`.
 
@@ -432,7 +492,9 @@ def jvp(
     return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
 
 
-def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
+def linear_transpose(
+    fun: Callable[..., Any], *primals: PyTree
+) -> Callable[[PyTree], tuple[PyTree, ...]]:
     """The transpose of a linear function; `primals` give shapes and dtypes only.
 
     It is the function's derivative transposed, which for a linear function is the same at every
@@ -461,7 +523,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
                 "  use vjp(f, *primals) for the derivative at a point"
             )
 
-    def transposed(ct: Any) -> tuple[Any, ...]:
+    def transposed(ct: PyTree) -> tuple[PyTree, ...]:
         cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
         with default_device_of([*captured, *cts]):
             given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
@@ -518,6 +580,20 @@ def _last(x: Any, lead: int) -> Any:
     return transpose(x, (*range(lead, n), *range(lead)))
 
 
+@overload
+def jacfwd(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+) -> Callable[P, PyTree]: ...
+@overload
+def jacfwd(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def jacfwd(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -563,6 +639,22 @@ def jacfwd(
     return jacobian
 
 
+@overload
+def jacrev(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, PyTree]: ...
+@overload
+def jacrev(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def jacrev(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -603,6 +695,20 @@ def jacrev(
 jacobian = jacrev
 
 
+@overload
+def hessian(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+) -> Callable[P, PyTree]: ...
+@overload
+def hessian(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def hessian(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -633,16 +739,16 @@ def _one(picked: tuple[Any, ...], argnums: Any) -> Any:
 
 
 def fwd_and_bwd(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> tuple[Callable[P, tuple[Any, ...]], Callable[[VJP, PyTree], PyTree]]:
     """(forward, backward): forward(*args) -> (output, residual function[, aux]); backward(residual
     function, cotangent) -> gradients."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, ...]:
         _, f, picked = _on_arguments(fun, argnums, args, kwargs)
         return vjp(f, *picked, has_aux=has_aux)
 
-    def backward(pull: VJP, ct: Any) -> Any:
+    def backward(pull: VJP, ct: PyTree) -> PyTree:
         return _one(pull(ct), argnums)
 
     return forward, backward

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.diagnostics.traceback import boundary
 from genesis_fn.core.primitive import CallSite, default_device_of, typeof
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.batching.batch import vmap_flat
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def vmap(
-    fun: Callable[..., Any],
-    in_axes: Any = 0,
-    out_axes: Any = 0,
-    axis_name: Any = None,
+    fun: Callable[P, R],
+    in_axes: int | Sequence[PyTree] | None = 0,
+    out_axes: PyTree = 0,
+    axis_name: Hashable = None,
     axis_size: int | None = None,
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """`fun` mapped over an axis of its arguments.
 
     `in_axes` is a prefix tree of the positional arguments (an int, None, or containers of them);
@@ -34,7 +38,7 @@ def vmap(
         )
 
     @boundary(fun)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         axes = tuple(in_axes) if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
         if len(axes) != len(args):
             raise ValueError(

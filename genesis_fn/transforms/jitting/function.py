@@ -12,7 +12,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.array import ArrayImpl, Deleted, from_numpy, like, stored
@@ -24,6 +24,7 @@ from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
 from genesis_fn.core.static import Frozen, Meaning, meaning
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.aot import Traced
 from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments, ProgramKey
 from genesis_fn.transforms.jitting.call_codegen import MISS, bind_captured, fast_call
@@ -48,13 +49,18 @@ from genesis_fn.transforms.staging.stage import stage
 
 log = logging.getLogger("genesis_fn")
 
-_live: weakref.WeakSet[JitFunction] = weakref.WeakSet()
+P = ParamSpec("P")
+R = TypeVar("R")
+_Owner = TypeVar("_Owner")
+_Rest = ParamSpec("_Rest")
+
+_live: weakref.WeakSet[JitFunction[..., Any]] = weakref.WeakSet()
 
 
-class JitFunction(Copied):
-    """The callable that `jit` returns."""
+class JitFunction(Copied, Generic[P, R]):
+    """The callable that `jit` returns: it takes and returns what the function does."""
 
-    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
         self.fun, self.options = fun, options
         self.spec = ArgSpec(fun, options)
@@ -67,13 +73,21 @@ class JitFunction(Copied):
     def __repr__(self) -> str:
         return f"<jit of {self.spec.name}: {len(self.cache.programs)} programs>"
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: JitFunction[Concatenate[_Owner, _Rest], R],
+        instance: _Owner,
+        owner: type[Any] | None = None,
+    ) -> Callable[_Rest, R]: ...
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
         # A jitted method: `self` is an argument like any other.
         return self if instance is None else functools.partial(self, instance)
 
     # ---- the call ----
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
@@ -337,7 +351,13 @@ class JitFunction(Copied):
 
     # ---- ahead of time ----
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+    # Arguments may be shapes in place of arrays, which the function's own signature does not say;
+    # the first overload is there for editors, which show the parameters.
+    @overload
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]: ...
+    @overload
+    def trace(self, *args: Any, **kwargs: Any) -> Traced[P, R]: ...
+    def trace(self, *args: Any, **kwargs: Any) -> Traced[P, R]:
         """The program for these arguments (arrays or ShapeDtypeStructs), not yet compiled."""
         bound = self.spec.bind(args, kwargs, shapes=True)
         near = default_device_of(bound.leaves)
@@ -347,7 +367,7 @@ class JitFunction(Copied):
 
     lower = trace
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, *args: Any, **kwargs: Any) -> PyTree:
         """The output's shapes and dtypes, without computing it."""
         return self.trace(*args, **kwargs).out_info
 
@@ -362,6 +382,32 @@ def _copy(x: ArrayImpl) -> ArrayImpl:
     return like(x, from_numpy(x.device.backend.to_numpy(stored(x)), x.device))
 
 
+@overload
+def jit(
+    fun: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
+    max_traces: int | None = None,
+    compiler: Literal["inductor"] | None = None,
+    **ignored: object,
+) -> JitFunction[P, R]: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
+    max_traces: int | None = None,
+    compiler: Literal["inductor"] | None = None,
+    **ignored: object,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -369,10 +415,10 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
-    on_unusable_donation: str = "warn",
+    on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
-    compiler: str | None = None,
-    **ignored: Any,
+    compiler: Literal["inductor"] | None = None,
+    **ignored: object,
 ) -> Any:
     """`fun`, traced once per signature of its arguments and compiled.
 

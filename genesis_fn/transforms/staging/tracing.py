@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Hashable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
-from genesis_fn.core.jaxpr import Jaxpr
+from genesis_fn.core.jaxpr import Eqn, Jaxpr
 from genesis_fn.core.primitive import Primitive, Trace, Tracer, bind, ctx, running
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.transforms.batching.batch import named_axis
 from genesis_fn.transforms.jitting import JitFunction, jit
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, name_of
 from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 from genesis_fn.transforms.staging.stage import evaluate, stage
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ClosedJaxpr:
@@ -28,35 +33,53 @@ class ClosedJaxpr:
         self.jaxpr, self.consts = jaxpr, list(consts)
 
     @property
-    def eqns(self) -> list[Any]:
+    def eqns(self) -> Sequence[Eqn]:
         """The equations."""
         return self.jaxpr.eqns
 
     @property
-    def in_avals(self) -> list[Any]:
+    def in_avals(self) -> list[Aval]:
         """The avals of the arguments."""
         return self.jaxpr.in_avals[len(self.consts) :]
 
     @property
-    def out_avals(self) -> list[Any]:
+    def out_avals(self) -> list[Aval]:
         """The avals of the outputs."""
         return self.jaxpr.out_avals
 
-    def __call__(self, *args: Any) -> list[Any]:
+    def __call__(self, *args: ArrayLike) -> list[Array]:
         return evaluate(self.jaxpr, *self.consts, *[as_array(x) for x in args])
 
     def __repr__(self) -> str:
         return repr(self.jaxpr)
 
 
+@overload
+def make_jaxpr(
+    fun: Callable[P, Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Hashable, int]] | None = None,
+    return_shape: Literal[False] = False,
+    *,
+    static_argnames: str | Sequence[str] = (),
+) -> Callable[P, ClosedJaxpr]: ...
+@overload
+def make_jaxpr(
+    fun: Callable[P, Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Sequence[tuple[Hashable, int]] | None = None,
+    *,
+    return_shape: Literal[True],
+    static_argnames: str | Sequence[str] = (),
+) -> Callable[P, tuple[ClosedJaxpr, PyTree]]: ...
 def make_jaxpr(
     fun: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),
-    axis_env: Sequence[tuple[Any, int]] | None = None,
+    axis_env: Sequence[tuple[Hashable, int]] | None = None,
     return_shape: bool = False,
     *,
     static_argnames: str | Sequence[str] = (),
-) -> Callable[..., Any]:
+) -> Any:
     """A function from arguments (arrays or ShapeDtypeStructs) to the program `fun` runs on them.
 
     With `return_shape`, to (program, pytree of output shapes and dtypes). `axis_env` names axes
@@ -76,7 +99,13 @@ def make_jaxpr(
     return jaxpr_of
 
 
-def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+# Arguments may be shapes in place of arrays, which the signature of `fun` does not say; the first
+# overload is there for editors, which show its parameters.
+@overload
+def eval_shape(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> PyTree: ...
+@overload
+def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree: ...
+def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree:
     """The pytree of ShapeDtypeStructs that `fun` returns, without computing anything.
 
     Arguments are arrays, numbers, or anything with `shape` and `dtype`.
@@ -85,7 +114,7 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return traced.eval_shape(*args, **kwargs)
 
 
-def typeof(x: Any) -> Any:
+def typeof(x: ArrayLike | ShapeDtypeStruct) -> Aval:
     """Shape and dtype of an array, tracer, number or ShapeDtypeStruct."""
     return x.aval if isinstance(x, ShapeDtypeStruct) else as_array(x).aval
 
@@ -111,7 +140,7 @@ class _EvalTrace(Trace):
 
 
 @contextlib.contextmanager
-def ensure_compile_time_eval() -> Iterator[None]:
+def ensure_compile_time_eval() -> Generator[None]:
     """Within the block, operations on known values run while tracing instead of being recorded."""
     if ctx.trace is None:
         yield
@@ -121,7 +150,7 @@ def ensure_compile_time_eval() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def no_tracing() -> Iterator[None]:
+def no_tracing() -> Generator[None]:
     """Within the block, a jitted function that would have to be traced raises GenesisError."""
     before, ctx.no_tracing = ctx.no_tracing, True
     try:
@@ -131,7 +160,7 @@ def no_tracing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def checking_leaks() -> Iterator[None]:
+def checking_leaks() -> Generator[None]:
     """Raise UnexpectedTracerError at the end of the block for a tracer that is still referred to.
 
     A leak is always found where it is used; this finds one that nobody uses.
@@ -207,11 +236,11 @@ class named_scope(contextlib.ContextDecorator):
         ctx.scope = self.before.pop()
 
 
-def named_call(fun: Callable[..., Any], *, name: str | None = None) -> Callable[..., Any]:
+def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R]:
     """`fun`, run in a `named_scope` of its name."""
 
     @functools.wraps(fun)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with named_scope(name or name_of(fun)):
             return fun(*args, **kwargs)
 
