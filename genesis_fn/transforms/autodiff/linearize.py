@@ -36,11 +36,11 @@ class LinearizeTracer(Tracer):
     __slots__ = ("primal", "tangent")
 
     def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any):
-        self._trace, self.primal, self.tangent = trace, primal, tangent
+        self.owner, self.primal, self.tangent = trace, primal, tangent
         self.aval, self.weak = primal.aval, primal.weak
 
     def with_weak_type(self, weak: bool) -> LinearizeTracer:
-        return LinearizeTracer(self._trace, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
+        return LinearizeTracer(self.owner, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
         """The primal's Array, where the derivative is taken eagerly."""
@@ -55,14 +55,14 @@ class LinearizeTracer(Tracer):
         return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
 
     def origin(self) -> str:
-        tape = self._trace.tape  # pyright: ignore[reportAttributeAccessIssue]
-        if type(self.tangent) is StageTracer and self.tangent._trace is tape:
+        tape = self.owner.tape  # pyright: ignore[reportAttributeAccessIssue]
+        if type(self.tangent) is StageTracer and self.tangent.owner is tape:
             made_by = self.tangent.eqn
             if made_by is not None and made_by.where is not None:
                 return made_by.where.describe()
         if isinstance(self.primal, Tracer):
             return self.primal.origin()
-        called = self._trace.called
+        called = self.owner.called
         return super().origin() if called is None else called.origin(self.primal)
 
 
@@ -91,7 +91,7 @@ class SplitTrace(Trace):
 
     def holds(self, x: Any) -> bool:
         """Whether `x` is a value of the tape."""
-        return type(x) is StageTracer and x._trace is self.tape
+        return type(x) is StageTracer and x.owner is self.tape
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         late = any(map(self.holds, args))
@@ -127,14 +127,14 @@ class LinearizeTrace(Trace):
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """(primal, tangent or None) of a value."""
-        if type(x) is LinearizeTracer and x._trace is self:
+        if type(x) is LinearizeTracer and x.owner is self:
             return x.primal, x.tangent
         return x, None
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         primals, tangents, nonzero = [], [], False
         for a in args:
-            if type(a) is LinearizeTracer and a._trace is self:
+            if type(a) is LinearizeTracer and a.owner is self:
                 primals.append(a.primal)
                 tangents.append(a.tangent)
                 nonzero = True

@@ -28,15 +28,15 @@ from genesis_fn.transforms.staging.stage import evaluate, stage_closed
 class BatchTracer(Tracer):
     """One example of a batched value: `value` has the batch at dimension `dim`."""
 
-    __slots__ = ("value", "_dim")
+    __slots__ = ("value", "batch_dim")
 
     def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self._trace, self.value, self._dim, self.weak = trace, value, dim, value.weak
+        self.owner, self.value, self.batch_dim, self.weak = trace, value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
     def with_weak_type(self, weak: bool) -> BatchTracer:
-        return BatchTracer(self._trace, with_weak(self.value, weak), self._dim)  # pyright: ignore[reportArgumentType]
+        return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)  # pyright: ignore[reportArgumentType]
 
     def nearby(self) -> Any:
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value
@@ -44,7 +44,7 @@ class BatchTracer(Tracer):
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()
-        called = self._trace.called
+        called = self.owner.called
         return super().origin() if called is None else called.origin(self.value)
 
 
@@ -61,16 +61,16 @@ class BatchTrace(Trace):
 
     def split(self, x: Any) -> tuple[Any, int | None]:
         """(value, batch dimension or None)."""
-        if type(x) is BatchTracer and x._trace is self:
-            return x.value, x._dim
+        if type(x) is BatchTracer and x.owner is self:
+            return x.value, x.batch_dim
         return x, None
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         values, dims, batched = [], [], False
         for a in args:
-            if type(a) is BatchTracer and a._trace is self:
+            if type(a) is BatchTracer and a.owner is self:
                 values.append(a.value)
-                dims.append(a._dim)
+                dims.append(a.batch_dim)
                 batched = True
             else:
                 values.append(a)

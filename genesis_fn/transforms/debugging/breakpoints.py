@@ -96,7 +96,7 @@ def breakpoint(
         leaves = tree.leaves(value)
         traced = any(type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves)
         plain = all(
-            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
+            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x.owner.alive)
             for x in leaves
         )
         (arrays if traced and plain else others)[name] = value

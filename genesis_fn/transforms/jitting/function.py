@@ -112,7 +112,7 @@ class JitFunction(Copied, Generic[P, R]):
             return program.output(outs)
         for x in bound.leaves:
             if isinstance(x, Tracer):
-                raise x._trace.leaked(x)
+                raise x.owner.leaked(x)
             if type(x) is ArrayImpl and isinstance(x.data, Deleted):
                 raise x.data.error()
         with self.cache.lock:

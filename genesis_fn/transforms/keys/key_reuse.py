@@ -55,7 +55,7 @@ class _Marks:
 
     def seen_from(self, x: Any, program: StageTrace | None) -> np.ndarray:
         """The uses that count in `program`, or outside of one (None)."""
-        if isinstance(x, Tracer) and not (type(x) is StageTracer and x._trace is not program):
+        if isinstance(x, Tracer) and not (type(x) is StageTracer and x.owner is not program):
             return self.own
         if type(x) is not StageTracer and program is None:
             return self.own
@@ -106,7 +106,7 @@ def use(x: Any, which: np.ndarray | None = None) -> None:
             purpose = purpose or marks.purpose
         if inner is None or purpose:
             break
-        dim = getattr(x, "_dim", None)
+        dim = getattr(x, "batch_dim", None)
         if which is not None and dim is not None:
             which = np.broadcast_to(np.expand_dims(which, dim), inner.shape)
         x = inner
@@ -135,7 +135,7 @@ def _same_every_turn(x: Any, program: StageTrace | None) -> bool:
     """Whether a loop's body is being recorded, to which the key comes from outside."""
     if program is None or not program.repeated:
         return False
-    return not (type(x) is StageTracer and x._trace is program)
+    return not (type(x) is StageTracer and x.owner is program)
 
 
 def on_purpose(copy: Any) -> Any:
@@ -162,10 +162,8 @@ def part_of(x: Any, index: Any, part: Any) -> Any:
     if any([type(e) not in (int, slice) and e is not None and e is not ... for e in entries]):
         return part
     marks = _marks_of(x)
-    inside = type(part) is StageTracer and (
-        type(x) is not StageTracer or x._trace is not part._trace
-    )
-    uses = marks.seen_from(x, part._trace) if inside else marks.own
+    inside = type(part) is StageTracer and (type(x) is not StageTracer or x.owner is not part.owner)
+    uses = marks.seen_from(x, part.owner) if inside else marks.own
     if uses.ndim and part is not x:
         # With an ellipsis a single element is a view too.
         uses = uses[entries if any([e is ... for e in entries]) else (*entries, ...)]

@@ -97,10 +97,10 @@ class AutocastTracer(Tracer):
     __slots__ = ("value",)
 
     def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
-        self._trace, self.value, self.aval, self.weak = trace, value, kind, weak
+        self.owner, self.value, self.aval, self.weak = trace, value, kind, weak
 
     def with_weak_type(self, weak: bool) -> AutocastTracer:
-        return AutocastTracer(self._trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
+        return AutocastTracer(self.owner, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
         """The Array, where the function runs op by op on known values."""
@@ -116,7 +116,7 @@ class AutocastTracer(Tracer):
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()
-        called = self._trace.called
+        called = self.owner.called
         return super().origin() if called is None else called.origin(self.value)
 
 

@@ -29,34 +29,34 @@ from genesis_fn.primitives.factories import full
 class StageTracer(Tracer):
     """A value of a program being recorded. `eqn` made it; None for an argument."""
 
-    __slots__ = ("_var", "eqn")
+    __slots__ = ("variable", "eqn")
 
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
-        self._trace, self.aval, self._var, self.eqn, self.weak = trace, var.aval, var, eqn, weak
+        self.owner, self.aval, self.variable, self.eqn, self.weak = trace, var.aval, var, eqn, weak
 
     def with_weak_type(self, weak: bool) -> StageTracer:
-        return StageTracer(self._trace, self._var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
+        return StageTracer(self.owner, self.variable, self.eqn, weak)  # pyright: ignore[reportArgumentType]
 
     def label(self) -> str:
-        trace = self._trace
-        if self.eqn is not None or self._var not in trace.invars:
+        trace = self.owner
+        if self.eqn is not None or self.variable not in trace.invars:
             return ""
-        position = trace.invars.index(self._var)
+        position = trace.invars.index(self.variable)
         return trace.labels[position] if position < len(trace.labels) else ""
 
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
         if self.eqn is not None:
             return self.eqn.where.describe()
-        function, label = self._trace.name, self.label()
+        function, label = self.owner.name, self.label()
         if label:
             return f"argument {label} of {function or 'the function'}"
         return f"an argument of {function or 'the traced function'}"
 
     def arguments(self) -> list[str]:
         """The arguments of the traced function that this value depends on."""
-        made_by = {o: e for e in self._trace.eqns for o in e.outs}
-        found, todo, seen = set(), [self._var], set()
+        made_by = {o: e for e in self.owner.eqns for o in e.outs}
+        found, todo, seen = set(), [self.variable], set()
         while todo:
             v = todo.pop()
             if v in seen:
@@ -67,8 +67,8 @@ class StageTracer(Tracer):
             else:
                 found.add(v)
         return [
-            self._trace.labels[i] if i < len(self._trace.labels) else f"argument {i}"
-            for i, v in enumerate(self._trace.invars)
+            self.owner.labels[i] if i < len(self.owner.labels) else f"argument {i}"
+            for i, v in enumerate(self.owner.invars)
             if v in found
         ]
 
@@ -96,8 +96,8 @@ class StageTrace(Trace):
 
     def atom(self, x: Any) -> Any:
         """The Var (or scalar) that stands for `x` in this program."""
-        if type(x) is StageTracer and x._trace is self:
-            return x._var
+        if type(x) is StageTracer and x.owner is self:
+            return x.variable
         if type(x) in SCALARS:
             return x
         found = self.vars_of.get(id(x))
@@ -107,8 +107,8 @@ class StageTrace(Trace):
 
     def _capture(self, x: Any) -> Var:
         if isinstance(x, Tracer):
-            if not x._trace.alive:
-                raise x._trace.leaked(x)
+            if not x.owner.alive:
+                raise x.owner.leaked(x)
         elif type(x) is not ArrayImpl:
             raise TypeError(f"operations take arrays and Python numbers, got {x!r}")
         elif isinstance(x.data, Deleted):
@@ -124,8 +124,8 @@ class StageTrace(Trace):
                 return staged
         ins = []
         for a in args:
-            if type(a) is StageTracer and a._trace is self:
-                ins.append(a._var)
+            if type(a) is StageTracer and a.owner is self:
+                ins.append(a.variable)
             elif type(a) in SCALARS:
                 ins.append(a)
             else:
@@ -154,7 +154,7 @@ class StageTrace(Trace):
             atom = self.atom(o)
             if type(atom) is not Var:
                 with running(self):
-                    atom = full((), atom, scalar_type(atom))._var
+                    atom = full((), atom, scalar_type(atom)).variable
             out_atoms.append(atom)
         self.alive = False
         eqns, live = dead_code(self.eqns, out_atoms)

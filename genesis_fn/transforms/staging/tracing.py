@@ -173,7 +173,7 @@ def checking_leaks() -> Generator[None]:
         t = leaked[0]
         raise errors.UnexpectedTracerError(
             f"leaked tracer: a value of type {t.aval} made while tracing "
-            f"{t._trace.name or 'a function'} outlived that trace ({len(leaked)} in all)\n"
+            f"{t.owner.name or 'a function'} outlived that trace ({len(leaked)} in all)\n"
             f"  made at {t.origin()}\n"
             "  return the value from the traced function instead of storing it outside"
         )
@@ -181,7 +181,7 @@ def checking_leaks() -> Generator[None]:
 
 def _dead_tracers() -> list[Tracer]:
     # By type: isinstance asks an object for its class, which some answer with a warning.
-    return [t for t in gc.get_objects() if issubclass(type(t), Tracer) and not t._trace.alive]
+    return [t for t in gc.get_objects() if issubclass(type(t), Tracer) and not t.owner.alive]
 
 
 # ---- closures ----
