@@ -29,14 +29,17 @@ class BatchTracer(Tracer):
     """One example of a batched value: `value` has the batch at dimension `dim`."""
 
     __slots__ = ("value", "batch_dim")
+    owner: BatchTrace
 
     def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self.owner, self.value, self.batch_dim, self.weak = trace, value, dim, value.weak
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.value, self.batch_dim, self.weak = value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
     def with_weak_type(self, weak: bool) -> BatchTracer:
-        return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)  # pyright: ignore[reportArgumentType]
+        return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)
 
     def nearby(self) -> Any:
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value

@@ -71,7 +71,7 @@ def vmap(
             rest = iter(xs)
             filled = [aside[i] if i in aside else next(rest) for i in range(len(leaves))]
             a, k = tree.unflatten(in_tree, filled)
-            return fun(*a, **k)
+            return fun(*a, **k)  # pyright: ignore[reportCallIssue]  # arguments of P, unflattened
 
         flat = FlatFunction(call, tree.structure(tuple(arrays)))
         functools.update_wrapper(flat.f, fun)
@@ -119,7 +119,7 @@ def _checked(
 
 def _sharing(values: tuple[Any, ...], i: int, dims: list[Any]) -> str:
     """The line of a message that says how all examples share the i-th leaf."""
-    args, kwargs = values
+    args = values[0]
     if i >= len(tree.leaves(args)):
         return "\n  give it by functools.partial to share it"
     new = [None if k == i else d for k, d in enumerate(dims[: len(tree.leaves(args))])]

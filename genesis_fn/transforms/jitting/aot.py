@@ -67,7 +67,7 @@ class Traced(Generic[P, R]):
 
     def executable(self, place: devices.Device) -> Executable:
         """The program compiled for a device, which may reuse the memory of donated arguments."""
-        return self.function._compile(self.program, place, self.donated)
+        return self.function.compile_program(self.program, place, self.donated)
 
 
 class Compiled(Generic[P, R]):
@@ -97,8 +97,7 @@ class Compiled(Generic[P, R]):
                     f"a compiled {name} takes {v.aval} for {label}, got {x.aval}\n"
                     f"  at {where().describe()}"
                 )
-        call = function._generate(bound, program, self.place, self.traced.donated)
-        return function._run(call, bound, program, self.place, self.traced.donated)
+        return function.run_program(bound, program, self.place, self.traced.donated)
 
     def _check_static(self, bound: BoundArguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""

@@ -23,7 +23,7 @@ from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
-from genesis_fn.core.static import Frozen, Meaning, meaning
+from genesis_fn.core.static import Fingerprint, Frozen, fingerprint_of
 from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.aot import Traced
 from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments, ProgramKey
@@ -101,8 +101,8 @@ class JitFunction(Copied, Generic[P, R]):
             raise trimmed(error)  # noqa: B904
 
     def _full(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: config.Config) -> Any:
-        """Any call. What it needs is looked up, or else made by one of three passes: `_trace` the
-        program, `_compile` the executable; `_generate` a function for further calls like this."""
+        """Any call. What it needs is looked up, or else made by one of three passes: `_trace` makes
+        the program, `compile_program` the executable, `_generate` a function for calls like it."""
         if settings.disable_jit:
             return self.fun(*args, **kwargs)
         bound = self.spec.bind(args, kwargs)
@@ -146,6 +146,17 @@ class JitFunction(Copied, Generic[P, R]):
             check_outputs(program.jaxpr, inputs, tree.leaves(result))
         return result
 
+    def run_program(
+        self,
+        bound: BoundArguments,
+        program: Program,
+        place: devices.Device,
+        donated: tuple[int, ...],
+    ) -> Any:
+        """Run a program that need not be looked up, as a `Compiled` does."""
+        call = self._generate(bound, program, place, donated)
+        return self._run(call, bound, program, place, donated)
+
     def _program(self, bound: BoundArguments) -> Program:
         # What is captured while tracing is made beside the arguments.
         near = default_device_of(bound.leaves)
@@ -173,9 +184,9 @@ class JitFunction(Copied, Generic[P, R]):
     # ---- the passes ----
 
     def _trace(self, key: ProgramKey, bound: BoundArguments) -> Program:
-        """The program of new arguments: that of another function of the same meaning, or a trace of
-        this one, which is kept for others of its meaning."""
-        known = self._meaning(bound)
+        """The program for a new key: that of another function with the same fingerprint, or else a
+        trace of this one, which is kept for others with its fingerprint."""
+        known = self._fingerprint(bound)
         program = None if known is None else shared(known, key)
         if program is None:
             program = self._staged(key, bound)
@@ -184,25 +195,25 @@ class JitFunction(Copied, Generic[P, R]):
                 return program
             self._explain_retrace(program)
             # What the trace itself changed it would have to change for others too.
-            again = None if known is None else self._meaning(bound)
-            if again is not None and again.key == known.key:
+            again = None if known is None else self._fingerprint(bound)
+            if known is not None and again is not None and again.key == known.key:
                 share(again, program)
         self.cache.put(program)
         return program
 
-    def _meaning(self, bound: BoundArguments) -> Meaning | None:
-        """What the function does now with these static values; None where its programs are nobody
-        else's. Asked for whenever it would be traced: what it reads may have changed since."""
+    def _fingerprint(self, bound: BoundArguments) -> Fingerprint | None:
+        """The fingerprint of the function with these static values; None where its programs must
+        not be shared. Computed anew whenever it would be traced: what it reads may have changed."""
         # A method's object and a partial's arguments may change.
         owned = any(True for _ in owners(self.fun))
         if owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
-        known = meaning(self.fun)
+        known = fingerprint_of(self.fun)
         if known is None or known.keeps:
             return None
         rest = [v for k, v in self.options.items() if "_arg" not in k]
         key = known.key, self.spec.static, self.spec.donated, *rest
-        return Meaning(key, known.lent, known.keeps)
+        return Fingerprint(key, known.lent, known.keeps)
 
     def _staged(self, key: ProgramKey, bound: BoundArguments) -> Program:
         spec = self.spec
@@ -240,7 +251,7 @@ class JitFunction(Copied, Generic[P, R]):
         key_uses = of_arguments(jaxpr, len(captured))
         return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, guards, key_uses)
 
-    def _compile(
+    def compile_program(
         self, program: Program, place: devices.Device, donated: tuple[int, ...]
     ) -> Executable:
         """The executable of a program for a device, which may reuse the donated inputs."""
@@ -269,7 +280,7 @@ class JitFunction(Copied, Generic[P, R]):
         form = place, donated, *bound.form()
         call = program.calls.get(form) if guarded else None
         if call is None:
-            executable = self._compile(program, place, donated)
+            executable = self.compile_program(program, place, donated)
             call = fast_call(self.spec, bound, program, executable, place, donated, guarded)
             if guarded:
                 program.add_call(form, call)

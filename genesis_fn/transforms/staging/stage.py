@@ -30,12 +30,15 @@ class StageTracer(Tracer):
     """A value of a program being recorded. `eqn` made it; None for an argument."""
 
     __slots__ = ("variable", "eqn")
+    owner: StageTrace
 
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
-        self.owner, self.aval, self.variable, self.eqn, self.weak = trace, var.aval, var, eqn, weak
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.aval, self.variable, self.eqn, self.weak = var.aval, var, eqn, weak
 
     def with_weak_type(self, weak: bool) -> StageTracer:
-        return StageTracer(self.owner, self.variable, self.eqn, weak)  # pyright: ignore[reportArgumentType]
+        return StageTracer(self.owner, self.variable, self.eqn, weak)
 
     def label(self) -> str:
         trace = self.owner
@@ -47,7 +50,7 @@ class StageTracer(Tracer):
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
         if self.eqn is not None:
-            return self.eqn.where.describe()
+            return self.eqn.where.describe() if self.eqn.where else "an unknown line"
         function, label = self.owner.name, self.label()
         if label:
             return f"argument {label} of {function or 'the function'}"

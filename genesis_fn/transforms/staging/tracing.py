@@ -222,7 +222,7 @@ class named_scope(contextlib.ContextDecorator):
     """`with named_scope("attention"):` equations made inside carry the name; also a decorator."""
 
     def __init__(self, name: str) -> None:
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # @named_scope
             raise TypeError(f"named_scope takes a string, got {name!r}")
         self.name = name
         self.before: list[str] = []
