@@ -238,9 +238,34 @@ def checkpoint(
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
 ) -> Any:
-    """`fun`, whose intermediate values are recomputed in the backward pass instead of saved.
+    """Recompute the intermediate values of a function in the backward pass instead of saving them.
 
-    `policy(prim, *avals, **params)` names results to save all the same; see `checkpoint_policies`.
+    The gradient is the same; memory goes down from all intermediate values to the arguments of
+    `fun` and what `policy` saves, for about one more forward pass of time. `remat` is another name
+    of it.
+
+    Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
+
+    Args:
+        fun: function of pytrees, a layer say; None to get a decorator with these options.
+        policy: says which results to save all the same, by the operation that computes them:
+            `policy(primitive, *avals, **params)` -> bool; see `checkpoint_policies`. None saves
+            none.
+        prevent_cse: for JAX's callers; recomputation is always kept from being merged with the
+            first computation.
+        static_argnums: positions of arguments that stay Python values. Leaves that are no arrays,
+            at the top of an argument, do so anyway.
+
+    Returns:
+        A function with the signature of `fun`, or a decorator that makes one.
+
+    >>> layer = gf.checkpoint(lambda w, x: jnp.tanh(w * x))
+    >>> gf.grad(layer)(0.0, 2.0)
+    Array(2., dtype=float32)
+    >>> saved = gf.checkpoint_policies.dots_saveable
+    >>> block = gf.checkpoint(lambda w, x: jnp.sin(x @ w), policy=saved)
+    >>> block(jnp.zeros((2, 2)), jnp.ones((1, 2)))
+    Array([[0., 0.]], dtype=float32)
     """
     if fun is None:
         return functools.partial(
@@ -282,12 +307,27 @@ name_p.transpose = lambda ct, x, *, name: [ct]
 
 
 def checkpoint_name(x: Tree, name: str) -> Tree:
-    """`x`, under a name that checkpoint policies can refer to."""
+    """Give a value a name, by which checkpoint policies may save it.
+
+    Args:
+        x: pytree of arrays.
+        name: the name, for `checkpoint_policies.save_only_these_names` and its relatives.
+
+    Returns:
+        `x` with the same values.
+
+    >>> keep = gf.checkpoint_policies.save_only_these_names("scores")
+    >>> f = gf.checkpoint(lambda x: jnp.sin(gf.checkpoint_name(x * x, "scores")), policy=keep)
+    >>> gf.grad(f)(0.0)
+    Array(0., dtype=float32)
+    """
     return tree.map(lambda v: bind(name_p, as_array(v), name=name), x)
 
 
 class checkpoint_policies:
-    """What `checkpoint` saves: predicates on (primitive, operand avals, parameters)."""
+    """What `checkpoint` saves besides the arguments: predicates on (primitive, operand avals,
+    parameters) of an operation.
+    """
 
     @staticmethod
     def everything_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:

@@ -26,11 +26,35 @@ def vmap(
     axis_name: Hashable = None,
     axis_size: int | None = None,
 ) -> Callable[P, R]:
-    """`fun` mapped over an axis of its arguments.
+    """Turn a function of one example into a function of a batch.
 
-    `in_axes` is a prefix tree of the positional arguments (an int, None, or containers of them);
-    keyword arguments are mapped over axis 0. `axis_name` lets collectives refer to the batch.
-    Raises ValueError with a table of sizes where they differ.
+    Each operation runs once for the whole batch, by its batching rule: there is no loop. Calls
+    nest, and compose with `grad` and `jit` in any order.
+
+    Args:
+        fun: function of one example: of pytrees of arrays.
+        in_axes: which axis of each argument is the batch: an int or None (shared by all examples)
+            for all positional arguments, or a tuple with an entry for each: an int, None, or a
+            pytree of them that is a prefix of the argument. Keyword arguments use axis 0.
+        out_axes: where the batch goes in the outputs: an int or a pytree prefix of the output;
+            None for an output that is the same for all examples.
+        axis_name: name of the batch axis, for collectives such as `psum` inside of `fun`.
+        axis_size: size of the batch; needed only where nothing is mapped.
+
+    Returns:
+        A function with the parameters of `fun`, of arrays with one axis more.
+
+    Raises:
+        ValueError: the mapped axes differ in size or do not exist; when called.
+        TreeError: `in_axes` or `out_axes` is no prefix of the values; when called.
+        TypeError: `in_axes` is neither an int, None, a tuple nor a list.
+
+    >>> dot = lambda w, x: jnp.sum(w * x)
+    >>> gf.vmap(dot, in_axes=(None, 0))(jnp.array([1.0, 2.0]), jnp.ones((3, 2)))
+    Array([3., 3., 3.], dtype=float32)
+    >>> gf.vmap(gf.grad(dot), in_axes=(None, 0))(jnp.zeros(2), jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+    Array([[1., 2.],
+           [3., 4.]], dtype=float32)
     """
     if not isinstance(in_axes, (int, tuple, list, type(None))):
         raise TypeError(

@@ -58,7 +58,11 @@ _live: weakref.WeakSet[JitFunction[..., Any]] = weakref.WeakSet()
 
 
 class JitFunction(Copied, Generic[P, R]):
-    """The callable that `jit` returns: it takes and returns what the function does."""
+    """The callable that `jit` returns: it takes and returns what the function does.
+
+    A bound method of it passes its object as the first argument. `trace` (or `lower`) stops before
+    compiling; `traces`, `captures` and `cache_size()` tell what the function was compiled for.
+    """
 
     def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
@@ -350,7 +354,7 @@ class JitFunction(Copied, Generic[P, R]):
         return captures_of(self.fun, [(p.jaxpr, p.captured) for p in self.cache.programs])
 
     def cache_size(self) -> int:
-        """How many executables there are."""
+        """How many executables this function has."""
         return sum(len(p.executables) for p in self.cache.programs)
 
     _cache_size = cache_size
@@ -369,7 +373,18 @@ class JitFunction(Copied, Generic[P, R]):
     @overload
     def trace(self, *args: Any, **kwargs: Any) -> Traced[P, R]: ...
     def trace(self, *args: Any, **kwargs: Any) -> Traced[P, R]:
-        """The program for these arguments (arrays or ShapeDtypeStructs), not yet compiled."""
+        """Trace the program for these arguments (arrays or ShapeDtypeStructs), without compiling
+        it.
+
+        Args:
+            args, kwargs: arguments of the function; ShapeDtypeStructs may stand for arrays.
+
+        Returns:
+            The `Traced` program; its `compile()` gives an executable.
+
+        >>> gf.jit(jnp.sin).trace(jnp.ones(3)).out_info
+        ShapeDtypeStruct(shape=(3,), dtype=float32)
+        """
         bound = self.spec.bind(args, kwargs, shapes=True)
         near = default_device_of(bound.leaves)
         with near:
@@ -379,7 +394,7 @@ class JitFunction(Copied, Generic[P, R]):
     lower = trace
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> PyTree:
-        """The output's shapes and dtypes, without computing it."""
+        """The shapes and dtypes of the output for these arguments, without computing it."""
         return self.trace(*args, **kwargs).out_info
 
 
@@ -431,14 +446,44 @@ def jit(
     compiler: Literal["inductor"] | None = None,
     **ignored: object,
 ) -> Any:
-    """`fun`, traced once per signature of its arguments and compiled.
+    """Compile a function: trace it once per signature of its arguments, run the program afterwards.
 
-    Arrays, those of NumPy and torch too, and numbers are traced; leaves of other types are static
-    by themselves, by type and content as they are at each call (ints by `static_argnums` or
-    `static_argnames`). Globals and closures are read while tracing, and never again. Donated
-    arguments lend their memory to the outputs and cannot be used afterwards;
-    `on_unusable_donation` is "warn", "error" or "ignore". `max_traces` turns retracing beyond it
-    into an error. `compiler="inductor"` compiles by TorchInductor on CPU.
+    The first call with arguments of new structure, shapes, dtypes or static values traces `fun`:
+    it runs on tracers and what it computes is recorded, optimized and compiled. Calls like an
+    earlier one run the compiled program; `fun` itself is not called, so its side effects (prints,
+    appends, globals that it reads) happen while tracing only.
+
+    Arrays, those of NumPy and torch too, and numbers are traced. Leaves of other types (strings,
+    functions, frozen dataclasses) are static by themselves: another value is another program.
+
+    Args:
+        fun: function of pytrees; None to get a decorator with these options.
+        static_argnums: positions of arguments that are constants of the program although they are
+            numbers; each value is traced anew. Negative ones count from the end.
+        static_argnames: the same by name. One of the two is enough.
+        donate_argnums: positions of arguments whose memory the outputs may reuse, as the old
+            parameters of a training step; they cannot be used afterwards.
+        donate_argnames: the same by name.
+        on_unusable_donation: "warn", "error" or "ignore" where no output fits a donated array.
+        max_traces: how many programs the function may have before tracing raises; None: any number.
+        compiler: "inductor" compiles by TorchInductor on CPU; None is the library's own compiler.
+        ignored: `inline`, `keep_unused`, `device`, `backend`, which JAX's jit has; without effect.
+
+    Returns:
+        A `JitFunction` with the signature of `fun`, or a decorator that makes one.
+
+    Raises:
+        TypeError: `fun` cannot be called, or an option does not exist.
+        ValueError: an option names an argument that `fun` does not have.
+
+    >>> @gf.jit
+    ... def scaled(x, factor):
+    ...     return x * factor
+    >>> scaled(jnp.arange(3.0), 2.0)
+    Array([0., 2., 4.], dtype=float32)
+    >>> power = gf.jit(lambda x, n: x**n, static_argnums=1)
+    >>> power(jnp.arange(3.0), 2)
+    Array([0., 1., 4.], dtype=float32)
     """
     options = {
         "static_argnums": static_argnums,
@@ -465,7 +510,15 @@ def jit(
 
 
 def clear_caches() -> None:
-    """Forget every traced program and executable of the process."""
+    """Forget every traced program and executable of the process.
+
+    >>> double = gf.jit(lambda x: 2 * x)
+    >>> double(1.0)
+    Array(2., dtype=float32)
+    >>> gf.clear_caches()
+    >>> double.cache_size()
+    0
+    """
     forget_all()
     for f in list(_live):
         f.cache.clear()
