@@ -237,7 +237,7 @@ def checkpoint(
     policy: Callable[..., bool] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
-) -> Any:
+) -> Callable[..., Any]:
     """Recompute the intermediate values of a function in the backward pass instead of saving them.
 
     The gradient is the same; memory goes down from all intermediate values to the arguments of
@@ -330,24 +330,24 @@ class checkpoint_policies:
     """
 
     @staticmethod
-    def everything_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+    def everything_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save all: no recomputation."""
         return True
 
     @staticmethod
-    def nothing_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+    def nothing_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save inputs only (the default)."""
         return False
 
     @staticmethod
-    def dots_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+    def dots_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save the results of matrix products and convolutions."""
         return prim in (dot_general_p, conv_p)
 
     checkpoint_dots = dots_saveable
 
     @staticmethod
-    def dots_with_no_batch_dims_saveable(prim: Primitive, *_: Any, **params: Any) -> bool:
+    def dots_with_no_batch_dims_saveable(prim: Primitive, *_: object, **params: Any) -> bool:
         """Save the results of matrix products without batch dimensions: weights times
         activations."""
         return prim is dot_general_p and not params["dimension_numbers"][1][0]
@@ -355,24 +355,24 @@ class checkpoint_policies:
     checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 
     @staticmethod
-    def save_only_these_names(*names: str) -> Callable[..., Any]:
+    def save_only_these_names(*names: str) -> Callable[..., bool]:
         """Save the values marked by `checkpoint_name` with one of `names`."""
         return _NamePolicy(frozenset(names), True)
 
     @staticmethod
-    def save_any_names_but_these(*names: str) -> Callable[..., Any]:
+    def save_any_names_but_these(*names: str) -> Callable[..., bool]:
         """Save the values marked by `checkpoint_name` with any other name."""
         return _NamePolicy(frozenset(names), False)
 
     @staticmethod
-    def save_anything_except_these_names(*names: str) -> Callable[..., Any]:
+    def save_anything_except_these_names(*names: str) -> Callable[..., bool]:
         """Save everything except the values with these names."""
         return _ExceptPolicy(frozenset(names))
 
     @staticmethod
     def save_from_both_policies(
-        first: Callable[..., Any], second: Callable[..., Any]
-    ) -> Callable[..., Any]:
+        first: Callable[..., bool], second: Callable[..., bool]
+    ) -> Callable[..., bool]:
         """Save what either policy saves."""
         return _EitherPolicy(first, second)
 

@@ -282,7 +282,7 @@ def grad(
     *,
     safe_zero: bool = False,
     nonfloat: Literal["raise", "none", "zeros"] = "raise",
-) -> Any:
+) -> Callable[..., PyTree]:
     """Make a function that computes the gradient of a scalar function, in reverse mode.
 
     Args:
@@ -481,7 +481,7 @@ def vjp(
 def vjp(
     fun: Callable[..., tuple[R, Aux]], *primals: PyTree, has_aux: Literal[True]
 ) -> tuple[R, VJP, Aux]: ...
-def vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
+def vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> tuple[Any, ...]:
     """Evaluate a function and return its vector-Jacobian product at that point.
 
         out, pull = vjp(f, x):  pull(ct) = ct^T J,  J = df/dx at x
@@ -511,7 +511,7 @@ def linearize(
 def linearize(
     fun: Callable[..., tuple[R, Aux]], *primals: PyTree, has_aux: Literal[True]
 ) -> tuple[R, JVPMap[R], Aux]: ...
-def linearize(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> Any:
+def linearize(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> tuple[Any, ...]:
     """Evaluate a function and return its derivative at that point as a linear function.
 
     Unlike `jvp`, `fun` runs once, for any number of tangents.
@@ -551,7 +551,7 @@ def jvp(
     primals: Sequence[PyTree],
     tangents: Sequence[PyTree],
     has_aux: bool = False,
-) -> Any:
+) -> tuple[Any, ...]:
     """Evaluate a function and its directional derivative at once, in forward mode.
 
         jvp(f, (x,), (t,)) = f(x), J t,  J = df/dx at x

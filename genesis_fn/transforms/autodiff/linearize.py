@@ -25,6 +25,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak,
 )
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.factories import filled, zeros
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage import StageTrace, StageTracer, evaluate, stage_closed
@@ -92,7 +93,7 @@ class SplitTrace(Trace):
         super().__init__("a derivative rule")
         self.parent, self.tape = parent, tape
 
-    def holds(self, x: Any) -> bool:
+    def holds(self, x: object) -> bool:
         """Whether `x` is a value of the tape."""
         return type(x) is StageTracer and x.owner is self.tape
 
@@ -283,7 +284,7 @@ def linearize_flat(
     return [p for p, _ in pairs], [t is not None for _, t in pairs], jaxpr, residuals
 
 
-def differentiable(x: Any) -> bool:
+def differentiable(x: Array) -> bool:
     """Whether a value's dtype carries derivatives."""
     return dtypes.is_inexact(typeof(x).dtype)
 

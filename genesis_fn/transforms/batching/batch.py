@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import errors
@@ -156,7 +156,7 @@ def vmap_flat(
     values: Sequence[Any],
     dims: Sequence[int | None],
     out_dims: Callable[[list[Any]], Sequence[int | None]] | int = 0,
-    axis_name: Any = None,
+    axis_name: Hashable = None,
     called: CallSite | None = None,
 ) -> list[Any]:
     """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
@@ -196,7 +196,7 @@ def batch_jaxpr(
     size: int,
     batched: tuple[bool, ...],
     force: tuple[bool, ...],
-    axis_name: Any = None,
+    axis_name: Hashable = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
     """(program over batches at dimension 0, which outputs are batched); `force` makes them so."""
     found: list[tuple[bool, ...]] = []

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof, with_weak
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import linear_rule, move_batch, no_tangent, zeros
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_min, reduce_sum
@@ -29,8 +30,11 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 
+Tree = TypeVar("Tree")
+AxisName: TypeAlias = Hashable | Sequence[Hashable]
 
-def _size_of(axis_name: Any) -> int:
+
+def _size_of(axis_name: Hashable) -> int:
     """The size of a named axis. Raises NameError where no enclosing vmap has the name."""
     for name, size in ctx.axes:
         if name == axis_name:
@@ -42,14 +46,14 @@ def _size_of(axis_name: Any) -> int:
     )
 
 
-def _names(axis_name: Any) -> tuple[Any, ...]:
+def _names(axis_name: AxisName) -> tuple[Hashable, ...]:
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     for n in names:
         _size_of(n)
     return names
 
 
-def _no_groups(groups: Any) -> None:
+def _no_groups(groups: object) -> None:
     if groups is not None:
         raise ValueError("axis_index_groups is not supported over an axis of vmap; pass None")
 
@@ -126,7 +130,7 @@ def _reduced(prim: Primitive, x: Any, axis_name: Any) -> Any:
     return _on_tree(one, x)
 
 
-def psum(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+def psum(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
     """Sum a value over a named axis: every example gets the sum.
 
     Args:
@@ -159,7 +163,7 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
     return _on_tree(one, x)
 
 
-def pmean(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
     """Average a value over a named axis: every example gets the mean.
 
     Args:
@@ -188,7 +192,7 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
     return _on_tree(one, x)
 
 
-def pmax(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+def pmax(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
     """The greatest value over a named axis, elementwise; ties share the derivative evenly.
 
     Args:
@@ -209,7 +213,7 @@ def pmax(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
     return _reduced(pmax_p, x, axis_name)
 
 
-def pmin(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
+def pmin(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
     """The least value over a named axis, elementwise; ties share the derivative evenly.
 
     Args:
@@ -310,8 +314,13 @@ def _parted(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> 
 
 
 def all_gather(
-    x: Any, axis_name: Any, *, axis_index_groups: None = None, axis: int = 0, tiled: bool = False
-) -> Any:
+    x: Tree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: None = None,
+    axis: int = 0,
+    tiled: bool = False,
+) -> Tree:
     """Give every example the values of all examples.
 
     Args:
@@ -348,13 +357,13 @@ def all_gather(
 
 
 def psum_scatter(
-    x: Any,
-    axis_name: Any,
+    x: Tree,
+    axis_name: AxisName,
     *,
     scatter_dimension: int = 0,
     axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:
+) -> Tree:
     """Sum a value over a named axis and give each example its slice of the sum.
 
     Args:
@@ -430,14 +439,14 @@ all_to_all_p.transpose = lambda ct, x, *, axis_name, split, concat, size: [
 
 
 def all_to_all(
-    x: Any,
-    axis_name: Any,
+    x: Tree,
+    axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
     *,
     axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:
+) -> Tree:
     """Exchange slices among the examples: example i gets slice i of every example.
 
     Args:
@@ -515,7 +524,7 @@ ppermute_p.transpose = lambda ct, x, *, axis_name, perm: [
 ]
 
 
-def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
+def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
     """Send values along a named axis, by pairs of source and destination.
 
     Args:
@@ -552,7 +561,7 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
     return _on_tree(lambda leaf: bind(ppermute_p, as_array(leaf), axis_name=name, perm=pairs), x)
 
 
-def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
+def pshuffle(x: Tree, axis_name: AxisName, perm: Sequence[int]) -> Tree:
     """Permute the values along a named axis: example i gets the value of example `perm[i]`.
 
     Args:
@@ -574,7 +583,7 @@ def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
     return ppermute(x, axis_name, [(s, d) for d, s in enumerate(perm)])
 
 
-def pswapaxes(x: Any, axis_name: Any, axis: int) -> Any:
+def pswapaxes(x: Tree, axis_name: AxisName, axis: int) -> Tree:
     """Exchange a dimension with a named axis: a transposition across examples.
 
     Args:
@@ -612,7 +621,7 @@ axis_index_p = Primitive(
 axis_index_p.linearize = no_tangent(axis_index_p)
 
 
-def axis_index(axis_name: Any) -> Any:
+def axis_index(axis_name: AxisName) -> Array:
     """The position of this example along a named axis.
 
     Args:
@@ -628,14 +637,14 @@ def axis_index(axis_name: Any) -> Any:
     >>> gf.vmap(lambda x: x * gf.lax.axis_index("i"), axis_name="i")(jnp.ones(3))
     Array([0., 1., 2.], dtype=float32)
     """
-    index = None
+    index: Any = None
     for n in _names(axis_name):
         here = bind(axis_index_p, axis_name=n)
         index = here if index is None else ops.add(ops.mul(index, _size_of(n)), here)
     return index
 
 
-def axis_size(axis_name: Any) -> int:
+def axis_size(axis_name: AxisName) -> int:
     """The size of a named axis, or the product of several.
 
     Args:

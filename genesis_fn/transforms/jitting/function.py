@@ -371,8 +371,8 @@ class JitFunction(Copied, Generic[P, R]):
     @overload
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]: ...
     @overload
-    def trace(self, *args: Any, **kwargs: Any) -> Traced[P, R]: ...
-    def trace(self, *args: Any, **kwargs: Any) -> Traced[P, R]:
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced[P, R]: ...
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced[P, R]:
         """Trace the program for these arguments (arrays or ShapeDtypeStructs), without compiling
         it.
 
@@ -393,7 +393,7 @@ class JitFunction(Copied, Generic[P, R]):
 
     lower = trace
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> PyTree:
+    def eval_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """The shapes and dtypes of the output for these arguments, without computing it."""
         return self.trace(*args, **kwargs).out_info
 
@@ -445,7 +445,7 @@ def jit(
     max_traces: int | None = None,
     compiler: Literal["inductor"] | None = None,
     **ignored: object,
-) -> Any:
+) -> Callable[..., Any]:
     """Compile a function: trace it once per signature of its arguments, run the program afterwards.
 
     The first call with arguments of new structure, shapes, dtypes or static values traces `fun`:

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from genesis_fn.core import tree
@@ -16,6 +16,7 @@ from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import with_weak_types
 from genesis_fn.core.static import Fingerprint, fingerprint_of
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jitting.argspec import ProgramKey
 from genesis_fn.transforms.jitting.guards import Guard
@@ -52,11 +53,11 @@ class Program:
     executables: dict[Any, Executable] = dataclasses.field(default_factory=dict)
     calls: OrderedDict[Any, Callable[..., Any]] = dataclasses.field(default_factory=OrderedDict)
 
-    def output(self, outs: Sequence[Any]) -> Any:
+    def output(self, outs: Sequence[Any]) -> PyTree:
         """What the function returns, of the program's results."""
         return tree.unflatten(self.out_tree, with_weak_types(outs, self.outs_weak))
 
-    def add_call(self, form: Any, call: Callable[..., Any]) -> None:
+    def add_call(self, form: Hashable, call: Callable[..., Any]) -> None:
         """Keep what was generated for a form of a call."""
         self.calls[form] = call
         if len(self.calls) > _CALLS:

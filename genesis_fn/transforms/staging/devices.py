@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.configuration.settings import place
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
+
+Tree = TypeVar("Tree")
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -53,8 +56,13 @@ def default_backend() -> str:
 
 
 def device_put(
-    x: Any, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
-) -> Any:
+    x: PyTree,
+    device: Device | str | PyTree = None,
+    *,
+    src: object = None,
+    donate: bool = False,
+    may_alias: bool | None = None,
+) -> PyTree:
     """Copy a pytree's leaves to a device, as arrays.
 
     Arrays that are there already are returned as they are; traced values stay where the program
@@ -107,7 +115,7 @@ def move(x: ArrayImpl, where: Device) -> ArrayImpl:
     return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
 
 
-def device_get(x: Any) -> Any:
+def device_get(x: PyTree) -> PyTree:
     """Copy a pytree's arrays to the host, as NumPy arrays.
 
     Args:
@@ -125,7 +133,7 @@ def device_get(x: Any) -> Any:
         return tree.map(lambda v: np.asarray(v) if asked(v) else v, x)
 
 
-def block_until_ready(x: Any) -> Any:
+def block_until_ready(x: Tree) -> Tree:
     """Wait until every array in a pytree is computed: for timing, since on a GPU calls return
     earlier.
 

@@ -11,6 +11,7 @@ from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import at_frame, user_frame
+from genesis_fn.core.dtypes import DType, scalar_dtype
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, check, dead_code, memoized, output_error
 from genesis_fn.core.primitive import (
     SCALARS,
@@ -23,6 +24,7 @@ from genesis_fn.core.primitive import (
     located,
     running,
 )
+from genesis_fn.core.types.annotations import Array, Scalar
 from genesis_fn.primitives.factories import full
 
 
@@ -169,11 +171,9 @@ class StageTrace(Trace):
         return jaxpr, [x for _, x in captured]
 
 
-def scalar_type(x: Any) -> Any:
+def scalar_type(x: Scalar) -> DType:
     """The dtype that a Python scalar has on its own."""
-    from genesis_fn.core import dtypes
-
-    return dtypes.scalar_dtype(type(x))
+    return scalar_dtype(type(x))
 
 
 def stage(
@@ -232,7 +232,7 @@ def stage_closed(f: Callable[..., Sequence[Any]], avals: Sequence[Aval], name: s
     return jaxpr
 
 
-def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, *args: Array | Scalar) -> list[Any]:
     """The outputs of a program on `args`, every equation bound again under the current trace."""
     env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
     before = ctx.line

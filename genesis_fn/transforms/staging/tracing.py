@@ -79,7 +79,7 @@ def make_jaxpr(
     return_shape: bool = False,
     *,
     static_argnames: str | Sequence[str] = (),
-) -> Any:
+) -> Callable[..., Any]:
     """Make a function that returns the program that `fun` runs on its arguments, without running
     it.
 
@@ -117,8 +117,8 @@ def make_jaxpr(
 @overload
 def eval_shape(fun: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> PyTree: ...
 @overload
-def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree: ...
-def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> PyTree:
+def eval_shape(fun: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree: ...
+def eval_shape(fun: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
     """The shapes and dtypes that a function would return, without computing anything.
 
     Args:
@@ -260,8 +260,8 @@ def _dead_tracers() -> list[Tracer]:
 
 
 def closure_convert(
-    fun: Callable[..., Any], *example_args: Any
-) -> tuple[Callable[..., Any], list[Any]]:
+    fun: Callable[..., R], *example_args: PyTree
+) -> tuple[Callable[..., R], list[Array]]:
     """Make the traced values that a function closes over arguments of it.
 
     For a rule of `custom_vjp` that is given functions as arguments: their captured values must have
