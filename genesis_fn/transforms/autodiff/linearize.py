@@ -25,6 +25,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak,
 )
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.factories import filled, zeros
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage import StageTrace, StageTracer, evaluate, stage_closed
@@ -34,13 +35,16 @@ class LinearizeTracer(Tracer):
     """A value with a tangent."""
 
     __slots__ = ("primal", "tangent")
+    owner: LinearizeTrace
 
     def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any):
-        self.owner, self.primal, self.tangent = trace, primal, tangent
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.primal, self.tangent = primal, tangent
         self.aval, self.weak = primal.aval, primal.weak
 
     def with_weak_type(self, weak: bool) -> LinearizeTracer:
-        return LinearizeTracer(self.owner, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
+        return LinearizeTracer(self.owner, with_weak(self.primal, weak), self.tangent)
 
     def concrete(self) -> Any:
         """The primal's Array, where the derivative is taken eagerly."""
@@ -55,7 +59,7 @@ class LinearizeTracer(Tracer):
         return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
 
     def origin(self) -> str:
-        tape = self.owner.tape  # pyright: ignore[reportAttributeAccessIssue]
+        tape = self.owner.tape
         if type(self.tangent) is StageTracer and self.tangent.owner is tape:
             made_by = self.tangent.eqn
             if made_by is not None and made_by.where is not None:
@@ -89,7 +93,7 @@ class SplitTrace(Trace):
         super().__init__("a derivative rule")
         self.parent, self.tape = parent, tape
 
-    def holds(self, x: Any) -> bool:
+    def holds(self, x: object) -> bool:
         """Whether `x` is a value of the tape."""
         return type(x) is StageTracer and x.owner is self.tape
 
@@ -141,14 +145,13 @@ class LinearizeTrace(Trace):
             else:
                 primals.append(a)
                 tangents.append(None)
-        linearize = prim.linearize
+        linearize, before = prim.linearize, self.calling
         if prim.stage is not None:  # a custom call
             call = params["call"]
             if nonzero and call.linear is not None:  # not so in its residuals
                 return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
             linearize = linearize if call.reverse else None
             # It runs below this trace, whose tracers mean nothing there.
-            before = self.calling
             self.alive, self.calling = False, call.name
         ctx.trace = self.parent
         try:
@@ -281,7 +284,7 @@ def linearize_flat(
     return [p for p, _ in pairs], [t is not None for _, t in pairs], jaxpr, residuals
 
 
-def differentiable(x: Any) -> bool:
+def differentiable(x: Array) -> bool:
     """Whether a value's dtype carries derivatives."""
     return dtypes.is_inexact(typeof(x).dtype)
 

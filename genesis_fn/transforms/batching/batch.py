@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import errors
@@ -29,14 +29,17 @@ class BatchTracer(Tracer):
     """One example of a batched value: `value` has the batch at dimension `dim`."""
 
     __slots__ = ("value", "batch_dim")
+    owner: BatchTrace
 
     def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self.owner, self.value, self.batch_dim, self.weak = trace, value, dim, value.weak
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.value, self.batch_dim, self.weak = value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
     def with_weak_type(self, weak: bool) -> BatchTracer:
-        return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)  # pyright: ignore[reportArgumentType]
+        return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)
 
     def nearby(self) -> Any:
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value
@@ -153,7 +156,7 @@ def vmap_flat(
     values: Sequence[Any],
     dims: Sequence[int | None],
     out_dims: Callable[[list[Any]], Sequence[int | None]] | int = 0,
-    axis_name: Any = None,
+    axis_name: Hashable = None,
     called: CallSite | None = None,
 ) -> list[Any]:
     """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
@@ -193,7 +196,7 @@ def batch_jaxpr(
     size: int,
     batched: tuple[bool, ...],
     force: tuple[bool, ...],
-    axis_name: Any = None,
+    axis_name: Hashable = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
     """(program over batches at dimension 0, which outputs are batched); `force` makes them so."""
     found: list[tuple[bool, ...]] = []

@@ -18,7 +18,7 @@ from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
 from genesis_fn.core.primitive import bind, ctx, typeof
-from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
+from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
 from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
@@ -331,7 +331,7 @@ class _Differentiated(CustomFunction[P, R]):
     def fingerprint(self) -> tuple[Any, ...] | None:
         """What the function and its rules do now, with all that they read; None where that cannot
         be told, so that no program may be kept."""
-        known = [meaning(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
+        known = [fingerprint_of(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
         if any(m is None for m in known):
             return None
         return tuple([m.key for m in known if m is not None])

@@ -405,8 +405,8 @@ class _CallWriter:
         self.space |= {"run": executable.run, "own": executable.own}
         given = [self.inputs[i] for i in donated]
         pooled = _pooled([s for _, s in results], [x.sig for _, x in given])
+        pool = self.name(ArrayPool([results[i][1] for i in pooled])) if pooled else ""
         if pooled:
-            pool = self.name(ArrayPool([results[i][1] for i in pooled]))
             self.unpack([results[i][0] for i in pooled], f"{pool}.take()")
         # Results go where they belong as they are unpacked: pooled arrays need no more than that.
         targets = [f"{y}.data" if i in pooled else y for i, (y, _) in enumerate(results)]

@@ -11,6 +11,7 @@ from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import at_frame, user_frame
+from genesis_fn.core.dtypes import DType, scalar_dtype
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, check, dead_code, memoized, output_error
 from genesis_fn.core.primitive import (
     SCALARS,
@@ -23,6 +24,7 @@ from genesis_fn.core.primitive import (
     located,
     running,
 )
+from genesis_fn.core.types.annotations import Array, Scalar
 from genesis_fn.primitives.factories import full
 
 
@@ -30,12 +32,15 @@ class StageTracer(Tracer):
     """A value of a program being recorded. `eqn` made it; None for an argument."""
 
     __slots__ = ("variable", "eqn")
+    owner: StageTrace
 
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
-        self.owner, self.aval, self.variable, self.eqn, self.weak = trace, var.aval, var, eqn, weak
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.aval, self.variable, self.eqn, self.weak = var.aval, var, eqn, weak
 
     def with_weak_type(self, weak: bool) -> StageTracer:
-        return StageTracer(self.owner, self.variable, self.eqn, weak)  # pyright: ignore[reportArgumentType]
+        return StageTracer(self.owner, self.variable, self.eqn, weak)
 
     def label(self) -> str:
         trace = self.owner
@@ -47,7 +52,7 @@ class StageTracer(Tracer):
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
         if self.eqn is not None:
-            return self.eqn.where.describe()
+            return self.eqn.where.describe() if self.eqn.where else "an unknown line"
         function, label = self.owner.name, self.label()
         if label:
             return f"argument {label} of {function or 'the function'}"
@@ -166,11 +171,9 @@ class StageTrace(Trace):
         return jaxpr, [x for _, x in captured]
 
 
-def scalar_type(x: Any) -> Any:
+def scalar_type(x: Scalar) -> DType:
     """The dtype that a Python scalar has on its own."""
-    from genesis_fn.core import dtypes
-
-    return dtypes.scalar_dtype(type(x))
+    return scalar_dtype(type(x))
 
 
 def stage(
@@ -229,7 +232,7 @@ def stage_closed(f: Callable[..., Sequence[Any]], avals: Sequence[Aval], name: s
     return jaxpr
 
 
-def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, *args: Array | Scalar) -> list[Any]:
     """The outputs of a program on `args`, every equation bound again under the current trace."""
     env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
     before = ctx.line
