@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import errors
-from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.array import Array, ArrayImpl
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import SourceLocation, warn, where
 from genesis_fn.core.primitive import Trace, Tracer, ctx
@@ -150,7 +150,7 @@ def drawn_on_purpose(x: Any) -> bool:
     return marks is not None and marks.purpose
 
 
-def unmarked(x: Any) -> Any:
+def unmarked(x: Any) -> Array:
     """The same keys without their marks, for what is one use to the user."""
     same = ArrayImpl(x.data, x.sig) if type(x) is ArrayImpl else x.with_weak_type(x.weak)
     return on_purpose(same)
