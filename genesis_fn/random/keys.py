@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class _KeyMeta(type):
 
 
 if TYPE_CHECKING:
-    from genesis_fn.core.types.annotations import Key as Key
+    Key: TypeAlias = Array
 else:
 
     class Key(metaclass=_KeyMeta):
