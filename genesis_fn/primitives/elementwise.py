@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.dtypes import BOOL, DType
@@ -565,7 +566,7 @@ def _convert_linearize(nonzero: Any, x: Any, *, dtype: DType) -> Any:
 convert_p.linearize = _convert_linearize
 
 
-def convert(x: Array, dtype: DType) -> Array:
+def convert(x: Any, dtype: DType) -> Array:
     """`x` in another dtype; `x` itself if it has it. Floats to integers saturate; NaN becomes 0."""
     return x if typeof(x).dtype == dtype else bind(convert_p, x, dtype=dtype)
 
