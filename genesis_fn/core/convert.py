@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import ArrayImpl, from_numpy, offers_array
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.dtypes import DType
@@ -28,7 +28,7 @@ def is_value(x: Any) -> bool:
     )
 
 
-def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Any:
+def as_array(x: Any, dtype: DType | None = None, device: Device | None = None) -> Array:
     """`x` as an Array or tracer: arrays pass through; numbers and ndarrays are converted.
 
     Python scalars become bool, int32, float32 or complex64, and weak (but bool), unless `dtype` is

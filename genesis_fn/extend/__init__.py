@@ -8,6 +8,7 @@ registered by `register_backend`. `docs/extending.md` adds one of each.
 """
 
 from genesis_fn.compiler.target import Target as Target
+from genesis_fn.core.array import ArrayImpl as ArrayImpl
 from genesis_fn.core.aval import Aval as Aval, aval as aval
 from genesis_fn.core.backend.backend import Backend as Backend
 from genesis_fn.core.backend.executable import Executable as Executable
@@ -22,16 +23,28 @@ from genesis_fn.core.backend.lowering import (
 from genesis_fn.core.convert import as_array as as_array, is_value as is_value
 from genesis_fn.core.device import Device as Device, register_backend as register_backend
 from genesis_fn.core.diagnostics.source_info import SourceLocation as SourceLocation, where as where
+from genesis_fn.core.diagnostics.torch_habits import unknown_names as unknown_names
+from genesis_fn.core.dtypes import real_of as real_of
 from genesis_fn.core.jaxpr import Eqn as Eqn, Jaxpr as Jaxpr, Var as Var
 from genesis_fn.core.primitive import (
     LinearOperand as LinearOperand,
     Primitive as Primitive,
     Tracer as Tracer,
     bind as bind,
+    default_device_of as default_device_of,
     is_linear as is_linear,
     typeof as typeof,
 )
+from genesis_fn.core.tree import first_difference as first_difference
 from genesis_fn.extend import cpu as cpu, cuda as cuda
+from genesis_fn.lax.fused.cross_entropy import (
+    class_labels as class_labels,
+    cross_entropy_last as cross_entropy_last,
+)
+from genesis_fn.lax.fused.softmax import (
+    log_softmax_last as log_softmax_last,
+    logsumexp_last as logsumexp_last,
+)
 from genesis_fn.primitives.factories import (
     elementwise as elementwise,
     linear as linear,
@@ -42,3 +55,4 @@ from genesis_fn.primitives.shape import (
     canonical_axis as canonical_axis,
 )
 from genesis_fn.transforms.custom.fused_functions import Fused as Fused, fused as fused
+from genesis_fn.transforms.precision.autocast import wide as wide

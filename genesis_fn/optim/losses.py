@@ -14,21 +14,26 @@ from typing import Any
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ArgumentError, AxisError, DTypeError, ShapeError
-from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.fused.cross_entropy import class_labels, cross_entropy_last
-from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last
-from genesis_fn.primitives.elementwise import stop_gradient
-from genesis_fn.transforms.batching.mapped_axes import vmap
-from genesis_fn.transforms.control_flow.scanning import scan
-from genesis_fn.transforms.precision.autocast import wide
+from genesis_fn import Array, ArrayLike, PyTree, dtypes, vmap
+from genesis_fn.errors import ArgumentError, DTypeError, ShapeError
+from genesis_fn.extend import (
+    as_array,
+    canonical_axis,
+    class_labels,
+    cross_entropy_last,
+    log_softmax_last,
+    logsumexp_last,
+    typeof,
+    wide,
+)
+from genesis_fn.lax import scan, stop_gradient
+from genesis_fn.optim.annotations import Number
+from genesis_fn.optim.tree_map_updates import I32
 
 Axis = int | tuple[int, ...] | None
 
 
-def _floats(name: str, *arrays: Any) -> list[Any]:
+def _floats(name: str, *arrays: ArrayLike) -> list[Array]:
     """The arguments as arrays. Raises DTypeError where one is not floating."""
     found = [as_array(x) for x in arrays]
     for x in found:
@@ -37,7 +42,7 @@ def _floats(name: str, *arrays: Any) -> list[Any]:
     return found
 
 
-def _together(name: str, **arguments: Any) -> None:
+def _together(name: str, **arguments: ArrayLike | None) -> None:
     """Raises ShapeError naming the arguments where their shapes do not broadcast."""
     shapes = {k: jnp.shape(x) for k, x in arguments.items() if x is not None}
     try:
@@ -51,7 +56,7 @@ def _together(name: str, **arguments: Any) -> None:
         ) from None
 
 
-def _errors(name: str, predictions: Any, targets: Any) -> Any:
+def _errors(name: str, predictions: ArrayLike, targets: ArrayLike | None) -> Array:
     (predictions,) = _floats(name, predictions)
     if targets is None:
         return predictions
@@ -60,7 +65,7 @@ def _errors(name: str, predictions: Any, targets: Any) -> Any:
     return predictions - targets
 
 
-def _same_shape(name: str, **arguments: Any) -> None:
+def _same_shape(name: str, **arguments: Array) -> None:
     """Raises ShapeError naming two arguments where their shapes differ."""
     (a, x), (b, y) = arguments.items()
     if x.shape != y.shape:
@@ -74,20 +79,22 @@ def _same_shape(name: str, **arguments: Any) -> None:
 
 
 @wide
-def squared_error(predictions: Any, targets: Any = None) -> Any:
+def squared_error(predictions: ArrayLike, targets: ArrayLike | None = None) -> Array:
     """(predictions - targets)**2, elementwise."""
     e = _errors("squared_error", predictions, targets)
     return e * e
 
 
 @wide
-def l2_loss(predictions: Any, targets: Any = None) -> Any:
+def l2_loss(predictions: ArrayLike, targets: ArrayLike | None = None) -> Array:
     """(predictions - targets)**2 / 2, elementwise."""
     return 0.5 * squared_error(predictions, targets)
 
 
 @wide
-def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> Any:
+def huber_loss(
+    predictions: ArrayLike, targets: ArrayLike | None = None, *, delta: Number = 1.0
+) -> Array:
     """e**2 / 2 where |e| <= delta, else delta * (|e| - delta / 2) (Huber 1964)."""
     e = jnp.abs(_errors("huber_loss", predictions, targets))
     near = jnp.minimum(e, delta)
@@ -95,7 +102,7 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> An
 
 
 @wide
-def log_cosh(predictions: Any, targets: Any = None) -> Any:
+def log_cosh(predictions: ArrayLike, targets: ArrayLike | None = None) -> Array:
     """log(cosh(predictions - targets)), elementwise."""
     e = _errors("log_cosh", predictions, targets)
     return jnp.logaddexp(e, -e) - math.log(2.0)
@@ -103,13 +110,18 @@ def log_cosh(predictions: Any, targets: Any = None) -> Any:
 
 @wide
 def cosine_similarity(
-    predictions: Any, targets: Any, *, epsilon: Any = 0.0, axis: Axis = -1, where: Any = None
-) -> Any:
+    predictions: ArrayLike,
+    targets: ArrayLike,
+    *,
+    epsilon: Number = 0.0,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """The cosine between vectors along `axis`; squared norms are taken as at least `epsilon`."""
     a, b = _floats("cosine_similarity", predictions, targets)
     _together("cosine_similarity", predictions=a, targets=b, where=where)
 
-    def unit(x: Any) -> Any:
+    def unit(x: Array) -> Array:
         square = jnp.sum(x * x, axis=axis, where=where, keepdims=True)
         return x / jnp.sqrt(jnp.maximum(square, epsilon))
 
@@ -118,8 +130,13 @@ def cosine_similarity(
 
 @wide
 def cosine_distance(
-    predictions: Any, targets: Any, *, epsilon: Any = 0.0, axis: Axis = -1, where: Any = None
-) -> Any:
+    predictions: ArrayLike,
+    targets: ArrayLike,
+    *,
+    epsilon: Number = 0.0,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """1 - cosine_similarity."""
     return 1.0 - cosine_similarity(predictions, targets, epsilon=epsilon, axis=axis, where=where)
 
@@ -127,28 +144,22 @@ def cosine_distance(
 # ---- classification ----
 
 
-def _log_sigmoid(x: Any) -> Any:
+def _log_sigmoid(x: Array) -> Array:
     return -jnp.logaddexp(-x, 0.0)
 
 
-def _rows(x: Any, axis: Axis) -> Any:
+def _rows(x: Array, axis: Axis) -> Array:
     """`x` with `axis` (or axes, merged) last."""
     if axis == -1 or axis == x.ndim - 1:
         return x
     axes = tuple(range(x.ndim)) if axis is None else (axis,) if isinstance(axis, int) else axis
-    chosen = tuple(_axis(a, x.ndim) for a in axes)
+    chosen = tuple(canonical_axis(a, x.ndim, "cross-entropy") for a in axes)
     others = tuple(a for a in range(x.ndim) if a not in chosen)
     moved = jnp.transpose(x, others + chosen)
     return moved.reshape([*moved.shape[: len(others)], -1])
 
 
-def _axis(axis: int, ndim: int) -> int:
-    if not -ndim <= axis < ndim:
-        raise AxisError(f"axis {axis} is out of bounds for an array of {ndim} dimensions")
-    return axis % ndim
-
-
-def _row_mask(where: Any, logits: Any, axis: Axis) -> Any:
+def _row_mask(where: ArrayLike, logits: Array, axis: Axis) -> Array:
     """The mask of `_rows(logits)`; one of fewer dimensions lacks `axis`."""
     where = as_array(where)
     if where.ndim != logits.ndim:
@@ -157,29 +168,34 @@ def _row_mask(where: Any, logits: Any, axis: Axis) -> Any:
     return _rows(jnp.broadcast_to(where, logits.shape), axis)
 
 
-def _masked(logits: Any, where: Any) -> Any:
+def _masked(logits: Array, where: Array | None) -> Array:
     """Logits with -inf where they are masked out."""
     return logits if where is None else jnp.where(where, logits, -jnp.inf)
 
 
 @wide
-def softmax_cross_entropy(logits: Any, labels: Any, axis: Axis = -1, where: Any = None) -> Any:
+def softmax_cross_entropy(
+    logits: ArrayLike, labels: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """-sum(labels * log_softmax(logits)) along `axis`, for labels that are probabilities."""
     (logits,) = _floats("softmax_cross_entropy", logits)
     labels = as_array(labels)
     _together("softmax_cross_entropy", logits=logits, labels=labels)
-    logits, labels = jnp.broadcast_arrays(logits, labels)
-    mask = None if where is None else _row_mask(where, logits, axis)
-    log_p = log_softmax_last(_masked(_rows(logits, axis), mask))
+    x, y = jnp.broadcast_arrays(logits, labels)
+    mask = None if where is None else _row_mask(where, x, axis)
+    log_p = log_softmax_last(_masked(_rows(x, axis), mask))
     if mask is not None:
         log_p = jnp.where(mask, log_p, 0.0)
-    return -jnp.sum(_rows(labels, axis) * log_p, axis=-1)
+    return -jnp.sum(_rows(y, axis) * log_p, axis=-1)
 
 
 @wide
 def softmax_cross_entropy_with_integer_labels(
-    logits: Any, labels: Any, axis: int | tuple[int, ...] = -1, where: Any = None
-) -> Any:
+    logits: ArrayLike,
+    labels: ArrayLike,
+    axis: int | tuple[int, ...] = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """logsumexp(logits) - logits[label] along `axis`, for labels that are class numbers.
 
     With several axes a label numbers their elements in row-major order. Labels out of range raise
@@ -187,27 +203,27 @@ def softmax_cross_entropy_with_integer_labels(
     """
     name = "softmax_cross_entropy_with_integer_labels"
     (logits,) = _floats(name, logits)
-    labels = class_labels(name, labels)
-    if not isinstance(axis, (int, tuple)):
+    classes: Array = class_labels(name, labels)
+    if not isinstance(axis, (int, tuple)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"{name}: axis is an int or a tuple of ints, got {axis!r}")
     rows = _rows(logits, axis)
-    if labels.shape != rows.shape[:-1]:
+    if classes.shape != rows.shape[:-1]:
         raise ShapeError(
             f"{name}: logits {logits.aval} with classes along {axis} need labels of shape "
-            f"{rows.shape[:-1]}, got {labels.aval}"
+            f"{rows.shape[:-1]}, got {classes.aval}"
         )
     if where is None:
-        return cross_entropy_last(rows, labels)
+        return cross_entropy_last(rows, classes)
     mask = _row_mask(where, logits, axis)
     some = jnp.any(mask, axis=-1)
     # The label's own logit counts even where it is masked, and an empty row is 0.
-    at_label = jnp.take_along_axis(rows, jnp.expand_dims(labels, -1), axis=-1)[..., 0]
+    at_label = jnp.take_along_axis(rows, jnp.expand_dims(classes, -1), axis=-1)[..., 0]
     total = logsumexp_last(_masked(rows, mask | ~some[..., None]))
     return jnp.where(some, total - at_label, 0.0)
 
 
 @wide
-def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
+def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     """`softmax_cross_entropy` in which label 0 with logit -inf counts as 0.
 
     The derivative by a label is -log(p), the largest float where the logit is -inf.
@@ -223,39 +239,41 @@ def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Any:
 
 
 @wide
-def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
+def sigmoid_binary_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> Array:
     """-labels * log(sigmoid(logits)) - (1 - labels) * log(1 - sigmoid(logits)), elementwise."""
     (logits,) = _floats("sigmoid_binary_cross_entropy", logits)
-    labels = as_array(labels).astype(logits.dtype)
-    _together("sigmoid_binary_cross_entropy", logits=logits, labels=labels)
-    return -labels * _log_sigmoid(logits) - (1.0 - labels) * _log_sigmoid(-logits)
+    y: Array = as_array(labels).astype(logits.dtype)
+    _together("sigmoid_binary_cross_entropy", logits=logits, labels=y)
+    return -y * _log_sigmoid(logits) - (1.0 - y) * _log_sigmoid(-logits)
 
 
 @wide
-def sigmoid_focal_loss(logits: Any, labels: Any, *, alpha: Any = None, gamma: Any = 2.0) -> Any:
+def sigmoid_focal_loss(
+    logits: ArrayLike, labels: ArrayLike, *, alpha: Number | None = None, gamma: Number = 2.0
+) -> Array:
     """Binary cross-entropy times (1 - probability of the label)**gamma (Lin et al. 2017).
 
     `alpha` weighs positive examples, 1 - alpha negative ones.
     """
     (logits,) = _floats("sigmoid_focal_loss", logits)
-    labels = as_array(labels).astype(logits.dtype)
-    _together("sigmoid_focal_loss", logits=logits, labels=labels)
+    y: Array = as_array(labels).astype(logits.dtype)
+    _together("sigmoid_focal_loss", logits=logits, labels=y)
     log_p, log_q = _log_sigmoid(logits), _log_sigmoid(-logits)
-    entropy = -labels * log_p - (1.0 - labels) * log_q
+    entropy = -y * log_p - (1.0 - y) * log_q
     # log((1 - y) p + y (1 - p)) from logarithms, exact where one weight is 0. A term that is above
     # the top has that weight: it is kept finite, for the derivative by the label.
-    top = jnp.where(labels == 1, log_q, jnp.where(labels == 0, log_p, jnp.maximum(log_p, log_q)))
+    top = jnp.where(y == 1, log_q, jnp.where(y == 0, log_p, jnp.maximum(log_p, log_q)))
     high = math.log(float(dtypes.finfo(logits.dtype).max)) / 2
     miss, hit = (jnp.exp(jnp.minimum(x - top, high)) for x in (log_p, log_q))
-    log_miss = jnp.log((1 - labels) * miss + labels * hit) + top
+    log_miss = jnp.log((1 - y) * miss + y * hit) + top
     loss = entropy * jnp.exp(gamma * log_miss)
     if alpha is None:
         return loss
-    return (alpha * labels + (1.0 - alpha) * (1.0 - labels)) * loss
+    return (alpha * y + (1.0 - alpha) * (1.0 - y)) * loss
 
 
 @wide
-def hinge_loss(predictor_outputs: Any, targets: Any) -> Any:
+def hinge_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     """max(0, 1 - outputs * targets) for targets -1 and 1."""
     outputs, targets = as_array(predictor_outputs), as_array(targets)
     _together("hinge_loss", predictor_outputs=outputs, targets=targets)
@@ -263,14 +281,14 @@ def hinge_loss(predictor_outputs: Any, targets: Any) -> Any:
 
 
 @wide
-def perceptron_loss(predictor_outputs: Any, targets: Any) -> Any:
+def perceptron_loss(predictor_outputs: ArrayLike, targets: ArrayLike) -> Array:
     """max(0, -outputs * targets) for targets -1 and 1."""
     outputs, targets = as_array(predictor_outputs), as_array(targets)
     _same_shape("perceptron_loss", predictor_outputs=outputs, targets=targets)
     return jnp.maximum(0, -outputs * targets)
 
 
-def _one_hot(labels: Any, scores: Any, name: str = "") -> Any:
+def _one_hot(labels: ArrayLike, scores: Array, name: str = "") -> Array:
     """Ones at the labels along the last axis of `scores`; a row of zeros for one out of range."""
     if name and jnp.shape(labels) != scores.shape[:-1]:
         raise ShapeError(
@@ -281,7 +299,7 @@ def _one_hot(labels: Any, scores: Any, name: str = "") -> Any:
 
 
 @wide
-def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
+def multiclass_hinge_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     """max over classes of (score + 1 unless it is the label's) minus the label's score."""
     scores = as_array(scores)
     hot = _one_hot(labels, scores, "multiclass_hinge_loss")
@@ -289,7 +307,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Any:
 
 
 @wide
-def multiclass_perceptron_loss(scores: Any, labels: Any) -> Any:
+def multiclass_perceptron_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     """The largest score minus the label's score."""
     scores = as_array(scores)
     hot = _one_hot(labels, scores, "multiclass_perceptron_loss")
@@ -297,7 +315,7 @@ def multiclass_perceptron_loss(scores: Any, labels: Any) -> Any:
 
 
 @wide
-def sparsemax_loss(logits: Any, labels: Any) -> Any:
+def sparsemax_loss(logits: ArrayLike, labels: ArrayLike) -> Array:
     """The binary sparsemax loss: 0 below -1, the margin above 1, a parabola between."""
     logits, labels = as_array(logits), as_array(labels)
     _together("sparsemax_loss", logits=logits, labels=labels)
@@ -305,7 +323,7 @@ def sparsemax_loss(logits: Any, labels: Any) -> Any:
     return jnp.where(x <= -1.0, 0.0, jnp.where(x >= 1.0, x, (x + 1.0) ** 2 / 4))
 
 
-def _simplex(x: Any) -> Any:
+def _simplex(x: Array) -> Array:
     """The Euclidean projection of rows on the probability simplex (Duchi et al. 2008)."""
     n = x.shape[-1]
     ordered = jnp.flip(jnp.sort(x, axis=-1), axis=-1)
@@ -316,7 +334,7 @@ def _simplex(x: Any) -> Any:
 
 
 @wide
-def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Any:
+def multiclass_sparsemax_loss(scores: ArrayLike, labels: ArrayLike) -> Array:
     """The sparsemax loss of class scores (Martins & Astudillo 2016)."""
     (scores,) = _floats("multiclass_sparsemax_loss", scores)
     hot = _one_hot(labels, scores, "multiclass_sparsemax_loss")
@@ -328,21 +346,28 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Any:
 
 @wide
 def poly_loss_cross_entropy(
-    logits: Any, labels: Any, *, epsilon: Any = 2.0, axis: Axis = -1, where: Any = None
-) -> Any:
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    epsilon: Number = 2.0,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """Cross-entropy plus epsilon * (1 - probability of the labels) (Leng et al. 2022)."""
     logits, labels = _floats("poly_loss_cross_entropy", logits, labels)
     _together("poly_loss_cross_entropy", logits=logits, labels=labels)
-    logits, labels = jnp.broadcast_arrays(logits, labels)
-    mask = None if where is None else _row_mask(where, logits, axis)
-    log_p = log_softmax_last(_masked(_rows(logits, axis), mask))
-    miss = _rows(labels, axis) * (1 - jnp.exp(log_p))
+    x, y = jnp.broadcast_arrays(logits, labels)
+    mask = None if where is None else _row_mask(where, x, axis)
+    log_p = log_softmax_last(_masked(_rows(x, axis), mask))
+    miss = _rows(y, axis) * (1 - jnp.exp(log_p))
     miss = jnp.sum(miss, axis=-1, where=mask)
-    return softmax_cross_entropy(logits, labels, axis, where) + epsilon * miss
+    return softmax_cross_entropy(x, y, axis, where) + epsilon * miss
 
 
 @wide
-def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None) -> Any:
+def kl_divergence(
+    log_predictions: ArrayLike, targets: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """sum(targets * (log(targets) - log_predictions)) along `axis`; 0 where a target is 0.
 
     The derivative by a target that is 0 is the least float, for -inf.
@@ -357,8 +382,11 @@ def kl_divergence(log_predictions: Any, targets: Any, axis: Axis = -1, where: An
 
 @wide
 def kl_divergence_with_log_targets(
-    log_predictions: Any, log_targets: Any, axis: Axis = -1, where: Any = None
-) -> Any:
+    log_predictions: ArrayLike,
+    log_targets: ArrayLike,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+) -> Array:
     """sum(exp(log_targets) * (log_targets - log_predictions)) along `axis`."""
     log_q, log_p = _floats("kl_divergence_with_log_targets", log_predictions, log_targets)
     _together(
@@ -369,8 +397,8 @@ def kl_divergence_with_log_targets(
 
 @wide
 def generalized_kl_divergence(
-    log_predictions: Any, targets: Any, axis: Axis = -1, where: Any = None
-) -> Any:
+    log_predictions: ArrayLike, targets: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """kl_divergence + sum(predictions - targets): for measures that are not normalized."""
     log_q, p = _floats("generalized_kl_divergence", log_predictions, targets)
     _together("generalized_kl_divergence", log_predictions=log_q, targets=p, where=where)
@@ -381,7 +409,9 @@ def generalized_kl_divergence(
 convex_kl_divergence = generalized_kl_divergence
 
 
-def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any = None) -> Any:
+def smooth_labels(
+    labels: ArrayLike, alpha: Number, *, axis: Axis = -1, where: ArrayLike | None = None
+) -> Array:
     """(1 - alpha) * labels + alpha / number of classes (Szegedy et al. 2016)."""
     (labels,) = _floats("smooth_labels", labels)
     classes = jnp.size(labels, axis) if where is None else jnp.sum(where, axis=axis, keepdims=True)
@@ -392,7 +422,7 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any = None
 
 
 @wide
-def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
+def ntxent(embeddings: ArrayLike, labels: ArrayLike, temperature: Number = 0.07) -> Array:
     """The contrastive loss of cosine similarities: pairs of one label against all of others
     (Chen et al. 2020). A scalar."""
     (embeddings,) = _floats("ntxent", embeddings)
@@ -418,19 +448,19 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Any:
 
 @wide
 def triplet_margin_loss(
-    anchors: Any,
-    positives: Any,
-    negatives: Any,
+    anchors: ArrayLike,
+    positives: ArrayLike,
+    negatives: ArrayLike,
     axis: int = -1,
-    norm_degree: Any = 2,
-    margin: Any = 1.0,
-    eps: Any = 1e-6,
-) -> Any:
+    norm_degree: Number = 2,
+    margin: Number = 1.0,
+    eps: Number = 1e-6,
+) -> Array:
     """max(0, distance to positives - distance to negatives + margin)."""
     a, p, n = _floats("triplet_margin_loss", anchors, positives, negatives)
     _together("triplet_margin_loss", anchors=a, positives=p, negatives=n)
 
-    def distance(x: Any) -> Any:
+    def distance(x: Array) -> Array:
         return (jnp.sum((a - x) ** norm_degree, axis=axis) + eps) ** (1 / norm_degree)
 
     return jnp.maximum(distance(p) - distance(n) + margin, 0)
@@ -438,31 +468,31 @@ def triplet_margin_loss(
 
 @wide
 def ranking_softmax_loss(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
-    where: Any = None,
-    weights: Any = None,
-    reduce_fn: Callable[..., Any] | None = jnp.mean,
-) -> Any:
+    where: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    reduce_fn: Callable[..., Array] | None = jnp.mean,
+) -> Array:
     """Cross-entropy of rankings' logits with relevance labels along the last axis, reduced.
 
     Masked items and lists without items do not count.
     """
     (logits,) = _floats("ranking_softmax_loss", logits)
-    labels = as_array(labels).astype(logits.dtype)
-    _together("ranking_softmax_loss", logits=logits, labels=labels, where=where, weights=weights)
+    y: Array = as_array(labels).astype(logits.dtype)
+    _together("ranking_softmax_loss", logits=logits, labels=y, where=where, weights=weights)
     if weights is not None:
-        labels = labels * weights
+        y = y * weights
     some = None
     if where is None:
         log_p = log_softmax_last(logits)
     else:
-        where = jnp.broadcast_to(where, logits.shape)
-        some = jnp.any(where, axis=-1)
-        log_p = log_softmax_last(_masked(logits, where | ~some[..., None]))
-        log_p, labels = jnp.where(where, log_p, 0.0), jnp.where(where, labels, 0.0)
-    loss = -jnp.sum(labels * log_p, axis=-1)
+        mask = jnp.broadcast_to(where, logits.shape)
+        some = jnp.any(mask, axis=-1)
+        log_p = log_softmax_last(_masked(logits, mask | ~some[..., None]))
+        log_p, y = jnp.where(mask, log_p, 0.0), jnp.where(mask, y, 0.0)
+    loss = -jnp.sum(y * log_p, axis=-1)
     if reduce_fn is None:
         return loss if some is None else jnp.where(some, loss, 0.0)
     if some is None:
@@ -472,17 +502,19 @@ def ranking_softmax_loss(
     return reduce_fn(loss, where=some)
 
 
-def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Any]:
+def make_fenchel_young_loss(max_fun: Callable[..., Array]) -> Callable[..., Array]:
     """The loss max_fun(scores) - <targets, scores> along the last axis (Blondel et al. 2020).
 
     `max_fun` maps a vector to a scalar; further arguments are handed to it.
     """
 
-    def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
+    def fenchel_young_loss(
+        scores: ArrayLike, targets: ArrayLike, *args: Any, **kwargs: Any
+    ) -> Array:
         scores, targets = as_array(scores), as_array(targets)
         _together("fenchel_young_loss", scores=scores, targets=targets)
 
-        def one(s: Any) -> Any:
+        def one(s: Array) -> Array:
             return max_fun(s, *args, **kwargs)
 
         batched = functools.reduce(lambda f, _: vmap(f), range(scores.ndim - 1), one)
@@ -496,14 +528,14 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Any]:
 
 @wide
 def ctc_loss_with_forward_probs(
-    logits: Any,
-    logit_paddings: Any,
-    labels: Any,
-    label_paddings: Any,
+    logits: ArrayLike,
+    logit_paddings: ArrayLike,
+    labels: ArrayLike,
+    label_paddings: ArrayLike,
     *,
     blank_id: int = 0,
     log_epsilon: float = -1e5,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Array, Array, Array]:
     """(loss [B], log alpha of blanks [T, B, N+1], of labels [T, B, N]) (Graves et al. 2006).
 
     logits [B, T, K], labels [B, N]; paddings are 1.0 at padded places of [B, T] and [B, N], at the
@@ -534,10 +566,10 @@ def ctc_loss_with_forward_probs(
     never = jnp.full((batch, n), log_epsilon, dtype=kind)
     start = jnp.concatenate([jnp.zeros((batch, 1), kind), never], axis=1)
 
-    def joined(blank: Any, arriving: Any) -> Any:
+    def joined(blank: Array, arriving: Array) -> Array:
         return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], arriving)], axis=-1)
 
-    def step(carry: tuple[Any, ...], x: tuple[Any, ...]) -> tuple[Any, ...]:
+    def step(carry: tuple[Array, ...], x: tuple[Array, ...]) -> tuple[PyTree, PyTree]:
         blank, label = carry
         p_label, p_blank, padded = x
         # A label equal to the one before needs a blank between.
@@ -551,21 +583,21 @@ def ctc_loss_with_forward_probs(
     paddings = jnp.transpose(logit_paddings, (1, 0))
     (blank, label), (blanks, emitted) = scan(step, (start, never), (of_label, of_blank, paddings))
     final = joined(blank, label)
-    lengths = n - jnp.sum(label_paddings, axis=1).astype(dtypes.I32)
+    lengths = n - jnp.sum(label_paddings, axis=1).astype(I32)
     ends = (lengths[:, None] == jnp.arange(n + 1)).astype(kind)
     loss = -jnp.sum(final * ends, axis=1)
     return loss, jnp.concatenate([blanks[:-1], final[None]], axis=0), emitted
 
 
 def ctc_loss(
-    logits: Any,
-    logit_paddings: Any,
-    labels: Any,
-    label_paddings: Any,
+    logits: ArrayLike,
+    logit_paddings: ArrayLike,
+    labels: ArrayLike,
+    label_paddings: ArrayLike,
     *,
     blank_id: int = 0,
     log_epsilon: float = -1e5,
-) -> Any:
+) -> Array:
     """-log p(labels | logits) over all alignments, [B]: connectionist temporal classification."""
     return ctc_loss_with_forward_probs(
         logits, logit_paddings, labels, label_paddings, blank_id=blank_id, log_epsilon=log_epsilon

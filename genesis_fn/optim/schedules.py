@@ -13,25 +13,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ArgumentError
-from genesis_fn.optim.base import Schedule
+from genesis_fn import Array, ArrayLike
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array
+from genesis_fn.optim.annotations import Number, Schedule
+from genesis_fn.optim.tree_map_updates import F32, F64
 
 
-def _float(count: Any) -> Any:
+def _float(count: ArrayLike) -> Array:
     """The count as a floating scalar: float32 unless it is wider."""
     count = as_array(count)
-    return count if count.dtype == dtypes.F64 else count.astype(dtypes.F32)
+    return count if count.dtype == F64 else count.astype(F32)
 
 
-def constant_schedule(value: Any) -> Schedule:
+def constant_schedule(value: Number) -> Schedule:
     """`value` at every step."""
     return lambda count: value
 
 
 def polynomial_schedule(
-    init_value: Any, end_value: Any, power: Any, transition_steps: int, transition_begin: int = 0
+    init_value: Number,
+    end_value: Number,
+    power: Number,
+    transition_steps: int,
+    transition_begin: int = 0,
 ) -> Schedule:
     """From `init_value` to `end_value` in `transition_steps` steps after `transition_begin`, as
     (1 - progress)**power; constant if `transition_steps` <= 0."""
@@ -39,7 +44,7 @@ def polynomial_schedule(
         return constant_schedule(init_value)
     begin = max(transition_begin, 0)
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: ArrayLike) -> Array:
         left = 1 - jnp.clip(_float(count) - begin, 0, transition_steps) / transition_steps
         return (init_value - end_value) * (left if power == 1 else left**power) + end_value
 
@@ -47,20 +52,20 @@ def polynomial_schedule(
 
 
 def linear_schedule(
-    init_value: Any, end_value: Any, transition_steps: int, transition_begin: int = 0
+    init_value: Number, end_value: Number, transition_steps: int, transition_begin: int = 0
 ) -> Schedule:
     """A straight line from `init_value` to `end_value`, then constant."""
     return polynomial_schedule(init_value, end_value, 1, transition_steps, transition_begin)
 
 
 def piecewise_constant_schedule(
-    init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
+    init_value: Number, boundaries_and_scales: Mapping[int, float] | None = None
 ) -> Schedule:
     """`init_value` times the product of the scales whose boundary has been reached."""
     steps = sorted((boundaries_and_scales or {}).items())
     _check_scales("piecewise_constant_schedule", steps)
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: ArrayLike) -> Array:
         count = _float(count)
         value = init_value + jnp.zeros_like(count)
         for boundary, factor in steps:
@@ -76,25 +81,25 @@ def _check_scales(name: str, steps: Sequence[tuple[int, float]]) -> None:
             raise ArgumentError(f"{name}: the scale at step {boundary} is negative: {factor}")
 
 
-def step_schedule(init_value: Any, step_size: int, gamma: float = 0.1) -> Schedule:
+def step_schedule(init_value: Number, step_size: int, gamma: float = 0.1) -> Schedule:
     """init_value * gamma**(count // step_size)."""
     if step_size <= 0:
         raise ArgumentError(f"step_schedule: step_size must be positive, got {step_size}")
     return lambda count: init_value * gamma ** jnp.floor(_float(count) / step_size)
 
 
-def exponential_schedule(init_value: Any, gamma: float) -> Schedule:
+def exponential_schedule(init_value: Number, gamma: float) -> Schedule:
     """init_value * gamma**count."""
     return lambda count: init_value * gamma ** _float(count)
 
 
 def exponential_decay(
-    init_value: Any,
+    init_value: Number,
     transition_steps: int,
-    decay_rate: Any,
+    decay_rate: Number,
     transition_begin: int = 0,
     staircase: bool = False,
-    end_value: Any = None,
+    end_value: Number | None = None,
 ) -> Schedule:
     """init_value * decay_rate**((count - transition_begin) / transition_steps), to `end_value`.
 
@@ -106,7 +111,7 @@ def exponential_decay(
     begin = max(transition_begin, 0)
     limit = jnp.maximum if end_value is None or decay_rate < 1.0 else jnp.minimum
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: ArrayLike) -> Array:
         done = _float(count) - begin
         progress = done / transition_steps
         progress = jnp.floor(progress) if staircase else progress
@@ -117,7 +122,7 @@ def exponential_decay(
 
 
 def cosine_decay_schedule(
-    init_value: Any, decay_steps: int, alpha: Any = 0.0, exponent: Any = 1.0
+    init_value: Number, decay_steps: int, alpha: Number = 0.0, exponent: Number = 1.0
 ) -> Schedule:
     """From `init_value` to `alpha * init_value` in `decay_steps` steps along a half cosine
     (Loshchilov & Hutter 2016), raised to `exponent`."""
@@ -126,7 +131,7 @@ def cosine_decay_schedule(
             f"cosine_decay_schedule: decay_steps must be positive, got {decay_steps!r}"
         )
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: ArrayLike) -> Array:
         progress = jnp.minimum(_float(count), decay_steps) / decay_steps
         curve = 0.5 * (1 + jnp.cos(math.pi * progress))
         curve = curve if exponent == 1.0 else curve**exponent
@@ -135,7 +140,7 @@ def cosine_decay_schedule(
     return schedule
 
 
-def cosine_annealing_schedule(init_value: Any, period: int, end_value: Any = 0.0) -> Schedule:
+def cosine_annealing_schedule(init_value: Number, period: int, end_value: Number = 0.0) -> Schedule:
     """A cosine between `init_value` and `end_value`, half a wave per `period`, going on forever."""
     if period <= 0:
         raise ArgumentError(f"cosine_annealing_schedule: period must be positive, got {period}")
@@ -144,16 +149,18 @@ def cosine_annealing_schedule(init_value: Any, period: int, end_value: Any = 0.0
     )
 
 
-def _linear(start: Any, end: Any, progress: Any) -> Any:
+def _linear(start: Number, end: Number, progress: Array) -> Array:
     return (end - start) * progress + start
 
 
-def _cosine(start: Any, end: Any, progress: Any) -> Any:
+def _cosine(start: Number, end: Number, progress: Array) -> Array:
     return end + (start - end) / 2.0 * (jnp.cos(math.pi * progress) + 1)
 
 
 def piecewise_interpolate_schedule(
-    interpolate_type: str, init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
+    interpolate_type: str,
+    init_value: Number,
+    boundaries_and_scales: Mapping[int, float] | None = None,
 ) -> Schedule:
     """`init_value` times the product of scales, going "linear" or "cosine" between boundaries."""
     curves = {"linear": _linear, "cosine": _cosine}
@@ -165,7 +172,7 @@ def piecewise_interpolate_schedule(
     bounds = [0, *[b for b, _ in steps]]
     values = list(itertools.accumulate([init_value, *[s for _, s in steps]], lambda a, b: a * b))
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: ArrayLike) -> Array:
         count = _float(count)
         result = values[-1] + jnp.zeros_like(count)
         for i in reversed(range(len(steps))):
@@ -179,7 +186,7 @@ def piecewise_interpolate_schedule(
 
 def linear_onecycle_schedule(
     transition_steps: int,
-    peak_value: Any,
+    peak_value: Number,
     pct_start: float = 0.3,
     pct_final: float = 0.85,
     div_factor: float = 25.0,
@@ -201,7 +208,7 @@ def linear_onecycle_schedule(
 
 def cosine_onecycle_schedule(
     transition_steps: int,
-    peak_value: Any,
+    peak_value: Number,
     pct_start: float = 0.3,
     div_factor: float = 25.0,
     final_div_factor: float = 1e4,
@@ -227,9 +234,9 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
             f"got {len(boundaries)}"
         )
 
-    def schedule(count: Any) -> Any:
+    def schedule(count: ArrayLike) -> Array:
         count = as_array(count)
-        value = schedules[0](count)
+        value: Any = schedules[0](count)
         for boundary, later in zip(boundaries, schedules[1:], strict=True):
             value = jnp.where(count < boundary, value, later(count - boundary))
         return value
@@ -237,18 +244,18 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
     return schedule
 
 
-def warmup_constant_schedule(init_value: Any, peak_value: Any, warmup_steps: int) -> Schedule:
+def warmup_constant_schedule(init_value: Number, peak_value: Number, warmup_steps: int) -> Schedule:
     """A line from `init_value` to `peak_value`, then constant."""
     return linear_schedule(init_value, peak_value, warmup_steps)
 
 
 def warmup_cosine_decay_schedule(
-    init_value: Any,
-    peak_value: Any,
+    init_value: Number,
+    peak_value: Number,
     warmup_steps: int,
     decay_steps: int,
-    end_value: Any = 0.0,
-    exponent: Any = 1.0,
+    end_value: Number = 0.0,
+    exponent: Number = 1.0,
 ) -> Schedule:
     """A line to `peak_value`, then a half cosine to `end_value`, `decay_steps` steps in all."""
     alpha = 0.0 if peak_value == 0.0 else end_value / peak_value
@@ -258,14 +265,14 @@ def warmup_cosine_decay_schedule(
 
 
 def warmup_exponential_decay_schedule(
-    init_value: Any,
-    peak_value: Any,
+    init_value: Number,
+    peak_value: Number,
     warmup_steps: int,
     transition_steps: int,
-    decay_rate: Any,
+    decay_rate: Number,
     transition_begin: int = 0,
     staircase: bool = False,
-    end_value: Any = None,
+    end_value: Number | None = None,
 ) -> Schedule:
     """A line to `peak_value`, then `exponential_decay`."""
     rise = linear_schedule(init_value, peak_value, warmup_steps)
@@ -282,6 +289,6 @@ def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> Schedule:
     return join_schedules([warmup_cosine_decay_schedule(**p) for p in parts], ends[:-1])
 
 
-def lambda_schedule(init_value: Any, *factors: Schedule) -> Schedule:
+def lambda_schedule(init_value: Number, *factors: Schedule) -> Schedule:
     """init_value times the product of functions of the step."""
     return lambda count: functools.reduce(lambda v, f: v * f(count), factors, init_value)

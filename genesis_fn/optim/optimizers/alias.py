@@ -13,13 +13,12 @@ field that only one part has can be read directly, as `state.learning_rate`.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from genesis_fn.core import dtypes
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import DTypeLike, Key, dtypes
+from genesis_fn.errors import ArgumentError
 from genesis_fn.optim import base
-from genesis_fn.optim.base import GradientTransformationExtraArgs, ScalarOrSchedule
+from genesis_fn.optim.annotations import Mask, Number, ScalarOrSchedule
+from genesis_fn.optim.base import GradientTransformationExtraArgs
 from genesis_fn.optim.optimizers.adaptive import (
     scale_by_adadelta,
     scale_by_adam,
@@ -48,11 +47,11 @@ from genesis_fn.optim.transforms.transform import add_decayed_weights, scale_by_
 
 def sgd(
     learning_rate: ScalarOrSchedule,
-    momentum: Any = None,
+    momentum: Number | None = None,
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = None,
     *,
-    stochastic_round: Any = False,
+    stochastic_round: bool | int | Key = False,
 ) -> GradientTransformationExtraArgs:
     """Stochastic gradient descent, with (Nesterov) momentum if it is given."""
     step, last = scale_by_learning_rate(learning_rate), _rounding(stochastic_round)
@@ -62,7 +61,7 @@ def sgd(
     return optimizer("sgd", momentum=kept, schedule=step, **last)
 
 
-def _rounding(chosen: Any) -> dict[str, base.GradientTransformation]:
+def _rounding(chosen: bool | int | Key | None) -> dict[str, base.GradientTransformation]:
     """The last part of a chain with `stochastic_round=`: True, or a seed or key."""
     if chosen is False or chosen is None:
         return {}
@@ -71,14 +70,14 @@ def _rounding(chosen: Any) -> dict[str, base.GradientTransformation]:
 
 def adam(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
-    stochastic_round: Any = False,
+    stochastic_round: bool | int | Key = False,
 ) -> GradientTransformationExtraArgs:
     """Adam (Kingma & Ba 2014)."""
     return optimizer(
@@ -91,16 +90,16 @@ def adam(
 
 def adamw(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
-    weight_decay: Any = 1e-4,
-    mask: Any = None,
+    weight_decay: Number = 1e-4,
+    mask: Mask | None = None,
     *,
     nesterov: bool = False,
-    stochastic_round: Any = False,
+    stochastic_round: bool | int | Key = False,
 ) -> GradientTransformationExtraArgs:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2017)."""
     return optimizer(
@@ -120,10 +119,10 @@ nadamw.__doc__ = """AdamW with Nesterov momentum."""
 
 def amsgrad(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
@@ -139,7 +138,7 @@ def amsgrad(
 
 
 def adamax(
-    learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8
+    learning_rate: ScalarOrSchedule, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8
 ) -> GradientTransformationExtraArgs:
     """Adam with the infinity norm (Kingma & Ba 2014)."""
     return optimizer(
@@ -151,11 +150,11 @@ def adamax(
 
 def adamaxw(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    weight_decay: Any = 1e-4,
-    mask: Any = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    weight_decay: Number = 1e-4,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adamax with decoupled weight decay."""
     return optimizer(
@@ -168,10 +167,10 @@ def adamaxw(
 
 def adabelief(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-16,
-    eps_root: Any = 1e-16,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-16,
+    eps_root: Number = 1e-16,
     *,
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
@@ -185,10 +184,10 @@ def adabelief(
 
 def adadelta(
     learning_rate: ScalarOrSchedule | None = None,
-    rho: Any = 0.9,
-    eps: Any = 1e-6,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = None,
+    rho: Number = 0.9,
+    eps: Number = 1e-6,
+    weight_decay: Number = 0.0,
+    weight_decay_mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adadelta (Zeiler 2012)."""
     return optimizer(
@@ -202,16 +201,16 @@ def adadelta(
 def adafactor(
     learning_rate: ScalarOrSchedule | None = None,
     min_dim_size_to_factor: int = 128,
-    decay_rate: Any = 0.8,
+    decay_rate: Number = 0.8,
     decay_offset: int = 0,
     multiply_by_parameter_scale: bool = True,
-    clipping_threshold: Any = 1.0,
-    momentum: Any = None,
+    clipping_threshold: Number | None = 1.0,
+    momentum: Number | None = None,
     dtype_momentum: DTypeLike = dtypes.float32,
-    weight_decay_rate: Any = None,
-    eps: Any = 1e-30,
+    weight_decay_rate: Number | None = None,
+    eps: Number = 1e-30,
     factored: bool = True,
-    weight_decay_mask: Any = None,
+    weight_decay_mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adafactor: second moments as row times column (Shazeer & Stern 2018)."""
     parts: dict[str, base.GradientTransformation] = {
@@ -233,7 +232,7 @@ def adafactor(
 
 
 def adagrad(
-    learning_rate: ScalarOrSchedule, initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
+    learning_rate: ScalarOrSchedule, initial_accumulator_value: Number = 0.1, eps: Number = 1e-7
 ) -> GradientTransformationExtraArgs:
     """Adagrad (Duchi et al. 2011)."""
     return optimizer(
@@ -245,13 +244,13 @@ def adagrad(
 
 def adan(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.98,
-    b2: Any = 0.92,
-    b3: Any = 0.99,
-    eps: Any = 1e-8,
-    eps_root: Any = 1e-8,
-    weight_decay: Any = 0.0,
-    mask: Any = None,
+    b1: Number = 0.98,
+    b2: Number = 0.92,
+    b3: Number = 0.99,
+    eps: Number = 1e-8,
+    eps_root: Number = 1e-8,
+    weight_decay: Number = 0.0,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adaptive Nesterov momentum (Xie et al. 2022)."""
     return optimizer(
@@ -264,11 +263,11 @@ def adan(
 
 def lion(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
     mu_dtype: DTypeLike | None = None,
-    weight_decay: Any = 1e-3,
-    mask: Any = None,
+    weight_decay: Number = 1e-3,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
     """Lion: the sign of an interpolated momentum (Chen et al. 2023)."""
     return optimizer(
@@ -280,16 +279,16 @@ def lion(
 
 
 def fromage(
-    learning_rate: ScalarOrSchedule, min_norm: Any = 1e-6
+    learning_rate: ScalarOrSchedule, min_norm: Number = 1e-6
 ) -> GradientTransformationExtraArgs:
     """Fromage: steps of a fixed size relative to each layer (Bernstein et al. 2020)."""
 
-    def shrink(lr: Any) -> Any:
+    def shrink(lr: Number) -> Number:
         return 1 / (1 + lr**2) ** 0.5
 
     if callable(learning_rate):
-        step: Any = lambda count: shrink(learning_rate(count)) * learning_rate(count)
-        decay: Any = lambda count: shrink(learning_rate(count)) - 1
+        step: ScalarOrSchedule = lambda count: shrink(learning_rate(count)) * learning_rate(count)
+        decay: ScalarOrSchedule = lambda count: shrink(learning_rate(count)) - 1
     else:
         step, decay = learning_rate * shrink(learning_rate), shrink(learning_rate) - 1
     return optimizer(
@@ -302,12 +301,12 @@ def fromage(
 
 def lars(
     learning_rate: ScalarOrSchedule,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = True,
-    trust_coefficient: Any = 0.001,
-    eps: Any = 0.0,
-    trust_ratio_mask: Any = True,
-    momentum: Any = 0.9,
+    weight_decay: Number = 0.0,
+    weight_decay_mask: Mask | None = True,
+    trust_coefficient: Number = 0.001,
+    eps: Number = 0.0,
+    trust_ratio_mask: Mask | None = True,
+    momentum: Number = 0.9,
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
     """Layer-wise adaptive rate scaling for large batches (You et al. 2017)."""
@@ -323,12 +322,12 @@ def lars(
 
 def lamb(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-6,
-    eps_root: Any = 0.0,
-    weight_decay: Any = 0.0,
-    mask: Any = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-6,
+    eps_root: Number = 0.0,
+    weight_decay: Number = 0.0,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
     """Adam with layer-wise trust ratios for large batches (You et al. 2019)."""
     return optimizer(
@@ -342,11 +341,11 @@ def lamb(
 
 def noisy_sgd(
     learning_rate: ScalarOrSchedule,
-    eta: Any = 0.01,
-    gamma: Any = 0.55,
-    key: Any = None,
+    eta: Number = 0.01,
+    gamma: Number = 0.55,
+    key: Key | int | None = None,
     *,
-    seed: Any = None,
+    seed: Key | int | None = None,
 ) -> GradientTransformationExtraArgs:
     """SGD with Gaussian noise of variance eta / step**gamma (Neelakantan et al. 2014).
 
@@ -367,7 +366,7 @@ def sign_sgd(learning_rate: ScalarOrSchedule) -> GradientTransformationExtraArgs
 
 
 def signum(
-    learning_rate: ScalarOrSchedule, beta: Any = 0.9, accumulator_dtype: DTypeLike | None = None
+    learning_rate: ScalarOrSchedule, beta: Number = 0.9, accumulator_dtype: DTypeLike | None = None
 ) -> GradientTransformationExtraArgs:
     """The momentum's sign (Bernstein et al. 2018)."""
     return optimizer(
@@ -380,11 +379,11 @@ def signum(
 
 def novograd(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.25,
-    eps: Any = 1e-6,
-    eps_root: Any = 0.0,
-    weight_decay: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.25,
+    eps: Number = 1e-6,
+    eps_root: Number = 0.0,
+    weight_decay: Number = 0.0,
 ) -> GradientTransformationExtraArgs:
     """Adam with one second moment per layer (Ginsburg et al. 2019)."""
     return optimizer(
@@ -395,7 +394,7 @@ def novograd(
 
 
 def optimistic_gradient_descent(
-    learning_rate: ScalarOrSchedule, alpha: Any = 1.0, beta: Any = 1.0
+    learning_rate: ScalarOrSchedule, alpha: Number = 1.0, beta: Number = 1.0
 ) -> GradientTransformationExtraArgs:
     """Gradient descent that extrapolates from the last gradient (Mokhtari et al. 2020)."""
     return optimizer(
@@ -406,12 +405,12 @@ def optimistic_gradient_descent(
 
 
 def optimistic_adam(
-    learning_rate: Any,
-    optimism: Any = None,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    learning_rate: Number,
+    optimism: Number | None = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
@@ -435,12 +434,12 @@ def optimistic_adam(
 def optimistic_adam_v2(
     learning_rate: ScalarOrSchedule,
     *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    alpha: Number = 1.0,
+    beta: Number = 1.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     nesterov: bool = True,
 ) -> GradientTransformationExtraArgs:
@@ -455,10 +454,10 @@ def optimistic_adam_v2(
 
 def radam(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     threshold: float = 5.0,
     *,
     nesterov: bool = False,
@@ -473,12 +472,12 @@ def radam(
 
 def rmsprop(
     learning_rate: ScalarOrSchedule,
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    decay: Number = 0.9,
+    eps: Number = 1e-8,
+    initial_scale: Number = 0.0,
     eps_in_sqrt: bool = True,
     centered: bool = False,
-    momentum: Any = None,
+    momentum: Number | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformationExtraArgs:
@@ -492,7 +491,7 @@ def rmsprop(
     )
 
 
-def sm3(learning_rate: Any, momentum: Any = 0.9) -> GradientTransformationExtraArgs:
+def sm3(learning_rate: ScalarOrSchedule, momentum: Number = 0.9) -> GradientTransformationExtraArgs:
     """SM3: Adagrad with one accumulator per row and column (Anil et al. 2019)."""
     return optimizer(
         "sm3", sm3=scale_by_sm3(momentum), schedule=scale_by_learning_rate(learning_rate)
@@ -500,7 +499,7 @@ def sm3(learning_rate: Any, momentum: Any = 0.9) -> GradientTransformationExtraA
 
 
 def yogi(
-    learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-3
+    learning_rate: ScalarOrSchedule, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-3
 ) -> GradientTransformationExtraArgs:
     """Adam whose second moment changes slowly (Zaheer et al. 2018)."""
     return optimizer(
@@ -509,11 +508,11 @@ def yogi(
 
 
 def rprop(
-    learning_rate: Any,
-    eta_minus: Any = 0.5,
-    eta_plus: Any = 1.2,
-    min_step_size: Any = 1e-6,
-    max_step_size: Any = 50.0,
+    learning_rate: Number,
+    eta_minus: Number = 0.5,
+    eta_plus: Number = 1.2,
+    min_step_size: Number = 1e-6,
+    max_step_size: Number = 50.0,
 ) -> GradientTransformationExtraArgs:
     """Resilient propagation, for full batches (Riedmiller & Braun 1993)."""
     return optimizer(
@@ -524,10 +523,10 @@ def rprop(
 
 
 def polyak_sgd(
-    max_learning_rate: Any = 1.0,
+    max_learning_rate: Number = 1.0,
     scaling: ScalarOrSchedule = 1.0,
-    f_min: Any = 0.0,
-    eps: Any = 0.0,
+    f_min: Number = 0.0,
+    eps: Number = 0.0,
     variant: str = "sps",
 ) -> GradientTransformationExtraArgs:
     """SGD with Polyak's step; `update` takes the loss as `value=` (Loizou et al. 2021)."""
