@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import genesis_fn.numpy as jnp
 from genesis_fn import Array, ArrayLike, tree
@@ -61,6 +61,9 @@ class GradientTransformation(_Pair):
 
 class GradientTransformationExtraArgs(GradientTransformation):
     """A transformation whose `update` also takes keyword arguments, and ignores those unknown."""
+
+    if TYPE_CHECKING:
+        update: TransformUpdateExtraArgsFn  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def _entered(
