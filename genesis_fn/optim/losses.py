@@ -295,8 +295,8 @@ def softmax_cross_entropy(
         logits: floating array [..., classes].
         labels: array that broadcasts to `logits`: probabilities, summing to 1 along `axis`.
         axis: the axis of the classes; several are taken as one, None is all of them.
-        where: boolean array of the classes that count, of the shape of `logits`, or without `axis` for
-            whole rows; None: all.
+        where: boolean array of the classes that count, of the shape of `logits`, or
+            without `axis` for whole rows; None: all.
 
     Returns:
         The loss of each row, [...], in nats.
@@ -336,8 +336,8 @@ def softmax_cross_entropy_with_integer_labels(
         labels: integer array [...], the class of each row: `logits.shape` without `axis`. With
             several axes a label numbers their elements in row-major order.
         axis: the axis of the classes, or several that are taken as one.
-        where: boolean array of the classes that count, of the shape of `logits`, or without `axis` for
-            whole rows; None: all.
+        where: boolean array of the classes that count, of the shape of `logits`, or
+            without `axis` for whole rows; None: all.
             A label's own logit always counts; a row without any class has loss 0.
 
     Returns:
@@ -682,8 +682,8 @@ def poly_loss_cross_entropy(
         labels: floating array that broadcasts to it: probabilities, summing to 1 along `axis`.
         epsilon: weight of the added term; 0 is plain cross-entropy.
         axis: the axis of the classes; several are taken as one, None is all of them.
-        where: boolean array of the classes that count, of the shape of `logits`, or without `axis` for
-            whole rows; None: all.
+        where: boolean array of the classes that count, of the shape of `logits`, or
+            without `axis` for whole rows; None: all.
 
     Returns:
         The loss of each row, [...].
@@ -692,7 +692,8 @@ def poly_loss_cross_entropy(
         DTypeError: the first argument is not floating.
         ShapeError: the shapes do not fit together.
 
-    >>> optim.losses.poly_loss_cross_entropy(jnp.array([[2.0, 0.0]]), jnp.array([[1.0, 0.0]])).round(4)
+    >>> logits, labels = jnp.array([[2.0, 0.0]]), jnp.array([[1.0, 0.0]])
+    >>> optim.losses.poly_loss_cross_entropy(logits, labels).round(4)
     Array([0.3653], dtype=float32)
     """
     logits, labels = _floats("poly_loss_cross_entropy", logits, labels)
@@ -1001,8 +1002,8 @@ def make_fenchel_young_loss(max_fun: Callable[..., Array]) -> Callable[..., Arra
         max_fun: function of a vector of scores that gives a scalar, as logsumexp.
 
     Returns:
-        The function (scores [..., n], targets [..., n], *args, **kwargs) -> losses [...], which hands
-        `args` and `kwargs` to `max_fun`.
+        The function (scores [..., n], targets [..., n], *args, **kwargs) -> losses [...], which
+        hands `args` and `kwargs` to `max_fun`.
 
     >>> loss = optim.losses.make_fenchel_young_loss(nn.logsumexp)
     >>> loss(jnp.array([2.0, 0.0]), jnp.array([1.0, 0.0])).round(4)
