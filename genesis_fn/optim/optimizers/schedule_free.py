@@ -124,7 +124,7 @@ def schedule_free_sgd(
     learning_rate: Number = 1.0,
     warmup_steps: int | None = None,
     b1: Number = 0.9,
-    weight_decay: Number | None = None,
+    weight_decay: ScalarOrSchedule | None = None,
     weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
@@ -142,7 +142,7 @@ def schedule_free_adamw(
     b1: Number = 0.9,
     b2: Number = 0.999,
     eps: Number = 1e-8,
-    weight_decay: Number = 0.0,
+    weight_decay: ScalarOrSchedule = 0.0,
     weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:

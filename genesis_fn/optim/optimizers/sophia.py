@@ -149,7 +149,7 @@ def sophia(
     b1: Number = 0.965,
     b2: Number = 0.99,
     eps: Number = 1e-8,
-    weight_decay: Number = 1e-4,
+    weight_decay: ScalarOrSchedule = 1e-4,
     weight_decay_mask: Mask | None = None,
     gamma: Number = 0.01,
     clip_threshold: Number | None = 1.0,
