@@ -40,7 +40,25 @@ class ScaleByRssState(NamedTuple):
 def scale_by_rss(
     initial_accumulator_value: Number = 0.1, eps: Number = 1e-7
 ) -> base.GradientTransformation:
-    """g / sqrt(sum of all g**2 + eps) (Adagrad, Duchi et al. 2011); 0 while that sum is 0."""
+    """Divides updates by the root of the sum of all their squares, as Adagrad does.
+
+        s <- s + |g|**2,  update = g / sqrt(s + eps); 0 while s is 0
+
+    Source: Duchi et al., "Adaptive subgradient methods for online learning", 2011.
+
+    Args:
+        initial_accumulator_value: s before the first step, >= 0.
+        eps: positive number added inside the root.
+
+    Returns:
+        The transformation, whose states are ScaleByRssState(sum_of_squares).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_rss()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.8452, -0.9945], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByRssState:
         return ScaleByRssState(init_squares(params, initial_accumulator_value))
@@ -97,7 +115,29 @@ def scale_by_rms(
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> base.GradientTransformation:
-    """g / sqrt(mean of g**2 + eps), a moving mean (RMSProp, Hinton 2012)."""
+    """Divides updates by the root of their moving mean square, as RMSProp does.
+
+        v <- decay v + (1 - decay) |g|**2,  update = g / sqrt(v + eps)
+
+    Source: Hinton, "Neural networks for machine learning", lecture 6, 2012.
+
+    Args:
+        decay: decay rate of the means, in [0, 1).
+        eps: positive number added to the denominator.
+        initial_scale: v before the first step, >= 0.
+        eps_in_sqrt: whether `eps` is added inside the root.
+        bias_correction: whether means are divided by 1 - decay**t at step t = 1, 2, ...
+
+    Returns:
+        The transformation, whose states are ScaleByRmsState(nu), or with `bias_correction`
+        ScaleByRmsWithCountState(count, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_rms()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 3.1623, -3.1623], dtype=float32)
+    """
 
     def init(params: Params) -> OptState:
         nu = init_squares(params, initial_scale)
@@ -132,7 +172,29 @@ def scale_by_stddev(
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> base.GradientTransformation:
-    """g / sqrt(variance of g + eps), a moving variance (centred RMSProp)."""
+    """Divides updates by their moving standard deviation, as centered RMSProp does.
+
+        m, v: moving means of g and |g|**2,  update = g / sqrt(v - |m|**2 + eps)
+
+    Source: Graves, "Generating sequences with recurrent neural networks", 2013.
+
+    Args:
+        decay: decay rate of the means, in [0, 1).
+        eps: positive number added to the denominator.
+        initial_scale: v before the first step, >= 0.
+        eps_in_sqrt: whether `eps` is added inside the root.
+        bias_correction: whether means are divided by 1 - decay**t at step t = 1, 2, ...
+
+    Returns:
+        The transformation, whose states are ScaleByRStdDevState(mu, nu), or with `bias_correction`
+        ScaleByRStdDevWithCountState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_stddev()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 3.3333, -3.3333], dtype=float32)
+    """
 
     def init(params: Params) -> OptState:
         mu, nu = init_moments(params), init_squares(params, initial_scale)
@@ -186,9 +248,30 @@ def scale_by_adam(
     *,
     nesterov: bool = False,
 ) -> base.GradientTransformation:
-    """mu_hat / (sqrt(nu_hat + eps_root) + eps) (Kingma & Ba 2014; with `nesterov`, Dozat 2016).
+    """Scales updates as Adam does: their moving mean over the root of their moving mean square.
 
-    mu and nu are the moving means of g and |g|**2; hats divide by 1 - b**step.
+        m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) |g|**2,
+        update = m_hat / (sqrt(v_hat + eps_root) + eps),
+        with m_hat = m / (1 - b1**t) and v_hat = v / (1 - b2**t) at step t = 1, 2, ...
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization", 2014; `nesterov`: Dozat,
+    "Incorporating Nesterov momentum into Adam", 2016.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adam()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
     """
 
     def init(params: Params) -> ScaleByAdamState:
@@ -231,7 +314,28 @@ def scale_by_amsgrad(
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> base.GradientTransformation:
-    """Adam dividing by the largest nu_hat so far (Reddi et al. 2018)."""
+    """Scales updates as Adam does, by the largest second moment so far.
+
+        v_max <- max(v_max, v_hat),  update = m_hat / (sqrt(v_max + eps_root) + eps)
+
+    Source: Reddi et al., "On the convergence of Adam and beyond", 2018.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        bias_correction_mu, bias_correction_nu: whether the moment is divided by 1 - b**t.
+
+    Returns:
+        The transformation, whose states are ScaleByAmsgradState(count, mu, nu, nu_max).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_amsgrad()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByAmsgradState:
         mu = init_moments(params, dtype=mu_dtype)
@@ -258,7 +362,25 @@ def scale_by_amsgrad(
 def scale_by_adamax(
     b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8
 ) -> base.GradientTransformation:
-    """mu_hat / nu with nu = max(|g| + eps, b2 * nu) (Kingma & Ba 2014)."""
+    """Scales updates as Adam does, by the infinity norm of past ones.
+
+        u <- max(b2 u, |g| + eps),  update = m_hat / u
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization", 2014, section 7.1.
+
+    Args:
+        b1, b2: decay rates of the first moment and of the largest gradient, in [0, 1).
+        eps: positive number added to |g|.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adamax()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
@@ -295,7 +417,28 @@ def scale_by_belief(
     *,
     nesterov: bool = False,
 ) -> base.GradientTransformation:
-    """Adam dividing by the moving mean of |g - mu|**2 (AdaBelief, Zhuang et al. 2020)."""
+    """Scales updates as Adam does, by their deviation from their moving mean.
+
+        v <- b2 v + (1 - b2) |g - m|**2 + eps_root,  update = m_hat / (sqrt(v_hat) + eps)
+
+    Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
+    gradients", 2020.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: positive number added to the second moment at every step.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states are ScaleByBeliefState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_belief()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1.1111, -1.1111], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByBeliefState:
         return ScaleByBeliefState(zero_count(), init_moments(params), init_squares(params))
@@ -324,7 +467,27 @@ def scale_by_yogi(
     eps_root: Number = 0.0,
     initial_accumulator_value: Number = 1e-6,
 ) -> base.GradientTransformation:
-    """Adam whose nu moves by (1 - b2) * g**2 towards g**2 (Zaheer et al. 2018)."""
+    """Scales updates as Adam does, by a second moment that changes additively.
+
+        v <- v - (1 - b2) sign(v - |g|**2) |g|**2,  update = m_hat / (sqrt(v_hat + eps_root) + eps)
+
+    Source: Zaheer et al., "Adaptive methods for nonconvex optimization", 2018.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        initial_accumulator_value: both moments before the first step.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_yogi()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.996 , -0.9996], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByAdamState:
         mu = init_moments(params, initial_accumulator_value)
@@ -357,7 +520,31 @@ def scale_by_radam(
     *,
     nesterov: bool = False,
 ) -> base.GradientTransformation:
-    """Adam with rectified variance; mu_hat alone while that is intractable (Liu et al. 2019)."""
+    """Scales updates as Adam does, only where the variance of the second moment is tractable.
+
+        update = r m_hat / (sqrt(v_hat + eps_root) + eps) if rho >= threshold else m_hat,
+        with rho = rho_inf - 2 t b2**t / (1 - b2**t), rho_inf = 2 / (1 - b2) - 1,
+        r**2 = (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)
+
+    Source: Liu et al., "On the variance of the adaptive learning rate and beyond", 2019.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        threshold: least rho, the length of the moving mean in steps, for adaptive steps; at least
+            4.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_radam()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.5, -3. ], dtype=float32)
+    """
     ro_inf = 2.0 / (1.0 - b2) - 1.0
 
     def init(params: Params) -> ScaleByAdamState:
@@ -404,8 +591,30 @@ def scale_by_novograd(
     weight_decay: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformation:
-    """Momentum of g / (sqrt(nu + eps_root) + eps) + weight_decay * p, nu the moving mean of the
-    leaf's |g|**2 (Ginsburg et al. 2019)."""
+    """Scales updates as NovoGrad does: momentum of arrays over their norms.
+
+        v <- b2 v + (1 - b2) |g|**2 (|g|**2 at first), one per array,
+        m <- b1 m + g / (sqrt(v + eps_root) + eps) + weight_decay p,  update = m
+
+    Source: Ginsburg et al., "Stochastic gradient methods with layer-wise adaptive moments", 2019.
+    `update` needs the parameters.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        weight_decay: number >= 0: the share of the parameter added to the normalized gradient.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are ScaleByNovogradState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_novograd()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.1644, -0.9864], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByNovogradState:
         nu = init_leaves(lambda p: jnp.zeros((), real_of(wide_dtype(p.dtype))), params)
@@ -446,7 +655,27 @@ def scale_by_adan(
     eps: Number = 1e-8,
     eps_root: Number = 0.0,
 ) -> base.GradientTransformation:
-    """Adaptive Nesterov momentum from gradients and their changes (Xie et al. 2022)."""
+    """Scales updates as Adan does: Nesterov momentum from gradients and their changes.
+
+        d = g - previous g (0 at first);  m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
+        update = (m_hat + (1 - b2) v_hat) / (sqrt(n_hat + eps_root) + eps)
+
+    Source: Xie et al., "Adan: adaptive Nesterov momentum algorithm", 2022.
+
+    Args:
+        b1, b2, b3: decay rates of m, v and n, in [0, 1); 1 - b in the paper.
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+
+    Returns:
+        The transformation, whose states are ScaleByAdanState(m, v, n, g, t).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adan()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByAdanState:
         m, v, g = (init_moments(params) for _ in range(3))
@@ -494,7 +723,32 @@ def scale_by_lion(
     mode: str = "hard",
     smooth_beta: Number = 1.0,
 ) -> base.GradientTransformation:
-    """sign((1 - b1) * g + b1 * mu) (Chen et al. 2023); `mode` "smooth" or "refined" for its kin."""
+    """Replaces updates by the sign of their momentum, as Lion does.
+
+        update = sign(c),  c = b1 m + (1 - b1) g,  m <- b2 m + (1 - b2) g
+
+    Source: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
+
+    Args:
+        b1: share of the momentum in the step, in [0, 1).
+        b2: decay rate of the momentum, in [0, 1).
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        mode: "hard"; "smooth" for tanh(smooth_beta c); "refined" for c where |c| < 1, else its
+            sign.
+        smooth_beta: positive steepness of "smooth".
+
+    Returns:
+        The transformation, whose states are ScaleByLionState(count, mu).
+
+    Raises:
+        ArgumentError: `mode` is none of the three.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_lion()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
     if mode not in _LION_MODES:
         raise ArgumentError(f"scale_by_lion: mode is one of {list(_LION_MODES)}, got {mode!r}")
     shape = _LION_MODES[mode]
@@ -522,7 +776,26 @@ class ScaleByAdaDeltaState(NamedTuple):
 
 
 def scale_by_adadelta(rho: Number = 0.9, eps: Number = 1e-6) -> base.GradientTransformation:
-    """g * rms(past updates) / rms(gradients) (Zeiler 2012)."""
+    """Scales updates as Adadelta does, in units of past updates.
+
+        v <- rho v + (1 - rho) |g|**2,  update = u = g sqrt(x + eps) / sqrt(v + eps),
+        x <- rho x + (1 - rho) |u|**2
+
+    Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012.
+
+    Args:
+        rho: decay rate of the moving means, in [0, 1).
+        eps: positive number added inside the roots.
+
+    Returns:
+        The transformation, whose states are ScaleByAdaDeltaState(e_g, e_x).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adadelta()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.0032, -0.0032], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByAdaDeltaState:
         return ScaleByAdaDeltaState(init_squares(params), init_squares(params))
@@ -555,8 +828,32 @@ def scale_by_rprop(
     min_step_size: Number = 1e-6,
     max_step_size: Number = 50.0,
 ) -> base.GradientTransformation:
-    """The gradient's sign times a step that grows while signs agree and shrinks when they change
-    (Riedmiller & Braun 1993). As in optax, a step is emitted one call after its gradient."""
+    """Replaces updates by their sign times a step size that adapts to changes of sign.
+
+        step <- step * eta_plus where the sign of g stays, step * eta_minus where it changes,
+        update = step sign(g), 0 where it changes
+
+    As in optax, an update is returned one call after its gradient.
+
+    Source: Riedmiller & Braun, "A direct adaptive method for faster backpropagation learning",
+    1993.
+
+    Args:
+        learning_rate: first step, positive.
+        eta_minus: factor of a step whose sign changes, in (0, 1).
+        eta_plus: factor of a step whose sign stays, above 1.
+        min_step_size, max_step_size: limits of a step, positive, in units of the parameters.
+
+    Returns:
+        The transformation, whose states are ScaleByRpropState(step_sizes, prev_updates).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_rprop(0.1)
+    >>> _, state = tx.update(g, tx.init(w), w)
+    >>> updates, state = tx.update(g, state, w)
+    >>> updates.round(4)
+    Array([ 0.1, -0.1], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByRpropState:
         return ScaleByRpropState(init_moments(params, learning_rate), init_moments(params))
@@ -587,7 +884,27 @@ class ScaleByOptimisticGradientState(NamedTuple):
 def scale_by_optimistic_gradient(
     alpha: Number = 1.0, beta: Number = 1.0
 ) -> base.GradientTransformation:
-    """(alpha + beta) * g - beta * last g (Mokhtari et al. 2020)."""
+    """Extrapolates from the last two updates, for games and saddle points.
+
+        update = (alpha + beta) g - beta previous g; at first the previous g is g
+
+    Source: Mokhtari et al., "A unified analysis of extra-gradient and optimistic gradient methods",
+    2020.
+
+    Args:
+        alpha: weight of the update, positive.
+        beta: weight of its change, >= 0.
+
+    Returns:
+        The transformation, whose states are ScaleByOptimisticGradientState(is_initial_step,
+        previous_gradient).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_optimistic_gradient()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.5, -3. ], dtype=float32)
+    """
 
     def init(params: Params) -> ScaleByOptimisticGradientState:
         return ScaleByOptimisticGradientState(jnp.ones((), BOOL), init_moments(params))
@@ -619,7 +936,32 @@ def scale_by_distance_over_gradients(
     param_dtype: DTypeLike | None = dtypes.float32,
     global_scale: Number = 1.0,
 ) -> base.GradientTransformation:
-    """g * (largest distance travelled) / sqrt(sum |g|**2 + eps), per leaf (Ivgi et al. 2023)."""
+    """Scales arrays by the distance that their parameters have gone over the norm of all gradients.
+
+        far <- max(far, |p - p0|), reps_rel (1 + |p0|) at first;  s <- s + |g|**2;
+        update = global_scale far g / sqrt(s + eps)
+
+    This learning rate needs no tuning: chain it with `scale(-1.0)`. `update` needs the parameters.
+
+    Source: Ivgi et al., "DoG is SGD's best friend: a parameter-free dynamic step size schedule",
+    2023.
+
+    Args:
+        reps_rel: first distance, as a share of 1 + |p0|, positive.
+        eps: positive number added inside the root.
+        param_dtype: dtype of the copy of the first parameters; None: theirs, and at least float32.
+        global_scale: positive factor of all updates.
+
+    Returns:
+        The transformation, whose states are ScaleByDistanceOverGradientsState(max_dist,
+        grad_sum_of_squares, init_params).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_distance_over_gradients(reps_rel=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.0532, -0.3192], dtype=float32)
+    """
 
     def length(x: Array) -> Array:
         return jnp.sqrt(jnp.sum(abs_sq(x)))
