@@ -27,17 +27,19 @@ from genesis_fn.core.diagnostics.torch_habits import (
     explain_axes as explain_axes,
     unknown_names as unknown_names,
 )
-from genesis_fn.core.dtypes import real_of as real_of
 from genesis_fn.core.files import brief as brief, read_json as read_json
+from genesis_fn.core.dtypes import real_of as real_of
 from genesis_fn.core.jaxpr import Eqn as Eqn, Jaxpr as Jaxpr, Var as Var
 from genesis_fn.core.primitive import (
     LinearOperand as LinearOperand,
     Primitive as Primitive,
     Tracer as Tracer,
     bind as bind,
+    default_device_of as default_device_of,
     is_linear as is_linear,
     typeof as typeof,
 )
+from genesis_fn.core.tree import first_difference as first_difference
 from genesis_fn.extend import cpu as cpu, cuda as cuda
 from genesis_fn.lax.fused.softmax import (
     log_softmax_last as log_softmax_last,
@@ -50,6 +52,10 @@ from genesis_fn.lax.promotion import (
     strong as strong,
 )
 from genesis_fn.primitives.elementwise import integer_pow as integer_pow, select as select
+from genesis_fn.lax.fused.cross_entropy import (
+    class_labels as class_labels,
+    cross_entropy_last as cross_entropy_last,
+)
 from genesis_fn.primitives.factories import (
     elementwise as elementwise,
     linear as linear,
@@ -61,3 +67,4 @@ from genesis_fn.primitives.shape import (
     canonical_axis as canonical_axis,
 )
 from genesis_fn.transforms.custom.fused_functions import Fused as Fused, fused as fused
+from genesis_fn.transforms.precision.autocast import wide as wide

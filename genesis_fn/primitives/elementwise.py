@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.dtypes import BOOL, DType
