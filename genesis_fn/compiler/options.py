@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 
 PASSES = {
     "horizontal": "launches that do not wait for each other become one",
@@ -39,7 +39,7 @@ def enabled(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def without(*names: str) -> Iterator[None]:
+def without(*names: str) -> Generator[None]:
     """What is compiled inside is compiled without these passes. Not for several threads at once."""
     global _off
     before = _off

@@ -87,7 +87,7 @@ def _sizes(e: Eqn) -> tuple[int, int, int]:
     m = n = k = 0
     for i, p in enumerate(_dots(e)):
         x, y = e.ins[2 * i : 2 * i + 2]
-        (xc, yc), _ = p["dimension_numbers"]
+        (xc, _), _ = p["dimension_numbers"]
         inner = math.prod([x.aval.shape[d] for d in xc])
         m, n, k = x.aval.size // max(inner, 1), y.aval.size // max(inner, 1), k + inner
     return m, n, k

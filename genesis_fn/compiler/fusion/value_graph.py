@@ -49,6 +49,7 @@ def kind_of(e: Eqn) -> str:
         return "reduce" if is_reduction(e) else "map"
     if type(lowering) is Source:
         return "map"
+    assert type(lowering) is Elementwise
     shape = e.outs[0].aval.shape
     pointwise = all([type(i) is not Var or i.aval.shape == shape for i in e.ins])
     return "map" if pointwise and lowering.triton is not None else "opaque"

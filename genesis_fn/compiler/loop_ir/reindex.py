@@ -57,7 +57,7 @@ def part_length(instrs: Sequence[Instr], depth: int) -> int:
             if not (joins and dtypes.is_float(instrs[i.args[0]].dtype)):
                 return depth
         for g in _guards(i):
-            if g.expr.names == {"r"}:
+            if g.expr.names == frozenset("r"):
                 edges = _edges(g)
                 if edges is None:
                     continue

@@ -7,6 +7,7 @@ in float32, dweight. Chunks are long enough to keep the products at full rate.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -187,25 +188,22 @@ def product(
 ) -> MatmulSpec:
     """The matrix product "logits", "dx" or "dweight" of a chunk of `rows` rows."""
     classes, features, dtype = spec.loss.classes, spec.features, spec.loss.dtype
-    types = {
-        "lhs_dtype": dtype,
-        "rhs_dtype": dtype,
-        "out_dtype": out_dtype or dtype,
-        "precision": spec.precision,
-    }
+    matmul = functools.partial(
+        MatmulSpec,
+        lhs_dtype=dtype,
+        rhs_dtype=dtype,
+        out_dtype=out_dtype or dtype,
+        precision=spec.precision,
+    )
     if name == "logits":
-        strides = (spec.stride, 1)
-        return MatmulSpec(
-            rows, classes, features, rhs_transposed=True, out_strides=strides, **types
-        )
+        return matmul(rows, classes, features, rhs_transposed=True, out_strides=(spec.stride, 1))
     if name == "dx":
-        return MatmulSpec(rows, features, classes, lhs_strides=(spec.stride, 1), **types)
-    return MatmulSpec(
+        return matmul(rows, features, classes, lhs_strides=(spec.stride, 1))
+    return matmul(
         classes,
         features,
         rows,
         lhs_strides=(1, spec.stride),
         accumulate=accumulate,
         residual=residual,
-        **types,
     )
