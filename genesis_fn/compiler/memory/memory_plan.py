@@ -31,7 +31,7 @@ def pack(
         size = aligned(sizes[b])
         while ending and ending[0][0] < first:
             _, gone = ending.pop(0)
-            _give(free, offsets[gone], aligned(sizes[gone]))
+            _release(free, offsets[gone], aligned(sizes[gone]))
         n, at = min([(n, at) for at, n in free if n >= size], default=(0, 0))
         if n:
             free.remove((at, n))
@@ -45,7 +45,7 @@ def pack(
     return offsets, top
 
 
-def _give(free: list[tuple[int, int]], at: int, size: int) -> None:
+def _release(free: list[tuple[int, int]], at: int, size: int) -> None:
     k = bisect_left(free, (at, 0))
     if k < len(free) and free[k][0] == at + size:
         size += free.pop(k)[1]

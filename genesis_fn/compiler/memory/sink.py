@@ -18,21 +18,21 @@ def sink_equations(jaxpr: Jaxpr) -> Jaxpr:
     end = len(eqns)
     first: dict[Var, int] = dict.fromkeys(jaxpr.outs, end)
     last: dict[Var, int] = dict.fromkeys([*jaxpr.outs, *jaxpr.invars], end)
-    place = list(range(end))
+    position = list(range(end))
     for n in range(end - 1, -1, -1):
         e = eqns[n]
         arrays = {i for i in e.ins if type(i) is Var}
         use = min([first.get(o, n) for o in e.outs], default=n)
         if n + 1 < use and not has_effect(e):
-            made = _size(e.outs)
+            produced = _size(e.outs)
             kept = _size([i for i in arrays if last.get(i, -1) < use])
             # Where it makes no difference, what makes the operands may gain by moving too.
-            if made > kept or (made == kept and use < end):
-                place[n] = use
+            if produced > kept or (produced == kept and use < end):
+                position[n] = use
         for i in arrays:
-            first[i] = min(first.get(i, end), place[n])
-            last[i] = max(last.get(i, -1), place[n])
-    order = sorted(range(end), key=lambda n: (place[n], n))
+            first[i] = min(first.get(i, end), position[n])
+            last[i] = max(last.get(i, -1), position[n])
+    order = sorted(range(end), key=lambda n: (position[n], n))
     moved: list[Eqn] = [eqns[n] for n in order]
     return Jaxpr(jaxpr.invars, moved, jaxpr.outs, jaxpr.labels, jaxpr.name)
 

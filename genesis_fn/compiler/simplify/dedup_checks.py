@@ -13,7 +13,7 @@ from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.shape import reshape_p
 
 
-def checked_once(eqns: list[Eqn]) -> list[Eqn]:
+def drop_repeated_checks(eqns: list[Eqn]) -> list[Eqn]:
     """`eqns`, in which the backward pass does not check indices that have been checked before."""
     if sum([e.params.get("mode") == "check" for e in eqns]) < 2:
         return eqns

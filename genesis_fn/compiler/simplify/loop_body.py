@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.compiler.loop_ir.kernel import LOOP_SLICE, Placement
+from genesis_fn.compiler.loop_ir.kernel import SliceStore, loop_slice_p
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -22,7 +22,7 @@ class LoopBody:
     `placed` says where the rows go, `stacks` are the whole ys."""
 
     jaxpr: Jaxpr
-    placed: dict[Var, Placement]
+    slice_stores: dict[Var, SliceStore]
     stacks: list[Var]
 
 
@@ -55,20 +55,20 @@ def loop_body(
     for v in rows:
         row = _bits_of(v, target)
         whole = Var(stacked(row.aval, length))
-        eqns.append(Eqn(LOOP_SLICE, [whole, counter], params, (row,), where))
+        eqns.append(Eqn(loop_slice_p, [whole, counter], params, (row,), where))
         if row is not v:
             eqns.append(_as_bits(row, v, where))
         wholes.append(whole)
     eqns += jaxpr.eqns
-    outs, placed, stacks = jaxpr.outs[:carry], {}, []
+    outs, slice_stores, stacks = jaxpr.outs[:carry], {}, []
     for v in jaxpr.outs[carry:]:
         bits = _bits_of(v, target)
         if bits is not v:
             eqns.append(_as_bits(v, bits, where))
         row, whole = Var(bits.aval), Var(stacked(bits.aval, length))
         eqns.append(Eqn(copy_p, [bits], {}, (row,), where))
-        placed[row] = Placement(whole, counter, length, reverse)
+        slice_stores[row] = SliceStore(whole, counter, length, reverse)
         stacks.append(whole)
         outs.append(row)
     program = Jaxpr([*fixed, *wholes, counter], eqns, outs, (), jaxpr.name)
-    return LoopBody(program, placed, stacks)
+    return LoopBody(program, slice_stores, stacks)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.compiler.simplify.rewriter import (
-    TRIM,
+    DCE_RULES,
     Rewriter,
     has_effect,
     live_equations,
@@ -43,7 +43,7 @@ def _scan(
         ys = [r.full(_zero(o.aval), o, e)[0] for o in e.outs[carry:]]
         return [*ins[consts : consts + carry], *ys]
     if length == 1:
-        return _once(r, e, body, ins, consts + carry, carry)
+        return _inline_one_step(r, e, body, ins, consts + carry, carry)
     loop = _Loop(r, e, body, ins, consts, carry)
     while loop.substitute():
         pass
@@ -55,7 +55,9 @@ def _zero(kind: Aval) -> Any:
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(kind.dtype)]
 
 
-def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], start: int, carry: int) -> list[Atom]:
+def _inline_one_step(
+    r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], start: int, carry: int
+) -> list[Atom]:
     rows = [
         r.apply(reshape_p, [x], {"shape": v.aval.shape}, e)[0]
         for x, v in zip(ins[start:], body.invars[start:])
@@ -105,10 +107,10 @@ class _Loop:
         numbers = [(x, v) for x, v in self.consts if x in self.r.const]
         for x, v in numbers:
             kind = v.aval
-            given = {"value": self.r.const[x], "shape": kind.shape, "dtype": kind.dtype}
-            prelude.append(Eqn(full_p, [], given, (v,), self.e.where, self.e.backward))
-        self.consts = _once_each([c for c in self.consts if c not in numbers], env)
-        self.xs = _once_each(self.xs, env)
+            fill = {"value": self.r.const[x], "shape": kind.shape, "dtype": kind.dtype}
+            prelude.append(Eqn(full_p, [], fill, (v,), self.e.where, self.e.backward))
+        self.consts = _unique_operands([c for c in self.consts if c not in numbers], env)
+        self.xs = _unique_operands(self.xs, env)
         if not (prelude or env or len(self.carry) < count):
             return False
         outs = [*(c[3] for c in self.carry), *self.ys]
@@ -122,7 +124,7 @@ class _Loop:
     def hoist(self) -> None:
         """Move loop-invariant equations out, where what they leave behind is small, or no larger
         than the constants that the loop then no longer reads."""
-        moved = _worth_moving(self.body, {v for _, v in self.consts})
+        moved = _hoistable(self.body, {v for _, v in self.consts})
         if not moved:
             return
         env: dict[Var, Atom] = {v: x for x, v in self.consts}
@@ -153,8 +155,8 @@ class _Loop:
             self.variables(), live_equations(self.body.eqns, outs), outs, (), self.body.name
         )
         total = count + len(self.ys)
-        places = [i for i in range(total) if i not in known]
-        if places or body.effect:
+        positions = [i for i in range(total) if i not in known]
+        if positions or body.effect:
             new = {
                 **params,
                 "jaxpr": body,
@@ -164,12 +166,14 @@ class _Loop:
             }
             operands = [x for x, _ in self.consts] + [c[1] for c in self.carry]
             operands += [x for x, _ in self.xs]
-            made = r.make(scan_p, operands, new, e, e.outs if len(places) == total else None)
-            known.update(zip(places, made))
+            made = r.make(scan_p, operands, new, e, e.outs if len(positions) == total else None)
+            known.update(zip(positions, made))
         return [known[i] for i in range(total)]
 
 
-def _once_each(pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]) -> list[tuple[Any, ...]]:
+def _unique_operands(
+    pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]
+) -> list[tuple[Any, ...]]:
     """`pairs` of operand and variable, one per operand; `env` gets what further variables
     become."""
     first: dict[Atom, Var] = {}
@@ -180,7 +184,7 @@ def _once_each(pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]) -> list[t
     return list(first.items())
 
 
-def _worth_moving(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
+def _hoistable(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
     """The loop-invariant equations whose move out of the loop costs no memory."""
     if not consts:
         return []
@@ -353,9 +357,9 @@ def _cond(
     # A result that every branch passes through from the same operand needs no branch.
     passed: dict[int, Atom] = {}
     for i in range(len(e.outs)):
-        places = {b.invars.index(b.outs[i]) if b.outs[i] in b.invars else -1 for b in branches}
-        if len(places) == 1 and -1 not in places:
-            passed[i] = operands[places.pop()]
+        positions = {b.invars.index(b.outs[i]) if b.outs[i] in b.invars else -1 for b in branches}
+        if len(positions) == 1 and -1 not in positions:
+            passed[i] = operands[positions.pop()]
     keep = [i for i in range(len(e.outs)) if i not in passed]
     if not keep and not any(b.effect for b in branches):
         return [passed[i] for i in range(len(e.outs))]
@@ -394,4 +398,4 @@ def _trim_cond(e: Eqn, live: set[Any]) -> Eqn:
     )
 
 
-TRIM.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})
+DCE_RULES.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})

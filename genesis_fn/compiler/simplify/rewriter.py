@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.compiler.simplify.dedup_checks import checked_once
+from genesis_fn.compiler.simplify.dedup_checks import drop_repeated_checks
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend.lowering import Elementwise
@@ -29,7 +29,7 @@ from genesis_fn.transforms.custom.fused_functions import fused_p
 Rule = Callable[["Rewriter", Eqn, Primitive, list[Any], dict[Any, Any]], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}
 # How a loop or branch loses results: (equation, live variables) -> equation.
-TRIM: dict[Primitive, Callable[[Eqn, set[Any]], Eqn]] = {}
+DCE_RULES: dict[Primitive, Callable[[Eqn, set[Any]], Eqn]] = {}
 
 
 def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
@@ -69,8 +69,8 @@ def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool])
     pass_ = Rewriter(opaque)
     pass_.run(jaxpr.eqns, env, copy=False)
     outs = [env.get(o, o) for o in jaxpr.outs]
-    eqns = flat_sums(live_equations(pass_.eqns, outs), outs)
-    eqns = checked_once(transposed_products(eqns, outs))
+    eqns = flatten_sums(live_equations(pass_.eqns, outs), outs)
+    eqns = drop_repeated_checks(fold_transposes(eqns, outs))
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
 
 
@@ -81,12 +81,12 @@ class Rewriter:
     `copying`: results get new variables, since the equations may come here a second time.
     """
 
-    __slots__ = ("eqns", "const", "made", "seen", "opaque", "copying")
+    __slots__ = ("eqns", "const", "producer", "seen", "opaque", "copying")
 
     def __init__(self, opaque: Callable[[Eqn], bool]) -> None:
         self.eqns: list[Eqn] = []
         self.const: dict[Var, Any] = {}
-        self.made: dict[Var, Eqn] = {}
+        self.producer: dict[Var, Eqn] = {}
         self.seen: dict[Any, Sequence[Var]] = {}
         self.opaque = opaque
         self.copying = False
@@ -172,31 +172,31 @@ class Rewriter:
         if key is not None and not has_effect(e):
             self.seen[key] = outs
         for o in outs:
-            self.made[o] = e
+            self.producer[o] = e
         if prim is full_p:
             value = rounded(params["value"], params["dtype"])
             if value is not None:
                 self.const[outs[0]] = value
         return outs
 
-    def by(self, x: Atom, prim: Primitive) -> Eqn | None:
+    def defining_eqn(self, x: Atom, prim: Primitive) -> Eqn | None:
         """The equation that makes `x`, if it is one of `prim`."""
-        e = self.made.get(x) if type(x) is Var else None
+        e = self.producer.get(x) if type(x) is Var else None
         return e if e is not None and e.prim is prim else None
 
-    def _literals(self, ins: list[Any], places: Sequence[int]) -> list[Any]:
+    def _literals(self, ins: list[Any], positions: Sequence[int]) -> list[Any]:
         """`ins` with constant arrays at `places` turned to numbers; one array stays there."""
         const = self.const
         if not any([i in const for i in ins if type(i) is Var]):
             return ins
         changed = [
-            const[i] if p in places and type(i) is Var and i in const else i
+            const[i] if p in positions and type(i) is Var and i in const else i
             for p, i in enumerate(ins)
         ]
-        if not any([type(changed[p]) is Var for p in places]):
-            p = next(p for p in places if type(ins[p]) is Var)
+        if not any([type(changed[p]) is Var for p in positions]):
+            p = next(p for p in positions if type(ins[p]) is Var)
             changed[p] = ins[p]
-        kept = next(changed[p] for p in places if type(changed[p]) is Var)
+        kept = next(changed[p] for p in positions if type(changed[p]) is Var)
         return ins if kept.aval.dtype in dtypes.WIDE_UNSIGNED else changed
 
 
@@ -215,7 +215,7 @@ def _key(x: Any) -> Any:
     return (kind, x)
 
 
-PYTHON = (bool, int, float, complex)
+PYTHON_TYPES = (bool, int, float, complex)
 
 
 def rounded(value: Any, kind: DType) -> Any:
@@ -224,7 +224,7 @@ def rounded(value: Any, kind: DType) -> Any:
         held = np.asarray(value).astype(kind) if dtypes.is_float(kind) else np.asarray(value, kind)
     except (OverflowError, TypeError, ValueError):
         return None
-    return PYTHON[dtypes.kind_rank(kind)](held)
+    return PYTHON_TYPES[dtypes.kind_rank(kind)](held)
 
 
 # ---- the backward pass ----
@@ -236,7 +236,7 @@ def live_equations(eqns: Sequence[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     kept = []
     for e in reversed(eqns):
         if not live.isdisjoint(e.outs) or has_effect(e):
-            trim = TRIM.get(e.prim)
+            trim = DCE_RULES.get(e.prim)
             if trim is not None and not live.issuperset(e.outs):
                 e = trim(e, live)
             live.update([i for i in e.ins if type(i) is Var])
@@ -249,13 +249,13 @@ _ADD_N = add_n.prim
 _FEW_ROWS = 64
 
 
-def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     """`eqns` with an `add_n` that is an operand of another one, and of nothing else, merged in
     it."""
     sums: dict[Any, Eqn] = {e.outs[0]: e for e in eqns if e.prim is _ADD_N}
     if len(sums) < 2:
         return eqns
-    uses = uses_of(eqns, outs)
+    uses = use_counts(eqns, outs)
     merged: set[Any] = set()
     result = []
     for e in eqns:
@@ -268,13 +268,13 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     return [e for e in result if merged.isdisjoint(e.outs)]
 
 
-def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+def fold_transposes(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     """`eqns` with a product that only a transpose reads, through a cast perhaps, computed in the
     order in which the transpose leaves it: the gradient of `x @ w.T` by `w`, `(x @ w).T`."""
     if not any([e.prim is transpose_p for e in eqns]):
         return eqns
-    uses = uses_of(eqns, outs)
-    place = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
+    uses = use_counts(eqns, outs)
+    position = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
     result: list[Eqn | None] = [*eqns]
     for n, e in enumerate(eqns):
         if e.prim is not transpose_p:
@@ -282,9 +282,9 @@ def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
         path = [n]  # the equations from the transpose to the product
         while True:
             (x,) = eqns[path[-1]].ins
-            if x not in place or uses[x] != 1:
+            if x not in position or uses[x] != 1:
                 break
-            path.append(place[x])
+            path.append(position[x])
             if eqns[path[-1]].prim is dot_general_p:
                 _reorder(result, path)
                 break
@@ -327,7 +327,7 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
         ins = [*made]
 
 
-def uses_of(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
+def use_counts(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
     """How often each operand is read; results of the program count as read twice."""
     uses: dict[Any, int] = dict.fromkeys(outs, 2)
     for e in eqns:

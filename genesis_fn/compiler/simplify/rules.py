@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.compiler.simplify.rewriter import PYTHON, Rewriter, rounded, rule
+from genesis_fn.compiler.simplify.rewriter import PYTHON_TYPES, Rewriter, rounded, rule
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend.lowering import Elementwise, Reduce
 from genesis_fn.core.dtypes import BOOL, DType
@@ -124,7 +124,7 @@ def _pow(
 def _involution(
     r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
 ) -> list[Any] | None:
-    inner = r.by(ins[0], prim)
+    inner = r.defining_eqn(ins[0], prim)
     if inner is not None:
         return [inner.ins[0]]
     return _fold(r, e, prim, ins)
@@ -175,7 +175,7 @@ def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any]) -> list[Any] | N
         return None
     with np.errstate(all="ignore"):
         value = lowering.fold(*[np.asarray(v).astype(kind) for v in values])
-    return r.full(PYTHON[dtypes.kind_rank(e.outs[0].aval.dtype)](value), e.outs[0], e)
+    return r.full(PYTHON_TYPES[dtypes.kind_rank(e.outs[0].aval.dtype)](value), e.outs[0], e)
 
 
 # ---- rules: casts ----
@@ -194,15 +194,15 @@ def _convert(
     if value is not None and not (dtypes.is_inexact(x.aval.dtype) and dtypes.is_integer(target)):
         if not dtypes.is_complex(x.aval.dtype) and rounded(value, target) is not None:
             return r.full(rounded(value, target), e.outs[0], e)
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None and type(inner.ins[0]) is Var:
         source = inner.ins[0]
-        if holds(x.aval.dtype, source.aval.dtype):
+        if can_represent(x.aval.dtype, source.aval.dtype):
             return list(r.apply(prim, [source], {"dtype": target}, e))
     return None
 
 
-def holds(wide: DType, narrow: DType) -> bool:
+def can_represent(wide: DType, narrow: DType) -> bool:
     """Whether every value of dtype `narrow` is one of `wide`."""
     if wide == narrow or narrow == BOOL:
         return True
@@ -210,7 +210,7 @@ def holds(wide: DType, narrow: DType) -> bool:
         return False
     if dtypes.is_complex(wide):
         half = dtypes.real_of(wide)
-        return holds(half, dtypes.real_of(narrow) if dtypes.is_complex(narrow) else narrow)
+        return can_represent(half, dtypes.real_of(narrow) if dtypes.is_complex(narrow) else narrow)
     if dtypes.is_complex(narrow):
         return False
     if dtypes.is_float(narrow):
@@ -244,7 +244,7 @@ def _reshape(
     (x,), target = ins, params["shape"]
     if x.aval.shape == target:
         return [x]
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None:
         return list(r.apply(prim, [inner.ins[0]], {"shape": target}, e))
     value = r.const.get(x)
@@ -261,7 +261,7 @@ def _transposed(
     (x,), order = ins, params["permutation"]
     if order == tuple(range(len(order))):
         return [x]
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None:
         first = inner.params["permutation"]
         both = tuple([first[i] for i in order])
@@ -288,16 +288,16 @@ def _broadcast(
         return list(r.make(full_p, [], {"value": value, "shape": target, "dtype": kind}, e))
     if x.aval.size == math.prod(target):
         return list(r.apply(reshape_p, [x], {"shape": target}, e))
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None and type(inner.ins[0]) is Var:
         both = tuple([dims[d] for d in inner.params["dims"]])
         return list(r.apply(prim, [inner.ins[0]], {"shape": target, "dims": both}, e))
-    inner = r.by(x, reshape_p)
+    inner = r.defining_eqn(x, reshape_p)
     if inner is not None:
         source = inner.ins[0]
-        places = _expanded(source.aval.shape, x.aval.shape)
-        if places is not None:
-            both = tuple([dims[d] for d in places])
+        positions = _expanded(source.aval.shape, x.aval.shape)
+        if positions is not None:
+            both = tuple([dims[d] for d in positions])
             return list(r.apply(prim, [source], {"shape": target, "dims": both}, e))
     return None
 
@@ -305,7 +305,7 @@ def _broadcast(
 def _expanded(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | None:
     """Where the dimensions of `before` are in `after`, if that only has further ones of length
     1."""
-    places, d = [], 0
+    positions, d = [], 0
     for n in before:
         while d < len(after) and after[d] != n:
             if after[d] != 1:
@@ -313,9 +313,9 @@ def _expanded(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | No
             d += 1
         if d == len(after):
             return None
-        places.append(d)
+        positions.append(d)
         d += 1
-    return places if all(n == 1 for n in after[d:]) else None
+    return positions if all(n == 1 for n in after[d:]) else None
 
 
 @rule(slice_p)
@@ -325,7 +325,7 @@ def _slice(
     (x,) = ins
     if e.outs[0].aval is x.aval:
         return [x]
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None:
         p = inner.params
         start = tuple([a + b * s for a, b, s in zip(p["start"], params["start"], p["strides"])])
@@ -420,8 +420,8 @@ def _before_transpose(
 ) -> tuple[Atom, tuple[int, ...], tuple[int, ...]] | None:
     """(operand, its contracting dimensions, its batch dimensions) of a product before a transpose
     and perhaps a cast of it, or None where that would reorder the result's dimensions."""
-    cast = r.by(x, ew.convert_p)
-    inner = r.by(x if cast is None else cast.ins[0], transpose_p)
+    cast = r.defining_eqn(x, ew.convert_p)
+    inner = r.defining_eqn(x if cast is None else cast.ins[0], transpose_p)
     if inner is None:
         return None
     (source,), order = inner.ins, inner.params["permutation"]

@@ -14,10 +14,10 @@ from genesis_fn.compiler.simplify import loop_rules, rules
 from genesis_fn.compiler.simplify.rewriter import is_fused, simplified
 from genesis_fn.core.jaxpr import Eqn, Jaxpr
 
-RULES = (rules, loop_rules)
+RULE_MODULES = (rules, loop_rules)
 
 
-def simplify(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool] = is_fused) -> Jaxpr:
+def simplify_jaxpr(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool] = is_fused) -> Jaxpr:
     """`jaxpr`, smaller. `opaque(equation)` says which calls stay as they are; others are inlined.
 
     Inputs and outputs keep their number, order and types; an output may become an input. The result
