@@ -1,8 +1,11 @@
-"""fuse: which computations share a kernel.
+"""Fusion: which computations share a kernel.
 
-Every value in memory starts with a kernel of its own. Kernels merge greedily, first along the
-values that would save most traffic, then beside each other where they read the same buffer, as long
-as one kernel over one domain can compute them and no other step lies between.
+Every materialized value starts as a kernel of its own. Kernels merge greedily: producers with their
+consumers, the largest value first, then siblings that read the same buffer. A merge needs one
+iteration domain in which all roots can be computed, must save traffic, and must not make a cycle.
+Matrix products take neighbouring kernels as prologues and epilogues (`gemv_fusion`).
+
+Read `value_graph` and `loop_ir/kernel.py` first: what is materialized, and what a kernel is.
 """
 
 from __future__ import annotations
@@ -41,17 +44,23 @@ from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
+# Limits of a merged kernel. The kernel of one value may take four times the instructions.
 _MAX_ROOTS = 24
 _MAX_LOADS = 24
 _MAX_INSTRUCTIONS = 256
 _MIN_SHARED = 4096  # bytes of a common operand that are worth a merge
-_MAX_DISTANCE = 400  # equations between kernels merged for a common operand: it lengthens lives
+_MAX_DISTANCE = 400  # equations between siblings: merging them lengthens live ranges
 
 
 class FusionGroup:
-    """A step: a generated kernel (`body`), or one opaque equation (`eqn`), a product perhaps with
-    more in its kernel (`product`). `columns` are the roots of a crossed domain that have one value
-    for each column."""
+    """A step: a generated kernel over an iteration domain, or one opaque equation (`eqn`), which as
+    a matrix product may have a fused prologue and epilogue (`matmul`).
+
+    `roots` are the values that it computes, `writes` those of them that go to memory, `reads` the
+    buffers that it reads with the bytes of each. `lo` and `hi` are the positions of the first and
+    last equation that it was made from. `columns` are the roots of a row-and-column domain that
+    have one value for each column.
+    """
 
     __slots__ = (
         "eqn",
@@ -90,11 +99,12 @@ class FusionGroup:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations, about."""
+        """An estimate of the floating-point operations."""
         if self.kernel is None or self.domain is None:
             return 0
         total = 0
         for i in self.kernel.instrs:
+            # Once for each value of the loop variables that an instruction depends on.
             if i.op in ("map", "reduce"):
                 rows = self.domain.kept if "p" in i.names else 1
                 inner = self.domain.reduced if "r" in i.names or i.op == "reduce" else 1
@@ -103,7 +113,7 @@ class FusionGroup:
 
 
 class Fusion:
-    """The groups of a program, in order, and what they were made from."""
+    """The groups of a program in the order in which they run, and the graph of its values."""
 
     def __init__(self, graph: ValueGraph, groups: list[FusionGroup]) -> None:
         self.graph, self.groups = graph, groups
@@ -112,8 +122,8 @@ class Fusion:
 def fuse_jaxpr(
     jaxpr: Jaxpr, target: Target, slice_stores: dict[Var, SliceStore] | None = None
 ) -> Fusion:
-    """The steps that compute a simplified program on `target`. `placed` says which outputs are
-    written into part of another buffer."""
+    """The steps that compute a simplified program on `target`. `slice_stores` says which outputs
+    are written into a slice of another buffer."""
     graph = build_value_graph(jaxpr, target)
     while True:
         state = _FusionState(graph, target, slice_stores or {})
@@ -121,20 +131,24 @@ def fuse_jaxpr(
             state.add_initial_groups()
             break
         except _TooLarge as large:
+            # What is materialized decides every kernel, so start over.
             graph.materialized.update(large.values)
+    # An epilogue of few rows is a kernel of one value, so these come before any merge.
     if enabled("products"):
         state.fuse_gemv_epilogues()
     state.fuse_into_consumers()
     state.fuse_siblings()
+    # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
         state.fuse_gemv_prologues()
+    # Last, on kernels as merged: one with several results is an epilogue of tiles, too.
     if enabled("epilogues"):
         state.fuse_matmul_epilogues()
     return Fusion(graph, state.scheduled())
 
 
 class _TooLarge(Exception):
-    """A value takes too many instructions: `parts` of it must be in memory."""
+    """The kernel of a value has too many instructions: `values` it reads must be materialized."""
 
     def __init__(self, values: list[Var]) -> None:
         super().__init__()
@@ -142,7 +156,7 @@ class _TooLarge(Exception):
 
 
 class _FusionState:
-    """Groups of steps that become kernels, merged two by two."""
+    """The groups while they are merged two by two, numbered, with the dependences between them."""
 
     def __init__(
         self, graph: ValueGraph, target: Target, slice_stores: dict[Var, SliceStore]
@@ -151,16 +165,18 @@ class _FusionState:
         self.groups: dict[int, FusionGroup] = {}
         self.owner: dict[Var, int] = {}
         self.readers: dict[Var, set[int]] = {}
-        self.before: dict[int, set[int]] = {}  # order that no value asks for: effects
+        # Dependences that no value carries: the order of effects, reads before overwriting.
+        self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
         self._next = 0
-        # A topological order of the steps, kept valid through merges, with gaps (-1).
+        # A topological order of the steps, kept valid through merges, with gaps (-1): a merge
+        # rewrites the span between its two steps only.
         self._separate_passes = "opaque" in graph.kinds
         self.order: list[int] = []
         self.rank: dict[int, int] = {}
 
     def add_initial_groups(self) -> None:
-        """Make a group of each step. Raises _TooLarge."""
+        """Make a group of each materialized value and of each opaque equation. Raises _TooLarge."""
         graph = self.graph
         last_effect: int | None = None
         for n, (e, kind) in enumerate(zip(graph.jaxpr.eqns, graph.kinds)):
@@ -192,7 +208,8 @@ class _FusionState:
         )
 
     def _kernel_of(self, v: Var, e: Eqn, domain: IterationDomain) -> KernelIR:
-        """The kernel of one value."""
+        """The kernel of one value. Raises _TooLarge where it needs more instructions than allowed:
+        the nearest computations beneath its views are what to materialize."""
         try:
             return self._build([v], domain)
         except Infeasible:
@@ -243,7 +260,8 @@ class _FusionState:
         return number
 
     def _replace(self, a: int, b: int, group: FusionGroup, later: Sequence[int]) -> None:
-        """Put `group` in the place of a and the later b, before the steps `later` between them."""
+        """Replace a and the later b by `group`, with `later`, the steps between them that depend on
+        a, behind it."""
         first, last = self.rank[a], self.rank[b]
         for n in (a, b):
             for v in self.groups[n].reads:
@@ -273,8 +291,8 @@ class _FusionState:
         return found
 
     def _dependents_between(self, a: int, b: int) -> list[int] | None:
-        """The steps between a and a later b that must come after a; None if b must come after one
-        of them."""
+        """The steps between a and a later b that depend on a; None if b depends on one of them, as
+        merging a and b would then make a cycle."""
         rank, limit = self.rank, self.rank[b]
         todo = [s for s in self.succs(a) if s != b and rank[s] < limit]
         seen = set(todo)
@@ -288,7 +306,7 @@ class _FusionState:
         return sorted(seen, key=rank.__getitem__)
 
     def try_merge(self, a: int, b: int, max_distance: int | None = None) -> bool:
-        """Merge steps a and b if that is possible and saves traffic."""
+        """Merge steps a and b if one kernel can compute both and that saves traffic."""
         x, y = self.groups[a], self.groups[b]
         if x.kernel is None or y.kernel is None or x.domain is None or y.domain is None:
             return False
@@ -308,6 +326,7 @@ class _FusionState:
         later = self._dependents_between(a, b)
         if later is None:
             return False
+        # Program order, whatever the order of merges: equal layers then share generated kernels.
         roots = sorted(x.roots + y.roots, key=self.graph.position.__getitem__)
         try:
             kernel = self._build(roots, domain, None, columns)
@@ -316,10 +335,13 @@ class _FusionState:
         loads = kernel.loads
         if len(loads) > _MAX_LOADS or len(kernel.instrs) > _MAX_INSTRUCTIONS:
             return False
+        # A split row is reduced by two kernels: none of them can walk along it after its reduction.
         if domain.wants_split(self.target) and any(
             i.level and "r" in i.names for i in kernel.instrs
         ):
             return False
+        # Saved are buffers that both read, and values of one that the other reads. Stores are not
+        # counted: whether a root is stored is known at the end.
         if sum(loads.values()) >= sum(x.reads.values()) + sum(y.reads.values()):
             return False
         self._replace(
@@ -328,8 +350,8 @@ class _FusionState:
         return True
 
     def _span(self, x: FusionGroup, y: FusionGroup, columns: frozenset[Var]) -> tuple[int, int]:
-        """(first, last) equation of a merged step; what follows its folds does not count, as it
-        reads little."""
+        """(first, last) equation of a merged step. What depends on its column reductions does not
+        count: it reads one value for each column, which is little."""
         if not columns:
             return min(x.lo, y.lo), max(x.hi, y.hi)
         at = [
@@ -340,12 +362,12 @@ class _FusionState:
         return min(at), max(at)
 
     def _in_backward(self, g: FusionGroup) -> bool:
-        """Whether a step is of a backward pass that stays apart from the forward pass: what
-        the backward pass makes again would else be made, and held, from the forward pass on."""
+        """Whether a step belongs to a backward pass that may not merge with the forward pass: what
+        the backward pass recomputes would be computed, and live, from the forward pass on."""
         return self._separate_passes and any([self.graph.producer[v].backward for v in g.roots])
 
     def fuse_gemv_epilogues(self) -> None:
-        """Let products of few rows do what alone reads their results."""
+        """Fuse the only reader of a product of few rows into it as its epilogue."""
         for n, g in list(self.groups.items()):
             if n in self.groups and g.eqn is not None and g.matmul is None:
                 if gemv_sizes(g.eqn) is not None:
@@ -358,6 +380,7 @@ class _FusionState:
             return
         y = self.groups[reader]
         assert y.kernel is not None and y.domain is not None
+        # Two products of one left operand, such as gate and up projections, share an epilogue.
         for v in y.reads:
             other = self.owner.get(v)
             if other is not None and other != n and len(members) < 2:
@@ -380,13 +403,13 @@ class _FusionState:
             group = FusionGroup(y.roots, None, None, eqns[0], reads | x.reads, lo, hi, matmul)
             if k + 1 < len(members):
                 group.reads |= {v: v.aval.nbytes for v in values[k + 1 :]}
-            # Nothing else reads the product, so nothing must come between.
+            # Nothing else reads the product, so no step between depends on it.
             self._replace(m, last, group, [])
             last = self.owner[y.roots[0]]
             del self.owner[values[k]]
 
     def fuse_matmul_epilogues(self) -> None:
-        """Let products in tiles do what alone reads their results, if it is pointwise."""
+        """Fuse the only reader of a tiled product into it as its epilogue, if it is pointwise."""
         for n, g in list(self.groups.items()):
             if g.eqn is None or g.matmul is not None or not is_tiled_matmul(g.eqn):
                 continue
@@ -399,6 +422,7 @@ class _FusionState:
             if y.kernel is None or y.domain is None:
                 continue
             stored = self._stored(r)
+            # The offset of a slice store depends on a loop's counter; tiles have none.
             if any(u in self.slice_stores for u in stored):
                 continue
             try:
@@ -429,7 +453,7 @@ class _FusionState:
         return e
 
     def _only_reader(self, n: int) -> int | None:
-        """The generated kernel of one value that alone reads the result of a product."""
+        """The kernel, of one value, that is the only reader of product n; None if there is none."""
         (v,) = self.groups[n].roots
         readers = self.readers.get(v, set())
         if len(readers) != 1 or v in self.graph.required or self.groups[n].matmul is not None:
@@ -441,7 +465,8 @@ class _FusionState:
         return None if self._in_backward(y) != self._in_backward(self.groups[n]) else r
 
     def fuse_gemv_prologues(self) -> None:
-        """Let products of few rows make their left operands."""
+        """Fuse the kernel that computes the left operand of products of few rows into them as their
+        prologue. Each of their programs recomputes it, so all its readers must be such products."""
         results = {self.graph.memory(v)[0] for v in self.graph.jaxpr.outs}
         for n, g in list(self.groups.items()):
             if g.kernel is None or g.domain is None or g.domain.row_column:
@@ -479,7 +504,7 @@ class _FusionState:
                 g.matmul = FusedMatmul([g.eqn])
 
     def _accepts_prologue(self, r: int, h: Var, domain: IterationDomain) -> bool:
-        """Whether step r is a product that reads `h` as its whole left operand and no more."""
+        """Whether step r is a product that reads `h` as its whole left operand and nowhere else."""
         g = self.groups[r]
         e = g.eqn
         if e is None or not fits_prologue(domain, e):
@@ -492,7 +517,7 @@ class _FusionState:
         return whole and self.graph.memory(y)[0] is not h
 
     def _stored(self, n: int) -> list[Var]:
-        """The roots of a step that others read."""
+        """The roots of a step that other steps, or the program's caller, read."""
         return [
             v
             for v in self.groups[n].roots
@@ -500,7 +525,8 @@ class _FusionState:
         ]
 
     def fuse_into_consumers(self) -> None:
-        """Merge makers with readers, the largest values first."""
+        """Merge producers with consumers, along the largest values first: greedy, by the traffic
+        that a merge saves at most."""
         edges = []
         for v, n in self.owner.items():
             if self.groups[n].kernel is not None:
@@ -517,7 +543,7 @@ class _FusionState:
                         break
 
     def fuse_siblings(self) -> None:
-        """Merge independent steps that read one buffer."""
+        """Merge siblings: independent steps that read one buffer."""
         values = sorted(self.readers, key=lambda v: -v.aval.nbytes)
         for v in values:
             if v.aval.nbytes < _MIN_SHARED:
@@ -527,13 +553,14 @@ class _FusionState:
                 merged = False
                 near = [r for r in self.readers[v] if self.groups[r].kernel is not None]
                 near.sort(key=lambda r: self.groups[r].lo)
+                # Neighbours in program order only: as many attempts as readers, not their square.
                 for a, b in zip(near, near[1:]):
                     if self.try_merge(a, b, _MAX_DISTANCE):
                         merged = True
                         break
 
     def scheduled(self) -> list[FusionGroup]:
-        """The steps in order; values that only their own kernel reads stay in registers."""
+        """The steps in order. Values that only their own kernel reads stay in registers."""
         if enabled("in_place"):
             self._read_before_updates()
         order = list(self._topological_order())
@@ -542,6 +569,7 @@ class _FusionState:
             g = self.groups[n]
             if g.kernel is not None and g.domain is not None:
                 stored = self._stored(n)
+                # Built once more: roots that are not stored need no rounding to their dtype.
                 g.kernel = self._build(g.roots, g.domain, stored, g.columns)
                 g.reads = g.kernel.loads
                 g.writes = stored
@@ -551,7 +579,8 @@ class _FusionState:
         return result
 
     def _read_before_updates(self) -> None:
-        """Let what reads a value come before the step that may overwrite it, where it can."""
+        """Order the readers of a value before the step that may overwrite it, where that makes no
+        cycle: with a reader left behind it, the update would need a copy."""
         for n, g in self.groups.items():
             if g.eqn is None:
                 continue
@@ -563,7 +592,7 @@ class _FusionState:
                         self.after.setdefault(reader, set()).add(n)
 
     def _reaches(self, a: int, b: int) -> bool:
-        """Whether step b must come after step a."""
+        """Whether step b depends on step a."""
         seen, todo = {a}, [a]
         while todo:
             for s in self.succs(todo.pop()):
@@ -575,6 +604,8 @@ class _FusionState:
         return False
 
     def _topological_order(self) -> Iterator[int]:
+        # Kahn's algorithm. Of the steps that are ready the one whose last equation comes first runs
+        # next, which stays close to the order of the program.
         waiting = {n: len(self.preds(n)) for n in self.groups}
         ready = [(self.groups[n].hi, n) for n, count in waiting.items() if not count]
         heapq.heapify(ready)
@@ -592,9 +623,11 @@ class _FusionState:
 
 
 def _column_outputs(g: FusionGroup, domain: IterationDomain) -> frozenset[Var]:
-    """The roots of `g` that have one value for each column of a crossed domain `over`."""
+    """The roots of `g` that have one value for each column of a row-and-column `domain`."""
     if g.columns or not domain.row_column or g.domain is None or g.domain.axes == domain.axes:
         return g.columns
+    # A pointwise step has one value for each column if its size says so. With as many rows as
+    # columns it is taken for one of rows.
     if g.domain.size == domain.reduced != domain.kept:
         return frozenset(g.roots)
     if g.domain.reduced == 1:

@@ -1,9 +1,9 @@
-"""Products of few rows with what stands before and after them: a norm, a residual, a gate.
+"""Prologues and epilogues of matrix products: a norm before, a residual or a gate after them.
 
-Such a product (of one token, say) takes as long as reading its right operand, and every kernel
-around it costs a launch that waits for the one before. What makes its left operand is computed
-again by each of its programs, and what is done to its result before anything else reads it is done
-before it is stored.
+A product of few rows (of one decoded token, say) takes as long as reading its right operand, and
+every kernel around it costs a launch that waits for the one before. Its prologue, which computes
+the left operand, is repeated by each of its programs; its epilogue works on the result before that
+is stored. Products of many rows, which are computed in tiles, take epilogues only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from genesis_fn.core import dtypes
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.dot_general import dot_general_p
 
-MAX_ROWS = 8
-_MAX_ROW = 8192  # of a left operand that is made again by each program
-_MAX_COLUMNS = 16384  # of a product whose programs all make their left operand again
+MAX_ROWS = 8  # of a gemv kernel: each has an accumulator in registers
+# Each program repeats the prologue: it must be short, and the programs few.
+_MAX_ROW = 8192
+_MAX_COLUMNS = 16384
 _MIN_TILED_ROWS = 128
-_MAX_TILES = 3  # that an epilogue reads, the product among them, or writes
+_MAX_TILES = 3  # that an epilogue reads, the product's among them, or writes: all in registers
 _DTYPES = (dtypes.BF16, dtypes.F16, dtypes.F32)
 
 
 @dataclass(slots=True)
 class FusedMatmul:
-    """`eqns` are one dot_general, or two with the same left operand. `prologue` computes the left
-    operand, `epilogue` the stored value (of a product in tiles: values), for which the products'
-    results are loads."""
+    """`eqns`, one dot_general or two with the same left operand, with what is fused into them.
+    `prologue` computes the left operand; `epilogue` computes what is stored, and loads the
+    products' results."""
 
     eqns: list[Eqn]
     prologue: KernelIR | None = None
@@ -35,7 +36,8 @@ class FusedMatmul:
 
 
 def gemv_sizes(e: Eqn) -> tuple[int, int, int] | None:
-    """(rows, columns, depth) of a product of few rows of a dense left operand, else None."""
+    """(rows, columns, depth) of a product of few rows of a dense left operand; None of any
+    other."""
     if e.prim is not dot_general_p:
         return None
     x, y = e.ins
@@ -61,7 +63,7 @@ def differ_in_rhs_only(a: Eqn, b: Eqn) -> bool:
 def fits_epilogue(
     kernel: KernelIR, domain: IterationDomain, values: list[Var], result: Var
 ) -> bool:
-    """Whether a pointwise kernel can run on the tiles of the products `values`: it reads them
+    """Whether a pointwise kernel can be the epilogue of the products `values`: it reads them
     element for element."""
     if result.aval.dtype not in _DTYPES or kernel.counters:
         return False
@@ -76,8 +78,8 @@ def fits_epilogue(
 
 
 def is_tiled_matmul(e: Eqn) -> bool:
-    """Whether an equation is a product of 16-bit matrices, the right one of two axes, with so many
-    rows that it is computed in tiles."""
+    """Whether an equation is a product of 16-bit operands, the right one a matrix, with enough rows
+    to be computed in tiles on tensor cores."""
     if e.prim is not dot_general_p or e.params["dimension_numbers"][1] != ((), ()):
         return False
     x, y = e.ins
@@ -93,8 +95,9 @@ def is_tiled_matmul(e: Eqn) -> bool:
 def fits_tiled_epilogue(
     kernel: KernelIR, domain: IterationDomain, value: Var, results: list[Var]
 ) -> bool:
-    """Whether a pointwise kernel can be done to the tiles of `value`: it reads and writes all its
-    arrays element for element, and few of them, because a tile of each is in registers."""
+    """Whether a pointwise kernel can be the epilogue of the tiled product `value`: it reads and
+    writes all its arrays element for element, and few of them, since a tile of each is in
+    registers. (In subtiles of 32 columns three of them do not spill on an H200, wider ones do.)"""
     if domain.size >= 2**31 or not 0 < len(results) <= _MAX_TILES or len(kernel.instrs) > 64:
         return False
     if not all(fits_epilogue(kernel, domain, [value], v) for v in results):
@@ -107,7 +110,7 @@ def fits_tiled_epilogue(
 
 
 def fits_prologue(domain: IterationDomain, e: Eqn) -> bool:
-    """Whether a kernel over this domain can make the left operand of a product in its place."""
+    """Whether a kernel over this domain can be the prologue of product `e`."""
     found = gemv_sizes(e)
     if found is None:
         return False

@@ -1,9 +1,11 @@
-"""contractions: products of matrices that are better computed together.
+"""Matrix products that are better computed together (`group_matmuls`).
 
 * Sums of products become one product whose sum over k runs through several pairs of operands: the
   gradient of a layer's input is one of them, and its terms never reach memory.
-* Products with too few tiles to keep the machine busy, weight gradients above all, share a launch.
-  They wait for each other, which keeps their operands alive a little longer.
+* Products with too few tiles to fill the GPU, weight gradients above all, share a launch. They wait
+  for each other, which lengthens the live ranges of their operands a little.
+
+`docs/cuda.md` has what both save in a training step.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.elementwise import add, add_n, convert_p
 
 _TILE = 128, 256
-_BUSY = 0.9  # a product that uses so much of the machine needs no company
-_FILLED = 0.95  # a launch that uses so much takes no more products
+# Utilisation is the share of whole waves of tiles, one for each multiprocessor, that has work.
+_BUSY = 0.9  # a product that utilises so much needs no company
+_FILLED = 0.95  # a launch that utilises so much takes no more products
 _MIN_WAVES = 2
-_MIN_DEPTH = 512  # a short sum is over before it is worth to wait for others
+_MIN_DEPTH = 512  # a shorter sum is over too soon to be worth waiting for others
 _MAX_MATMULS = 12
-_MAX_HELD = 1 << 30  # bytes that are kept alive by products that wait
+_MAX_HELD = 1 << 30  # bytes of operands that waiting products keep alive
 _MIN_ROWS = 128
 
 
 class _GroupedMatmul(Primitive):
-    """Several matrix products as one equation."""
+    """The primitive of several matrix products in one equation."""
 
     __slots__ = ()
 
@@ -58,7 +61,7 @@ grouped_matmul_p = _GroupedMatmul(
     listed=False,
     flops=_flops,
 )
-"""Matrix products in one launch: an operation of the compiler's own programs.
+"""Matrix products in one launch: a primitive of the compiler's own programs.
 
 Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the
 dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
@@ -66,8 +69,8 @@ dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
 
 
 def group_matmuls(jaxpr: Jaxpr, target: Target) -> Jaxpr:
-    """`jaxpr` with products that gain from it joined: the kernels that run through several operands
-    read them through descriptors."""
+    """`jaxpr` with products grouped where that is faster. Only for GPUs whose kernels read tiles
+    through descriptors: those alone run through several pairs of operands."""
     if not target.descriptors or not any([e.prim is dot_general_p for e in jaxpr.eqns]):
         return jaxpr
     if enabled("segments"):
@@ -114,7 +117,7 @@ def _tiles(e: Eqn) -> int:
 
 
 def _utilisation(tiles: int, processors: int) -> float:
-    """The share of the machine that so many tiles keep busy."""
+    """The share of the multiprocessors that so many tiles occupy, over whole waves."""
     return tiles / (-(-tiles // processors) * processors)
 
 
@@ -130,10 +133,10 @@ def _operand_types(e: Eqn) -> Any:
 
 
 def _fuse_sums(jaxpr: Jaxpr) -> Jaxpr:
-    """Sums whose terms are products that nothing else reads, as one product each.
+    """`jaxpr` with sums of products that nothing else reads as one product each.
 
-    The terms are 16-bit values, added in float32. Their sum is rounded to 16 bits once: no more
-    than the terms were.
+    The terms are added in the float32 accumulator and their sum is rounded to 16 bits once, where
+    each term was before.
     """
     producer = {o: e for e in jaxpr.eqns for o in e.outs}
     uses: dict[Var, int] = {}
@@ -141,6 +144,7 @@ def _fuse_sums(jaxpr: Jaxpr) -> Jaxpr:
         uses[v] = uses.get(v, 0) + 1
     gone: set[Eqn] = set()
     new: dict[Eqn, list[Eqn]] = {}
+    # The outermost sum first: it takes the terms of the sums inside it.
     for e in reversed(jaxpr.eqns):
         if e in gone or not _is_sum(e):
             continue
@@ -170,8 +174,8 @@ def _is_sum(e: Eqn) -> bool:
 def _terms_of(
     x: Var, producer: dict[Var, Eqn], uses: dict[Var, int]
 ) -> list[tuple[list[Eqn], Eqn | None, Var]]:
-    """The terms that `x` is the sum of: (equations between, product or None, value) of each. Only
-    what nothing else reads is looked into."""
+    """The terms that `x` is the sum of: (equations between, product or None, value) of each. It
+    stops at values that something else reads, which must be computed anyway."""
     path: list[Eqn] = []
     y = x
     while uses[y] == 1 and (e := producer.get(y)) is not None:
@@ -184,6 +188,7 @@ def _terms_of(
                 return [([*p, e], d, v) for p, d, v in inner]
         if e.prim is not convert_p or type(e.ins[0]) is not Var:
             break
+        # A cast that does not narrow is part of the sum.
         if not dtypes.is_float(y.aval.dtype) or y.aval.nbytes < e.ins[0].aval.nbytes:
             break
         path.append(e)
@@ -213,7 +218,7 @@ def _layout(e: Eqn) -> tuple[bool, ...]:
 
 
 def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
-    """The sum `e` as a product, a cast, and an addition of what is no product."""
+    """The sum `e` as a grouped product, a cast, and an addition of the rest that is no product."""
     (out,) = e.outs
     narrow = terms[0].outs[0].aval
     params = {
@@ -246,12 +251,13 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     return eqns
 
 
-# ---- groups ----
+# ---- shared launches ----
 
 
 @dataclass(slots=True)
 class _SharedLaunch:
-    """Independent products that wait for each other: `after` are the values that need one."""
+    """Independent products that wait for each other. `dependents` are the values that depend on
+    one of them, which no later member may read."""
 
     processors: int
     members: list[Eqn] = field(default_factory=list)
@@ -260,7 +266,7 @@ class _SharedLaunch:
     held: int = 0
 
     def accepts(self, e: Eqn) -> bool:
-        """Whether `e` may join."""
+        """Whether `e` may become a member."""
         full = len(self.members) == _MAX_MATMULS or self.held > _MAX_HELD
         waves = self.tiles / self.processors
         full = full or (
@@ -269,7 +275,7 @@ class _SharedLaunch:
         return not full and self.dependents.isdisjoint(e.ins)
 
     def add(self, e: Eqn) -> None:
-        """Let `e` join."""
+        """Make `e` a member."""
         self.members.append(e)
         self.tiles += _tiles(e)
         self.held += sum([i.aval.nbytes for i in set(e.ins)])
@@ -277,7 +283,7 @@ class _SharedLaunch:
 
 
 def _sharing_key(e: Eqn, processors: int) -> Any:
-    """What products share that may wait for each other; None for one that fills the machine."""
+    """What products that share a launch have in common; None for one that fills the GPU alone."""
     if not _is_plain_matmul(e) or _operand_types(e) is None:
         return None
     m, n, k = _sizes(e)
@@ -287,8 +293,7 @@ def _sharing_key(e: Eqn, processors: int) -> Any:
 
 
 def _shared_launches(jaxpr: Jaxpr, processors: int) -> list[_SharedLaunch]:
-    """Products that may wait for each other, in batches that can be computed at the place of their
-    last."""
+    """The shared launches of a program: each can run at the position of its last member."""
     result: list[_SharedLaunch] = []
     last: dict[Any, _SharedLaunch] = {}
     for e in jaxpr.eqns:
@@ -307,12 +312,12 @@ def _shared_launches(jaxpr: Jaxpr, processors: int) -> list[_SharedLaunch]:
 
 
 def _with_shared_launches(jaxpr: Jaxpr, launches: Sequence[_SharedLaunch]) -> Jaxpr:
-    """The program with each batch as one equation, in an order that this allows."""
+    """The program with each shared launch as one equation, in an order that allows it."""
     while launches:
         eqns = _reordered(jaxpr, launches)
         if eqns is not None:
             return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
-        launches = launches[:-1]  # two of them wait for each other
+        launches = launches[:-1]  # two of them depend on each other: a cycle
     return jaxpr
 
 
@@ -322,7 +327,7 @@ def _reordered(jaxpr: Jaxpr, launches: Iterable[_SharedLaunch]) -> list[Eqn] | N
         of.update(dict.fromkeys(b.members, _grouped_eqn(b.members)))
     position: dict[Eqn, int] = {}
     for n, e in enumerate(jaxpr.eqns):
-        position[of.get(e, e)] = n  # a batch comes where its last member was
+        position[of.get(e, e)] = n  # a launch comes where its last member was
     producer = {o: e for e in position for o in e.outs}
     needs = {e: {producer[i] for i in e.ins if type(i) is Var and i in producer} for e in position}
     effects = [e for e in position if has_effect(e)]

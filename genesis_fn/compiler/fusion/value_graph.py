@@ -1,5 +1,5 @@
-"""A program as fusion sees it: what makes and uses each value, which values share memory, which
-must be in memory and which are computed where they are needed."""
+"""A program as fusion sees it: the producer and uses of each value, which values alias another's
+memory, which are materialized and which are computed where they are needed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.shape import broadcast_in_dim_p
 
+# Beyond these a value is materialized, so that the kernels of its readers stay small.
 _MAX_OPERATIONS = 96
-_MAX_LEAVES = 12
-_MAX_SOURCES = 8  # of a concatenation that is computed where it is read
-_WORTH_STORING = 24  # operations of a value with several users
-_ALIGNED = 16
+_MAX_LEAVES = 12  # materialized values that it is computed from
+_MAX_SOURCES = 8  # operands of a concatenation that is computed where it is read
+_WORTH_STORING = 24  # operations of a value with several users that are not repeated for each
+_ALIGNED = 16  # bytes; kernels assume it of every buffer (`kernels.plan.Plan`)
 
 
 def operations(e: Eqn) -> int:
-    """Additions that cost as much as one element of the result."""
+    """The cost of one element of the result, in additions."""
     lowering = e.prim.lowering
     if type(lowering) is Elementwise:
         return lowering.cost
     if has_several_sources(e):
-        return 2 * len(e.ins)  # every part is computed under a condition of its own
+        return 2 * len(e.ins)  # each operand is read under a condition of its own
     return 0 if type(lowering) in (View, Source) else 1
 
 
@@ -61,7 +62,7 @@ def _lacking(e: Eqn, target: Target) -> bool:
 
 
 def build_value_graph(jaxpr: Jaxpr, target: Target) -> ValueGraph:
-    """What is known of the values of a program that `target` runs."""
+    """The value graph of a program that runs on `target`."""
     graph = ValueGraph(jaxpr, ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns])
     for v in jaxpr.outs:
         graph.require(v, whole=True)
@@ -77,11 +78,12 @@ def build_value_graph(jaxpr: Jaxpr, target: Target) -> ValueGraph:
 
 
 class ValueGraph:
-    """`jaxpr` with what is known of its values.
+    """A program with its def-use information.
 
-    `made[v]` is the equation of v, `alias[v] = (u, offset)` says that v is u's memory from a byte
-    on; `real` are the values in memory, `required` those that something outside the generated
-    kernels reads.
+    `producer[v]` is the equation that computes v and `position[v]` that equation's index;
+    `alias[v] = (u, offset)` says that v is u's memory from byte `offset` on. `materialized` are the
+    values in memory, `required` those that something outside of generated kernels reads. `kinds`
+    are the results of `kind_of`, by equation.
     """
 
     def __init__(self, jaxpr: Jaxpr, kinds: Sequence[str]) -> None:
@@ -107,8 +109,9 @@ class ValueGraph:
         return v, offset
 
     def require(self, v: Var, whole: bool = False) -> None:
-        """Make `v` a value in memory; `whole` asks for a buffer with nothing else in it."""
+        """Materialize `v`, or what it aliases; `whole`: as a buffer with nothing else in it."""
         total = 0
+        # Through views that only rename memory: a reshape or a slice of whole rows costs nothing.
         while v not in self.alias:
             found = self._same_memory(v, whole)
             if found is None or (total + found[1]) % _ALIGNED or found[0].aval.size == 0:
@@ -121,7 +124,7 @@ class ValueGraph:
         self.required.add(v)
 
     def _same_memory(self, v: Var, whole: bool) -> tuple[Var, int] | None:
-        """(u, bytes) where `v` is a part of `u` without gaps."""
+        """(u, offset in bytes) where `v` is a contiguous range of `u`, else None."""
         e = self.producer.get(v)
         if e is None or v in self.materialized:
             return None
@@ -140,7 +143,8 @@ class ValueGraph:
         return x, offset_of_v.const * x.aval.dtype.itemsize
 
     def count_uses(self) -> None:
-        """How many computations read each value, seen through views."""
+        """Count the computations that read each value, seen through views."""
+        # From the last equation on: a view's uses are known before they become its operands'.
         direct: dict[Var, int] = dict.fromkeys(self.jaxpr.outs, 1)
         for e, kind in zip(reversed(self.jaxpr.eqns), reversed(self.kinds)):
             if kind == "view":
@@ -155,10 +159,11 @@ class ValueGraph:
         self.uses = direct
 
     def choose_materialized(self) -> None:
-        """Which values are in memory.
+        """Choose the values to materialize.
 
-        A value that several computations read is kept if making it again would read much more than
-        it holds, or compute much; one with a single reader if the reader would grow too large.
+        A value that several computations read is materialized if recomputing it would read much
+        more than it holds, or compute much; one with a single reader if the reader would grow too
+        large.
         """
         leaves: dict[Var, frozenset[Var]] = {}
         work: dict[Var, int] = {}
@@ -175,6 +180,7 @@ class ValueGraph:
                 continue
             below = frozenset().union(*[leaf(i) for i in operands])
             done = operations(e) + sum([0 if i in self.materialized else work[i] for i in operands])
+            # Broadcast to eight times its size, costly work is done once for each element of `x`.
             if e.prim is broadcast_in_dim_p and operands:
                 (x,), o = operands, e.outs[0]
                 if (
@@ -189,6 +195,7 @@ class ValueGraph:
                 leaves[o], work[o] = below, done
                 if o in self.materialized or (kind == "view" and not has_several_sources(e)):
                     continue
+                # A broadcast leaf is read from the cache: it counts no more than the result.
                 size = o.aval.nbytes
                 read = sum([min(v.aval.nbytes, size) for v in below])
                 several = self.uses.get(o, 0) > 1

@@ -1,12 +1,14 @@
-"""What a generated kernel computes: instructions over a domain, found walking back from its roots.
+"""The IR of a generated kernel: instructions over an iteration domain.
+
+`build_kernel` walks back from a kernel's roots. Materialized values become loads at the index at
+which they are needed, views only change that index, and everything else is computed in place.
 
 A domain is a shape, some of whose axes are reduced. Loop variable `p` runs over the kept axes and
-`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`. Values that are
-in memory become loads at the index at which they are needed; views only change the index.
+`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`.
 
-A domain of rows may be `crossed`: its kernel then also reduces over `p`, each column by itself (a
-"fold"). What depends on a fold has one value for each column, and is computed when all rows are
-done.
+A domain of rows may be `row_column`: its kernel then also reduces over `p`, each column by itself
+("column_reduce"), as the backward pass of a norm does. What depends on a column reduction has one
+value for each column and is computed when all rows are done.
 """
 
 from __future__ import annotations
@@ -32,19 +34,20 @@ loop_slice_p = Primitive(
     lowering=View(lambda k, at, x, counter, **_: [(0, (ix.ZERO, *at), ())], shares=False),
     listed=False,
 )
-"""x[counter], or x[length - 1 - counter]: an operation of the compiler's own programs."""
+"""x[counter], or x[length - 1 - counter]: a primitive of the compiler's own programs."""
 
-_MIN_ROWS = 256  # of a crossed domain
+_MIN_ROWS = 256  # of a row-and-column domain
 _MIN_ROW, _MAX_ROW = 32, 8192
 
 
 class Infeasible(Exception):
-    """The roots cannot be computed by one kernel over this domain."""
+    """One kernel over this domain cannot compute the roots."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationDomain:
-    """The iteration space as (size, reduced) pairs; neighbours differ, sizes are above 1."""
+    """The iteration space as (size, whether reduced) of each axis, in canonical form: neighbours
+    differ in whether they are reduced, sizes are above 1."""
 
     axes: tuple[tuple[int, bool], ...]
     row_column: bool = False
@@ -66,11 +69,11 @@ class IterationDomain:
 
     @property
     def inner(self) -> bool:
-        """Whether the fastest axis is a reduced one."""
+        """Whether the innermost axis is a reduced one."""
         return bool(self.axes) and self.axes[-1][1]
 
     def wants_split(self, target: Target) -> bool:
-        """Whether rows are too few to keep the GPU busy, so that each is reduced in parts."""
+        """Whether rows are too few to occupy the GPU, so that each is reduced in several parts."""
         if self.row_column or self.reduced < 1024 or self.size < 1 << 15:
             return False
         return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
@@ -99,6 +102,7 @@ def reduction_index(size: int) -> Expr:
 
 def iteration_domain(shape: Sequence[int], axes: Collection[int] = ()) -> IterationDomain:
     """The domain of a shape of which `axes` are reduced."""
+    # Canonical, so that shapes that a reshape turns into each other have equal domains.
     merged: list[list[Any]] = []
     for i, n in enumerate(shape):
         if n == 1:
@@ -111,26 +115,30 @@ def iteration_domain(shape: Sequence[int], axes: Collection[int] = ()) -> Iterat
 
 
 def common_domain(a: IterationDomain, b: IterationDomain) -> IterationDomain | None:
-    """The domain in which roots of both can be computed, if there is one."""
+    """The domain in which the roots of both can be computed, None if there is none."""
     if a == b:
         return a
     if a.reduced > 1 and b.reduced > 1:
+        # Of two reductions, one may run along rows and the other down the columns of the same
+        # matrix: a row-and-column kernel reads it once.
         for rows, other in ((a, b), (b, a)):
             if rows.axes == other.axes:
                 return rows if rows.row_column else other
             if rows.inner and row_column_domain(other) == replace(rows, row_column=True):
                 return row_column_domain(other)
         return None
+    # Unequal pointwise domains differ in size: both are one flat axis.
     if a.reduced == 1 and b.reduced == 1:
         return None
+    # A pointwise root runs in a reduction's loops over all points, or once for each result.
     loop, flat = (a, b) if a.reduced > 1 else (b, a)
     sizes = (loop.size, loop.kept, loop.reduced) if loop.row_column else (loop.size, loop.kept)
     return loop if flat.size in sizes else None
 
 
 def row_column_domain(columns: IterationDomain) -> IterationDomain | None:
-    """The domain of rows whose kernel can do what one over `columns` does: a reduction over the
-    leading axis of rows that are short enough to stay on chip, and many."""
+    """The row-and-column domain for a reduction over the leading axis (`columns`), None if its rows
+    are too few, or too long to stay on chip."""
     if len(columns.axes) != 2 or columns.inner or columns.reduced < _MIN_ROWS:
         return None
     if not enabled("row_column_reduce"):
@@ -141,7 +149,7 @@ def row_column_domain(columns: IterationDomain) -> IterationDomain | None:
 
 
 class Literal:
-    """A Python number as an operand."""
+    """A Python number as an operand. Equality is that of types and texts: 0.0 is not -0.0."""
 
     __slots__ = ("value",)
 
@@ -156,12 +164,22 @@ class Literal:
 
 
 class Instr:
-    """One operation of a kernel. `op` is "load" (meta: variable, offset, guards), "index" (an
-    expression), "const", "map" (primitive, parameters), "where" (guards), "round", "reduce", "fold"
-    or "join" (of two elements of the same reduction; meta of all three: its `Reduce`).
-    `names` are the loop variables that the result depends on, `level` how many reductions lie
-    before it, `late` says that a fold does; `near` that its users round it to a narrow type, so
-    that it need not be exact."""
+    """One instruction of a kernel; `args` are the numbers of its operands' instructions.
+
+    `op` is one of, with its `meta`:
+
+    * "load": (variable, offset, guards); zero where a guard does not hold
+    * "index": an index expression; "const": a `Literal`
+    * "map": (primitive, parameters), an elementwise operation
+    * "where": guards; the first operand where they hold, else the second
+    * "round": to the dtype that the value has in memory
+    * "reduce" along `r`, "column_reduce" along `p`, "combine" two elements: the `Reduce`
+
+    `names` are the loop variables that the result depends on, `level` is how many reductions along
+    `r` it went through, its own included. `after_column_reduce`: it went through a column
+    reduction. `approximate`: all users round the result to a narrow dtype, so that it need not be
+    exact.
+    """
 
     __slots__ = (
         "op",
@@ -198,8 +216,8 @@ class Instr:
 
 @dataclass(frozen=True, slots=True)
 class SliceStore:
-    """A root that is written into part of a larger buffer: element i at `i + size * step`, where
-    `step` is the value of a loop counter, or length - 1 - value."""
+    """A root that is written into a slice of the buffer of `target`: element i at offset
+    i + size * step, where step is the value of a loop's counter (`reverse`: length - 1 - value)."""
 
     target: Var
     counter: Var
@@ -208,11 +226,12 @@ class SliceStore:
 
 
 class KernelIR:
-    """The instructions of a kernel over `over`; `body_of` writes them.
+    """The instructions of a kernel over `domain`; `build_kernel` makes them.
 
-    `real` are the values in memory, `made[v]` is the equation that computes v, `stored` are the
-    results that are written to memory, `columns` those with one value for each column of a crossed
-    domain. `most` bounds the instructions.
+    `producer[v]` is the equation that computes v, `materialized` are the values in memory, `stored`
+    the roots that are written to memory, `columns` those with one value for each column of a
+    row-and-column domain. `max_instrs` bounds the instructions, and with it the time that is spent
+    on merges that come to nothing.
     """
 
     def __init__(
@@ -233,7 +252,7 @@ class KernelIR:
         self._rows = parallel_index(domain.kept)
         self._whole = domain.position()
         self.root_offsets: dict[Var, Expr] = {}
-        self._values: dict[Var, int] = {}
+        self._values: dict[Var, int | None] = {}
         self.stores: list[tuple[Var, Expr, int]] = []
 
     def store(self, v: Var, slice_store: SliceStore | None) -> None:
@@ -251,8 +270,8 @@ class KernelIR:
         self.stores.append((target, offset, value))
 
     def shape(self) -> tuple[list[Var], Any]:
-        """(the values in memory that it is about, everything else of it as a key): bodies of equal
-        keys are the same but for those values, in this order."""
+        """(the materialized values that it refers to, everything else of it as a key): kernels of
+        equal keys differ in those values only, which come in the same order."""
         number: dict[Var, int] = {}
 
         def known(v: Var) -> tuple[int, Any]:
@@ -284,7 +303,8 @@ class KernelIR:
 
     @property
     def loads(self) -> dict[Var, int]:
-        """The buffers that are read, and how many bytes of them at most."""
+        """The buffers that are read, and how many bytes of each at most."""
+        # Distinct elements: a load is repeated from the cache along variables it does not use.
         read: dict[Var, int] = {}
         for i in self.instrs:
             if i.op == "load":
@@ -301,7 +321,7 @@ class KernelIR:
         return read
 
     def root_offset(self, v: Var) -> Expr:
-        """Where in its buffer the point (p, r) of root `v` lies."""
+        """The offset in its buffer at which root `v` has the point (p, r). Raises Infeasible."""
         e, domain = self.producer[v], self.domain
         if v in self.columns:
             if is_reduction(e):
@@ -326,9 +346,9 @@ class KernelIR:
     def _root(self, v: Var) -> int:
         found = self._values.get(v)
         if found is None:
-            if v in self._values:
+            if v in self._values:  # being computed already
                 raise Infeasible
-            self._values[v] = None  # type: ignore[assignment]
+            self._values[v] = None
             e = self.producer[v]
             if is_reduction(e):
                 found = self._reduce(v, e)
@@ -337,7 +357,7 @@ class KernelIR:
                     v, e, ix.unravel(self.root_offsets[v], v.aval.shape), frozenset()
                 )
             if v in self.stored and v.aval.dtype in dtypes.NARROW:
-                # What is in memory and what is used from here on must agree.
+                # Registers hold float32: what is stored and what is used from here on must agree.
                 found = self._emit("round", (found,), None, v.aval.dtype)
             self._values[v] = found
         return found
@@ -351,6 +371,7 @@ class KernelIR:
         names: frozenset[str] = frozenset(),
         eqn: Eqn | None = None,
     ) -> int:
+        # Value numbering: a common subexpression is one instruction.
         key = (op, args, meta, dtype)
         found = self._seen.get(key)
         if found is not None:
@@ -364,7 +385,9 @@ class KernelIR:
             [type(a) is int and self.instrs[a].after_column_reduce for a in args]
         )
         if op == "reduce":
+            # Its result has no `r`: an instruction that has one again is in another loop.
             names, level = names - {"r"}, level + 1
+        # The rows are over when a column reduction is done: what follows cannot run along them.
         if after_column_reduce and (op in ("reduce", "column_reduce") or "p" in names):
             raise Infeasible
         if op == "column_reduce":
@@ -377,6 +400,7 @@ class KernelIR:
 
     def at(self, v: Var, at: Index, guards: Guards) -> int:
         """The instruction that gives element `at` of `v` where `guards` hold."""
+        # Guards are part of the key: they mask the loads, so that no index is out of range.
         key = (v, at, guards)
         found = self._memo.get(key)
         if found is None:
@@ -385,6 +409,7 @@ class KernelIR:
 
     def _at(self, v: Var, at: Index, guards: Guards) -> int:
         if v in self.root_offsets:
+            # Of another root the registers hold the element of this point and no other.
             if ix.ravel(at, v.aval.shape) != self.root_offsets[v]:
                 raise Infeasible
             return self._root(v)
@@ -428,7 +453,7 @@ class KernelIR:
         return self._emit("map", args, meta, v.aval.dtype, eqn=e)
 
     def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        """A reduction over no element, or over one."""
+        """A reduction over no element, or over one, which needs no loop."""
         if is_reduction(e):
             raise Infeasible
         x, kept = e.ins[0], iter(at)
@@ -454,7 +479,8 @@ class KernelIR:
         return self._pieces(e, pieces, 0, guards, v.aval.dtype)
 
     def _pieces(self, e: Eqn, pieces: Sequence[Piece], k: int, guards: Guards, dtype: DType) -> int:
-        """The element that pieces k and later give where `guards` hold."""
+        """The element of pieces k and later of a view where `guards` hold: the first piece whose
+        conditions hold has it, the last one needs no test."""
         operand, index, conditions = pieces[k]
         x = e.ins[operand]
 
@@ -498,9 +524,10 @@ def build_kernel(
     max_instrs: int,
     columns: Collection[Var],
 ) -> KernelIR:
-    """The body of a kernel whose results are `roots`; `placed` are written into a part of another
-    value's memory. Raises Infeasible."""
+    """The kernel over `domain` that computes `roots`; those in `slice_stores` are written into a
+    slice of another value's buffer. Raises Infeasible."""
     kernel = KernelIR(producer, materialized, domain, stored, max_instrs, columns)
+    # All offsets first: a root that reads another one needs to know which element is at hand.
     for v in roots:
         kernel.root_offsets[v] = kernel.root_offset(v)
     for v in roots:
@@ -510,12 +537,15 @@ def build_kernel(
 
 
 def mark_approximate(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
-    """Mark the instructions whose users all round them to a narrow type in the end."""
+    """Mark the instructions whose users all round them to a narrow dtype in the end: the device's
+    approximate functions are good enough for those."""
     exact = {n for target, _, n in stores if target.aval.dtype not in dtypes.NARROW}
+    # Users come after their operands, so that one walk from the end sees all of them.
     for n in range(len(instrs) - 1, -1, -1):
         i = instrs[n]
         narrowed = i.op == "round" or (i.op == "map" and i.dtype in dtypes.NARROW)
         i.approximate = n not in exact
+        # An integer or a comparison passes no tolerance on to its operands.
         if not narrowed and not (i.approximate and dtypes.is_float(i.dtype)):
             exact.update(i.operands())
 

@@ -1,9 +1,10 @@
-"""The instructions of a kernel over other loop variables.
+"""Changes of a kernel's loops, by substituting its loop variables.
 
 A pointwise kernel that reads one element for each row of `n` becomes one over rows, so that these
-are loaded and computed once a row. A row that a concatenation or a pad divides becomes its parts,
-side by side in one iteration, so that no element is computed under a condition and what the parts
-share (both halves of a rotation, say) is loaded once.
+elements are loaded and computed once a row. A row that a concatenation or a pad divides into equal
+segments is unrolled: one iteration computes an element of every segment, none of them under a
+condition, and loads once what the segments share. The rotation of queries and keys takes a third of
+the instructions so (`docs/cuda.md`).
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from genesis_fn.core.backend.index import Expr, Guard, Guards
 
 Store = tuple[Any, Expr, int]  # (target, offset, instruction)
 
-_MIN_ROW, _MAX_ROW = 32, 4096  # rows that a flat kernel is divided into
+_MIN_ROW, _MAX_ROW = 32, 4096  # elements of a row that a flat kernel is divided into
 _MAX_SEGMENTS = 4
-_MIN_SEGMENT = 16  # elements of a part
-_COMBINABLE = ("add", "maximum", "minimum")  # reductions whose parts are joined element by element
+_MIN_SEGMENT = 16  # elements
+_COMBINABLE = ("add", "maximum", "minimum")  # reductions whose segments are combined first
 
 
 def row_length(instrs: Sequence[Instr], points: int) -> int:
     """The length of the rows that a flat kernel's expressions divide `p` into; 0 for none."""
+    # Index arithmetic divides `p` by the sizes of rows: each divisor is a candidate.
     found: set[int] = set()
     for e in _expressions(instrs):
         found.update(_divisors(e))
@@ -41,15 +43,15 @@ def row_length(instrs: Sequence[Instr], points: int) -> int:
 def as_rows(
     instrs: Sequence[Instr], stores: Sequence[Store], points: int, length: int
 ) -> tuple[list[Instr], list[Store]]:
-    """A flat kernel with `p` running over rows and `r` along them."""
+    """The flat kernel as one in which `p` runs over rows and `r` along them."""
     rows = points // length
     position = ix.add(ix.scale(ix.var("p", rows), length), ix.var("r", length))
     return substitute_indices(instrs, stores, [{"p": position}])
 
 
 def segment_length(instrs: Sequence[Instr], depth: int) -> int:
-    """The length of the equal parts that conditions divide a row of `depth` into; `depth` if they
-    do not, or in too small parts."""
+    """The length of the equal segments that conditions divide a row of `depth` into; `depth` if
+    they do not, or into too many or too short ones."""
     size = depth
     for i in instrs:
         if i.op == "reduce":
@@ -69,7 +71,7 @@ def segment_length(instrs: Sequence[Instr], depth: int) -> int:
 def unrolled_segments(
     instrs: Sequence[Instr], stores: Sequence[Store], depth: int, length: int
 ) -> tuple[list[Instr], list[Store]]:
-    """The kernel with `r` running over one part, and every part computed."""
+    """The kernel with `r` running over one segment, and all segments computed in each iteration."""
     r = ix.var("r", length)
     maps = [{"r": ix.shift(r, k * length)} for k in range(depth // length)]
     return substitute_indices(instrs, stores, maps)
@@ -78,8 +80,8 @@ def unrolled_segments(
 def substitute_indices(
     instrs: Sequence[Instr], stores: Sequence[Store], mappings: Sequence[Mapping[str, Expr]]
 ) -> tuple[list[Instr], list[Store]]:
-    """(instructions, stores) with the loop variables replaced; several `copies` stand side by side,
-    and reductions along a row join them."""
+    """(instructions, stores) with the loop variables replaced, once by each of `mappings`:
+    reductions along a row combine the copies of their operand first."""
     out: list[Instr] = []
     seen: dict[Any, int] = {}
 

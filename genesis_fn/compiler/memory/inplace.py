@@ -1,5 +1,8 @@
-"""Which results may take the memory of an operand: of an equation, those that are an operand with a
-part of it changed; of a program, those of a donated input's type."""
+"""Results that may take the memory of an operand.
+
+Of an equation these are updates, an operand with a part of it changed, and the carries of loops; of
+a program, outputs of the type of a donated input.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
 def updated_operand(e: Eqn, v: Var) -> Var | None:
-    """The operand that result `v` of `e` may overwrite: what is updated, or the start of a loop's
-    carry; None if there is none, or if `e` reads it in another place too."""
+    """The operand that result `v` of `e` may overwrite: what is updated, or the initial value of a
+    loop's carry; None if there is none, or if `e` reads it as another operand, too."""
     at, k = e.prim.updates, list(e.outs).index(v)
     if e.prim is scan_p and k < e.params["carry"]:
         at = e.params["consts"] + k
     elif e.prim is while_p:
         at = e.params["cond_consts"] + e.params["body_consts"] + k
     elif e.prim is cond_p:
+        # All branches must update the same operand; operand 0 is the index of the branch.
         sources = {_input(branch, k) for branch in e.params["branches"]}
         position = sources.pop()
         at = None if sources or position is None else 1 + position
@@ -33,7 +37,7 @@ def updated_operand(e: Eqn, v: Var) -> Var | None:
 
 
 def origin(producer: Mapping[Var, Eqn], v: Var) -> Var:
-    """The first value of the chain of updates that `v` is the last of."""
+    """The first value of the chain of updates that ends in `v`."""
     while (e := producer.get(v)) is not None:
         x = updated_operand(e, v)
         if x is None:
@@ -43,7 +47,7 @@ def origin(producer: Mapping[Var, Eqn], v: Var) -> Var:
 
 
 def producers(jaxpr: Jaxpr) -> dict[Var, Eqn]:
-    """The equation that makes each value."""
+    """The equation that computes each value."""
     return {o: e for e in jaxpr.eqns for o in e.outs}
 
 
@@ -54,7 +58,7 @@ def _input(branch: Jaxpr, k: int) -> int | None:
 
 
 def donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
-    """{output: donated input whose memory it takes}: the input that it is or that it updates, or
+    """{output: donated input whose memory it takes}: the input that it is or updates, else any free
     one of its type."""
     free: dict[Aval, list[int]] = {}
     position = {v: i for i, v in enumerate(program.invars)}
@@ -64,7 +68,8 @@ def donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
     replaced: dict[int, int] = {}
     seen: set[Any] = set()
     producer = producers(program)
-    for returned in (True, False):  # what is returned as it came, then what is updated
+    # Inputs that are returned as they came go first: an update must not take their memory.
+    for returned in (True, False):
         for k, v in enumerate(program.outs):
             i = position.get(origin(producer, v))
             if i is None or (v in position) != returned or v in seen:

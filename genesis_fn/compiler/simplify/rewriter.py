@@ -1,7 +1,8 @@
-"""The simplifier's two passes over a program, and the tables that its rules are kept in.
+"""The simplifier's passes over a program, and the tables of its rules.
 
-The forward pass rewrites equations by local rules and merges equal ones; the backward pass drops
-what nothing needs.
+The forward pass (`Rewriter`) rewrites equations by local rules and merges equal ones. The backward
+pass removes dead code, flattens sums and folds transposes into products. Rules see operands
+that are simplified already.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ from genesis_fn.transforms.custom.fused_functions import fused_p
 
 Rule = Callable[["Rewriter", Eqn, Primitive, list[Any], dict[Any, Any]], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}
-# How a loop or branch loses results: (equation, live variables) -> equation.
+# How dead code elimination narrows a loop or branch: (equation, live variables) -> equation.
 DCE_RULES: dict[Primitive, Callable[[Eqn, set[Any]], Eqn]] = {}
 
 
 def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
     """Decorator: `f(rewriter, e, prim, operands, params)` returns what replaces the results of
-    these primitives, or None to leave the equation. `e` is the equation of the program that gave
-    rise to this: it has the line and the types of the results, but another rule may have changed
-    primitive and operands. The rule of a kind of lowering is for primitives without one of their
-    own.
+    these primitives, or None to keep the equation.
+
+    `e` is the equation of the program that is being rewritten. It has the source line and the avals
+    of the results, but not always this primitive and these operands: another rule may have changed
+    them. A rule of a class of lowerings serves primitives without a rule of their own.
     """
 
     def register(f: Rule) -> Rule:
@@ -48,18 +50,19 @@ def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
 
 
 def is_fused(e: Eqn) -> bool:
-    """The calls that stay opaque by default: fused functions, which backends may have kernels
-    for."""
+    """Whether an equation is a call of a fused function, which a backend may have a kernel for.
+    These calls stay opaque by default."""
     return e.prim is fused_p
 
 
 def simplified(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool]) -> Jaxpr:
-    """`jaxpr`, rewritten and without dead code; remembered on it. What is simplified stays
-    itself."""
+    """`jaxpr` rewritten and without dead code, cached on it. A simplified program is its own
+    result."""
     key = (simplified, opaque)
     found = jaxpr.cache.get(key)
     if found is None:
         found = jaxpr.cache[key] = rewritten(jaxpr, {}, opaque)
+        # Not the program: a reference to itself would be garbage that waits for the collector.
         found.cache[key] = ITSELF
     return jaxpr if found is ITSELF else found
 
@@ -77,8 +80,9 @@ def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool])
 class Rewriter:
     """The forward pass: the equations so far, and what is known of their results.
 
-    `const[v]` is the number that every element of v has; `made[v]` the equation that makes v.
-    `copying`: results get new variables, since the equations may come here a second time.
+    `const[v]` is the number that every element of v has, `producer[v]` the equation that computes
+    v, `seen` the results by what computes them. With `copying`, results get new variables: inlined
+    equations may be rewritten here a second time.
     """
 
     __slots__ = ("eqns", "const", "producer", "seen", "opaque", "copying")
@@ -92,8 +96,8 @@ class Rewriter:
         self.copying = False
 
     def run(self, eqns: Sequence[Eqn], env: dict[Var, Atom], copy: bool) -> None:
-        """Rewrite `eqns`, whose variables stand for those of this program as `env` says. With
-        `copy`, results get new variables: a called program may be called twice."""
+        """Rewrite `eqns` after `env` has replaced their variables. With `copy`, results get new
+        variables: a called program may be called twice."""
         before, self.copying = self.copying, copy
         for e in eqns:
             ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
@@ -102,13 +106,14 @@ class Rewriter:
                 outs = self.inline(e.params[inner], ins, e)
             else:
                 outs = self.apply(e.prim, ins, e.params, e, e.outs)
+            # Only what changes: most variables stand for themselves.
             for o, new in zip(e.outs, outs, strict=True):
                 if o is not new:
                     env[o] = new
         self.copying = before
 
     def inline(self, jaxpr: Jaxpr, ins: Sequence[Atom], at: Eqn) -> list[Atom]:
-        """The outputs of `jaxpr` on `ins`, its equations made part of this program."""
+        """The outputs of `jaxpr` on `ins`, its equations inlined into this program."""
         env = {v: self.array(i, v, at) for v, i in zip(jaxpr.invars, ins, strict=True)}
         self.run(jaxpr.eqns, env, copy=True)
         return [env.get(o, o) for o in jaxpr.outs]
@@ -131,8 +136,8 @@ class Rewriter:
         at: Eqn,
         outs: Sequence[Var] | None = None,
     ) -> Sequence[Atom]:
-        """The results of an equation: of an equal one, of what its rule puts in its place, or its
-        own (`outs`, where they are given and this is no copy)."""
+        """The results of an equation after its rule: its replacement's, those of an equal earlier
+        equation, or its own (`outs`, unless copying)."""
         if self.const and type(prim.lowering) is Elementwise and prim.lowering.scalars:
             ins = self._literals(ins, prim.lowering.scalars)
         rule_of = RULES.get(prim) or RULES.get(type(prim.lowering))
@@ -150,9 +155,9 @@ class Rewriter:
         at: Eqn,
         outs: Sequence[Var] | None = None,
     ) -> Sequence[Var]:
-        """The results of an equation as it stands, shared with an equal earlier one."""
+        """The results of an equation without applying a rule, shared with an equal earlier one."""
         key = None
-        if not (prim.effect or prim is barrier_p):  # which keeps two computations apart
+        if not (prim.effect or prim is barrier_p):  # a barrier keeps equal computations apart
             key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
             try:
                 found = self.seen.get(key)
@@ -163,12 +168,14 @@ class Rewriter:
         if outs is None or self.copying:
             avals = prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params)
             outs = [Var(a) for a in avals] if prim.multi else (Var(avals),)
+        # The equation itself, if nothing changed: a simplified program shares its equations.
         same = outs is at.outs and params is at.params and prim is at.prim
         if same and len(ins) == len(at.ins) and all(map(operator.is_, ins, at.ins)):
             e = at
         else:
             e = Eqn(prim, ins, params, outs, at.where, at.backward)
         self.eqns.append(e)
+        # Effects of sub-programs, which the primitive does not tell.
         if key is not None and not has_effect(e):
             self.seen[key] = outs
         for o in outs:
@@ -180,12 +187,13 @@ class Rewriter:
         return outs
 
     def defining_eqn(self, x: Atom, prim: Primitive) -> Eqn | None:
-        """The equation that makes `x`, if it is one of `prim`."""
+        """The equation that computes `x`, if it is one of `prim`."""
         e = self.producer.get(x) if type(x) is Var else None
         return e if e is not None and e.prim is prim else None
 
     def _literals(self, ins: list[Any], positions: Sequence[int]) -> list[Any]:
-        """`ins` with constant arrays at `places` turned to numbers; one array stays there."""
+        """`ins` with constant arrays at `positions` turned into numbers. One of them stays an
+        array: it is where the result's shape comes from."""
         const = self.const
         if not any([i in const for i in ins if type(i) is Var]):
             return ins
@@ -197,6 +205,7 @@ class Rewriter:
             p = next(p for p in positions if type(ins[p]) is Var)
             changed[p] = ins[p]
         kept = next(changed[p] for p in positions if type(changed[p]) is Var)
+        # Torch computes with none of the wide unsigned dtypes: their numbers stay arrays.
         return ins if kept.aval.dtype in dtypes.WIDE_UNSIGNED else changed
 
 
@@ -206,7 +215,7 @@ def has_effect(e: Eqn) -> bool:
 
 
 def _key(x: Any) -> Any:
-    """`x` as part of a key: equal numbers of two types, and zeros of two signs, are different."""
+    """`x` as part of a key, in which numbers of two types, and zeros of two signs, differ."""
     kind = type(x)
     if kind is Var or kind is str or kind is tuple:
         return x
@@ -219,7 +228,7 @@ PYTHON_TYPES = (bool, int, float, complex)
 
 
 def rounded(value: Any, kind: DType) -> Any:
-    """A Python number as an array of dtype `kind` would hold it; None if it does not fit."""
+    """A Python number rounded to dtype `kind`; None if it does not fit."""
     try:
         held = np.asarray(value).astype(kind) if dtypes.is_float(kind) else np.asarray(value, kind)
     except (OverflowError, TypeError, ValueError):
@@ -231,7 +240,7 @@ def rounded(value: Any, kind: DType) -> Any:
 
 
 def live_equations(eqns: Sequence[Eqn], outs: Sequence[Var]) -> list[Eqn]:
-    """The equations that `outs` or side effects need; loops and branches lose dead results."""
+    """The equations that `outs` or effects depend on; loops and branches lose dead results."""
     live: set[Any] = set(outs)
     kept = []
     for e in reversed(eqns):
@@ -250,8 +259,7 @@ _FEW_ROWS = 64
 
 
 def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
-    """`eqns` with an `add_n` that is an operand of another one, and of nothing else, merged in
-    it."""
+    """`eqns` with every `add_n` whose only reader is another `add_n` merged into that one."""
     sums: dict[Any, Eqn] = {e.outs[0]: e for e in eqns if e.prim is _ADD_N}
     if len(sums) < 2:
         return eqns
@@ -269,8 +277,9 @@ def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
 
 
 def fold_transposes(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
-    """`eqns` with a product that only a transpose reads, through a cast perhaps, computed in the
-    order in which the transpose leaves it: the gradient of `x @ w.T` by `w`, `(x @ w).T`."""
+    """`eqns` with transposes of products folded into them, through casts: a product whose only
+    reader is a transpose writes in the transposed order, as the gradient of `x @ w.T` by `w`
+    does."""
     if not any([e.prim is transpose_p for e in eqns]):
         return eqns
     uses = use_counts(eqns, outs)
@@ -292,11 +301,12 @@ def fold_transposes(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
 
 
 def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
-    """Let the product at the end of `path` write in the order of the transpose at its start, which
-    goes, if a product can: batch dimensions first, the other operands' in turn.
+    """Fold the transpose at the start of `path` into the product at its end, if a product can write
+    in that order: batch dimensions first, then those of one operand and of the other.
 
-    One of few rows stays: it reads its right operand at the memory's rate, and one of few columns
-    does not (4 rows of 4096 by 4096 on an H200: 12.2 and 18.8 us), while its result is small.
+    A product of few rows is not swapped into one of few columns: it reads its right operand at the
+    memory's rate, which the other does not (4 rows of 4096 by 4096 on an H200: 12.2 and 18.8 us),
+    and its result is small.
     """
     transpose, *casts, product = [eqns[n] for n in path]
     assert transpose is not None and product is not None
@@ -328,7 +338,8 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
 
 
 def use_counts(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
-    """How often each operand is read; results of the program count as read twice."""
+    """How often each operand is read. Results of the program count twice, so that they are never
+    taken for a value with a single reader."""
     uses: dict[Any, int] = dict.fromkeys(outs, 2)
     for e in eqns:
         for i in e.ins:
