@@ -27,8 +27,8 @@ from genesis_fn.core.diagnostics.torch_habits import (
     explain_axes as explain_axes,
     unknown_names as unknown_names,
 )
-from genesis_fn.core.files import brief as brief, read_json as read_json
 from genesis_fn.core.dtypes import real_of as real_of
+from genesis_fn.core.files import brief as brief, read_json as read_json
 from genesis_fn.core.jaxpr import Eqn as Eqn, Jaxpr as Jaxpr, Var as Var
 from genesis_fn.core.primitive import (
     LinearOperand as LinearOperand,
@@ -41,6 +41,10 @@ from genesis_fn.core.primitive import (
 )
 from genesis_fn.core.tree import first_difference as first_difference
 from genesis_fn.extend import cpu as cpu, cuda as cuda
+from genesis_fn.lax.fused.cross_entropy import (
+    class_labels as class_labels,
+    cross_entropy_last as cross_entropy_last,
+)
 from genesis_fn.lax.fused.softmax import (
     log_softmax_last as log_softmax_last,
     logsumexp_last as logsumexp_last,
@@ -52,10 +56,6 @@ from genesis_fn.lax.promotion import (
     strong as strong,
 )
 from genesis_fn.primitives.elementwise import integer_pow as integer_pow, select as select
-from genesis_fn.lax.fused.cross_entropy import (
-    class_labels as class_labels,
-    cross_entropy_last as cross_entropy_last,
-)
 from genesis_fn.primitives.factories import (
     elementwise as elementwise,
     linear as linear,
