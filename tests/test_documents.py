@@ -50,7 +50,7 @@ def test_the_environment_is_read_in_one_place() -> None:
 def test_the_glossary_names_what_is_there() -> None:
     """Names in code beside a term: `Primitive` of `core/primitive.py` is defined there."""
     text = (DOCS / "glossary.md").read_text(encoding="utf-8")
-    places = re.findall(r"`(\w+)` \(`([\w/]+\.py)`\)", text)
+    places = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", text)
     assert len(places) > 40
     missing = [
         f"{path}: {name}"
