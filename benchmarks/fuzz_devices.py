@@ -2,7 +2,7 @@
 
     python benchmarks/fuzz_devices.py --seconds 120 --processes 14
 
-Makers: `tests/fuzz.py` (stacks of transforms, float64) and `tests/cpu/programs.py` (views, loops,
+Makers: `tests/support/fuzz.py` (stacks of transforms, float64) and `tests/cpu/programs.py` (views, loops,
 branches and narrow casts, float32). A result may differ by `ULPS` units in the last place of its
 largest element, and by four times as much as the CPU's own result moves when every input moves by
 one unit. Programs whose results are not finite, or move by more than `LOOSE` of their size, are
@@ -36,7 +36,7 @@ MOVES = (1.0, -1.0, 2.0)
 
 def float64_case(seed: int) -> tuple[Any, list[np.ndarray]]:
     """(a function of this library, inputs) of the transform fuzzer."""
-    from tests.fuzz import Case
+    from tests.support.fuzz import Case
     from tests.transforms.both import OURS
 
     case = Case(seed)

@@ -5,7 +5,7 @@
 runs everything on a GPU but tests marked `cpu`, which are about the CPU backend, and `interpreted`,
 which are about Triton's interpreter. With `GENESIS_CUDA_DRIVER=interpret` beside it the same tests
 run on host memory; `GENESIS_KERNELS=compiled` beside them runs what Triton's compiler makes of the
-kernels (`tests/compiled.py`). All of this is decided before JAX and Triton are imported.
+kernels (`tests/support/compiled.py`). All of this is decided before JAX and Triton are imported.
 
 A fault on a GPU ends its context, and with it the test process: xdist starts another one.
 """
@@ -24,7 +24,7 @@ import pytest
 from hypothesis import settings
 
 from genesis_fn.core.configuration import config
-from tests import margins
+from tests.support import margins
 
 # The same examples on every run: only a change fails a test. `HYPOTHESIS=explore` draws others.
 settings.register_profile("repeatable", derandomize=True)
@@ -53,7 +53,7 @@ if ON_GPU:
 def pytest_configure() -> None:
     """Run compiled kernels, and record the margins of tests, where they were asked for."""
     if COMPILED:
-        from tests import compiled
+        from tests.support import compiled
 
         compiled.install()
     if "GENESIS_TEST_MARGINS" in os.environ:

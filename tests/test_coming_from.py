@@ -9,7 +9,7 @@ import pytest
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
 from genesis_fn import amp, io, lax, nn, optim, random, tree
-from tests.documents import DOCS, run
+from tests.support.documents import DOCS, run
 
 PAGES = ("coming-from-jax.md", "coming-from-pytorch.md")
 SPACES = {

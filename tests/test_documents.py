@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.documents import DOCS, run
+from tests.support.documents import DOCS, run
 
 ROOT = DOCS.parent
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.documents import run
+from tests.support.documents import run
 
 
 @pytest.mark.cpu

@@ -17,7 +17,7 @@ from genesis_fn.core.primitive import PRIMITIVES, typeof
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.shape import rev
 from genesis_fn.transforms.jitting import clear_caches
-from tests.fuzz import LOW, Case, Reference, difference, low_difference, reference
+from tests.support.fuzz import LOW, Case, Reference, difference, low_difference, reference
 
 # Programs of static arguments trace one function again and again, on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore::genesis_fn.errors.RecompilationWarning")

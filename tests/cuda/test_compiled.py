@@ -23,8 +23,8 @@ from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 from genesis_fn.kernels.plan import BufferArg, Launch
 from genesis_fn.kernels.sort.sort import Sort, plan_sort
-from tests import compiled, ptx
 from tests.kernels.planned import plans_of
+from tests.support import compiled, ptx
 
 rng = np.random.default_rng(0)
 only_compiled = pytest.mark.skipif(not compiled.CHOSEN, reason="started by the first test")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from tests.documents import run
+from tests.support.documents import run
 
 
 def test_the_kernel_of_the_document_runs(tmp_path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Random programs of tests/fuzz.py on the CUDA backend: fused, and one operation at a time, against
+"""Random programs of tests/support/fuzz.py on the CUDA backend: fused, and one operation at a time, against
 the CPU.
 
 `FUZZ=n` in the environment runs n programs instead of the default, `FUZZ_SEED=s` from seed s on.
@@ -13,7 +13,7 @@ import programs
 import pytest
 
 from genesis_fn.core.configuration.settings import default_device
-from tests.fuzz import Case
+from tests.support.fuzz import Case
 from tests.transforms.both import OURS
 
 COUNT = int(os.environ.get("FUZZ", 12))

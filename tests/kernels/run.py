@@ -16,7 +16,7 @@ from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.language.language import INTERPRETED
 from genesis_fn.kernels.plan import Launch, Plan
-from tests import compiled
+from tests.support import compiled
 
 _GARBAGE = 0xFF
 TARGET = replace(H200, interpreted=INTERPRETED)

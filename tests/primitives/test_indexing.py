@@ -15,7 +15,6 @@ from genesis_fn.core.primitive import typeof
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.indexing import gather as G, indexing as I, scatter as S
 from genesis_fn.transforms.staging.stage import stage
-from tests.late import raises
 from tests.primitives.check import (
     assert_same,
     check,
@@ -29,6 +28,7 @@ from tests.primitives.check import (
     to_array,
     to_numpy,
 )
+from tests.support.late import raises
 
 A = random((4, 5, 3))
 

@@ -19,7 +19,7 @@ from genesis_fn.transforms.custom.callback import debug_callback, debug_print
 from genesis_fn.transforms.debugging.assertions import assert_
 from genesis_fn.transforms.debugging.breakpoints import breakpoint
 from genesis_fn.transforms.jitting import jit
-from tests.late import raises
+from tests.support.late import raises
 
 
 def printed(capsys):

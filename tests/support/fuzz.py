@@ -18,7 +18,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from tests.fuzz_steps import Draw, grow, run
+from tests.support.fuzz_steps import Draw, grow, run
 from tests.transforms.both import OURS, THEIRS, ours, theirs
 
 SHAPES = [(), (3,), (2,), (2, 3), (3, 2), (2, 3, 2)]

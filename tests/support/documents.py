@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
 def blocks(name: str) -> list[tuple[str, str]]:

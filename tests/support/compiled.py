@@ -1,4 +1,4 @@
-"""Launches as the compiler makes them, run by the model of `tests/ptx.py` instead of a GPU.
+"""Launches as the compiler makes them, run by the model of `tests/support/ptx.py` instead of a GPU.
 
     GENESIS_KERNELS=compiled python -m pytest tests/kernels/test_sort.py
 
@@ -27,7 +27,7 @@ from genesis_fn.backends.cuda.binaries.triton_compile import (
 from genesis_fn.backends.cuda.driver.parameters import ParameterBlock
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
 from genesis_fn.kernels.plan import Launch, Memset, Plan
-from tests import ptx
+from tests.support import ptx
 
 CHOSEN = os.environ.get("GENESIS_KERNELS") == "compiled"
 _UNMODELLED = ("wgmma", "cp.async.bulk", "mbarrier", "tensormap")
