@@ -1,5 +1,5 @@
-"""Random programs of tests/support/fuzz.py on the CUDA backend: fused, and one operation at a time, against
-the CPU.
+"""Random programs of tests/support/fuzz.py on the CUDA backend, fused and one operation at a time,
+against the CPU.
 
 `FUZZ=n` in the environment runs n programs instead of the default, `FUZZ_SEED=s` from seed s on.
 """
