@@ -125,8 +125,14 @@ def switched(x: gf.Array) -> gf.Array:
     with gf.debug_nans("yes"):  # wrong: no bool
         pass
     gf.cuda.memory_allocated(1.5)  # wrong: no device
+    half = gf.amp(loss, "bfloat16", enabled=True)(x, x)
+    half = gf.amp.autocast(loss, "bfloat16")(half, x)
+    gf.cuda(1).backend.device_count()
+    stream: gf.cuda.Stream = gf.cuda.current_stream(gf.cuda(0))
+    stream.synchronize()
+    gf.cuda("1")  # wrong: no index
     gf.cuda.memory_alocated()  # wrong: no such function
-    return y
+    return y + half
 
 
 # ---- random numbers, optimizers, layers ----
