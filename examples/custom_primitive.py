@@ -11,8 +11,7 @@ import torch
 
 import genesis_fn as gf
 import genesis_fn.numpy as jnp
-from genesis_fn.core.backend.lowering import Elementwise
-from genesis_fn.core.primitive import Primitive, bind
+from genesis_fn.extend import Elementwise, Primitive, bind
 
 
 def linearize(nonzero, x):

@@ -5,8 +5,8 @@ Counted are distinct modules of `genesis_fn` of which a Python function is enter
 thread, from the call of a jitted function up to that of its executable, for a program of three
 equations. What lies beneath a pass is not counted: the passes make what later calls only look up,
 `JitFunction._trace` (tracing the user's function, or finding the program of one that means the
-same), `_compile` (the backend) and `_generate` (writing the call code). Everything else is: binding
-and flattening the arguments, keys, looking up, errors, settings.
+same), `compile_program` (the backend) and `_generate` (writing the call code). Everything else is:
+binding and flattening the arguments, keys, looking up, errors, settings.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def modules_entered(
             if code in passes:
                 below.append(frame)
         elif event == "return":
-            if to_executable and frame.f_code is JitFunction._compile.__code__:
+            if to_executable and frame.f_code is JitFunction.compile_program.__code__:
                 ends.add(code_of(value.run))
             for stack in (below, inside):
                 if stack and frame is stack[-1]:
@@ -82,7 +82,7 @@ def program(x: Any, y: Any) -> Any:
     return jnp.tanh(x * y) + 1.0
 
 
-PASSES = (JitFunction._trace, JitFunction._compile, JitFunction._generate)
+PASSES = (JitFunction._trace, JitFunction.compile_program, JitFunction._generate)
 
 
 def check_jit(executable: type) -> None:

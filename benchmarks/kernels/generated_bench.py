@@ -28,10 +28,10 @@ import genesis_fn as gf
 from genesis_fn import random
 from genesis_fn.backends.cuda.codegen import generate
 from genesis_fn.backends.cuda.lower.steps import keeps_fused
-from genesis_fn.compiler.fusion.fuse import Group, fuse
-from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.fusion.fuse import FusionGroup, fuse_jaxpr
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.kernels.plan import BufferArg, Launch, Plan
 from genesis_fn.models import qwen
@@ -62,27 +62,29 @@ def program(layers: int, batch: int, length: int) -> Jaxpr:
     params = gf.eval_shape(lambda: qwen.init(random.key(0), config))
     state = gf.eval_shape(optimizer.init, params)
     tokens = gf.ShapeDtypeStruct((batch, length + 1), "int32")
-    return rematerialise(simplify(step.trace(params, state, tokens).jaxpr, keeps_fused(TARGET)))
+    return rematerialise_jaxpr(
+        simplify_jaxpr(step.trace(params, state, tokens).jaxpr, keeps_fused(TARGET))
+    )
 
 
 def kernels(jaxpr: Jaxpr) -> list[Kernel]:
     """The distinct generated kernels of a program, in order of first use."""
     found: dict[Any, Kernel] = {}
-    for group in fuse(jaxpr, TARGET).groups:
-        if group.body is None:
+    for group in fuse_jaxpr(jaxpr, TARGET).groups:
+        if group.kernel is None:
             continue
         for launch, sizes, traffic in _launches(group):
             key = launch.kernel.text, launch.grid, launch.num_warps
             if key not in found:
-                primitives = [i.eqn.prim.name for i in group.body.instrs if i.eqn is not None]
+                primitives = [i.eqn.prim.name for i in group.kernel.instrs if i.eqn is not None]
                 what = "+".join(dict.fromkeys(primitives)) or "copy"
                 found[key] = Kernel(launch, sizes, traffic, what)
             found[key].count += 1
     return list(found.values())
 
 
-def _launches(group: Group) -> Iterator[tuple[Launch, list[int], int]]:
-    made = generate(group.body, TARGET)  # type: ignore[arg-type]
+def _launches(group: FusionGroup) -> Iterator[tuple[Launch, list[int], int]]:
+    made = generate(group.kernel, TARGET)  # type: ignore[arg-type]
     sizes = [v.aval.nbytes for v in (*made.reads, *made.writes)]
     sizes += [w.bytes for w in made.plan.workspaces]
     for n, step in enumerate(made.plan.steps):

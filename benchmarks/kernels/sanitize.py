@@ -38,7 +38,7 @@ from genesis_fn import lax, nn
 from genesis_fn.backends.cuda.lowerings import plan_for
 from genesis_fn.backends.cuda.run.runtime import runtime
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.backend.lowering import Elementwise
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
@@ -84,7 +84,7 @@ class Machine:
     def check(self, f: Callable, *args: Any) -> None:
         """Holds the program of `f` to the CPU's results."""
         jaxpr, inputs = traced(f, *args)
-        found = self.results(group_matmuls(simplify(jaxpr), run.TARGET), inputs)
+        found = self.results(group_matmuls(simplify_jaxpr(jaxpr), run.TARGET), inputs)
         for x, y in zip(found, on_cpu(jaxpr, inputs), strict=True):
             if y.dtype.kind in "biu":
                 np.testing.assert_array_equal(x, y)

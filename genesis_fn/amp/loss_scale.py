@@ -21,28 +21,38 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.errors import ShapeError
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.transforms.autodiff.derivatives import value_and_grad
 
 T = TypeVar("T")
 
 
 class LossScale(Protocol):
-    """What every loss scale does."""
+    """The protocol of StaticLossScale, DynamicLossScale and NoOpLossScale.
+
+    Args:
+        *args, **kwargs: none: a protocol is not instantiated.
+
+    >>> scale = gf.amp.DynamicLossScale(loss_scale=8.0)
+    >>> scale.scale(jnp.array(0.5)), scale.unscale(jnp.array(4.0))
+    (Array(4., dtype=float32), Array(0.5, dtype=float32))
+    """
 
     @property
-    def loss_scale(self) -> Any:
+    def loss_scale(self) -> Array | float:
         """The current factor."""
+        ...
 
     def scale(self, values: T) -> T:
-        """The tree times the factor."""
+        """Return the tree with its floating leaves multiplied by the factor."""
         ...
 
     def unscale(self, values: T) -> T:
-        """The tree divided by the factor."""
+        """Return the tree with its floating leaves divided by the factor."""
         ...
 
-    def adjust(self, grads_finite: Any) -> LossScale:
-        """The scale for the next step, given whether all gradients of this one were finite."""
+    def adjust(self, grads_finite: ArrayLike) -> LossScale:
+        """Return the scale for the next step; `grads_finite`: whether this one's gradients were."""
         ...
 
 
@@ -56,23 +66,23 @@ def _times(values: Any, factor: Any) -> Any:
 
 @tree.dataclass
 class NoOpLossScale:
-    """The scale 1 that never changes, for where bfloat16 or float32 needs none."""
+    """The constant scale 1, for where bfloat16 or float32 needs no scaling."""
 
     @property
     def loss_scale(self) -> int:
-        """1."""
+        """The factor, 1."""
         return 1
 
     def scale(self, values: T) -> T:
-        """The tree as it is."""
+        """Return the tree as it is."""
         return values
 
     def unscale(self, values: T) -> T:
-        """The tree as it is."""
+        """Return the tree as it is."""
         return values
 
-    def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """This."""
+    def adjust(self, grads_finite: ArrayLike) -> NoOpLossScale:
+        """Return this scale."""
         return self
 
 
@@ -83,23 +93,23 @@ def _scalar(x: Any, dtype: Any) -> Any:
 
 @tree.dataclass
 class StaticLossScale:
-    """A scale that never changes. 16-bit values times it are float32."""
+    """A constant scale. Floating leaves times it are float32 at least."""
 
-    loss_scale: Any
+    loss_scale: Array | float
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss_scale", _scalar(self.loss_scale, dtypes.F32))
 
     def scale(self, values: T) -> T:
-        """The tree times the factor."""
+        """Return the tree with its floating leaves multiplied by the factor."""
         return _times(values, self.loss_scale)
 
     def unscale(self, values: T) -> T:
-        """The tree divided by the factor."""
+        """Return the tree with its floating leaves divided by the factor."""
         return _times(values, 1 / self.loss_scale)
 
-    def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """This."""
+    def adjust(self, grads_finite: ArrayLike) -> StaticLossScale:
+        """Return this scale."""
         return self
 
 
@@ -107,14 +117,27 @@ class StaticLossScale:
 class DynamicLossScale:
     """A scale that grows by `factor` after `period` finite steps and shrinks by it at overflow.
 
-    It never falls below `min_loss_scale`, and does not grow to infinity.
+    It never falls below `min_loss_scale`, and never grows to infinity.
+
+    Source: Micikevicius et al., "Mixed precision training", 2017.
+
+    Args:
+        loss_scale: the factor, a float32 scalar.
+        counter: finite steps since the factor last changed, an int32 scalar.
+        period: finite steps after which the factor grows.
+        factor: by which the scale grows and shrinks, above 1.
+        min_loss_scale: the least factor.
+
+    >>> scale = gf.amp.DynamicLossScale(loss_scale=8.0)
+    >>> scale.adjust(jnp.array(False)).loss_scale
+    Array(4., dtype=float32)
     """
 
-    loss_scale: Any = 2.0**15
-    counter: Any = 0
+    loss_scale: Array | float = 2.0**15
+    counter: Array | int = 0
     period: int = tree.static_field(default=2000)
     factor: float = tree.static_field(default=2)
-    min_loss_scale: Any = 1.0
+    min_loss_scale: Array | float = 1.0
 
     def __post_init__(self) -> None:
         if self.period < 1 or not self.factor > 1:
@@ -127,17 +150,17 @@ class DynamicLossScale:
         object.__setattr__(self, "min_loss_scale", _scalar(self.min_loss_scale, dtypes.F32))
 
     def scale(self, values: T) -> T:
-        """The tree times the factor."""
+        """Return the tree with its floating leaves multiplied by the factor."""
         return _times(values, self.loss_scale)
 
     def unscale(self, values: T) -> T:
-        """The tree divided by the factor."""
+        """Return the tree with its floating leaves divided by the factor."""
         return _times(values, 1 / self.loss_scale)
 
-    def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The scale for the next step, given whether all gradients of this one were finite."""
+    def adjust(self, grads_finite: ArrayLike) -> DynamicLossScale:
+        """Return the scale for the next step; `grads_finite`: whether this one's gradients were."""
         finite = _boolean(grads_finite, "adjust")
-        now = self.loss_scale
+        now: Any = self.loss_scale
         grown = now * self.factor
         grown = jnp.where(jnp.isfinite(grown), grown, now)
         shrunk = jnp.maximum(self.min_loss_scale, now / self.factor)
@@ -152,37 +175,78 @@ class DynamicLossScale:
         )
 
 
-def _boolean(x: Any, name: str) -> Any:
-    x = as_array(x)
+def _boolean(condition: ArrayLike, name: str) -> Array:
+    x: Array = as_array(condition)
     if x.shape != () or x.dtype != dtypes.BOOL:
         raise ShapeError(f"{name} takes a boolean scalar, got {x.aval}")
     return x
 
 
-def all_finite(values: Any) -> Any:
-    """Whether all elements of the floating leaves are finite, a boolean scalar; true of none."""
+def all_finite(values: PyTree) -> Array:
+    """Tell whether all elements of the floating leaves are finite.
+
+    Args:
+        values: pytree of arrays or numbers; integer and boolean leaves do not count.
+
+    Returns:
+        A boolean scalar; true for a tree without floating leaves.
+
+    >>> gf.amp.all_finite({"w": jnp.array([1.0, jnp.inf]), "step": 3})
+    Array(False, dtype=bool)
+    """
     arrays = [as_array(x) for x in tree.leaves(values)]
     finite = [jnp.all(jnp.isfinite(x)) for x in arrays if dtypes.is_inexact(x.dtype)]
     return functools.reduce(jnp.logical_and, finite, jnp.ones((), dtypes.BOOL))
 
 
-def select_tree(pred: Any, a: T, b: T) -> T:
-    """The tree `a` where the boolean scalar `pred` is true, else `b`: no branch, no waiting.
+def select_tree(pred: ArrayLike, a: T, b: T) -> T:
+    """Choose between two trees by a traced condition, without a branch and without waiting for it.
 
-    With `pred` = `all_finite(grads)`, a = the values after a step and b = those before it, this is
-    skipping a step on overflow. Raises TreeError where the structures differ.
+    With `pred` = `all_finite(grads)`, `a` = the values after a step and `b` = those before it, this
+    skips a step on overflow.
+
+    Args:
+        pred: boolean scalar.
+        a, b: pytrees of one structure.
+
+    Returns:
+        The tree `a` where `pred` is true, else `b`.
+
+    Raises:
+        ShapeError: `pred` is no boolean scalar.
+        TreeError: the structures differ.
+
+    >>> gf.amp.select_tree(jnp.array(False), {"w": jnp.ones(2)}, {"w": jnp.zeros(2)})
+    {'w': Array([0., 0.], dtype=float32)}
     """
     chosen = _boolean(pred, "select_tree")
     return tree.map(lambda x, y: jnp.where(chosen, x, y), a, b)
 
 
 def scaled_value_and_grad(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, **options: Any
-) -> Callable[..., Any]:
-    """g(loss_scale, *args) -> (value, gradient, whether the gradient is finite).
+    fun: Callable[..., PyTree],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    **options: Any,
+) -> Callable[..., tuple[PyTree, PyTree, Array]]:
+    """Differentiate a scaled loss: g(loss_scale, *args) -> (value, gradient, whether it is finite).
 
-    The loss is scaled before it is differentiated, the gradient unscaled (in float32) after; the
-    value is that of `fun`, or (value, aux) with `has_aux`. Options are those of `value_and_grad`.
+    The loss is scaled before it is differentiated, the gradient unscaled after; the value is that
+    of `fun`.
+
+    Args:
+        fun: function that returns a scalar loss, or (loss, aux).
+        argnums: position or positions of the arguments that are differentiated.
+        has_aux: whether `fun` returns (loss, aux).
+        **options: as in `value_and_grad`.
+
+    Returns:
+        A function of a loss scale and the arguments of `fun` that returns (value, gradient, boolean
+        scalar); with `has_aux` the value is (loss, aux).
+
+    >>> loss = lambda w: (w ** 2).sum()
+    >>> gf.amp.scaled_value_and_grad(loss)(gf.amp.StaticLossScale(1024.0), jnp.array([3.0]))
+    (Array(9., dtype=float32), Array([6.], dtype=float32), Array(True, dtype=bool))
     """
 
     @functools.wraps(fun)

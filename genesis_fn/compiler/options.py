@@ -1,25 +1,26 @@
-"""Which optional passes of the compiler run: all, but for those that are switched off.
+"""Optional passes of the compiler, which can be switched off to see what each is worth.
 
-`GENESIS_COMPILER_WITHOUT=in_place,epilogues` in the environment, or `with without("epilogues"):`,
-switches passes off, to see what each is worth. What is compiled already stays as it is.
+`GENESIS_COMPILER_WITHOUT=in_place,epilogues` in the environment switches passes off for the
+process, `with without("epilogues"):` for what is compiled inside. Compiled programs stay as they
+are.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from genesis_fn.core.configuration import environment
 
 PASSES = {
-    "horizontal": "launches that do not wait for each other become one",
+    "horizontal": "independent launches become one (horizontal fusion)",
     "row_column_reduce": "one kernel reduces rows and columns",
-    "split_rows": "rows are cut where concatenations cut them, flat kernels where rows begin",
-    "products": "products of few rows make their left operand and finish their result themselves",
-    "in_place": "updates of part of an array overwrite it where it is not needed any more",
+    "split_rows": "rows are unrolled where concatenations cut them, flat kernels run over rows",
+    "products": "matrix products of few rows have prologues and epilogues",
+    "in_place": "updates of a part of an array overwrite it if it is not needed any more",
     "segments": "a sum of matrix products is one product with several pairs of operands",
-    "epilogues": "what alone reads a matrix product is done to its tiles before they are stored",
-    "grouped": "matrix products with too few tiles to fill the machine share launches",
+    "epilogues": "the only reader of a tiled matrix product becomes its epilogue",
+    "grouped": "matrix products with too few tiles to fill the GPU share launches",
 }
 
 
@@ -30,6 +31,7 @@ def _checked(names: tuple[str, ...]) -> frozenset[str]:
     return frozenset(names)
 
 
+# Read once: a program's kernels would otherwise depend on when each was compiled.
 _named = environment.text("GENESIS_COMPILER_WITHOUT").replace(" ", "")
 _off = _checked(tuple([name for name in _named.split(",") if name]))
 
@@ -40,8 +42,8 @@ def enabled(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def without(*names: str) -> Iterator[None]:
-    """What is compiled inside is compiled without these passes. Not for several threads at once."""
+def without(*names: str) -> Generator[None]:
+    """Switch passes off for what is compiled inside, in all threads of the process."""
     global _off
     before = _off
     _off = before | _checked(names)

@@ -1,7 +1,7 @@
-"""What the compiler and the kernels know of the GPU that a program is compiled for.
+"""The GPU that a program is compiled for, as compiler passes and kernel planners see it.
 
-A driver makes the `Target` of its device; every pass, planner and kernel door that depends on the
-machine takes it as an argument, so that a program can be planned for a GPU that is not here.
+A driver makes the `Target` of its device; every pass and planner that depends on the GPU takes it
+as an argument, so that a program can be compiled for a GPU that the machine lacks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Target:
 
     @property
     def descriptors(self) -> bool:
-        """Whether tiles are read through TMA descriptors. Consumer chips (sm_120) have them, but
-        too little shared memory for the tiles that profit."""
+        """Whether kernels read tiles through TMA descriptors. Consumer GPUs (sm_120) have them,
+        too, but too little shared memory for the tiles that profit."""
         return 90 <= self.architecture < 120
 
     @property
@@ -76,7 +76,7 @@ class Target:
         return self.architecture >= 90
 
     def lacks(self, kind: DType) -> bool:
-        """Whether kernels cannot hold values of a dtype: the host computes with them."""
+        """Whether kernels of this GPU cannot compute with a dtype: the host does."""
         return kind.kind == "c" or (kind.name.startswith("float8") and not self.float8)
 
     def matrix_rate(self, itemsize: int) -> float:
@@ -85,8 +85,8 @@ class Target:
 
     @property
     def launch_bytes(self) -> int:
-        """What memory moves in the 4 us that a kernel's start and end take, in whole MiB: steps
-        that touch no more gain by sharing a launch."""
+        """The bytes that memory moves in the 4 us that a kernel's start and end take, in whole MiB:
+        steps that touch no more gain by sharing a launch."""
         return round(4e-6 * self.bandwidth / (1 << 20)) << 20
 
     def seconds(self, traffic: float, operations: float) -> float:
@@ -108,7 +108,7 @@ TARGETS = {
     "B200": Target(100, 148, 232448, 126 << 20, 6.9e12, 1600e12),
     "RTX 5090": Target(120, 170, 101376, 96 << 20, 1.6e12, 200e12),
 }
-"""GPUs by the names that their drivers give them; the first that is part of a name is meant."""
+"""GPUs by name; a device is the first whose name is a part of the name that its driver reports."""
 
 # One GPU of each architecture, for programs that are compiled without a device.
 OF_ARCHITECTURE = {
@@ -118,8 +118,8 @@ OF_ARCHITECTURE = {
 
 
 def rates(name: str, architecture: int) -> tuple[float, float]:
-    """(bandwidth, operations) of a device that calls itself `name`; for a name that is not known,
-    those of a GPU of its architecture or of the nearest below."""
+    """(bandwidth, operations) of the device `name`; of an unknown one those of a known GPU of its
+    architecture, or of the nearest below."""
     for known, target in TARGETS.items():
         if known in name:
             return target.bandwidth, target.operations

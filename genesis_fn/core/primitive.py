@@ -317,7 +317,7 @@ def explain(error: Exception, args: Sequence[Any]) -> Exception:
     """`error` made useful: a leaked tracer or a deleted array among `args`, or the user's line."""
     for a in args:
         if isinstance(a, Tracer):
-            return a._trace.leaked(a)
+            return a.owner.leaked(a)
         if type(a) is ArrayImpl and isinstance(a.data, Deleted):
             return a.data.error()
     return located(error)
@@ -400,9 +400,9 @@ class Tracer(Array):
     """A stand-in for an array while a transform runs. `weak` is as an Array's. What a tracer keeps
     has no name of an array's method: it would hide it (`x.trace()`, `x.var()`)."""
 
-    __slots__ = ("_trace", "aval", "weak", "__weakref__")
+    __slots__ = ("owner", "aval", "weak", "__weakref__")
 
-    _trace: Trace
+    owner: Trace
     aval: Aval
     weak: bool
 
@@ -412,12 +412,12 @@ class Tracer(Array):
             inner = getattr(self, name, None)
             if isinstance(inner, Tracer):
                 return inner.label()
-            if inner is not None and self._trace.called is not None:
-                return self._trace.called.label(inner)
+            if inner is not None and self.owner.called is not None:
+                return self.owner.called.label(inner)
         return ""
 
     def __repr__(self) -> str:
-        return f"Traced<{self.aval}> in {self._trace.name or type(self._trace).__name__}"
+        return f"Traced<{self.aval}> in {self.owner.name or type(self.owner).__name__}"
 
     def origin(self) -> str:
         """The line that made this value, or what is known instead."""

@@ -629,10 +629,10 @@ def aux_key(x: Any) -> tuple[Any, bool]:
     return reader.read(x), reader.fixed
 
 
-class Meaning:
-    """What a function does: `key` is equal for functions that do the same now, whatever objects
-    they are, as long as the objects `lent` to it live. `keeps` says that it keeps alive what may
-    be large."""
+class Fingerprint:
+    """Identifies what a function does now: `key` is equal for functions that do the same, whatever
+    objects they are, as long as the objects `lent` to it live. `keeps` says that the key keeps
+    alive what may be large."""
 
     __slots__ = ("key", "lent", "keeps")
 
@@ -640,12 +640,12 @@ class Meaning:
         self.key, self.lent, self.keeps = key, lent, keeps
 
 
-def meaning(fun: Any) -> Meaning | None:
-    """What `fun` does now; None where that cannot be told."""
+def fingerprint_of(fun: Any) -> Fingerprint | None:
+    """The fingerprint of what `fun` does now; None where that cannot be told."""
     reader = Reader(whole=True)
     try:
         key = reader.read(fun)
         hash(key)
     except (Unknowable, NotStatic, RecursionError, TypeError):
         return None
-    return Meaning(key, reader.lent, reader.keeps)
+    return Fingerprint(key, reader.lent, reader.keeps)

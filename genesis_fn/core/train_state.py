@@ -180,6 +180,11 @@ def _leaves(state: TrainState) -> list[Any]:
 # ---- what `jit` does with states ----
 
 
+def layout_of(state: TrainState) -> Layout:
+    """Where the parts of a state are among its leaves. A function, since attributes are parts."""
+    return state._layout
+
+
 def from_buffers(layout: Layout, memory: Memory) -> TrainState:
     """A state of leaves that nobody has looked at."""
     state = object.__new__(TrainState)

@@ -23,23 +23,48 @@ from genesis_fn.core.backend.lowering import (
 from genesis_fn.core.convert import as_array as as_array, is_value as is_value
 from genesis_fn.core.device import Device as Device, register_backend as register_backend
 from genesis_fn.core.diagnostics.source_info import SourceLocation as SourceLocation, where as where
+from genesis_fn.core.diagnostics.torch_habits import (
+    explain_axes as explain_axes,
+    unknown_names as unknown_names,
+)
+from genesis_fn.core.dtypes import real_of as real_of
+from genesis_fn.core.files import brief as brief, read_json as read_json
 from genesis_fn.core.jaxpr import Eqn as Eqn, Jaxpr as Jaxpr, Var as Var
 from genesis_fn.core.primitive import (
     LinearOperand as LinearOperand,
     Primitive as Primitive,
     Tracer as Tracer,
     bind as bind,
+    default_device_of as default_device_of,
     is_linear as is_linear,
     typeof as typeof,
 )
+from genesis_fn.core.tree import first_difference as first_difference
 from genesis_fn.extend import cpu as cpu, cuda as cuda
+from genesis_fn.lax.fused.cross_entropy import (
+    class_labels as class_labels,
+    cross_entropy_last as cross_entropy_last,
+)
+from genesis_fn.lax.fused.softmax import (
+    log_softmax_last as log_softmax_last,
+    logsumexp_last as logsumexp_last,
+    softmax_last as softmax_last,
+)
+from genesis_fn.lax.promotion import (
+    beside_number as beside_number,
+    inexact_value as inexact_value,
+    strong as strong,
+)
+from genesis_fn.primitives.elementwise import integer_pow as integer_pow, select as select
 from genesis_fn.primitives.factories import (
     elementwise as elementwise,
     linear as linear,
     no_tangent as no_tangent,
 )
+from genesis_fn.primitives.indexing.gather import take_rows as take_rows
 from genesis_fn.primitives.shape import (
     canonical_axes as canonical_axes,
     canonical_axis as canonical_axis,
 )
 from genesis_fn.transforms.custom.fused_functions import Fused as Fused, fused as fused
+from genesis_fn.transforms.precision.autocast import wide as wide

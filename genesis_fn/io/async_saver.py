@@ -9,6 +9,7 @@ import threading
 import traceback
 from typing import Any
 
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.io.checkpoint import Snapshot, snapshot, write
 
 
@@ -32,7 +33,7 @@ class AsyncSaver:
         self.error: BaseException | None = None
         self.closed = False
 
-    def save(self, step: int, state: Any, values: dict[str, Any] | None = None) -> None:
+    def save(self, step: int, state: PyTree, values: dict[str, Any] | None = None) -> None:
         """Start saving; waits for the save before, and raises what it raised."""
         if self.closed:
             raise ValueError(f"the AsyncSaver of {self.root} is closed")
@@ -66,7 +67,9 @@ class AsyncSaver:
     def __enter__(self) -> AsyncSaver:
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         try:
             self.close()
         except Exception as lost:
@@ -87,7 +90,7 @@ def _report() -> None:
         traceback.print_exception(saver.error)
     # The status is settled by now: what is left to do is done here, and the process ended.
     atexit.unregister(_report)
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  # there is no public way
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(1)

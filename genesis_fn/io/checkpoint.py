@@ -23,7 +23,8 @@ from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, open_plain, read_json
-from genesis_fn.core.types.extended import is_key
+from genesis_fn.core.types.annotations import PyTree
+from genesis_fn.core.types.extended import KeyType, is_key
 from genesis_fn.io.lock import locked
 from genesis_fn.io.safetensors import (
     atomic_write,
@@ -48,7 +49,7 @@ def _folder(root: str, step: int) -> str:
 def save(
     root: str | os.PathLike[str],
     step: int,
-    state: Any,
+    state: PyTree,
     values: dict[str, Any] | None = None,
     keep: int | None = None,
 ) -> str:
@@ -75,7 +76,7 @@ class Snapshot:
 
 
 def snapshot(
-    step: int, state: Any, values: dict[str, Any] | None = None, copy: bool = False
+    step: int, state: PyTree, values: dict[str, Any] | None = None, copy: bool = False
 ) -> Snapshot:
     """The arguments of `save`, checked; with `copy` no memory is shared with them."""
     step = operator.index(step)
@@ -100,7 +101,7 @@ def snapshot(
 _NUMBERS = (bool, int, float)
 
 
-def _check_values(value: Any, where: str) -> None:
+def _check_values(value: object, where: str) -> None:
     """Raise TypeError for what comes back from JSON as something else, or not at all."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -181,19 +182,19 @@ def _as_numbers(x: Any) -> Any:
     return key_data(x) if isinstance(x, Key) else ShapeDtypeStruct(x.aval.physical.shape, "uint32")
 
 
-def _as_before(x: Any, template: Any) -> Any:
+def _as_before(x: Any, template: PyTree) -> Any:
     """A leaf that was read as what its template is."""
-    kind = getattr(template, "dtype", None)
-    return wrap_key_data(x, impl=kind.impl) if is_key(kind) else x
+    dtype = getattr(template, "dtype", None)
+    return wrap_key_data(x, impl=dtype.impl) if isinstance(dtype, KeyType) else x
 
 
-def _implementations(state: Any) -> dict[str, str]:
+def _implementations(state: PyTree) -> dict[str, str]:
     """{name: implementation} of the random keys in a pytree."""
     named = flat_names(state).items()
     return {n: x.dtype.impl for n, x in named if is_key(getattr(x, "dtype", None))}
 
 
-def _check_keys(template: Any, found: dict[str, str], file: str) -> None:
+def _check_keys(template: PyTree, found: dict[str, str], file: str) -> None:
     """Raise FileError where a file has keys and the template has none, or others."""
     wanted = _implementations(template)
     shown = lambda impl: f"random keys of {impl!r}" if impl else "no random keys"
@@ -237,8 +238,8 @@ def steps(root: str | os.PathLike[str]) -> list[int]:
 
 
 def restore(
-    root: str | os.PathLike[str], template: Any, step: int | None = None
-) -> tuple[Any, int, dict[str, Any]]:
+    root: str | os.PathLike[str], template: PyTree, step: int | None = None
+) -> tuple[PyTree, int, dict[str, Any]]:
     """(state, step, values) of the newest checkpoint, or of `step`.
 
     `template` is a pytree of the same structure, shapes and dtypes; every array is restored bit for

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, read_json
+from genesis_fn.core.types.annotations import DTypeLike, Key, PyTree
 from genesis_fn.io.safetensors import atomic_write, flat_names, load_numpy, save_file
 from genesis_fn.models import qwen
 
@@ -71,8 +71,8 @@ def _weight_map(index: str) -> dict[str, str]:
 
 
 def load_qwen(
-    folder: str | os.PathLike[str], dtype: Any = None
-) -> tuple[dict[str, Any], qwen.QwenConfig]:
+    folder: str | os.PathLike[str], dtype: DTypeLike | None = None
+) -> tuple[PyTree, qwen.QwenConfig]:
     """(parameters, config) of a Qwen2, Qwen2.5 or Qwen3 folder; in `dtype`, or as stored.
 
     The model computes what transformers computes from the folder: a field of config.json that this
@@ -139,13 +139,13 @@ def _bits(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).view(np.uint8)
 
 
-def _zero_key() -> Any:
+def _zero_key() -> Key:
     from genesis_fn.random import key
 
     return key(0)
 
 
-def save_qwen(folder: str | os.PathLike[str], params: Any, config: qwen.QwenConfig) -> None:
+def save_qwen(folder: str | os.PathLike[str], params: PyTree, config: qwen.QwenConfig) -> None:
     """Write parameters and config as a folder that transformers loads.
 
     Raises ValueError for a config that is neither Qwen2's nor Qwen3's.

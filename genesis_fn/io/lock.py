@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 
 _NAME = ".lock"
 _NOT_HERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.contextmanager
-def locked(folder: str, wait: bool = True) -> Iterator[bool | None]:
+def locked(folder: str, wait: bool = True) -> Generator[bool | None]:
     """`with locked(folder) as held:` the folder is this thread's alone until the end of the block.
 
     `held` is False where another holds it and `wait` is false, None where the folder cannot be
@@ -65,7 +65,7 @@ def _acquired(handle: int, wait: bool) -> bool | None:
 
 
 @contextlib.contextmanager
-def alone(folder: str) -> Iterator[None]:
+def alone(folder: str) -> Generator[None]:
     """`with alone(folder):` no other process may enter the same block for the folder.
 
     Raises BlockingIOError, which says who is inside, where one is. A file system without locks lets

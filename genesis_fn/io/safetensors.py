@@ -14,7 +14,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.core.device import Device
 from genesis_fn.core.errors import FileError
 from genesis_fn.core.files import brief, open_plain, parse_json
+from genesis_fn.core.types.annotations import ArrayLike, PyTree
 
 _CODES = {
     "BOOL": dtypes.BOOL, "U8": dtypes.U8, "I8": dtypes.I8, "U16": dtypes.U16, "I16": dtypes.I16,
@@ -35,7 +36,7 @@ _MAX_HEADER = 100_000_000
 _MAX_AXES = 64  # NumPy's
 
 
-def flat_names(value: Any, separator: str = ".") -> dict[str, Any]:
+def flat_names(value: PyTree, separator: str = ".") -> dict[str, Any]:
     """{dotted path: leaf} of a pytree, as checkpoint files name arrays.
 
     Raises ValueError where two leaves have one name, as of `{"a.b": x, "a": {"b": y}}`.
@@ -54,7 +55,9 @@ def flat_names(value: Any, separator: str = ".") -> dict[str, Any]:
 
 
 def save_file(
-    arrays: Mapping[str, Any], path: str | os.PathLike[str], metadata: Any = None
+    arrays: Mapping[str, ArrayLike],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, object] | None = None,
 ) -> None:
     """Write named arrays; the file appears whole or not at all.
 
@@ -97,13 +100,15 @@ class atomic_write:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(os.fspath(path))
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> BinaryIO:
         folder, name = os.path.split(self.path)
         handle, self.temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
         self.file = os.fdopen(handle, "wb")
         return self.file
 
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         try:
             if kind is None:
                 self.file.flush()
@@ -153,7 +158,7 @@ def _header(data: mmap.mmap | bytes, path: str) -> tuple[dict[str, Any], int]:
     return parse_json(bytes(data[8 : 8 + size]), f"{path}: the header"), 8 + size
 
 
-def _natural(value: Any) -> bool:
+def _natural(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
@@ -262,8 +267,11 @@ def load_file(path: str | os.PathLike[str], device: Device | None = None) -> dic
 
 
 def restore_like(
-    template: Any, arrays: Mapping[str, np.ndarray], path: Any = "", prefix: str = ""
-) -> Any:
+    template: PyTree,
+    arrays: Mapping[str, np.ndarray],
+    path: str | os.PathLike[str] = "",
+    prefix: str = "",
+) -> PyTree:
     """The pytree of `template` with the named arrays in place of its leaves.
 
     A Python number in the template is restored as one. Raises FileError naming arrays that are

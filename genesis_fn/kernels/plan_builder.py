@@ -105,11 +105,11 @@ class PlanBuilder:
         num_stages: int = 2,
     ) -> None:
         """Append one kernel launch; missing grid axes are 1, an empty grid launches nothing."""
-        full = (*grid, 1, 1)[:3]
-        if 0 in full:
+        x, y, z = (*grid, 1, 1)[:3]
+        if 0 in (x, y, z):
             return
         self.steps.append(
-            Launch(kernel, full, dict(arguments), dict(constants), num_warps, num_stages)
+            Launch(kernel, (x, y, z), dict(arguments), dict(constants), num_warps, num_stages)
         )
 
     def include(self, plan: Plan, buffers: Sequence[BufferArg]) -> None:

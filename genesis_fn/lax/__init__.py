@@ -82,6 +82,9 @@ from genesis_fn.lax.elementwise import (
     tan as tan,
     tanh as tanh,
 )
+from genesis_fn.lax.fused.attention import dot_product_attention as dot_product_attention
+from genesis_fn.lax.fused.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from genesis_fn.lax.fused.norms import layer_norm as layer_norm, rms_norm as rms_norm
 from genesis_fn.lax.implicit import (
     custom_linear_solve as custom_linear_solve,
     custom_root as custom_root,

@@ -145,7 +145,7 @@ def is_weak(x: Any) -> bool:
     return type(x) in SCALARS and type(x) is not bool
 
 
-def strong(x: Any) -> Any:
+def strong(x: Any) -> Array:
     """`x` whose dtype no longer yields to others, as after an explicit conversion."""
     return with_weak(x, False)
 
@@ -266,14 +266,14 @@ def value(x: Any, name: str = "") -> Any:
     return as_array(x)
 
 
-def inexact_value(x: Any, name: str = "") -> Any:
+def inexact_value(x: Any, name: str = "") -> Array:
     """`x` as an Array or tracer of a floating or complex dtype."""
     x = value(x, name)
     d = x.aval.dtype
     return x if dtypes.is_inexact(d) else promoted(x, dtypes.F32)
 
 
-def beside_number(x: Any, number: Any, inexact: bool = False) -> Any:
+def beside_number(x: Any, number: Any, inexact: bool = False) -> Array:
     """`x` as an array in the dtype in which it meets a Python number."""
     x = value(x)
     return cast(x, *common_type("", (x, number), inexact))

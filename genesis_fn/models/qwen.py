@@ -15,18 +15,18 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn.core import errors
-from genesis_fn.lax.fused.attention import dot_product_attention
-from genesis_fn.lax.fused.cross_entropy import linear_cross_entropy
-from genesis_fn.lax.fused.norms import rms_norm
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, checkpoint, errors, vmap
+from genesis_fn.extend import take_rows
+from genesis_fn.lax import (
+    dot_product_attention,
+    dynamic_update_slice,
+    linear_cross_entropy,
+    rms_norm,
+)
 from genesis_fn.models.qwen_config import QwenConfig
-from genesis_fn.nn.functions import gelu, relu, silu
-from genesis_fn.nn.layers import Module, linear
-from genesis_fn.primitives.indexing.gather import take_rows
-from genesis_fn.random.keys import as_key
-from genesis_fn.transforms.autodiff.checkpointing import checkpoint
-from genesis_fn.transforms.batching.mapped_axes import vmap
-from genesis_fn.transforms.debugging.assertions import assert_
+from genesis_fn.nn import Module, gelu, linear, relu, silu
+from genesis_fn.random import fold_in
+from genesis_fn.transforms import assert_
 
 PRESETS = {
     "qwen3-0.6b": QwenConfig(),
@@ -45,27 +45,27 @@ PRESETS = {
 # ---- parameters ----
 
 
-def init(key: Any, config: QwenConfig, dtype: Any = jnp.float32) -> dict[str, Any]:
+def init(key: Key, config: QwenConfig, dtype: DTypeLike = jnp.float32) -> dict[str, Any]:
     """Fresh parameters: normal weights of standard deviation `initializer_range`, unit norms."""
     c, d = config, config.head_dim
     q, kv = c.num_attention_heads * d, c.num_key_value_heads * d
 
-    def weight(k: Any, rows: int, columns: int) -> dict[str, Any]:
+    def weight(k: Key, rows: int, columns: int) -> dict[str, Any]:
         return {"weight": random.normal(k, (rows, columns), dtype) * c.initializer_range}
 
-    def projection(k: Any, rows: int, columns: int, biased: bool) -> dict[str, Any]:
+    def projection(k: Key, rows: int, columns: int, biased: bool) -> dict[str, Any]:
         p = weight(k, rows, columns)
         return {**p, "bias": jnp.zeros((rows,), dtype)} if biased else p
 
     def norm(n: int) -> dict[str, Any]:
         return {"weight": jnp.ones((n,), dtype)}
 
-    def layer(k: Any) -> dict[str, Any]:
+    def layer(k: Key) -> dict[str, Any]:
         attention = {
-            "q_proj": projection(k["q_proj"], q, c.hidden_size, c.attention_bias),
-            "k_proj": projection(k["k_proj"], kv, c.hidden_size, c.attention_bias),
-            "v_proj": projection(k["v_proj"], kv, c.hidden_size, c.attention_bias),
-            "o_proj": projection(k["o_proj"], c.hidden_size, q, c.output_bias),
+            "q_proj": projection(fold_in(k, "q_proj"), q, c.hidden_size, c.attention_bias),
+            "k_proj": projection(fold_in(k, "k_proj"), kv, c.hidden_size, c.attention_bias),
+            "v_proj": projection(fold_in(k, "v_proj"), kv, c.hidden_size, c.attention_bias),
+            "o_proj": projection(fold_in(k, "o_proj"), c.hidden_size, q, c.output_bias),
         }
         if c.qk_norm:
             attention |= {"q_norm": norm(d), "k_norm": norm(d)}
@@ -74,24 +74,23 @@ def init(key: Any, config: QwenConfig, dtype: Any = jnp.float32) -> dict[str, An
             "self_attn": attention,
             "post_attention_layernorm": norm(c.hidden_size),
             "mlp": {
-                "gate_proj": weight(k["gate_proj"], c.intermediate_size, c.hidden_size),
-                "up_proj": weight(k["up_proj"], c.intermediate_size, c.hidden_size),
-                "down_proj": weight(k["down_proj"], c.hidden_size, c.intermediate_size),
+                "gate_proj": weight(fold_in(k, "gate_proj"), c.intermediate_size, c.hidden_size),
+                "up_proj": weight(fold_in(k, "up_proj"), c.intermediate_size, c.hidden_size),
+                "down_proj": weight(fold_in(k, "down_proj"), c.hidden_size, c.intermediate_size),
             },
         }
 
-    key = as_key(key)
     params = {
-        "embed_tokens": weight(key["embed_tokens"], c.vocab_size, c.hidden_size),
-        "layers": [layer(key["layers", i]) for i in range(c.num_hidden_layers)],
+        "embed_tokens": weight(fold_in(key, "embed_tokens"), c.vocab_size, c.hidden_size),
+        "layers": [layer(fold_in(fold_in(key, "layers"), i)) for i in range(c.num_hidden_layers)],
         "norm": norm(c.hidden_size),
     }
     if not c.tie_word_embeddings:
-        params["lm_head"] = weight(key["lm_head"], c.vocab_size, c.hidden_size)
+        params["lm_head"] = weight(fold_in(key, "lm_head"), c.vocab_size, c.hidden_size)
     return params
 
 
-def head_weight(params: dict[str, Any]) -> Any:
+def head_weight(params: PyTree) -> Array:
     """The [vocabulary, hidden] weight of the output layer: its own, or the embedding's."""
     return params["lm_head" if "lm_head" in params else "embed_tokens"]["weight"]
 
@@ -99,7 +98,7 @@ def head_weight(params: dict[str, Any]) -> Any:
 # ---- the network ----
 
 
-def rotary(positions: Any, config: QwenConfig) -> tuple[Any, Any]:
+def rotary(positions: ArrayLike, config: QwenConfig) -> tuple[Array, Array]:
     """(cos, sin), float32 [..., T, 1, head_dim], of int positions [..., T]."""
     half = config.head_dim // 2
     exponent = jnp.arange(half, dtype=jnp.float32) * (-math.log(config.rope_theta) / half)
@@ -111,27 +110,27 @@ def rotary(positions: Any, config: QwenConfig) -> tuple[Any, Any]:
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def rotate(x: Any, cos: Any, sin: Any) -> Any:
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """Queries or keys [..., T, heads, head_dim] turned by their positions (Su et al., 2021)."""
     half = x.shape[-1] // 2
     turned = jnp.concatenate([-x[..., half:], x[..., :half]], -1)
     return jnp.astype(x * cos + turned * sin, x.dtype)
 
 
-def _project(p: dict[str, Any], x: Any) -> Any:
+def _project(p: dict[str, Any], x: Array) -> Array:
     y = linear(x, p["weight"])
     return y + p["bias"] if "bias" in p else y
 
 
 def _attention(
     p: dict[str, Any],
-    x: Any,
-    angles: tuple[Any, Any],
+    x: Array,
+    angles: tuple[Array, Array],
     config: QwenConfig,
-    cache: Any,
+    cache: PyTree,
     lengths: Any,
     seen: dict[str, Any],
-) -> tuple[Any, Any]:
+) -> tuple[Array, PyTree]:
     c = config
     lead = x.shape[:-1]
     q = jnp.reshape(_project(p["q_proj"], x), (*lead, c.num_attention_heads, c.head_dim))
@@ -150,10 +149,8 @@ def _attention(
     return _project(p["o_proj"], jnp.reshape(out, (*lead, -1))), cache
 
 
-def _written(buffer: Any, new: Any, lengths: Any) -> Any:
+def _written(buffer: Array, new: Array, lengths: Array) -> Array:
     """`buffer` [B, S, ...] with `new` [B, T, ...] put at each row's own length."""
-    from genesis_fn.primitives.indexing.indexing import dynamic_update_slice
-
     zeros = (0,) * (buffer.ndim - 2)
     return vmap(lambda b, n, at: dynamic_update_slice(b, n, (at, *zeros)))(
         buffer, jnp.astype(new, buffer.dtype), lengths
@@ -166,7 +163,7 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-def _feed_forward(p: dict[str, Any], x: Any, config: QwenConfig) -> Any:
+def _feed_forward(p: dict[str, Any], x: Array, config: QwenConfig) -> Array:
     activation = _ACTIVATIONS[config.hidden_act]
     gated = activation(linear(x, p["gate_proj"]["weight"])) * linear(x, p["up_proj"]["weight"])
     return linear(gated, p["down_proj"]["weight"])
@@ -174,13 +171,13 @@ def _feed_forward(p: dict[str, Any], x: Any, config: QwenConfig) -> Any:
 
 def _layer(
     p: dict[str, Any],
-    x: Any,
-    angles: tuple[Any, Any],
+    x: Array,
+    angles: tuple[Array, Array],
     config: QwenConfig,
-    cache: Any,
+    cache: PyTree,
     lengths: Any,
     seen: dict[str, Any],
-) -> tuple[Any, Any]:
+) -> tuple[Array, PyTree]:
     """(x after one layer, its cache); `seen` says what a query may attend to."""
     eps = config.rms_norm_eps
     h = rms_norm(x, p["input_layernorm"]["weight"], eps=eps)
@@ -191,25 +188,25 @@ def _layer(
 
 
 def hidden(
-    params: dict[str, Any],
-    tokens: Any,
+    params: PyTree,
+    tokens: Array,
     config: QwenConfig,
     *,
-    positions: Any = None,
-    mask: Any = None,
+    positions: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     remat: bool = False,
-) -> Any:
+) -> Array:
     """[B, T, hidden] after the last norm, for int tokens [B, T].
 
     `mask` (boolean, broadcast to [B, heads, T, T]) is applied besides causality; `remat` recomputes
     each layer in the backward pass.
     """
-    if positions is None:
-        positions = jnp.arange(tokens.shape[-1])[None, :]
     x = take_rows(params["embed_tokens"]["weight"], tokens)
-    angles = rotary(positions, config)
+    angles = rotary(
+        jnp.arange(tokens.shape[-1])[None, :] if positions is None else positions, config
+    )
 
-    def block(p: dict[str, Any], h: Any, angles: Any) -> Any:
+    def block(p: dict[str, Any], h: Array, angles: tuple[Array, Array]) -> Array:
         return _layer(p, h, angles, config, None, None, {"mask": mask})[0]
 
     run = checkpoint(block) if remat else block
@@ -219,14 +216,14 @@ def hidden(
 
 
 def forward(
-    params: dict[str, Any],
-    tokens: Any,
+    params: PyTree,
+    tokens: Array,
     config: QwenConfig,
     *,
-    positions: Any = None,
-    mask: Any = None,
+    positions: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     remat: bool = False,
-) -> Any:
+) -> Array:
     """Logits [B, T, vocabulary] of int tokens [B, T] (or [T], then without the batch axis)."""
     if tokens.ndim == 1:
         return forward(params, tokens[None], config, positions=positions, mask=mask, remat=remat)[0]
@@ -235,16 +232,16 @@ def forward(
 
 
 def loss(
-    params: dict[str, Any],
-    tokens: Any,
-    labels: Any,
+    params: PyTree,
+    tokens: Array,
+    labels: Array,
     config: QwenConfig,
     *,
     ignore_index: int | None = None,
     z_loss: float = 0.0,
     remat: bool = False,
-    mask: Any = None,
-) -> Any:
+    mask: ArrayLike | None = None,
+) -> Array:
     """Mean cross-entropy in nats of int labels [B, T] after tokens [B, T]; no logits are kept."""
     x = hidden(params, tokens, config, remat=remat, mask=mask)
     return linear_cross_entropy(
@@ -258,18 +255,18 @@ class Qwen(Module):
 
     config: QwenConfig
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> PyTree:
         return init(key, self.config)
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
-        return forward(params, x, self.config)
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
+        return forward(params, jnp.asarray(x), self.config)
 
 
 # ---- generation: the cache ----
 
 
 def init_cache(
-    config: QwenConfig, batch: int, capacity: int, dtype: Any = jnp.float32
+    config: QwenConfig, batch: int, capacity: int, dtype: DTypeLike = jnp.float32
 ) -> dict[str, Any]:
     """An empty cache of keys and values for `capacity` positions, `lengths` [B] of them filled.
 
@@ -288,12 +285,12 @@ def init_cache(
 
 
 def extend(
-    params: dict[str, Any],
-    tokens: Any,
-    cache: dict[str, Any],
+    params: PyTree,
+    tokens: Array,
+    cache: PyTree,
     config: QwenConfig,
-    counts: Any = None,
-) -> tuple[Any, dict[str, Any]]:
+    counts: ArrayLike | None = None,
+) -> tuple[Array, PyTree]:
     """(logits [B, T, vocabulary], cache) after tokens [B, T] that follow what the cache holds.
 
     `counts` [B] says how many of the T tokens are real in each row (the rest is padding behind);
@@ -310,12 +307,12 @@ def extend(
 
 
 def extend_within(
-    params: dict[str, Any],
-    tokens: Any,
-    cache: dict[str, Any],
+    params: PyTree,
+    tokens: Array,
+    cache: PyTree,
     config: QwenConfig,
-    counts: Any = None,
-) -> tuple[Any, dict[str, Any]]:
+    counts: ArrayLike | None = None,
+) -> tuple[Array, PyTree]:
     """`extend` for a caller who knows that the cache is long enough: nothing is checked."""
     b, t = tokens.shape
     lengths = cache["lengths"]
@@ -342,8 +339,8 @@ prefill = extend
 
 
 def decode_step(
-    params: dict[str, Any], token: Any, cache: dict[str, Any], config: QwenConfig
-) -> tuple[Any, dict[str, Any]]:
+    params: PyTree, token: Array, cache: PyTree, config: QwenConfig
+) -> tuple[Array, PyTree]:
     """(logits [B, vocabulary], cache) after one token [B] per row."""
     logits, cache = extend(params, token[:, None], cache, config)
     return logits[:, 0], cache

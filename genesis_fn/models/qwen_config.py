@@ -12,8 +12,8 @@ import os
 import sys
 from typing import Any
 
-from genesis_fn.core.errors import FileError
-from genesis_fn.core.files import brief, read_json
+from genesis_fn.errors import FileError
+from genesis_fn.extend import brief, read_json
 
 _LARGEST_FILE = 1 << 20  # bytes; a real config.json has some thousand
 _LARGEST_SIZE = 2**31 - 1
@@ -136,7 +136,7 @@ class QwenConfig:
 
 
 def _size(name: str, value: Any) -> None:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ValueError(f"{name} is {brief(value)}, expected an integer")
     if not 1 <= int(value) <= _LARGEST_SIZE:
         raise ValueError(f"{name} is {brief(value)}, expected 1 to {_LARGEST_SIZE}")

@@ -10,25 +10,22 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn.core import dtypes, errors
-from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.elementwise import bitcast_convert_type
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes, errors, jit
+from genesis_fn.extend import Aval, typeof
+from genesis_fn.lax import bitcast_convert_type, top_k as largest, while_loop
 from genesis_fn.models import qwen
-from genesis_fn.nn.functions import softmax
-from genesis_fn.primitives.sort import top_k as largest
-from genesis_fn.transforms.control_flow.loops import while_loop
-from genesis_fn.transforms.debugging.assertions import assert_
-from genesis_fn.transforms.jitting import jit
+from genesis_fn.nn import softmax
+from genesis_fn.transforms import assert_
 
 
 def sample(
-    key: Any,
-    logits: Any,
+    key: Key,
+    logits: ArrayLike,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-) -> Any:
+) -> Array:
     """int32 tokens [...] drawn from logits [..., vocabulary].
 
     `temperature` 0 takes the most likely. `top_k` keeps the k most likely; `top_p` the fewest whose
@@ -46,44 +43,44 @@ def sample(
         raise ValueError(f"sample: top_p must lie in (0, 1], got {top_p}")
     if temperature == 0:
         token = jnp.argmax(logits, -1)
-        return _checked(token, _at(logits, token))
-    logits = jnp.astype(logits, jnp.float32)
+        return _checked(token, _at(jnp.asarray(logits), token))
+    scores: Array = jnp.astype(logits, jnp.float32)
     if temperature < _SMALL:
         # The quotient alone overflows. Differences below the least temperature are zero.
-        logits = logits - jnp.max(logits, -1, keepdims=True)
-    logits = logits / max(temperature, _LEAST)
-    if top_k is not None and top_k < logits.shape[-1]:
+        scores = scores - jnp.max(scores, -1, keepdims=True)
+    scores = scores / max(temperature, _LEAST)
+    if top_k is not None and top_k < scores.shape[-1]:
         # Largest first, so what follows is about k numbers.
-        logits, places = largest(logits, top_k)
-        best = logits[..., 0]
+        scores, index = largest(scores, top_k)
+        best = scores[..., 0]
         if top_p is not None and top_p < 1:
-            p = softmax(logits, -1)
+            p = softmax(scores, -1)
             # A token stays if those more likely than it have not reached p yet.
-            logits = jnp.where(jnp.cumsum(p, -1) - p < top_p, logits, -jnp.inf)
-        chosen = random.categorical(key, logits)
-        return _checked(_at(places, chosen), best)
+            scores = jnp.where(jnp.cumsum(p, -1) - p < top_p, scores, -jnp.inf)
+        chosen = random.categorical(key, scores)
+        return _checked(_at(index, chosen), best)
     if top_p is not None and top_p < 1:
-        logits = jnp.where(_nucleus(logits, top_p), logits, -jnp.inf)
-    token = random.categorical(key, logits)
-    return _checked(token, _at(logits, token))
+        scores = jnp.where(_nucleus(scores, top_p), scores, -jnp.inf)
+    token = random.categorical(key, scores)
+    return _checked(token, _at(scores, token))
 
 
 _SMALL = 1e-3  # temperatures below it take care of overflow
 _LEAST = 1e-30  # float32 logits that differ at all differ by more than a hundred times that
 
 
-def _at(values: Any, places: Any) -> Any:
-    return jnp.take_along_axis(values, places[..., None], -1)[..., 0]
+def _at(values: Array, index: Array) -> Array:
+    return jnp.take_along_axis(values, index[..., None], -1)[..., 0]
 
 
-def _checked(token: Any, logit: Any) -> Any:
+def _checked(token: Array, logit: Array) -> Array:
     """`token` as int32; `logit` is a row's largest, or the one drawn, which is NaN in a row that
     has one: sorting and drawing take it for the largest."""
     assert_(logit > -jnp.inf, "sample: the logits are NaN, or all of a row are -inf")
     return jnp.astype(token, jnp.int32)
 
 
-def _nucleus(logits: Any, top_p: float) -> Any:
+def _nucleus(logits: Array, top_p: float) -> Array:
     """Which of float32 logits [..., n] are among the most likely whose probability reaches p.
 
     Nothing is sorted: the least logit that stays is found as an integer of the same order as the
@@ -103,18 +100,18 @@ def _nucleus(logits: Any, top_p: float) -> Any:
 
 
 def generate(
-    params: Any,
-    tokens: Any,
+    params: PyTree,
+    tokens: ArrayLike,
     config: qwen.QwenConfig,
     *,
     max_new_tokens: int,
-    key: Any = None,
+    key: Key | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
     eos: int | Sequence[int] | None = None,
-    lengths: Any = None,
-    cache_dtype: Any = jnp.float32,
+    lengths: ArrayLike | None = None,
+    cache_dtype: DTypeLike = jnp.float32,
 ) -> tuple[Any, Any]:
     """(tokens [B, T + max_new_tokens], lengths [B]): int prompts [B, T] continued.
 
@@ -163,46 +160,46 @@ def generate(
                           "cache_dtype"),
 )  # fmt: skip
 def _generate(
-    params: Any,
-    tokens: Any,
+    params: PyTree,
+    tokens: Array,
     config: qwen.QwenConfig,
     *,
     max_new_tokens: int,
-    key: Any,
+    key: Key | None,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
     ends: tuple[int, ...],
-    lengths: Any,
-    cache_dtype: Any,
+    lengths: Array | None,
+    cache_dtype: DTypeLike,
 ) -> tuple[Any, Any]:
     b, t = tokens.shape
     total = t + max_new_tokens
     key = random.key(0) if key is None else key
     if lengths is None:
-        lengths = jnp.full((b,), t, jnp.int32)
+        row_lengths = jnp.full((b,), t, jnp.int32)
     else:
         _check_lengths(typeof(lengths), b)
-        lengths = jnp.astype(lengths, jnp.int32)
-        assert_((lengths >= 1) & (lengths <= t), f"generate: lengths must lie in 1 to {t}")
+        row_lengths = jnp.astype(lengths, jnp.int32)
+        assert_((row_lengths >= 1) & (row_lengths <= t), f"generate: lengths must lie in 1 to {t}")
     positions = jnp.arange(total)[None, :]
     out = jnp.pad(jnp.astype(tokens, jnp.int32), ((0, 0), (0, max_new_tokens)))
-    out = jnp.where(positions < lengths[:, None], out, 0)
+    out = jnp.where(positions < row_lengths[:, None], out, 0)
     cache = qwen.init_cache(config, b, total, cache_dtype)
-    logits, cache = qwen.extend_within(params, out[:, :t], cache, config, lengths)
+    logits, cache = qwen.extend_within(params, out[:, :t], cache, config, row_lengths)
     # Clipped, so that a length that is out of range is named as that.
-    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
+    last = jnp.take_along_axis(logits, (row_lengths - 1)[:, None, None], axis=1, mode="clip")[:, 0]
 
-    def draw(step: Any, logits: Any) -> Any:
+    def draw(step: Array, logits: Array) -> Array:
         return sample(
             random.fold_in(key, step), logits, temperature=temperature, top_k=top_k, top_p=top_p
         )
 
-    def going(state: Any) -> Any:
+    def going(state: tuple[Any, ...]) -> Array:
         step, _, _, done, _, _ = state
         return (step < max_new_tokens) & ~jnp.all(done)
 
-    def advance(state: Any) -> Any:
+    def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
         step, out, lengths, done, logits, cache = state
         token = draw(step, logits)
         here = (positions == lengths[:, None]) & ~done[:, None]
@@ -213,11 +210,11 @@ def _generate(
         logits, cache = qwen.extend_within(params, token[:, None], cache, config)
         return step + 1, out, lengths, done, logits[:, 0], cache
 
-    start = (jnp.asarray(0), out, lengths, jnp.zeros((b,), bool), last, cache)
+    start = (jnp.asarray(0), out, row_lengths, jnp.zeros((b,), bool), last, cache)
     _, out, lengths, _, _, _ = while_loop(going, advance, start)
     return out, lengths
 
 
-def _check_lengths(kind: Any, batch: int) -> None:
+def _check_lengths(kind: Aval, batch: int) -> None:
     if kind.shape != (batch,) or not dtypes.is_integer(kind.dtype):
         raise errors.ShapeError(f"generate: lengths {kind} must be [{batch}] integers")

@@ -2,9 +2,11 @@
 
 import typing as _typing
 
-from genesis_fn.core.diagnostics import torch_habits as _habits
-from genesis_fn.lax.fused.attention import dot_product_attention as dot_product_attention
-from genesis_fn.lax.fused.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from genesis_fn.extend import explain_axes as _explain_axes, unknown_names as _unknown_names
+from genesis_fn.lax import (
+    dot_product_attention as dot_product_attention,
+    linear_cross_entropy as linear_cross_entropy,
+)
 from genesis_fn.nn import initializers as initializers
 from genesis_fn.nn.functions import (
     celu as celu,
@@ -55,6 +57,6 @@ from genesis_fn.nn.layers import (
     linear as linear,
 )
 
-_habits.explain_axes(globals(), __name__)
+_explain_axes(globals(), __name__)
 if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
-    __getattr__ = _habits.unknown_names(__name__)
+    __getattr__ = _unknown_names(__name__)

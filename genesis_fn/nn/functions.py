@@ -5,33 +5,41 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ArgumentError, ConcretizationTypeError
-from genesis_fn.lax.fused.softmax import log_softmax_last, logsumexp_last, softmax_last
-from genesis_fn.lax.promotion import beside_number, inexact_value, strong
-from genesis_fn.primitives import elementwise as ops
-from genesis_fn.primitives.shape import canonical_axes, canonical_axis
-from genesis_fn.transforms.custom.derivative_rules import custom_jvp
+from genesis_fn import Array, ArrayLike, DTypeLike, custom_jvp, dtypes, primitives as ops
+from genesis_fn.errors import ArgumentError, ConcretizationTypeError
+from genesis_fn.extend import (
+    Fused,
+    as_array,
+    beside_number,
+    canonical_axes,
+    canonical_axis,
+    inexact_value,
+    integer_pow,
+    log_softmax_last,
+    logsumexp_last,
+    select,
+    softmax_last,
+    strong,
+)
 
 Axis = int | Sequence[int] | None
 
 
-def _float(x: Any) -> Any:
+def _float(x: ArrayLike) -> Array:
     """`x` as an array, integers in the default float type."""
     return inexact_value(as_array(x))
 
 
-def identity(x: Any) -> Any:
+def identity(x: ArrayLike) -> Array:
     """x."""
     return as_array(x)
 
 
 @custom_jvp
-def _relu(x: Any) -> Any:
+def _relu(x: Array) -> Array:
     return ops.max(x, 0)
 
 
@@ -39,16 +47,16 @@ def _relu(x: Any) -> Any:
 def _relu_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     # The derivative at 0 is 0, as in JAX and PyTorch, not the half that `max` gives at a tie.
     (x,), (t,) = primals, tangents
-    return _relu(x), ops.select(ops.gt(x, 0), t, 0)
+    return _relu(x), select(ops.gt(x, 0), t, 0)
 
 
-def relu(x: Any) -> Any:
+def relu(x: ArrayLike) -> Array:
     """max(x, 0), with derivative 0 at 0."""
     return _relu(beside_number(x, 0))
 
 
 @custom_jvp
-def _relu6(x: Any) -> Any:
+def _relu6(x: Array) -> Array:
     return ops.min(ops.max(x, 0), 6)
 
 
@@ -56,20 +64,20 @@ def _relu6(x: Any) -> Any:
 def _relu6_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     (x,), (t,) = primals, tangents
     inside = ops.bitwise_and(ops.gt(x, 0), ops.lt(x, 6))
-    return _relu6(x), ops.select(inside, t, 0)
+    return _relu6(x), select(inside, t, 0)
 
 
-def relu6(x: Any) -> Any:
+def relu6(x: ArrayLike) -> Array:
     """min(max(x, 0), 6), with derivative 0 at both ends."""
     return _relu6(beside_number(x, 6.0))
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: ArrayLike) -> Array:
     """1 / (1 + exp(-x))."""
     return ops.logistic(_float(x))
 
 
-def silu(x: Any) -> Any:
+def silu(x: ArrayLike) -> Array:
     """x * sigmoid(x)."""
     x = _float(x)
     return ops.mul(x, ops.logistic(x))
@@ -78,7 +86,7 @@ def silu(x: Any) -> Any:
 swish = silu
 
 
-def gelu(x: Any, approximate: bool = True) -> Any:
+def gelu(x: ArrayLike, approximate: bool = True) -> Array:
     """x times the normal distribution function of x; by the tanh approximation unless told not to.
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
@@ -86,41 +94,41 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     x = _float(x)
     if not approximate:
         return strong(ops.mul(ops.mul(x, 0.5), ops.erfc(ops.mul(x, -math.sqrt(0.5)))))
-    inner = ops.mul(ops.add(x, ops.mul(ops.integer_pow(x, 3), 0.044715)), math.sqrt(2 / math.pi))
+    inner = ops.mul(ops.add(x, ops.mul(integer_pow(x, 3), 0.044715)), math.sqrt(2 / math.pi))
     return strong(ops.mul(x, ops.mul(ops.add(ops.tanh(inner), 1.0), 0.5)))
 
 
-def softplus(x: Any) -> Any:
+def softplus(x: ArrayLike) -> Array:
     """log(1 + exp(x))."""
     x = beside_number(x, 0, inexact=True)
     positive = ops.gt(x, 0.0)
-    tail = ops.log1p(ops.exp(ops.select(positive, ops.neg(x), x)))
-    return ops.add(ops.select(positive, x, 0.0), tail)
+    tail = ops.log1p(ops.exp(select(positive, ops.neg(x), x)))
+    return ops.add(select(positive, x, 0.0), tail)
 
 
-def soft_sign(x: Any) -> Any:
+def soft_sign(x: ArrayLike) -> Array:
     """x / (1 + |x|)."""
     x = _float(beside_number(x, 1))
     return ops.div(x, ops.add(ops.abs(x), 1.0))
 
 
-def log_sigmoid(x: Any) -> Any:
+def log_sigmoid(x: ArrayLike) -> Array:
     """log(sigmoid(x))."""
     return -softplus(-_float(x))
 
 
-def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
+def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 0.01) -> Array:
     """x where x >= 0, else negative_slope * x."""
     x = as_array(x)
     return jnp.where(x >= 0, x, negative_slope * x)
 
 
-def hard_sigmoid(x: Any) -> Any:
+def hard_sigmoid(x: ArrayLike) -> Array:
     """relu6(x + 3) / 6."""
     return relu6(jnp.add(x, 3.0)) / 6.0
 
 
-def hard_silu(x: Any) -> Any:
+def hard_silu(x: ArrayLike) -> Array:
     """x * hard_sigmoid(x)."""
     x = as_array(x)
     return x * hard_sigmoid(x)
@@ -129,62 +137,62 @@ def hard_silu(x: Any) -> Any:
 hard_swish = hard_silu
 
 
-def hard_tanh(x: Any) -> Any:
+def hard_tanh(x: ArrayLike) -> Array:
     """x clipped to [-1, 1]."""
     x = as_array(x)
-    low = x if dtypes.is_unsigned(x.dtype) else jnp.where(x < -1, -1, x)
+    low = x if x.dtype.kind == "u" else jnp.where(x < -1, -1, x)
     return jnp.where(x > 1, 1, low)
 
 
-def tanh(x: Any) -> Any:
+def tanh(x: ArrayLike) -> Array:
     """The hyperbolic tangent."""
     return ops.tanh(_float(x))
 
 
-def elu(x: Any, alpha: Any = 1.0) -> Any:
+def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Array:
     """x where x > 0, else alpha * (exp(x) - 1)."""
     x = as_array(x)
     below = jnp.where(x > 0, 0.0, x)  # keeps exp from overflowing where it is not used
     return jnp.where(x > 0, x, alpha * jnp.expm1(below))
 
 
-def celu(x: Any, alpha: Any = 1.0) -> Any:
+def celu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Array:
     """max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)."""
     x = as_array(x)
     below = jnp.where(x > 0, 0.0, x)
     return jnp.where(x > 0, x, alpha * jnp.expm1(below / alpha))
 
 
-def selu(x: Any) -> Any:
+def selu(x: ArrayLike) -> Array:
     """The self-normalising scaled elu of Klambauer et al., 2017."""
     return 1.0507009873554804934193349852946 * elu(x, 1.6732632423543772848170429916717)
 
 
-def glu(x: Any, axis: int = -1) -> Any:
+def glu(x: ArrayLike, axis: int = -1) -> Array:
     """The first half of `x` along `axis`, times the sigmoid of the second."""
     a, b = jnp.split(_float(x), 2, axis)
     return a * sigmoid(b)
 
 
-def squareplus(x: Any, b: Any = 4) -> Any:
+def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Array:
     """(x + sqrt(x**2 + b)) / 2."""
     x = _float(x)
     return (x + jnp.sqrt(x * x + b)) / 2
 
 
-def mish(x: Any) -> Any:
+def mish(x: ArrayLike) -> Array:
     """x * tanh(softplus(x))."""
     x = as_array(x)
     return x * tanh(softplus(x))
 
 
-def sparse_plus(x: Any) -> Any:
+def sparse_plus(x: ArrayLike) -> Array:
     """0 below -1, x above 1, a parabola between."""
     x = _float(x)
     return jnp.where(x <= -1, 0.0, jnp.where(x >= 1, x, (x + 1) ** 2 / 4))
 
 
-def sparse_sigmoid(x: Any) -> Any:
+def sparse_sigmoid(x: ArrayLike) -> Array:
     """0 below -1, 1 above 1, a line between: the derivative of `sparse_plus`."""
     return 0.5 * jnp.clip(_float(x) + 1, 0.0, 2.0)
 
@@ -192,7 +200,7 @@ def sparse_sigmoid(x: Any) -> Any:
 # ---- rows ----
 
 
-def _over_last(f: Any, x: Any, axis: Axis, keep_axis: bool) -> Any:
+def _over_last(f: Fused, x: ArrayLike, axis: Axis, keep_axis: bool) -> Array:
     """`f` of the last axis applied over `axis` (several axes are taken as one)."""
     x = _float(x)
     ndim = x.ndim
@@ -214,7 +222,9 @@ def _over_last(f: Any, x: Any, axis: Axis, keep_axis: bool) -> Any:
     return jnp.transpose(jnp.reshape(y, moved.shape), order)
 
 
-def softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.inf) -> Any:
+def softmax(
+    x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike = -jnp.inf
+) -> Array:
     """exp(x) / sum(exp(x)) over `axis`; zero where `where` is false."""
     if where is None:
         return _over_last(softmax_last, x, axis, True)
@@ -222,7 +232,9 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.inf)
     return jnp.where(where, y, 0.0)
 
 
-def log_softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.inf) -> Any:
+def log_softmax(
+    x: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None, initial: ArrayLike = -jnp.inf
+) -> Array:
     """x - logsumexp(x) over `axis`; -inf where `where` is false."""
     if where is None:
         return _over_last(log_softmax_last, x, axis, True)
@@ -230,37 +242,55 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None, initial: Any = -jnp.
     return jnp.where(where, y, -jnp.inf)
 
 
+@overload
 def logsumexp(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
-    b: Any = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: Literal[False] = False,
+    where: ArrayLike | None = None,
+) -> Array: ...
+@overload
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    *,
+    return_sign: Literal[True],
+    where: ArrayLike | None = None,
+) -> tuple[Array, Array]: ...
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
     keepdims: bool = False,
     return_sign: bool = False,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array | tuple[Array, Array]:
     """log(sum(b * exp(a))) over `axis` (all by default).
 
     With `return_sign`, (log of the absolute value, sign).
     """
-    a = _float(a)
+    x, weight = _float(a), None
     if b is not None:
-        b = as_array(b)
-        a, b = jnp.broadcast_arrays(a, b)
-        where = (b != 0) if where is None else where & (b != 0)
+        x, weight = jnp.broadcast_arrays(x, as_array(b))
+        where = (weight != 0) if where is None else (weight != 0) & where
     if where is not None:
-        a = jnp.where(where, a, -jnp.inf)
-    axes = tuple(range(a.ndim)) if axis is None else axis
-    if b is None and not dtypes.is_complex(a.dtype):
-        y = _over_last(logsumexp_last, a, axes, False)
+        x: Array = jnp.where(where, x, -jnp.inf)
+    axes = tuple(range(x.ndim)) if axis is None else axis
+    if weight is None and not dtypes.is_complex(x.dtype):
+        y = _over_last(logsumexp_last, x, axes, False)
         sign = jnp.ones_like(y)
         if keepdims:
             y, sign = jnp.expand_dims(y, axes), jnp.expand_dims(sign, axes)
         return (y, sign) if return_sign else y
     # Of complex numbers the logarithm is the principal one: only real parts are shifted.
-    top = ops.stop_gradient(jnp.max(jnp.real(a), axes, keepdims=True))
+    top = ops.stop_gradient(jnp.max(jnp.real(x), axes, keepdims=True))
     top = jnp.where(jnp.isfinite(top), top, 0.0)
-    terms = jnp.exp(a - top)
-    s = jnp.sum(terms if b is None else b * terms, axes, keepdims=True)
+    terms = jnp.exp(x - top)
+    s = jnp.sum(terms if weight is None else weight * terms, axes, keepdims=True)
     sign = jnp.sign(s)
     y = jnp.log(jnp.abs(s) if return_sign else s) + top
     if not keepdims:
@@ -268,7 +298,9 @@ def logsumexp(
     return (y, sign) if return_sign else y
 
 
-def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+def logmeanexp(
+    x: ArrayLike, axis: Axis = None, where: ArrayLike | None = None, keepdims: bool = False
+) -> Array:
     """log(mean(exp(x))) over `axis`."""
     x = _float(x)
     total = logsumexp(x, axis, keepdims=keepdims, where=where)
@@ -277,7 +309,7 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
 
 
 @custom_jvp
-def _log1mexp(x: Any) -> Any:
+def _log1mexp(x: Array) -> Array:
     near = x < math.log(2)
     return jnp.where(near, jnp.log(-jnp.expm1(-x)), jnp.log1p(-jnp.exp(-jnp.where(near, 1.0, x))))
 
@@ -288,19 +320,19 @@ def _log1mexp_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[
     return _log1mexp(x), t / jnp.expm1(x)
 
 
-def log1mexp(x: Any) -> Any:
+def log1mexp(x: ArrayLike) -> Array:
     """log(1 - exp(-x)) for x > 0, accurate at both ends."""
     return _log1mexp(_float(x))
 
 
 def standardize(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = -1,
-    mean: Any = None,
-    variance: Any = None,
-    epsilon: Any = 1e-5,
-    where: Any = None,
-) -> Any:
+    mean: ArrayLike | None = None,
+    variance: ArrayLike | None = None,
+    epsilon: ArrayLike = 1e-5,
+    where: ArrayLike | None = None,
+) -> Array:
     """(x - mean) / sqrt(variance + epsilon) over `axis`."""
     x = _float(x)
     if mean is None:
@@ -308,10 +340,12 @@ def standardize(
     if variance is None:
         # The mean square minus the squared mean, as JAX has it.
         variance = jnp.mean(jnp.square(x), axis, keepdims=True, where=where) - jnp.square(mean)
-    return strong((x - mean) * ops.rsqrt(variance + epsilon))
+    return strong((x - mean) * ops.rsqrt(jnp.add(variance, epsilon)))
 
 
-def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
+def one_hot(
+    x: ArrayLike, num_classes: int, *, dtype: DTypeLike | None = None, axis: int = -1
+) -> Array:
     """1 at the class along a new `axis`, 0 elsewhere; a class out of range gives zeros."""
     try:
         num_classes = operator.index(num_classes)
@@ -323,10 +357,10 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> A
         ) from None
     if num_classes < 0:
         raise ArgumentError(f"one_hot: num_classes is {num_classes}, but is a count, not negative")
-    x = jnp.asarray(x)
-    kind = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
-    axis = canonical_axis(axis, x.ndim + 1, "one_hot")
-    shape = [1] * (x.ndim + 1)
+    classes: Array = jnp.asarray(x)
+    axis = canonical_axis(axis, classes.ndim + 1, "one_hot")
+    shape = [1] * (classes.ndim + 1)
     shape[axis] = num_classes
-    classes = jnp.reshape(jnp.arange(num_classes, dtype=x.dtype), shape)
-    return jnp.astype(jnp.expand_dims(x, axis) == classes, kind)
+    numbers = jnp.reshape(jnp.arange(num_classes, dtype=classes.dtype), shape)
+    hot = jnp.expand_dims(classes, axis) == numbers
+    return jnp.astype(hot, jnp.float32 if dtype is None else dtype)

@@ -3,64 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn.core import dtypes
-from genesis_fn.core.array import Array
-from genesis_fn.core.errors import ArgumentError
-from genesis_fn.primitives.elementwise import complex_
-from genesis_fn.primitives.shape import canonical_axes
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, dtypes, lax
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import canonical_axes, real_of
 
-Shape = Sequence[int]
 Axes = int | Sequence[int]
 
 
 class Initializer(Protocol):
     """A function of (key, shape, dtype) that makes an array."""
 
-    def __call__(self, key: Any, shape: Shape, dtype: Any = None) -> Any: ...
+    def __call__(self, key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array: ...
 
 
-def zeros(key: Any, shape: Shape, dtype: Any = None) -> Any:
+def zeros(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array:
     """Zeros."""
     return jnp.zeros(shape, dtype)
 
 
-def ones(key: Any, shape: Shape, dtype: Any = None) -> Any:
+def ones(key: Key, shape: Sequence[int], dtype: DTypeLike | None = None) -> Array:
     """Ones."""
     return jnp.ones(shape, dtype)
 
 
-def constant(value: Any, dtype: Any = None) -> Initializer:
+def constant(value: ArrayLike, dtype: DTypeLike | None = None) -> Initializer:
     """One value everywhere."""
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return jnp.full(shape, value, dtype)
 
     return init
 
 
-def uniform(scale: Any = 1e-2, dtype: Any = None) -> Initializer:
+def uniform(scale: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initializer:
     """Uniform in [0, scale)."""
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return random.uniform(key, shape, dtype) * jnp.asarray(scale, dtype)
 
     return init
 
 
-def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
+def normal(stddev: ArrayLike = 1e-2, dtype: DTypeLike | None = None) -> Initializer:
     """Normal with mean 0."""
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return random.normal(key, shape, dtype) * jnp.asarray(stddev, dtype)
 
@@ -68,19 +65,24 @@ def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
 
 
 def truncated_normal(
-    stddev: Any = 1e-2, dtype: Any = None, lower: float = -2.0, upper: float = 2.0
+    stddev: ArrayLike = 1e-2,
+    dtype: DTypeLike | None = None,
+    lower: float = -2.0,
+    upper: float = 2.0,
 ) -> Initializer:
     """Normal with mean 0, cut off at `lower` and `upper` standard deviations."""
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         return random.truncated_normal(key, lower, upper, shape, dtype) * jnp.asarray(stddev, dtype)
 
     return init
 
 
-def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
+def _fans(
+    shape: Sequence[int], in_axis: Axes, out_axis: Axes, batch_axis: Axes
+) -> tuple[float, float]:
     """(inputs, outputs) of one unit; axes that are neither are a receptive field."""
     if len(shape) < 2:
         raise ArgumentError(
@@ -94,21 +96,23 @@ def _fans(shape: Shape, in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tupl
     return size(inputs) * field, size(outputs) * field
 
 
-def _complex_disk(key: Any, shape: Shape, dtype: Any, modulus: Any) -> Any:
+def _complex_disk(
+    key: Key, shape: Sequence[int], dtype: DTypeLike, modulus: Callable[[Array], Array]
+) -> Array:
     """Complex numbers of any angle, whose modulus is that function of uniform numbers."""
     first, second = random.split(key)
-    part = dtypes.real_of(dtypes.dtype(dtype))
+    part = real_of(dtypes.dtype(dtype))
     size = modulus(random.uniform(first, shape, part))
     angle = random.uniform(second, shape, part) * (2 * math.pi)
-    return complex_(size * jnp.cos(angle), size * jnp.sin(angle))
+    return lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
 
 
-def _uniform_modulus(u: Any) -> Any:
+def _uniform_modulus(u: Array) -> Array:
     """Of numbers spread evenly over a disk, with variance 1."""
     return jnp.sqrt(2 * u)
 
 
-def _truncated_modulus(u: Any) -> Any:
+def _truncated_modulus(u: Array) -> Array:
     """Of complex normal numbers of variance 1 whose modulus is below 2."""
     return jnp.sqrt(-jnp.log1p(-(1 - math.exp(-4)) * u))
 
@@ -121,20 +125,20 @@ _COMPLEX = {
 
 
 def variance_scaling(
-    scale: Any,
+    scale: float | Array,
     mode: str,
     distribution: str,
     in_axis: Axes = -2,
     out_axis: Axes = -1,
     batch_axis: Axes = (),
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Initializer:
     """Variance scale / n, with n the "fan_in", "fan_out" or "fan_avg", from a "truncated_normal",
     "normal" or "uniform" distribution. For a weight [out, in]: in_axis=1, out_axis=0.
     """
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         fan_in, fan_out = _fans(shape, in_axis, out_axis, batch_axis)
         modes = {"fan_in": fan_in, "fan_out": fan_out, "fan_avg": (fan_in + fan_out) / 2}
@@ -161,14 +165,14 @@ def variance_scaling(
 
 
 def glorot_uniform(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
     """Glorot and Bengio, 2010, uniform."""
     return variance_scaling(1.0, "fan_avg", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def glorot_normal(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
     """Glorot and Bengio, 2010, truncated normal."""
     return variance_scaling(
@@ -177,28 +181,28 @@ def glorot_normal(
 
 
 def lecun_uniform(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
     """LeCun, uniform."""
     return variance_scaling(1.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def lecun_normal(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
     """LeCun, truncated normal."""
     return variance_scaling(1.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
 
 
 def he_uniform(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
     """He et al., 2015, uniform."""
     return variance_scaling(2.0, "fan_in", "uniform", in_axis, out_axis, batch_axis, dtype)
 
 
 def he_normal(
-    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = None
+    in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: DTypeLike | None = None
 ) -> Initializer:
     """He et al., 2015, truncated normal."""
     return variance_scaling(2.0, "fan_in", "truncated_normal", in_axis, out_axis, batch_axis, dtype)
@@ -208,11 +212,13 @@ xavier_uniform, xavier_normal = glorot_uniform, glorot_normal
 kaiming_uniform, kaiming_normal = he_uniform, he_normal
 
 
-def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
+def orthogonal(
+    scale: ArrayLike = 1.0, column_axis: int = -1, dtype: DTypeLike | None = None
+) -> Initializer:
     """A random orthogonal matrix along `column_axis`, times `scale` (Saxe et al., 2013)."""
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         if len(shape) < 2:
             raise ArgumentError(
@@ -231,11 +237,13 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> In
     return init
 
 
-def delta_orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
+def delta_orthogonal(
+    scale: ArrayLike = 1.0, column_axis: int = -1, dtype: DTypeLike | None = None
+) -> Initializer:
     """Orthogonal at the centre of a 1-3 dimensional convolution kernel, zero elsewhere."""
     default = dtype
 
-    def init(key: Any, shape: Shape, dtype: Any = default) -> Any:
+    def init(key: Key, shape: Sequence[int], dtype: DTypeLike | None = default) -> Array:
         dtype = jnp.float32 if dtype is None else dtype
         if len(shape) not in (3, 4, 5) or shape[-1] < shape[-2]:
             raise ArgumentError(f"delta_orthogonal does not fit shape {tuple(shape)}")

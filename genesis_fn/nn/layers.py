@@ -14,28 +14,32 @@ from typing import Any
 
 import genesis_fn.numpy as jnp
 import genesis_fn.random as random
-from genesis_fn.core import dtypes
-from genesis_fn.core.errors import ArgumentError
-from genesis_fn.core.primitive import typeof
-from genesis_fn.lax.fused.norms import layer_norm, rms_norm
-from genesis_fn.primitives.conv import conv_general_dilated
-from genesis_fn.primitives.indexing.gather import take_rows
+from genesis_fn import Array, ArrayLike, DTypeLike, Key, PyTree, dtypes
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import take_rows, typeof
+from genesis_fn.lax import conv_general_dilated, layer_norm, rms_norm
 
 
 class Module:
     """The protocol of layers and models; containers thread state, keys and `train` through it."""
 
-    def init(self, key: Any) -> Any:
+    def init(self, key: Key) -> PyTree:
         """Fresh parameters."""
         return {}
 
-    def init_state(self) -> Any:
+    def init_state(self) -> PyTree:
         """Fresh running state; None for layers that have none."""
         return None
 
     def __call__(
-        self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
-    ) -> Any:
+        self,
+        params: PyTree,
+        x: ArrayLike,
+        *,
+        state: PyTree = None,
+        key: Key | None = None,
+        train: bool = False,
+    ) -> PyTree:
         """The layer's output; (output, state) for layers with state."""
         raise ArgumentError(f"{type(self).__name__} defines no __call__")
 
@@ -56,7 +60,7 @@ def _below(place: str, error: ArgumentError) -> ArgumentError:
     return _mistake(error.layer, place + error.path, error.text)  # type: ignore[attr-defined]
 
 
-def _named(layer: Any) -> str:
+def _named(layer: object) -> str:
     """The layer as it was written: sizes, and what is not as by default."""
     if not dataclasses.is_dataclass(layer):
         return type(layer).__name__
@@ -70,7 +74,7 @@ def _named(layer: Any) -> str:
     return f"{type(layer).__name__}({', '.join(parts)})"
 
 
-def _entry(layer: Module, tree: Any, name: str, shape: tuple[int, ...], init: str) -> Any:
+def _entry(layer: Module, tree: PyTree, name: str, shape: tuple[int, ...], init: str) -> Array:
     """The array `name` of a layer's parameters or state, which has `shape`."""
     what = "params" if init == "init(key)" else "state"
     made = f"{what} = layer.{init} makes {'them' if what == 'params' else 'it'}"
@@ -89,11 +93,11 @@ def _entry(layer: Module, tree: Any, name: str, shape: tuple[int, ...], init: st
     return x
 
 
-def _shown(x: Any) -> str:
+def _shown(x: ArrayLike) -> str:
     return str(typeof(jnp.asarray(x)))
 
 
-def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None = None) -> Any:
+def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None = None) -> Array:
     """`x`, whose last axis has `features` elements. Raises ArgumentError."""
     if x is None or isinstance(x, (str, dict)):
         raise _mistake(layer, "", f"the input is {x!r:.60}, no array: call layer(params, x)")
@@ -108,7 +112,7 @@ def _fitting(layer: Module, x: Any, features: int, field: str, ndim: int | None 
     return x
 
 
-def _uniform(key: Any, shape: Sequence[int], fan_in: int, dtype: Any) -> Any:
+def _uniform(key: Key, shape: Sequence[int], fan_in: int, dtype: DTypeLike) -> Array:
     """PyTorch's default for linear and convolution layers: uniform within 1 / sqrt(fan_in)."""
     limit = 1 / math.sqrt(max(fan_in, 1))
     return random.uniform(key, tuple(shape), dtype, -limit, limit)
@@ -123,7 +127,7 @@ class Linear(Module):
     bias: bool = True
     dtype: Any = jnp.float32
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Any]:
         first, second = random.split(key)
         shape = (self.features_out, self.features_in)
         params = {"weight": _uniform(first, shape, self.features_in, self.dtype)}
@@ -131,7 +135,7 @@ class Linear(Module):
             params["bias"] = _uniform(second, shape[:1], self.features_in, self.dtype)
         return params
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = (self.features_out, self.features_in)
         weight = _entry(self, params, "weight", shape, "init(key)")
         bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
@@ -139,7 +143,7 @@ class Linear(Module):
         return y if bias is None else y + bias
 
 
-def linear(x: Any, weight: Any) -> Any:
+def linear(x: ArrayLike, weight: ArrayLike) -> Array:
     """x @ weight.T for a weight [out, in]."""
     return jnp.einsum("...i,oi->...o", x, weight)
 
@@ -152,16 +156,16 @@ class Embedding(Module):
     features: int
     dtype: Any = jnp.float32
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Any]:
         return {"weight": random.normal(key, (self.vocabulary, self.features), self.dtype)}
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         weight = _entry(self, params, "weight", (self.vocabulary, self.features), "init(key)")
-        x = jnp.asarray(x)
-        if not dtypes.is_integer(x.dtype):
+        rows: Array = jnp.asarray(x)
+        if not dtypes.is_integer(rows.dtype):
             text = f"the input is {_shown(x)}, but has to be integers: the numbers of rows"
             raise _mistake(self, "", f"{text}\n  cast them: x.astype('int32')")
-        return take_rows(weight, x)
+        return take_rows(weight, rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,15 +176,15 @@ class RMSNorm(Module):
     eps: float = 1e-6
     dtype: Any = jnp.float32
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Any]:
         return {"weight": jnp.ones((self.features,), self.dtype)}
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         weight = _entry(self, params, "weight", (self.features,), "init(key)")
         return rms_norm(_fitting(self, x, self.features, "features"), weight, eps=self.eps)
 
 
-def _weight_and_bias(layer: Any, params: Any) -> list[Any]:
+def _weight_and_bias(layer: LayerNorm | BatchNorm, params: PyTree) -> list[Any]:
     shape = (layer.features,)
     return [_entry(layer, params, name, shape, "init(key)") for name in ("weight", "bias")]
 
@@ -193,11 +197,11 @@ class LayerNorm(Module):
     eps: float = 1e-5
     dtype: Any = jnp.float32
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Any]:
         shape = (self.features,)
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         weight, bias = _weight_and_bias(self, params)
         x = _fitting(self, x, self.features, "features")
         return layer_norm(x, weight, bias, eps=self.eps)
@@ -215,7 +219,7 @@ class BatchNorm(Module):
     momentum: float = 0.1
     dtype: Any = jnp.float32
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Any]:
         shape = (self.features,)
         return {"weight": jnp.ones(shape, self.dtype), "bias": jnp.zeros(shape, self.dtype)}
 
@@ -224,8 +228,14 @@ class BatchNorm(Module):
         return {"running_mean": jnp.zeros(shape), "running_var": jnp.ones(shape)}
 
     def __call__(
-        self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
-    ) -> Any:
+        self,
+        params: PyTree,
+        x: ArrayLike,
+        *,
+        state: PyTree = None,
+        key: Key | None = None,
+        train: bool = False,
+    ) -> tuple[Array, PyTree]:
         weight, bias = _weight_and_bias(self, params)
         x = _fitting(self, x, self.features, "features")
         state = self.init_state() if state is None else state
@@ -253,7 +263,7 @@ class BatchNorm(Module):
 class Dropout(Module):
     """Zeroes elements with probability `rate` in training and scales the others up."""
 
-    rate: float = 0.5
+    rate: float | Array = 0.5
 
     def __post_init__(self) -> None:
         if isinstance(self.rate, (int, float)) and not 0 <= self.rate <= 1:
@@ -263,8 +273,14 @@ class Dropout(Module):
             )
 
     def __call__(
-        self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
-    ) -> Any:
+        self,
+        params: PyTree,
+        x: ArrayLike,
+        *,
+        state: PyTree = None,
+        key: Key | None = None,
+        train: bool = False,
+    ) -> ArrayLike:
         if not train or self.rate == 0:
             return x
         if key is None:
@@ -272,7 +288,7 @@ class Dropout(Module):
         if self.rate == 1:
             return jnp.zeros_like(x)
         keep = random.bernoulli(key, 1 - self.rate, jnp.shape(x))
-        return jnp.where(keep, x / (1 - self.rate), 0.0)
+        return jnp.where(keep, jnp.divide(x, 1 - self.rate), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,7 +308,7 @@ class Conv(Module):
     bias: bool = True
     dtype: Any = jnp.float32
 
-    def init(self, key: Any) -> dict[str, Any]:
+    def init(self, key: Key) -> dict[str, Any]:
         first, second = random.split(key)
         fan_in = self.features_in // self.groups * math.prod(self.kernel)
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
@@ -301,7 +317,7 @@ class Conv(Module):
             params["bias"] = _uniform(second, shape[:1], fan_in, self.dtype)
         return params
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         n = len(self.kernel)
         space = "DHW"[3 - n :]
         shape = (self.features_out, self.features_in // self.groups, *self.kernel)
@@ -309,7 +325,7 @@ class Conv(Module):
         bias = _entry(self, params, "bias", shape[:1], "init(key)") if self.bias else None
         x = _fitting(self, x, self.features_in, "features_in", n + 2)
         y = conv_general_dilated(
-            jnp.asarray(x),
+            x,
             weight,
             self.strides or (1,) * n,
             self.padding,
@@ -324,7 +340,7 @@ class Conv(Module):
 class Flatten(Module):
     """[batch, ...] to [batch, features]."""
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         shape = jnp.shape(x)
         if not shape:
             raise _mistake(self, "", f"the input is {_shown(x)}, but has to be [batch, ...]")
@@ -337,7 +353,7 @@ class Activation(Module):
 
     function: Callable[..., Any]
 
-    def __call__(self, params: Any, x: Any, **_: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **_: object) -> Array:
         return self.function(x)
 
 
@@ -356,16 +372,22 @@ class Sequential(Module):
     def __repr__(self) -> str:
         return f"Sequential({', '.join(map(repr, self.layers))})"
 
-    def init(self, key: Any) -> list[Any]:
+    def init(self, key: Key) -> list[Any]:
         return [x.init(k) for x, k in zip(self.layers, random.split(key, len(self.layers)))]
 
-    def init_state(self) -> Any:
+    def init_state(self) -> PyTree:
         states = [x.init_state() for x in self.layers]
         return None if all(s is None for s in states) else states
 
     def __call__(
-        self, params: Any, x: Any, *, state: Any = None, key: Any = None, train: bool = False
-    ) -> Any:
+        self,
+        params: PyTree,
+        x: ArrayLike,
+        *,
+        state: PyTree = None,
+        key: Key | None = None,
+        train: bool = False,
+    ) -> PyTree:
         fresh = self.init_state()
         state = fresh if state is None else state
         keys = [None] * len(self.layers) if key is None else random.split(key, len(self.layers))
@@ -383,17 +405,17 @@ class Sequential(Module):
                     f"{len(self.layers)} layers, but is {found}\n"
                     f"  {name} = layer.{init} makes it",
                 )
-        new = []
+        y, new = x, list[PyTree]()
         for i, (layer, p) in enumerate(zip(self.layers, params)):
             s = None if state is None else state[i]
             try:
-                x = layer(p, x, state=s, key=keys[i], train=train)
+                y = layer(p, y, state=s, key=keys[i], train=train)
             except ArgumentError as error:
                 raise _below(f"[{i}]", error) from error.__cause__
             if s is not None:
-                x, s = x
+                y, s = y
             new.append(s)
-        return x if fresh is None else (x, new)
+        return y if fresh is None else (y, new)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,12 +424,12 @@ class Residual(Module):
 
     layer: Module
 
-    def init(self, key: Any) -> Any:
+    def init(self, key: Key) -> PyTree:
         return self.layer.init(key)
 
-    def init_state(self) -> Any:
+    def init_state(self) -> PyTree:
         return self.layer.init_state()
 
-    def __call__(self, params: Any, x: Any, **options: Any) -> Any:
+    def __call__(self, params: PyTree, x: ArrayLike, **options: Any) -> PyTree:
         y = self.layer(params, x, **options)
         return (x + y[0], y[1]) if self.layer.init_state() is not None else x + y

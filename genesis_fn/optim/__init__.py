@@ -2,21 +2,23 @@
 
 import typing as _typing
 
-from genesis_fn.core.diagnostics import torch_habits as _habits
+from genesis_fn import PyTree as PyTree
+from genesis_fn.extend import unknown_names as _unknown_names
 from genesis_fn.optim import losses as losses, schedules as schedules, tree as tree
-from genesis_fn.optim.base import (
-    EmptyState as EmptyState,
-    GradientTransformation as GradientTransformation,
-    GradientTransformationExtraArgs as GradientTransformationExtraArgs,
+from genesis_fn.optim.annotations import (
     OptState as OptState,
     Params as Params,
-    PyTree as PyTree,
     ScalarOrSchedule as ScalarOrSchedule,
     Schedule as Schedule,
     TransformInitFn as TransformInitFn,
     TransformUpdateExtraArgsFn as TransformUpdateExtraArgsFn,
     TransformUpdateFn as TransformUpdateFn,
     Updates as Updates,
+)
+from genesis_fn.optim.base import (
+    EmptyState as EmptyState,
+    GradientTransformation as GradientTransformation,
+    GradientTransformationExtraArgs as GradientTransformationExtraArgs,
     apply_updates as apply_updates,
     identity as identity,
     incremental_update as incremental_update,
@@ -283,4 +285,4 @@ from genesis_fn.optim.transforms.wrappers import (
 tree_map_params = tree.map_params
 
 if not _typing.TYPE_CHECKING:  # checkers report unknown names themselves
-    __getattr__ = _habits.unknown_names(__name__)
+    __getattr__ = _unknown_names(__name__)

@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ArgumentError, ShapeError, TreeError
-from genesis_fn.core.primitive import default_device_of
+from genesis_fn import Array, ArrayLike, tree
+from genesis_fn.errors import ArgumentError, ShapeError, TreeError
+from genesis_fn.extend import as_array, default_device_of
+from genesis_fn.optim.annotations import (
+    Number,
+    OptState,
+    Params,
+    TransformInitFn,
+    TransformUpdateExtraArgsFn,
+    TransformUpdateFn,
+    Updates,
+)
 from genesis_fn.optim.state.describe import describe
 from genesis_fn.optim.tree_map_updates import difference, is_inexact, is_none, map_updates, widen
-
-PyTree: TypeAlias = Any
-OptState: TypeAlias = Any
-Params: TypeAlias = Any
-Updates: TypeAlias = Any
-Schedule: TypeAlias = Callable[[Any], Any]
-ScalarOrSchedule: TypeAlias = Any
-TransformInitFn: TypeAlias = Callable[[Params], OptState]
-TransformUpdateFn: TypeAlias = Callable[..., tuple[Updates, OptState]]
-TransformUpdateExtraArgsFn: TypeAlias = Callable[..., tuple[Updates, OptState]]
 
 
 class _Pair(NamedTuple):
@@ -49,7 +47,7 @@ class GradientTransformation(_Pair):
     def __new__(
         cls,
         init: TransformInitFn,
-        update: TransformUpdateFn,
+        update: TransformUpdateFn | TransformUpdateExtraArgsFn,
         *,
         state: type | None = None,
         reads_state: bool = True,
@@ -63,6 +61,9 @@ class GradientTransformation(_Pair):
 
 class GradientTransformationExtraArgs(GradientTransformation):
     """A transformation whose `update` also takes keyword arguments, and ignores those unknown."""
+
+    if TYPE_CHECKING:
+        update: TransformUpdateExtraArgsFn  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def _entered(
@@ -86,10 +87,10 @@ def _entered(
 
 def name_of(update: Callable[..., Any]) -> str:
     """The name of the function that made a transformation with this `update`."""
-    return getattr(update, "__qualname__", "transformation").partition(".")[0]
+    return str(getattr(update, "__qualname__", "transformation")).partition(".")[0]
 
 
-def check_state(state: Any, state_type: type, name: str) -> None:
+def check_state(state: OptState, state_type: type, name: str) -> None:
     """Raises ArgumentError where `state` lacks the fields of the named tuple `state_type`."""
     if isinstance(state, state_type):
         return
@@ -102,12 +103,12 @@ def check_state(state: Any, state_type: type, name: str) -> None:
         )
 
 
-def is_empty(state: Any) -> bool:
+def is_empty(state: OptState) -> bool:
     """Whether a state is None or holds nothing: enough where only a record is kept in it."""
     return state is None or state == ()
 
 
-def describe_state(state: Any) -> str:
+def describe_state(state: OptState) -> str:
     """Whose a state is, in words."""
     kind = type(state)
     parts = getattr(kind, "_fields", None) if isinstance(state, tuple) else None
@@ -149,7 +150,9 @@ def identity() -> GradientTransformation:
 def set_to_zero() -> GradientTransformation:
     """A transformation whose updates are all zero."""
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         return tree.map(lambda u: jnp.zeros_like(as_array(u)), updates), state
 
     return GradientTransformation(init_empty_state, update)
@@ -158,7 +161,9 @@ def set_to_zero() -> GradientTransformation:
 def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransformation:
     """The transformation `updates -> f(updates, params)`."""
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         return f(updates, params), EmptyState()
 
     return GradientTransformation(init_empty_state, update)
@@ -167,7 +172,9 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
 def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformation:
     """The transformation applying `f(update, parameter)` to leaves; the parameter may be None."""
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         if params is None:
             return map_updates(lambda u: f(u, None), updates), EmptyState()
         return map_updates(f, updates, extras=(params,)), EmptyState()
@@ -182,7 +189,9 @@ def per_leaf(f: Callable[..., Any], *, params_for: str = "") -> GradientTransfor
     are required.
     """
 
-    def update(updates: Updates, state: Any, params: Params | None = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         extras = (require_params(params, params_for),) if params_for else ()
         return map_updates(f, updates, extras=extras), state
 
@@ -195,11 +204,11 @@ def with_extra_args_support(tx: GradientTransformation) -> GradientTransformatio
         return tx
 
     def update(
-        updates: Updates, state: Any, params: Params | None = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         return tx.update(updates, state, params)
 
-    update.__qualname__ = tx.update.__qualname__
+    update.__qualname__ = name_of(tx.update)
     made = GradientTransformationExtraArgs(tx.init, update)
     made.update.state_type = getattr(tx.update, "state_type", None)  # type: ignore[attr-defined]
     return made
@@ -223,7 +232,7 @@ def apply_updates(params: Params, updates: Updates) -> Params:
     )
 
 
-def _added(p: Any, u: Any, updates: Updates, i: int) -> Any:
+def _added(p: Any, u: Any, updates: Updates, i: int) -> Array | None:
     if u is None or p is None:
         return p
     p, u = as_array(p), as_array(u)
@@ -255,7 +264,7 @@ def _misfit(params: Params, updates: Updates) -> str:
     return f"apply_updates: {difference('the updates', updates, 'the parameters', params)}"
 
 
-def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
+def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Number) -> Params:
     """step_size * new + (1 - step_size) * old: Polyak averaging of parameters.
 
     Leaves have the dtypes of `old_tensors`; leaves that are not floating are taken from
@@ -274,7 +283,7 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
 
 
 def periodic_update(
-    new_tensors: Params, old_tensors: Params, steps: Any, update_period: int
+    new_tensors: Params, old_tensors: Params, steps: ArrayLike, update_period: int
 ) -> Params:
     """`new_tensors` at every `update_period`-th step, else `old_tensors`."""
     take = as_array(steps) % update_period == 0

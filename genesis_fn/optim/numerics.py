@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DType
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, ArrayLike, dtypes
+from genesis_fn.dtypes import DType
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array, real_of
+from genesis_fn.optim.annotations import Number
 from genesis_fn.optim.tree_map_updates import widen
 
 
-def abs_sq(x: Any) -> Any:
+def abs_sq(x: ArrayLike) -> Array:
     """|x|**2, real for complex x."""
     x = as_array(x)
     if dtypes.is_complex(x.dtype):
@@ -23,7 +24,7 @@ def abs_sq(x: Any) -> Any:
     return x * x
 
 
-def safe_increment(count: Any) -> Any:
+def safe_increment(count: ArrayLike) -> Array:
     """count + 1, or the largest value of its dtype once that is reached."""
     count = as_array(count)
     if dtypes.is_integer(count.dtype):
@@ -40,16 +41,16 @@ def safe_increment(count: Any) -> Any:
 safe_int32_increment = safe_increment
 
 
-def one_minus_power(decay: Any, count: Any) -> Callable[[DType], Any]:
+def one_minus_power(decay: Number, count: ArrayLike) -> Callable[[DType], Number]:
     """A function from a dtype to 1 - decay**count in it: the bias correction of a moment.
 
     It is computed as -expm1(count * log(decay)), which does not cancel where decay is near 1, once
     per dtype.
     """
-    made: dict[DType, Any] = {}
+    made: dict[DType, Number] = {}
 
-    def at(dtype: DType) -> Any:
-        kind = dtypes.real_of(dtype)
+    def at(dtype: DType) -> Number:
+        kind = real_of(dtype)
         if kind not in made:
             made[kind] = _one_minus_power(decay, as_array(count).astype(kind))
         return made[kind]
@@ -57,7 +58,7 @@ def one_minus_power(decay: Any, count: Any) -> Callable[[DType], Any]:
     return at
 
 
-def _one_minus_power(decay: Any, count: Any) -> Any:
+def _one_minus_power(decay: Number, count: Array) -> Number:
     if isinstance(decay, (int, float)):
         if decay < 0:
             raise ArgumentError(f"a decay rate lies in [0, 1], got {decay}")
@@ -66,8 +67,12 @@ def _one_minus_power(decay: Any, count: Any) -> Any:
 
 
 def safe_norm(
-    x: Any, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
-) -> Any:
+    x: ArrayLike,
+    min_norm: Number,
+    ord: float | str | None = None,
+    axis: int | tuple[int, ...] | None = None,
+    keepdims: bool = False,
+) -> Array:
     """max(norm(x), min_norm), with derivative zero where the norm is not above `min_norm`."""
     x = widen(as_array(x))
     small = _norm(x, ord, axis, True) <= min_norm
@@ -77,13 +82,15 @@ def safe_norm(
     return jnp.where(small, min_norm, value)
 
 
-def _norm(x: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
+def _norm(
+    x: Array, ord: float | str | None, axis: int | tuple[int, ...] | None, keepdims: bool
+) -> Array:
     if ord is None or (ord == 2 and (isinstance(axis, int) or x.ndim == 1)):
         return jnp.sqrt(jnp.sum(abs_sq(x), axis=axis, keepdims=keepdims))
     return jnp.linalg.norm(x, ord=ord, axis=axis, keepdims=keepdims)
 
 
-def safe_root_mean_squares(x: Any, min_rms: Any) -> Any:
+def safe_root_mean_squares(x: ArrayLike, min_rms: Number) -> Array:
     """max(rms(x), min_rms), with derivative zero where the rms is not above `min_rms`."""
     x = widen(as_array(x))
     small = jnp.sqrt(jnp.mean(abs_sq(x))) <= min_rms

@@ -14,14 +14,17 @@ live in this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DType, DTypeLike
-from genesis_fn.core.errors import ArgumentError, ShapeError, TreeError
-from genesis_fn.core.primitive import typeof
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, tree
+from genesis_fn.dtypes import DType
+from genesis_fn.errors import ArgumentError, ShapeError, TreeError
+from genesis_fn.extend import as_array, first_difference, real_of, typeof
+from genesis_fn.optim.annotations import Number, Params, Updates
+
+BOOL, I32 = dtypes.dtype("bool"), dtypes.dtype("int32")
+F32, F64 = dtypes.dtype("float32"), dtypes.dtype("float64")
 
 
 def is_none(x: Any) -> bool:
@@ -31,21 +34,25 @@ def is_none(x: Any) -> bool:
 
 def wide_dtype(d: DType) -> DType:
     """The dtype that optimizers compute in for values of dtype `d`: float32 or wider."""
-    return dtypes.F32 if d.itemsize < 4 and dtypes.is_float(d) else d
+    return F32 if d.itemsize < 4 and dtypes.is_float(d) else d
 
 
-def widest_float(params: Any) -> Any:
+def widest_float(params: Params) -> DType:
     """The widest real dtype among the floating leaves; float32 where there is none."""
     kinds = [as_array(p).dtype for p in tree.leaves(params)]
-    kinds = [dtypes.real_of(k) for k in kinds if dtypes.is_inexact(k)]
-    return max(kinds, key=lambda k: k.itemsize, default=dtypes.F32)
+    kinds = [real_of(k) for k in kinds if dtypes.is_inexact(k)]
+    return max(kinds, key=lambda k: k.itemsize, default=F32)
 
 
-def is_inexact(x: Any) -> bool:
+def is_inexact(x: Array) -> bool:
     """Whether an array is floating or complex."""
     return dtypes.is_inexact(x.dtype)
 
 
+@overload
+def widen(x: Array) -> Array: ...
+@overload
+def widen(x: Any) -> Any: ...
 def widen(x: Any) -> Any:
     """An array or float in its `wide_dtype`; other arrays, and what is no number, as they are."""
     x = as_array(x) if isinstance(x, (float, complex)) else x
@@ -56,21 +63,21 @@ def widen(x: Any) -> Any:
     return x if wide == kind else x.astype(wide)
 
 
-def as_gradient(g: Any) -> Any:
+def as_gradient(g: ArrayLike | None) -> Array | None:
     """`g` as a wide array, or None where the leaf is frozen."""
     if g is None:
         return None
     g = as_array(g)
-    return widen(g) if is_inexact(g) else g.astype(dtypes.F32)
+    return widen(g) if is_inexact(g) else g.astype(F32)
 
 
 def map_updates(
     f: Callable[..., Any],
-    updates: Any,
-    *states: Any,
-    extras: Sequence[Any] = (),
+    updates: Updates,
+    *states: PyTree,
+    extras: Sequence[PyTree] = (),
     stateless_leaves: bool = False,
-) -> Any:
+) -> PyTree:
     """`f(gradient, *states, *extras)` at every leaf that is not frozen.
 
     Without states `f` returns the update, and so does this. With states it returns
@@ -147,7 +154,7 @@ def _shapes(path: str, g: Any, states: Sequence[Any], extras: Sequence[Any]) -> 
     )
 
 
-def _aligned(treedef: tree.PyTreeDef, updates: Any, other: Any, name: str) -> list[Any]:
+def _aligned(treedef: tree.PyTreeDef, updates: Updates, other: PyTree, name: str) -> list[Any]:
     try:
         return treedef.flatten_up_to(other)
     except (ValueError, TypeError) as error:
@@ -157,9 +164,9 @@ def _aligned(treedef: tree.PyTreeDef, updates: Any, other: Any, name: str) -> li
         ) from None
 
 
-def difference(name: str, t: Any, other_name: str, other: Any) -> str | None:
+def difference(name: str, t: PyTree, other_name: str, other: PyTree) -> str | None:
     """How tree `t` differs from tree `other` in structure, in words; None if it does not."""
-    found = tree.first_difference(other, t)
+    found = first_difference(other, t)
     if found is None:
         return None
     have, want = tree.paths(t, is_none), tree.paths(other, is_none)
@@ -185,7 +192,7 @@ def _several(paths: list[str]) -> str:
     return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
-def init_leaves(f: Callable[[Any], Any], params: Any) -> Any:
+def init_leaves(f: Callable[[Array], PyTree], params: Params) -> PyTree:
     """`f` at every parameter that is floating; None at the others, which are frozen."""
 
     def at(p: Any) -> Any:
@@ -197,13 +204,13 @@ def init_leaves(f: Callable[[Any], Any], params: Any) -> Any:
     return tree.map(at, params, is_leaf=is_none)
 
 
-def init_moments(params: Any, value: Any = 0.0, dtype: DTypeLike | None = None) -> Any:
+def init_moments(params: Params, value: Number = 0.0, dtype: DTypeLike | None = None) -> PyTree:
     """Arrays of `value` shaped as the parameters, in `dtype` or float32 or wider."""
     kind = None if dtype is None else dtypes.dtype(dtype)
     return init_leaves(lambda p: jnp.full_like(p, value, dtype=kind or wide_dtype(p.dtype)), params)
 
 
-def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+def select(pred: Array | bool, on_true: PyTree, on_false: PyTree) -> PyTree:
     """The tree `on_true` where the boolean scalar `pred` holds, else `on_false`, leaf by leaf.
 
     Leaves keep the dtypes of `on_false`.
@@ -218,6 +225,6 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Any:
     return tree.map(pick, on_false, on_true)
 
 
-def zero_count() -> Any:
+def zero_count() -> Array:
     """An int32 zero: where every step counter begins."""
-    return jnp.zeros((), dtypes.I32)
+    return jnp.zeros((), I32)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.dot_general import canonical_precision
+from genesis_fn.primitives.dot_general import PrecisionLike, canonical_precision
 from genesis_fn.primitives.elementwise import add, convert, eq
 from genesis_fn.primitives.factories import move_batch, zeros
 
@@ -28,8 +29,14 @@ class ConvDimensionNumbers(NamedTuple):
     out_spec: tuple[int, ...]
 
 
+# Layouts as strings, ("NHWC", "HWIO", "NHWC"), or as positions; None is NCHW and OIHW.
+ConvDimensionNumbersLike: TypeAlias = ConvDimensionNumbers | Sequence[str] | None
+
+
 def conv_dimension_numbers(
-    lhs_shape: Sequence[int], rhs_shape: Sequence[int], dimension_numbers: Any = None
+    lhs_shape: Sequence[int],
+    rhs_shape: Sequence[int],
+    dimension_numbers: ConvDimensionNumbersLike = None,
 ) -> ConvDimensionNumbers:
     """The ConvDimensionNumbers that strings like ("NHWC", "HWIO", "NHWC") mean; None is NCHW, OIHW.
 
@@ -366,18 +373,18 @@ def _several(value: Any, n: int) -> tuple[int, ...]:
 
 
 def conv_general_dilated(
-    lhs: Any,
-    rhs: Any,
+    lhs: Array,
+    rhs: Array,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
+    dimension_numbers: ConvDimensionNumbersLike = None,
     feature_group_count: int = 1,
     batch_group_count: int = 1,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """`lhs` convolved (correlated: the kernel is not flipped) with the kernel `rhs`.
 
     `padding`: "SAME", "SAME_LOWER", "VALID" or (low, high) pairs, which may be negative.
@@ -415,13 +422,13 @@ def conv_general_dilated(
 
 
 def conv(
-    lhs: Any,
-    rhs: Any,
+    lhs: Array,
+    rhs: Array,
     window_strides: Sequence[int],
     padding: str,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """`conv_general_dilated` in NCHW and OIHW layout without dilation."""
     return conv_general_dilated(
         lhs,
@@ -434,15 +441,15 @@ def conv(
 
 
 def conv_with_general_padding(
-    lhs: Any,
-    rhs: Any,
+    lhs: Array,
+    rhs: Array,
     window_strides: Sequence[int],
-    padding: Any,
+    padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None,
     rhs_dilation: Sequence[int] | None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """`conv_general_dilated` in NCHW and OIHW layout."""
     return conv_general_dilated(
         lhs,
@@ -463,16 +470,16 @@ _CHANNELS_LAST = {
 
 
 def conv_transpose(
-    lhs: Any,
-    rhs: Any,
+    lhs: Array,
+    rhs: Array,
     strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
+    dimension_numbers: ConvDimensionNumbersLike = None,
     transpose_kernel: bool = False,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The convolution that enlarges by `strides`: "SAME" gives n * stride, "VALID" all it reaches.
 
     Layouts are channels-last unless given. With `transpose_kernel` it is the gradient of the
@@ -518,16 +525,16 @@ def _enlarging_pads(k: int, s: int, padding: str) -> tuple[int, int]:
 
 
 def conv_general_dilated_patches(
-    lhs: Any,
+    lhs: Array,
     filter_shape: Sequence[int],
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    dimension_numbers: ConvDimensionNumbersLike = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The windows of `lhs`, laid out as features: (channel, *window) in row-major order."""
     x = typeof(lhs)
     window = tuple(filter_shape)

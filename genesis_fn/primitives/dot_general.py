@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.primitives.shape import transpose
 
@@ -32,7 +33,12 @@ class Precision(enum.Enum):
     HIGHEST = 2
 
 
-_PRECISION_NAMES = {
+# A Precision or its name, one for each operand or one for both; None: the setting's.
+PrecisionLike: TypeAlias = (
+    Precision | str | None | tuple["Precision | str | None", "Precision | str | None"]
+)
+
+_PRECISION_NAMES: dict[object, str | None] = {
     None: None, "default": "default", "fastest": "tf32", "tf32": "tf32", "tensorfloat32": "tf32",
     "bfloat16": "tf32", "high": "tf32x3", "tf32x3": "tf32x3", "bfloat16_3x": "tf32x3",
     "highest": "highest", "float32": "highest", "ieee": "highest",
@@ -41,7 +47,7 @@ _PRECISION_NAMES = {
 _PRECISION_RANK = ("default", "tf32", "tf32x3", "highest")
 
 
-def canonical_precision(precision: Any) -> str:
+def canonical_precision(precision: PrecisionLike) -> str:
     """ "default", "tf32", "tf32x3" or "highest"; of a pair, the more precise. None: the setting's.
 
     Raises ValueError for an unknown name.
@@ -242,12 +248,12 @@ def _of_one_kind(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def dot_general(
-    lhs: Any,
-    rhs: Any,
+    lhs: Array,
+    rhs: Array,
     dimension_numbers: DotDimensionNumbers,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """Products summed over contracting dimensions: [batch, lhs free, rhs free].
 
     `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)). 16- and
@@ -270,7 +276,12 @@ def dot_general(
     )
 
 
-def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
+def dot(
+    lhs: Array,
+    rhs: Array,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The product of two vectors, of a matrix and a vector, or of two matrices."""
     x, y = typeof(lhs), typeof(rhs)
     if not (1 <= x.ndim <= 2 and 1 <= y.ndim <= 2 and x.shape[-1] == y.shape[0]):
@@ -282,7 +293,7 @@ def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any =
     )
 
 
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
+def batch_matmul(lhs: Array, rhs: Array, precision: PrecisionLike = None) -> Array:
     """lhs[..., m, k] @ rhs[..., k, n] for equal leading dimensions."""
     x, y = typeof(lhs), typeof(rhs)
     if x.ndim < 2 or x.ndim != y.ndim:

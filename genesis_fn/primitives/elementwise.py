@@ -22,10 +22,12 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import IN_KERNELS, Elementwise, same
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, is_linear, no_flops, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.primitives.factories import (
     NEG,
     ONE,
     PRIM,
+    PrimitiveFunction,
     batch_elementwise,
     elementwise,
     full_p,
@@ -109,7 +111,7 @@ def _safe_mul_tangent(ts: Sequence[Any], t: Any, d: Any) -> Any:
     return second if first is None else first if second is None else add(first, second)
 
 
-def over(t: Any, d: Any) -> Any:
+def over(t: Array, d: ArrayLike) -> Array:
     """The tangent t / d; where t is zero it is zero under `grad(..., safe_zero=True)`."""
     return scale(t, div(1, d)) if ctx.safe_zero else div(t, d)
 
@@ -192,7 +194,7 @@ def _same_if(o: Any, x: Any, y: Any) -> Any:
     return select(eq(x, y), half(kind), convert(wins, kind.dtype))
 
 
-def half(kind: Aval) -> Any:
+def half(kind: Aval) -> Array:
     """An array of 0.5."""
     return bind(PRIM["full"], value=0.5, shape=kind.shape, dtype=kind.dtype)
 
@@ -279,17 +281,17 @@ def _integer_pow_linearize(nonzero: Any, x: Any, *, y: int) -> Any:
 integer_pow_p.linearize = _integer_pow_linearize
 
 
-def integer_pow(x: Any, y: int) -> Any:
+def integer_pow(x: Array, y: int) -> Array:
     """x**y for a Python integer y."""
     return x if y == 1 else bind(integer_pow_p, x, y=y)
 
 
-def square(x: Any) -> Any:
+def square(x: Array) -> Array:
     """x**2."""
     return integer_pow(x, 2)
 
 
-def reciprocal(x: Any) -> Any:
+def reciprocal(x: Array) -> Array:
     """1 / x."""
     return integer_pow(x, -1)
 
@@ -299,7 +301,7 @@ def reciprocal(x: Any) -> Any:
 
 def _compare(
     name: str, sign: str, op: Callable[..., Any], ufunc: Callable[..., Any], kinds: str, wraps: bool
-) -> Callable[..., Any]:
+) -> PrimitiveFunction:
     def triton(kind: DType, x: str, y: str) -> str:
         if kind == BOOL and kinds == "ordered":
             # int1 compares as a signed number, whose one is negative.
@@ -471,7 +473,7 @@ logistic = elementwise(
 
 def _function(
     name: str, partial: Callable[..., Any], triton: str, kinds: str = "inexact", **options: Any
-):
+) -> PrimitiveFunction:
     torch_function = options.pop("torch", None) or getattr(torch, name)
     options.setdefault("cost", 8)
     return elementwise(
@@ -563,7 +565,7 @@ def _convert_linearize(nonzero: Any, x: Any, *, dtype: DType) -> Any:
 convert_p.linearize = _convert_linearize
 
 
-def convert(x: Any, dtype: DType) -> Any:
+def convert(x: Any, dtype: DType) -> Array:
     """`x` in another dtype; `x` itself if it has it. Floats to integers saturate; NaN becomes 0."""
     return x if typeof(x).dtype == dtype else bind(convert_p, x, dtype=dtype)
 
@@ -598,7 +600,7 @@ def _bitcast_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, dtype: 
 bitcast_p.batch = _bitcast_batch
 
 
-def bitcast_convert_type(x: Any, dtype: DType) -> Any:
+def bitcast_convert_type(x: Array, dtype: DType) -> Array:
     """The bits of `x` read as another dtype; a width change adds or removes a last dimension."""
     return x if typeof(x).dtype == dtype else bind(bitcast_p, x, dtype=dtype)
 
@@ -649,7 +651,7 @@ select_p = Primitive(
 select_p.batch = functools.partial(batch_elementwise, select_p)
 
 
-def select(c: Any, x: Any, y: Any) -> Any:
+def select(c: Array, x: ArrayLike, y: ArrayLike) -> Array:
     """x where c, else y; one of x and y may be a Python scalar."""
     return bind(select_p, c, x, y)
 
@@ -711,7 +713,7 @@ polygamma_p.linearize = lambda nonzero, x, *, n: (
 )
 
 
-def polygamma(n: int, x: Any) -> Any:
+def polygamma(n: int, x: Array) -> Array:
     """The n-th derivative of digamma."""
     return bind(polygamma_p, x, n=n)
 
@@ -744,7 +746,7 @@ add_n = elementwise(
 )
 
 
-def total(xs: Sequence[Any]) -> Any:
+def total(xs: Sequence[Array]) -> Array:
     """The sum of a non-empty list of arrays, rounded once."""
     return xs[0] if len(xs) == 1 else add_n(*xs)
 
@@ -756,9 +758,9 @@ stop_gradient_p.linearize = no_tangent(stop_gradient_p)
 stop_gradient_p.batch = functools.partial(batch_elementwise, stop_gradient_p)
 
 
-def stop_gradient(x: Any) -> Any:
+def _stop_gradient(x: Any) -> Any:
     """`x`, with zero derivative."""
     return bind(stop_gradient_p, x)
 
 
-stop_gradient = named(stop_gradient, stop_gradient_p)
+stop_gradient = named(_stop_gradient, stop_gradient_p)

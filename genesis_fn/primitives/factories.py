@@ -7,16 +7,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar, cast
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.backend.lowering import Elementwise, Source
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, Scalar
+
+T = TypeVar("T")
+
+
+class PrimitiveFunction(Protocol):
+    """A function that binds one primitive, `prim`, to operands of one shape and dtype.
+
+    Of Python scalars alone it gives a Python scalar, if the primitive has a function for them.
+    """
+
+    __name__: str
+    __qualname__: str
+    prim: Primitive
+
+    def __call__(self, *operands: ArrayLike) -> Array:
+        """The result for these operands."""
+        ...
+
 
 # Partial derivatives that are constant, so that no multiplication is emitted.
-ONE, NEG = object(), object()
+ONE: Any = object()
+NEG: Any = object()
 
 KINDS: dict[str, tuple[Callable[[DType], bool], str]] = {
     "any": (lambda d: True, "any dtype"),
@@ -60,7 +80,7 @@ def elementwise(
     bounded: bool = False,
     flops: Callable[..., Any] | None = None,
     transcendental: bool = False,
-) -> Callable[..., Any]:
+) -> PrimitiveFunction:
     """The function of a new elementwise primitive, on operands of one shape and dtype.
 
     * `partials[i](y, *operands)`: the derivative of the result y by operand i; ONE, NEG, or None
@@ -109,11 +129,12 @@ def elementwise(
     return named(call, prim)
 
 
-def named(call: Callable[..., Any], prim: Primitive) -> Callable[..., Any]:
-    """`call`, presented as the function of `prim`."""
-    call.__name__ = call.__qualname__ = prim.name
-    call.prim = prim  # type: ignore[attr-defined]
-    return call
+def named(call: Callable[..., Any], prim: Primitive) -> PrimitiveFunction:
+    """Give `call` the name of `prim`, and `prim` as its attribute."""
+    function = cast(PrimitiveFunction, call)
+    function.__name__ = function.__qualname__ = prim.name
+    function.prim = prim
+    return function
 
 
 def _linearize_elementwise(
@@ -131,7 +152,7 @@ def _linearize_elementwise(
 
     def rule(nonzero: Any, *xs: Any) -> Any:
         y = bind(prim, *xs)
-        saved = None
+        saved: list[Any] | None = None
         if save:
             saved = [p(y, *xs) if n and callable(p) else p for p, n in zip(partials, nonzero)]
 
@@ -146,8 +167,7 @@ def _linearize_elementwise(
                 elif p is NEG:
                     term = bind(PRIM["neg"], t)
                 else:
-                    d = saved[i] if saved is not None else p(y, *xs)
-                    term = scale(t, d)
+                    term = scale(t, p(y, *xs) if saved is None else saved[i])
                 total = term if total is None else bind(PRIM["add"], total, term)
             return total
 
@@ -160,16 +180,17 @@ def _linearize_elementwise(
 PRIM: dict[str, Primitive] = {}
 
 
-def scale(t: Any, d: Any) -> Any:
+def scale(t: Array, d: ArrayLike) -> Array:
     """t * d, or where(t == 0, 0, t * d) under `grad(..., safe_zero=True)`."""
     return bind(PRIM["safe_mul" if ctx.safe_zero else "mul"], t, d)
 
 
 def batch_elementwise(
-    prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any
+    prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], **params: object
 ) -> tuple[Any, int | None]:
     """The batching rule of operations that treat every element alike."""
-    for d in dims:
+    d = None
+    for d in dims:  # a loop is faster than next() here, and vmap calls this for every operation
         if d is not None:
             break
     return bind(
@@ -182,7 +203,7 @@ def batch_elementwise(
     ), d
 
 
-def move_batch(x: Any, source: int | None, target: int, size: int) -> Any:
+def move_batch(x: Array, source: int | None, target: int, size: int) -> Array:
     """`x` with its batch dimension at `target`; an unbatched `x` (source None) is repeated."""
     shape = typeof(x).shape
     if source is None:
@@ -221,7 +242,7 @@ def linear(
     return prim
 
 
-def each_operand(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
+def each_operand(ins: Sequence[Aval], outs: Sequence[Aval], **_: object) -> float:
     """The `flops` of a reduction: one operation for each element of its operand."""
     return ins[0].size
 
@@ -256,34 +277,34 @@ full_p.linearize = no_tangent(full_p)
 full_p.batch = lambda size, xs, dims, **params: (bind(full_p, **params), None)
 
 
-def full(shape: Sequence[int], value: Any, dtype: DType) -> Any:
+def full(shape: Sequence[int], value: Scalar, dtype: DType) -> Array:
     """An array of one value; `value` is a Python number."""
     return bind(full_p, value=value, shape=tuple(shape), dtype=dtype)
 
 
-def zeros(kind: Aval) -> Any:
+def zeros(kind: Aval) -> Array:
     """Zeros of an aval."""
     return bind(full_p, value=zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
 
 
-def zero(d: DType) -> Any:
+def zero(d: DType) -> Scalar:
     """Zero as the Python number of a dtype's kind."""
     if dtypes.is_key(d):
         return 0
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(d)]
 
 
-def zero_of(x: Any) -> Any:
+def zero_of(x: Array) -> Scalar:
     """Zero as a Python number beside `x`."""
     return zero(typeof(x).dtype)
 
 
-def instantiate(x: Any, kind: Aval) -> Any:
+def instantiate(x: Array | None, kind: Aval) -> Array:
     """`x`, or zeros of that aval where `x` is None (a symbolic zero)."""
     return zeros(kind) if x is None else x
 
 
-def filled(given: Sequence[bool], xs: Iterable[Any]) -> list[Any]:
+def filled(given: Sequence[bool], xs: Iterable[T]) -> list[T | None]:
     """`xs` at the places that are `given`; None, a symbolic zero, at the others."""
     rest = iter(xs)
     return [next(rest) if g else None for g in given]

@@ -10,6 +10,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import bind, typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.elementwise import bitwise_or, conj, convert, eq, mul, real, select
 from genesis_fn.primitives.factories import full, linear, move_batch
@@ -82,7 +83,7 @@ fft_p = linear(
 )
 
 
-def fft(operand: Any, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Any:
+def fft(operand: Array, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Array:
     """The transform of the last `len(fft_lengths)` dimensions; inverses divide by the lengths.
 
     fft and ifft take complex numbers; rfft takes floats and gives the first n // 2 + 1 coefficients

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
+from genesis_fn.core.types.annotations import Array, PyTree
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.dot_general import batch_matmul
 from genesis_fn.primitives.elementwise import (
@@ -95,16 +96,17 @@ def _like(x: Any, kind: Any) -> Any:
 def _places(x: Any) -> tuple[Any, Any]:
     """(row, column) of every element."""
     s = typeof(x).shape
-    return tuple(shapes.broadcasted_iota(I32, s, len(s) - i) for i in (2, 1))
+    row, column = [shapes.broadcasted_iota(I32, s, len(s) - i) for i in (2, 1)]
+    return row, column
 
 
-def tril(x: Any, k: int = 0) -> Any:
+def tril(x: Array, k: int = 0) -> Array:
     """`x` with zeros above its k-th diagonal."""
     i, j = _places(x)
     return select(ge(add(i, k), j), x, zero_of(x))
 
 
-def triu(x: Any, k: int = 0) -> Any:
+def triu(x: Array, k: int = 0) -> Array:
     """`x` with zeros below its k-th diagonal."""
     i, j = _places(x)
     return select(ge(j, add(i, k)), x, zero_of(x))
@@ -178,7 +180,7 @@ def _cholesky_linearize(nonzero: Any, x: Any) -> Any:
 cholesky_p.linearize = _cholesky_linearize
 
 
-def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
+def cholesky(x: Array, *, symmetrize_input: bool = True) -> Array:
     """The lower triangular L with L L^H = x, of Hermitian positive definite x[..., n, n].
 
     NaN where a matrix is not positive definite. With `symmetrize_input`, (x + x^H) / 2 is factored;
@@ -252,15 +254,15 @@ triangular_solve_p.transpose = _triangular_transpose
 
 
 def triangular_solve(
-    a: Any,
-    b: Any,
+    a: Array,
+    b: Array,
     *,
     left_side: bool = False,
     lower: bool = False,
     transpose_a: bool = False,
     conjugate_a: bool = False,
     unit_diagonal: bool = False,
-) -> Any:
+) -> Array:
     """X with op(a) X = b (`left_side`) or X op(a) = b, for triangular a[..., n, n].
 
     op transposes and conjugates as asked; the other triangle of `a` is not read.
@@ -322,7 +324,7 @@ solve_p = Primitive(
 solve_p.batch = _leading(solve_p)
 
 
-def solve(a: Any, b: Any) -> Any:
+def solve(a: Array, b: Array) -> Array:
     """X with a X = b, for a[..., n, n] and b[..., n, k] or b[..., n]; NaN where a is singular."""
     vector = typeof(b).ndim == typeof(a).ndim - 1
     x = bind(solve_p, a, shapes.expand_dims(b, -1) if vector else b, transpose_a=False)
@@ -376,7 +378,7 @@ def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
     lower, upper = completed(lower, m, k), completed(upper, k, n)
     lower = add(lower, _eye(lower))
     if n > k:
-        i, j = _places(upper)
+        i, _ = _places(upper)
         beyond = select(gt(i, k - 1), _eye(upper), zero_of(upper))
         upper = add(upper, beyond)
     return lower, upper
@@ -385,7 +387,7 @@ def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
 lu_p.linearize = _lu_linearize
 
 
-def lu(x: Any) -> tuple[Any, Any, Any]:
+def lu(x: Array) -> tuple[Array, Array, Array]:
     """(packed factors, pivots, permutation) with x[permutation] = L U, by partial pivoting.
 
     The factors hold U above L, whose unit diagonal is left out; row i was exchanged with pivots[i].
@@ -433,7 +435,7 @@ def _qr_linearize(nonzero: Any, x: Any, *, full_matrices: bool) -> Any:
 qr_p.linearize = _qr_linearize
 
 
-def qr(x: Any, *, full_matrices: bool = True) -> tuple[Any, Any]:
+def qr(x: Array, *, full_matrices: bool = True) -> tuple[Array, Array]:
     """(Q, R) with x = Q R, Q's columns orthonormal and R upper triangular."""
     q, r = bind(qr_p, x, full_matrices=bool(full_matrices))
     return with_weak(q, x.weak), with_weak(r, x.weak)
@@ -477,7 +479,7 @@ def _eigh_linearize(nonzero: Any, x: Any) -> Any:
 eigh_p.linearize = _eigh_linearize
 
 
-def eigh(x: Any, *, lower: bool = True, symmetrize_input: bool = True) -> tuple[Any, Any]:
+def eigh(x: Array, *, lower: bool = True, symmetrize_input: bool = True) -> tuple[Array, Array]:
     """(eigenvectors as columns, eigenvalues ascending) of Hermitian x[..., n, n].
 
     With `symmetrize_input`, of (x + x^H) / 2; else one triangle is read.
@@ -567,13 +569,21 @@ def _spread_columns(row: Any, shape: Sequence[int]) -> Any:
 svd_p.linearize = _svd_linearize
 
 
-def svd(x: Any, *, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+@overload
+def svd(
+    x: Array, *, full_matrices: bool = True, compute_uv: Literal[True] = True
+) -> tuple[Array, Array, Array]: ...
+@overload
+def svd(x: Array, *, full_matrices: bool = True, compute_uv: Literal[False]) -> Array: ...
+@overload
+def svd(x: Array, *, full_matrices: bool = True, compute_uv: bool) -> PyTree: ...
+def svd(x: Array, *, full_matrices: bool = True, compute_uv: bool = True) -> PyTree:
     """(U, s, V^H) with x = U diag(s) V^H, s descending; s alone without `compute_uv`."""
     outs = bind(svd_p, x, full_matrices=bool(full_matrices), compute_uv=bool(compute_uv))
     outs = [with_weak(o, x.weak) for o in outs]
     return (outs[1], outs[0], outs[2]) if compute_uv else outs[0]
 
 
-def svdvals(x: Any) -> Any:
+def svdvals(x: Array) -> Array:
     """The singular values of x[..., m, n] in descending order."""
     return svd(x, full_matrices=False, compute_uv=False)

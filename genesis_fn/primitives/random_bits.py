@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsInt
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.dtypes import U8, U16, U32, U64, is_key
 from genesis_fn.core.primitive import Primitive, bind, no_flops, typeof
+from genesis_fn.core.types.annotations import Array, Key, ShapeLike
 from genesis_fn.core.types.extended import IMPLEMENTATIONS as IMPLS, WORDS, KeyType, key_type
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.factories import PRIM, move_batch, no_tangent
@@ -74,8 +75,8 @@ random_bits_p.batch = lambda size, xs, dims, **params: (
 
 
 def random_bits(
-    key: Any, *, shape: Sequence[int] = (), width: int = 32, impl: str = "philox"
-) -> Any:
+    key: Key, *, shape: Sequence[int] = (), width: int = 32, impl: str = "philox"
+) -> Array:
     """uint<width>[*keys, *shape] of independent uniform bits, for keys of shape `keys`."""
     return bind(random_bits_p, key, shape=tuple(shape), width=width, impl=impl)
 
@@ -129,17 +130,17 @@ def _no_key(given: Aval) -> Aval:
     raise errors.DTypeError(f"random_unwrap takes random keys, got {given}")
 
 
-def wrap(words: Any, impl: str) -> Any:
+def wrap(words: Array, impl: str) -> Key:
     """Keys of an implementation from their words, uint32[..., 2]."""
     return bind(wrap_p, words, dtype=key_type(impl))
 
 
-def unwrap(keys: Any) -> Any:
+def unwrap(keys: Key) -> Array:
     """The words of keys, uint32[..., 2]."""
     return bind(unwrap_p, keys)
 
 
-def key_hash(key: Any, data: Any, *, impl: str = "philox", tag: int = FOLD_IN) -> Any:
+def key_hash(key: Key, data: Array, *, impl: str = "philox", tag: int = FOLD_IN) -> Key:
     """New keys of shape [*keys, *more] from keys of shape `keys` and data uint32[*keys, *more].
 
     `tag` (SPLIT or FOLD_IN) keeps the keys that the two make apart; threefry has no such tag.
@@ -147,7 +148,7 @@ def key_hash(key: Any, data: Any, *, impl: str = "philox", tag: int = FOLD_IN) -
     return bind(key_hash_p, key, data, impl=impl, tag=tag)
 
 
-def split(key: Any, shape: int | Sequence[int] = 2, *, impl: str = "philox") -> Any:
+def split(key: Key, shape: ShapeLike = 2, *, impl: str = "philox") -> Key:
     """New independent keys, of shape [*keys, *shape], from each key."""
     from genesis_fn.primitives.shape import iota, reshape
 
@@ -160,13 +161,13 @@ def split(key: Any, shape: int | Sequence[int] = 2, *, impl: str = "philox") -> 
     return key_hash(key, index, impl=impl, tag=SPLIT)
 
 
-def fold_in(key: Any, data: Any, *, impl: str = "philox") -> Any:
+def fold_in(key: Key, data: Array | SupportsInt, *, impl: str = "philox") -> Key:
     """A new key from each key and an integer (taken modulo 2**32)."""
-    keys = _keys_shape(typeof(key))
-    if not hasattr(data, "aval"):
-        data = bind(PRIM["full"], value=int(data) % 2**32, shape=keys, dtype=U32)
-    elif not dtypes.is_integer(typeof(data).dtype):
-        raise errors.DTypeError(f"fold_in takes an integer, got {typeof(data)}")
-    elif keys and typeof(data).shape == ():
-        data = bind(PRIM["broadcast_in_dim"], data, shape=keys, dims=())
-    return key_hash(key, convert(data, U32), impl=impl, tag=FOLD_IN)
+    keys, index = _keys_shape(typeof(key)), data
+    if not isinstance(index, Array):
+        index = bind(PRIM["full"], value=int(index) % 2**32, shape=keys, dtype=U32)
+    elif not dtypes.is_integer(typeof(index).dtype):
+        raise errors.DTypeError(f"fold_in takes an integer, got {typeof(index)}")
+    elif keys and typeof(index).shape == ():
+        index = bind(PRIM["broadcast_in_dim"], index, shape=keys, dims=())
+    return key_hash(key, convert(index, U32), impl=impl, tag=FOLD_IN)

@@ -28,6 +28,7 @@ from genesis_fn.core.backend.lowering import (
 )
 from genesis_fn.core.dtypes import DType, DTypeLike
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.primitives.elementwise import select
 from genesis_fn.primitives.factories import (
     PRIM,
@@ -109,8 +110,8 @@ PRIM["broadcast_in_dim"] = broadcast_in_dim_p
 
 
 def broadcast_in_dim(
-    operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]
-) -> Any:
+    operand: Array, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+) -> Array:
     """`operand` repeated to `shape`; its dimension i, of length 1 or the result's, lies along
     `broadcast_dimensions[i]`."""
     dims = ints(broadcast_dimensions)
@@ -120,13 +121,13 @@ def broadcast_in_dim(
     return bind(broadcast_in_dim_p, operand, shape=ints(shape), dims=dims)
 
 
-def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
+def broadcast(operand: Array, sizes: Sequence[int]) -> Array:
     """`operand` repeated along new leading dimensions of lengths `sizes`."""
     sizes, shape = ints(sizes), typeof(operand).shape
     return broadcast_in_dim(operand, (*sizes, *shape), range(len(sizes), len(sizes) + len(shape)))
 
 
-def tile(operand: Any, reps: Sequence[int]) -> Any:
+def tile(operand: Array, reps: Sequence[int]) -> Array:
     """`operand` laid side by side `reps[i]` times along each dimension i."""
     reps, shape = ints(reps), typeof(operand).shape
     if len(reps) != len(shape) or any(r < 0 for r in reps):
@@ -157,7 +158,9 @@ reshape_p = linear(
 )
 
 
-def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Any:
+def reshape(
+    operand: Array, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+) -> Array:
     """`operand` with the same elements in row-major order and another shape.
 
     `dimensions`: the order in which the operand's dimensions are read, slowest first.
@@ -168,7 +171,7 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     return operand if typeof(operand).shape == shape else bind(reshape_p, operand, shape=shape)
 
 
-def squeeze(array: Any, dimensions: int | Sequence[int]) -> Any:
+def squeeze(array: Array, dimensions: int | Sequence[int]) -> Array:
     """`array` without `dimensions`, each of length 1."""
     shape = typeof(array).shape
     axes = canonical_axes(dimensions, len(shape), "squeeze")
@@ -179,7 +182,7 @@ def squeeze(array: Any, dimensions: int | Sequence[int]) -> Any:
     return reshape(array, [n for i, n in enumerate(shape) if i not in axes])
 
 
-def expand_dims(array: Any, dimensions: int | Sequence[int]) -> Any:
+def expand_dims(array: Array, dimensions: int | Sequence[int]) -> Array:
     """`array` with new dimensions of length 1 at these places of the result."""
     count = len(dimensions) if isinstance(dimensions, (tuple, list, range)) else 1
     shape = typeof(array).shape
@@ -188,7 +191,7 @@ def expand_dims(array: Any, dimensions: int | Sequence[int]) -> Any:
     return reshape(array, [1 if i in axes else next(old) for i in range(len(shape) + count)])
 
 
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Any:
+def collapse(operand: Array, start_dimension: int, stop_dimension: int | None = None) -> Array:
     """`operand` with the dimensions from `start_dimension` up to `stop_dimension` merged in one."""
     shape = typeof(operand).shape
     low, high, _ = builtins.slice(start_dimension, stop_dimension).indices(len(shape))
@@ -223,7 +226,7 @@ transpose_p = linear(
 PRIM["transpose"] = transpose_p
 
 
-def transpose(operand: Any, permutation: Sequence[int]) -> Any:
+def transpose(operand: Array, permutation: Sequence[int]) -> Array:
     """`operand` with its axes reordered: axis i of the result is axis `permutation[i]`."""
     permutation = ints(permutation)
     if permutation == tuple(range(len(typeof(operand).shape))):
@@ -298,11 +301,11 @@ slice_p = linear(
 
 
 def slice(
-    operand: Any,
+    operand: Array,
     start_indices: Sequence[int],
     limit_indices: Sequence[int],
     strides: Sequence[int] | None = None,
-) -> Any:
+) -> Array:
     """operand[start:limit:stride] along every dimension; the bounds are not clamped."""
     start, limit, shape = ints(start_indices), ints(limit_indices), typeof(operand).shape
     strides = (1,) * len(start) if strides is None else ints(strides)
@@ -312,8 +315,8 @@ def slice(
 
 
 def slice_in_dim(
-    operand: Any, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
-) -> Any:
+    operand: Array, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
+) -> Array:
     """operand[start:limit:stride] along one axis; negative bounds count from the end."""
     shape = typeof(operand).shape
     axis = canonical_axis(axis, len(shape), "slice_in_dim")
@@ -327,7 +330,7 @@ def slice_in_dim(
     return slice(operand, start, limit, strides)
 
 
-def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
+def index_in_dim(operand: Array, index: int, axis: int = 0, keepdims: bool = True) -> Array:
     """operand[index] along one axis, which is kept with length 1 or dropped."""
     shape = typeof(operand).shape
     axis, index = canonical_axis(axis, len(shape), "index_in_dim"), operator.index(index)
@@ -430,7 +433,7 @@ pad_p = Primitive(
 )
 
 
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
+def pad(operand: Array, padding_value: ArrayLike, padding_config: Sequence[Sequence[int]]) -> Array:
     """`operand` with (low, high, interior) copies of `padding_value` before, after and between the
     elements of each dimension. Negative low and high remove elements."""
     config = tuple([ints(each) for each in padding_config])
@@ -511,7 +514,7 @@ concatenate_p = Primitive(
 )
 
 
-def concatenate(operands: Sequence[Any], dimension: int) -> Any:
+def concatenate(operands: Sequence[Array], dimension: int) -> Array:
     """Arrays of one dtype joined along `dimension`; the other dimensions agree."""
     operands = list(operands)
     if len(operands) == 1:
@@ -564,7 +567,7 @@ split_p = Primitive(
 )
 
 
-def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
+def split(operand: Array, sizes: Sequence[int], axis: int = 0) -> list[Array]:
     """`operand` cut along `axis` into parts of these lengths."""
     axis = canonical_axis(axis, len(typeof(operand).shape), "split")
     parts = bind(split_p, operand, sizes=ints(sizes), axis=axis)
@@ -598,7 +601,7 @@ rev_p = linear(
 )
 
 
-def rev(operand: Any, dimensions: Sequence[int]) -> Any:
+def rev(operand: Array, dimensions: Sequence[int]) -> Array:
     """`operand` with the order of elements reversed along `dimensions`."""
     axes = canonical_axes(tuple(dimensions), len(typeof(operand).shape), "rev")
     return bind(rev_p, operand, dimensions=axes) if axes else operand
@@ -622,14 +625,14 @@ iota_p.linearize = no_tangent(iota_p)
 iota_p.batch = lambda size, xs, dims, /, **params: (bind(iota_p, **params), None)
 
 
-def broadcasted_iota(dtype: DTypeLike, shape: Sequence[int], dimension: int) -> Any:
+def broadcasted_iota(dtype: DTypeLike, shape: Sequence[int], dimension: int) -> Array:
     """An array of `shape` whose elements count 0, 1, ... along `dimension`."""
     shape = ints(shape)
     axis = canonical_axis(dimension, len(shape), "broadcasted_iota")
     return bind(iota_p, dtype=dtypes.dtype(dtype), shape=shape, dimension=axis)
 
 
-def iota(dtype: DTypeLike, size: int | Sequence[int], dimension: int = 0) -> Any:
+def iota(dtype: DTypeLike, size: int | Sequence[int], dimension: int = 0) -> Array:
     """[0, 1, ..., size - 1]; for a shape as `size`, an array that counts along `dimension`."""
     shape = size if isinstance(size, (tuple, list)) else (size,)
     return broadcasted_iota(dtype, shape, dimension)  # pyright: ignore[reportArgumentType]
@@ -646,7 +649,7 @@ copy_p = linear(
 )
 
 
-def copy(x: Any) -> Any:
+def copy(x: Array) -> Array:
     """`x` in memory of its own."""
     return bind(copy_p, x)
 
@@ -668,7 +671,7 @@ barrier_p = Primitive(
 )
 
 
-def optimization_barrier(operands: Sequence[Any]) -> list[Any]:
+def optimization_barrier(operands: Sequence[Array]) -> list[Array]:
     """The same arrays; no computation moves across: none after it starts before all are there."""
     operands = list(operands)
     return bind(barrier_p, *operands) if operands else []
@@ -697,7 +700,7 @@ reduce_precision_p = linear(
 )
 
 
-def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+def reduce_precision(operand: Array, exponent_bits: int, mantissa_bits: int) -> Array:
     """`operand` rounded to a float format with these bits, in its own dtype. What is too large
     becomes infinite, what is too small for a normal number becomes zero."""
     return bind(

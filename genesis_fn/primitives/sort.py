@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
-import genesis_fn.primitives.indexing.scatter  # noqa: F401 - gives gather its transpose
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, typeof, with_weak
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.factories import axes_except, move_batch, show
 from genesis_fn.primitives.indexing.gather import gather
@@ -20,7 +20,7 @@ from genesis_fn.primitives.reductions.reduce import axis_in
 # ---- the derivative of a permutation ----
 
 
-def take_along(x: Any, index: Any, axis: int) -> Any:
+def take_along(x: Array, index: Array, axis: int) -> Array:
     """x[..., index[..., i, ...], ...]: elements of `x` at distinct positions (int32) on `axis`."""
     n = typeof(x).ndim
     others = axes_except(n, (axis,))
@@ -79,14 +79,24 @@ def _sort_batch(
 sort_p.linearize, sort_p.batch = _sort_linearize, _sort_batch
 
 
-def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+@overload
+def sort(
+    operand: Array, dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> Array: ...
+@overload
+def sort(
+    operand: Sequence[Array], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> tuple[Array, ...]: ...
+def sort(
+    operand: Array | Sequence[Array], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> Array | tuple[Array, ...]:
     """`operand`, or a list of arrays permuted alike, in ascending order along `dimension`.
 
     The first `num_keys` arrays are compared, in turn. NaN is last, and -0.0 equals 0.0; complex
     numbers are ordered by real, then imaginary part. Raises ShapeError.
     """
     several = isinstance(operand, (tuple, list))
-    xs = list(operand) if several else [operand]
+    xs: list[Any] = list(operand) if several else [operand]
     if not xs:
         raise errors.ShapeError("sort: there is no operand")
     dimension = axis_in(dimension, typeof(xs[0]).ndim, "sort", xs[0])
@@ -95,7 +105,7 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
     return tuple(ys) if several else ys[0]
 
 
-def argsort(operand: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+def argsort(operand: Array, dimension: int = -1, is_stable: bool = True) -> Array:
     """The int32 positions that sort `operand` along `dimension`."""
     kind = typeof(operand)
     dimension = axis_in(dimension, kind.ndim, "argsort", operand)
@@ -135,7 +145,7 @@ def _top_k_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], *, k: int, a
 top_k_p.linearize, top_k_p.batch = _top_k_linearize, _top_k_batch
 
 
-def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+def top_k(operand: Array, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     """(the k greatest elements along `axis` in descending order, their int32 positions).
 
     Of equal elements the earlier comes first; NaN is greatest. Raises ShapeError if k is too large.

@@ -14,6 +14,7 @@ import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.types.annotations import Array, ArrayLike, Key
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.random.keys import split
 from genesis_fn.random.samplers import exponential, normal, uniform
@@ -26,21 +27,21 @@ _DEPTH = 32.0
 _NODES = 64
 
 
-def log_standard_gamma(key: Any, a: Any) -> Any:
+def log_standard_gamma(key: Key, a: Array) -> Array:
     """log z for z ~ Gamma(a, 1) elementwise, in the dtype of `a`; -inf where a is 0, infinite where
     a is, NaN below 0."""
     return _sample(key, a)
 
 
 @custom_jvp
-def _sample(key: Any, a: Any) -> Any:
+def _sample(key: Key, a: Array) -> Array:
     shape, kind = a.shape, a.dtype
     rounds, boost = split(key)
     small = a < 1
     d = jnp.where(small, a + 1, a) - 1 / 3
     c = 1 / (3 * jnp.sqrt(d))
 
-    def missing(state: tuple[Any, ...]) -> Any:
+    def missing(state: tuple[Any, ...]) -> Array:
         return jnp.any(~state[2])
 
     def attempt(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -74,7 +75,7 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     return log_z, log_gamma_grad(a, log_z) * tangents[1]
 
 
-def log_gamma_grad(a: Any, log_z: Any) -> Any:
+def log_gamma_grad(a: Array, log_z: Array) -> Array:
     """d log z / da at a fixed quantile of Gamma(a, 1).
 
     With t = z exp(-r) below z and t = z exp(r) above it, the two forms of the integral are
@@ -104,13 +105,13 @@ def log_gamma_grad(a: Any, log_z: Any) -> Any:
     return jnp.sum(side * measure * density * (offset + y), -1)
 
 
-def _log_ratio(log_z: Any, z: Any, a: Any) -> Any:
+def _log_ratio(log_z: Array, z: Array, a: Array) -> Array:
     """log(z / a), without cancellation where z is close to a."""
     near = jnp.abs(z - a) < 0.5 * a
     return jnp.where(near, jnp.log1p(jnp.where(near, (z - a) / a, 0)), log_z - jnp.log(a))
 
 
-def _log_minus_digamma(a: Any) -> Any:
+def _log_minus_digamma(a: Array) -> Array:
     """log(a) - digamma(a), by its asymptotic series where the difference would cancel."""
     big = jnp.where(a > 12, a, 12)
     s = 1 / (big * big)
@@ -118,7 +119,7 @@ def _log_minus_digamma(a: Any) -> Any:
     return jnp.where(a > 12, series, jnp.log(a) - ops.digamma(a))
 
 
-def _exp_minus_line(y: Any) -> Any:
+def _exp_minus_line(y: Array) -> Array:
     """exp(y) - 1 - y."""
     small = jnp.abs(y) < 0.5
     t = jnp.where(small, y, 0)
@@ -128,6 +129,6 @@ def _exp_minus_line(y: Any) -> Any:
     return jnp.where(small, total * t * t, jnp.expm1(y) - y)
 
 
-def as_kind(x: Any, kind: DType) -> Any:
+def as_kind(x: ArrayLike, kind: DType) -> Array:
     """A parameter as an array of dtype `kind`."""
     return ops.convert(jnp.asarray(x), kind)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
+from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.random import keys, samplers
 from genesis_fn.random.keys import Key
 
@@ -55,7 +57,7 @@ class Generator:
         with self._lock:
             return np.array([self._seed & (2**64 - 1), self._count], np.uint64)
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: np.ndarray) -> None:
         """Go on from what `get_state` returned. Raises ValueError for anything else."""
         state = np.asarray(state)
         if state.shape != (2,) or state.dtype != np.uint64:
@@ -67,7 +69,7 @@ class Generator:
             self._seed, self._count = int(state[0]), int(state[1])
 
     @contextlib.contextmanager
-    def fork(self) -> Iterator[Generator]:
+    def fork(self) -> abc.Generator[Generator]:
         """Within the block the generator may be used and seeded; afterwards it is as before."""
         with self._lock:
             before = self._seed, self._count
@@ -84,27 +86,31 @@ class Generator:
             self._count += 1
         return keys.fold_in(keys.key(seed, impl=self._impl), count)
 
-    def rand(self, *size: Any, dtype: Any = jnp.float32) -> Any:
+    def rand(self, *size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
         """Uniform in [0, 1), of shape `size` (integers, or one sequence)."""
         return samplers.uniform(self.key(), _size(size), dtype)
 
-    def randn(self, *size: Any, dtype: Any = jnp.float32) -> Any:
+    def randn(self, *size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
         """Normal with mean 0 and variance 1."""
         return samplers.normal(self.key(), _size(size), dtype)
 
     def randint(
-        self, low: int, high: Any = None, size: Sequence[int] | None = None, dtype: Any = jnp.int32
-    ) -> Any:
+        self,
+        low: int,
+        high: int | tuple[int, ...] | list[int] | None = None,
+        size: int | Sequence[int] | None = None,
+        dtype: DTypeLike = jnp.int32,
+    ) -> Array:
         """Uniform integers in [low, high): `randint(low, high, size)` or `randint(high, size)`."""
         if size is None:
             low, high, size = 0, low, high
-        if size is None or isinstance(high, (tuple, list)):
+        if size is None or high is None or isinstance(high, (tuple, list)):
             raise TypeError("Generator.randint takes (low, high, size) or (high, size)")
         if high <= low:
             raise ValueError(f"Generator.randint: there is no integer in [{low}, {high})")
         return samplers.randint(self.key(), _size((size,)), low, high, dtype)
 
-    def randperm(self, n: int, dtype: Any = jnp.int32) -> Any:
+    def randperm(self, n: int, dtype: DTypeLike = jnp.int32) -> Array:
         """A random permutation of 0 ... n - 1."""
         return jnp.astype(samplers.permutation(self.key(), n), dtypes.dtype(dtype))
 
@@ -118,7 +124,7 @@ def _size(size: Sequence[Any]) -> tuple[int, ...]:
 class Stream:
     """Keys derived from one key in order: `next(stream)` is fold_in(key, 0), then 1, ..."""
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: Key) -> None:
         self._key, self.count = keys.as_key(key), 0
         self._lock = threading.Lock()
 
@@ -163,28 +169,28 @@ def get_rng_state() -> np.ndarray:
     return default_generator.get_state()
 
 
-def set_rng_state(state: Any) -> None:
+def set_rng_state(state: np.ndarray) -> None:
     """Set the default generator's state."""
     default_generator.set_state(state)
 
 
 @contextlib.contextmanager
-def fork_rng() -> Iterator[Generator]:
+def fork_rng() -> abc.Generator[Generator]:
     """Within the block, draws from the default generator do not change its state afterwards."""
     with default_generator.fork() as generator:
         yield generator
 
 
-def rand(*size: Any, dtype: Any = jnp.float32) -> Any:
+def rand(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     """Uniform in [0, 1) from the default generator."""
     return default_generator.rand(*size, dtype=dtype)
 
 
-def randn(*size: Any, dtype: Any = jnp.float32) -> Any:
+def randn(*size: int | Sequence[int], dtype: DTypeLike = jnp.float32) -> Array:
     """Normal from the default generator."""
     return default_generator.randn(*size, dtype=dtype)
 
 
-def randperm(n: int, dtype: Any = jnp.int32) -> Any:
+def randperm(n: int, dtype: DTypeLike = jnp.int32) -> Array:
     """A permutation of 0 ... n - 1 from the default generator."""
     return default_generator.randperm(n, dtype)

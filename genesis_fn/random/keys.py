@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -24,41 +24,48 @@ from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, ctx
+from genesis_fn.core.types.annotations import ArrayLike
 from genesis_fn.core.types.extended import IMPLEMENTATIONS, WORDS, KeyType, is_key, key_type
 from genesis_fn.numpy.indexing.index_expressions import element_or_part
 from genesis_fn.primitives import elementwise as ops, random_bits as bits_of
 from genesis_fn.primitives.shape import concatenate, copy, reshape
-from genesis_fn.transforms.keys import words as _words  # registers how keys are stored  # noqa: F401
+
+# Registers how keys are stored.
+from genesis_fn.transforms.keys import words as _words  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from genesis_fn.transforms.keys.key_reuse import on_purpose, part_of, unmarked, use
 
 
-class _Keys(type):
-    """Of `Key`: what is an instance is seen by its dtype."""
+class _KeyMeta(type):
+    """The metaclass of `Key`: an array is an instance where its dtype is that of keys."""
 
-    def __instancecheck__(cls, x: Any) -> bool:
+    def __instancecheck__(cls, x: object) -> bool:
         return is_key(getattr(x, "dtype", None)) and isinstance(x, Array)
 
 
-class Key(metaclass=_Keys):
-    """What arrays of keys are instances of, for annotations and `isinstance(x, random.Key)`.
+if TYPE_CHECKING:
+    Key: TypeAlias = Array
+else:
 
-    Keys are made by `key`, `split` and `fold_in`, and are arrays: `type(key(0))` is `Array`.
-    """
+    class Key(metaclass=_KeyMeta):
+        """What arrays of keys are instances of, for annotations and `isinstance(x, random.Key)`.
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            "a key is an array: random.key(seed) makes one, random.wrap_key_data(words) has raw "
-            f"words\n  at {where().describe()}"
-        )
+        Keys are made by `key`, `split` and `fold_in`, and are arrays: `type(key(0))` is `Array`.
+        """
+
+        def __new__(cls, *args, **kwargs):
+            raise TypeError(
+                "a key is an array: random.key(seed) makes one, random.wrap_key_data(words) has "
+                f"raw words\n  at {where().describe()}"
+            )
 
 
 # ---- indexing ----
 
 
-def _indexed(keys: Any, index: Any) -> Any:
+def _indexed(keys: Key, index: Any) -> Key:
     """keys[index]: of a single key the one derived by a name, an integer, or several of them in a
     tuple; of an array of keys the part that NumPy's rules say."""
-    parts = index if isinstance(index, tuple) else (index,)
+    parts: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
     if keys.shape and type(index) is int and type(keys) is ArrayImpl and ctx.trace is None:
         if -keys.shape[0] <= index < keys.shape[0]:  # on the words, in one step
             words = element_or_part(words_of(keys), index)
@@ -76,7 +83,7 @@ KeyType.index = staticmethod(_indexed)
 # ---- what is a key ----
 
 
-def as_key(key: Any) -> Any:
+def as_key(key: object) -> Key:
     """An array of keys from one, or from raw words uint32[..., 2], which belong to the default
     implementation. Raises TypeError for anything else."""
     kind = getattr(key, "dtype", None)
@@ -84,7 +91,7 @@ def as_key(key: Any) -> Any:
         return key
     if is_raw(key):
         return bits_of.wrap(as_array(key), config.current().random_impl)
-    shown = f"{kind}{list(key.shape)}" if isinstance(key, _ARRAYS) else f"{key!r:.80}"
+    shown = f"{kind}{list(key.shape)}" if isinstance(key, (Array, np.ndarray)) else f"{key!r:.80}"
     raise TypeError(
         f"expected a random key, from random.key(seed), got {shown}\n  at {where().describe()}\n"
         f"  raw words are uint32[..., {WORDS}]: random.wrap_key_data(words)"
@@ -94,19 +101,24 @@ def as_key(key: Any) -> Any:
 _ARRAYS = (Array, np.ndarray)
 
 
-def is_raw(x: Any) -> bool:
+def is_raw(x: object) -> TypeGuard[Array]:
     """Whether `x` has the dtype and the last axis of raw words."""
     return isinstance(x, _ARRAYS) and x.dtype == dtypes.U32 and x.shape[-1:] == (WORDS,)
 
 
-def consume(key: Any) -> Any:
+def impl_of(keys: Key) -> str:
+    """The implementation of an array of keys."""
+    return keys.dtype.impl  # pyright: ignore[reportAttributeAccessIssue]  # a KeyType
+
+
+def consume(key: Key) -> Key:
     """`key` as keys, marked as used. Warns, or raises KeyReuseError, at the second use."""
     keys = as_key(key)
     use(keys)
     return keys
 
 
-def single(key: Any, what: str) -> Any:
+def single(key: Key, what: str) -> Key:
     """`key`, consumed, if it is one key; an array of keys belongs under vmap."""
     keys = as_key(key)
     if keys.shape:
@@ -117,26 +129,26 @@ def single(key: Any, what: str) -> Any:
     return consume(keys)
 
 
-def own(key: Any, what: str) -> Any:
+def own(key: Key, what: str) -> Key:
     """`single(key, what)`, for the sampler itself to hand on."""
     return unmarked(single(key, what))
 
 
-def _implementation(impl: Any) -> str:
+def _implementation(impl: str | KeyType | None) -> str:
     """The name of an implementation, from its name, a key's dtype, or None for the default."""
-    if is_key(impl):
+    if isinstance(impl, KeyType):
         return impl.impl
-    impl = impl or config.current().random_impl
-    impl = {"threefry": "threefry2x32"}.get(impl, impl)
-    if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"there is no random implementation {impl!r}; there are {IMPLEMENTATIONS}")
-    return impl
+    name = impl or config.current().random_impl
+    name = {"threefry": "threefry2x32"}.get(name, name)
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"there is no random implementation {name!r}; there are {IMPLEMENTATIONS}")
+    return name
 
 
 # ---- making keys ----
 
 
-def key(seed: Any, *, impl: str | None = None) -> Any:
+def key(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
     """The key of an integer seed (any Python int; or a traced integer).
 
     `impl` is "philox", the default, or "threefry2x32". Raises TypeError for a seed that is no
@@ -149,7 +161,7 @@ def key(seed: Any, *, impl: str | None = None) -> Any:
     return bits_of.wrap(_words_of_seed(seed), impl)
 
 
-def PRNGKey(seed: Any, *, impl: str | None = None) -> Any:
+def PRNGKey(seed: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
     """The raw words, uint32[2], of `key(seed)`: JAX's keys of old.
 
     Functions that take keys take them for keys of the default implementation, so `impl` may only
@@ -164,7 +176,7 @@ def PRNGKey(seed: Any, *, impl: str | None = None) -> Any:
     return _words_of_seed(seed)
 
 
-def _words_of_seed(seed: Any) -> Any:
+def _words_of_seed(seed: ArrayLike) -> Array:
     if isinstance(seed, Tracer) or type(seed) is ArrayImpl:
         if seed.shape != () or not dtypes.is_integer(seed.dtype):
             raise TypeError(f"a seed is an integer scalar, got {seed.aval}")
@@ -174,7 +186,7 @@ def _words_of_seed(seed: Any) -> Any:
             high = ops.convert(ops.shift_right_logical(seed, 32), dtypes.U32)
         return concatenate([reshape(high, (1,)), reshape(low, (1,))], 0)
     try:
-        number = operator.index(seed)
+        number = operator.index(seed)  # pyright: ignore[reportArgumentType]  # TypeError below
     except TypeError:
         raise TypeError(f"a seed is an integer scalar, got {seed!r}") from None
     value = number & (2**64 - 1)
@@ -183,39 +195,39 @@ def _words_of_seed(seed: Any) -> Any:
     return from_numpy(np.array([high, value & 0xFFFFFFFF], np.uint32))
 
 
-def key_data(keys: Any) -> Any:
+def key_data(keys: Key) -> Array:
     """The raw words, uint32[..., 2], of keys; raw words as they are."""
     return as_array(keys) if is_raw(keys) else bits_of.unwrap(as_key(keys))
 
 
-def wrap_key_data(key_bits_array: Any, *, impl: str | None = None) -> Any:
+def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | KeyType | None = None) -> Key:
     """Keys from raw words, uint32[..., 2]: `key_data`'s inverse.
 
     Raises TypeError for words of another dtype or last axis.
     """
-    if not isinstance(key_bits_array, _ARRAYS) and not hasattr(key_bits_array, "aval"):
-        key_bits_array = as_array(np.asarray(key_bits_array))
-    if not is_raw(key_bits_array):
-        shape = list(key_bits_array.shape)
-        kind = getattr(key_bits_array, "aval", None) or f"{key_bits_array.dtype}{shape}"
+    words: Any = key_bits_array
+    if not isinstance(words, _ARRAYS) and not hasattr(words, "aval"):
+        words = as_array(np.asarray(words))
+    if not is_raw(words):
+        kind = getattr(words, "aval", None) or f"{words.dtype}{list(words.shape)}"
         raise TypeError(
             f"wrap_key_data: raw words are uint32[..., {WORDS}], got {kind}\n"
             f"  at {where().describe()}"
         )
-    return bits_of.wrap(as_array(key_bits_array), _implementation(impl))
+    return bits_of.wrap(as_array(words), _implementation(impl))
 
 
-def key_impl(keys: Any) -> str:
+def key_impl(keys: Key) -> str:
     """The implementation of keys."""
-    return as_key(keys).dtype.impl
+    return impl_of(as_key(keys))
 
 
-def key_dtype(impl_spec: str | None = None) -> Any:
+def key_dtype(impl_spec: str | None = None) -> KeyType:
     """The dtype of keys of an implementation, `key<philox>`."""
     return key_type(_implementation(impl_spec))
 
 
-def clone(key: Any) -> Any:
+def clone(key: Key) -> Key:
     """A copy of keys that may be used again: for drawing the same numbers on purpose."""
     return copy(as_array(key)) if is_raw(key) else on_purpose(copy(as_key(key)))
 
@@ -223,18 +235,18 @@ def clone(key: Any) -> Any:
 # ---- deriving keys ----
 
 
-def split(key: Any, num: int | Sequence[int] = 2) -> Any:
+def split(key: Key, num: int | Sequence[int] = 2) -> Key:
     """An array of `num` (an int or a shape) independent keys; raw words from raw words.
 
     first, second = random.split(key)
     """
     parent = single(key, "split")
     shape = (num,) if isinstance(num, (int, np.integer)) else tuple(num)
-    keys = bits_of.split(parent, shape, impl=parent.dtype.impl)
+    keys = bits_of.split(parent, shape, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys
 
 
-def fold_in(key: Any, data: Any) -> Any:
+def fold_in(key: Key, data: ArrayLike | str) -> Key:
     """The key derived from `key` by an integer (traced or not) or a name; raw words from raw words.
     Not a use of `key`."""
     parent = as_key(key)
@@ -249,5 +261,5 @@ def fold_in(key: Any, data: Any) -> Any:
         )
     if isinstance(data, (int, np.integer)):
         data = from_numpy(np.asarray(int(data) & 0xFFFFFFFF, np.uint32))
-    keys = bits_of.fold_in(parent, data, impl=parent.dtype.impl)
+    keys = bits_of.fold_in(parent, data, impl=impl_of(parent))
     return bits_of.unwrap(keys) if is_raw(key) else keys

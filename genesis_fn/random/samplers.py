@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,21 +10,20 @@ import genesis_fn.numpy as jnp
 from genesis_fn.core import dtypes
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.dtypes import DType
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, Key, ShapeLike
 from genesis_fn.lax.creation import shape_of as lengths
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.random_bits import random_bits
 from genesis_fn.primitives.shape import canonical_axis
-from genesis_fn.random.keys import own, single, split
-
-Shape = Sequence[int]
+from genesis_fn.random.keys import impl_of, own, single, split
 
 
-def dtype_or(dtype: Any, default: DType) -> DType:
+def dtype_or(dtype: DTypeLike | None, default: DType) -> DType:
     """`dtype`, or the default one where that is None."""
     return default if dtype is None else dtypes.dtype(dtype)
 
 
-def float_dtype(dtype: Any, name: str) -> DType:
+def float_dtype(dtype: DTypeLike | None, name: str) -> DType:
     """`dtype` of the sampler `name`, float32 for None; raises TypeError if it is not floating."""
     kind = dtype_or(dtype, dtypes.F32)
     if not dtypes.is_float(kind):
@@ -34,7 +31,7 @@ def float_dtype(dtype: Any, name: str) -> DType:
     return kind
 
 
-def shape_of(shape: Any, *parameters: Any) -> tuple[int, ...]:
+def shape_of(shape: ShapeLike | None, *parameters: ArrayLike) -> tuple[int, ...]:
     """The sample's shape: given, or what the parameters broadcast to. Raises ValueError if the
     parameters do not broadcast to a given shape."""
     natural = np.broadcast_shapes(*[as_array(p).shape for p in parameters])
@@ -47,22 +44,22 @@ def shape_of(shape: Any, *parameters: Any) -> tuple[int, ...]:
     return shape
 
 
-def bits(key: Any, shape: Shape = (), dtype: Any = None) -> Any:
+def bits(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """Uniform unsigned integers of 8, 16, 32 or 64 bits."""
     kind = dtype_or(dtype, dtypes.U32)
     if not dtypes.is_unsigned(kind):
         raise TypeError(f"random.bits: dtype must be unsigned, got {kind.name}")
     k = single(key, "bits")
-    return random_bits(k, shape=lengths(shape), width=kind.itemsize * 8, impl=k.dtype.impl)
+    return random_bits(k, shape=lengths(shape), width=kind.itemsize * 8, impl=impl_of(k))
 
 
-def unit(k: Any, shape: Shape, kind: DType) -> Any:
+def unit(k: Key, shape: ShapeLike, kind: DType) -> Array:
     """Uniform in [0, 1) from the mantissa's bits; 16- and 8-bit floats by their own width."""
     if kind.itemsize < 2:
         return ops.convert(unit(k, shape, dtypes.F16), kind)
     mantissa = dtypes.finfo(kind).nmant
     width = kind.itemsize * 8 if mantissa >= 8 else 8  # bfloat16 needs seven bits, not sixteen
-    words = random_bits(k, shape=lengths(shape), width=width, impl=k.dtype.impl)
+    words = random_bits(k, shape=lengths(shape), width=width, impl=impl_of(k))
     words = ops.convert(words, dtypes.dtype(f"uint{kind.itemsize * 8}"))
     # Random mantissa under the exponent of 1: uniform in [1, 2).
     one = int(np.ones((), kind).view(f"u{kind.itemsize}"))
@@ -71,8 +68,12 @@ def unit(k: Any, shape: Shape, kind: DType) -> Any:
 
 
 def uniform(
-    key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0
-) -> Any:
+    key: Key,
+    shape: ShapeLike = (),
+    dtype: DTypeLike | None = None,
+    minval: ArrayLike = 0.0,
+    maxval: ArrayLike = 1.0,
+) -> Array:
     """Uniform in [minval, maxval); without a shape, of the shape that the bounds have."""
     kind = float_dtype(dtype, "uniform")
     shape = shape_of(lengths(shape) or None, minval, maxval)
@@ -81,13 +82,14 @@ def uniform(
         if (minval, maxval) == (0, 1):
             return u
         span = kind.type(maxval) - kind.type(minval)  # rounded as the arrays would be
-        return ops.max(ops.add(ops.mul(u, float(span)), float(minval)), float(minval))
+        low = float(minval)  # pyright: ignore[reportArgumentType]  # an int or a float
+        return ops.max(ops.add(ops.mul(u, float(span)), low), low)
     low, high = (jnp.broadcast_to(as_array(v, kind), shape) for v in (minval, maxval))
     low, high = ops.convert(low, kind), ops.convert(high, kind)
     return ops.max(ops.add(ops.mul(u, ops.sub(high, low)), low), low)
 
 
-def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+def normal(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """Normal with mean 0 and variance 1; complex for complex dtypes."""
     kind = dtype_or(dtype, dtypes.F32)
     if dtypes.is_complex(kind):
@@ -103,7 +105,13 @@ def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     return ops.convert(ops.mul(ops.erf_inv(u), math.sqrt(2)), kind)
 
 
-def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = None) -> Any:
+def truncated_normal(
+    key: Key,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    shape: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Normal, conditioned on lower < x < upper."""
     kind = float_dtype(dtype, "truncated_normal")
     shape = shape_of(shape, lower, upper)
@@ -120,7 +128,7 @@ def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype:
     return jnp.clip(ops.convert(x, kind), low, high)
 
 
-def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:
+def bernoulli(key: Key, p: ArrayLike = 0.5, shape: ShapeLike | None = None) -> Array:
     """Booleans that are true with probability `p`."""
     p = as_array(p)
     p = p if dtypes.is_float(p.dtype) else ops.convert(p, dtypes.F32)
@@ -128,7 +136,9 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None) -> Any:
     return unit(single(key, "bernoulli"), shape, p.dtype) < p
 
 
-def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -> Any:
+def randint(
+    key: Key, shape: ShapeLike, minval: ArrayLike, maxval: ArrayLike, dtype: DTypeLike | None = None
+) -> Array:
     """Uniform integers in [minval, maxval).
 
     A word twice as wide as the type (of 64 bits for 8- and 16-bit types) modulo the span, in the
@@ -139,18 +149,18 @@ def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -
         raise TypeError(f"random.randint: dtype must be an integer type, got {kind.name}")
     shape = shape_of(shape, minval, maxval)
     info = dtypes.iinfo(kind)
-    static = all(isinstance(v, (int, np.integer)) for v in (minval, maxval))
-    if static:
-        minval, maxval = max(int(minval), info.min), min(int(maxval), info.max + 1)
-    whole = static and maxval - minval > info.max - info.min
+    bounds: tuple[int, int] | None = None  # where they are not arrays
+    if isinstance(minval, int | np.integer) and isinstance(maxval, int | np.integer):
+        bounds = minval, maxval = max(int(minval), info.min), min(int(maxval), info.max + 1)
+    whole = bounds is not None and bounds[1] - bounds[0] > info.max - info.min
     if kind.itemsize < 4 and not whole:
         return ops.convert(randint(key, shape, minval, maxval, jnp.int32), kind)
     first, second = split(key)
     unsigned = dtypes.dtype(f"uint{kind.itemsize * 8}")
     high, low = bits(first, shape, unsigned), bits(second, shape, unsigned)
     half = 2 ** (kind.itemsize * 4)
-    if static:
-        span = maxval - minval
+    if bounds is not None:
+        span = bounds[1] - bounds[0]
         if span <= 0:
             return jnp.full(shape, minval, kind)
         offset = low
@@ -170,7 +180,7 @@ def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -
     return ops.add(lo, ops.convert(offset, kind))
 
 
-def gumbel(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+def gumbel(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """Standard Gumbel: -log(-log(uniform))."""
     kind = float_dtype(dtype, "gumbel")
     tiny = float(dtypes.finfo(kind).tiny)
@@ -179,8 +189,12 @@ def gumbel(key: Any, shape: Any = (), dtype: Any = None) -> Any:
 
 
 def categorical(
-    key: Any, logits: Any, axis: int = -1, shape: Any = None, replace: bool = True
-) -> Any:
+    key: Key,
+    logits: ArrayLike,
+    axis: int = -1,
+    shape: ShapeLike | None = None,
+    replace: bool = True,
+) -> Array:
     """int32 classes drawn with probabilities softmax(logits) along `axis`.
 
     `shape` (which ends in the batch shape of `logits`) draws several; without replacement if told.
@@ -209,19 +223,18 @@ def categorical(
     return jnp.reshape(jnp.moveaxis(index, -1, 0), shape)
 
 
-def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
+def permutation(key: Key, x: ArrayLike, axis: int = 0, independent: bool = False) -> Array:
     """A permutation of range(x), or of the array `x` along `axis`."""
     n = _count("permutation", x)
-    x = as_array(x) if n is None else jnp.arange(n)
-    axis = canonical_axis(axis, x.ndim, "random.permutation")
-    n = x.shape[axis]
-    if independent or (x.ndim == 1 and not dtypes.is_key(x.dtype)):
-        return _shuffle(key, x, axis)
-    index = _shuffle(key, jnp.arange(n), 0)
-    return jnp.take(x, index, axis)
+    values: Array = as_array(x) if n is None else jnp.arange(n)
+    axis = canonical_axis(axis, values.ndim, "random.permutation")
+    if independent or (values.ndim == 1 and not dtypes.is_key(values.dtype)):
+        return _shuffle(key, values, axis)
+    index = _shuffle(key, jnp.arange(values.shape[axis]), 0)
+    return jnp.take(values, index, axis)
 
 
-def _count(name: str, x: Any) -> int | None:
+def _count(name: str, x: ArrayLike) -> int | None:
     """The integer that `x` is; None for an array with dimensions. Raises TypeError for others."""
     if isinstance(x, (int, np.integer)):
         return int(x)
@@ -233,7 +246,7 @@ def _count(name: str, x: Any) -> int | None:
     return int(x)
 
 
-def _shuffle(key: Any, x: Any, axis: int) -> Any:
+def _shuffle(key: Key, x: Array, axis: int) -> Array:
     """Sort by random 32-bit keys, in rounds enough that ties do not bias the order."""
     from genesis_fn.primitives.sort import sort
 
@@ -246,18 +259,19 @@ def _shuffle(key: Any, x: Any, axis: int) -> Any:
 
 
 def choice(
-    key: Any,
-    a: Any,
-    shape: Any = (),
+    key: Key,
+    a: ArrayLike,
+    shape: ShapeLike = (),
     replace: bool = True,
-    p: Any = None,
+    p: ArrayLike | None = None,
     axis: int = 0,
-    mode: Any = None,
-) -> Any:
+    mode: str | None = None,
+) -> Array:
     """Draws from range(a) or from the array `a` along `axis`, with probabilities `p`."""
     n = _count("choice", a)
-    arr = as_array(a) if n is None else None
+    arr = None
     if n is None:
+        arr = as_array(a)
         n = arr.shape[canonical_axis(axis, arr.ndim, "random.choice")]
     shape = lengths(shape)
     draws = math.prod(shape)
@@ -285,14 +299,14 @@ def choice(
     return index if arr is None else jnp.take(arr, index, axis)
 
 
-def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+def exponential(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """Exponential with rate 1: -log(1 - uniform)."""
     kind = float_dtype(dtype, "exponential")
     u = uniform(own(key, "exponential"), shape_of(shape), kind)
     return ops.neg(ops.log1p(ops.neg(u)))
 
 
-def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+def laplace(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """Laplace with location 0 and scale 1."""
     kind = float_dtype(dtype, "laplace")
     low = -1 + float(dtypes.finfo(kind).epsneg)
@@ -300,7 +314,7 @@ def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     return ops.mul(ops.sign(u), ops.log1p(ops.neg(ops.abs(u))))
 
 
-def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+def logistic(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """Logistic with location 0 and scale 1: log(u / (1 - u))."""
     kind = float_dtype(dtype, "logistic")
     tiny = float(dtypes.finfo(kind).tiny)
@@ -308,7 +322,7 @@ def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     return ops.sub(ops.log(u), ops.log1p(ops.neg(u)))
 
 
-def rademacher(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+def rademacher(key: Key, shape: ShapeLike = (), dtype: DTypeLike | None = None) -> Array:
     """-1 or 1 with equal probability."""
     kind = dtype_or(dtype, dtypes.I32)
     sign = bernoulli(key, 0.5, shape_of(shape))

@@ -29,7 +29,7 @@ from genesis_fn.lax.fused.norms import layer_norm, rms_norm
 from genesis_fn.transforms.autodiff.derivatives import grad
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.precision.autocast import amp, autocast_jaxpr, precision_of
+from genesis_fn.transforms.precision.autocast import amp, as_autocast_policy, autocast_jaxpr
 from genesis_fn.transforms.staging.stage import evaluate, stage
 
 # The module of the lists asks torch's test utilities for two names, and those for a package.
@@ -184,7 +184,7 @@ def run(f: Callable, xs: list, low: Any) -> list[ArrayImpl]:
     """The results of `amp(f)` in the dtypes that they have inside."""
     program, captured = stage(lambda *ys: [f(*ys)], [typeof(x) for x in xs])
     keep = (False,) * len(program.outs)
-    inside = autocast_jaxpr(program, precision_of(low), tuple(program.in_avals), keep)
+    inside = autocast_jaxpr(program, as_autocast_policy(low), tuple(program.in_avals), keep)
     return evaluate(inside, *captured, *xs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genesis_fn.compiler.memory.sink import sink_equations
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.jaxpr import Jaxpr, Var, check
@@ -37,7 +37,7 @@ def test_values_for_the_backward_pass_are_made_when_they_are_needed():
             x = ops.tanh(ops.sin(x))
         return reduce_sum(x, (0,))
 
-    jaxpr = simplify(stage(lambda x: [grad(f)(x)], [X])[0])
+    jaxpr = simplify_jaxpr(stage(lambda x: [grad(f)(x)], [X])[0])
     moved = sink_equations(jaxpr)
     check(moved)
     assert sorted(map(id, moved.eqns)) == sorted(map(id, jaxpr.eqns))
@@ -51,7 +51,7 @@ def test_a_small_result_of_large_operands_stays():
         z = ops.sin(ops.sin(x))
         return [ops.mul(reduce_sum(z, (0,)), total)]
 
-    jaxpr = simplify(stage(f, [X])[0])
+    jaxpr = simplify_jaxpr(stage(f, [X])[0])
     names = [e.prim.name for e in sink_equations(jaxpr).eqns]
     assert names.index("reduce_sum") < names.index("sin")
 
@@ -71,7 +71,7 @@ def test_effects_stay_in_order():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_stay_valid_and_no_larger(seed):
-    jaxpr = simplify(random_program(seed))
+    jaxpr = simplify_jaxpr(random_program(seed))
     moved = sink_equations(jaxpr)
     check(moved)
     assert set(map(id, moved.eqns)) == set(map(id, jaxpr.eqns))

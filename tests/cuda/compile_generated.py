@@ -21,9 +21,9 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax
 from genesis_fn.backends.cuda.codegen import generate
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_product
-from genesis_fn.compiler.fusion.fuse import fuse
-from genesis_fn.compiler.memory.rematerialise import rematerialise
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import OF_ARCHITECTURE
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import aval
@@ -114,11 +114,11 @@ def main(architecture: int, *kinds_of_all: str) -> None:
     programs = {f"every {k}": every(np.dtype(k)) for k in kinds_of_all} or CORPUS
     for name, (f, kinds) in programs.items():
         jaxpr, _ = stage(lambda *xs: g.tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
-        for group in fuse(rematerialise(simplify(jaxpr)), target).groups:
-            if group.product is not None:
-                plan, _ = plan_product(group.product, group.writes[0], False, target)
-            elif group.body is not None:
-                plan = generate(group.body, target).plan
+        for group in fuse_jaxpr(rematerialise_jaxpr(simplify_jaxpr(jaxpr)), target).groups:
+            if group.matmul is not None:
+                plan, _ = plan_product(group.matmul, group.writes[0], False, target)
+            elif group.kernel is not None:
+                plan = generate(group.kernel, target).plan
             else:
                 continue
             for launch in plan.steps:

@@ -13,8 +13,8 @@ from genesis_fn import lax
 from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
 from genesis_fn.backends.cuda.run.graph import ForLoop, SubProgram, Switch, While
-from genesis_fn.compiler.memory.rematerialise import rematerialise
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import aval
@@ -160,7 +160,7 @@ def launches(name: str, target: Target) -> list[Launch]:
     f, small, _ = PROGRAMS[name]
     avals = [aval(shape, kind) for shape, kind in LARGE.get(name, small)]
     jaxpr, captured = stage(lambda *xs: tree.leaves(f(*xs)), avals)
-    program = rematerialise(simplify(physical(jaxpr), keeps_fused(target)))
+    program = rematerialise_jaxpr(simplify_jaxpr(physical(jaxpr), keeps_fused(target)))
     table = BufferTable(target)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     return list(_launches(schedule(table, program, inputs, [None] * len(program.outs)).steps))

@@ -14,11 +14,11 @@ from genesis_fn import lax, random
 from genesis_fn.backends.cuda.lower.steps import BufferTable, keeps_fused
 from genesis_fn.backends.cuda.pipeline import schedule
 from genesis_fn.backends.cuda.run.graph import SubProgram
-from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
-from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
@@ -114,12 +114,12 @@ def test_few_rows_and_other_types_stay_alone() -> None:
     few = normal(16, 64), normal(16, 64), normal(64, 128), normal(64, 128)
     jaxpr, _ = programs.traced(f, *few)
     assert (
-        group_matmuls(simplify(jaxpr, keeps_fused(H200)), H200).eqns
-        == simplify(jaxpr, keeps_fused(H200)).eqns
+        group_matmuls(simplify_jaxpr(jaxpr, keeps_fused(H200)), H200).eqns
+        == simplify_jaxpr(jaxpr, keeps_fused(H200)).eqns
     )
     wide = [np.asarray(x, np.float32) for x in (normal(128, 64), normal(64, 128))]
     jaxpr, _ = programs.traced(f, wide[0], wide[0], wide[1], wide[1])
-    assert "products" not in repr(group_matmuls(simplify(jaxpr, keeps_fused(H200)), H200))
+    assert "products" not in repr(group_matmuls(simplify_jaxpr(jaxpr, keeps_fused(H200)), H200))
 
 
 def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
@@ -129,7 +129,7 @@ def test_products_that_need_each_other_do_not_wait_for_each_other() -> None:
         return x, gnp.matmul(w, w)
 
     jaxpr, _ = programs.traced(f, normal(640, 640), normal(640, 640))
-    before = simplify(jaxpr, keeps_fused(H200))
+    before = simplify_jaxpr(jaxpr, keeps_fused(H200))
     after = group_matmuls(before, H200)
     check(after)
     # The square of w may run with any one of the chain, which stays in four steps.
@@ -159,7 +159,7 @@ def test_what_alone_reads_a_product_is_its_epilogue(sizes) -> None:
 
 
 def groups(jaxpr):
-    return fuse(simplify(jaxpr, keeps_fused(H200)), H200).groups
+    return fuse_jaxpr(simplify_jaxpr(jaxpr, keeps_fused(H200)), H200).groups
 
 
 def test_epilogues_read_and_write_tiles_only() -> None:
@@ -221,7 +221,7 @@ def planned(layers: int):
         lambda *xs: tree.leaves(f(*tree.unflatten(structure, xs))),
         [aval(x.shape, x.dtype) for x in leaves],
     )
-    program = rematerialise(simplify(jaxpr, keeps_fused(H200)), None)
+    program = rematerialise_jaxpr(simplify_jaxpr(jaxpr, keeps_fused(H200)), None)
     table = BufferTable(H200)
     inputs = [table.new(v.aval.nbytes) for v in program.invars]
     return program, schedule(table, program, inputs, [None] * len(program.outs))

@@ -9,10 +9,10 @@ from hypothesis import given, settings, strategies as st
 import genesis_fn as g
 import genesis_fn.numpy as gnp
 from genesis_fn import lax
-from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.memory.memory_plan import ALIGNMENT, aligned, pack
-from genesis_fn.compiler.memory.rematerialise import rematerialise
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core.backend import index as ix
 from genesis_fn.core.jaxpr import check
@@ -26,7 +26,7 @@ def normal(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 def groups(f, *args):
     jaxpr, _ = programs.traced(f, *args)
-    return fuse(simplify(jaxpr), H200).groups
+    return fuse_jaxpr(simplify_jaxpr(jaxpr), H200).groups
 
 
 def names(f, *args) -> list[str]:
@@ -43,7 +43,7 @@ def test_softmax_is_one_kernel() -> None:
         return e / gnp.sum(e, -1, keepdims=True)
 
     (one,) = groups(softmax, normal(64, 128))
-    assert one.over.kept == 64 and one.over.reduced == 128
+    assert one.domain.kept == 64 and one.domain.reduced == 128
     assert sum(one.reads.values()) == 64 * 128 * 4
 
 
@@ -80,13 +80,13 @@ def test_no_kernel_waits_for_itself() -> None:
 
 def test_row_and_column_reductions_share_a_kernel() -> None:
     (one,) = groups(lambda x: (gnp.sum(x, 0), gnp.sum(x, 1)), normal(512, 512))
-    assert (one.over.kept, one.over.reduced, one.over.inner) == (512, 512, True)
-    assert one.over.crossed and sum(one.reads.values()) == 512 * 512 * 4
+    assert (one.domain.kept, one.domain.reduced, one.domain.inner) == (512, 512, True)
+    assert one.domain.row_column and sum(one.reads.values()) == 512 * 512 * 4
 
 
 def test_row_and_column_reductions_of_few_rows_are_two_kernels() -> None:
     found = groups(lambda x: (gnp.sum(x, 0), gnp.sum(x, 1)), normal(100, 512))
-    assert [(x.over.kept, x.over.reduced, x.over.inner) for x in found] == [
+    assert [(x.domain.kept, x.domain.reduced, x.domain.inner) for x in found] == [
         (512, 100, False),
         (100, 512, True),
     ]
@@ -97,13 +97,13 @@ def test_what_needs_whole_columns_waits_for_them() -> None:
     found = groups(
         lambda x: (x / gnp.sum(x, 1, keepdims=True), x - gnp.sum(x, 0)), normal(1024, 64)
     )
-    assert [(x.over.crossed, len(x.writes)) for x in found] == [(True, 2), (False, 1)]
+    assert [(x.domain.row_column, len(x.writes)) for x in found] == [(True, 2), (False, 1)]
 
 
 def test_few_long_rows_do_not_wait_for_their_own_result() -> None:
     # One kernel would read the whole array with one program.
     found = groups(lambda x: x / gnp.sqrt(gnp.sum(x * x)), normal(1 << 16))
-    assert [x.over.reduced for x in found] == [1 << 16, 1]
+    assert [x.domain.reduced for x in found] == [1 << 16, 1]
 
 
 def test_a_value_that_is_cheap_is_made_again() -> None:
@@ -307,8 +307,8 @@ def test_activations_are_computed_again() -> None:
         return gnp.sum(x)
 
     jaxpr, inputs = programs.traced(g.grad(loss), normal(16, 16), normal(64, 16))
-    before = simplify(jaxpr)
-    after = check(rematerialise(before))
+    before = simplify_jaxpr(jaxpr)
+    after = check(rematerialise_jaxpr(before))
     assert _crossing(after) < _crossing(before)
     for a, b in zip(programs.on_cpu(before, inputs), programs.on_cpu(after, inputs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)

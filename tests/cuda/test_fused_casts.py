@@ -11,7 +11,7 @@ import genesis_fn.numpy as gnp
 from genesis_fn import lax, optim
 from genesis_fn.backends.cuda.lower.fused_casts import absorb_casts
 from genesis_fn.backends.cuda.lower.steps import keeps_fused
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -55,7 +55,7 @@ FUNCTIONS = {
 def program(f, dtype):
     kinds = [aval((ROWS, CLASSES), dtype), aval((ROWS,), dtypes.I32)]
     listed = lambda *xs: g.tree.leaves(f(*xs))
-    found = absorb_casts(simplify(stage(listed, kinds)[0], keeps_fused(H200)), H200)
+    found = absorb_casts(simplify_jaxpr(stage(listed, kinds)[0], keeps_fused(H200)), H200)
     check(found)
     return found
 

@@ -28,12 +28,12 @@ pytestmark = pytest.mark.interpreted
 MOST = 12
 # The passes of the lists, by the names that they call them by.
 PROGRAM = {
-    "physical": pipeline.physical, "simplify": pipeline.simplify,
-    "rematerialise": pipeline.rematerialise, "donations": pipeline.donations,
+    "physical": pipeline.physical, "simplify_jaxpr": pipeline.simplify_jaxpr,
+    "rematerialise_jaxpr": pipeline.rematerialise_jaxpr, "donations": pipeline.donations,
 }  # fmt: skip
 BODY = {
     "absorb_casts": pipeline.absorb_casts, "group_matmuls": pipeline.group_matmuls,
-    "fuse": pipeline.fuse,
+    "fuse_jaxpr": pipeline.fuse_jaxpr,
     "lowered": ProgramLowering.lowered, "fuse_horizontally": pipeline.fuse_horizontally,
     "packed": pipeline.packed,
 }  # fmt: skip

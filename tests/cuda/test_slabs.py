@@ -15,7 +15,7 @@ from genesis_fn import lax
 from genesis_fn.compiler.fusion import fuse
 from genesis_fn.compiler.loop_ir import reindex
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes
 
@@ -53,8 +53,8 @@ def backward(f):
 def crossed(f, *args) -> int:
     """How many kernels reduce rows and columns."""
     jaxpr, _ = programs.traced(f, *args)
-    groups = fuse.fuse(simplify(jaxpr), H200).groups
-    return sum(x.over is not None and x.over.crossed for x in groups)
+    groups = fuse.fuse_jaxpr(simplify_jaxpr(jaxpr), H200).groups
+    return sum(x.domain is not None and x.domain.row_column for x in groups)
 
 
 def results(f, *args) -> list[np.ndarray]:
@@ -209,9 +209,9 @@ def test_the_length_of_parts() -> None:
     def parts(f, *args) -> list[int]:
         jaxpr, _ = programs.traced(f, *args)
         return [
-            reindex.part_length(x.body.instrs, x.over.reduced)
-            for x in fuse.fuse(simplify(jaxpr), H200).groups
-            if x.body is not None
+            reindex.segment_length(x.kernel.instrs, x.domain.reduced)
+            for x in fuse.fuse_jaxpr(simplify_jaxpr(jaxpr), H200).groups
+            if x.kernel is not None
         ]
 
     def joined(x, y):

@@ -10,10 +10,10 @@ import programs  # noqa: F401 (it chooses the interpreting driver)
 import genesis_fn as g
 from genesis_fn import random
 from genesis_fn.backends.cuda.lower.steps import keeps_fused
-from genesis_fn.compiler.fusion.fuse import Group, fuse
-from genesis_fn.compiler.memory.rematerialise import rematerialise
+from genesis_fn.compiler.fusion.fuse import FusionGroup, fuse_jaxpr
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
 from genesis_fn.compiler.options import without
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import aval
@@ -48,11 +48,11 @@ def gradients(layers: int) -> Jaxpr:
         return [value, *tree.leaves(grads)]
 
     kinds = [aval((8, 2049), dtypes.I32), *[aval(x.shape, x.dtype) for x in leaves]]
-    return rematerialise(simplify(stage(run, kinds)[0], keeps_fused(H200)))
+    return rematerialise_jaxpr(simplify_jaxpr(stage(run, kinds)[0], keeps_fused(H200)))
 
 
-def generated(layers: int) -> list[Group]:
-    return [x for x in fuse(gradients(layers), H200).groups if x.body is not None]
+def generated(layers: int) -> list[FusionGroup]:
+    return [x for x in fuse_jaxpr(gradients(layers), H200).groups if x.kernel is not None]
 
 
 def test_a_layer_moves_little_more_than_it_must() -> None:
@@ -61,7 +61,7 @@ def test_a_layer_moves_little_more_than_it_must() -> None:
     assert units <= CEILING_UNITS
     assert len(two) - len(one) <= CEILING_KERNELS
     # Every norm's backward is one pass over its rows.
-    assert not [x for x in two if x.over is not None and x.over.reduced >= 16384]
+    assert not [x for x in two if x.domain is not None and x.domain.reduced >= 16384]
     with without("row_column_reduce"):
         apart = (sum(x.traffic for x in generated(3)) - sum(x.traffic for x in generated(2))) / UNIT
     assert apart > units + 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from genesis_fn.compiler.target import H200
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
-from genesis_fn.kernels.matmul.matmul import Config, Hooks, MatmulSpec, plan_matmul
+from genesis_fn.kernels.matmul.matmul import Hooks, MatmulConfig, MatmulSpec, plan_matmul
 from genesis_fn.kernels.matmul.spec import Segment
 from genesis_fn.kernels.plan import Plan
 
@@ -45,7 +45,7 @@ def cases() -> dict[str, Plan]:
     }
     plans = {name: plan_matmul(MatmulSpec(**fields), H200) for name, fields in specs.items()}
     float8 = {"lhs_dtype": "fp8e4nv", "rhs_dtype": "fp8e4nv", "rhs_transposed": True}
-    deep = Config("tma", 128, 128, 256, 8, 3)
+    deep = MatmulConfig("tma", 128, 128, 256, 8, 3)
     plans["fp8e4nv deep tiles"] = plan_matmul(MatmulSpec(**square, **float8), H200, deep)
     hooks = Hooks(
         setup="scale = tl.load(rms + rm)",

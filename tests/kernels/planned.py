@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.backends.cuda.lowerings import plan_for
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import tree
 from genesis_fn.core.aval import aval
@@ -27,7 +27,7 @@ def plans_of(name: str, f: Callable[..., Any], kinds: Any, target: Target) -> li
     (shape, dtype)."""
     jaxpr, _ = stage(lambda *xs: tree.leaves(f(*xs)), [aval(s, d) for s, d in kinds])
     plans = []
-    for e in simplify(jaxpr).eqns:
+    for e in simplify_jaxpr(jaxpr).eqns:
         if e.prim.name == name:
             avals = [x.aval if type(x) is Var else x for x in e.ins]
             plan = plan_for(e.prim, avals, e.params, target)

@@ -12,7 +12,7 @@ import torch
 
 from genesis_fn.compiler.target import H200, Target
 from genesis_fn.kernels.matmul.grouped import plan_grouped_matmul
-from genesis_fn.kernels.matmul.matmul import Config, Hooks, MatmulSpec, configs, plan_matmul
+from genesis_fn.kernels.matmul.matmul import Hooks, MatmulConfig, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.matmul.spec import Segment
 from genesis_fn.kernels.matmul.tuning import chosen_config
 from tests.kernels.run import run_plan
@@ -38,8 +38,8 @@ EPSILON = {
     "fp8e5": 2**-2,
 }
 FEW = replace(H200, processors=3)
-TMA = Config("tma", 16, 32, 16, stages=3)
-POINTER = Config("pointer", 16, 16, 16)
+TMA = MatmulConfig("tma", 16, 32, 16, stages=3)
+POINTER = MatmulConfig("pointer", 16, 16, 16)
 
 
 def draw(shape: tuple[int, ...], dtype: str, seed: int) -> torch.Tensor:
@@ -86,7 +86,7 @@ def close(spec: MatmulSpec, got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def run(
-    spec: MatmulSpec, config: Config | None, *more: torch.Tensor, target: Target = FEW
+    spec: MatmulSpec, config: MatmulConfig | None, *more: torch.Tensor, target: Target = FEW
 ) -> torch.Tensor:
     out = torch.full((*spec.batch, spec.m, spec.n), 7, dtype=DTYPES[spec.out_dtype])
     plan = plan_matmul(spec, target, config)
@@ -228,7 +228,7 @@ acc = acc * logistic(acc)""",
 @pytest.mark.parametrize("split", [2, 3, 5])
 @pytest.mark.parametrize("family", ["tma", "pointer"])
 def test_split_k(family, split):
-    config = Config(family, 16, 32, 16, split_k=split, halves=split == 2)
+    config = MatmulConfig(family, 16, 32, 16, split_k=split, halves=split == 2)
     spec = MatmulSpec(m=24, n=40, k=112, batch=(2,), hooks=BIAS, residual="bf16")
     bias, residual = draw((40,), "fp32", 8), draw((2, 24, 40), "bf16", 9)
     want = torch.nn.functional.silu(0.5 * product(spec, *operands(spec)) + bias.double())
@@ -239,7 +239,7 @@ def test_split_k(family, split):
     close(odd, run(odd, replace(config, family="pointer")), product(odd, *operands(odd)))
 
 
-@pytest.mark.parametrize("config", [TMA, POINTER, Config("tma", 16, 64, 16, halves=True)])
+@pytest.mark.parametrize("config", [TMA, POINTER, MatmulConfig("tma", 16, 64, 16, halves=True)])
 def test_residual_and_accumulation(config):
     for out_dtype in ("fp32", "bf16"):
         spec = MatmulSpec(m=24, n=80, k=32, out_dtype=out_dtype, residual="fp16", accumulate=True)
@@ -253,10 +253,10 @@ def test_residual_and_accumulation(config):
     [
         TMA,
         POINTER,
-        Config("tma", 16, 32, 16, halves=True),
-        Config("tma", 16, 32, 16, split_k=2),
-        Config("tma", 32, 16, 16, swap=True),
-        Config("gemv", 32, 16, 16),
+        MatmulConfig("tma", 16, 32, 16, halves=True),
+        MatmulConfig("tma", 16, 32, 16, split_k=2),
+        MatmulConfig("tma", 32, 16, 16, swap=True),
+        MatmulConfig("gemv", 32, 16, 16),
     ],
 )
 def test_gating(config):
@@ -275,7 +275,7 @@ def test_few_rows_without_tensor_cores(m, rhs_transposed):
     menu = configs(spec, H200)
     assert menu[0].family == "gemv"
     want = product(spec, *operands(spec)) + residual.double()
-    for config in (menu[0], Config("gemv", 8, 16, 32, split_k=2)):
+    for config in (menu[0], MatmulConfig("gemv", 8, 16, 32, split_k=2)):
         close(spec, run(spec, config, residual), want)
 
 
@@ -285,7 +285,7 @@ def test_few_rows_with_swapped_operands(family, m):
     spec = MatmulSpec(m=m, n=80, k=96, rhs_transposed=True)
     rows = 1 << (m - 1).bit_length()
     for split in (1, 3):
-        config = Config(family, rows, 64, 16, split_k=split, swap=True)
+        config = MatmulConfig(family, rows, 64, 16, split_k=split, swap=True)
         close(spec, run(spec, config), product(spec, *operands(spec)))
     assert all(config.swap or config.bn == 32 for config in configs(spec, H200))
 
@@ -299,8 +299,8 @@ EPILOGUE = Hooks(
     outputs=(("squares", "fp32"),),
 )
 EPILOGUE_CONFIGS = [
-    TMA, POINTER, Config("tma", 16, 64, 16, halves=True), Config("tma", 16, 32, 16, split_k=2),
-    Config("gemv", 32, 32, 16),
+    TMA, POINTER, MatmulConfig("tma", 16, 64, 16, halves=True),
+    MatmulConfig("tma", 16, 32, 16, split_k=2), MatmulConfig("gemv", 32, 32, 16),
 ]  # fmt: skip
 
 
@@ -337,7 +337,7 @@ def test_generated_left_operand(m, k, steady):
 
 def test_a_wide_epilogue_works_on_few_columns_at_once():
     config = chosen_config(MatmulSpec(4096, 4096, 1024, hooks=EPILOGUE), H200)
-    assert (config.family, config.bn // config.parts) == ("tma", 32)
+    assert (config.family, config.bn // config.subtiles) == ("tma", 32)
 
 
 def test_empty_sizes():
@@ -362,7 +362,7 @@ def test_misuse_is_named():
     with pytest.raises(ValueError, match="through descriptors"):
         plan_matmul(MatmulSpec(m=64, n=65, k=64), H200, TMA)
     with pytest.raises(ValueError, match="cannot hold 9"):
-        plan_matmul(MatmulSpec(m=9, n=64, k=64), H200, Config("gemv", 8, 16, 32))
+        plan_matmul(MatmulSpec(m=9, n=64, k=64), H200, MatmulConfig("gemv", 8, 16, 32))
 
 
 @pytest.mark.parametrize("m", [72, 40])
@@ -382,7 +382,7 @@ def test_segments_share_an_accumulator(m, transposed):
     ]
     segments = tuple(Segment(s.k, s.strides("lhs"), s.strides("rhs")) for s in specs[1:])
     whole = replace(specs[0], segments=segments)
-    config = Config("tma", 16, 32, 16, stages=3) if m > 64 else None
+    config = MatmulConfig("tma", 16, 32, 16, stages=3) if m > 64 else None
     plan = plan_matmul(whole, FEW, config)
     # Few rows take one launch for each segment.
     assert len(plan.steps) == (1 if m > 64 else 3)
@@ -418,7 +418,7 @@ def test_grouped_products(processors):
         for i, (m, n) in enumerate(sizes)
     ]
     inputs = [x for s in specs for x in operands(s)]
-    config = Config("tma", 16, 32, 16, halves=True)
+    config = MatmulConfig("tma", 16, 32, 16, halves=True)
     plan = plan_grouped_matmul(specs, replace(H200, processors=processors), config)
     assert len(plan.steps) == 1 and (plan.inputs, plan.outputs) == (8, 4)
     outputs = [torch.full((s.m, s.n), 3.0) for s in specs]

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from genesis_fn.compiler.target import H200, OF_ARCHITECTURE
-from genesis_fn.kernels.matmul.matmul import Config, MatmulSpec, configs, plan_matmul
+from genesis_fn.kernels.matmul.matmul import MatmulConfig, MatmulSpec, configs, plan_matmul
 from genesis_fn.kernels.matmul.operand_layout import add_prepared, copies
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from tests.kernels.run import run_plan
 
-TMA = Config("tma", 32, 32, 32, 4, 2, prepared=True)
+TMA = MatmulConfig("tma", 32, 32, 32, 4, 2, prepared=True)
 FP32 = {"lhs_dtype": "fp32", "rhs_dtype": "fp32", "out_dtype": "fp32"}
 
 

@@ -12,7 +12,7 @@ import pytest
 import genesis_fn as gf
 from benchmarks.kernels.sanitize import FAMILIES, TOOLS, kernels_of, plan_of
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.compiler.target import H200
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.transforms.custom.fused_functions import fused_p
@@ -42,7 +42,7 @@ def kernels_of_families() -> set[str]:
                 plan(e.params["jaxpr"])
 
     def check(f, *args):
-        plan(group_matmuls(simplify(traced(f, *args)[0]), H200))
+        plan(group_matmuls(simplify_jaxpr(traced(f, *args)[0]), H200))
 
     with gf.default_matmul_precision("default"):  # as for users, also where tests are exact
         for family in FAMILIES.values():

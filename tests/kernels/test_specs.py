@@ -18,7 +18,7 @@ from genesis_fn.kernels.attention.spec import AttentionSpec
 from genesis_fn.kernels.indexing.concat import Concatenate
 from genesis_fn.kernels.indexing.scatter import GatherRows, ScatterRows
 from genesis_fn.kernels.matmul.matmul import plan_matmul
-from genesis_fn.kernels.matmul.spec import Config, Hooks, MatmulSpec, Segment
+from genesis_fn.kernels.matmul.spec import Hooks, MatmulConfig, MatmulSpec, Segment
 from genesis_fn.kernels.plan import BufferArg
 from genesis_fn.kernels.plan_builder import PlanBuilder
 from genesis_fn.kernels.random import RandomBits
@@ -38,7 +38,7 @@ SEGMENT = Segment(4, (4, 1), (4, 1))
 
 
 def planned(family: str, target: Target, m: int = 16, **types: Any) -> Any:
-    config = Config(family, 16, 16, 16)
+    config = MatmulConfig(family, 16, 16, 16)
     return plan_matmul(MatmulSpec(m, 16, 16, **types), target, config)
 
 

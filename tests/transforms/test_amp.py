@@ -20,7 +20,7 @@ from genesis_fn.transforms.control_flow.loops import while_loop
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.jitting import jit
-from genesis_fn.transforms.precision.autocast import Precision, amp, precision_of
+from genesis_fn.transforms.precision.autocast import AutocastPolicy, amp, as_autocast_policy
 from genesis_fn.transforms.staging.stage import stage
 from tests.transforms.both import normal, ours
 
@@ -134,8 +134,8 @@ def test_overrides():
     found = kinds(f, W, X)
     assert found["dot_general"] == {"float32"} and found["exp"] == {"bfloat16"}
     assert kinds(amp(lambda x: x + 1, overrides={"add": "low"}), X)["add"] == {"bfloat16"}
-    twice = precision_of(precision_of("float16", {"exp": "low"}), {"tanh": "low"})
-    assert twice == Precision(dtypes.F16, (("exp", "low"), ("tanh", "low")))
+    twice = as_autocast_policy(as_autocast_policy("float16", {"exp": "low"}), {"tanh": "low"})
+    assert twice == AutocastPolicy(dtypes.F16, (("exp", "low"), ("tanh", "low")))
     with pytest.raises(ValueError, match='override .* must be "low"'):
         amp(model, overrides={"exp": "wide"})
     with pytest.raises(TypeError, match="must be floating"):

@@ -18,7 +18,7 @@ from genesis_fn.backends.cpu import pattern_fusion
 from genesis_fn.backends.cpu.emit import FRESH, VIEW, Names, Step, many_of, step, thin_shape
 from genesis_fn.backends.cpu.lower import FusedFunction, fused_function, lower
 from genesis_fn.compiler.memory.sink import sink_equations
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import sig
@@ -50,7 +50,7 @@ def tensor_program(
     key = (tensor_program, donated, listed)
     found = jaxpr.cache.get(key)
     if found is None:
-        simple = sink_equations(simplify(jaxpr, has_function))
+        simple = sink_equations(simplify_jaxpr(jaxpr, has_function))
         found = jaxpr.cache[key] = TensorProgram(simple, donated, listed=listed)
     return found
 

@@ -15,7 +15,7 @@ import torch
 from genesis_fn.backends.cpu.compile import TensorProgram, function_of
 from genesis_fn.backends.cpu.lowerings.indexing import starts_for
 from genesis_fn.backends.cpu.storage import TORCH_DTYPE
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core import errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.aval import Aval, sig
@@ -76,7 +76,7 @@ def _compile(jaxpr: Jaxpr) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    simple = _without_choices(simplify(jaxpr, _has_kernel))
+    simple = _without_choices(simplify_jaxpr(jaxpr, _has_kernel))
     if simple.effect:
         raise errors.BackendError(
             f"TorchInductor cannot compile {name}: it has callbacks or assertions\n"
@@ -127,7 +127,9 @@ def _without_choices(jaxpr: Jaxpr) -> Jaxpr:
         eqns.append(e)
     if not changed:
         return jaxpr
-    return simplify(Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name), _has_kernel)
+    return simplify_jaxpr(
+        Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name), _has_kernel
+    )
 
 
 def _with_spare_segment(

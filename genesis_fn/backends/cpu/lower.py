@@ -118,7 +118,7 @@ def computes_fused(
 
 
 def fused_function(
-    op: Fused, avals: Sequence[Any], static: tuple[Any, ...]
+    op: Fused[..., Any], avals: Sequence[Any], static: tuple[Any, ...]
 ) -> FusedFunction | None:
     """The torch function of a fused function, if it has one that fits operands of these avals."""
     found = FUSED.get(op.name)

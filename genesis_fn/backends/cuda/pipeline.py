@@ -17,12 +17,12 @@ from genesis_fn.backends.cuda.lower.steps import (
 from genesis_fn.backends.cuda.run.executable import Binding, CudaExecutable
 from genesis_fn.backends.cuda.run.io_buffers import IOBuffers, Output
 from genesis_fn.backends.cuda.run.runtime import runtime
-from genesis_fn.compiler.fusion.fuse import fuse
+from genesis_fn.compiler.fusion.fuse import fuse_jaxpr
 from genesis_fn.compiler.fusion.matmul_grouping import group_matmuls
-from genesis_fn.compiler.loop_ir.kernel import Placement
+from genesis_fn.compiler.loop_ir.kernel import SliceStore
 from genesis_fn.compiler.memory.inplace import donations
-from genesis_fn.compiler.memory.rematerialise import rematerialise
-from genesis_fn.compiler.simplify.simplify import simplify
+from genesis_fn.compiler.memory.rematerialise import rematerialise_jaxpr
+from genesis_fn.compiler.simplify.simplify import simplify_jaxpr
 from genesis_fn.core.aval import sig
 from genesis_fn.core.configuration import config
 from genesis_fn.core.device import Device
@@ -50,10 +50,10 @@ def compile_jaxpr(
     named = physical(jaxpr)
 
     # Calls are inlined, but for functions with a kernel; what repeats or does nothing goes.
-    program = simplify(named, keeps_fused(target))
+    program = simplify_jaxpr(named, keeps_fused(target))
 
     # Values that the backward pass can make again for less than keeping them are not kept.
-    program = rematerialise(program)
+    program = rematerialise_jaxpr(program)
 
     # Results take the memory of donated inputs.
     replaced = donations(program, donated)
@@ -94,7 +94,7 @@ def schedule(
     jaxpr: Jaxpr,
     inputs: Sequence[int],
     targets: Sequence[int | None],
-    placed: dict[Var, Placement] | None = None,
+    placed: dict[Var, SliceStore] | None = None,
     extra: dict[Var, int] | None = None,
     depth: int = 0,
 ) -> Schedule:
@@ -107,7 +107,7 @@ def schedule(
     jaxpr = group_matmuls(jaxpr, table.target)
 
     # Equations form groups, each one kernel's loops; what stands only inside of one is not stored.
-    fusion = fuse(jaxpr, table.target, placed)
+    fusion = fuse_jaxpr(jaxpr, table.target, placed)
 
     # Loops become Triton source, other equations the plans of kernels, results get buffers.
     base = table.new(0)

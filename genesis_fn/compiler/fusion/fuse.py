@@ -1,8 +1,11 @@
-"""fuse: which computations share a kernel.
+"""Fusion: which computations share a kernel.
 
-Every value in memory starts with a kernel of its own. Kernels merge greedily, first along the
-values that would save most traffic, then beside each other where they read the same buffer, as long
-as one kernel over one domain can compute them and no other step lies between.
+Every materialized value starts as a kernel of its own. Kernels merge greedily: producers with their
+consumers, the largest value first, then siblings that read the same buffer. A merge needs one
+iteration domain in which all roots can be computed, must save traffic, and must not make a cycle.
+Matrix products take neighbouring kernels as prologues and epilogues (`gemv_fusion`).
+
+Read `value_graph` and `loop_ir/kernel.py` first: what is materialized, and what a kernel is.
 """
 
 from __future__ import annotations
@@ -11,71 +14,81 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
 from genesis_fn.compiler.fusion.gemv_fusion import (
-    FusedProduct,
-    alike,
-    finishes,
-    follows,
-    precedes,
-    sizes,
-    wide,
+    FusedMatmul,
+    differ_in_rhs_only,
+    fits_epilogue,
+    fits_prologue,
+    fits_tiled_epilogue,
+    gemv_sizes,
+    is_tiled_matmul,
 )
-from genesis_fn.compiler.fusion.value_graph import Graph, joins, value_graph
+from genesis_fn.compiler.fusion.value_graph import (
+    ValueGraph,
+    build_value_graph,
+    has_several_sources,
+)
 from genesis_fn.compiler.loop_ir.kernel import (
-    Domain,
     Infeasible,
+    IterationDomain,
     KernelIR,
-    Placement,
-    body_of,
-    domain,
+    SliceStore,
+    build_kernel,
+    common_domain,
     is_reduction,
-    joined,
+    iteration_domain,
     reduced_axes,
 )
-from genesis_fn.compiler.memory.inplace import updated
+from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.rewriter import has_effect
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
-_MOST_ROOTS = 24
-_MOST_LOADS = 24
-_MOST_INSTRUCTIONS = 256
-_LEAST_SHARED = 4096  # bytes of a common operand that are worth a merge
-_FARTHEST = 400  # equations between kernels merged for a common operand: it lengthens lives
+# Limits of a merged kernel. The kernel of one value may take four times the instructions.
+_MAX_ROOTS = 24
+_MAX_LOADS = 24
+_MAX_INSTRUCTIONS = 256
+_MIN_SHARED = 4096  # bytes of a common operand that are worth a merge
+_MAX_DISTANCE = 400  # equations between siblings: merging them lengthens live ranges
 
 
-class Group:
-    """A step: a generated kernel (`body`), or one opaque equation (`eqn`), a product perhaps with
-    more in its kernel (`product`). `columns` are the roots of a crossed domain that have one value
-    for each column."""
+class FusionGroup:
+    """A step: a generated kernel over an iteration domain, or one opaque equation (`eqn`), which as
+    a matrix product may have a fused prologue and epilogue (`matmul`).
+
+    `roots` are the values that it computes, `writes` those of them that go to memory, `reads` the
+    buffers that it reads with the bytes of each. `lo` and `hi` are the positions of the first and
+    last equation that it was made from. `columns` are the roots of a row-and-column domain that
+    have one value for each column.
+    """
 
     __slots__ = (
         "eqn",
         "roots",
-        "over",
-        "body",
+        "domain",
+        "kernel",
         "lo",
         "hi",
         "reads",
         "writes",
-        "product",
+        "matmul",
         "columns",
     )
 
     def __init__(
         self,
         roots: list[Var],
-        over: Domain | None,
-        body: KernelIR | None,
+        domain: IterationDomain | None,
+        kernel: KernelIR | None,
         eqn: Eqn | None,
         reads: dict[Var, int],
         lo: int,
         hi: int,
-        product: FusedProduct | None = None,
+        matmul: FusedMatmul | None = None,
         columns: frozenset[Var] = frozenset(),
     ) -> None:
-        self.roots, self.over, self.body, self.eqn = roots, over, body, eqn
-        self.product, self.columns = product, columns
+        self.roots, self.domain, self.kernel, self.eqn = roots, domain, kernel, eqn
+        self.matmul, self.columns = matmul, columns
         self.reads, self.lo, self.hi = reads, lo, hi
         self.writes: list[Var] = list(roots)
 
@@ -86,73 +99,84 @@ class Group:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations, about."""
-        if self.body is None or self.over is None:
+        """An estimate of the floating-point operations."""
+        if self.kernel is None or self.domain is None:
             return 0
         total = 0
-        for i in self.body.instrs:
+        for i in self.kernel.instrs:
+            # Once for each value of the loop variables that an instruction depends on.
             if i.op in ("map", "reduce"):
-                rows = self.over.kept if "p" in i.names else 1
-                inner = self.over.reduced if "r" in i.names or i.op == "reduce" else 1
+                rows = self.domain.kept if "p" in i.names else 1
+                inner = self.domain.reduced if "r" in i.names or i.op == "reduce" else 1
                 total += rows * inner
         return total
 
 
 class Fusion:
-    """The groups of a program, in order, and what they were made from."""
+    """The groups of a program in the order in which they run, and the graph of its values."""
 
-    def __init__(self, graph: Graph, groups: list[Group]) -> None:
+    def __init__(self, graph: ValueGraph, groups: list[FusionGroup]) -> None:
         self.graph, self.groups = graph, groups
 
 
-def fuse(jaxpr: Jaxpr, target: Target, placed: dict[Var, Placement] | None = None) -> Fusion:
-    """The steps that compute a simplified program on `target`. `placed` says which outputs are
-    written into part of another buffer."""
-    graph = value_graph(jaxpr, target)
+def fuse_jaxpr(
+    jaxpr: Jaxpr, target: Target, slice_stores: dict[Var, SliceStore] | None = None
+) -> Fusion:
+    """The steps that compute a simplified program on `target`. `slice_stores` says which outputs
+    are written into a slice of another buffer."""
+    graph = build_value_graph(jaxpr, target)
     while True:
-        merging = _Merging(graph, target, placed or {})
+        state = _FusionState(graph, target, slice_stores or {})
         try:
-            merging.one_by_one()
+            state.add_initial_groups()
             break
         except _TooLarge as large:
-            graph.real.update(large.parts)
+            # What is materialized decides every kernel, so start over.
+            graph.materialized.update(large.values)
+    # An epilogue of few rows is a kernel of one value, so these come before any merge.
     if enabled("products"):
-        merging.after_products()
-    merging.along_values()
-    merging.beside()
+        state.fuse_gemv_epilogues()
+    state.fuse_into_consumers()
+    state.fuse_siblings()
+    # A prologue such as a norm is one kernel, not two, only after its parts have merged.
     if enabled("products"):
-        merging.before_products()
+        state.fuse_gemv_prologues()
+    # Last, on kernels as merged: one with several results is an epilogue of tiles, too.
     if enabled("epilogues"):
-        merging.after_wide_products()
-    return Fusion(graph, merging.finished())
+        state.fuse_matmul_epilogues()
+    return Fusion(graph, state.scheduled())
 
 
 class _TooLarge(Exception):
-    """A value takes too many instructions: `parts` of it must be in memory."""
+    """The kernel of a value has too many instructions: `values` it reads must be materialized."""
 
-    def __init__(self, parts: list[Var]) -> None:
+    def __init__(self, values: list[Var]) -> None:
         super().__init__()
-        self.parts = parts
+        self.values = values
 
 
-class _Merging:
-    """Groups of steps that become kernels, merged two by two."""
+class _FusionState:
+    """The groups while they are merged two by two, numbered, with the dependences between them."""
 
-    def __init__(self, graph: Graph, target: Target, placed: dict[Var, Placement]) -> None:
-        self.graph, self.target, self.placed = graph, target, placed
-        self.groups: dict[int, Group] = {}
+    def __init__(
+        self, graph: ValueGraph, target: Target, slice_stores: dict[Var, SliceStore]
+    ) -> None:
+        self.graph, self.target, self.slice_stores = graph, target, slice_stores
+        self.groups: dict[int, FusionGroup] = {}
         self.owner: dict[Var, int] = {}
         self.readers: dict[Var, set[int]] = {}
-        self.before: dict[int, set[int]] = {}  # order that no value asks for: effects
+        # Dependences that no value carries: the order of effects, reads before overwriting.
+        self.before: dict[int, set[int]] = {}
         self.after: dict[int, set[int]] = {}
         self._next = 0
-        # A topological order of the steps, kept valid through merges, with gaps (-1).
-        self._passes = "opaque" in graph.kinds
+        # A topological order of the steps, kept valid through merges, with gaps (-1): a merge
+        # rewrites the span between its two steps only.
+        self._separate_passes = "opaque" in graph.kinds
         self.order: list[int] = []
         self.rank: dict[int, int] = {}
 
-    def one_by_one(self) -> None:
-        """Make a group of each step. Raises _TooLarge."""
+    def add_initial_groups(self) -> None:
+        """Make a group of each materialized value and of each opaque equation. Raises _TooLarge."""
         graph = self.graph
         last_effect: int | None = None
         for n, (e, kind) in enumerate(zip(graph.jaxpr.eqns, graph.kinds)):
@@ -161,7 +185,7 @@ class _Merging:
                 for v in e.ins:
                     if type(v) is Var:
                         reads[graph.memory(v)[0]] = graph.memory(v)[0].aval.nbytes
-                g = self._add(Group(list(e.outs), None, None, e, reads, n, n))
+                g = self._add(FusionGroup(list(e.outs), None, None, e, reads, n, n))
                 if has_effect(e):
                     if last_effect is not None:
                         self.before.setdefault(g, set()).add(last_effect)
@@ -169,53 +193,63 @@ class _Merging:
                     last_effect = g
             else:
                 for v in e.outs:
-                    if v in graph.real:
-                        over = self._domain(v, e)
-                        body = self._single(v, e, over)
-                        self._add(Group([v], over, body, None, body.loads, n, n))
+                    if v in graph.materialized:
+                        domain = self._domain_of(v, e)
+                        kernel = self._kernel_of(v, e, domain)
+                        self._add(FusionGroup([v], domain, kernel, None, kernel.loads, n, n))
         self.order = list(self.groups)
         self.rank = {n: at for at, n in enumerate(self.order)}
 
-    def _domain(self, v: Var, e: Eqn) -> Domain:
+    def _domain_of(self, v: Var, e: Eqn) -> IterationDomain:
         return (
-            domain(e.ins[0].aval.shape, reduced_axes(e))
+            iteration_domain(e.ins[0].aval.shape, reduced_axes(e))
             if is_reduction(e)
-            else domain(v.aval.shape)
+            else iteration_domain(v.aval.shape)
         )
 
-    def _single(self, v: Var, e: Eqn, over: Domain) -> KernelIR:
-        """The kernel of one value."""
+    def _kernel_of(self, v: Var, e: Eqn, domain: IterationDomain) -> KernelIR:
+        """The kernel of one value. Raises _TooLarge where it needs more instructions than allowed:
+        the nearest computations beneath its views are what to materialize."""
         try:
-            return self._body([v], over)
+            return self._build([v], domain)
         except Infeasible:
-            parts: list[Var] = []
+            values: list[Var] = []
             todo = [i for i in e.ins if type(i) is Var]
             while todo:
                 i = todo.pop()
-                made = self.graph.made.get(i)
-                if i in self.graph.real or made is None:
+                producer = self.graph.producer.get(i)
+                if i in self.graph.materialized or producer is None:
                     continue
-                if self.graph.kind[id(made)] == "map" or joins(made):
-                    parts.append(i)
+                if self.graph.kind[id(producer)] == "map" or has_several_sources(producer):
+                    values.append(i)
                 else:
-                    todo += [j for j in made.ins if type(j) is Var]
-            if not parts:
+                    todo += [j for j in producer.ins if type(j) is Var]
+            if not values:
                 raise
-            raise _TooLarge(parts) from None
+            raise _TooLarge(values) from None
 
-    def _body(
+    def _build(
         self,
         roots: list[Var],
-        over: Domain,
+        domain: IterationDomain,
         stored: Iterable[Var] | None = None,
         columns: frozenset[Var] = frozenset(),
     ) -> KernelIR:
         graph = self.graph
         kept = set(roots if stored is None else stored)
-        most = 4 * _MOST_INSTRUCTIONS
-        return body_of(graph.made, graph.real, roots, over, kept, self.placed, most, columns)
+        max_instrs = 4 * _MAX_INSTRUCTIONS
+        return build_kernel(
+            graph.producer,
+            graph.materialized,
+            roots,
+            domain,
+            kept,
+            self.slice_stores,
+            max_instrs,
+            columns,
+        )
 
-    def _add(self, group: Group) -> int:
+    def _add(self, group: FusionGroup) -> int:
         number = self._next
         self._next += 1
         self.groups[number] = group
@@ -225,8 +259,9 @@ class _Merging:
             self.readers.setdefault(v, set()).add(number)
         return number
 
-    def _replace(self, a: int, b: int, group: Group, later: Sequence[int]) -> None:
-        """Put `group` in the place of a and the later b, before the steps `later` between them."""
+    def _replace(self, a: int, b: int, group: FusionGroup, later: Sequence[int]) -> None:
+        """Replace a and the later b by `group`, with `later`, the steps between them that depend on
+        a, behind it."""
         first, last = self.rank[a], self.rank[b]
         for n in (a, b):
             for v in self.groups[n].reads:
@@ -255,9 +290,9 @@ class _Merging:
         found.discard(n)
         return found
 
-    def _after(self, a: int, b: int) -> list[int] | None:
-        """The steps between a and a later b that must come after a; None if b must come after one
-        of them."""
+    def _dependents_between(self, a: int, b: int) -> list[int] | None:
+        """The steps between a and a later b that depend on a; None if b depends on one of them, as
+        merging a and b would then make a cycle."""
         rank, limit = self.rank, self.rank[b]
         todo = [s for s in self.succs(a) if s != b and rank[s] < limit]
         seen = set(todo)
@@ -270,104 +305,113 @@ class _Merging:
                     todo.append(s)
         return sorted(seen, key=rank.__getitem__)
 
-    def merge(self, a: int, b: int, farthest: int | None = None) -> bool:
-        """Merge steps a and b if that is possible and saves traffic."""
+    def try_merge(self, a: int, b: int, max_distance: int | None = None) -> bool:
+        """Merge steps a and b if one kernel can compute both and that saves traffic."""
         x, y = self.groups[a], self.groups[b]
-        if x.body is None or y.body is None or x.over is None or y.over is None:
+        if x.kernel is None or y.kernel is None or x.domain is None or y.domain is None:
             return False
-        if len(x.roots) + len(y.roots) > _MOST_ROOTS:
+        if len(x.roots) + len(y.roots) > _MAX_ROOTS:
             return False
-        if self._apart(x) != self._apart(y):
+        if self._in_backward(x) != self._in_backward(y):
             return False
-        over = joined(x.over, y.over)
-        if over is None:
+        domain = common_domain(x.domain, y.domain)
+        if domain is None:
             return False
-        columns = _columns(x, over) | _columns(y, over)
+        columns = _column_outputs(x, domain) | _column_outputs(y, domain)
         lo, hi = self._span(x, y, columns)
-        if farthest is not None and hi - lo > farthest:
+        if max_distance is not None and hi - lo > max_distance:
             return False
         if self.rank[a] > self.rank[b]:
             a, b = b, a
-        later = self._after(a, b)
+        later = self._dependents_between(a, b)
         if later is None:
             return False
+        # Program order, whatever the order of merges: equal layers then share generated kernels.
         roots = sorted(x.roots + y.roots, key=self.graph.position.__getitem__)
         try:
-            body = self._body(roots, over, None, columns)
+            kernel = self._build(roots, domain, None, columns)
         except Infeasible:
             return False
-        loads = body.loads
-        if len(loads) > _MOST_LOADS or len(body.instrs) > _MOST_INSTRUCTIONS:
+        loads = kernel.loads
+        if len(loads) > _MAX_LOADS or len(kernel.instrs) > _MAX_INSTRUCTIONS:
             return False
-        if over.wants_split(self.target) and any(i.level and "r" in i.names for i in body.instrs):
+        # A split row is reduced by two kernels: none of them can walk along it after its reduction.
+        if domain.wants_split(self.target) and any(
+            i.level and "r" in i.names for i in kernel.instrs
+        ):
             return False
+        # Saved are buffers that both read, and values of one that the other reads. Stores are not
+        # counted: whether a root is stored is known at the end.
         if sum(loads.values()) >= sum(x.reads.values()) + sum(y.reads.values()):
             return False
-        self._replace(a, b, Group(roots, over, body, None, loads, lo, hi, columns=columns), later)
+        self._replace(
+            a, b, FusionGroup(roots, domain, kernel, None, loads, lo, hi, columns=columns), later
+        )
         return True
 
-    def _span(self, x: Group, y: Group, columns: frozenset[Var]) -> tuple[int, int]:
-        """(first, last) equation of a merged step; what follows its folds does not count, as it
-        reads little."""
+    def _span(self, x: FusionGroup, y: FusionGroup, columns: frozenset[Var]) -> tuple[int, int]:
+        """(first, last) equation of a merged step. What depends on its column reductions does not
+        count: it reads one value for each column, which is little."""
         if not columns:
             return min(x.lo, y.lo), max(x.hi, y.hi)
         at = [
             self.graph.position[v]
             for v in (*x.roots, *y.roots)
-            if v not in columns or is_reduction(self.graph.made[v])
+            if v not in columns or is_reduction(self.graph.producer[v])
         ]
         return min(at), max(at)
 
-    def _apart(self, g: Group) -> bool:
-        """Whether a step is of a backward pass that stays apart from the forward pass: what
-        the backward pass makes again would else be made, and held, from the forward pass on."""
-        return self._passes and any([self.graph.made[v].backward for v in g.roots])
+    def _in_backward(self, g: FusionGroup) -> bool:
+        """Whether a step belongs to a backward pass that may not merge with the forward pass: what
+        the backward pass recomputes would be computed, and live, from the forward pass on."""
+        return self._separate_passes and any([self.graph.producer[v].backward for v in g.roots])
 
-    def after_products(self) -> None:
-        """Let products of few rows do what alone reads their results."""
+    def fuse_gemv_epilogues(self) -> None:
+        """Fuse the only reader of a product of few rows into it as its epilogue."""
         for n, g in list(self.groups.items()):
-            if n in self.groups and g.eqn is not None and g.product is None:
-                if sizes(g.eqn) is not None:
-                    self._after_product(n)
+            if n in self.groups and g.eqn is not None and g.matmul is None:
+                if gemv_sizes(g.eqn) is not None:
+                    self._fuse_gemv_epilogue(n)
 
-    def _after_product(self, n: int) -> None:
+    def _fuse_gemv_epilogue(self, n: int) -> None:
         members = [n]
         reader = self._only_reader(n)
         if reader is None:
             return
         y = self.groups[reader]
-        assert y.body is not None and y.over is not None
+        assert y.kernel is not None and y.domain is not None
+        # Two products of one left operand, such as gate and up projections, share an epilogue.
         for v in y.reads:
             other = self.owner.get(v)
             if other is not None and other != n and len(members) < 2:
                 e = self.groups[other].eqn
-                if e is None or sizes(e) is None or self._only_reader(other) != reader:
+                if e is None or gemv_sizes(e) is None or self._only_reader(other) != reader:
                     continue
-                if alike(self._eqn(n), e):
+                if differ_in_rhs_only(self._eqn(n), e):
                     members.append(other)
         members.sort(key=self.rank.__getitem__)
         eqns = [self._eqn(m) for m in members]
         values = [e.outs[0] for e in eqns]
-        if not follows(y.body, y.over, values, y.roots[0]):
+        if not fits_epilogue(y.kernel, y.domain, values, y.roots[0]):
             return
-        body, last = y.body, reader
+        kernel, last = y.kernel, reader
         for k in range(len(members)):
             m, x = members[k], self.groups[members[k]]
             reads = {v: b for v, b in self.groups[last].reads.items() if v not in values}
             lo, hi = min(x.lo, y.lo), max(x.hi, y.hi)
-            product = FusedProduct(eqns, epilogue=body)
-            group = Group(y.roots, None, None, eqns[0], reads | x.reads, lo, hi, product)
+            matmul = FusedMatmul(eqns, epilogue=kernel)
+            group = FusionGroup(y.roots, None, None, eqns[0], reads | x.reads, lo, hi, matmul)
             if k + 1 < len(members):
                 group.reads |= {v: v.aval.nbytes for v in values[k + 1 :]}
-            # Nothing else reads the product, so nothing must come between.
+            # Nothing else reads the product, so no step between depends on it.
             self._replace(m, last, group, [])
             last = self.owner[y.roots[0]]
             del self.owner[values[k]]
 
-    def after_wide_products(self) -> None:
-        """Let products in tiles do what alone reads their results, if it is pointwise."""
+    def fuse_matmul_epilogues(self) -> None:
+        """Fuse the only reader of a tiled product into it as its epilogue, if it is pointwise."""
         for n, g in list(self.groups.items()):
-            if g.eqn is None or g.product is not None or not wide(g.eqn):
+            if g.eqn is None or g.matmul is not None or not is_tiled_matmul(g.eqn):
                 continue
             (v,) = g.roots
             readers = self.readers.get(v, set())
@@ -375,19 +419,20 @@ class _Merging:
                 continue
             (r,) = readers
             y = self.groups[r]
-            if y.body is None or y.over is None:
+            if y.kernel is None or y.domain is None:
                 continue
             stored = self._stored(r)
-            if any(u in self.placed for u in stored):
+            # The offset of a slice store depends on a loop's counter; tiles have none.
+            if any(u in self.slice_stores for u in stored):
                 continue
             try:
-                body = self._body(y.roots, y.over, stored)
+                kernel = self._build(y.roots, y.domain, stored)
             except Infeasible:  # rows that reduce columns too
                 continue
-            if not finishes(body, y.over, v, stored):
+            if not fits_tiled_epilogue(kernel, y.domain, v, stored):
                 continue
-            reads = {u: size for u, size in body.loads.items() if u is not v}
-            group = Group(
+            reads = {u: size for u, size in kernel.loads.items() if u is not v}
+            group = FusionGroup(
                 stored,
                 None,
                 None,
@@ -395,7 +440,7 @@ class _Merging:
                 reads | g.reads,
                 min(g.lo, y.lo),
                 max(g.hi, y.hi),
-                FusedProduct([g.eqn], epilogue=body),
+                FusedMatmul([g.eqn], epilogue=kernel),
             )
             for u in y.roots:
                 self.owner.pop(u, None)
@@ -408,38 +453,42 @@ class _Merging:
         return e
 
     def _only_reader(self, n: int) -> int | None:
-        """The generated kernel of one value that alone reads the result of a product."""
+        """The kernel, of one value, that is the only reader of product n; None if there is none."""
         (v,) = self.groups[n].roots
         readers = self.readers.get(v, set())
-        if len(readers) != 1 or v in self.graph.required or self.groups[n].product is not None:
+        if len(readers) != 1 or v in self.graph.required or self.groups[n].matmul is not None:
             return None
         (r,) = readers
         y = self.groups[r]
-        if y.body is None or len(y.roots) != 1 or y.roots[0] in self.placed:
+        if y.kernel is None or len(y.roots) != 1 or y.roots[0] in self.slice_stores:
             return None
-        return None if self._apart(y) != self._apart(self.groups[n]) else r
+        return None if self._in_backward(y) != self._in_backward(self.groups[n]) else r
 
-    def before_products(self) -> None:
-        """Let products of few rows make their left operands."""
+    def fuse_gemv_prologues(self) -> None:
+        """Fuse the kernel that computes the left operand of products of few rows into them as their
+        prologue. Each of their programs recomputes it, so all its readers must be such products."""
         results = {self.graph.memory(v)[0] for v in self.graph.jaxpr.outs}
         for n, g in list(self.groups.items()):
-            if g.body is None or g.over is None or g.over.crossed:
+            if g.kernel is None or g.domain is None or g.domain.row_column:
                 continue
             stored = self._stored(n)
             readers = self.readers.get(stored[0], set()) - {n} if len(stored) == 1 else set()
-            if not readers or stored[0] in results or stored[0] in self.placed:
+            if not readers or stored[0] in results or stored[0] in self.slice_stores:
                 continue
             (h,) = stored
-            if not all(self._takes(r, h, g.over) for r in readers) or g.body.counters:
+            if (
+                not all(self._accepts_prologue(r, h, g.domain) for r in readers)
+                or g.kernel.counters
+            ):
                 continue
-            body = self._body(g.roots, g.over, stored)
+            kernel = self._build(g.roots, g.domain, stored)
             for r in readers:
                 reader = self.groups[r]
-                if reader.product is None:
-                    reader.product = FusedProduct([self._eqn(r)])
-                reader.product.prologue = body
+                if reader.matmul is None:
+                    reader.matmul = FusedMatmul([self._eqn(r)])
+                reader.matmul.prologue = kernel
                 del reader.reads[h]
-                for v, size in body.loads.items():
+                for v, size in kernel.loads.items():
                     reader.reads[v] = max(size, reader.reads.get(v, 0))
                     self.readers.setdefault(v, set()).add(r)
                 reader.lo = min(reader.lo, g.lo)
@@ -451,75 +500,78 @@ class _Merging:
             self.order[self.rank.pop(n)] = -1
             del self.groups[n]
         for g in self.groups.values():
-            if g.eqn is not None and g.product is None and sizes(g.eqn) is not None:
-                g.product = FusedProduct([g.eqn])
+            if g.eqn is not None and g.matmul is None and gemv_sizes(g.eqn) is not None:
+                g.matmul = FusedMatmul([g.eqn])
 
-    def _takes(self, r: int, h: Var, over: Domain) -> bool:
-        """Whether step r is a product that reads `h` as its whole left operand and no more."""
+    def _accepts_prologue(self, r: int, h: Var, domain: IterationDomain) -> bool:
+        """Whether step r is a product that reads `h` as its whole left operand and nowhere else."""
         g = self.groups[r]
         e = g.eqn
-        if e is None or not precedes(over, e):
+        if e is None or not fits_prologue(domain, e):
             return False
         x, y = e.ins
-        epilogue = g.product.epilogue if g.product is not None else None
+        epilogue = g.matmul.epilogue if g.matmul is not None else None
         if epilogue is not None and h in epilogue.loads:
             return False
         whole = self.graph.memory(x) == (h, 0) and x.aval.size == h.aval.size
         return whole and self.graph.memory(y)[0] is not h
 
     def _stored(self, n: int) -> list[Var]:
-        """The roots of a step that others read."""
+        """The roots of a step that other steps, or the program's caller, read."""
         return [
             v
             for v in self.groups[n].roots
             if v in self.graph.required or any(r != n for r in self.readers.get(v, ()))
         ]
 
-    def along_values(self) -> None:
-        """Merge makers with readers, the largest values first."""
+    def fuse_into_consumers(self) -> None:
+        """Merge producers with consumers, along the largest values first: greedy, by the traffic
+        that a merge saves at most."""
         edges = []
         for v, n in self.owner.items():
-            if self.groups[n].body is not None:
+            if self.groups[n].kernel is not None:
                 edges.append((-v.aval.nbytes, self.graph.position[v], v))
         edges.sort(key=lambda each: each[:2])
         for _, _, v in edges:
-            again = True
-            while again:
-                again = False
+            merged = True
+            while merged:
+                merged = False
                 n = self.owner[v]
                 for reader in sorted(self.readers.get(v, ()), key=lambda r: self.groups[r].lo):
-                    if reader != n and self.merge(n, reader):
-                        again = True
+                    if reader != n and self.try_merge(n, reader):
+                        merged = True
                         break
 
-    def beside(self) -> None:
-        """Merge independent steps that read one buffer."""
+    def fuse_siblings(self) -> None:
+        """Merge siblings: independent steps that read one buffer."""
         values = sorted(self.readers, key=lambda v: -v.aval.nbytes)
         for v in values:
-            if v.aval.nbytes < _LEAST_SHARED:
+            if v.aval.nbytes < _MIN_SHARED:
                 break
-            again = True
-            while again:
-                again = False
-                near = [r for r in self.readers[v] if self.groups[r].body is not None]
+            merged = True
+            while merged:
+                merged = False
+                near = [r for r in self.readers[v] if self.groups[r].kernel is not None]
                 near.sort(key=lambda r: self.groups[r].lo)
+                # Neighbours in program order only: as many attempts as readers, not their square.
                 for a, b in zip(near, near[1:]):
-                    if self.merge(a, b, _FARTHEST):
-                        again = True
+                    if self.try_merge(a, b, _MAX_DISTANCE):
+                        merged = True
                         break
 
-    def finished(self) -> list[Group]:
-        """The steps in order; values that only their own kernel reads stay in registers."""
+    def scheduled(self) -> list[FusionGroup]:
+        """The steps in order. Values that only their own kernel reads stay in registers."""
         if enabled("in_place"):
             self._read_before_updates()
-        order = list(self._ordered())
+        order = list(self._topological_order())
         result = []
         for n in order:
             g = self.groups[n]
-            if g.body is not None and g.over is not None:
+            if g.kernel is not None and g.domain is not None:
                 stored = self._stored(n)
-                g.body = self._body(g.roots, g.over, stored, g.columns)
-                g.reads = g.body.loads
+                # Built once more: roots that are not stored need no rounding to their dtype.
+                g.kernel = self._build(g.roots, g.domain, stored, g.columns)
+                g.reads = g.kernel.loads
                 g.writes = stored
                 if not stored:
                     continue
@@ -527,11 +579,12 @@ class _Merging:
         return result
 
     def _read_before_updates(self) -> None:
-        """Let what reads a value come before the step that may overwrite it, where it can."""
+        """Order the readers of a value before the step that may overwrite it, where that makes no
+        cycle: with a reader left behind it, the update would need a copy."""
         for n, g in self.groups.items():
             if g.eqn is None:
                 continue
-            found = [updated(g.eqn, v) for v in g.eqn.outs]
+            found = [updated_operand(g.eqn, v) for v in g.eqn.outs]
             for u in {self.graph.memory(x)[0] for x in found if x is not None}:
                 for reader in self.readers[u] - {n}:
                     if not self._reaches(n, reader):
@@ -539,7 +592,7 @@ class _Merging:
                         self.after.setdefault(reader, set()).add(n)
 
     def _reaches(self, a: int, b: int) -> bool:
-        """Whether step b must come after step a."""
+        """Whether step b depends on step a."""
         seen, todo = {a}, [a]
         while todo:
             for s in self.succs(todo.pop()):
@@ -550,7 +603,9 @@ class _Merging:
                     todo.append(s)
         return False
 
-    def _ordered(self) -> Iterator[int]:
+    def _topological_order(self) -> Iterator[int]:
+        # Kahn's algorithm. Of the steps that are ready the one whose last equation comes first runs
+        # next, which stays close to the order of the program.
         waiting = {n: len(self.preds(n)) for n in self.groups}
         ready = [(self.groups[n].hi, n) for n, count in waiting.items() if not count]
         heapq.heapify(ready)
@@ -567,12 +622,14 @@ class _Merging:
             raise AssertionError(f"{left} steps of the program wait for each other")
 
 
-def _columns(g: Group, over: Domain) -> frozenset[Var]:
-    """The roots of `g` that have one value for each column of a crossed domain `over`."""
-    if g.columns or not over.crossed or g.over is None or g.over.axes == over.axes:
+def _column_outputs(g: FusionGroup, domain: IterationDomain) -> frozenset[Var]:
+    """The roots of `g` that have one value for each column of a row-and-column `domain`."""
+    if g.columns or not domain.row_column or g.domain is None or g.domain.axes == domain.axes:
         return g.columns
-    if g.over.size == over.reduced != over.kept:
+    # A pointwise step has one value for each column if its size says so. With as many rows as
+    # columns it is taken for one of rows.
+    if g.domain.size == domain.reduced != domain.kept:
         return frozenset(g.roots)
-    if g.over.reduced == 1:
+    if g.domain.reduced == 1:
         return frozenset()
-    return frozenset([v for v in g.roots if v.aval.size == g.over.kept])
+    return frozenset([v for v in g.roots if v.aval.size == g.domain.kept])

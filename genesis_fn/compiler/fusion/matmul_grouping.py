@@ -1,9 +1,11 @@
-"""contractions: products of matrices that are better computed together.
+"""Matrix products that are better computed together (`group_matmuls`).
 
 * Sums of products become one product whose sum over k runs through several pairs of operands: the
   gradient of a layer's input is one of them, and its terms never reach memory.
-* Products with too few tiles to keep the machine busy, weight gradients above all, share a launch.
-  They wait for each other, which keeps their operands alive a little longer.
+* Products with too few tiles to fill the GPU, weight gradients above all, share a launch. They wait
+  for each other, which lengthens the live ranges of their operands a little.
+
+`docs/cuda.md` has what both save in a training step.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.elementwise import add, add_n, convert_p
 
 _TILE = 128, 256
-_BUSY = 0.9  # a product that uses so much of the machine needs no company
-_FILLED = 0.95  # a launch that uses so much takes no more products
-_LEAST_WAVES = 2
-_LEAST_DEPTH = 512  # a short sum is over before it is worth to wait for others
-_MOST_PRODUCTS = 12
-_MOST_HELD = 1 << 30  # bytes that are kept alive by products that wait
-_LEAST_ROWS = 128
+# Utilisation is the share of whole waves of tiles, one for each multiprocessor, that has work.
+_BUSY = 0.9  # a product that utilises so much needs no company
+_FILLED = 0.95  # a launch that utilises so much takes no more products
+_MIN_WAVES = 2
+_MIN_DEPTH = 512  # a shorter sum is over too soon to be worth waiting for others
+_MAX_MATMULS = 12
+_MAX_HELD = 1 << 30  # bytes of operands that waiting products keep alive
+_MIN_ROWS = 128
 
 
-class _Products(Primitive):
-    """Several matrix products as one equation."""
+class _GroupedMatmul(Primitive):
+    """The primitive of several matrix products in one equation."""
 
     __slots__ = ()
 
@@ -51,14 +54,14 @@ def _flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dots: Any, sums: Any, a
     return sum([flops(ins[2 * i : 2 * i + 2], [o], **dots[i]) for i, o in pairs])
 
 
-GROUPED = _Products(
+grouped_matmul_p = _GroupedMatmul(
     "products",
     lambda *operands, dots, sums, avals: list(avals),
     multi=True,
     listed=False,
     flops=_flops,
 )
-"""Matrix products in one launch: an operation of the compiler's own programs.
+"""Matrix products in one launch: a primitive of the compiler's own programs.
 
 Operands are the pairs of `dots` (parameters of `dot_general`) in turn; result i is the sum of the
 dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
@@ -66,20 +69,24 @@ dots numbered in `sums[i]`, with aval `avals[i]`, and is rounded once.
 
 
 def group_matmuls(jaxpr: Jaxpr, target: Target) -> Jaxpr:
-    """`jaxpr` with products that gain from it joined: the kernels that run through several operands
-    read them through descriptors."""
+    """`jaxpr` with products grouped where that is faster. Only for GPUs whose kernels read tiles
+    through descriptors: those alone run through several pairs of operands."""
     if not target.descriptors or not any([e.prim is dot_general_p for e in jaxpr.eqns]):
         return jaxpr
     if enabled("segments"):
-        jaxpr = _summed(jaxpr)
-    return _joined(jaxpr, _batches(jaxpr, target.processors)) if enabled("grouped") else jaxpr
+        jaxpr = _fuse_sums(jaxpr)
+    return (
+        _with_shared_launches(jaxpr, _shared_launches(jaxpr, target.processors))
+        if enabled("grouped")
+        else jaxpr
+    )
 
 
 # ---- sizes ----
 
 
 def _dots(e: Eqn) -> Sequence[dict[str, Any]]:
-    return e.params["dots"] if e.prim is GROUPED else (e.params,)
+    return e.params["dots"] if e.prim is grouped_matmul_p else (e.params,)
 
 
 def _sizes(e: Eqn) -> tuple[int, int, int]:
@@ -87,18 +94,18 @@ def _sizes(e: Eqn) -> tuple[int, int, int]:
     m = n = k = 0
     for i, p in enumerate(_dots(e)):
         x, y = e.ins[2 * i : 2 * i + 2]
-        (xc, yc), _ = p["dimension_numbers"]
+        (xc, _), _ = p["dimension_numbers"]
         inner = math.prod([x.aval.shape[d] for d in xc])
         m, n, k = x.aval.size // max(inner, 1), y.aval.size // max(inner, 1), k + inner
     return m, n, k
 
 
-def _plain(e: Eqn) -> bool:
+def _is_plain_matmul(e: Eqn) -> bool:
     """Whether an equation is one product, or sum of products, of two 16-bit matrices."""
     if e.prim is dot_general_p:
         if e.params["dimension_numbers"][1][0]:
             return False
-    elif e.prim is not GROUPED or len(e.outs) > 1:
+    elif e.prim is not grouped_matmul_p or len(e.outs) > 1:
         return False
     operands = all([type(i) is Var and i.aval.dtype in (dtypes.BF16, dtypes.F16) for i in e.ins])
     return operands and all([i.aval.size > 0 for i in e.ins])
@@ -109,12 +116,12 @@ def _tiles(e: Eqn) -> int:
     return -(-m // _TILE[0]) * -(-n // _TILE[1])
 
 
-def _use(tiles: int, processors: int) -> float:
-    """The share of the machine that so many tiles keep busy."""
+def _utilisation(tiles: int, processors: int) -> float:
+    """The share of the multiprocessors that so many tiles occupy, over whole waves."""
     return tiles / (-(-tiles // processors) * processors)
 
 
-def _type(e: Eqn) -> Any:
+def _operand_types(e: Eqn) -> Any:
     precision = {p["precision"] for p in _dots(e)}
     kinds = {i.aval.dtype for i in e.ins}
     if len(precision) > 1 or len(kinds) > 1:
@@ -125,18 +132,19 @@ def _type(e: Eqn) -> Any:
 # ---- sums ----
 
 
-def _summed(jaxpr: Jaxpr) -> Jaxpr:
-    """Sums whose terms are products that nothing else reads, as one product each.
+def _fuse_sums(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` with sums of products that nothing else reads as one product each.
 
-    The terms are 16-bit values, added in float32. Their sum is rounded to 16 bits once: no more
-    than the terms were.
+    The terms are added in the float32 accumulator and their sum is rounded to 16 bits once, where
+    each term was before.
     """
-    made = {o: e for e in jaxpr.eqns for o in e.outs}
+    producer = {o: e for e in jaxpr.eqns for o in e.outs}
     uses: dict[Var, int] = {}
     for v in (*jaxpr.outs, *[i for e in jaxpr.eqns for i in e.ins if type(i) is Var]):
         uses[v] = uses.get(v, 0) + 1
     gone: set[Eqn] = set()
     new: dict[Eqn, list[Eqn]] = {}
+    # The outermost sum first: it takes the terms of the sums inside it.
     for e in reversed(jaxpr.eqns):
         if e in gone or not _is_sum(e):
             continue
@@ -144,8 +152,8 @@ def _summed(jaxpr: Jaxpr) -> Jaxpr:
         rest: list[Var] = []
         absorbed: list[Eqn] = []
         for x in e.ins:
-            for path, d, y in _below(x, made, uses):
-                if d is None or (terms and not _addable(terms[0], d)):
+            for path, d, y in _terms_of(x, producer, uses):
+                if d is None or (terms and not _same_accumulator(terms[0], d)):
                     rest.append(y)
                 else:
                     terms.append(d)
@@ -163,23 +171,24 @@ def _is_sum(e: Eqn) -> bool:
     return (e.prim is add_n.prim or e.prim is add.prim) and all([type(i) is Var for i in e.ins])
 
 
-def _below(
-    x: Var, made: dict[Var, Eqn], uses: dict[Var, int]
+def _terms_of(
+    x: Var, producer: dict[Var, Eqn], uses: dict[Var, int]
 ) -> list[tuple[list[Eqn], Eqn | None, Var]]:
-    """The terms that `x` is the sum of: (equations between, product or None, value) of each. Only
-    what nothing else reads is looked into."""
+    """The terms that `x` is the sum of: (equations between, product or None, value) of each. It
+    stops at values that something else reads, which must be computed anyway."""
     path: list[Eqn] = []
     y = x
-    while uses[y] == 1 and (e := made.get(y)) is not None:
+    while uses[y] == 1 and (e := producer.get(y)) is not None:
         if e.prim is dot_general_p:
-            rows = _sizes(e)[0] if _plain(e) else 0
-            return [(path, e if rows >= _LEAST_ROWS else None, x)]
+            rows = _sizes(e)[0] if _is_plain_matmul(e) else 0
+            return [(path, e if rows >= _MIN_ROWS else None, x)]
         if _is_sum(e) and not path:
-            inner = [t for i in e.ins for t in _below(i, made, uses)]
+            inner = [t for i in e.ins for t in _terms_of(i, producer, uses)]
             if sum([d is None for _, d, _ in inner]) <= 1:
                 return [([*p, e], d, v) for p, d, v in inner]
         if e.prim is not convert_p or type(e.ins[0]) is not Var:
             break
+        # A cast that does not narrow is part of the sum.
         if not dtypes.is_float(y.aval.dtype) or y.aval.nbytes < e.ins[0].aval.nbytes:
             break
         path.append(e)
@@ -187,9 +196,13 @@ def _below(
     return [([], None, x)]
 
 
-def _addable(a: Eqn, b: Eqn) -> bool:
+def _same_accumulator(a: Eqn, b: Eqn) -> bool:
     """Whether two products can share an accumulator: same shape, types and layouts."""
-    alike = a.outs[0].aval == b.outs[0].aval and _type(a) == _type(b) and _type(a) is not None
+    alike = (
+        a.outs[0].aval == b.outs[0].aval
+        and _operand_types(a) == _operand_types(b)
+        and _operand_types(a) is not None
+    )
     return alike and _layout(a) == _layout(b)
 
 
@@ -205,7 +218,7 @@ def _layout(e: Eqn) -> tuple[bool, ...]:
 
 
 def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
-    """The sum `e` as a product, a cast, and an addition of what is no product."""
+    """The sum `e` as a grouped product, a cast, and an addition of the rest that is no product."""
     (out,) = e.outs
     narrow = terms[0].outs[0].aval
     params = {
@@ -214,7 +227,16 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
         "avals": (narrow,),
     }
     whole = Var(narrow)
-    eqns = [Eqn(GROUPED, [i for t in terms for i in t.ins], params, (whole,), e.where, e.backward)]
+    eqns = [
+        Eqn(
+            grouped_matmul_p,
+            [i for t in terms for i in t.ins],
+            params,
+            (whole,),
+            e.where,
+            e.backward,
+        )
+    ]
     alone = not rest
     wide = whole
     if narrow.dtype != out.aval.dtype:
@@ -229,84 +251,86 @@ def _sum_of(e: Eqn, terms: list[Eqn], rest: list[Var]) -> list[Eqn]:
     return eqns
 
 
-# ---- groups ----
+# ---- shared launches ----
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Independent products that wait for each other: `after` are the values that need one."""
+class _SharedLaunch:
+    """Independent products that wait for each other. `dependents` are the values that depend on
+    one of them, which no later member may read."""
 
     processors: int
     members: list[Eqn] = field(default_factory=list)
-    after: set[Var] = field(default_factory=set)
+    dependents: set[Var] = field(default_factory=set)
     tiles: int = 0
     held: int = 0
 
-    def takes(self, e: Eqn) -> bool:
-        """Whether `e` may join."""
-        full = len(self.members) == _MOST_PRODUCTS or self.held > _MOST_HELD
+    def accepts(self, e: Eqn) -> bool:
+        """Whether `e` may become a member."""
+        full = len(self.members) == _MAX_MATMULS or self.held > _MAX_HELD
         waves = self.tiles / self.processors
-        full = full or (waves >= _LEAST_WAVES and _use(self.tiles, self.processors) >= _FILLED)
-        return not full and self.after.isdisjoint(e.ins)
+        full = full or (
+            waves >= _MIN_WAVES and _utilisation(self.tiles, self.processors) >= _FILLED
+        )
+        return not full and self.dependents.isdisjoint(e.ins)
 
     def add(self, e: Eqn) -> None:
-        """Let `e` join."""
+        """Make `e` a member."""
         self.members.append(e)
         self.tiles += _tiles(e)
         self.held += sum([i.aval.nbytes for i in set(e.ins)])
-        self.after.update(e.outs)
+        self.dependents.update(e.outs)
 
 
-def _waiting(e: Eqn, processors: int) -> Any:
-    """What products share that may wait for each other; None for one that fills the machine."""
-    if not _plain(e) or _type(e) is None:
+def _sharing_key(e: Eqn, processors: int) -> Any:
+    """What products that share a launch have in common; None for one that fills the GPU alone."""
+    if not _is_plain_matmul(e) or _operand_types(e) is None:
         return None
     m, n, k = _sizes(e)
-    if min(m, n) < _LEAST_ROWS or k < _LEAST_DEPTH or _use(_tiles(e), processors) >= _BUSY:
+    if min(m, n) < _MIN_ROWS or k < _MIN_DEPTH or _utilisation(_tiles(e), processors) >= _BUSY:
         return None
-    return _type(e)
+    return _operand_types(e)
 
 
-def _batches(jaxpr: Jaxpr, processors: int) -> list[_Batch]:
-    """Products that may wait for each other, in batches that can be computed at the place of their
-    last."""
-    result: list[_Batch] = []
-    last: dict[Any, _Batch] = {}
+def _shared_launches(jaxpr: Jaxpr, processors: int) -> list[_SharedLaunch]:
+    """The shared launches of a program: each can run at the position of its last member."""
+    result: list[_SharedLaunch] = []
+    last: dict[Any, _SharedLaunch] = {}
     for e in jaxpr.eqns:
         for b in last.values():
-            if not b.after.isdisjoint(e.ins):
-                b.after.update(e.outs)
-        key = _waiting(e, processors)
+            if not b.dependents.isdisjoint(e.ins):
+                b.dependents.update(e.outs)
+        key = _sharing_key(e, processors)
         if key is None:
             continue
-        batch = last.get(key)
-        if batch is None or not batch.takes(e):
-            batch = last[key] = _Batch(processors)
-            result.append(batch)
-        batch.add(e)
+        launch = last.get(key)
+        if launch is None or not launch.accepts(e):
+            launch = last[key] = _SharedLaunch(processors)
+            result.append(launch)
+        launch.add(e)
     return [b for b in result if len(b.members) > 1]
 
 
-def _joined(jaxpr: Jaxpr, batches: Sequence[_Batch]) -> Jaxpr:
-    """The program with each batch as one equation, in an order that this allows."""
-    while batches:
-        eqns = _ordered(jaxpr, batches)
+def _with_shared_launches(jaxpr: Jaxpr, launches: Sequence[_SharedLaunch]) -> Jaxpr:
+    """The program with each shared launch as one equation, in an order that allows it."""
+    while launches:
+        eqns = _reordered(jaxpr, launches)
         if eqns is not None:
             return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
-        batches = batches[:-1]  # two of them wait for each other
+        launches = launches[:-1]  # two of them depend on each other: a cycle
     return jaxpr
 
 
-def _ordered(jaxpr: Jaxpr, batches: Iterable[_Batch]) -> list[Eqn] | None:
+def _reordered(jaxpr: Jaxpr, launches: Iterable[_SharedLaunch]) -> list[Eqn] | None:
     of: dict[Eqn, Eqn] = {}
-    for b in batches:
-        of.update(dict.fromkeys(b.members, _launch(b.members)))
-    place: dict[Eqn, int] = {}
+    for b in launches:
+        of.update(dict.fromkeys(b.members, _grouped_eqn(b.members)))
+    position: dict[Eqn, int] = {}
     for n, e in enumerate(jaxpr.eqns):
-        place[of.get(e, e)] = n  # a batch comes where its last member was
-    made = {o: e for e in place for o in e.outs}
-    needs = {e: {made[i] for i in e.ins if type(i) is Var and i in made} for e in place}
-    effects = [e for e in place if has_effect(e)]
+        position[of.get(e, e)] = n  # a launch comes where its last member was
+    producer = {o: e for e in position for o in e.outs}
+    needs = {e: {producer[i] for i in e.ins if type(i) is Var and i in producer} for e in position}
+    effects = [e for e in position if has_effect(e)]
     for a, b in zip(effects, effects[1:]):
         needs[b].add(a)
     users: dict[Eqn, list[Eqn]] = {}
@@ -315,8 +339,8 @@ def _ordered(jaxpr: Jaxpr, batches: Iterable[_Batch]) -> list[Eqn] | None:
         waiting[e] = len(before)
         for p in before:
             users.setdefault(p, []).append(e)
-    heap = [place[e] for e, count in waiting.items() if not count]
-    at = {n: e for e, n in place.items()}
+    heap = [position[e] for e, count in waiting.items() if not count]
+    at = {n: e for e, n in position.items()}
     heapq.heapify(heap)
     result = []
     while heap:
@@ -325,11 +349,11 @@ def _ordered(jaxpr: Jaxpr, batches: Iterable[_Batch]) -> list[Eqn] | None:
         for u in users.get(e, ()):
             waiting[u] -= 1
             if not waiting[u]:
-                heapq.heappush(heap, place[u])
-    return result if len(result) == len(place) else None
+                heapq.heappush(heap, position[u])
+    return result if len(result) == len(position) else None
 
 
-def _launch(members: Sequence[Eqn]) -> Eqn:
+def _grouped_eqn(members: Sequence[Eqn]) -> Eqn:
     dots, sums, ins, outs = [], [], [], []
     for e in members:
         own = _dots(e)
@@ -339,4 +363,4 @@ def _launch(members: Sequence[Eqn]) -> Eqn:
         outs += e.outs
     params = {"dots": tuple(dots), "sums": tuple(sums), "avals": tuple([o.aval for o in outs])}
     last = members[-1]
-    return Eqn(GROUPED, ins, params, outs, last.where, any([e.backward for e in members]))
+    return Eqn(grouped_matmul_p, ins, params, outs, last.where, any([e.backward for e in members]))

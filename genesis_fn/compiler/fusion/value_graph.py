@@ -1,5 +1,5 @@
-"""A program as fusion sees it: what makes and uses each value, which values share memory, which
-must be in memory and which are computed where they are needed."""
+"""A program as fusion sees it: the producer and uses of each value, which values alias another's
+memory, which are materialized and which are computed where they are needed."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from genesis_fn.core.backend.lowering import Elementwise, Reduce, Source, View
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 from genesis_fn.primitives.shape import broadcast_in_dim_p
 
-_MOST_OPERATIONS = 96
-_MOST_LEAVES = 12
-_MOST_PARTS = 8  # of a concatenation that is computed where it is read
-_WORTH_KEEPING = 24  # operations of a value with several users
-_ALIGNED = 16
+# Beyond these a value is materialized, so that the kernels of its readers stay small.
+_MAX_OPERATIONS = 96
+_MAX_LEAVES = 12  # materialized values that it is computed from
+_MAX_SOURCES = 8  # operands of a concatenation that is computed where it is read
+_WORTH_STORING = 24  # operations of a value with several users that are not repeated for each
+_ALIGNED = 16  # bytes; kernels assume it of every buffer (`kernels.plan.Plan`)
 
 
 def operations(e: Eqn) -> int:
-    """Additions that cost as much as one element of the result."""
+    """The cost of one element of the result, in additions."""
     lowering = e.prim.lowering
     if type(lowering) is Elementwise:
         return lowering.cost
-    if joins(e):
-        return 2 * len(e.ins)  # every part is computed under a condition of its own
+    if has_several_sources(e):
+        return 2 * len(e.ins)  # each operand is read under a condition of its own
     return 0 if type(lowering) in (View, Source) else 1
 
 
-def joins(e: Eqn) -> bool:
+def has_several_sources(e: Eqn) -> bool:
     """Whether an equation is a view of several operands."""
     return type(e.prim.lowering) is View and e.prim.lowering.joins
 
@@ -44,11 +45,12 @@ def kind_of(e: Eqn) -> str:
     if any([dtypes.is_complex(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var]):
         return "opaque"
     if type(lowering) is View:
-        return "opaque" if lowering.joins and len(e.ins) > _MOST_PARTS else "view"
+        return "opaque" if lowering.joins and len(e.ins) > _MAX_SOURCES else "view"
     if type(lowering) is Reduce:
         return "reduce" if is_reduction(e) else "map"
     if type(lowering) is Source:
         return "map"
+    assert type(lowering) is Elementwise
     shape = e.outs[0].aval.shape
     pointwise = all([type(i) is not Var or i.aval.shape == shape for i in e.ins])
     return "map" if pointwise and lowering.triton is not None else "opaque"
@@ -59,41 +61,42 @@ def _lacking(e: Eqn, target: Target) -> bool:
     return any([target.lacks(v.aval.dtype) for v in (*e.ins, *e.outs) if type(v) is Var])
 
 
-def value_graph(jaxpr: Jaxpr, target: Target) -> Graph:
-    """What is known of the values of a program that `target` runs."""
-    graph = Graph(jaxpr, ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns])
+def build_value_graph(jaxpr: Jaxpr, target: Target) -> ValueGraph:
+    """The value graph of a program that runs on `target`."""
+    graph = ValueGraph(jaxpr, ["opaque" if _lacking(e, target) else kind_of(e) for e in jaxpr.eqns])
     for v in jaxpr.outs:
         graph.require(v, whole=True)
     for e, kind in zip(jaxpr.eqns, graph.kinds):
         if kind == "opaque":
-            graph.real.update(e.outs)
+            graph.materialized.update(e.outs)
             for v in e.ins:
                 if type(v) is Var:
                     graph.require(v)
     graph.count_uses()
-    graph.decide()
+    graph.choose_materialized()
     return graph
 
 
-class Graph:
-    """`jaxpr` with what is known of its values.
+class ValueGraph:
+    """A program with its def-use information.
 
-    `made[v]` is the equation of v, `alias[v] = (u, offset)` says that v is u's memory from a byte
-    on; `real` are the values in memory, `required` those that something outside the generated
-    kernels reads.
+    `producer[v]` is the equation that computes v and `position[v]` that equation's index;
+    `alias[v] = (u, offset)` says that v is u's memory from byte `offset` on. `materialized` are the
+    values in memory, `required` those that something outside of generated kernels reads. `kinds`
+    are the results of `kind_of`, by equation.
     """
 
     def __init__(self, jaxpr: Jaxpr, kinds: Sequence[str]) -> None:
         self.jaxpr, self.kinds = jaxpr, kinds
-        self.made: dict[Var, Eqn] = {}
+        self.producer: dict[Var, Eqn] = {}
         self.position: dict[Var, int] = {}
         self.uses: dict[Var, int] = {}
         self.alias: dict[Var, tuple[Var, int]] = {}
-        self.real: set[Var] = set(jaxpr.invars)
+        self.materialized: set[Var] = set(jaxpr.invars)
         self.required: set[Var] = set()
         for n, e in enumerate(jaxpr.eqns):
             for o in e.outs:
-                self.made[o] = e
+                self.producer[o] = e
                 self.position[o] = n
         self.kind = {id(e): k for e, k in zip(jaxpr.eqns, kinds)}
 
@@ -106,8 +109,9 @@ class Graph:
         return v, offset
 
     def require(self, v: Var, whole: bool = False) -> None:
-        """Make `v` a value in memory; `whole` asks for a buffer with nothing else in it."""
+        """Materialize `v`, or what it aliases; `whole`: as a buffer with nothing else in it."""
         total = 0
+        # Through views that only rename memory: a reshape or a slice of whole rows costs nothing.
         while v not in self.alias:
             found = self._same_memory(v, whole)
             if found is None or (total + found[1]) % _ALIGNED or found[0].aval.size == 0:
@@ -116,13 +120,13 @@ class Graph:
             v, offset = found
             total += offset
         v, _ = self.memory(v)
-        self.real.add(v)
+        self.materialized.add(v)
         self.required.add(v)
 
     def _same_memory(self, v: Var, whole: bool) -> tuple[Var, int] | None:
-        """(u, bytes) where `v` is a part of `u` without gaps."""
-        e = self.made.get(v)
-        if e is None or v in self.real:
+        """(u, offset in bytes) where `v` is a contiguous range of `u`, else None."""
+        e = self.producer.get(v)
+        if e is None or v in self.materialized:
             return None
         view = e.prim.lowering
         if type(view) is not View or not view.shares or self.kind[id(e)] != "view":
@@ -133,18 +137,19 @@ class Graph:
         x = e.ins[operand]
         if type(x) is not Var or (whole and x.aval.size != v.aval.size):
             return None
-        place = ix.ravel(index, x.aval.shape)
-        if ix.shift(place, -place.const) != ix.var("p", v.aval.size):
+        offset_of_v = ix.ravel(index, x.aval.shape)
+        if ix.shift(offset_of_v, -offset_of_v.const) != ix.var("p", v.aval.size):
             return None
-        return x, place.const * x.aval.dtype.itemsize
+        return x, offset_of_v.const * x.aval.dtype.itemsize
 
     def count_uses(self) -> None:
-        """How many computations read each value, seen through views."""
+        """Count the computations that read each value, seen through views."""
+        # From the last equation on: a view's uses are known before they become its operands'.
         direct: dict[Var, int] = dict.fromkeys(self.jaxpr.outs, 1)
         for e, kind in zip(reversed(self.jaxpr.eqns), reversed(self.kinds)):
             if kind == "view":
                 for o in e.outs:
-                    through = 1 if o in self.real else direct.get(o, 0)
+                    through = 1 if o in self.materialized else direct.get(o, 0)
                     for i in e.ins:
                         if type(i) is Var:
                             direct[i] = direct.get(i, 0) + through
@@ -153,40 +158,47 @@ class Graph:
                     direct[i] = direct.get(i, 0) + 1
         self.uses = direct
 
-    def decide(self) -> None:
-        """Which values are in memory.
+    def choose_materialized(self) -> None:
+        """Choose the values to materialize.
 
-        A value that several computations read is kept if making it again would read much more than
-        it holds, or compute much; one with a single reader if the reader would grow too large.
+        A value that several computations read is materialized if recomputing it would read much
+        more than it holds, or compute much; one with a single reader if the reader would grow too
+        large.
         """
         leaves: dict[Var, frozenset[Var]] = {}
         work: dict[Var, int] = {}
 
         def leaf(v: Any) -> frozenset[Var]:
-            return frozenset((v,)) if v in self.real else leaves[v]
+            return frozenset((v,)) if v in self.materialized else leaves[v]
 
         for e, kind in zip(self.jaxpr.eqns, self.kinds):
             operands = [i for i in e.ins if type(i) is Var]
             if kind == "reduce":
-                self.real.update(e.outs)
+                self.materialized.update(e.outs)
                 continue
             if kind == "opaque":
                 continue
             below = frozenset().union(*[leaf(i) for i in operands])
-            done = operations(e) + sum([0 if i in self.real else work[i] for i in operands])
+            done = operations(e) + sum([0 if i in self.materialized else work[i] for i in operands])
+            # Broadcast to eight times its size, costly work is done once for each element of `x`.
             if e.prim is broadcast_in_dim_p and operands:
                 (x,), o = operands, e.outs[0]
-                if done >= _WORTH_KEEPING and o.aval.size >= 8 * x.aval.size and x not in self.real:
-                    if self.kind.get(id(self.made[x])) == "map":
-                        self.real.add(x)
+                if (
+                    done >= _WORTH_STORING
+                    and o.aval.size >= 8 * x.aval.size
+                    and x not in self.materialized
+                ):
+                    if self.kind.get(id(self.producer[x])) == "map":
+                        self.materialized.add(x)
                         below, done = frozenset((x,)), 0
             for o in e.outs:
                 leaves[o], work[o] = below, done
-                if o in self.real or (kind == "view" and not joins(e)):
+                if o in self.materialized or (kind == "view" and not has_several_sources(e)):
                     continue
+                # A broadcast leaf is read from the cache: it counts no more than the result.
                 size = o.aval.nbytes
                 read = sum([min(v.aval.nbytes, size) for v in below])
                 several = self.uses.get(o, 0) > 1
-                heavy = several and done and (2 * read > 3 * size or done >= _WORTH_KEEPING)
-                if (heavy and below) or done > _MOST_OPERATIONS or len(below) > _MOST_LEAVES:
-                    self.real.add(o)
+                heavy = several and done and (2 * read > 3 * size or done >= _WORTH_STORING)
+                if (heavy and below) or done > _MAX_OPERATIONS or len(below) > _MAX_LEAVES:
+                    self.materialized.add(o)

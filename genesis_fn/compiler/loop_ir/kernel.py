@@ -1,12 +1,14 @@
-"""What a generated kernel computes: instructions over a domain, found walking back from its roots.
+"""The IR of a generated kernel: instructions over an iteration domain.
+
+`build_kernel` walks back from a kernel's roots. Materialized values become loads at the index at
+which they are needed, views only change that index, and everything else is computed in place.
 
 A domain is a shape, some of whose axes are reduced. Loop variable `p` runs over the kept axes and
-`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`. Values that are
-in memory become loads at the index at which they are needed; views only change the index.
+`r` over the reduced ones, each in row-major order; a pointwise kernel has no `r`.
 
-A domain of rows may be `crossed`: its kernel then also reduces over `p`, each column by itself (a
-"fold"). What depends on a fold has one value for each column, and is computed when all rows are
-done.
+A domain of rows may be `row_column`: its kernel then also reduces over `p`, each column by itself
+("column_reduce"), as the backward pass of a norm does. What depends on a column reduction has one
+value for each column and is computed when all rows are done.
 """
 
 from __future__ import annotations
@@ -26,28 +28,29 @@ from genesis_fn.core.dtypes import DType
 from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.core.primitive import Primitive
 
-LOOP_SLICE = Primitive(
+loop_slice_p = Primitive(
     "loop_slice",
     lambda x, counter, *, length, reverse: x.update(x.shape[1:]),
     lowering=View(lambda k, at, x, counter, **_: [(0, (ix.ZERO, *at), ())], shares=False),
     listed=False,
 )
-"""x[counter], or x[length - 1 - counter]: an operation of the compiler's own programs."""
+"""x[counter], or x[length - 1 - counter]: a primitive of the compiler's own programs."""
 
-_LEAST_ROWS = 256  # of a crossed domain
-_SHORTEST_ROW, _LONGEST_ROW = 32, 8192
+_MIN_ROWS = 256  # of a row-and-column domain
+_MIN_ROW, _MAX_ROW = 32, 8192
 
 
 class Infeasible(Exception):
-    """The roots cannot be computed by one kernel over this domain."""
+    """One kernel over this domain cannot compute the roots."""
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
-    """The iteration space as (size, reduced) pairs; neighbours differ, sizes are above 1."""
+class IterationDomain:
+    """The iteration space as (size, whether reduced) of each axis, in canonical form: neighbours
+    differ in whether they are reduced, sizes are above 1."""
 
     axes: tuple[tuple[int, bool], ...]
-    crossed: bool = False
+    row_column: bool = False
 
     @property
     def kept(self) -> int:
@@ -66,35 +69,40 @@ class Domain:
 
     @property
     def inner(self) -> bool:
-        """Whether the fastest axis is a reduced one."""
+        """Whether the innermost axis is a reduced one."""
         return bool(self.axes) and self.axes[-1][1]
 
     def wants_split(self, target: Target) -> bool:
-        """Whether rows are too few to keep the GPU busy, so that each is reduced in parts."""
-        if self.crossed or self.reduced < 1024 or self.size < 1 << 15:
+        """Whether rows are too few to occupy the GPU, so that each is reduced in several parts."""
+        if self.row_column or self.reduced < 1024 or self.size < 1 << 15:
             return False
         return (self.kept if self.inner else -(-self.kept // 64)) < 2 * target.processors
 
     def position(self) -> Expr:
         """The row-major position of a point."""
-        p = iter(ix.unravel(P(self.kept), tuple([n for n, red in self.axes if not red])))
-        r = iter(ix.unravel(R(self.reduced), tuple([n for n, red in self.axes if red])))
+        p = iter(
+            ix.unravel(parallel_index(self.kept), tuple([n for n, red in self.axes if not red]))
+        )
+        r = iter(
+            ix.unravel(reduction_index(self.reduced), tuple([n for n, red in self.axes if red]))
+        )
         index = tuple([next(r) if red else next(p) for _, red in self.axes])
         return ix.ravel(index, tuple([n for n, _ in self.axes]))
 
 
-def P(size: int) -> Expr:
+def parallel_index(size: int) -> Expr:
     """The variable over kept axes."""
     return ix.var("p", size)
 
 
-def R(size: int) -> Expr:
+def reduction_index(size: int) -> Expr:
     """The variable over reduced axes."""
     return ix.var("r", size)
 
 
-def domain(shape: Sequence[int], axes: Collection[int] = ()) -> Domain:
+def iteration_domain(shape: Sequence[int], axes: Collection[int] = ()) -> IterationDomain:
     """The domain of a shape of which `axes` are reduced."""
+    # Canonical, so that shapes that a reshape turns into each other have equal domains.
     merged: list[list[Any]] = []
     for i, n in enumerate(shape):
         if n == 1:
@@ -103,41 +111,45 @@ def domain(shape: Sequence[int], axes: Collection[int] = ()) -> Domain:
             merged[-1][0] *= n
         else:
             merged.append([n, i in axes])
-    return Domain(tuple([(n, red) for n, red in merged]))
+    return IterationDomain(tuple([(n, red) for n, red in merged]))
 
 
-def joined(a: Domain, b: Domain) -> Domain | None:
-    """The domain in which roots of both can be computed, if there is one."""
+def common_domain(a: IterationDomain, b: IterationDomain) -> IterationDomain | None:
+    """The domain in which the roots of both can be computed, None if there is none."""
     if a == b:
         return a
     if a.reduced > 1 and b.reduced > 1:
+        # Of two reductions, one may run along rows and the other down the columns of the same
+        # matrix: a row-and-column kernel reads it once.
         for rows, other in ((a, b), (b, a)):
             if rows.axes == other.axes:
-                return rows if rows.crossed else other
-            if rows.inner and crossing(other) == replace(rows, crossed=True):
-                return crossing(other)
+                return rows if rows.row_column else other
+            if rows.inner and row_column_domain(other) == replace(rows, row_column=True):
+                return row_column_domain(other)
         return None
+    # Unequal pointwise domains differ in size: both are one flat axis.
     if a.reduced == 1 and b.reduced == 1:
         return None
+    # A pointwise root runs in a reduction's loops over all points, or once for each result.
     loop, flat = (a, b) if a.reduced > 1 else (b, a)
-    sizes = (loop.size, loop.kept, loop.reduced) if loop.crossed else (loop.size, loop.kept)
+    sizes = (loop.size, loop.kept, loop.reduced) if loop.row_column else (loop.size, loop.kept)
     return loop if flat.size in sizes else None
 
 
-def crossing(columns: Domain) -> Domain | None:
-    """The domain of rows whose kernel can do what one over `columns` does: a reduction over the
-    leading axis of rows that are short enough to stay on chip, and many."""
-    if len(columns.axes) != 2 or columns.inner or columns.reduced < _LEAST_ROWS:
+def row_column_domain(columns: IterationDomain) -> IterationDomain | None:
+    """The row-and-column domain for a reduction over the leading axis (`columns`), None if its rows
+    are too few, or too long to stay on chip."""
+    if len(columns.axes) != 2 or columns.inner or columns.reduced < _MIN_ROWS:
         return None
     if not enabled("row_column_reduce"):
         return None
-    if not _SHORTEST_ROW <= columns.kept <= _LONGEST_ROW:
+    if not _MIN_ROW <= columns.kept <= _MAX_ROW:
         return None
-    return Domain(((columns.reduced, False), (columns.kept, True)), crossed=True)
+    return IterationDomain(((columns.reduced, False), (columns.kept, True)), row_column=True)
 
 
 class Literal:
-    """A Python number as an operand."""
+    """A Python number as an operand. Equality is that of types and texts: 0.0 is not -0.0."""
 
     __slots__ = ("value",)
 
@@ -152,14 +164,34 @@ class Literal:
 
 
 class Instr:
-    """One operation of a kernel. `op` is "load" (meta: variable, offset, guards), "index" (an
-    expression), "const", "map" (primitive, parameters), "where" (guards), "round", "reduce", "fold"
-    or "join" (of two elements of the same reduction; meta of all three: its `Reduce`).
-    `names` are the loop variables that the result depends on, `level` how many reductions lie
-    before it, `late` says that a fold does; `near` that its users round it to a narrow type, so
-    that it need not be exact."""
+    """One instruction of a kernel; `args` are the numbers of its operands' instructions.
 
-    __slots__ = ("op", "args", "meta", "dtype", "names", "level", "eqn", "late", "near")
+    `op` is one of, with its `meta`:
+
+    * "load": (variable, offset, guards); zero where a guard does not hold
+    * "index": an index expression; "const": a `Literal`
+    * "map": (primitive, parameters), an elementwise operation
+    * "where": guards; the first operand where they hold, else the second
+    * "round": to the dtype that the value has in memory
+    * "reduce" along `r`, "column_reduce" along `p`, "combine" two elements: the `Reduce`
+
+    `names` are the loop variables that the result depends on, `level` is how many reductions along
+    `r` it went through, its own included. `after_column_reduce`: it went through a column
+    reduction. `approximate`: all users round the result to a narrow dtype, so that it need not be
+    exact.
+    """
+
+    __slots__ = (
+        "op",
+        "args",
+        "meta",
+        "dtype",
+        "names",
+        "level",
+        "eqn",
+        "after_column_reduce",
+        "approximate",
+    )
 
     def __init__(
         self,
@@ -170,12 +202,12 @@ class Instr:
         names: frozenset[str],
         level: int,
         eqn: Eqn | None = None,
-        late: bool = False,
-        near: bool = False,
+        after_column_reduce: bool = False,
+        approximate: bool = False,
     ) -> None:
         self.op, self.args, self.meta, self.dtype = op, args, meta, dtype
         self.names, self.level, self.eqn = names, level, eqn
-        self.late, self.near = late, near
+        self.after_column_reduce, self.approximate = after_column_reduce, approximate
 
     def operands(self) -> list[int]:
         """The instructions that this one uses."""
@@ -183,9 +215,9 @@ class Instr:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """A root that is written into part of a larger buffer: element i at `i + size * step`, where
-    `step` is the value of a loop counter, or length - 1 - value."""
+class SliceStore:
+    """A root that is written into a slice of the buffer of `target`: element i at offset
+    i + size * step, where step is the value of a loop's counter (`reverse`: length - 1 - value)."""
 
     target: Var
     counter: Var
@@ -194,51 +226,52 @@ class Placement:
 
 
 class KernelIR:
-    """The instructions of a kernel over `over`; `body_of` writes them.
+    """The instructions of a kernel over `domain`; `build_kernel` makes them.
 
-    `real` are the values in memory, `made[v]` is the equation that computes v, `stored` are the
-    results that are written to memory, `columns` those with one value for each column of a crossed
-    domain. `most` bounds the instructions.
+    `producer[v]` is the equation that computes v, `materialized` are the values in memory, `stored`
+    the roots that are written to memory, `columns` those with one value for each column of a
+    row-and-column domain. `max_instrs` bounds the instructions, and with it the time that is spent
+    on merges that come to nothing.
     """
 
     def __init__(
         self,
-        made: dict[Var, Eqn],
-        real: Collection[Var],
-        over: Domain,
+        producer: dict[Var, Eqn],
+        materialized: Collection[Var],
+        domain: IterationDomain,
         stored: Collection[Var],
-        most: int,
+        max_instrs: int,
         columns: Collection[Var],
     ) -> None:
-        self.made, self.real, self.over = made, real, over
-        self.stored, self.most, self.columns = stored, most, columns
+        self.producer, self.materialized, self.domain = producer, materialized, domain
+        self.stored, self.max_instrs, self.columns = stored, max_instrs, columns
         self.instrs: list[Instr] = []
         self.counters: dict[Var, str] = {}
         self._seen: dict[Any, int] = {}
         self._memo: dict[Any, int] = {}
-        self._rows = P(over.kept)
-        self._whole = over.position()
-        self.places: dict[Var, Expr] = {}
-        self._values: dict[Var, int] = {}
+        self._rows = parallel_index(domain.kept)
+        self._whole = domain.position()
+        self.root_offsets: dict[Var, Expr] = {}
+        self._values: dict[Var, int | None] = {}
         self.stores: list[tuple[Var, Expr, int]] = []
 
-    def store(self, v: Var, placed: Placement | None) -> None:
+    def store(self, v: Var, slice_store: SliceStore | None) -> None:
         """Compute a result, and write it to memory if it is stored there."""
         value = self._root(v)
         if v not in self.stored:
             return
-        target, offset = v, self.places[v]
-        if placed is not None:
-            step = self._counter(placed.counter, placed.length, placed.reverse)
-            target = placed.target
+        target, offset = v, self.root_offsets[v]
+        if slice_store is not None:
+            step = self._counter(slice_store.counter, slice_store.length, slice_store.reverse)
+            target = slice_store.target
             offset = ix.add(offset, ix.scale(step, v.aval.size))
-        if self.instrs[value].late and v not in self.columns:
+        if self.instrs[value].after_column_reduce and v not in self.columns:
             raise Infeasible
         self.stores.append((target, offset, value))
 
     def shape(self) -> tuple[list[Var], Any]:
-        """(the values in memory that it is about, everything else of it as a key): bodies of equal
-        keys are the same but for those values, in this order."""
+        """(the materialized values that it refers to, everything else of it as a key): kernels of
+        equal keys differ in those values only, which come in the same order."""
         number: dict[Var, int] = {}
 
         def known(v: Var) -> tuple[int, Any]:
@@ -251,24 +284,34 @@ class KernelIR:
 
         instrs = tuple(
             [
-                (i.op, i.args, meta(i), i.dtype, i.names, i.level, i.late, i.near)
+                (
+                    i.op,
+                    i.args,
+                    meta(i),
+                    i.dtype,
+                    i.names,
+                    i.level,
+                    i.after_column_reduce,
+                    i.approximate,
+                )
                 for i in self.instrs
             ]
         )
         stores = tuple([(known(v), offset, n) for v, offset, n in self.stores])
         counters = tuple([(known(v), name) for v, name in self.counters.items()])
-        return list(number), (self.over, instrs, stores, counters)
+        return list(number), (self.domain, instrs, stores, counters)
 
     @property
     def loads(self) -> dict[Var, int]:
-        """The buffers that are read, and how many bytes of them at most."""
+        """The buffers that are read, and how many bytes of each at most."""
+        # Distinct elements: a load is repeated from the cache along variables it does not use.
         read: dict[Var, int] = {}
         for i in self.instrs:
             if i.op == "load":
                 v = i.meta[0]
                 points = math.prod(
                     [
-                        self.over.kept if n == "p" else self.over.reduced
+                        self.domain.kept if n == "p" else self.domain.reduced
                         for n in i.names
                         if n in ("p", "r")
                     ]
@@ -277,39 +320,44 @@ class KernelIR:
                 read[v] = min(v.aval.nbytes, read.get(v, 0) + size)
         return read
 
-    def place(self, v: Var) -> Expr:
-        """Where in its buffer the point (p, r) of root `v` lies."""
-        e, over = self.made[v], self.over
+    def root_offset(self, v: Var) -> Expr:
+        """The offset in its buffer at which root `v` has the point (p, r). Raises Infeasible."""
+        e, domain = self.producer[v], self.domain
         if v in self.columns:
             if is_reduction(e):
-                if crossing(domain(e.ins[0].aval.shape, reduced_axes(e))) != over:
+                if (
+                    row_column_domain(iteration_domain(e.ins[0].aval.shape, reduced_axes(e)))
+                    != domain
+                ):
                     raise Infeasible
-            elif v.aval.size != over.reduced:
+            elif v.aval.size != domain.reduced:
                 raise Infeasible
-            return R(over.reduced)
+            return reduction_index(domain.reduced)
         if is_reduction(e):
-            if domain(e.ins[0].aval.shape, reduced_axes(e)).axes != over.axes:
+            if iteration_domain(e.ins[0].aval.shape, reduced_axes(e)).axes != domain.axes:
                 raise Infeasible
             return self._rows
-        if v.aval.size == self.over.size:
+        if v.aval.size == self.domain.size:
             return self._whole
-        if v.aval.size == self.over.kept:
+        if v.aval.size == self.domain.kept:
             return self._rows
         raise Infeasible
 
     def _root(self, v: Var) -> int:
         found = self._values.get(v)
         if found is None:
-            if v in self._values:
+            if v in self._values:  # being computed already
                 raise Infeasible
-            self._values[v] = None  # type: ignore[assignment]
-            e = self.made[v]
+            self._values[v] = None
+            e = self.producer[v]
             if is_reduction(e):
                 found = self._reduce(v, e)
             else:
-                found = self._compute(v, e, ix.unravel(self.places[v], v.aval.shape), frozenset())
+                found = self._compute(
+                    v, e, ix.unravel(self.root_offsets[v], v.aval.shape), frozenset()
+                )
             if v in self.stored and v.aval.dtype in dtypes.NARROW:
-                # What is in memory and what is used from here on must agree.
+                # Registers hold float32: what is stored and what is used from here on must agree.
                 found = self._emit("round", (found,), None, v.aval.dtype)
             self._values[v] = found
         return found
@@ -323,6 +371,7 @@ class KernelIR:
         names: frozenset[str] = frozenset(),
         eqn: Eqn | None = None,
     ) -> int:
+        # Value numbering: a common subexpression is one instruction.
         key = (op, args, meta, dtype)
         found = self._seen.get(key)
         if found is not None:
@@ -332,21 +381,26 @@ class KernelIR:
             if type(a) is int:
                 names |= self.instrs[a].names
                 level = max(level, self.instrs[a].level)
-        late = any([type(a) is int and self.instrs[a].late for a in args])
+        after_column_reduce = any(
+            [type(a) is int and self.instrs[a].after_column_reduce for a in args]
+        )
         if op == "reduce":
+            # Its result has no `r`: an instruction that has one again is in another loop.
             names, level = names - {"r"}, level + 1
-        if late and (op in ("reduce", "fold") or "p" in names):
+        # The rows are over when a column reduction is done: what follows cannot run along them.
+        if after_column_reduce and (op in ("reduce", "column_reduce") or "p" in names):
             raise Infeasible
-        if op == "fold":
-            names, late = frozenset("r"), True
-        if len(self.instrs) >= self.most:
+        if op == "column_reduce":
+            names, after_column_reduce = frozenset("r"), True
+        if len(self.instrs) >= self.max_instrs:
             raise Infeasible
-        self.instrs.append(Instr(op, args, meta, dtype, names, level, eqn, late))
+        self.instrs.append(Instr(op, args, meta, dtype, names, level, eqn, after_column_reduce))
         self._seen[key] = len(self.instrs) - 1
         return len(self.instrs) - 1
 
     def at(self, v: Var, at: Index, guards: Guards) -> int:
         """The instruction that gives element `at` of `v` where `guards` hold."""
+        # Guards are part of the key: they mask the loads, so that no index is out of range.
         key = (v, at, guards)
         found = self._memo.get(key)
         if found is None:
@@ -354,32 +408,33 @@ class KernelIR:
         return found
 
     def _at(self, v: Var, at: Index, guards: Guards) -> int:
-        if v in self.places:
-            if ix.ravel(at, v.aval.shape) != self.places[v]:
+        if v in self.root_offsets:
+            # Of another root the registers hold the element of this point and no other.
+            if ix.ravel(at, v.aval.shape) != self.root_offsets[v]:
                 raise Infeasible
             return self._root(v)
-        if v in self.real:
+        if v in self.materialized:
             offset = ix.ravel(at, v.aval.shape)
             names = offset.names.union(*[g.expr.names for g in guards])
             return self._emit("load", (), (v, offset, guards), v.aval.dtype, names)
-        return self._compute(v, self.made[v], at, guards)
+        return self._compute(v, self.producer[v], at, guards)
 
     def _reduce(self, v: Var, e: Eqn) -> int:
         x, axes = e.ins[0], reduced_axes(e)
         shape = x.aval.shape
-        fold = v in self.columns
-        if fold and _reduce(e).position:
+        column = v in self.columns
+        if column and _reduce(e).position:
             raise Infeasible
         kept = tuple([n for i, n in enumerate(shape) if i not in axes])
         gone = tuple([n for i, n in enumerate(shape) if i in axes])
-        across, along = self._rows, R(self.over.reduced)
-        if fold:
+        across, along = self._rows, reduction_index(self.domain.reduced)
+        if column:
             across, along = along, across
         p = iter(ix.unravel(across, kept))
         r = iter(ix.unravel(along, gone))
         index = tuple([next(r) if i in axes else next(p) for i in range(len(shape))])
         arg = self.at(x, index, frozenset())
-        op = "fold" if fold else "reduce"
+        op = "column_reduce" if column else "reduce"
         return self._emit(op, (arg,), (_reduce(e),), v.aval.dtype, eqn=e)
 
     def _compute(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
@@ -398,7 +453,7 @@ class KernelIR:
         return self._emit("map", args, meta, v.aval.dtype, eqn=e)
 
     def _short_reduction(self, v: Var, e: Eqn, at: Index, guards: Guards) -> int:
-        """A reduction over no element, or over one."""
+        """A reduction over no element, or over one, which needs no loop."""
         if is_reduction(e):
             raise Infeasible
         x, kept = e.ins[0], iter(at)
@@ -416,7 +471,7 @@ class KernelIR:
         return ix.shift(ix.scale(here, -1), length - 1) if reverse else here
 
     def _view(self, v: Var, e: Eqn, view: View, at: Index, guards: Guards) -> int:
-        if e.prim is LOOP_SLICE:
+        if e.prim is loop_slice_p:
             row = self._counter(e.ins[1], e.params["length"], e.params["reverse"])
             return self.at(e.ins[0], (row, *at), guards)
         avals = [i.aval if type(i) is Var else i for i in e.ins]
@@ -424,7 +479,8 @@ class KernelIR:
         return self._pieces(e, pieces, 0, guards, v.aval.dtype)
 
     def _pieces(self, e: Eqn, pieces: Sequence[Piece], k: int, guards: Guards, dtype: DType) -> int:
-        """The element that pieces k and later give where `guards` hold."""
+        """The element of pieces k and later of a view where `guards` hold: the first piece whose
+        conditions hold has it, the last one needs no test."""
         operand, index, conditions = pieces[k]
         x = e.ins[operand]
 
@@ -437,9 +493,9 @@ class KernelIR:
             held = ix.holding(conditions) if conditions else None
             return inside(guards | held if held else guards)
         rest = lambda: self._pieces(e, pieces, k + 1, guards, dtype)
-        return self._chosen(conditions, guards, inside, rest, dtype)
+        return self._select(conditions, guards, inside, rest, dtype)
 
-    def _chosen(
+    def _select(
         self,
         conditions: Sequence[Guard],
         guards: Guards,
@@ -458,35 +514,39 @@ class KernelIR:
         return self._emit("where", (value, outside()), held, dtype, names)
 
 
-def body_of(
-    made: dict[Var, Eqn],
-    real: Collection[Var],
+def build_kernel(
+    producer: dict[Var, Eqn],
+    materialized: Collection[Var],
     roots: Sequence[Var],
-    over: Domain,
+    domain: IterationDomain,
     stored: Collection[Var],
-    placed: dict[Var, Placement],
-    most: int,
+    slice_stores: dict[Var, SliceStore],
+    max_instrs: int,
     columns: Collection[Var],
 ) -> KernelIR:
-    """The body of a kernel whose results are `roots`; `placed` are written into a part of another
-    value's memory. Raises Infeasible."""
-    body = KernelIR(made, real, over, stored, most, columns)
+    """The kernel over `domain` that computes `roots`; those in `slice_stores` are written into a
+    slice of another value's buffer. Raises Infeasible."""
+    kernel = KernelIR(producer, materialized, domain, stored, max_instrs, columns)
+    # All offsets first: a root that reads another one needs to know which element is at hand.
     for v in roots:
-        body.places[v] = body.place(v)
+        kernel.root_offsets[v] = kernel.root_offset(v)
     for v in roots:
-        body.store(v, placed.get(v))
-    mark_near(body.instrs, body.stores)
-    return body
+        kernel.store(v, slice_stores.get(v))
+    mark_approximate(kernel.instrs, kernel.stores)
+    return kernel
 
 
-def mark_near(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
-    """Mark the instructions whose users all round them to a narrow type in the end."""
+def mark_approximate(instrs: Sequence[Instr], stores: Sequence[tuple[Any, Expr, int]]) -> None:
+    """Mark the instructions whose users all round them to a narrow dtype in the end: the device's
+    approximate functions are good enough for those."""
     exact = {n for target, _, n in stores if target.aval.dtype not in dtypes.NARROW}
+    # Users come after their operands, so that one walk from the end sees all of them.
     for n in range(len(instrs) - 1, -1, -1):
         i = instrs[n]
         narrowed = i.op == "round" or (i.op == "map" and i.dtype in dtypes.NARROW)
-        i.near = n not in exact
-        if not narrowed and not (i.near and dtypes.is_float(i.dtype)):
+        i.approximate = n not in exact
+        # An integer or a comparison passes no tolerance on to its operands.
+        if not narrowed and not (i.approximate and dtypes.is_float(i.dtype)):
             exact.update(i.operands())
 
 

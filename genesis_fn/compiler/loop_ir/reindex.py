@@ -1,9 +1,10 @@
-"""The instructions of a kernel over other loop variables.
+"""Changes of a kernel's loops, by substituting its loop variables.
 
 A pointwise kernel that reads one element for each row of `n` becomes one over rows, so that these
-are loaded and computed once a row. A row that a concatenation or a pad divides becomes its parts,
-side by side in one iteration, so that no element is computed under a condition and what the parts
-share (both halves of a rotation, say) is loaded once.
+elements are loaded and computed once a row. A row that a concatenation or a pad divides into equal
+segments is unrolled: one iteration computes an element of every segment, none of them under a
+condition, and loads once what the segments share. The rotation of queries and keys takes a third of
+the instructions so (`docs/cuda.md`).
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from genesis_fn.core.backend.index import Expr, Guard, Guards
 
 Store = tuple[Any, Expr, int]  # (target, offset, instruction)
 
-_SHORTEST, _LONGEST = 32, 4096  # rows that a flat kernel is divided into
-_MOST_PARTS = 4
-_NARROWEST = 16  # elements of a part
-_JOINED = ("add", "maximum", "minimum")  # reductions whose parts are joined element by element
+_MIN_ROW, _MAX_ROW = 32, 4096  # elements of a row that a flat kernel is divided into
+_MAX_SEGMENTS = 4
+_MIN_SEGMENT = 16  # elements
+_COMBINABLE = ("add", "maximum", "minimum")  # reductions whose segments are combined first
 
 
 def row_length(instrs: Sequence[Instr], points: int) -> int:
     """The length of the rows that a flat kernel's expressions divide `p` into; 0 for none."""
+    # Index arithmetic divides `p` by the sizes of rows: each divisor is a candidate.
     found: set[int] = set()
     for e in _expressions(instrs):
         found.update(_divisors(e))
     fits = [
         c
         for c in found
-        if _SHORTEST <= c <= _LONGEST and c & (c - 1) == 0 and points % c == 0 and c < points
+        if _MIN_ROW <= c <= _MAX_ROW and c & (c - 1) == 0 and points % c == 0 and c < points
     ]
     return min(fits, default=0)
 
@@ -41,45 +43,45 @@ def row_length(instrs: Sequence[Instr], points: int) -> int:
 def as_rows(
     instrs: Sequence[Instr], stores: Sequence[Store], points: int, length: int
 ) -> tuple[list[Instr], list[Store]]:
-    """A flat kernel with `p` running over rows and `r` along them."""
+    """The flat kernel as one in which `p` runs over rows and `r` along them."""
     rows = points // length
     position = ix.add(ix.scale(ix.var("p", rows), length), ix.var("r", length))
-    return substituted(instrs, stores, [{"p": position}])
+    return substitute_indices(instrs, stores, [{"p": position}])
 
 
-def part_length(instrs: Sequence[Instr], depth: int) -> int:
-    """The length of the equal parts that conditions divide a row of `depth` into; `depth` if they
-    do not, or in too small parts."""
+def segment_length(instrs: Sequence[Instr], depth: int) -> int:
+    """The length of the equal segments that conditions divide a row of `depth` into; `depth` if
+    they do not, or into too many or too short ones."""
     size = depth
     for i in instrs:
         if i.op == "reduce":
-            joins = i.meta[0].combine in _JOINED and not i.meta[0].position
-            if not (joins and dtypes.is_float(instrs[i.args[0]].dtype)):
+            combinable = i.meta[0].combine in _COMBINABLE and not i.meta[0].position
+            if not (combinable and dtypes.is_float(instrs[i.args[0]].dtype)):
                 return depth
         for g in _guards(i):
-            if g.expr.names == {"r"}:
+            if g.expr.names == frozenset("r"):
                 edges = _edges(g)
                 if edges is None:
                     continue
                 size = math.gcd(size, *edges)
-    parts = depth // size
-    return size if parts <= _MOST_PARTS and size >= _NARROWEST else depth
+    segments = depth // size
+    return size if segments <= _MAX_SEGMENTS and size >= _MIN_SEGMENT else depth
 
 
-def in_parts(
+def unrolled_segments(
     instrs: Sequence[Instr], stores: Sequence[Store], depth: int, length: int
 ) -> tuple[list[Instr], list[Store]]:
-    """The kernel with `r` running over one part, and every part computed."""
+    """The kernel with `r` running over one segment, and all segments computed in each iteration."""
     r = ix.var("r", length)
     maps = [{"r": ix.shift(r, k * length)} for k in range(depth // length)]
-    return substituted(instrs, stores, maps)
+    return substitute_indices(instrs, stores, maps)
 
 
-def substituted(
-    instrs: Sequence[Instr], stores: Sequence[Store], copies: Sequence[Mapping[str, Expr]]
+def substitute_indices(
+    instrs: Sequence[Instr], stores: Sequence[Store], mappings: Sequence[Mapping[str, Expr]]
 ) -> tuple[list[Instr], list[Store]]:
-    """(instructions, stores) with the loop variables replaced; several `copies` stand side by side,
-    and reductions along a row join them."""
+    """(instructions, stores) with the loop variables replaced, once by each of `mappings`:
+    reductions along a row combine the copies of their operand first."""
     out: list[Instr] = []
     seen: dict[Any, int] = {}
 
@@ -87,73 +89,89 @@ def substituted(
         key = (op, args, meta, i.dtype)
         if key not in seen:
             seen[key] = len(out)
-            out.append(Instr(op, args, meta, i.dtype, names, i.level, i.eqn, i.late, i.near))
+            out.append(
+                Instr(
+                    op,
+                    args,
+                    meta,
+                    i.dtype,
+                    names,
+                    i.level,
+                    i.eqn,
+                    i.after_column_reduce,
+                    i.approximate,
+                )
+            )
         return seen[key]
 
     def below(args: tuple[Any, ...]) -> frozenset[str]:
         return frozenset().union(*[out[a].names for a in args if type(a) is int])
 
-    places: list[list[int]] = [[] for _ in copies]
+    copy_of: list[list[int]] = [[] for _ in mappings]
     for n, i in enumerate(instrs):
         if i.op == "reduce":
-            args = [place[i.args[0]] for place in places]
+            args = [copied[i.args[0]] for copied in copy_of]
             x = args[0]
             for y in args[1:]:
-                joined = Instr("join", (), None, instrs[i.args[0]].dtype, i.names, i.level)
-                joined.level = instrs[i.args[0]].level
-                joined.near = i.near
-                x = emit(joined, "join", (x, y), i.meta, below((x, y)))
+                combined = Instr("combine", (), None, instrs[i.args[0]].dtype, i.names, i.level)
+                combined.level = instrs[i.args[0]].level
+                combined.approximate = i.approximate
+                x = emit(combined, "combine", (x, y), i.meta, below((x, y)))
             whole = emit(i, "reduce", (x,), i.meta, below((x,)) - {"r"})
-            for place in places:
-                place.append(whole)
+            for copied in copy_of:
+                copied.append(whole)
             continue
-        for place, by in zip(places, copies):
-            place.append(
-                _copied(i, [place[a] if type(a) is int else a for a in i.args], by, emit, below)
+        for copied, mapping in zip(copy_of, mappings):
+            copied.append(
+                _copied(
+                    i, [copied[a] if type(a) is int else a for a in i.args], mapping, emit, below
+                )
             )
-        assert all(len(place) == n + 1 for place in places)
+        assert all(len(copied) == n + 1 for copied in copy_of)
     written: dict[tuple[Any, Expr], Store] = {}
-    for place, by in zip(places, copies):
+    for copied, mapping in zip(copy_of, mappings):
         for target, offset, value in stores:
-            e = _substituted(offset, by)
-            written.setdefault((target, e), (target, e, place[value]))
+            e = _substitute_all(offset, mapping)
+            written.setdefault((target, e), (target, e, copied[value]))
     return out, list(written.values())
 
 
-def _copied(i: Instr, args: Sequence[Any], by: Mapping[str, Expr], emit: Any, below: Any) -> int:
-    given = tuple(args)
+def _copied(
+    i: Instr, args: Sequence[Any], mapping: Mapping[str, Expr], emit: Any, below: Any
+) -> int:
+    operands = tuple(args)
     if i.op == "load":
         target, offset, guards = i.meta
-        held = _held(guards, by)
+        held = _held(guards, mapping)
         if held is None:
             zero = False if i.dtype == dtypes.BOOL else 0
             return emit(i, "const", (), Literal(zero), frozenset())
-        e = _substituted(offset, by)
+        e = _substitute_all(offset, mapping)
         names = e.names.union(*[g.expr.names for g in held])
         return emit(i, "load", (), (target, e, held), names)
     if i.op == "index":
-        e = _substituted(i.meta, by)
+        e = _substitute_all(i.meta, mapping)
         return emit(i, "index", (), e, e.names)
     if i.op == "where":
-        held = _held(i.meta, by)
+        held = _held(i.meta, mapping)
         if held is None:
-            return given[1]
+            return operands[1]
         if not held:
-            return given[0]
-        names = below(given).union(*[g.expr.names for g in held])
-        return emit(i, "where", given, held, names)
-    names = frozenset("r") if i.op == "fold" else below(given)
-    return emit(i, i.op, given, i.meta, names)
+            return operands[0]
+        names = below(operands).union(*[g.expr.names for g in held])
+        return emit(i, "where", operands, held, names)
+    names = frozenset("r") if i.op == "column_reduce" else below(operands)
+    return emit(i, i.op, operands, i.meta, names)
 
 
-def _substituted(e: Expr, by: Mapping[str, Expr]) -> Expr:
-    for name, value in by.items():
+def _substitute_all(e: Expr, mapping: Mapping[str, Expr]) -> Expr:
+    for name, value in mapping.items():
         e = ix.substitute(e, name, value)
     return e
 
 
-def _held(guards: Guards, by: Mapping[str, Expr]) -> Guards | None:
-    return ix.holding([Guard(_substituted(g.expr, by), g.lo, g.hi) for g in guards])
+def _held(guards: Guards, mapping: Mapping[str, Expr]) -> Guards | None:
+    return ix.holding([Guard(_substitute_all(g.expr, mapping), g.lo, g.hi) for g in guards])
 
 
 def _guards(i: Instr) -> Guards:

@@ -1,5 +1,8 @@
-"""Which results may take the memory of an operand: of an equation, those that are an operand with a
-part of it changed; of a program, those of a donated input's type."""
+"""Results that may take the memory of an operand.
+
+Of an equation these are updates, an operand with a part of it changed, and the carries of loops; of
+a program, outputs of the type of a donated input.
+"""
 
 from __future__ import annotations
 
@@ -13,68 +16,70 @@ from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
-def updated(e: Eqn, v: Var) -> Var | None:
-    """The operand that result `v` of `e` may overwrite: what is updated, or the start of a loop's
-    carry; None if there is none, or if `e` reads it in another place too."""
+def updated_operand(e: Eqn, v: Var) -> Var | None:
+    """The operand that result `v` of `e` may overwrite: what is updated, or the initial value of a
+    loop's carry; None if there is none, or if `e` reads it as another operand, too."""
     at, k = e.prim.updates, list(e.outs).index(v)
     if e.prim is scan_p and k < e.params["carry"]:
         at = e.params["consts"] + k
     elif e.prim is while_p:
         at = e.params["cond_consts"] + e.params["body_consts"] + k
     elif e.prim is cond_p:
-        found = {_input(branch, k) for branch in e.params["branches"]}
-        place = found.pop()
-        at = None if found or place is None else 1 + place
+        # All branches must update the same operand; operand 0 is the index of the branch.
+        sources = {_input(branch, k) for branch in e.params["branches"]}
+        position = sources.pop()
+        at = None if sources or position is None else 1 + position
     if at is None:
         return None
     x = e.ins[at]
-    alone = type(x) is Var and sum([i is x for i in e.ins]) == 1
-    return x if alone and x.aval == v.aval else None
+    read_once = type(x) is Var and sum([i is x for i in e.ins]) == 1
+    return x if read_once and x.aval == v.aval else None
 
 
-def origin(made: Mapping[Var, Eqn], v: Var) -> Var:
-    """The first value of the chain of updates that `v` is the last of."""
-    while (e := made.get(v)) is not None:
-        x = updated(e, v)
+def origin(producer: Mapping[Var, Eqn], v: Var) -> Var:
+    """The first value of the chain of updates that ends in `v`."""
+    while (e := producer.get(v)) is not None:
+        x = updated_operand(e, v)
         if x is None:
             return v
         v = x
     return v
 
 
-def makers(jaxpr: Jaxpr) -> dict[Var, Eqn]:
-    """The equation that makes each value."""
+def producers(jaxpr: Jaxpr) -> dict[Var, Eqn]:
+    """The equation that computes each value."""
     return {o: e for e in jaxpr.eqns for o in e.outs}
 
 
 def _input(branch: Jaxpr, k: int) -> int | None:
     """The input that output `k` is, or is updated from."""
-    first = origin(makers(branch), branch.outs[k])
+    first = origin(producers(branch), branch.outs[k])
     return branch.invars.index(first) if first in branch.invars else None
 
 
 def donations(program: Jaxpr, donated: Sequence[bool]) -> dict[int, int]:
-    """{output: donated input whose memory it takes}: the input that it is or that it updates, or
+    """{output: donated input whose memory it takes}: the input that it is or updates, else any free
     one of its type."""
     free: dict[Aval, list[int]] = {}
-    place = {v: i for i, v in enumerate(program.invars)}
+    position = {v: i for i, v in enumerate(program.invars)}
     for i, (v, d) in enumerate(zip(program.invars, donated)):
         if d and v.aval.nbytes:
             free.setdefault(v.aval, []).append(i)
     replaced: dict[int, int] = {}
     seen: set[Any] = set()
-    made = makers(program)
-    for returned in (True, False):  # what is returned as it came, then what is updated
+    producer = producers(program)
+    # Inputs that are returned as they came go first: an update must not take their memory.
+    for returned in (True, False):
         for k, v in enumerate(program.outs):
-            i = place.get(origin(made, v))
-            if i is None or (v in place) != returned or v in seen:
+            i = position.get(origin(producer, v))
+            if i is None or (v in position) != returned or v in seen:
                 continue
             if i in free.get(v.aval, ()):
                 free[v.aval].remove(i)
                 replaced[k] = i
                 seen.add(v)
     for k, v in enumerate(program.outs):
-        if k not in replaced and v not in seen and v not in place and free.get(v.aval):
+        if k not in replaced and v not in seen and v not in position and free.get(v.aval):
             replaced[k] = free[v.aval].pop(0)
             seen.add(v)
     return replaced

@@ -1,4 +1,4 @@
-"""plan: where the temporaries of a program lie in one arena, and which outputs replace inputs."""
+"""The offsets of a program's temporaries in one arena."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def pack(
 ) -> tuple[dict[int, int], int]:
     """({buffer: offset}, bytes of the arena).
 
-    `lives[b] = (first, last)`: the steps at which buffer b is live, both included. Best fit in the
-    order of first use, free neighbours joined.
+    `lives[b] = (first, last)`: the live range of buffer b in steps, both included. Best fit in the
+    order of first use; free neighbours are coalesced.
     """
+    # Of buffers that begin at one step the largest first: it is hardest to fit.
     starts = sorted(lives, key=lambda b: (lives[b][0], -sizes[b]))
     ending: list[tuple[int, int]] = []
     free: list[tuple[int, int]] = []  # (offset, size), in order
@@ -31,13 +32,14 @@ def pack(
         size = aligned(sizes[b])
         while ending and ending[0][0] < first:
             _, gone = ending.pop(0)
-            _give(free, offsets[gone], aligned(sizes[gone]))
+            _release(free, offsets[gone], aligned(sizes[gone]))
         n, at = min([(n, at) for at, n in free if n >= size], default=(0, 0))
         if n:
             free.remove((at, n))
             if n > size:
                 insort(free, (at + size, n - size))
         else:
+            # A free block at the end of the arena grows instead of staying a hole.
             at = free.pop()[0] if free and sum(free[-1]) == top else top
             top = at + size
         offsets[b] = at
@@ -45,7 +47,7 @@ def pack(
     return offsets, top
 
 
-def _give(free: list[tuple[int, int]], at: int, size: int) -> None:
+def _release(free: list[tuple[int, int]], at: int, size: int) -> None:
     k = bisect_left(free, (at, 0))
     if k < len(free) and free[k][0] == at + size:
         size += free.pop(k)[1]

@@ -1,8 +1,9 @@
-"""rematerialise: which forward values the backward pass reads, and which it makes again.
+"""Rematerialisation: which forward values are saved for the backward pass, and which recomputed.
 
-The cheapest set of saved values is a minimum cut between what need not be saved (inputs, results of
-expensive operations) and what the backward pass uses, every value weighing its bytes. Values on the
-far side are computed again, next to their first use there.
+The cheapest set of saved values is a minimum cut between the source (inputs, and operations that
+are not repeated) and the values that the backward pass uses; a value weighs its bytes. Values on
+the sink's side are recomputed, next to their first use there. PyTorch's min-cut partitioner has the
+same formulation; the costs here are those of this compiler's fusion.
 """
 
 from __future__ import annotations
@@ -15,79 +16,82 @@ from genesis_fn.compiler.fusion.value_graph import kind_of, operations
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, dead_code
 from genesis_fn.primitives.shape import barrier_p, broadcast_in_dim_p, reshape_p
 
-_FOREVER = 1 << 62
+_INFINITE = 1 << 62
 _NEAR = 60  # equations within which uses share one recomputation
-_MOST_LEAVES = 8  # values that making one again may read
-_MOST_READ = 3  # bytes that it may read, for each byte that it makes
-_SMALL = 8 << 20  # bytes of a value of inputs only that is simply kept
+_MAX_LEAVES = 8  # values that a recomputation may read
+_MAX_READ = 3  # bytes that it may read, for each byte that it computes
+_SMALL = 8 << 20  # bytes of a value of inputs only that is simply saved
 _HEAVY = 40  # operations of one element that are not worth repeating
-_AGAIN = 3  # bytes moved to make an operand again in a kernel of its own, for each byte it holds
-_WORK = 8  # operations of one element of a small value that are not repeated for nothing
-_NEARBY = 200  # equations after a use among which another one can share the work of it
+_REREAD_COST = 3  # traffic of recomputing an operand in a kernel of its own, in its bytes
+_WORK = 8  # operations of one element of a small value that are not worth repeating
+_NEARBY = 200  # equations around a use among which a kernel can share its recomputation
 
 
-def rematerialise(jaxpr: Jaxpr, budget: int | None = None) -> Jaxpr:
-    """`jaxpr` with forward values computed again in the backward pass, where that saves traffic.
+def rematerialise_jaxpr(jaxpr: Jaxpr, budget: int | None = None) -> Jaxpr:
+    """`jaxpr` with forward values recomputed in the backward pass, where that saves traffic.
 
-    `budget`: bytes that saved values may take; if the cut takes more, row reductions and longer
-    chains are repeated too. What `checkpoint` does stays as it is: its recomputation is part of the
+    `budget`: bytes that saved values may take; if the cut takes more, reductions and expensive
+    operations are repeated too. The recomputation of `checkpoint` stays as it is: it is part of the
     backward pass already.
     """
-    jaxpr = _tagged(jaxpr)
+    jaxpr = _mark_backward(jaxpr)
     backward = [e.backward for e in jaxpr.eqns]
     if not any(backward) or all(backward):
         return jaxpr
     forward = [e for e in jaxpr.eqns if not e.backward]
-    made: dict[Any, Eqn] = {o: e for e in forward for o in e.outs}
-    used = {i for e in jaxpr.eqns if e.backward for i in e.ins if type(i) is Var and i in made}
+    producer: dict[Any, Eqn] = {o: e for e in forward for o in e.outs}
+    used = {i for e in jaxpr.eqns if e.backward for i in e.ins if type(i) is Var and i in producer}
     if not used:
         return jaxpr
-    saved = _cut(jaxpr, forward, made, used, bold=False)
+    saved = _min_cut(jaxpr, forward, producer, used, aggressive=False)
     if budget is not None and sum(v.aval.nbytes for v in saved) > budget:
-        saved = _cut(jaxpr, forward, made, used, bold=True)
-    _cut_short(jaxpr, forward, used, saved)
-    again = used - saved
-    return _repeated(jaxpr, made, saved) if again else jaxpr
+        saved = _min_cut(jaxpr, forward, producer, used, aggressive=True)
+    _save_expensive(jaxpr, forward, used, saved)
+    recompute = used - saved
+    return _with_recomputation(jaxpr, producer, saved) if recompute else jaxpr
 
 
-def _tagged(jaxpr: Jaxpr) -> Jaxpr:
-    """`jaxpr` with all that depends on the backward pass marked as part of it."""
-    late: set[Any] = set()
+def _mark_backward(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` with every equation that depends on the backward pass marked as part of it."""
+    in_backward: set[Any] = set()
     eqns = []
     for e in jaxpr.eqns:
-        if not e.backward and any([type(i) is Var and i in late for i in e.ins]):
+        if not e.backward and any([type(i) is Var and i in in_backward for i in e.ins]):
             e = e.replace(backward=True)
         if e.backward:
-            late.update(e.outs)
+            in_backward.update(e.outs)
         eqns.append(e)
     return Jaxpr(jaxpr.invars, eqns, jaxpr.outs, jaxpr.labels, jaxpr.name)
 
 
-def repeatable(e: Eqn, bold: bool) -> bool:
-    """Whether an equation may be computed twice."""
+def is_recomputable(e: Eqn, aggressive: bool) -> bool:
+    """Whether an equation may be computed twice; `aggressive`: whatever it costs."""
     if e.prim.effect or e.prim is barrier_p:
         return False
     kind = kind_of(e)
     if kind == "view":
         return True
     if kind == "reduce":
-        return bold
-    return kind == "map" and (bold or operations(e) < _HEAVY)
+        return aggressive
+    return kind == "map" and (aggressive or operations(e) < _HEAVY)
 
 
-def _cut(
-    jaxpr: Jaxpr, forward: Sequence[Eqn], made: dict[Any, Eqn], used: set[Var], bold: bool
+def _min_cut(
+    jaxpr: Jaxpr, forward: Sequence[Eqn], producer: dict[Any, Eqn], used: set[Var], aggressive: bool
 ) -> set[Var]:
-    """The forward values to save."""
-    flow = _Flow()
+    """The forward values to save: those whose edge from `inside` to `outside` the cut crosses."""
+    # Each value is split into two nodes, so that the cut through it costs its bytes once, however
+    # many equations use it.
+    flow = _FlowNetwork()
     source, sink = flow.node(), flow.node()
     inside: dict[Var, int] = {}
     outside: dict[Var, int] = {}
     free = set(jaxpr.invars)
     kept = set(jaxpr.outs)
-    there, again = _operands(jaxpr, made) if not bold else (set(), {})
-    # What depends on nothing, the angles of rotations say, is small and kept if it took work.
-    fixed: set[Any] = set()
+    in_memory, recompute = _opaque_operands(jaxpr, producer) if not aggressive else (set(), {})
+    # What depends on no input, such as the angles of rotations, is saved if it is small and took
+    # work.
+    input_free: set[Any] = set()
     # Only what leads to a used value matters.
     relevant: set[Var] = set()
     todo = list(used)
@@ -96,54 +100,56 @@ def _cut(
         if v in relevant or v in free:
             continue
         relevant.add(v)
-        e = made[v]
-        if repeatable(e, bold):
+        e = producer[v]
+        if is_recomputable(e, aggressive):
             todo += [i for i in e.ins if type(i) is Var]
     for e in forward:
-        if all([type(i) is not Var or i in fixed for i in e.ins]):
-            fixed.update(e.outs)
+        if all([type(i) is not Var or i in input_free for i in e.ins]):
+            input_free.update(e.outs)
         for v in e.outs:
             if v not in relevant:
                 continue
             inside[v], outside[v] = flow.node(), flow.node()
-            # An output is in memory anyway: reading it again is all it costs.
+            # An output is in memory anyway and costs a read only. A value that would otherwise stay
+            # in registers costs a write as well, so it weighs twice.
             size = max(v.aval.nbytes, 1)
-            stays = v in there or not _fuses_away(e)
-            weight = size // 2 if v in kept else size if stays else 2 * size
+            stored = v in in_memory or not _fuses_away(e)
+            weight = size // 2 if v in kept else size if stored else 2 * size
             flow.edge(inside[v], outside[v], max(weight, 1))
-            angles = v in fixed and operations(e) >= _WORK and v.aval.nbytes <= _SMALL
-            if angles or not repeatable(e, bold):
-                flow.edge(source, inside[v], _FOREVER)
+            costly_constant = v in input_free and operations(e) >= _WORK and v.aval.nbytes <= _SMALL
+            if costly_constant or not is_recomputable(e, aggressive):
+                flow.edge(source, inside[v], _INFINITE)
                 continue
-            if v in again:
-                flow.edge(source, inside[v], again[v])
+            if v in recompute:
+                flow.edge(source, inside[v], recompute[v])
             for i in e.ins:
                 if type(i) is Var and i in outside:
-                    flow.edge(outside[i], inside[v], _FOREVER)
+                    flow.edge(outside[i], inside[v], _INFINITE)
             if not any(type(i) is Var and i in outside for i in e.ins):
-                # It needs inputs only: free to make again, unless that reads more than it holds
+                # It needs inputs only: free to recompute, unless that reads more than it holds
                 # (parameters in 16 bits, say) or it is small.
                 read = sum([i.aval.nbytes for i in e.ins if type(i) is Var])
                 if v.aval.nbytes < max(read, _SMALL) and kind_of(e) == "map":
-                    flow.edge(source, inside[v], _FOREVER)
+                    flow.edge(source, inside[v], _INFINITE)
     for v in used:
         if v in outside:
-            flow.edge(outside[v], sink, _FOREVER)
+            flow.edge(outside[v], sink, _INFINITE)
     reached = flow.source_side(source, sink)
     return {v for v in inside if inside[v] in reached and outside[v] not in reached}
 
 
-def _operands(jaxpr: Jaxpr, made: dict[Any, Eqn]) -> tuple[set[Any], dict[Any, int]]:
-    """(what opaque equations of the forward pass read, so that it is in memory anyway; the cost in
-    bytes of making again what those of the backward pass read).
+def _opaque_operands(jaxpr: Jaxpr, producer: dict[Any, Eqn]) -> tuple[set[Any], dict[Any, int]]:
+    """(operands of the forward pass's opaque equations, which are in memory anyway; the cost in
+    bytes of recomputing each operand of the backward pass's).
 
-    Such a value must be written again. If it is made of values that the backward pass works on at
-    about that time anyway, that is all; if that work waits for the result of the opaque equation,
-    they are read once more.
+    Such an operand is materialized by its recomputation. That is all it costs if a kernel of the
+    backward pass reads what it is computed from at about that time anyway; if that kernel waits for
+    the opaque equation, it is read once more. Measured for the rotated queries and keys of
+    attention: recomputing them took 207 MB of traffic a layer.
     """
     base: dict[Any, Any] = {}
-    there: set[Any] = set()
-    first: dict[Any, int] = {}
+    in_memory: set[Any] = set()
+    first_use: dict[Any, int] = {}
     gradients: set[Any] = set()
     for n, e in enumerate(jaxpr.eqns):
         kind = kind_of(e)
@@ -154,29 +160,33 @@ def _operands(jaxpr: Jaxpr, made: dict[Any, Eqn]) -> tuple[set[Any], dict[Any, i
             gradients.update(e.outs)
         for i in operands if kind == "opaque" else ():
             if not e.backward:
-                there |= {i, base.get(i, i)}
-            elif i in made:
-                first.setdefault(i, n)
-    there |= {o for o, v in base.items() if v in there}
-    again = {}
-    for v, n in first.items():
-        if v in there and repeatable(made[v], False):
-            cost = 1 if _shared(jaxpr, made, v, n, gradients) else _AGAIN
-            again[v] = cost * v.aval.nbytes
-    return there, again
+                in_memory |= {i, base.get(i, i)}
+            elif i in producer:
+                first_use.setdefault(i, n)
+    in_memory |= {o for o, v in base.items() if v in in_memory}
+    recompute = {}
+    for v, n in first_use.items():
+        if v in in_memory and is_recomputable(producer[v], False):
+            cost = 1 if _reads_are_shared(jaxpr, producer, v, n, gradients) else _REREAD_COST
+            recompute[v] = cost * v.aval.nbytes
+    return in_memory, recompute
 
 
-def _shared(jaxpr: Jaxpr, made: dict[Any, Eqn], v: Any, at: int, gradients: set[Any]) -> bool:
-    """Whether a computation of the backward pass near equation `at`, which needs `v` in memory,
-    puts what `v` is made of and a gradient together, and does not wait for that equation."""
+def _reads_are_shared(
+    jaxpr: Jaxpr, producer: dict[Any, Eqn], v: Any, at: int, gradients: set[Any]
+) -> bool:
+    """Whether a kernel of the backward pass near equation `at`, which needs `v` in memory, reads
+    what `v` is computed from together with a gradient, and does not depend on that equation."""
     cone, todo = set(), [v]
-    while todo and len(cone) < 4 * _MOST_LEAVES:
+    while todo and len(cone) < 4 * _MAX_LEAVES:
         u = todo.pop()
-        if u in cone or (u in made and made[u].prim is broadcast_in_dim_p):
-            continue  # what is small is read here and there without much ado
+        if u in cone or (u in producer and producer[u].prim is broadcast_in_dim_p):
+            continue  # small: reading it costs little
         cone.add(u)
-        if u in made and repeatable(made[u], False):
-            todo += [i for i in made[u].ins if type(i) is Var and 2 * i.aval.size >= v.aval.size]
+        if u in producer and is_recomputable(producer[u], False):
+            todo += [
+                i for i in producer[u].ins if type(i) is Var and 2 * i.aval.size >= v.aval.size
+            ]
     after: set[Any] = set(jaxpr.eqns[at].outs)
     for e in jaxpr.eqns[max(0, at - _NEARBY) : at + _NEARBY]:
         operands = [i for i in e.ins if type(i) is Var]
@@ -191,8 +201,9 @@ def _shared(jaxpr: Jaxpr, made: dict[Any, Eqn], v: Any, at: int, gradients: set[
     return False
 
 
-def _cut_short(jaxpr: Jaxpr, forward: Sequence[Eqn], used: set[Var], saved: set[Var]) -> None:
-    """Add to `saved` what would read much to be made again: the sums of a residual stream, say."""
+def _save_expensive(jaxpr: Jaxpr, forward: Sequence[Eqn], used: set[Var], saved: set[Var]) -> None:
+    """Add to `saved` the values whose recomputation would read much, such as the sums of a residual
+    stream."""
     needed: set[Any] = set()
     for e in reversed(forward):
         if any(o in used or o in needed for o in e.outs) and not saved.issuperset(e.outs):
@@ -211,7 +222,7 @@ def _cut_short(jaxpr: Jaxpr, forward: Sequence[Eqn], used: set[Var], saved: set[
             if o not in needed or o in saved or kind_of(e) == "view":
                 continue
             read = sum([min(v.aval.nbytes, 2 * o.aval.nbytes) for v in below])
-            if len(below) > _MOST_LEAVES or read > _MOST_READ * o.aval.nbytes and len(below) > 2:
+            if len(below) > _MAX_LEAVES or read > _MAX_READ * o.aval.nbytes and len(below) > 2:
                 saved.add(o)
 
 
@@ -219,21 +230,23 @@ def _fuses_away(e: Eqn) -> bool:
     return kind_of(e) in ("map", "view")
 
 
-def _repeated(jaxpr: Jaxpr, made: dict[Any, Eqn], saved: set[Var]) -> Jaxpr:
-    """The program with unsaved values made again before their uses in the backward pass."""
+def _with_recomputation(jaxpr: Jaxpr, producer: dict[Any, Eqn], saved: set[Var]) -> Jaxpr:
+    """The program with values that are not saved recomputed before their uses in the backward pass.
+    A recomputation serves uses within `_NEAR` equations: further apart it would be live as long as
+    a saved value."""
     eqns: list[Eqn] = []
     copies: dict[Var, tuple[int, Var]] = {}
 
-    def again(v: Any, at: int, line: Any) -> Any:
-        if type(v) is not Var or v not in made or v in saved:
+    def recompute(v: Any, at: int, where_read: Any) -> Any:
+        if type(v) is not Var or v not in producer or v in saved:
             return v
         found = copies.get(v)
         if found is not None and at - found[0] <= _NEAR:
             return found[1]
-        e = made[v]
-        if not repeatable(e, True):
+        e = producer[v]
+        if not is_recomputable(e, True):
             return v
-        ins = [again(i, at, line) for i in e.ins]
+        ins = [recompute(i, at, where_read) for i in e.ins]
         outs = [Var(o.aval) for o in e.outs]
         eqns.append(Eqn(e.prim, ins, e.params, outs, e.where, True))
         for o, new in zip(e.outs, outs):
@@ -242,7 +255,7 @@ def _repeated(jaxpr: Jaxpr, made: dict[Any, Eqn], saved: set[Var]) -> Jaxpr:
 
     for n, e in enumerate(jaxpr.eqns):
         if e.backward:
-            ins = [again(i, n, e.where) for i in e.ins]
+            ins = [recompute(i, n, e.where) for i in e.ins]
             if any(a is not b for a, b in zip(ins, e.ins)):
                 e = e.replace(ins=ins)
         eqns.append(e)
@@ -250,13 +263,15 @@ def _repeated(jaxpr: Jaxpr, made: dict[Any, Eqn], saved: set[Var]) -> Jaxpr:
     return Jaxpr(jaxpr.invars, kept, jaxpr.outs, jaxpr.labels, jaxpr.name)
 
 
-class _Flow:
-    """A flow network; Dinic's algorithm for the minimum cut."""
+class _FlowNetwork:
+    """A flow network; Dinic's algorithm for the minimum cut ("Algorithm for solution of a problem
+    of maximum flow in networks with power estimation", 1970)."""
 
     def __init__(self) -> None:
-        self.edges: list[list[int]] = []  # by node: numbers of edges
+        # By node the numbers of its edges. Edge k and its reverse are k and k ^ 1.
+        self.edges: list[list[int]] = []
         self.to: list[int] = []
-        self.room: list[int] = []
+        self.residual: list[int] = []
 
     def node(self) -> int:
         """A new node."""
@@ -265,10 +280,10 @@ class _Flow:
 
     def edge(self, a: int, b: int, capacity: int) -> None:
         """An edge from a to b, and its reverse."""
-        for start, end, room in ((a, b, capacity), (b, a, 0)):
+        for start, end, residual in ((a, b, capacity), (b, a, 0)):
             self.edges[start].append(len(self.to))
             self.to.append(end)
-            self.room.append(room)
+            self.residual.append(residual)
 
     def source_side(self, source: int, sink: int) -> set[int]:
         """The nodes on the source's side of a minimum cut."""
@@ -286,7 +301,7 @@ class _Flow:
         while queue:
             n = queue.popleft()
             for k in self.edges[n]:
-                if self.room[k] and self.to[k] not in level:
+                if self.residual[k] and self.to[k] not in level:
                     level[self.to[k]] = level[n] + 1
                     queue.append(self.to[k])
         return level
@@ -298,7 +313,7 @@ class _Flow:
         while n != sink:
             while position[n] < len(self.edges[n]):
                 k = self.edges[n][position[n]]
-                if self.room[k] and level.get(self.to[k]) == level[n] + 1:
+                if self.residual[k] and level.get(self.to[k]) == level[n] + 1:
                     break
                 position[n] += 1
             else:
@@ -310,8 +325,8 @@ class _Flow:
                 continue
             path.append(k)
             n = self.to[k]
-        amount = min(self.room[k] for k in path)
+        amount = min(self.residual[k] for k in path)
         for k in path:
-            self.room[k] -= amount
-            self.room[k ^ 1] += amount
+            self.residual[k] -= amount
+            self.residual[k ^ 1] += amount
         return True

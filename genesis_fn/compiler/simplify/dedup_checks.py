@@ -1,7 +1,7 @@
-"""Index checks that are made twice: an operation and its derivative visit the same places.
+"""Redundant index checks: an operation and its derivative access the same indices.
 
-Both check, since either may be all that is left of them. Where both are left, the one of the
-backward pass need not.
+Both check them, since dead code elimination may leave only one of the two. Where both are left, the
+check of the backward pass is dropped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from genesis_fn.core.jaxpr import Eqn, Var
 from genesis_fn.primitives.shape import reshape_p
 
 
-def checked_once(eqns: list[Eqn]) -> list[Eqn]:
-    """`eqns`, in which the backward pass does not check indices that have been checked before."""
+def drop_repeated_checks(eqns: list[Eqn]) -> list[Eqn]:
+    """`eqns`, of which the backward pass does not check indices that were checked before."""
     if sum([e.params.get("mode") == "check" for e in eqns]) < 2:
         return eqns
-    source: dict[Any, Any] = {}  # of what was reshaped
+    source: dict[Any, Any] = {}  # what a reshaped array was before
     known: set[Any] = set()
     result = []
     for e in eqns:
@@ -33,7 +33,8 @@ def checked_once(eqns: list[Eqn]) -> list[Eqn]:
 
 
 def _check(e: Eqn, source: dict[Any, Any]) -> tuple[Any, Sequence[int]]:
-    """(the indices, the greatest that each component of an index may be)."""
+    """(the indices, the largest valid value of each component of an index): equal checks are equal
+    pairs."""
     assert e.prim.visits is not None, e
     array, windows = e.prim.visits(*[getattr(i, "aval", i) for i in e.ins], **e.params)
     bounds = [array.shape[axis] - size for axis, size in windows]
@@ -44,6 +45,7 @@ def _check(e: Eqn, source: dict[Any, Any]) -> tuple[Any, Sequence[int]]:
 
 
 def _unchecked(e: Eqn) -> dict[str, Any]:
-    """The parameters with which nothing is read or written out of range."""
+    """The parameters of the same access without its check. Nothing is out of range, so that the
+    mode only has to be a safe one."""
     fill = {"fill_value": 0} if "fill_value" in e.params else {}
     return {**e.params, "mode": "fill", **fill}

@@ -1,12 +1,15 @@
-"""Bodies of counted loops as programs over whole arrays: the loop's counter says which slices
-are read and where results go."""
+"""Bodies of scans as programs over whole arrays: the loop's counter is an input that says which
+rows are read and where rows of results go.
+
+Slices then fuse with what reads them, and the stores of rows with what computes them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from genesis_fn.compiler.loop_ir.kernel import LOOP_SLICE, Placement
+from genesis_fn.compiler.loop_ir.kernel import SliceStore, loop_slice_p
 from genesis_fn.compiler.target import Target
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
@@ -19,16 +22,16 @@ from genesis_fn.transforms.control_flow.scanning import stacked
 @dataclass(frozen=True, slots=True)
 class LoopBody:
     """`jaxpr` takes [constants, carry, whole xs, counter] and returns [carry, rows of ys];
-    `placed` says where the rows go, `stacks` are the whole ys."""
+    `slice_stores` says where the rows go, `stacks` are the whole ys."""
 
     jaxpr: Jaxpr
-    placed: dict[Var, Placement]
+    slice_stores: dict[Var, SliceStore]
     stacks: list[Var]
 
 
 def _bits_of(v: Any, target: Target) -> Any:
-    """`v`, or a variable of integers of as many bytes where kernels lack its dtype: they copy its
-    bits."""
+    """`v`, or a variable of integers of as many bytes where kernels lack its dtype: slicing and
+    stacking only copy bits."""
     kind = v.aval.dtype
     if not target.lacks(kind):
         return v
@@ -39,14 +42,14 @@ def _bits_of(v: Any, target: Target) -> Any:
 
 
 def _as_bits(x: Any, y: Var, where: Any) -> Eqn:
-    """y = x with other types of the same bits."""
+    """The equation y = x, bit for bit, as the dtype of y."""
     return Eqn(bitcast_p, [x], {"dtype": y.aval.dtype}, (y,), where)
 
 
 def loop_body(
     jaxpr: Jaxpr, consts: int, carry: int, length: int, reverse: bool, target: Target
 ) -> LoopBody:
-    """The body of a scan, which slices and stacks by itself."""
+    """The body of a scan with its slicing and stacking inside."""
     counter = Var(aval((), dtypes.I32))
     fixed, rows = jaxpr.invars[: consts + carry], jaxpr.invars[consts + carry :]
     where = jaxpr.eqns[0].where if jaxpr.eqns else None
@@ -55,20 +58,21 @@ def loop_body(
     for v in rows:
         row = _bits_of(v, target)
         whole = Var(stacked(row.aval, length))
-        eqns.append(Eqn(LOOP_SLICE, [whole, counter], params, (row,), where))
+        eqns.append(Eqn(loop_slice_p, [whole, counter], params, (row,), where))
         if row is not v:
             eqns.append(_as_bits(row, v, where))
         wholes.append(whole)
     eqns += jaxpr.eqns
-    outs, placed, stacks = jaxpr.outs[:carry], {}, []
+    outs, slice_stores, stacks = jaxpr.outs[:carry], {}, []
     for v in jaxpr.outs[carry:]:
         bits = _bits_of(v, target)
         if bits is not v:
             eqns.append(_as_bits(v, bits, where))
+        # A copy of its own: the row may also be a carry, or come twice, and each needs its store.
         row, whole = Var(bits.aval), Var(stacked(bits.aval, length))
         eqns.append(Eqn(copy_p, [bits], {}, (row,), where))
-        placed[row] = Placement(whole, counter, length, reverse)
+        slice_stores[row] = SliceStore(whole, counter, length, reverse)
         stacks.append(whole)
         outs.append(row)
     program = Jaxpr([*fixed, *wholes, counter], eqns, outs, (), jaxpr.name)
-    return LoopBody(program, placed, stacks)
+    return LoopBody(program, slice_stores, stacks)

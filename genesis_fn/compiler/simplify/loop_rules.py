@@ -1,5 +1,8 @@
-"""simplify, for loops and branches: what is invariant leaves a loop, what is dead leaves its
-carry."""
+"""Rules of the simplifier for loops and branches: loop-invariant code motion, dead carries.
+
+Bodies are simplified first (`simplified`), then rewritten together with what is outside: numbers
+move in, invariant equations and results move out, dead results and carries go (`DCE_RULES`).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.compiler.simplify.rewriter import (
-    TRIM,
+    DCE_RULES,
     Rewriter,
     has_effect,
     live_equations,
@@ -25,7 +28,7 @@ from genesis_fn.transforms.control_flow.conditionals import cond_p
 from genesis_fn.transforms.control_flow.loops import while_p
 from genesis_fn.transforms.control_flow.scanning import scan_p
 
-# A loop-invariant value of at most so many bytes may live across the loop for nothing.
+# A loop-invariant value of at most so many bytes may be live across the loop without freeing any.
 _SMALL = 4096
 
 
@@ -39,11 +42,13 @@ def _scan(
     body, consts, carry = simplified(params["jaxpr"], r.opaque), params["consts"], params["carry"]
     length = params["length"]
     ins = [r.array(i, v, e) for i, v in zip(ins, body.invars, strict=True)]
+    # Without a step the carry is the result; with one there is no loop.
     if length == 0:
         ys = [r.full(_zero(o.aval), o, e)[0] for o in e.outs[carry:]]
         return [*ins[consts : consts + carry], *ys]
     if length == 1:
-        return _once(r, e, body, ins, consts + carry, carry)
+        return _inline_one_step(r, e, body, ins, consts + carry, carry)
+    # Until nothing changes: a carry that became constant can make another one constant.
     loop = _Loop(r, e, body, ins, consts, carry)
     while loop.substitute():
         pass
@@ -55,7 +60,9 @@ def _zero(kind: Aval) -> Any:
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(kind.dtype)]
 
 
-def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], start: int, carry: int) -> list[Atom]:
+def _inline_one_step(
+    r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], start: int, carry: int
+) -> list[Atom]:
     rows = [
         r.apply(reshape_p, [x], {"shape": v.aval.shape}, e)[0]
         for x, v in zip(ins[start:], body.invars[start:])
@@ -69,9 +76,10 @@ def _once(r: Rewriter, e: Eqn, body: Jaxpr, ins: list[Any], start: int, carry: i
 
 
 class _Loop:
-    """A scan taken apart: operands with the body's variables for them.
+    """A scan taken apart, with its operands beside the body's variables for them.
 
-    consts and xs hold (operand, variable); carry holds (position, operand, variable, body output).
+    `consts` and `xs` hold (operand, variable), `carry` (position, initial value, variable, body
+    output). `known` are the results that need no loop, by position.
     """
 
     def __init__(
@@ -85,15 +93,15 @@ class _Loop:
         )
         self.xs: list[tuple[Any, ...]] = list(zip(ins[end:], v[end:]))
         self.ys: list[Var] = body.outs[carry:]
-        self.known: dict[int, Atom] = {}  # results known without the loop, by position
+        self.known: dict[int, Atom] = {}
 
     def variables(self) -> list[Var]:
         """The body's inputs."""
         return [v for _, v in self.consts] + [c[2] for c in self.carry] + [v for _, v in self.xs]
 
     def substitute(self) -> bool:
-        """Unchanged carries become constants, numbers go inside, operands given twice come once.
-        Whether anything changed."""
+        """Turn unchanged carries into constants, move numbers inside, merge equal operands. Return
+        whether anything changed."""
         env: dict[Var, Atom] = {}
         for i, x, v, out in self.carry:
             if out is v:
@@ -101,14 +109,15 @@ class _Loop:
                 self.consts.append((x, v))
         count = len(self.carry)
         self.carry = [c for c in self.carry if c[0] not in self.known]
+        # As equations of the body, so that its constants are folded in the next rewrite.
         prelude = []
         numbers = [(x, v) for x, v in self.consts if x in self.r.const]
         for x, v in numbers:
             kind = v.aval
-            given = {"value": self.r.const[x], "shape": kind.shape, "dtype": kind.dtype}
-            prelude.append(Eqn(full_p, [], given, (v,), self.e.where, self.e.backward))
-        self.consts = _once_each([c for c in self.consts if c not in numbers], env)
-        self.xs = _once_each(self.xs, env)
+            fill = {"value": self.r.const[x], "shape": kind.shape, "dtype": kind.dtype}
+            prelude.append(Eqn(full_p, [], fill, (v,), self.e.where, self.e.backward))
+        self.consts = _unique_operands([c for c in self.consts if c not in numbers], env)
+        self.xs = _unique_operands(self.xs, env)
         if not (prelude or env or len(self.carry) < count):
             return False
         outs = [*(c[3] for c in self.carry), *self.ys]
@@ -120,11 +129,12 @@ class _Loop:
         return True
 
     def hoist(self) -> None:
-        """Move loop-invariant equations out, where what they leave behind is small, or no larger
-        than the constants that the loop then no longer reads."""
-        moved = _worth_moving(self.body, {v for _, v in self.consts})
+        """Hoist loop-invariant equations whose results are small, or no larger than the constants
+        that the loop then no longer reads."""
+        moved = _hoistable(self.body, {v for _, v in self.consts})
         if not moved:
             return
+        # Copied: the body may be the same program as another loop's.
         env: dict[Var, Atom] = {v: x for x, v in self.consts}
         self.r.run(moved, env, copy=True)
         gone = set(moved)
@@ -135,11 +145,12 @@ class _Loop:
         self.body = Jaxpr(self.variables(), left, self.body.outs, (), self.body.name)
 
     def result(self, params: dict[Any, Any], count: int) -> list[Atom]:
-        """The loop's results, the first `count` of them carries: known ones, and those of the loop
-        that remains."""
+        """The loop's results, the first `count` of them carries: known ones, and those of the
+        remaining loop."""
         r, e, length, known = self.r, self.e, params["length"], self.known
         fixed = {v: x for x, v in self.consts}
         rows = {v: x for x, v in self.xs}
+        # A stacked constant is a broadcast; a row of `xs` that comes out as it was is all of `xs`.
         for i, y in enumerate(self.ys, count):
             if y in fixed:
                 kind = y.aval
@@ -153,8 +164,8 @@ class _Loop:
             self.variables(), live_equations(self.body.eqns, outs), outs, (), self.body.name
         )
         total = count + len(self.ys)
-        places = [i for i in range(total) if i not in known]
-        if places or body.effect:
+        positions = [i for i in range(total) if i not in known]
+        if positions or body.effect:
             new = {
                 **params,
                 "jaxpr": body,
@@ -164,14 +175,16 @@ class _Loop:
             }
             operands = [x for x, _ in self.consts] + [c[1] for c in self.carry]
             operands += [x for x, _ in self.xs]
-            made = r.make(scan_p, operands, new, e, e.outs if len(places) == total else None)
-            known.update(zip(places, made))
+            made = r.make(scan_p, operands, new, e, e.outs if len(positions) == total else None)
+            known.update(zip(positions, made))
         return [known[i] for i in range(total)]
 
 
-def _once_each(pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]) -> list[tuple[Any, ...]]:
-    """`pairs` of operand and variable, one per operand; `env` gets what further variables
-    become."""
+def _unique_operands(
+    pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]
+) -> list[tuple[Any, ...]]:
+    """`pairs` of (operand, variable) with each operand once; `env` gets the variables that replace
+    the others."""
     first: dict[Atom, Var] = {}
     for x, v in pairs:
         known = first.setdefault(x, v)
@@ -180,8 +193,8 @@ def _once_each(pairs: Sequence[tuple[Any, ...]], env: dict[Var, Atom]) -> list[t
     return list(first.items())
 
 
-def _worth_moving(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
-    """The loop-invariant equations whose move out of the loop costs no memory."""
+def _hoistable(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
+    """The loop-invariant equations whose hoisting costs no memory."""
     if not consts:
         return []
     uses: dict[Any, int] = {}
@@ -207,10 +220,12 @@ def _worth_moving(body: Jaxpr, consts: set[Var]) -> list[Eqn]:
 
 
 def _trim_scan(e: Eqn, live: set[Any]) -> Eqn:
-    """The scan without results that nothing reads and without carries that feed no other result."""
+    """The scan without dead results: those that nothing reads, and carries that feed no live
+    one."""
     p = e.params
     body, consts, carry = p["jaxpr"], p["consts"], p["carry"]
     keep = [o in live for o in e.outs]
+    # A fixed point: a carry that a live result reads is live, and so is what that carry reads.
     while True:
         inner, needed = pruned(body, tuple(keep))
         grown = [k or n for k, n in zip(keep[:carry], needed[consts : consts + carry])]
@@ -240,7 +255,7 @@ def _trim_scan(e: Eqn, live: set[Any]) -> Eqn:
 
 @memoized
 def pruned(jaxpr: Jaxpr, keep: tuple[bool, ...]) -> tuple[Jaxpr, list[bool]]:
-    """(the program with only the outputs in `keep`, which inputs it reads)."""
+    """(the program with the outputs in `keep` only, which inputs it reads)."""
     outs = [o for o, k in zip(jaxpr.outs, keep, strict=True) if k]
     eqns = live_equations(jaxpr.eqns, outs)
     read = {i for e in eqns for i in e.ins} | set(outs)
@@ -260,6 +275,7 @@ def _while(
     like = [*cond.invars[:a], *body.invars]
     ins = [r.array(i, v, e) for i, v in zip(ins, like, strict=True)]
     start = a + b
+    # Carries that the body returns as they came become constants of both programs.
     fixed = [i for i, o in enumerate(body.outs) if o is body.invars[b + i]]
     moving = [i for i in range(len(body.outs)) if i not in fixed]
     c_in, b_in = cond.invars, body.invars
@@ -297,6 +313,7 @@ def _trim_while(e: Eqn, live: set[Any]) -> Eqn:
     p = e.params
     cond, body, a, b = p["cond"], p["body"], p["cond_consts"], p["body_consts"]
     _, test_reads = pruned(cond, (True,))
+    # As in `_trim_scan`; what the condition reads is live, too.
     keep = [o in live or t for o, t in zip(e.outs, test_reads[a:])]
     while True:
         inner, needed = pruned(body, tuple(keep))
@@ -347,15 +364,16 @@ def _cond(
     chosen = r.const.get(index) if type(index) is Var else index
     operands = [r.array(x, v, e) for x, v in zip(operands, branches[0].invars)]
     if chosen is not None or len(branches) == 1:
+        # An index out of range is clamped, as at run time.
         at = 0 if chosen is None else min(max(int(chosen), 0), len(branches) - 1)
         return r.inline(branches[at], operands, e)
     branches = tuple([simplified(b, r.opaque) for b in branches])
-    # A result that every branch passes through from the same operand needs no branch.
+    # A result that every branch returns from the same operand is that operand.
     passed: dict[int, Atom] = {}
     for i in range(len(e.outs)):
-        places = {b.invars.index(b.outs[i]) if b.outs[i] in b.invars else -1 for b in branches}
-        if len(places) == 1 and -1 not in places:
-            passed[i] = operands[places.pop()]
+        positions = {b.invars.index(b.outs[i]) if b.outs[i] in b.invars else -1 for b in branches}
+        if len(positions) == 1 and -1 not in positions:
+            passed[i] = operands[positions.pop()]
     keep = [i for i in range(len(e.outs)) if i not in passed]
     if not keep and not any(b.effect for b in branches):
         return [passed[i] for i in range(len(e.outs))]
@@ -376,6 +394,7 @@ def _cond(
 def _trim_cond(e: Eqn, live: set[Any]) -> Eqn:
     keep = tuple([o in live for o in e.outs])
     results = [pruned(b, keep) for b in e.params["branches"]]
+    # Branches have the same inputs: one goes if no branch reads it.
     reads = [any(column) for column in zip(*[r[1] for r in results])]
     branches = tuple(
         [
@@ -394,4 +413,4 @@ def _trim_cond(e: Eqn, live: set[Any]) -> Eqn:
     )
 
 
-TRIM.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})
+DCE_RULES.update({scan_p: _trim_scan, while_p: _trim_while, cond_p: _trim_cond})

@@ -1,7 +1,8 @@
-"""The simplifier's two passes over a program, and the tables that its rules are kept in.
+"""The simplifier's passes over a program, and the tables of its rules.
 
-The forward pass rewrites equations by local rules and merges equal ones; the backward pass drops
-what nothing needs.
+The forward pass (`Rewriter`) rewrites equations by local rules and merges equal ones. The backward
+pass removes dead code, flattens sums and folds transposes into products. Rules see operands
+that are simplified already.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.compiler.simplify.dedup_checks import checked_once
+from genesis_fn.compiler.simplify.dedup_checks import drop_repeated_checks
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import aval
 from genesis_fn.core.backend.lowering import Elementwise
@@ -28,16 +29,17 @@ from genesis_fn.transforms.custom.fused_functions import fused_p
 
 Rule = Callable[["Rewriter", Eqn, Primitive, list[Any], dict[Any, Any]], "list[Atom] | None"]
 RULES: dict[Primitive | type, Rule] = {}
-# How a loop or branch loses results: (equation, live variables) -> equation.
-TRIM: dict[Primitive, Callable[[Eqn, set[Any]], Eqn]] = {}
+# How dead code elimination narrows a loop or branch: (equation, live variables) -> equation.
+DCE_RULES: dict[Primitive, Callable[[Eqn, set[Any]], Eqn]] = {}
 
 
 def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
     """Decorator: `f(rewriter, e, prim, operands, params)` returns what replaces the results of
-    these primitives, or None to leave the equation. `e` is the equation of the program that gave
-    rise to this: it has the line and the types of the results, but another rule may have changed
-    primitive and operands. The rule of a kind of lowering is for primitives without one of their
-    own.
+    these primitives, or None to keep the equation.
+
+    `e` is the equation of the program that is being rewritten. It has the source line and the avals
+    of the results, but not always this primitive and these operands: another rule may have changed
+    them. A rule of a class of lowerings serves primitives without a rule of their own.
     """
 
     def register(f: Rule) -> Rule:
@@ -48,18 +50,19 @@ def rule(*of: Primitive | type) -> Callable[[Rule], Rule]:
 
 
 def is_fused(e: Eqn) -> bool:
-    """The calls that stay opaque by default: fused functions, which backends may have kernels
-    for."""
+    """Whether an equation is a call of a fused function, which a backend may have a kernel for.
+    These calls stay opaque by default."""
     return e.prim is fused_p
 
 
 def simplified(jaxpr: Jaxpr, opaque: Callable[[Eqn], bool]) -> Jaxpr:
-    """`jaxpr`, rewritten and without dead code; remembered on it. What is simplified stays
-    itself."""
+    """`jaxpr` rewritten and without dead code, cached on it. A simplified program is its own
+    result."""
     key = (simplified, opaque)
     found = jaxpr.cache.get(key)
     if found is None:
         found = jaxpr.cache[key] = rewritten(jaxpr, {}, opaque)
+        # Not the program: a reference to itself would be garbage that waits for the collector.
         found.cache[key] = ITSELF
     return jaxpr if found is ITSELF else found
 
@@ -69,31 +72,32 @@ def rewritten(jaxpr: Jaxpr, env: dict[Var, Atom], opaque: Callable[[Eqn], bool])
     pass_ = Rewriter(opaque)
     pass_.run(jaxpr.eqns, env, copy=False)
     outs = [env.get(o, o) for o in jaxpr.outs]
-    eqns = flat_sums(live_equations(pass_.eqns, outs), outs)
-    eqns = checked_once(transposed_products(eqns, outs))
+    eqns = flatten_sums(live_equations(pass_.eqns, outs), outs)
+    eqns = drop_repeated_checks(fold_transposes(eqns, outs))
     return Jaxpr(jaxpr.invars, eqns, outs, jaxpr.labels, jaxpr.name)
 
 
 class Rewriter:
     """The forward pass: the equations so far, and what is known of their results.
 
-    `const[v]` is the number that every element of v has; `made[v]` the equation that makes v.
-    `copying`: results get new variables, since the equations may come here a second time.
+    `const[v]` is the number that every element of v has, `producer[v]` the equation that computes
+    v, `seen` the results by what computes them. With `copying`, results get new variables: inlined
+    equations may be rewritten here a second time.
     """
 
-    __slots__ = ("eqns", "const", "made", "seen", "opaque", "copying")
+    __slots__ = ("eqns", "const", "producer", "seen", "opaque", "copying")
 
     def __init__(self, opaque: Callable[[Eqn], bool]) -> None:
         self.eqns: list[Eqn] = []
         self.const: dict[Var, Any] = {}
-        self.made: dict[Var, Eqn] = {}
+        self.producer: dict[Var, Eqn] = {}
         self.seen: dict[Any, Sequence[Var]] = {}
         self.opaque = opaque
         self.copying = False
 
     def run(self, eqns: Sequence[Eqn], env: dict[Var, Atom], copy: bool) -> None:
-        """Rewrite `eqns`, whose variables stand for those of this program as `env` says. With
-        `copy`, results get new variables: a called program may be called twice."""
+        """Rewrite `eqns` after `env` has replaced their variables. With `copy`, results get new
+        variables: a called program may be called twice."""
         before, self.copying = self.copying, copy
         for e in eqns:
             ins = [env.get(i, i) if type(i) is Var else i for i in e.ins]
@@ -102,13 +106,14 @@ class Rewriter:
                 outs = self.inline(e.params[inner], ins, e)
             else:
                 outs = self.apply(e.prim, ins, e.params, e, e.outs)
+            # Only what changes: most variables stand for themselves.
             for o, new in zip(e.outs, outs, strict=True):
                 if o is not new:
                     env[o] = new
         self.copying = before
 
     def inline(self, jaxpr: Jaxpr, ins: Sequence[Atom], at: Eqn) -> list[Atom]:
-        """The outputs of `jaxpr` on `ins`, its equations made part of this program."""
+        """The outputs of `jaxpr` on `ins`, its equations inlined into this program."""
         env = {v: self.array(i, v, at) for v, i in zip(jaxpr.invars, ins, strict=True)}
         self.run(jaxpr.eqns, env, copy=True)
         return [env.get(o, o) for o in jaxpr.outs]
@@ -131,8 +136,8 @@ class Rewriter:
         at: Eqn,
         outs: Sequence[Var] | None = None,
     ) -> Sequence[Atom]:
-        """The results of an equation: of an equal one, of what its rule puts in its place, or its
-        own (`outs`, where they are given and this is no copy)."""
+        """The results of an equation after its rule: its replacement's, those of an equal earlier
+        equation, or its own (`outs`, unless copying)."""
         if self.const and type(prim.lowering) is Elementwise and prim.lowering.scalars:
             ins = self._literals(ins, prim.lowering.scalars)
         rule_of = RULES.get(prim) or RULES.get(type(prim.lowering))
@@ -150,9 +155,9 @@ class Rewriter:
         at: Eqn,
         outs: Sequence[Var] | None = None,
     ) -> Sequence[Var]:
-        """The results of an equation as it stands, shared with an equal earlier one."""
+        """The results of an equation without applying a rule, shared with an equal earlier one."""
         key = None
-        if not (prim.effect or prim is barrier_p):  # which keeps two computations apart
+        if not (prim.effect or prim is barrier_p):  # a barrier keeps equal computations apart
             key = (prim, *map(_key, ins), *[(k, _key(v)) for k, v in params.items()])
             try:
                 found = self.seen.get(key)
@@ -163,40 +168,44 @@ class Rewriter:
         if outs is None or self.copying:
             avals = prim.abstract(tuple([i.aval if type(i) is Var else i for i in ins]), params)
             outs = [Var(a) for a in avals] if prim.multi else (Var(avals),)
+        # The equation itself, if nothing changed: a simplified program shares its equations.
         same = outs is at.outs and params is at.params and prim is at.prim
         if same and len(ins) == len(at.ins) and all(map(operator.is_, ins, at.ins)):
             e = at
         else:
             e = Eqn(prim, ins, params, outs, at.where, at.backward)
         self.eqns.append(e)
+        # Effects of sub-programs, which the primitive does not tell.
         if key is not None and not has_effect(e):
             self.seen[key] = outs
         for o in outs:
-            self.made[o] = e
+            self.producer[o] = e
         if prim is full_p:
             value = rounded(params["value"], params["dtype"])
             if value is not None:
                 self.const[outs[0]] = value
         return outs
 
-    def by(self, x: Atom, prim: Primitive) -> Eqn | None:
-        """The equation that makes `x`, if it is one of `prim`."""
-        e = self.made.get(x) if type(x) is Var else None
+    def defining_eqn(self, x: Atom, prim: Primitive) -> Eqn | None:
+        """The equation that computes `x`, if it is one of `prim`."""
+        e = self.producer.get(x) if type(x) is Var else None
         return e if e is not None and e.prim is prim else None
 
-    def _literals(self, ins: list[Any], places: Sequence[int]) -> list[Any]:
-        """`ins` with constant arrays at `places` turned to numbers; one array stays there."""
+    def _literals(self, ins: list[Any], positions: Sequence[int]) -> list[Any]:
+        """`ins` with constant arrays at `positions` turned into numbers. One of them stays an
+        array: it is where the result's shape comes from."""
         const = self.const
         if not any([i in const for i in ins if type(i) is Var]):
             return ins
         changed = [
-            const[i] if p in places and type(i) is Var and i in const else i
+            const[i] if p in positions and type(i) is Var and i in const else i
             for p, i in enumerate(ins)
         ]
-        if not any([type(changed[p]) is Var for p in places]):
-            p = next(p for p in places if type(ins[p]) is Var)
+        if not any([type(changed[p]) is Var for p in positions]):
+            p = next(p for p in positions if type(ins[p]) is Var)
             changed[p] = ins[p]
-        kept = next(changed[p] for p in places if type(changed[p]) is Var)
+        kept = next(changed[p] for p in positions if type(changed[p]) is Var)
+        # Torch computes with none of the wide unsigned dtypes: their numbers stay arrays.
         return ins if kept.aval.dtype in dtypes.WIDE_UNSIGNED else changed
 
 
@@ -206,7 +215,7 @@ def has_effect(e: Eqn) -> bool:
 
 
 def _key(x: Any) -> Any:
-    """`x` as part of a key: equal numbers of two types, and zeros of two signs, are different."""
+    """`x` as part of a key, in which numbers of two types, and zeros of two signs, differ."""
     kind = type(x)
     if kind is Var or kind is str or kind is tuple:
         return x
@@ -215,28 +224,28 @@ def _key(x: Any) -> Any:
     return (kind, x)
 
 
-PYTHON = (bool, int, float, complex)
+PYTHON_TYPES = (bool, int, float, complex)
 
 
 def rounded(value: Any, kind: DType) -> Any:
-    """A Python number as an array of dtype `kind` would hold it; None if it does not fit."""
+    """A Python number rounded to dtype `kind`; None if it does not fit."""
     try:
         held = np.asarray(value).astype(kind) if dtypes.is_float(kind) else np.asarray(value, kind)
     except (OverflowError, TypeError, ValueError):
         return None
-    return PYTHON[dtypes.kind_rank(kind)](held)
+    return PYTHON_TYPES[dtypes.kind_rank(kind)](held)
 
 
 # ---- the backward pass ----
 
 
 def live_equations(eqns: Sequence[Eqn], outs: Sequence[Var]) -> list[Eqn]:
-    """The equations that `outs` or side effects need; loops and branches lose dead results."""
+    """The equations that `outs` or effects depend on; loops and branches lose dead results."""
     live: set[Any] = set(outs)
     kept = []
     for e in reversed(eqns):
         if not live.isdisjoint(e.outs) or has_effect(e):
-            trim = TRIM.get(e.prim)
+            trim = DCE_RULES.get(e.prim)
             if trim is not None and not live.issuperset(e.outs):
                 e = trim(e, live)
             live.update([i for i in e.ins if type(i) is Var])
@@ -249,13 +258,12 @@ _ADD_N = add_n.prim
 _FEW_ROWS = 64
 
 
-def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
-    """`eqns` with an `add_n` that is an operand of another one, and of nothing else, merged in
-    it."""
+def flatten_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+    """`eqns` with every `add_n` whose only reader is another `add_n` merged into that one."""
     sums: dict[Any, Eqn] = {e.outs[0]: e for e in eqns if e.prim is _ADD_N}
     if len(sums) < 2:
         return eqns
-    uses = uses_of(eqns, outs)
+    uses = use_counts(eqns, outs)
     merged: set[Any] = set()
     result = []
     for e in eqns:
@@ -268,13 +276,14 @@ def flat_sums(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
     return [e for e in result if merged.isdisjoint(e.outs)]
 
 
-def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
-    """`eqns` with a product that only a transpose reads, through a cast perhaps, computed in the
-    order in which the transpose leaves it: the gradient of `x @ w.T` by `w`, `(x @ w).T`."""
+def fold_transposes(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
+    """`eqns` with transposes of products folded into them, through casts: a product whose only
+    reader is a transpose writes in the transposed order, as the gradient of `x @ w.T` by `w`
+    does."""
     if not any([e.prim is transpose_p for e in eqns]):
         return eqns
-    uses = uses_of(eqns, outs)
-    place = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
+    uses = use_counts(eqns, outs)
+    position = {e.outs[0]: n for n, e in enumerate(eqns) if e.prim in (dot_general_p, convert_p)}
     result: list[Eqn | None] = [*eqns]
     for n, e in enumerate(eqns):
         if e.prim is not transpose_p:
@@ -282,9 +291,9 @@ def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
         path = [n]  # the equations from the transpose to the product
         while True:
             (x,) = eqns[path[-1]].ins
-            if x not in place or uses[x] != 1:
+            if x not in position or uses[x] != 1:
                 break
-            path.append(place[x])
+            path.append(position[x])
             if eqns[path[-1]].prim is dot_general_p:
                 _reorder(result, path)
                 break
@@ -292,11 +301,12 @@ def transposed_products(eqns: list[Eqn], outs: Sequence[Var]) -> list[Eqn]:
 
 
 def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
-    """Let the product at the end of `path` write in the order of the transpose at its start, which
-    goes, if a product can: batch dimensions first, the other operands' in turn.
+    """Fold the transpose at the start of `path` into the product at its end, if a product can write
+    in that order: batch dimensions first, then those of one operand and of the other.
 
-    One of few rows stays: it reads its right operand at the memory's rate, and one of few columns
-    does not (4 rows of 4096 by 4096 on an H200: 12.2 and 18.8 us), while its result is small.
+    A product of few rows is not swapped into one of few columns: it reads its right operand at the
+    memory's rate, which the other does not (4 rows of 4096 by 4096 on an H200: 12.2 and 18.8 us),
+    and its result is small.
     """
     transpose, *casts, product = [eqns[n] for n in path]
     assert transpose is not None and product is not None
@@ -327,8 +337,9 @@ def _reorder(eqns: list[Eqn | None], path: Sequence[int]) -> None:
         ins = [*made]
 
 
-def uses_of(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
-    """How often each operand is read; results of the program count as read twice."""
+def use_counts(eqns: Sequence[Eqn], outs: Sequence[Var]) -> dict[Any, int]:
+    """How often each operand is read. Results of the program count twice, so that they are never
+    taken for a value with a single reader."""
     uses: dict[Any, int] = dict.fromkeys(outs, 2)
     for e in eqns:
         for i in e.ins:

@@ -1,4 +1,8 @@
-"""Rules of the simplifier for first-order primitives: identities, constants, casts, views."""
+"""Rules of the simplifier for first-order primitives: identities, constants, casts, views.
+
+Each rule returns the results that replace an equation's, or None to keep it (`rewriter.rule`). They
+are exact: a rule on floats is right for NaN, infinities and zeros of both signs, or is not applied.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis_fn.compiler.simplify.rewriter import PYTHON, Rewriter, rounded, rule
+from genesis_fn.compiler.simplify.rewriter import PYTHON_TYPES, Rewriter, rounded, rule
 from genesis_fn.core import dtypes
 from genesis_fn.core.backend.lowering import Elementwise, Reduce
 from genesis_fn.core.dtypes import BOOL, DType
@@ -57,7 +61,7 @@ def _sum(
         return None
     if dtypes.is_integer(kind):
         return [other]
-    # x + -0.0 and x - 0.0 are x; x + 0.0 makes a positive zero of a negative one.
+    # x + -0.0 and x - 0.0 are x; x + 0.0 makes a positive zero of a negative one, so it stays.
     negative = type(c) is float and math.copysign(1.0, c) < 0
     same = type(c) is not complex and negative == (prim is add) and dtypes.is_float(kind)
     return [other] if same else None
@@ -72,6 +76,7 @@ def _product(
     if folded is not None or found is None:
         return folded
     other, c, right = found
+    # Never x * 0: it is NaN for infinities and NaN, and -0.0 for negative numbers.
     if c == 1 and (right or prim is mul) and kind != BOOL:
         return [other]
     if prim is mul and c == -1 and dtypes.is_inexact(kind) and not dtypes.is_complex(kind):
@@ -103,8 +108,8 @@ def _logic(
 
 
 def _number(ins: list[Any]) -> tuple[Var, Any, bool] | None:
-    """(the array, the number, whether the number comes second) of operands that are one of each;
-    not for NaN, which equals nothing."""
+    """(the array, the number, whether the number comes second) of operands that are one of each,
+    else None; None for NaN as well, so that rules need not think of it."""
     x, y = ins
     if type(x) is Var and type(y) is Var:
         return None
@@ -124,7 +129,7 @@ def _pow(
 def _involution(
     r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
 ) -> list[Any] | None:
-    inner = r.by(ins[0], prim)
+    inner = r.defining_eqn(ins[0], prim)
     if inner is not None:
         return [inner.ins[0]]
     return _fold(r, e, prim, ins)
@@ -156,12 +161,14 @@ def _add_n(
 
 
 def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any]) -> list[Any] | None:
-    """An operation on numbers only, done now in the dtype that it would be done in."""
+    """Constant folding: an operation on numbers only, in the dtype that it would be computed in."""
     const, lowering = r.const, prim.lowering
     if type(lowering) is not Elementwise or lowering.fold is None:
         return None
     if not all([type(i) is not Var or i in const for i in ins]):
         return None
+    # Python numbers alone have no dtype. Torch computes with no wide unsigned one, and the table of
+    # folds is not for complex numbers.
     array = next((i for i in ins if type(i) is Var), None)
     if (
         array is None
@@ -175,7 +182,7 @@ def _fold(r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any]) -> list[Any] | N
         return None
     with np.errstate(all="ignore"):
         value = lowering.fold(*[np.asarray(v).astype(kind) for v in values])
-    return r.full(PYTHON[dtypes.kind_rank(e.outs[0].aval.dtype)](value), e.outs[0], e)
+    return r.full(PYTHON_TYPES[dtypes.kind_rank(e.outs[0].aval.dtype)](value), e.outs[0], e)
 
 
 # ---- rules: casts ----
@@ -190,27 +197,30 @@ def _convert(
         return r.full(x, e.outs[0], e)
     if x.aval.dtype == target:
         return [x]
+    # Float to integer is not folded: NumPy's cast of a number out of range is undefined.
     value = r.const.get(x)
     if value is not None and not (dtypes.is_inexact(x.aval.dtype) and dtypes.is_integer(target)):
         if not dtypes.is_complex(x.aval.dtype) and rounded(value, target) is not None:
             return r.full(rounded(value, target), e.outs[0], e)
-    inner = r.by(x, prim)
+    # Two casts are one if the first loses nothing: float32 -> float64 -> bfloat16, but not
+    # float32 -> float16 -> bfloat16, which rounds twice.
+    inner = r.defining_eqn(x, prim)
     if inner is not None and type(inner.ins[0]) is Var:
         source = inner.ins[0]
-        if holds(x.aval.dtype, source.aval.dtype):
+        if can_represent(x.aval.dtype, source.aval.dtype):
             return list(r.apply(prim, [source], {"dtype": target}, e))
     return None
 
 
-def holds(wide: DType, narrow: DType) -> bool:
-    """Whether every value of dtype `narrow` is one of `wide`."""
+def can_represent(wide: DType, narrow: DType) -> bool:
+    """Whether every value of dtype `narrow` is also one of dtype `wide`."""
     if wide == narrow or narrow == BOOL:
         return True
     if wide == BOOL:
         return False
     if dtypes.is_complex(wide):
         half = dtypes.real_of(wide)
-        return holds(half, dtypes.real_of(narrow) if dtypes.is_complex(narrow) else narrow)
+        return can_represent(half, dtypes.real_of(narrow) if dtypes.is_complex(narrow) else narrow)
     if dtypes.is_complex(narrow):
         return False
     if dtypes.is_float(narrow):
@@ -219,6 +229,7 @@ def holds(wide: DType, narrow: DType) -> bool:
         a, b = dtypes.finfo(wide), dtypes.finfo(narrow)
         # Only with a wider exponent or an equal layout: F8E4 has no infinity.
         return a.nmant >= b.nmant and a.nexp >= b.nexp and wide != dtypes.F8E4
+    # An integer of n bits needs a significand of n bits, the implicit one included.
     signed = int(dtypes.iinfo(narrow).min) < 0
     bits = 8 * narrow.itemsize - signed
     if dtypes.is_float(wide):
@@ -244,7 +255,7 @@ def _reshape(
     (x,), target = ins, params["shape"]
     if x.aval.shape == target:
         return [x]
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None:
         return list(r.apply(prim, [inner.ins[0]], {"shape": target}, e))
     value = r.const.get(x)
@@ -261,14 +272,14 @@ def _transposed(
     (x,), order = ins, params["permutation"]
     if order == tuple(range(len(order))):
         return [x]
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None:
         first = inner.params["permutation"]
         both = tuple([first[i] for i in order])
         return list(r.apply(prim, [inner.ins[0]], {"permutation": both}, e))
     moved = [i for i in order if x.aval.shape[i] != 1]
     if moved == sorted(moved):
-        # Only axes of length 1 change places.
+        # Only axes of length 1 move: the same memory.
         return list(r.apply(reshape_p, [x], {"shape": tuple([x.aval.shape[i] for i in order])}, e))
     return _constant_view(r, e, x)
 
@@ -288,24 +299,25 @@ def _broadcast(
         return list(r.make(full_p, [], {"value": value, "shape": target, "dtype": kind}, e))
     if x.aval.size == math.prod(target):
         return list(r.apply(reshape_p, [x], {"shape": target}, e))
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None and type(inner.ins[0]) is Var:
         both = tuple([dims[d] for d in inner.params["dims"]])
         return list(r.apply(prim, [inner.ins[0]], {"shape": target, "dims": both}, e))
-    inner = r.by(x, reshape_p)
+    # A reshape that only inserts axes of length 1 is part of the broadcast.
+    inner = r.defining_eqn(x, reshape_p)
     if inner is not None:
         source = inner.ins[0]
-        places = _expanded(source.aval.shape, x.aval.shape)
-        if places is not None:
-            both = tuple([dims[d] for d in places])
+        positions = _expanded(source.aval.shape, x.aval.shape)
+        if positions is not None:
+            both = tuple([dims[d] for d in positions])
             return list(r.apply(prim, [source], {"shape": target, "dims": both}, e))
     return None
 
 
 def _expanded(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | None:
-    """Where the dimensions of `before` are in `after`, if that only has further ones of length
-    1."""
-    places, d = [], 0
+    """The dimensions of `after` that are those of `before`, if the others have length 1; else
+    None."""
+    positions, d = [], 0
     for n in before:
         while d < len(after) and after[d] != n:
             if after[d] != 1:
@@ -313,9 +325,9 @@ def _expanded(before: tuple[int, ...], after: tuple[int, ...]) -> list[int] | No
             d += 1
         if d == len(after):
             return None
-        places.append(d)
+        positions.append(d)
         d += 1
-    return places if all(n == 1 for n in after[d:]) else None
+    return positions if all(n == 1 for n in after[d:]) else None
 
 
 @rule(slice_p)
@@ -325,12 +337,14 @@ def _slice(
     (x,) = ins
     if e.outs[0].aval is x.aval:
         return [x]
-    inner = r.by(x, prim)
+    inner = r.defining_eqn(x, prim)
     if inner is not None:
         p = inner.params
+        # Slices compose: start and stride of the second count steps of the first.
         start = tuple([a + b * s for a, b, s in zip(p["start"], params["start"], p["strides"])])
         steps = tuple([s * t for s, t in zip(p["strides"], params["strides"])])
         sizes = e.outs[0].aval.shape
+        # Just beyond the last element read: another limit might lie outside of the operand.
         limit = tuple([a + (n - 1) * s + 1 if n else a for a, n, s in zip(start, sizes, steps)])
         both = {"start": start, "limit": limit, "strides": steps}
         return list(r.apply(prim, [inner.ins[0]], both, e))
@@ -386,6 +400,7 @@ def _reduction(
     (x,), axes = ins, params.get("axes")
     if axes is None:  # a position, which has one axis
         return None
+    # Axes of length 1 become a reshape. That keeps -0.0, which a sum started at 0.0 would not.
     single = [a for a in axes if x.aval.shape[a] == 1]
     if not single and axes:
         return None
@@ -404,8 +419,8 @@ def _reduction(
 def _product_of_transposed(
     r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
 ) -> list[Any] | None:
-    """`x @ w.T` contracts the last dimension of `w`: a product reads any layout by its strides,
-    where a transposed matrix would be a copy."""
+    """Fold transposes of operands into the product: `x @ w.T` contracts the last dimension of `w`,
+    which a kernel reads by its strides, where the transpose would be a copy."""
     contracting, batch = params["dimension_numbers"]
     read = [_before_transpose(r, e, x, c, b) for x, c, b in zip(ins, contracting, batch)]
     if not any(read):
@@ -418,10 +433,10 @@ def _product_of_transposed(
 def _before_transpose(
     r: Rewriter, e: Eqn, x: Atom, contracting: Sequence[int], batch: Sequence[int]
 ) -> tuple[Atom, tuple[int, ...], tuple[int, ...]] | None:
-    """(operand, its contracting dimensions, its batch dimensions) of a product before a transpose
-    and perhaps a cast of it, or None where that would reorder the result's dimensions."""
-    cast = r.by(x, ew.convert_p)
-    inner = r.by(x if cast is None else cast.ins[0], transpose_p)
+    """(operand, contracting dimensions, batch dimensions) of a product's operand before its
+    transpose and perhaps a cast; None where that would reorder the result's dimensions."""
+    cast = r.defining_eqn(x, ew.convert_p)
+    inner = r.defining_eqn(x if cast is None else cast.ins[0], transpose_p)
     if inner is None:
         return None
     (source,), order = inner.ins, inner.params["permutation"]
@@ -440,8 +455,8 @@ def _before_transpose(
 def _fused(
     r: Rewriter, e: Eqn, prim: Primitive, ins: list[Any], params: dict[Any, Any]
 ) -> list[Any] | None:
-    """Results that are operands (residuals, mostly) are those operands; a result that comes twice
-    is one."""
+    """Forward the results of a fused function that are operands, mostly residuals, and merge those
+    that come twice: a kernel need not write them."""
     body = params["jaxpr"]
     operand = {v: x for v, x in zip(body.invars, ins) if type(x) is Var}
     if len(set(body.outs)) == len(body.outs) and operand.keys().isdisjoint(body.outs):

@@ -512,7 +512,7 @@ def attention_dbias_kernel(
             rows = row + tl.arange(0, BLOCK_M)
             norm = tl.load(lse + saved + rows, mask=rows < T, other=float("inf")) * LOG2E
             mean = tl.load(delta + saved + rows, mask=rows < T, other=0.0)
-            start, full_start, full_end, end = key_bounds(
+            start, _full_start, _full_end, end = key_bounds(
                 row, row + BLOCK_M - 1, col_end, LEFT, RIGHT, BLOCK_N, MASK_ALL
             )
             for col in range(tl.maximum(col_low, start), tl.minimum(col_high, end), BLOCK_N):
@@ -532,7 +532,7 @@ def attention_dbias_kernel(
                 zero = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
                 scores = dot(queries, tl.trans(keys), zero, PRECISION)
                 dprobs = dot(cotangents, tl.trans(values), zero, PRECISION)
-                scores, slope = logits(
+                scores, _slope = logits(
                     scores,
                     rows[:, None],
                     cols[None, :],

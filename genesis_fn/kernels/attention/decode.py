@@ -104,7 +104,7 @@ def attention_split_kernel(
     rows = packed // G
     heads = kv_head * G + packed % G
     col_end = keys_of(batch, kv_lengths, S)
-    start, full_start, full_end, end = key_bounds(0, T - 1, col_end, LEFT, RIGHT, BLOCK_N, False)
+    start, _full_start, _full_end, end = key_bounds(0, T - 1, col_end, LEFT, RIGHT, BLOCK_N, False)
     dims = tl.arange(0, BLOCK_D)
     places = rows[:, None] * Q_TIME + heads[:, None] * Q_HEAD + dims[None, :]
     inside = (rows < T)[:, None] & (dims < D)[None, :]
@@ -123,7 +123,7 @@ def attention_split_kernel(
             v, batch, kv_head, col, col_end, V_BATCH, V_TIME, V_HEAD, BLOCK_N, DV, BLOCK_DV, False
         )
         products = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
-        scores, slope = logits(
+        scores, _slope = logits(
             products,
             rows[:, None],
             cols[None, :],
@@ -275,7 +275,7 @@ def decode_plan(
     options, absent = option_arguments(spec, 3)
     constants = problem_constants(spec) | absent
     constants["PROGRAMMATIC"] = target.programmatic_launch
-    split_names = set(attention_split_kernel.arg_names)
+    split_names = set(attention_split_kernel.arg_names)  # pyright: ignore[reportFunctionMemberAccess]
     steps = (
         Launch(
             attention_split_kernel,

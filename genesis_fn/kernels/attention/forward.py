@@ -138,7 +138,7 @@ def attention_forward_kernel(
         scores = dot(queries, tl.trans(keys), tl.zeros((BLOCK_M, BLOCK_N), tl.float32), PRECISION)
         cols = col + tl.arange(0, BLOCK_N)
         if not PLAIN:
-            scores, slope = logits(
+            scores, _slope = logits(
                 scores,
                 rows[:, None],
                 cols[None, :],

@@ -82,7 +82,7 @@ _FAST = {
     "exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "rsqrt": "tl.rsqrt",
     "square_root": "tl.sqrt", "logistic": "logistic_fast", "div": "div_fast",
 }  # fmt: skip
-_NEAR = _FAST | {"log": "log"}
+_APPROXIMATE = _FAST | {"log": "log"}
 _CALLED = re.compile(r"(?:\b\w+\.)?\b[A-Za-z_]\w*(?=\()")
 
 Writer = Callable[..., str]
@@ -105,7 +105,7 @@ def expression(
     names: Sequence[str],
     operands: Sequence[Any],
     params: Mapping[str, Any],
-    near: bool = False,
+    approximate: bool = False,
 ) -> str:
     """The text of `prim` applied to register values, as a register value of the result's dtype.
 
@@ -128,13 +128,13 @@ def expression(
         text = triton(kind, *[f"{{{i}}}" for i in range(len(texts))], **params)
     else:
         text = f"({triton})"
-    return template(text, kind, near and kind == dtypes.F32).format(*texts)
+    return template(text, kind, approximate and kind == dtypes.F32).format(*texts)
 
 
 @functools.lru_cache(4096)
-def template(text: str, kind: DType, near: bool = False) -> str:
+def template(text: str, kind: DType, approximate: bool = False) -> str:
     """A definition's template with the device functions that serve operands of dtype `kind`."""
-    table = _FAST if kind in dtypes.NARROW else _NEAR if near else {}
+    table = _FAST if kind in dtypes.NARROW else _APPROXIMATE if approximate else {}
     return _CALLED.sub(lambda found: table.get(found.group(), found.group()), text)
 
 

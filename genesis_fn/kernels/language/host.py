@@ -7,6 +7,7 @@ which `_values` and `_tensor` turn into numbers and back.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def _tensor(data: np.ndarray, dtype: tl.dtype, like: tl.tensor) -> tl.tensor:
     return tl.tensor(TensorHandle(data.reshape(shape), dtype), kind)
 
 
-def _plain(x: object) -> object:
+def _plain(x: Any) -> Any:
     return x.value if isinstance(x, tl.constexpr) else x
 
 
@@ -72,6 +73,21 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor, precision: str) -> tl.tensor
     return _tensor(
         acc.handle.data + np.matmul(left.astype(wide), right.astype(wide)), acc.dtype, acc
     )
+
+
+def add_into(
+    descriptor: tl.tensor_descriptor_base, offsets: list[tl.tensor], value: tl.tensor
+) -> None:
+    """Adds `value` to the tile of `descriptor` at `offsets`."""
+    descriptor.store(offsets, descriptor.load(offsets) + value)
+
+
+def wait_for_dependencies() -> None:
+    """Does nothing: interpreted launches run one after the other."""
+
+
+def launch_dependents() -> None:
+    """Does nothing: interpreted launches run one after the other."""
 
 
 def _function(f: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:

@@ -15,8 +15,6 @@ Rules for a kernel that must run on both:
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from triton import knobs
@@ -28,6 +26,7 @@ if INTERPRETED:
     from genesis_fn.kernels.language.host import (
         acos,
         acosh,
+        add_into,
         asin,
         asinh,
         atan,
@@ -49,6 +48,7 @@ if INTERPRETED:
         floor,
         fmod,
         hypot,
+        launch_dependents,
         lgamma,
         log,
         log1p,
@@ -65,17 +65,8 @@ if INTERPRETED:
         tanh,
         trunc,
         up,
+        wait_for_dependencies,
     )
-
-    def add_into(descriptor: object, offsets: list[Any], value: tl.tensor) -> None:
-        """Adds `value` to the tile of `descriptor` at `offsets`."""
-        descriptor.store(offsets, descriptor.load(offsets) + value)
-
-    def wait_for_dependencies() -> None:
-        """Nothing: interpreted launches run one after the other."""
-
-    def launch_dependents() -> None:
-        """Nothing: interpreted launches run one after the other."""
 
 else:
     exp, exp2, expm1 = libdevice.exp, libdevice.exp2, libdevice.expm1

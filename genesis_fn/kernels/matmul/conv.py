@@ -260,13 +260,13 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
         splits = min(64, 2 * target.processors // (tiles * spec.groups), spec.depth // (8 * bk))
     split_depth = cdiv(cdiv(spec.depth, max(1, splits)), bk) * bk
     splits = cdiv(spec.depth, split_depth)
-    held = out if splits == 1 else builder.workspace(splits * size, accumulator(spec.dtype))
+    partials = out if splits == 1 else builder.workspace(splits * size, accumulator(spec.dtype))
     batch_first = spec.lhs_strides[0] == 1
     extent = max(_extent(spec, name) for name in ("lhs", "rhs", "out"))
     builder.launch(
         convolution_kernel,
         (tiles, spec.groups, splits),
-        {"lhs": BufferArg(0, spec.dtype), "rhs": BufferArg(1, spec.dtype), "out": held},
+        {"lhs": BufferArg(0, spec.dtype), "rhs": BufferArg(1, spec.dtype), "out": partials},
         {
             "ROWS": spec.rows,
             "COLUMNS": spec.out_channels,
@@ -298,8 +298,8 @@ def plan_convolution(spec: Convolution, target: Target) -> Plan:
         num_stages=3,
     )
     if splits > 1:
-        total = builder.workspace(size, held.dtype)
-        add_sum_of_partials(builder, held, total, splits, size)
+        total = builder.workspace(size, partials.dtype)
+        add_sum_of_partials(builder, partials, total, splits, size)
         builder.launch(
             place_kernel,
             (cdiv(size, 1024),),

@@ -20,15 +20,15 @@ from genesis_fn.kernels.matmul.matmul import (
     segmented,
     tiles_of,
 )
-from genesis_fn.kernels.matmul.source import Text, persistent_source
-from genesis_fn.kernels.matmul.spec import Config, MatmulSpec
+from genesis_fn.kernels.matmul.source import MatmulSource, persistent_source
+from genesis_fn.kernels.matmul.spec import MatmulConfig, MatmulSpec
 from genesis_fn.kernels.matmul.tuning import configs, seconds, takes_descriptors
 from genesis_fn.kernels.plan import Argument, BufferArg, Launch, Plan
 from genesis_fn.kernels.plan_builder import PlanBuilder
 
 
 def plan_grouped_matmul(
-    specs: Sequence[MatmulSpec], target: Target, config: Config | None = None
+    specs: Sequence[MatmulSpec], target: Target, config: MatmulConfig | None = None
 ) -> Plan:
     """The plan of independent products of the same element types in one launch.
 
@@ -41,20 +41,20 @@ def plan_grouped_matmul(
     fit = all(takes_descriptors(s, target) for s in specs)
     fit = fit and all(segmented(s, target) for s in specs if s.segments)
     if len(specs) == 1 or not fit:
-        return _joined([plan_matmul(s, target) for s in specs])
+        return _in_sequence([plan_matmul(s, target) for s in specs])
     config = config or grouped_configs(specs, target)[0]
-    return _fused(specs, config, target)
+    return _one_launch(specs, config, target)
 
 
-def grouped_configs(specs: Sequence[MatmulSpec], target: Target) -> list[Config]:
+def grouped_configs(specs: Sequence[MatmulSpec], target: Target) -> list[MatmulConfig]:
     """Configurations worth timing for the group, the best by the machine model first."""
-    candidates: dict[Config, None] = {}
+    candidates: dict[MatmulConfig, None] = {}
     for spec in specs:
         for config in configs(replace(spec, batch=(), **_no_strides()), target):
             if config.family == "tma" and not (config.swap or config.prepared):
                 candidates[replace(config, split_k=1, residents=1)] = None
     if not candidates:
-        candidates[Config("tma", 64, 64, 64, 4, 3)] = None
+        candidates[MatmulConfig("tma", 64, 64, 64, 4, 3)] = None
     return sorted(candidates, key=lambda config: _group_seconds(specs, config, target))
 
 
@@ -62,7 +62,7 @@ def _no_strides() -> dict[str, None]:
     return {f"{operand}_strides": None for operand in ("lhs", "rhs", "out")}
 
 
-def _group_seconds(specs: Sequence[MatmulSpec], config: Config, target: Target) -> float:
+def _group_seconds(specs: Sequence[MatmulSpec], config: MatmulConfig, target: Target) -> float:
     tiles = sum(tiles_of(s, config) for s in specs)
     work = 0.0
     for spec in specs:
@@ -71,8 +71,8 @@ def _group_seconds(specs: Sequence[MatmulSpec], config: Config, target: Target) 
     return work / tiles * math.ceil(tiles / target.processors)
 
 
-def _fused(specs: Sequence[MatmulSpec], config: Config, target: Target) -> Plan:
-    texts = [Text(s, config, out_kind(s, config), f"_{i}") for i, s in enumerate(specs)]
+def _one_launch(specs: Sequence[MatmulSpec], config: MatmulConfig, target: Target) -> Plan:
+    texts = [MatmulSource(s, config, out_kind(s, config), f"_{i}") for i, s in enumerate(specs)]
     arguments: dict[str, Argument] = {}
     numbers: dict[str, int] = {}
     own = [buffers_of(spec) for spec in specs]
@@ -104,7 +104,7 @@ def _moved(buffer: BufferArg, inputs: int, first_input: int, output: int) -> Buf
     return replace(buffer, index=index)
 
 
-def _joined(plans: Sequence[Plan]) -> Plan:
+def _in_sequence(plans: Sequence[Plan]) -> Plan:
     builder = PlanBuilder(sum(p.inputs for p in plans), sum(p.outputs for p in plans))
     inputs, outputs = count(), count(builder.inputs)
     for plan in plans:

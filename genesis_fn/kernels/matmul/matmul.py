@@ -17,14 +17,14 @@ from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.language.source import kernel_from_source
 from genesis_fn.kernels.matmul.operand_layout import add_prepared, copies, prepared_spec
 from genesis_fn.kernels.matmul.source import (
-    Text,
+    MatmulSource,
     adds_in_place,
     partial_descriptor,
     persistent_source,
     reduction_source,
     tiled_source,
 )
-from genesis_fn.kernels.matmul.spec import FEW_ROWS, Config, Hooks, MatmulSpec
+from genesis_fn.kernels.matmul.spec import FEW_ROWS, Hooks, MatmulConfig, MatmulSpec
 from genesis_fn.kernels.matmul.tuning import (
     TENSOR_CORE_DTYPES,
     chosen_config,
@@ -37,7 +37,7 @@ from genesis_fn.kernels.plan_builder import PlanBuilder
 
 
 @functools.lru_cache(512)
-def plan_matmul(spec: MatmulSpec, target: Target, config: Config | None = None) -> Plan:
+def plan_matmul(spec: MatmulSpec, target: Target, config: MatmulConfig | None = None) -> Plan:
     """The plan of one (batched) product: one launch, or two if k is split.
 
     The door chooses the configuration. Raises `ValueError` for one given that cannot serve the
@@ -51,12 +51,12 @@ def plan_matmul(spec: MatmulSpec, target: Target, config: Config | None = None) 
     if 0 in (spec.m, spec.n, *spec.batch):
         return Plan(inputs, outputs, ())
     if spec.segments and not segmented(spec, target):
-        return _one_by_one(spec, target)
+        return _separate_segments(spec, target)
     config = config or chosen_config(spec, target)
     if config.prepared:
         return _prepared(spec, config, target)
     _check(spec, config, target)
-    text = Text(spec, config, out_kind(spec, config))
+    text = MatmulSource(spec, config, out_kind(spec, config))
     if config.split_k == 1:
         return Plan(inputs, outputs, (_launch(text, buffers, target),))
     planes = config.split_k * (2 if spec.gated else 1)
@@ -73,31 +73,31 @@ def segmented(spec: MatmulSpec, target: Target) -> bool:
         and all(
             piece.contiguous_axis(side) == spec.contiguous_axis(side) for side in ("lhs", "rhs")
         )
-        for piece in spec.pieces
+        for piece in spec.products
     )
 
 
-def _one_by_one(spec: MatmulSpec, target: Target) -> Plan:
+def _separate_segments(spec: MatmulSpec, target: Target) -> Plan:
     """The segments as products of their own, added in a workspace."""
-    builder = PlanBuilder(2 * len(spec.pieces), 1)
+    builder = PlanBuilder(2 * len(spec.products), 1)
     wide = spec.acc_dtype
-    held = builder.workspace(spec.m * spec.n, wide)
-    pieces = spec.pieces
+    partial_sum = builder.workspace(spec.m * spec.n, wide)
+    pieces = spec.products
     if spec.residual or spec.hooks != Hooks():
         raise ValueError("segments that are not added in one loop take no epilogue")
     for i, piece in enumerate(pieces):
         operands = [BufferArg(2 * i, piece.lhs_dtype), BufferArg(2 * i + 1, piece.rhs_dtype)]
         if i < len(pieces) - 1:
             part = replace(piece, out_dtype=wide, out_strides=None, accumulate=i > 0)
-            builder.include(plan_matmul(part, target), [*operands, held])
+            builder.include(plan_matmul(part, target), [*operands, partial_sum])
         else:
             last = replace(piece, residual=wide)
             out = BufferArg(2 * len(pieces), spec.out_dtype)
-            builder.include(plan_matmul(last, target), [*operands, held, out])
+            builder.include(plan_matmul(last, target), [*operands, partial_sum, out])
     return builder.build()
 
 
-def _prepared(spec: MatmulSpec, config: Config, target: Target) -> Plan:
+def _prepared(spec: MatmulSpec, config: MatmulConfig, target: Target) -> Plan:
     """The product of copies of its operands, as `operand_layout` lays them out."""
     ready = prepared_spec(spec)
     inner = plan_matmul(ready, target, replace(config, prepared=False))
@@ -127,14 +127,14 @@ def buffers_of(spec: MatmulSpec) -> dict[str, BufferArg]:
     return buffers
 
 
-def out_kind(spec: MatmulSpec, config: Config) -> str:
+def out_kind(spec: MatmulSpec, config: MatmulConfig) -> str:
     """How a kernel stores its tiles: "partial", "descriptor" or "pointer"."""
     if config.split_k > 1:
         return "partial"
     return "descriptor" if config.family == "tma" and stores_descriptor(spec) else "pointer"
 
 
-def arguments_of(text: Text, buffers: dict[str, BufferArg]) -> dict[str, Argument]:
+def arguments_of(text: MatmulSource, buffers: dict[str, BufferArg]) -> dict[str, Argument]:
     """The launch's pointer and descriptor arguments by name."""
     spec, arguments = text.spec, {}
     partial = text.out == "partial"
@@ -146,10 +146,10 @@ def arguments_of(text: Text, buffers: dict[str, BufferArg]) -> dict[str, Argumen
         if name in ("lhs", "rhs", "rhs1") and text.config.family == "tma":
             arguments[text.name(name)] = _operand_descriptor(text, name[:3], buffer)
         elif name.startswith(("lhs_s", "rhs_s")):
-            piece = replace(text, spec=spec.pieces[int(name[5:])])
+            piece = replace(text, spec=spec.products[int(name[5:])])
             arguments[text.name(name)] = _operand_descriptor(piece, name[:3], buffer)
         elif name == "out" and text.out == "descriptor":
-            width = text.config.bn // text.config.parts
+            width = text.config.bn // text.config.subtiles
             shape, steps = (*spec.batch, spec.m, spec.n), spec.strides("out")
             block = (*[1] * len(spec.batch), text.config.bm, width)
             arguments[text.name(name)] = Descriptor(buffer, shape, steps, block)
@@ -157,7 +157,7 @@ def arguments_of(text: Text, buffers: dict[str, BufferArg]) -> dict[str, Argumen
             continue
         elif name == "partial" and partial_descriptor(text):
             planes = text.config.split_k * (2 if spec.gated else 1) * spec.batches
-            width = text.config.bn // text.config.parts
+            width = text.config.bn // text.config.subtiles
             shape, steps = (planes, spec.m, spec.n), (spec.m * spec.n, spec.n, 1)
             arguments[name] = Descriptor(buffer, shape, steps, (1, text.config.bm, width))
         elif name != "partial" or partial:
@@ -170,7 +170,7 @@ def _loop_names(hooks: Hooks) -> list[str]:
     return [name for name, _ in (*hooks.inputs, *hooks.outputs) if name in used]
 
 
-def _operand_descriptor(text: Text, operand: str, buffer: BufferArg) -> Descriptor:
+def _operand_descriptor(text: MatmulSource, operand: str, buffer: BufferArg) -> Descriptor:
     spec, config = text.spec, text.config
     steps = spec.strides(operand)
     kept = [i for i in range(len(spec.batch)) if steps[i]]
@@ -187,7 +187,7 @@ def _operand_descriptor(text: Text, operand: str, buffer: BufferArg) -> Descript
     )
 
 
-def _source(text: Text, arguments: list[str], numbers: dict[str, int]) -> str:
+def _source(text: MatmulSource, arguments: list[str], numbers: dict[str, int]) -> str:
     parameters = [*arguments, *(f"{name}: tl.constexpr" for name in numbers)]
     parameters += ["EARLY: tl.constexpr"] * text.config.early
     name = f"matmul_{text.config.family}_{text.spec.lhs_dtype}_{text.spec.rhs_dtype}"
@@ -196,7 +196,7 @@ def _source(text: Text, arguments: list[str], numbers: dict[str, int]) -> str:
     return tiled_source(name, parameters, text)
 
 
-def _launch(text: Text, buffers: dict[str, BufferArg], target: Target) -> Launch:
+def _launch(text: MatmulSource, buffers: dict[str, BufferArg], target: Target) -> Launch:
     spec, config = text.spec, text.config
     arguments, numbers = arguments_of(text, buffers), text.numbers()
     kernel = kernel_from_source(_source(text, list(arguments), numbers))
@@ -210,16 +210,16 @@ def _launch(text: Text, buffers: dict[str, BufferArg], target: Target) -> Launch
     return Launch(kernel, (programs, 1, 1), arguments, constants, config.warps, config.stages)
 
 
-def tiles_of(spec: MatmulSpec, config: Config) -> int:
+def tiles_of(spec: MatmulSpec, config: MatmulConfig) -> int:
     """The number of tiles of the output, every split of k counted."""
     tiles = math.ceil(spec.m / config.bm) * math.ceil(spec.n / config.bn)
     return tiles * spec.batches * config.split_k
 
 
-def _reduction(text: Text, buffers: dict[str, BufferArg]) -> Launch:
+def _reduction(text: MatmulSource, buffers: dict[str, BufferArg]) -> Launch:
     spec, config = text.spec, text.config
     rows = min(16, 1 << (spec.m - 1).bit_length())
-    tile = replace(config, bm=rows, bn=128, halves=False, pieces=None, family="pointer")
+    tile = replace(config, bm=rows, bn=128, halves=False, epilogue_subtiles=None, family="pointer")
     text = replace(text, config=tile, out="pointer")
     arguments: dict[str, Argument] = {
         name: buffer for name, buffer in buffers.items() if name not in ("lhs", "rhs", "rhs1")
@@ -231,7 +231,7 @@ def _reduction(text: Text, buffers: dict[str, BufferArg]) -> Launch:
     return Launch(kernel, grid, arguments, numbers, 4, 1)
 
 
-def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
+def _check(spec: MatmulSpec, config: MatmulConfig, target: Target) -> None:
     if not target.float8 and {spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype} & set(FLOAT8):
         raise ValueError(
             f"float8 needs compute capability 8.9, the device has sm_{target.architecture}"
@@ -249,4 +249,4 @@ def _check(spec: MatmulSpec, config: Config, target: Target) -> None:
         raise ValueError(f"a gemv tile of {config.bm} rows cannot hold {spec.m}")
 
 
-__all__ = ["Config", "Hooks", "MatmulSpec", "configs", "plan_matmul"]
+__all__ = ["Hooks", "MatmulConfig", "MatmulSpec", "configs", "plan_matmul"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE, TRITON_NAMES
-from genesis_fn.kernels.matmul.spec import Config, MatmulSpec
+from genesis_fn.kernels.matmul.spec import MatmulConfig, MatmulSpec
 from genesis_fn.kernels.plan_builder import INT32_MAX
 
 _TL = {name: f"tl.{named}" for name, named in TRITON_NAMES.items()}
@@ -20,7 +20,7 @@ _AXES = {"lhs": "MK", "rhs": "KN", "out": "MN"}
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class MatmulSource:
     """What one product's part of a kernel is written from.
 
     `suffix` tells the names of one problem of a group from another's; `out` is "descriptor",
@@ -28,7 +28,7 @@ class Text:
     """
 
     spec: MatmulSpec
-    config: Config
+    config: MatmulConfig
     out: str
     suffix: str = ""
 
@@ -67,7 +67,7 @@ def indent(lines: Iterable[str], levels: int = 1) -> list[str]:
     return ["    " * levels + line for line in lines]
 
 
-def product_lines(text: Text, tile: str) -> list[str]:
+def product_lines(text: MatmulSource, tile: str) -> list[str]:
     """The lines that compute and store the output tile number `tile` (all splits counted)."""
     spec, config, n = text.spec, text.config, text.name
     lines = [f"tiles_m = ({n('M')} + {config.bm - 1}) // {config.bm}"]
@@ -89,7 +89,7 @@ def product_lines(text: Text, tile: str) -> list[str]:
     return lines
 
 
-def batch_lines(text: Text) -> list[str]:
+def batch_lines(text: MatmulSource) -> list[str]:
     """`b0`, `b1`, ... from `batch`, the number of a product."""
     lines, rank = [], len(text.spec.batch)
     for i in range(rank):
@@ -99,7 +99,7 @@ def batch_lines(text: Text) -> list[str]:
     return lines
 
 
-def base_lines(text: Text, operand: str, pointer: str) -> list[str]:
+def base_lines(text: MatmulSource, operand: str, pointer: str) -> list[str]:
     """`{pointer}_at`, the pointer moved to the current product's operand."""
     letter, terms = operand[0].upper(), []
     for i in range(len(text.spec.batch)):
@@ -109,7 +109,7 @@ def base_lines(text: Text, operand: str, pointer: str) -> list[str]:
     return [f"{pointer}_at = {at}"]
 
 
-def index_text(text: Text, operand: str, row: str, col: str) -> str:
+def index_text(text: MatmulSource, operand: str, row: str, col: str) -> str:
     """The offset of element (row, col) of an operand from its product's base."""
     letter, axes = operand[0].upper(), _AXES[operand]
     if text.wide(operand):
@@ -132,7 +132,7 @@ def zero_text(dtype: str) -> str:
 # ---- the loop over k ----
 
 
-def loop_lines(text: Text) -> list[str]:
+def loop_lines(text: MatmulSource) -> list[str]:
     """`acc` (and `acc1`): the tile's sum over this split's part of k."""
     spec, config = text.spec, text.config
     if config.family == "gemv":
@@ -161,19 +161,19 @@ def loop_lines(text: Text) -> list[str]:
     return lines
 
 
-def steps_text(text: Text) -> str:
+def steps_text(text: MatmulSource) -> str:
     """The number of blocks of k in one split, those of all segments counted."""
     return " + ".join(blocks_texts(text))
 
 
-def blocks_texts(text: Text) -> list[str]:
+def blocks_texts(text: MatmulSource) -> list[str]:
     """The number of blocks of k of each segment (of the only one, in one split)."""
     block = text.config.bk * text.config.split_k
     sizes = ["K", *(f"K_s{i}" for i in range(1, len(text.spec.segments) + 1))]
     return [f"({text.name(size)} + {block - 1}) // {block}" for size in sizes]
 
 
-def segment_lines(text: Text) -> list[str]:
+def segment_lines(text: MatmulSource) -> list[str]:
     """`lhs_now`, `rhs_now` and `k0`: the operands of the segment that a step belongs to.
 
     The descriptor's address is selected, so that one pipelined loop runs through all segments.
@@ -193,13 +193,13 @@ def segment_lines(text: Text) -> list[str]:
     return lines
 
 
-def k0_text(text: Text) -> str:
+def k0_text(text: MatmulSource) -> str:
     """The line that sets `k0`, the first k of block number `step` of this split."""
     first = f"split * ({steps_text(text)}) + step" if text.config.split_k > 1 else "step"
     return f"k0 = ({first}) * {text.config.bk}"
 
 
-def gemv_lines(text: Text) -> list[str]:
+def gemv_lines(text: MatmulSource) -> list[str]:
     """`acc` (and `acc1`) [rows, cols] by multiplying and adding, for a handful of rows.
 
     The right operand's tile stays in the registers it was loaded into: each row of the left one is
@@ -226,14 +226,14 @@ def gemv_lines(text: Text) -> list[str]:
     for row in range(rows) if own else ():
         setup += [f"rm = tl.full((1, 1), {row}, tl.int32)"]
         setup += renamed(hooks.setup, assigned_names(hooks.setup), f"_{row}")
-    written_out = gemv_steps(text)
-    if written_out:
-        for step in range(written_out):
+    unrolled = gemv_steps(text)
+    if unrolled:
+        for step in range(unrolled):
             lines += [f"step = {step}", *gemv_right_lines(text, deep, str(step))]
         if config.early:
             lines += ["if EARLY:", "    wait_for_dependencies()"]
         lines += setup
-        for step in range(written_out):
+        for step in range(unrolled):
             lines += [f"rk = rk{step}", *gemv_left_lines(text, shape, own, str(step))]
     else:
         body = [*gemv_right_lines(text, deep, ""), *gemv_left_lines(text, shape, own, "")]
@@ -250,20 +250,20 @@ def gemv_lines(text: Text) -> list[str]:
     return lines
 
 
-_MOST_WRITTEN_OUT = 4
-_MOST_HELD = 192  # bytes of the right operand's tiles that a thread holds at once
+_MAX_UNROLLED = 4
+_MAX_IN_FLIGHT = 192  # bytes of the right operand's tiles that a thread holds at once
 
 
-def gemv_steps(text: Text) -> int:
+def gemv_steps(text: MatmulSource) -> int:
     """The number of blocks of k in one split if they are few enough to be written out, else 0."""
     spec, config = text.spec, text.config
     steps = -(-spec.k // (config.bk * config.split_k))
     size = ITEMSIZE[spec.rhs_dtype] * (2 if spec.gated else 1)
-    held = steps * config.bk * config.bn * size // (32 * config.warps)
-    return steps if steps <= _MOST_WRITTEN_OUT and held <= _MOST_HELD else 0
+    in_flight = steps * config.bk * config.bn * size // (32 * config.warps)
+    return steps if steps <= _MAX_UNROLLED and in_flight <= _MAX_IN_FLIGHT else 0
 
 
-def gemv_right_lines(text: Text, deep: bool, number: str) -> list[str]:
+def gemv_right_lines(text: MatmulSource, deep: bool, number: str) -> list[str]:
     """`rk` and `right` (and `right1`), with `number` appended: a step's tiles of the right side."""
     spec, config, n = text.spec, text.config, text.name
     rk = f"k0 + tl.arange(0, {config.bk})" + ("[None, :]" if deep else "[:, None]")
@@ -277,7 +277,9 @@ def gemv_right_lines(text: Text, deep: bool, number: str) -> list[str]:
     return [*lines, f"rk{number} = rk"] if number else lines
 
 
-def gemv_left_lines(text: Text, shape: tuple[int, int], own: set[str], number: str) -> list[str]:
+def gemv_left_lines(
+    text: MatmulSource, shape: tuple[int, int], own: set[str], number: str
+) -> list[str]:
     """The products of a step's tiles with every row of the left operand, added up."""
     spec, config, n, hook = text.spec, text.config, text.name, text.spec.hooks.lhs
     wide = _TL[spec.acc_dtype]
@@ -316,7 +318,7 @@ def renamed(source: str, names: set[str], suffix: str) -> list[str]:
     return ast.unparse(tree).splitlines()
 
 
-def descriptor_load_lines(text: Text, operand: str, pointer: str, value: str) -> list[str]:
+def descriptor_load_lines(text: MatmulSource, operand: str, pointer: str, value: str) -> list[str]:
     """`value`, the operand's tile, by TMA; elements out of range are zero."""
     spec, config = text.spec, text.config
     corner = ["m0", "k0"] if operand == "lhs" else ["k0", "n0"]
@@ -333,7 +335,7 @@ def descriptor_load_lines(text: Text, operand: str, pointer: str, value: str) ->
 
 
 def pointer_load_lines(
-    text: Text, operand: str, pointer: str, value: str, exact_k: bool
+    text: MatmulSource, operand: str, pointer: str, value: str, exact_k: bool
 ) -> list[str]:
     """`value`, the operand's tile, through pointers; elements out of range are zero."""
     config, n = text.config, text.name
@@ -348,7 +350,7 @@ def pointer_load_lines(
     return [f"{value} = tl.load({pointer}_at + ({index_text(text, operand, row, col)}){mask})"]
 
 
-def dot_lines(text: Text) -> list[str]:
+def dot_lines(text: MatmulSource) -> list[str]:
     """`acc += a @ b` (and `acc1 += a @ b1`)."""
     spec, lines = text.spec, []
     kind, wide = spec.operand_dtype, _TL[spec.acc_dtype]
@@ -372,15 +374,15 @@ def dot_lines(text: Text) -> list[str]:
 # ---- the output tile ----
 
 
-def output_lines(text: Text) -> list[str]:
+def output_lines(text: MatmulSource) -> list[str]:
     """Epilogue and store of the tile, whole or in parts."""
     config = text.config
-    if config.parts == 1:
+    if config.subtiles == 1:
         return part_lines(text, config.bn, "n0")
-    return split_lines(text, config.bn, "n0", config.parts, "")
+    return split_lines(text, config.bn, "n0", config.subtiles, "")
 
 
-def split_lines(text: Text, width: int, column: str, parts: int, side: str) -> list[str]:
+def split_lines(text: MatmulSource, width: int, column: str, parts: int, side: str) -> list[str]:
     """Epilogue and store of `acc`, whose `width` columns start at `column`, in `parts`."""
     if parts == 1:
         lines = [f"rn = {column} + tl.arange(0, {width})[None, :]"]
@@ -392,7 +394,7 @@ def split_lines(text: Text, width: int, column: str, parts: int, side: str) -> l
     return lines + split_lines(text, half, f"{column} + {half}", parts // 2, f"{side}_r")
 
 
-def part_lines(text: Text, width: int, column: str) -> list[str]:
+def part_lines(text: MatmulSource, width: int, column: str) -> list[str]:
     """Epilogue and store of `acc`, whose columns start at `column`."""
     spec, config, n = text.spec, text.config, text.name
     inside = inside_line(text, config.bm, width)
@@ -418,13 +420,13 @@ def part_lines(text: Text, width: int, column: str) -> list[str]:
     return [*lines, f"tl.store({place}, {value}{store_mask(text, width)})"]
 
 
-def adds_in_place(text: Text) -> bool:
+def adds_in_place(text: MatmulSource) -> bool:
     """Whether the stores themselves add to the output, so that it need not be read."""
     spec = text.spec
     return spec.accumulate and text.out == "descriptor" and spec.out_dtype == "fp32"
 
 
-def inside_line(text: Text, rows: int, width: int) -> str:
+def inside_line(text: MatmulSource, rows: int, width: int) -> str:
     """`inside`, which elements of the tile exist (a constant if all do)."""
     n = text.name
     if text.divides("M", rows) and text.divides("N", width):
@@ -432,13 +434,13 @@ def inside_line(text: Text, rows: int, width: int) -> str:
     return f"inside = (rm < {n('M')}) & (rn < {n('N')})"
 
 
-def store_mask(text: Text, width: int) -> str:
+def store_mask(text: MatmulSource, width: int) -> str:
     """The mask argument of the output's store, empty if every element exists."""
     exact = text.divides("M", text.config.bm) and text.divides("N", width)
     return "" if exact else ", mask=inside"
 
 
-def partial_store_lines(text: Text, width: int, column: str) -> list[str]:
+def partial_store_lines(text: MatmulSource, width: int, column: str) -> list[str]:
     """Store `acc` (and `acc1`) into the workspace [split, product (gate), batch, m, n]."""
     n, lines = text.name, []
     batches = " * ".join(n(f"B{i}") for i in range(len(text.spec.batch)))
@@ -456,13 +458,13 @@ def partial_store_lines(text: Text, width: int, column: str) -> list[str]:
     return lines
 
 
-def partial_descriptor(text: Text) -> bool:
+def partial_descriptor(text: MatmulSource) -> bool:
     """Whether partial tiles are stored by TMA, which overlaps with the next tile's loads."""
     whole_rows = text.spec.n % 4 == 0 and ITEMSIZE[text.spec.acc_dtype] == 4
     return text.config.family == "tma" and text.out == "partial" and whole_rows
 
 
-def reduction_source(name: str, parameters: Iterable[str], text: Text) -> str:
+def reduction_source(name: str, parameters: Iterable[str], text: MatmulSource) -> str:
     """The kernel that adds the splits' partial tiles in order and applies the epilogue."""
     spec, config, n = text.spec, text.config, text.name
     batches = " * ".join(n(f"B{i}") for i in range(len(spec.batch)))
@@ -483,7 +485,7 @@ def reduction_source(name: str, parameters: Iterable[str], text: Text) -> str:
     return kernel_text(name, parameters, lines + part_lines(text, config.bn, ""))
 
 
-def epilogue_lines(text: Text) -> list[str]:
+def epilogue_lines(text: MatmulSource) -> list[str]:
     """The generated epilogue on `acc`, then the residual."""
     spec = text.spec
     lines = spec.hooks.epilogue.splitlines()
@@ -495,7 +497,7 @@ def epilogue_lines(text: Text) -> list[str]:
     return lines
 
 
-def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Text]) -> str:
+def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[MatmulSource]) -> str:
     """A kernel whose `PROGRAMS` programs walk all tiles of one or several products.
 
     The products' tiles are dealt to the programs as one sequence; each product has its own loop, so
@@ -519,7 +521,7 @@ def persistent_source(name: str, parameters: Iterable[str], texts: Iterable[Text
     return kernel_text(name, parameters, lines)
 
 
-def tiled_source(name: str, parameters: Iterable[str], text: Text) -> str:
+def tiled_source(name: str, parameters: Iterable[str], text: MatmulSource) -> str:
     """A kernel with one program for each tile of the product."""
     if text.config.early and not gemv_steps(text):
         raise ValueError(f"the steps of {text.config} are too many to load them early")

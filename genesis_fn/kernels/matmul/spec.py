@@ -103,7 +103,7 @@ class MatmulSpec:
         return self.k + sum(part.k for part in self.segments)
 
     @property
-    def pieces(self) -> tuple[MatmulSpec, ...]:
+    def products(self) -> tuple[MatmulSpec, ...]:
         """The plain products that are added."""
         first = replace(self, segments=())
         return (
@@ -166,13 +166,13 @@ class MatmulSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class MatmulConfig:
     """The tuning choices of one product.
 
     `family`: "tma" (persistent, host descriptors), "pointer", "gemv" (m <= 8, no tensor cores).
-    `halves` stores a tile in two halves, which frees shared memory for one more stage, `pieces`
-    in more, for epilogues that hold several tiles in registers; `swap`
-    computes the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
+    `halves` stores a tile in two halves, which frees shared memory for one more stage,
+    `epilogue_subtiles` in more, for epilogues that hold several tiles in registers; `swap` computes
+    the transposed tile, for few rows; `split_k` > 1 sums partial products in a second
     launch, in a fixed order. Without `tensor_cores` products are multiplied and added one by one,
     as integers other than int8 need. `residents` programs of the "tma" family share a
     multiprocessor. `prepared` copies float32 operands first,
@@ -195,9 +195,9 @@ class Config:
     residents: int = 1
     prepared: bool = False
     early: bool = False
-    pieces: int | None = None
+    epilogue_subtiles: int | None = None
 
     @property
-    def parts(self) -> int:
-        """The pieces in which a tile's columns are stored."""
-        return self.pieces or (2 if self.halves else 1)
+    def subtiles(self) -> int:
+        """The number of column slices in which a tile is stored."""
+        return self.epilogue_subtiles or (2 if self.halves else 1)

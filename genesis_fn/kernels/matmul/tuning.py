@@ -9,8 +9,8 @@ from dataclasses import replace
 from genesis_fn.compiler.target import Target
 from genesis_fn.kernels.language.element_types import FLOAT8, ITEMSIZE
 from genesis_fn.kernels.matmul.operand_layout import copies, prepared_spec
-from genesis_fn.kernels.matmul.source import Text, gemv_steps
-from genesis_fn.kernels.matmul.spec import FEW_ROWS, Config, MatmulSpec
+from genesis_fn.kernels.matmul.source import MatmulSource, gemv_steps
+from genesis_fn.kernels.matmul.spec import FEW_ROWS, MatmulConfig, MatmulSpec
 
 _EPILOGUE_COLUMNS = 32  # of a wide product's tile, that a generated epilogue works on at once
 TENSOR_CORE_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8e4nv", "fp8e5", "i8")
@@ -50,7 +50,7 @@ def _describable(spec: MatmulSpec, operand: str) -> bool:
     return 0 not in others[-1:] and all(s * size % 16 == 0 for s in others)
 
 
-def chosen_config(spec: MatmulSpec, target: Target) -> Config:
+def chosen_config(spec: MatmulSpec, target: Target) -> MatmulConfig:
     """The configuration that a product runs with: the first of `configs` that serves its hooks.
 
     Products of one or two rows are gemvs, which can share a launch with others of their kind,
@@ -62,29 +62,31 @@ def chosen_config(spec: MatmulSpec, target: Target) -> Config:
     short = short or spec.contiguous_axis("rhs") == 0
     if gemv and (hooks.lhs or (spec.m <= 2 and not spec.batch and short)):
         early = spec.steady and gemv[0].split_k == 1
-        return replace(gemv[0], early=early and gemv_steps(Text(spec, gemv[0], "pointer")) > 0)
+        return replace(
+            gemv[0], early=early and gemv_steps(MatmulSource(spec, gemv[0], "pointer")) > 0
+        )
     if hooks.epilogue and spec.m > FEW_ROWS:
         config = menu[0]
         if config.family == "tma":
             # Beside the accumulator there is room for few columns of the other tiles.
-            parts = config.bn // _EPILOGUE_COLUMNS
-            config = replace(config, halves=False, pieces=parts, stages=4)
+            subtiles = config.bn // _EPILOGUE_COLUMNS
+            config = replace(config, halves=False, epilogue_subtiles=subtiles, stages=4)
         return fitted(spec, config, target)
     return menu[0]
 
 
 @functools.lru_cache(512)
-def configs(spec: MatmulSpec, target: Target) -> tuple[Config, ...]:
+def configs(spec: MatmulSpec, target: Target) -> tuple[MatmulConfig, ...]:
     """Up to ten configurations worth timing, the best by a model of the machine first.
 
     All of one list with the same `split_k` and `bk` add up in one order.
     """
     if 0 in (spec.m, spec.n, *spec.batch):
-        return (Config("pointer", 16, 16, 16),)
+        return (MatmulConfig("pointer", 16, 16, 16),)
     if spec.operand_dtype not in TENSOR_CORE_DTYPES or (
         spec.operand_dtype == "fp64" and not target.double_tensor_cores
     ):
-        return (Config("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
+        return (MatmulConfig("pointer", 32, 32, 8, warps=4, stages=2, tensor_cores=False),)
     if spec.m <= FEW_ROWS:
         menu = _fitting(spec, _skinny_menu(spec, target), target)
         menu.sort(key=lambda c: (skinny_seconds(spec, c, target), -c.bk))
@@ -122,7 +124,7 @@ def prepares(spec: MatmulSpec, target: Target) -> bool:
     return copies(spec, "lhs") or copies(spec, "rhs")
 
 
-def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
+def seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> float:
     """A rough time of the product: whole waves of tiles, each at its tile's rate."""
     tiles = math.ceil(spec.m / config.bm) * math.ceil(spec.n / config.bn) * spec.batches
     waves = math.ceil(tiles * config.split_k / target.processors)
@@ -144,7 +146,7 @@ def seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     return total
 
 
-def _tile_rate(config: Config, area: int) -> float:
+def _tile_rate(config: MatmulConfig, area: int) -> float:
     """The share of the peak that a tile reaches, as measured on an H200."""
     rate = min(1.0, 0.42 + 0.145 * math.log2(area / 2048))
     if config.bm > config.bn and area >= 128 * 256:
@@ -154,7 +156,7 @@ def _tile_rate(config: Config, area: int) -> float:
     return rate
 
 
-def skinny_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
+def skinny_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> float:
     """A rough time of a product of few rows: as many bytes of the right operand are under way at
     once as the stages hold, and every tile and a second launch cost something."""
     size = ITEMSIZE[spec.operand_dtype] * (2 if spec.gated else 1)
@@ -170,13 +172,13 @@ def skinny_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     return total
 
 
-def shared_bytes(spec: MatmulSpec, config: Config, target: Target) -> int:
+def shared_bytes(spec: MatmulSpec, config: MatmulConfig, target: Target) -> int:
     """Shared memory of a pipelined kernel: the stages, the staged output tile, and the tile through
     which values that the epilogue reads change their layout."""
     size = ITEMSIZE[spec.operand_dtype]
     products = 2 if spec.gated else 1
     stages = config.stages * size * config.bk * (config.bm + config.bn * products)
-    area = config.bm * config.bn // config.parts
+    area = config.bm * config.bn // config.subtiles
     # On sm_100 accumulators leave tensor memory, and operands turn, through shared memory.
     turned = 8 if target.tensor_memory and size == 4 else 0
     if config.split_k > 1:
@@ -189,7 +191,7 @@ def shared_bytes(spec: MatmulSpec, config: Config, target: Target) -> int:
     return stages + area * (ITEMSIZE[spec.out_dtype] + scratch) + 1024
 
 
-def _gemv_menu(spec: MatmulSpec, target: Target) -> list[Config]:
+def _gemv_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
     rows = 1 << (spec.m - 1).bit_length()
     depth = max(16, 1 << max(spec.k - 1, 1).bit_length())
     if spec.contiguous_axis("rhs") == 0:
@@ -200,12 +202,12 @@ def _gemv_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     # Every row, and the gate, has an accumulator of the tile's size.
     shrink = max(1, rows * (1 + spec.gated) // 2)
     menu = {
-        Config("gemv", rows, max(1, bn // shrink), min(bk, depth), warps, 1, split)
+        MatmulConfig("gemv", rows, max(1, bn // shrink), min(bk, depth), warps, 1, split)
         for split in _splits(spec, 128)[:4]
         for bn, bk, warps in shapes
     }
 
-    def order(config: Config) -> tuple[float, ...]:
+    def order(config: MatmulConfig) -> tuple[float, ...]:
         # Of equals, small programs; with many rounds over k, large ones.
         rounds = config.bn * config.warps * (-1 if spec.m == 1 and spec.k > 2048 else 1)
         rough = round(1e8 * gemv_seconds(spec, config, target))
@@ -214,7 +216,7 @@ def _gemv_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     return sorted(menu, key=order)
 
 
-def gemv_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
+def gemv_seconds(spec: MatmulSpec, config: MatmulConfig, target: Target) -> float:
     """A rough time of a product of few rows: reading the right operand, as far as the loads that
     are under way at once hide the memory's latency."""
     size = ITEMSIZE[spec.rhs_dtype] * (1 + spec.gated)
@@ -227,7 +229,7 @@ def gemv_seconds(spec: MatmulSpec, config: Config, target: Target) -> float:
     return total + (_LAUNCH_SECONDS if config.split_k > 1 else 0.0)
 
 
-def _skinny_menu(spec: MatmulSpec, target: Target) -> list[Config]:
+def _skinny_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
     rows = max(16, 1 << (spec.m - 1).bit_length())
     described = takes_descriptors(spec, target) and _kind(spec) != "ieee"
     family = "tma" if described else "pointer"
@@ -236,14 +238,14 @@ def _skinny_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     if family == "tma" and spec.m > 16 and size == 2 and not spec.gated:
         # Narrow tiles occupy every processor, and all of a short k is under way at once.
         for bk, stages in ((128, 8), (128, 6), (256, 4), (64, 8)):
-            menu.append(Config(family, 64, 32, bk, 4, stages))
+            menu.append(MatmulConfig(family, 64, 32, bk, 4, stages))
     for bn in (64, 128):
         for bk in (128 // size, 256 // size):
             for split in (1, 2, 4, 8, 16):
                 if split > 1 and spec.k < 2 * split * bk:
                     continue
                 menu.append(
-                    Config(
+                    MatmulConfig(
                         family, rows, bn, bk, 4, 4, split, swap=_swaps(spec), flatten=not spec.gated
                     )
                 )
@@ -255,7 +257,7 @@ def _swaps(spec: MatmulSpec) -> bool:
     return ITEMSIZE[spec.operand_dtype] == 2
 
 
-def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
+def _wide_menu(spec: MatmulSpec, target: Target) -> list[MatmulConfig]:
     # With exact float32 there are no tensor cores to feed, and staging in shared memory only costs.
     described = takes_descriptors(spec, target) and _kind(spec) != "ieee"
     family = "tma" if described else "pointer"
@@ -274,7 +276,7 @@ def _wide_menu(spec: MatmulSpec, target: Target) -> list[Config]:
     for bm, bn, bk, warps, stages in fitting:
         halves = described and bm * bn >= 128 * 256
         for split in _splits(spec, bk):
-            config = Config(family, bm, bn, bk, warps, stages, split, halves=halves)
+            config = MatmulConfig(family, bm, bn, bk, warps, stages, split, halves=halves)
             menu.append(config)
             if _kind(spec) == "fp8" and described and warps == 4 and split == 1:
                 # Promotion to float32 stalls a program: others may use the tensor cores meanwhile.
@@ -346,7 +348,7 @@ _SHAPES = {
 """(rows, columns, depth, warps, stages) of the tiles worth trying; none of them spills."""
 
 
-def fitted(spec: MatmulSpec, config: Config, target: Target) -> Config:
+def fitted(spec: MatmulSpec, config: MatmulConfig, target: Target) -> MatmulConfig:
     """The configuration with as many of its stages as fit in shared memory for this product."""
     limit = target.shared_memory // config.residents - 1024 * (config.residents - 1)
     while config.stages > 1 and shared_bytes(spec, config, target) > limit:
@@ -354,7 +356,7 @@ def fitted(spec: MatmulSpec, config: Config, target: Target) -> Config:
     return config
 
 
-def _fitting(spec: MatmulSpec, menu: list[Config], target: Target) -> list[Config]:
+def _fitting(spec: MatmulSpec, menu: list[MatmulConfig], target: Target) -> list[MatmulConfig]:
     fitting = []
     for config in menu:
         config = fitted(spec, config, target)

@@ -7,6 +7,7 @@ in float32, dweight. Chunks are long enough to keep the products at full rate.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,9 +122,9 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
     chunks = spec.chunks
     logits = builder.workspace(chunks[0][1] * spec.stride, dtype)
     losses = builder.workspace(loss_spec.rows, statistic)
-    held = dweight
+    dweight_sum = dweight
     if spec.gradients and len(chunks) > 1 and dtype != statistic:
-        held = builder.workspace(loss_spec.classes * spec.features, statistic)
+        dweight_sum = builder.workspace(loss_spec.classes * spec.features, statistic)
     scale = labels
     if spec.scale is None:
         scale = builder.workspace(1, statistic)
@@ -135,8 +136,8 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
             num_warps=8,
         )
 
-    def add_product(name: str, places: tuple[BufferArg, ...], rows: int, **options: Any) -> None:
-        builder.include(plan_matmul(product(spec, name, rows, **options), target), places)
+    def add_product(name: str, buffers: tuple[BufferArg, ...], rows: int, **options: Any) -> None:
+        builder.include(plan_matmul(product(spec, name, rows, **options), target), buffers)
 
     for i, (start, rows) in enumerate(chunks):
         x_rows = _advance(x, start * spec.features)
@@ -155,12 +156,12 @@ def plan_linear_cross_entropy(spec: LinearCrossEntropy, target: Target) -> Plan:
         if not spec.gradients:
             continue
         add_product("dx", (logits, weight, _advance(dx, start * spec.features)), rows)
-        buffers_of_sum: tuple[BufferArg, ...] = (logits, x_rows, held)
-        options: dict[str, Any] = {"out_dtype": held.dtype, "accumulate": i > 0}
-        if held != dweight and i == len(chunks) - 1:
+        buffers_of_sum: tuple[BufferArg, ...] = (logits, x_rows, dweight_sum)
+        options: dict[str, Any] = {"out_dtype": dweight_sum.dtype, "accumulate": i > 0}
+        if dweight_sum != dweight and i == len(chunks) - 1:
             # The last chunk adds what the others came to and rounds once.
-            buffers_of_sum = (logits, x_rows, held, dweight)
-            options = {"out_dtype": dtype, "residual": held.dtype}
+            buffers_of_sum = (logits, x_rows, dweight_sum, dweight)
+            options = {"out_dtype": dtype, "residual": dweight_sum.dtype}
         add_product("dweight", buffers_of_sum, rows, **options)
     builder.launch(
         sum_losses_kernel,
@@ -187,25 +188,22 @@ def product(
 ) -> MatmulSpec:
     """The matrix product "logits", "dx" or "dweight" of a chunk of `rows` rows."""
     classes, features, dtype = spec.loss.classes, spec.features, spec.loss.dtype
-    types = {
-        "lhs_dtype": dtype,
-        "rhs_dtype": dtype,
-        "out_dtype": out_dtype or dtype,
-        "precision": spec.precision,
-    }
+    matmul = functools.partial(
+        MatmulSpec,
+        lhs_dtype=dtype,
+        rhs_dtype=dtype,
+        out_dtype=out_dtype or dtype,
+        precision=spec.precision,
+    )
     if name == "logits":
-        strides = (spec.stride, 1)
-        return MatmulSpec(
-            rows, classes, features, rhs_transposed=True, out_strides=strides, **types
-        )
+        return matmul(rows, classes, features, rhs_transposed=True, out_strides=(spec.stride, 1))
     if name == "dx":
-        return MatmulSpec(rows, features, classes, lhs_strides=(spec.stride, 1), **types)
-    return MatmulSpec(
+        return matmul(rows, features, classes, lhs_strides=(spec.stride, 1))
+    return matmul(
         classes,
         features,
         rows,
         lhs_strides=(1, spec.stride),
         accumulate=accumulate,
         residual=residual,
-        **types,
     )

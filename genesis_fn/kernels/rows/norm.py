@@ -419,6 +419,7 @@ def plan_norm_backward(spec: Norm, target: Target) -> Plan:
             constants | {"ROW_BLOCK": 32, "COLUMN_BLOCK": column_block},
         )
     results = [(dweight, spec.weight_dtype), (dbias, spec.bias_dtype)]
-    for i, (partials, dtype) in enumerate(results[: 1 + spec.centered], inputs + 1):
-        add_sum_of_partials(builder, partials, BufferArg(i, dtype), slabs, spec.columns)
+    for i, (partials, dtype) in enumerate(results, inputs + 1):
+        if dtype is not None:  # an RMSNorm has no bias
+            add_sum_of_partials(builder, partials, BufferArg(i, dtype), slabs, spec.columns)
     return builder.build()

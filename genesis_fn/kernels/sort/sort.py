@@ -91,14 +91,14 @@ def plan_sort(spec: Sort, target: Target) -> Plan:
     # The last key first: each later sort is stable, so it keeps the order of the earlier ones. The
     # first key's sort puts its own operand in order.
     for key in reversed(keys):
-        last = key is keys[0]
+        values = outputs[0] if key is keys[0] else None
         order = None if count == 1 else builder.workspace(rows * length, "i32")
-        options = {"before": before, "values": outputs[0] if last else None}
         if length <= block_sort.BLOCK:
-            add_block_sort(builder, rows, length, key, order=order, **options)
+            add_block_sort(builder, rows, length, key, before=before, values=values, order=order)
         else:
-            add_radix_sort(builder, target, rows, length, key, order, **options)
+            add_radix_sort(builder, target, rows, length, key, order, before=before, values=values)
         before = order
     for x, y in zip(inputs[1:], outputs[1:], strict=True):
+        assert before is not None  # with several operands every sort writes its permutation
         add_permutation(builder, rows, length, before, y, x=x)
     return builder.build()

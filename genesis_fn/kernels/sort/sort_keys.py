@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import triton
 import triton.language as tl
 
@@ -31,7 +33,14 @@ def ordered(bits, KIND: tl.constexpr, INF: tl.constexpr, DESCENDING: tl.constexp
     return key
 
 
-def key_constants(dtype: str) -> dict[str, str | int]:
+class KeyConstants(TypedDict):
+    """Constants of `ordered`: how keys compare, and the greatest float that is no NaN."""
+
+    KIND: str
+    INF: int
+
+
+def key_constants(dtype: str) -> KeyConstants:
     """What `ordered` needs to know of an element type, as constants of a kernel."""
     if dtype in _GREATEST:
         return {"KIND": "float", "INF": _GREATEST[dtype]}

@@ -91,7 +91,7 @@ def concrete(x: Any, use: str) -> ArrayImpl:
     where it is known but carries a tangent that the copy would lose."""
     if type(x) is ArrayImpl:
         return live(x)
-    if x._trace.ended():
+    if x.owner.ended():
         raise traced_error(x, use)
     found = x.concrete()
     if found is None or (use not in _PLAIN and x.carrier() is not None):
@@ -101,8 +101,8 @@ def concrete(x: Any, use: str) -> ArrayImpl:
 
 def traced_error(x: Tracer, use: str) -> errors.ConcretizationTypeError:
     """The error for a value that is abstract while tracing, or that is being differentiated."""
-    if not x._trace.alive:
-        return x._trace.leaked(x)  # type: ignore[return-value]
+    if not x.owner.alive:
+        return x.owner.leaked(x)  # type: ignore[return-value]
     kind, what, instead = _READING[use]
     carrier = x.carrier() if x.concrete() is not None else None
     if carrier is not None:
@@ -112,8 +112,8 @@ def traced_error(x: Tracer, use: str) -> errors.ConcretizationTypeError:
             "its derivative would be lost: compute with genesis_fn.numpy, or read "
             "lax.stop_gradient(x), whose derivative is zero"
         )
-    called = x._trace.called
-    inside = f"{called.function} under {called.transform}" if called else x._trace.name
+    called = x.owner.called
+    inside = f"{called.function} under {called.transform}" if called else x.owner.name
     lines = [f"{what}: {x.aval} in {inside or 'a traced function'}"]
     origin = _origin(x)
     is_line = not origin.startswith(("argument ", "an argument ", "a line "))

@@ -174,7 +174,7 @@ def _index(self: Any) -> int:
 
 def _format(self: Any, spec: str) -> str:
     # A tracer prints as itself: a log line in traced code must not fail.
-    if isinstance(self, Tracer) and (self._trace.ended() or self.concrete() is None):
+    if isinstance(self, Tracer) and (self.owner.ended() or self.concrete() is None):
         return repr(self)
     if is_key(self.aval.dtype):
         return repr(self)

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, DTypeLike, PyTree, dtypes
+from genesis_fn.dtypes import DType
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import real_of
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, OptState, Params, Updates
 from genesis_fn.optim.numerics import abs_sq, one_minus_power, safe_increment
 from genesis_fn.optim.transforms.transform import moment
 from genesis_fn.optim.tree_map_updates import (
+    BOOL,
     init_leaves,
     init_moments,
     map_updates,
@@ -21,29 +24,49 @@ from genesis_fn.optim.tree_map_updates import (
 )
 
 
-def init_squares(params: Any, value: Any = 0.0) -> Any:
+def init_squares(params: Params, value: Number = 0.0) -> PyTree:
     """Arrays of `value` for second moments: real, also for complex parameters."""
     return init_leaves(
-        lambda p: jnp.full(p.shape, value, dtype=dtypes.real_of(wide_dtype(p.dtype))), params
+        lambda p: jnp.full(p.shape, value, dtype=real_of(wide_dtype(p.dtype))), params
     )
 
 
 class ScaleByRssState(NamedTuple):
     """The sum of squared updates."""
 
-    sum_of_squares: Any
+    sum_of_squares: PyTree
 
 
 def scale_by_rss(
-    initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
+    initial_accumulator_value: Number = 0.1, eps: Number = 1e-7
 ) -> base.GradientTransformation:
-    """g / sqrt(sum of all g**2 + eps) (Adagrad, Duchi et al. 2011); 0 while that sum is 0."""
+    """Divides updates by the root of the sum of all their squares, as Adagrad does.
 
-    def init(params: Any) -> ScaleByRssState:
+        s <- s + |g|**2,  update = g / sqrt(s + eps); 0 while s is 0
+
+    Source: Duchi et al., "Adaptive subgradient methods for online learning", 2011.
+
+    Args:
+        initial_accumulator_value: s before the first step, >= 0.
+        eps: positive number added inside the root.
+
+    Returns:
+        The transformation, whose states are ScaleByRssState(sum_of_squares).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_rss()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.8452, -0.9945], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByRssState:
         return ScaleByRssState(init_squares(params, initial_accumulator_value))
 
-    def update(updates: Any, state: ScaleByRssState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(g: Any, total: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByRssState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByRssState]:
+        def leaf(g: Array, total: Array) -> tuple[Array, ...]:
             total = total + abs_sq(g)
             return jnp.where(total > 0, g / jnp.sqrt(total + eps), 0.0), total
 
@@ -56,55 +79,79 @@ def scale_by_rss(
 class ScaleByRmsState(NamedTuple):
     """The second moment."""
 
-    nu: Any
+    nu: PyTree
 
 
 class ScaleByRmsWithCountState(NamedTuple):
     """Steps taken and the second moment."""
 
     count: Any
-    nu: Any
+    nu: PyTree
 
 
 class ScaleByRStdDevState(NamedTuple):
     """The first and second moments."""
 
-    mu: Any
-    nu: Any
+    mu: PyTree
+    nu: PyTree
 
 
 class ScaleByRStdDevWithCountState(NamedTuple):
     """Steps taken and the first and second moments."""
 
     count: Any
-    mu: Any
-    nu: Any
+    mu: PyTree
+    nu: PyTree
 
 
-def _over_root(g: Any, nu: Any, eps: Any, eps_in_sqrt: bool) -> Any:
+def _over_root(g: Array, nu: Array, eps: Number, eps_in_sqrt: bool) -> Array:
     return g / jnp.sqrt(nu + eps) if eps_in_sqrt else g / (jnp.sqrt(nu) + eps)
 
 
 def scale_by_rms(
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    decay: Number = 0.9,
+    eps: Number = 1e-8,
+    initial_scale: Number = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> base.GradientTransformation:
-    """g / sqrt(mean of g**2 + eps), a moving mean (RMSProp, Hinton 2012)."""
+    """Divides updates by the root of their moving mean square, as RMSProp does.
 
-    def init(params: Any) -> Any:
+        v <- decay v + (1 - decay) |g|**2,  update = g / sqrt(v + eps)
+
+    Source: Hinton, "Neural networks for machine learning", lecture 6, 2012.
+
+    Args:
+        decay: decay rate of the means, in [0, 1).
+        eps: positive number added to the denominator.
+        initial_scale: v before the first step, >= 0.
+        eps_in_sqrt: whether `eps` is added inside the root.
+        bias_correction: whether means are divided by 1 - decay**t at step t = 1, 2, ...
+
+    Returns:
+        The transformation, whose states are ScaleByRmsState(nu), or with `bias_correction`
+        ScaleByRmsWithCountState(count, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_rms()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 3.1623, -3.1623], dtype=float32)
+    """
+
+    def init(params: Params) -> OptState:
         nu = init_squares(params, initial_scale)
         return (
             ScaleByRmsWithCountState(zero_count(), nu) if bias_correction else ScaleByRmsState(nu)
         )
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
-        count = safe_increment(state.count) if bias_correction else None
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
+        count: Array | Any = safe_increment(state.count) if bias_correction else None
         correction = one_minus_power(decay, count)
 
-        def leaf(g: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, nu: Array) -> tuple[Array, ...]:
             nu = moment(abs_sq(g), nu, decay)
             hat = nu / correction(nu.dtype) if bias_correction else nu
             return _over_root(g, hat, eps, eps_in_sqrt), nu
@@ -119,25 +166,49 @@ def scale_by_rms(
 
 
 def scale_by_stddev(
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    decay: Number = 0.9,
+    eps: Number = 1e-8,
+    initial_scale: Number = 0.0,
     eps_in_sqrt: bool = True,
     bias_correction: bool = False,
 ) -> base.GradientTransformation:
-    """g / sqrt(variance of g + eps), a moving variance (centred RMSProp)."""
+    """Divides updates by their moving standard deviation, as centered RMSProp does.
 
-    def init(params: Any) -> Any:
+        m, v: moving means of g and |g|**2,  update = g / sqrt(v - |m|**2 + eps)
+
+    Source: Graves, "Generating sequences with recurrent neural networks", 2013.
+
+    Args:
+        decay: decay rate of the means, in [0, 1).
+        eps: positive number added to the denominator.
+        initial_scale: v before the first step, >= 0.
+        eps_in_sqrt: whether `eps` is added inside the root.
+        bias_correction: whether means are divided by 1 - decay**t at step t = 1, 2, ...
+
+    Returns:
+        The transformation, whose states are ScaleByRStdDevState(mu, nu), or with `bias_correction`
+        ScaleByRStdDevWithCountState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_stddev()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 3.3333, -3.3333], dtype=float32)
+    """
+
+    def init(params: Params) -> OptState:
         mu, nu = init_moments(params), init_squares(params, initial_scale)
         if bias_correction:
             return ScaleByRStdDevWithCountState(zero_count(), mu, nu)
         return ScaleByRStdDevState(mu, nu)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
-        count = safe_increment(state.count) if bias_correction else None
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
+        count: Array | Any = safe_increment(state.count) if bias_correction else None
         correction = one_minus_power(decay, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array) -> tuple[Array, ...]:
             mu, nu = moment(g, mu, decay), moment(abs_sq(g), nu, decay)
             c = correction(nu.dtype) if bias_correction else 1.0
             return _over_root(g, nu / c - abs_sq(mu / c), eps, eps_in_sqrt), mu, nu
@@ -155,11 +226,11 @@ class ScaleByAdamState(NamedTuple):
     """Steps taken and the first and second moments."""
 
     count: Any
-    mu: Any
-    nu: Any
+    mu: PyTree
+    nu: PyTree
 
 
-def first_moment(b1: Any, count: Any, nesterov: bool) -> Callable[[Any, Any], Any]:
+def first_moment(b1: Number, count: Array, nesterov: bool) -> Callable[[Array, Array], Array]:
     """f(g, mu): mu without its bias towards zero, looking one step ahead with `nesterov`."""
     now = one_minus_power(b1, count)
     if not nesterov:
@@ -169,29 +240,52 @@ def first_moment(b1: Any, count: Any, nesterov: bool) -> Callable[[Any, Any], An
 
 
 def scale_by_adam(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
 ) -> base.GradientTransformation:
-    """mu_hat / (sqrt(nu_hat + eps_root) + eps) (Kingma & Ba 2014; with `nesterov`, Dozat 2016).
+    """Scales updates as Adam does: their moving mean over the root of their moving mean square.
 
-    mu and nu are the moving means of g and |g|**2; hats divide by 1 - b**step.
+        m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) |g|**2,
+        update = m_hat / (sqrt(v_hat + eps_root) + eps),
+        with m_hat = m / (1 - b1**t) and v_hat = v / (1 - b2**t) at step t = 1, 2, ...
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization", 2014; `nesterov`: Dozat,
+    "Incorporating Nesterov momentum into Adam", 2016.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adam()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
     """
 
-    def init(params: Any) -> ScaleByAdamState:
+    def init(params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(
             zero_count(), init_moments(params, dtype=mu_dtype), init_squares(params)
         )
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAdamState]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array) -> tuple[Array, ...]:
             mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
             root = jnp.sqrt(nu / second(nu.dtype) + eps_root)
             return first(g, mu) / (root + eps), mu, nu
@@ -206,31 +300,54 @@ class ScaleByAmsgradState(NamedTuple):
     """Steps taken, the first and second moments, and the largest second moment so far."""
 
     count: Any
-    mu: Any
-    nu: Any
-    nu_max: Any
+    mu: PyTree
+    nu: PyTree
+    nu_max: PyTree
 
 
 def scale_by_amsgrad(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> base.GradientTransformation:
-    """Adam dividing by the largest nu_hat so far (Reddi et al. 2018)."""
+    """Scales updates as Adam does, by the largest second moment so far.
 
-    def init(params: Any) -> ScaleByAmsgradState:
+        v_max <- max(v_max, v_hat),  update = m_hat / (sqrt(v_max + eps_root) + eps)
+
+    Source: Reddi et al., "On the convergence of Adam and beyond", 2018.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        bias_correction_mu, bias_correction_nu: whether the moment is divided by 1 - b**t.
+
+    Returns:
+        The transformation, whose states are ScaleByAmsgradState(count, mu, nu, nu_max).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_amsgrad()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByAmsgradState:
         mu = init_moments(params, dtype=mu_dtype)
         return ScaleByAmsgradState(zero_count(), mu, init_squares(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAmsgradState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAmsgradState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAmsgradState]:
         count = safe_increment(state.count)
         c1, c2 = one_minus_power(b1, count), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any, largest: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array, largest: Array) -> tuple[Array, ...]:
             mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
             first = mu / c1(mu.dtype) if bias_correction_mu else mu
             largest = jnp.maximum(largest, nu / c2(nu.dtype) if bias_correction_nu else nu)
@@ -242,17 +359,39 @@ def scale_by_amsgrad(
     return base.GradientTransformation(init, update, state=ScaleByAmsgradState)
 
 
-def scale_by_adamax(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> base.GradientTransformation:
-    """mu_hat / nu with nu = max(|g| + eps, b2 * nu) (Kingma & Ba 2014)."""
+def scale_by_adamax(
+    b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8
+) -> base.GradientTransformation:
+    """Scales updates as Adam does, by the infinity norm of past ones.
 
-    def init(params: Any) -> ScaleByAdamState:
+        u <- max(b2 u, |g| + eps),  update = m_hat / u
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization", 2014, section 7.1.
+
+    Args:
+        b1, b2: decay rates of the first moment and of the largest gradient, in [0, 1).
+        eps: positive number added to |g|.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adamax()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAdamState]:
         count = safe_increment(state.count)
         first = first_moment(b1, count, False)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array) -> tuple[Array, ...]:
             mu, nu = moment(g, mu, b1), jnp.maximum(jnp.abs(g) + eps, b2 * nu)
             return first(g, mu) / nu, mu, nu
 
@@ -266,28 +405,51 @@ class ScaleByBeliefState(NamedTuple):
     """Steps taken, the first moment, and the moving mean of the squared surprise."""
 
     count: Any
-    mu: Any
-    nu: Any
+    mu: PyTree
+    nu: PyTree
 
 
 def scale_by_belief(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-16,
-    eps_root: Any = 1e-16,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-16,
+    eps_root: Number = 1e-16,
     *,
     nesterov: bool = False,
 ) -> base.GradientTransformation:
-    """Adam dividing by the moving mean of |g - mu|**2 (AdaBelief, Zhuang et al. 2020)."""
+    """Scales updates as Adam does, by their deviation from their moving mean.
 
-    def init(params: Any) -> ScaleByBeliefState:
+        v <- b2 v + (1 - b2) |g - m|**2 + eps_root,  update = m_hat / (sqrt(v_hat) + eps)
+
+    Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
+    gradients", 2020.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: positive number added to the second moment at every step.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states are ScaleByBeliefState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_belief()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1.1111, -1.1111], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByBeliefState:
         return ScaleByBeliefState(zero_count(), init_moments(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByBeliefState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByBeliefState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByBeliefState]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array) -> tuple[Array, ...]:
             mu = moment(g, mu, b1)
             nu = moment(abs_sq(g - mu), nu, b2) + eps_root
             return first(g, mu) / (jnp.sqrt(nu / second(nu.dtype)) + eps), mu, nu
@@ -299,23 +461,45 @@ def scale_by_belief(
 
 
 def scale_by_yogi(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-3,
-    eps_root: Any = 0.0,
-    initial_accumulator_value: Any = 1e-6,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-3,
+    eps_root: Number = 0.0,
+    initial_accumulator_value: Number = 1e-6,
 ) -> base.GradientTransformation:
-    """Adam whose nu moves by (1 - b2) * g**2 towards g**2 (Zaheer et al. 2018)."""
+    """Scales updates as Adam does, by a second moment that changes additively.
 
-    def init(params: Any) -> ScaleByAdamState:
+        v <- v - (1 - b2) sign(v - |g|**2) |g|**2,  update = m_hat / (sqrt(v_hat + eps_root) + eps)
+
+    Source: Zaheer et al., "Adaptive methods for nonconvex optimization", 2018.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        initial_accumulator_value: both moments before the first step.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_yogi()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.996 , -0.9996], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByAdamState:
         mu = init_moments(params, initial_accumulator_value)
         return ScaleByAdamState(zero_count(), mu, init_squares(params, initial_accumulator_value))
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAdamState]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, False), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array) -> tuple[Array, ...]:
             square = abs_sq(g)
             mu, nu = moment(g, mu, b1), nu - (1 - b2) * jnp.sign(nu - square) * square
             root = jnp.sqrt(nu / second(nu.dtype) + eps_root)
@@ -328,25 +512,51 @@ def scale_by_yogi(
 
 
 def scale_by_radam(
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     threshold: float = 5.0,
     *,
     nesterov: bool = False,
 ) -> base.GradientTransformation:
-    """Adam with rectified variance; mu_hat alone while that is intractable (Liu et al. 2019)."""
+    """Scales updates as Adam does, only where the variance of the second moment is tractable.
+
+        update = r m_hat / (sqrt(v_hat + eps_root) + eps) if rho >= threshold else m_hat,
+        with rho = rho_inf - 2 t b2**t / (1 - b2**t), rho_inf = 2 / (1 - b2) - 1,
+        r**2 = (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)
+
+    Source: Liu et al., "On the variance of the adaptive learning rate and beyond", 2019.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        threshold: least rho, the length of the moving mean in steps, for adaptive steps; at least
+            4.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states are ScaleByAdamState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_radam()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.5, -3. ], dtype=float32)
+    """
     ro_inf = 2.0 / (1.0 - b2) - 1.0
 
-    def init(params: Any) -> ScaleByAdamState:
+    def init(params: Params) -> ScaleByAdamState:
         return ScaleByAdamState(zero_count(), init_moments(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAdamState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAdamState]:
         count = safe_increment(state.count)
         first, second = first_moment(b1, count, nesterov), one_minus_power(b2, count)
 
-        def leaf(g: Any, mu: Any, nu: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array) -> tuple[Array, ...]:
             mu, nu = moment(g, mu, b1), moment(abs_sq(g), nu, b2)
             c = second(nu.dtype)
             ro = ro_inf - 2 * count.astype(nu.dtype) * (1 - c) / c
@@ -369,30 +579,54 @@ class ScaleByNovogradState(NamedTuple):
     """Steps taken, the first moment, and per leaf a scalar second moment."""
 
     count: Any
-    mu: Any
-    nu: Any
+    mu: PyTree
+    nu: PyTree
 
 
 def scale_by_novograd(
-    b1: Any = 0.9,
-    b2: Any = 0.25,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
-    weight_decay: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.25,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
+    weight_decay: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformation:
-    """Momentum of g / (sqrt(nu + eps_root) + eps) + weight_decay * p, nu the moving mean of the
-    leaf's |g|**2 (Ginsburg et al. 2019)."""
+    """Scales updates as NovoGrad does: momentum of arrays over their norms.
 
-    def init(params: Any) -> ScaleByNovogradState:
-        nu = init_leaves(lambda p: jnp.zeros((), dtypes.real_of(wide_dtype(p.dtype))), params)
+        v <- b2 v + (1 - b2) |g|**2 (|g|**2 at first), one per array,
+        m <- b1 m + g / (sqrt(v + eps_root) + eps) + weight_decay p,  update = m
+
+    Source: Ginsburg et al., "Stochastic gradient methods with layer-wise adaptive moments", 2019.
+    `update` needs the parameters.
+
+    Args:
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        weight_decay: number >= 0: the share of the parameter added to the normalized gradient.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states are ScaleByNovogradState(count, mu, nu).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_novograd()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.1644, -0.9864], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByNovogradState:
+        nu = init_leaves(lambda p: jnp.zeros((), real_of(wide_dtype(p.dtype))), params)
         return ScaleByNovogradState(zero_count(), init_moments(params, dtype=mu_dtype), nu)
 
-    def update(updates: Any, state: ScaleByNovogradState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByNovogradState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByNovogradState]:
         base.require_params(params, "scale_by_novograd")
         count = safe_increment(state.count)
 
-        def leaf(g: Any, mu: Any, nu: Any, p: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, nu: Array, p: Array) -> tuple[Array, ...]:
             square = jnp.sum(abs_sq(g))
             nu = jnp.where(count == 1, square, moment(square, nu, b2))
             mu = b1 * mu + (g / (jnp.sqrt(nu + eps_root) + eps) + weight_decay * p)
@@ -407,27 +641,53 @@ def scale_by_novograd(
 class ScaleByAdanState(NamedTuple):
     """Moments of gradient (m), its change (v), their square (n); the last gradient; steps."""
 
-    m: Any
-    v: Any
-    n: Any
-    g: Any
-    t: Any
+    m: PyTree
+    v: PyTree
+    n: PyTree
+    g: PyTree
+    t: Array
 
 
 def scale_by_adan(
-    b1: Any = 0.98, b2: Any = 0.92, b3: Any = 0.99, eps: Any = 1e-8, eps_root: Any = 0.0
+    b1: Number = 0.98,
+    b2: Number = 0.92,
+    b3: Number = 0.99,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
 ) -> base.GradientTransformation:
-    """Adaptive Nesterov momentum from gradients and their changes (Xie et al. 2022)."""
+    """Scales updates as Adan does: Nesterov momentum from gradients and their changes.
 
-    def init(params: Any) -> ScaleByAdanState:
+        d = g - previous g (0 at first);  m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
+        update = (m_hat + (1 - b2) v_hat) / (sqrt(n_hat + eps_root) + eps)
+
+    Source: Xie et al., "Adan: adaptive Nesterov momentum algorithm", 2022.
+
+    Args:
+        b1, b2, b3: decay rates of m, v and n, in [0, 1); 1 - b in the paper.
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+
+    Returns:
+        The transformation, whose states are ScaleByAdanState(m, v, n, g, t).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adan()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByAdanState:
         m, v, g = (init_moments(params) for _ in range(3))
         return ScaleByAdanState(m, v, init_squares(params), g, zero_count())
 
-    def update(updates: Any, state: ScaleByAdanState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAdanState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAdanState]:
         t = safe_increment(state.t)
         c1, c2, c3 = (one_minus_power(b, t) for b in (b1, b2, b3))
 
-        def leaf(g: Any, m: Any, v: Any, n: Any, last: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, m: Array, v: Array, n: Array, last: Array) -> tuple[Array, ...]:
             change = jnp.where(state.t == 0, 0.0, g - last)
             m, v = moment(g, m, b1), moment(change, v, b2)
             n = moment(abs_sq(g + (1 - b2) * change), n, b3)
@@ -444,7 +704,7 @@ class ScaleByLionState(NamedTuple):
     """Steps taken and the first moment."""
 
     count: Any
-    mu: Any
+    mu: PyTree
 
 
 # What Lion makes of the interpolation x of gradient and momentum.
@@ -456,23 +716,50 @@ _LION_MODES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def scale_by_lion(
-    b1: Any = 0.9,
-    b2: Any = 0.99,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
     mu_dtype: DTypeLike | None = None,
     *,
     mode: str = "hard",
-    smooth_beta: Any = 1.0,
+    smooth_beta: Number = 1.0,
 ) -> base.GradientTransformation:
-    """sign((1 - b1) * g + b1 * mu) (Chen et al. 2023); `mode` "smooth" or "refined" for its kin."""
+    """Replaces updates by the sign of their momentum, as Lion does.
+
+        update = sign(c),  c = b1 m + (1 - b1) g,  m <- b2 m + (1 - b2) g
+
+    Source: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
+
+    Args:
+        b1: share of the momentum in the step, in [0, 1).
+        b2: decay rate of the momentum, in [0, 1).
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        mode: "hard"; "smooth" for tanh(smooth_beta c); "refined" for c where |c| < 1, else its
+            sign.
+        smooth_beta: positive steepness of "smooth".
+
+    Returns:
+        The transformation, whose states are ScaleByLionState(count, mu).
+
+    Raises:
+        ArgumentError: `mode` is none of the three.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_lion()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 1., -1.], dtype=float32)
+    """
     if mode not in _LION_MODES:
         raise ArgumentError(f"scale_by_lion: mode is one of {list(_LION_MODES)}, got {mode!r}")
     shape = _LION_MODES[mode]
 
-    def init(params: Any) -> ScaleByLionState:
+    def init(params: Params) -> ScaleByLionState:
         return ScaleByLionState(zero_count(), init_moments(params, dtype=mu_dtype))
 
-    def update(updates: Any, state: ScaleByLionState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(g: Any, mu: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByLionState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByLionState]:
+        def leaf(g: Array, mu: Array) -> tuple[Array, ...]:
             return shape(moment(g, mu, b1), smooth_beta), moment(g, mu, b2)
 
         updates, mu = map_updates(leaf, updates, state.mu)
@@ -484,18 +771,39 @@ def scale_by_lion(
 class ScaleByAdaDeltaState(NamedTuple):
     """Moving means of squared gradients and of squared updates."""
 
-    e_g: Any
-    e_x: Any
+    e_g: PyTree
+    e_x: PyTree
 
 
-def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> base.GradientTransformation:
-    """g * rms(past updates) / rms(gradients) (Zeiler 2012)."""
+def scale_by_adadelta(rho: Number = 0.9, eps: Number = 1e-6) -> base.GradientTransformation:
+    """Scales updates as Adadelta does, in units of past updates.
 
-    def init(params: Any) -> ScaleByAdaDeltaState:
+        v <- rho v + (1 - rho) |g|**2,  update = u = g sqrt(x + eps) / sqrt(v + eps),
+        x <- rho x + (1 - rho) |u|**2
+
+    Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012.
+
+    Args:
+        rho: decay rate of the moving means, in [0, 1).
+        eps: positive number added inside the roots.
+
+    Returns:
+        The transformation, whose states are ScaleByAdaDeltaState(e_g, e_x).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_adadelta()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.0032, -0.0032], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByAdaDeltaState:
         return ScaleByAdaDeltaState(init_squares(params), init_squares(params))
 
-    def update(updates: Any, state: ScaleByAdaDeltaState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(g: Any, e_g: Any, e_x: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByAdaDeltaState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByAdaDeltaState]:
+        def leaf(g: Array, e_g: Array, e_x: Array) -> tuple[Array, ...]:
             e_g = moment(abs_sq(g), e_g, rho)
             u = jnp.sqrt(e_x + eps) / jnp.sqrt(e_g + eps) * g
             return u, e_g, moment(abs_sq(u), e_x, rho)
@@ -509,25 +817,51 @@ def scale_by_adadelta(rho: Any = 0.9, eps: Any = 1e-6) -> base.GradientTransform
 class ScaleByRpropState(NamedTuple):
     """Per element, the step size and the last update."""
 
-    step_sizes: Any
-    prev_updates: Any
+    step_sizes: PyTree
+    prev_updates: PyTree
 
 
 def scale_by_rprop(
-    learning_rate: Any,
-    eta_minus: Any = 0.5,
-    eta_plus: Any = 1.2,
-    min_step_size: Any = 1e-6,
-    max_step_size: Any = 50.0,
+    learning_rate: Number,
+    eta_minus: Number = 0.5,
+    eta_plus: Number = 1.2,
+    min_step_size: Number = 1e-6,
+    max_step_size: Number = 50.0,
 ) -> base.GradientTransformation:
-    """The gradient's sign times a step that grows while signs agree and shrinks when they change
-    (Riedmiller & Braun 1993). As in optax, a step is emitted one call after its gradient."""
+    """Replaces updates by their sign times a step size that adapts to changes of sign.
 
-    def init(params: Any) -> ScaleByRpropState:
+        step <- step * eta_plus where the sign of g stays, step * eta_minus where it changes,
+        update = step sign(g), 0 where it changes
+
+    As in optax, an update is returned one call after its gradient.
+
+    Source: Riedmiller & Braun, "A direct adaptive method for faster backpropagation learning",
+    1993.
+
+    Args:
+        learning_rate: first step, positive.
+        eta_minus: factor of a step whose sign changes, in (0, 1).
+        eta_plus: factor of a step whose sign stays, above 1.
+        min_step_size, max_step_size: limits of a step, positive, in units of the parameters.
+
+    Returns:
+        The transformation, whose states are ScaleByRpropState(step_sizes, prev_updates).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_rprop(0.1)
+    >>> _, state = tx.update(g, tx.init(w), w)
+    >>> updates, state = tx.update(g, state, w)
+    >>> updates.round(4)
+    Array([ 0.1, -0.1], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByRpropState:
         return ScaleByRpropState(init_moments(params, learning_rate), init_moments(params))
 
-    def update(updates: Any, state: ScaleByRpropState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(g: Any, step: Any, last: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleByRpropState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByRpropState]:
+        def leaf(g: Array, step: Array, last: Array) -> tuple[Array, ...]:
             agreement = g * last
             changed = jnp.where(agreement > 0, step * eta_plus, step * eta_minus)
             step = jnp.where(agreement == 0, step, jnp.clip(changed, min_step_size, max_step_size))
@@ -543,25 +877,47 @@ def scale_by_rprop(
 class ScaleByOptimisticGradientState(NamedTuple):
     """Whether no step was taken yet, and the last gradient."""
 
-    is_initial_step: Any
-    previous_gradient: Any
+    is_initial_step: Array
+    previous_gradient: PyTree
 
 
-def scale_by_optimistic_gradient(alpha: Any = 1.0, beta: Any = 1.0) -> base.GradientTransformation:
-    """(alpha + beta) * g - beta * last g (Mokhtari et al. 2020)."""
+def scale_by_optimistic_gradient(
+    alpha: Number = 1.0, beta: Number = 1.0
+) -> base.GradientTransformation:
+    """Extrapolates from the last two updates, for games and saddle points.
 
-    def init(params: Any) -> ScaleByOptimisticGradientState:
-        return ScaleByOptimisticGradientState(jnp.ones((), dtypes.BOOL), init_moments(params))
+        update = (alpha + beta) g - beta previous g; at first the previous g is g
+
+    Source: Mokhtari et al., "A unified analysis of extra-gradient and optimistic gradient methods",
+    2020.
+
+    Args:
+        alpha: weight of the update, positive.
+        beta: weight of its change, >= 0.
+
+    Returns:
+        The transformation, whose states are ScaleByOptimisticGradientState(is_initial_step,
+        previous_gradient).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_optimistic_gradient()
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.5, -3. ], dtype=float32)
+    """
+
+    def init(params: Params) -> ScaleByOptimisticGradientState:
+        return ScaleByOptimisticGradientState(jnp.ones((), BOOL), init_moments(params))
 
     def update(
-        updates: Any, state: ScaleByOptimisticGradientState, params: Any = None
-    ) -> tuple[Any, ...]:
-        def leaf(g: Any, last: Any) -> tuple[Any, ...]:
+        updates: Updates, state: ScaleByOptimisticGradientState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByOptimisticGradientState]:
+        def leaf(g: Array, last: Array) -> tuple[Array, ...]:
             last = jnp.where(state.is_initial_step, g, last)
             return (alpha + beta) * g - beta * last, g
 
         updates, last = map_updates(leaf, updates, state.previous_gradient)
-        return updates, ScaleByOptimisticGradientState(jnp.zeros((), dtypes.BOOL), last)
+        return updates, ScaleByOptimisticGradientState(jnp.zeros((), BOOL), last)
 
     return base.GradientTransformation(init, update, state=ScaleByOptimisticGradientState)
 
@@ -569,25 +925,50 @@ def scale_by_optimistic_gradient(alpha: Any = 1.0, beta: Any = 1.0) -> base.Grad
 class ScaleByDistanceOverGradientsState(NamedTuple):
     """Per leaf: the largest distance from the start, the sum of |g|**2, and the start itself."""
 
-    max_dist: Any
-    grad_sum_of_squares: Any
-    init_params: Any
+    max_dist: PyTree
+    grad_sum_of_squares: PyTree
+    init_params: Params
 
 
 def scale_by_distance_over_gradients(
-    reps_rel: Any = 1e-6,
-    eps: Any = 1e-8,
+    reps_rel: Number = 1e-6,
+    eps: Number = 1e-8,
     param_dtype: DTypeLike | None = dtypes.float32,
-    global_scale: Any = 1.0,
+    global_scale: Number = 1.0,
 ) -> base.GradientTransformation:
-    """g * (largest distance travelled) / sqrt(sum |g|**2 + eps), per leaf (Ivgi et al. 2023)."""
+    """Scales arrays by the distance that their parameters have gone over the norm of all gradients.
 
-    def length(x: Any) -> Any:
+        far <- max(far, |p - p0|), reps_rel (1 + |p0|) at first;  s <- s + |g|**2;
+        update = global_scale far g / sqrt(s + eps)
+
+    This learning rate needs no tuning: chain it with `scale(-1.0)`. `update` needs the parameters.
+
+    Source: Ivgi et al., "DoG is SGD's best friend: a parameter-free dynamic step size schedule",
+    2023.
+
+    Args:
+        reps_rel: first distance, as a share of 1 + |p0|, positive.
+        eps: positive number added inside the root.
+        param_dtype: dtype of the copy of the first parameters; None: theirs, and at least float32.
+        global_scale: positive factor of all updates.
+
+    Returns:
+        The transformation, whose states are ScaleByDistanceOverGradientsState(max_dist,
+        grad_sum_of_squares, init_params).
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.scale_by_distance_over_gradients(reps_rel=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([ 0.0532, -0.3192], dtype=float32)
+    """
+
+    def length(x: Array) -> Array:
         return jnp.sqrt(jnp.sum(abs_sq(x)))
 
-    def init(params: Any) -> ScaleByDistanceOverGradientsState:
-        def kind(p: Any) -> Any:
-            return dtypes.real_of(wide_dtype(p.dtype))
+    def init(params: Params) -> ScaleByDistanceOverGradientsState:
+        def kind(p: Array) -> DType:
+            return real_of(wide_dtype(p.dtype))
 
         return ScaleByDistanceOverGradientsState(
             init_leaves(lambda p: reps_rel * (1 + length(p.astype(wide_dtype(p.dtype)))), params),
@@ -596,11 +977,11 @@ def scale_by_distance_over_gradients(
         )
 
     def update(
-        updates: Any, state: ScaleByDistanceOverGradientsState, params: Any = None
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: ScaleByDistanceOverGradientsState, params: Params | None = None
+    ) -> tuple[Updates, ScaleByDistanceOverGradientsState]:
         base.require_params(params, "scale_by_distance_over_gradients")
 
-        def leaf(g: Any, far: Any, squares: Any, start: Any, p: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, far: Array, squares: Array, start: Array, p: Array) -> tuple[Array, ...]:
             far = jnp.maximum(far, length(p - start).astype(far.dtype))
             squares = squares + jnp.sum(abs_sq(g))
             return global_scale * (far / jnp.sqrt(squares + eps)) * g, far, squares, start

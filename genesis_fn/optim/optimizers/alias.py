@@ -13,13 +13,12 @@ field that only one part has can be read directly, as `state.learning_rate`.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from genesis_fn.core import dtypes
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import DTypeLike, Key, dtypes
+from genesis_fn.errors import ArgumentError
 from genesis_fn.optim import base
-from genesis_fn.optim.base import GradientTransformationExtraArgs, ScalarOrSchedule
+from genesis_fn.optim.annotations import Mask, Number, ScalarOrSchedule
+from genesis_fn.optim.base import GradientTransformationExtraArgs
 from genesis_fn.optim.optimizers.adaptive import (
     scale_by_adadelta,
     scale_by_adam,
@@ -48,13 +47,37 @@ from genesis_fn.optim.transforms.transform import add_decayed_weights, scale_by_
 
 def sgd(
     learning_rate: ScalarOrSchedule,
-    momentum: Any = None,
+    momentum: Number | None = None,
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = None,
     *,
-    stochastic_round: Any = False,
+    stochastic_round: bool | int | Key = False,
 ) -> GradientTransformationExtraArgs:
-    """Stochastic gradient descent, with (Nesterov) momentum if it is given."""
+    """Stochastic gradient descent, with momentum if it is given.
+
+        m <- g + momentum m,  update = -lr m, or -lr (g + momentum m) with Nesterov
+
+    Source: Polyak, "Some methods of speeding up the convergence of iteration methods", 1964;
+    Nesterov momentum as in Sutskever et al., "On the importance of initialization and momentum",
+    2013.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        momentum: decay rate of the sum of gradients, in [0, 1); None: no momentum.
+        nesterov: whether the momentum is taken one step ahead.
+        accumulator_dtype: dtype of the momentum; None: the parameters', and at least float32.
+        stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+            random, see `optim.stochastic_round`.
+
+    Returns:
+        The transformation, whose states have the fields `momentum`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.sgd(0.1, momentum=0.9)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
+    """
     step, last = scale_by_learning_rate(learning_rate), _rounding(stochastic_round)
     if momentum is None:
         return optimizer("sgd", momentum=base.identity(), schedule=step, **last)
@@ -62,7 +85,7 @@ def sgd(
     return optimizer("sgd", momentum=kept, schedule=step, **last)
 
 
-def _rounding(chosen: Any) -> dict[str, base.GradientTransformation]:
+def _rounding(chosen: bool | int | Key | None) -> dict[str, base.GradientTransformation]:
     """The last part of a chain with `stochastic_round=`: True, or a seed or key."""
     if chosen is False or chosen is None:
         return {}
@@ -71,16 +94,43 @@ def _rounding(chosen: Any) -> dict[str, base.GradientTransformation]:
 
 def adam(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = False,
-    stochastic_round: Any = False,
+    stochastic_round: bool | int | Key = False,
 ) -> GradientTransformationExtraArgs:
-    """Adam (Kingma & Ba 2014)."""
+    """Adam: the gradient's moving mean over the root of its moving mean square.
+
+        m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) |g|**2,
+        update = -lr m_hat / (sqrt(v_hat + eps_root) + eps),
+        with m_hat = m / (1 - b1**t) and v_hat = v / (1 - b2**t) at step t = 1, 2, ...
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization", 2014; `nesterov`: Dozat,
+    "Incorporating Nesterov momentum into Adam", 2016.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        nesterov: whether the first moment is taken one step ahead.
+        stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+            random, see `optim.stochastic_round`.
+
+    Returns:
+        The transformation, whose states have the fields `adam`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adam(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "adam",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
@@ -91,18 +141,46 @@ def adam(
 
 def adamw(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
-    weight_decay: Any = 1e-4,
-    mask: Any = None,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
     *,
     nesterov: bool = False,
-    stochastic_round: Any = False,
+    stochastic_round: bool | int | Key = False,
 ) -> GradientTransformationExtraArgs:
-    """Adam with decoupled weight decay (Loshchilov & Hutter 2017)."""
+    """Adam with weight decay apart from the gradient. `update` needs the parameters.
+
+        update = -lr (m_hat / (sqrt(v_hat + eps_root) + eps) + weight_decay p), as in `adam`
+
+    Source: Loshchilov & Hutter, "Decoupled weight decay regularization", 2017.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+        nesterov: whether the first moment is taken one step ahead.
+        stochastic_round: True, a seed or a key: parameters of 16 bits or fewer are rounded at
+            random, see `optim.stochastic_round`.
+
+    Returns:
+        The transformation, whose states have the fields `adam`, `decay`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adamw(0.1, weight_decay=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.11,  0.12], dtype=float32)
+    """
     return optimizer(
         "adamw",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
@@ -113,22 +191,44 @@ def adamw(
 
 
 nadam = functools.partial(adam, nesterov=True)
-nadam.__doc__ = """Adam with Nesterov momentum (Dozat 2016)."""
+nadam.__doc__ = """`adam` with Nesterov momentum, `nesterov=True` (Dozat 2016)."""
 nadamw = functools.partial(adamw, nesterov=True)
-nadamw.__doc__ = """AdamW with Nesterov momentum."""
+nadamw.__doc__ = """`adamw` with Nesterov momentum, `nesterov=True`."""
 
 
 def amsgrad(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> GradientTransformationExtraArgs:
-    """Adam dividing by the largest second moment so far (Reddi et al. 2018)."""
+    """Adam dividing by the largest second moment so far, which makes steps shrink.
+
+        v_max <- max(v_max, v_hat),  update = -lr m_hat / (sqrt(v_max + eps_root) + eps)
+
+    Source: Reddi et al., "On the convergence of Adam and beyond", 2018.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        bias_correction_mu, bias_correction_nu: whether the moment is divided by 1 - b**t.
+
+    Returns:
+        The transformation, whose states have the fields `amsgrad`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.amsgrad(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "amsgrad",
         amsgrad=scale_by_amsgrad(
@@ -139,9 +239,28 @@ def amsgrad(
 
 
 def adamax(
-    learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8
+    learning_rate: ScalarOrSchedule, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8
 ) -> GradientTransformationExtraArgs:
-    """Adam with the infinity norm (Kingma & Ba 2014)."""
+    """Adam with the infinity norm of past gradients for their root mean square.
+
+        u <- max(b2 u, |g| + eps),  update = -lr m_hat / u
+
+    Source: Kingma & Ba, "Adam: a method for stochastic optimization", 2014, section 7.1.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first moment and of the largest gradient, in [0, 1).
+        eps: positive number added to |g|.
+
+    Returns:
+        The transformation, whose states have the fields `adamax`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adamax(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "adamax",
         adamax=scale_by_adamax(b1, b2, eps),
@@ -151,13 +270,36 @@ def adamax(
 
 def adamaxw(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    weight_decay: Any = 1e-4,
-    mask: Any = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
-    """Adamax with decoupled weight decay."""
+    """Adamax with decoupled weight decay. `update` needs the parameters.
+
+        u <- max(b2 u, |g| + eps),  update = -lr (m_hat / u + weight_decay p)
+
+    Source: Kingma & Ba 2014, section 7.1; Loshchilov & Hutter, "Decoupled weight decay", 2017.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first moment and of the largest gradient, in [0, 1).
+        eps: positive number added to |g|.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, whose states have the fields `adamax`, `decay`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adamaxw(0.1, weight_decay=0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.11,  0.12], dtype=float32)
+    """
     return optimizer(
         "adamaxw",
         adamax=scale_by_adamax(b1, b2, eps),
@@ -168,14 +310,37 @@ def adamaxw(
 
 def adabelief(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-16,
-    eps_root: Any = 1e-16,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-16,
+    eps_root: Number = 1e-16,
     *,
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
-    """Adam dividing by the surprise |g - mu| (Zhuang et al. 2020)."""
+    """Adam dividing by the gradient's deviation from its moving mean, instead of its size.
+
+        v <- b2 v + (1 - b2) |g - m|**2 + eps_root,
+        update = -lr m_hat / (sqrt(v_hat) + eps)
+
+    Source: Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
+    gradients", 2020.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: positive number added to the second moment at every step.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states have the fields `belief`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adabelief(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1111,  0.1111], dtype=float32)
+    """
     return optimizer(
         "adabelief",
         belief=scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov),
@@ -185,12 +350,36 @@ def adabelief(
 
 def adadelta(
     learning_rate: ScalarOrSchedule | None = None,
-    rho: Any = 0.9,
-    eps: Any = 1e-6,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = None,
+    rho: Number = 0.9,
+    eps: Number = 1e-6,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_decay_mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
-    """Adadelta (Zeiler 2012)."""
+    """Adadelta: steps in units of past steps.
+
+        update = -lr g sqrt(x + eps) / sqrt(v + eps),
+        with v and x the moving means of g**2 and of (g sqrt(x + eps) / sqrt(v + eps))**2
+
+    Source: Zeiler, "ADADELTA: an adaptive learning rate method", 2012. `update` needs the
+    parameters.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step; None neither scales nor negates.
+        rho: decay rate of the moving means, in [0, 1).
+        eps: positive number added inside the roots.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the gradient.
+        weight_decay_mask: which parameters decay: a tree of bools, or a function that gives it, of
+            the parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, whose states have the fields `decay`, `adadelta`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adadelta(1.0)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.0032,  0.0032], dtype=float32)
+    """
     return optimizer(
         "adadelta",
         decay=add_decayed_weights(weight_decay, weight_decay_mask),
@@ -202,18 +391,51 @@ def adadelta(
 def adafactor(
     learning_rate: ScalarOrSchedule | None = None,
     min_dim_size_to_factor: int = 128,
-    decay_rate: Any = 0.8,
+    decay_rate: Number = 0.8,
     decay_offset: int = 0,
     multiply_by_parameter_scale: bool = True,
-    clipping_threshold: Any = 1.0,
-    momentum: Any = None,
+    clipping_threshold: Number | None = 1.0,
+    momentum: Number | None = None,
     dtype_momentum: DTypeLike = dtypes.float32,
-    weight_decay_rate: Any = None,
-    eps: Any = 1e-30,
+    weight_decay_rate: ScalarOrSchedule | None = None,
+    eps: Number = 1e-30,
     factored: bool = True,
-    weight_decay_mask: Any = None,
+    weight_decay_mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
-    """Adafactor: second moments as row times column (Shazeer & Stern 2018)."""
+    """Adafactor: Adam in little memory: second moments of matrices are a row times a column.
+
+        v <- d v + (1 - d) (g**2 + eps), d = 1 - (t - decay_offset)**-decay_rate;  u = g / sqrt(v);
+        u <- u / max(1, rms(u) / clipping_threshold);
+        update = -(lr max(rms(p), 1e-3) u + weight_decay_rate p)
+
+    Source: Shazeer & Stern, "Adafactor: adaptive learning rates with sublinear memory cost", 2018.
+    `update` needs the parameters.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step; None: 1.
+        min_dim_size_to_factor: least size of the second largest dimension of a factored array.
+        decay_rate: exponent of the second moment's decay, in (0, 1].
+        decay_offset: step from which the decay counts, for fine-tuning.
+        multiply_by_parameter_scale: whether updates are in units of the parameter's rms.
+        clipping_threshold: largest rms of an update, before the learning rate; None: no limit.
+        momentum: decay rate of a moving mean of updates, in [0, 1); None: no momentum.
+        dtype_momentum: dtype of that mean.
+        weight_decay_rate: number >= 0, or a schedule, that the learning rate does not multiply;
+            None: no decay.
+        eps: positive number added to squared gradients.
+        factored: whether second moments are factored; otherwise they are as large as parameters.
+        weight_decay_mask: which parameters decay: a tree of bools, or a function that gives it, of
+            the parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, whose states have a field for each part that is used, as `factored`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adafactor(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1581,  0.1581], dtype=float32)
+    """
     parts: dict[str, base.GradientTransformation] = {
         "factored": scale_by_factored_rms(
             factored, decay_rate, decay_offset, min_dim_size_to_factor, eps
@@ -233,9 +455,28 @@ def adafactor(
 
 
 def adagrad(
-    learning_rate: ScalarOrSchedule, initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
+    learning_rate: ScalarOrSchedule, initial_accumulator_value: Number = 0.1, eps: Number = 1e-7
 ) -> GradientTransformationExtraArgs:
-    """Adagrad (Duchi et al. 2011)."""
+    """Adagrad: gradients over the root of the sum of all their squares.
+
+        s <- s + |g|**2,  update = -lr g / sqrt(s + eps); 0 while s is 0
+
+    Source: Duchi et al., "Adaptive subgradient methods for online learning", 2011.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        initial_accumulator_value: s before the first step, >= 0.
+        eps: positive number added inside the root.
+
+    Returns:
+        The transformation, whose states have the fields `adagrad`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adagrad(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.0845,  0.0994], dtype=float32)
+    """
     return optimizer(
         "adagrad",
         adagrad=scale_by_rss(initial_accumulator_value, eps),
@@ -245,15 +486,41 @@ def adagrad(
 
 def adan(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.98,
-    b2: Any = 0.92,
-    b3: Any = 0.99,
-    eps: Any = 1e-8,
-    eps_root: Any = 1e-8,
-    weight_decay: Any = 0.0,
-    mask: Any = None,
+    b1: Number = 0.98,
+    b2: Number = 0.92,
+    b3: Number = 0.99,
+    eps: Number = 1e-8,
+    eps_root: Number = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
-    """Adaptive Nesterov momentum (Xie et al. 2022)."""
+    """Adan: Nesterov momentum from gradients and their changes. `update` needs the parameters.
+
+        d = g - previous g (0 at first);  m, v, n: moving means of g, d and |g + (1 - b2) d|**2;
+        update = -lr ((m_hat + (1 - b2) v_hat) / (sqrt(n_hat + eps_root) + eps)
+                                 + weight_decay p)
+
+    Source: Xie et al., "Adan: adaptive Nesterov momentum algorithm", 2022.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2, b3: decay rates of m, v and n, in [0, 1); 1 - b in the paper.
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, whose states have the fields `adan`, `decay`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.adan(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "adan",
         adan=scale_by_adan(b1, b2, b3, eps, eps_root),
@@ -264,13 +531,38 @@ def adan(
 
 def lion(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
+    b1: Number = 0.9,
+    b2: Number = 0.99,
     mu_dtype: DTypeLike | None = None,
-    weight_decay: Any = 1e-3,
-    mask: Any = None,
+    weight_decay: ScalarOrSchedule = 1e-3,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
-    """Lion: the sign of an interpolated momentum (Chen et al. 2023)."""
+    """Lion: the sign of momentum: equal steps of all elements. `update` needs the parameters.
+
+        update = -lr (sign(b1 m + (1 - b1) g) + weight_decay p),  m <- b2 m + (1 - b2) g
+
+    Source: Chen et al., "Symbolic discovery of optimization algorithms", 2023.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step; 3 to 10 times less than for
+            AdamW.
+        b1: share of the momentum in the step, in [0, 1).
+        b2: decay rate of the momentum, in [0, 1).
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, whose states have the fields `lion`, `decay`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.lion(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1001,  0.1002], dtype=float32)
+    """
     return optimizer(
         "lion",
         lion=scale_by_lion(b1, b2, mu_dtype),
@@ -280,16 +572,34 @@ def lion(
 
 
 def fromage(
-    learning_rate: ScalarOrSchedule, min_norm: Any = 1e-6
+    learning_rate: ScalarOrSchedule, min_norm: Number = 1e-6
 ) -> GradientTransformationExtraArgs:
-    """Fromage: steps of a fixed size relative to each layer (Bernstein et al. 2020)."""
+    """Fromage: steps of a fixed size relative to each array's norm. `update` needs the parameters.
 
-    def shrink(lr: Any) -> Any:
+        p <- (p - lr g |p| / |g|) / sqrt(1 + lr**2)
+
+    Source: Bernstein et al., "On the distance between two neural networks", 2020.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        min_norm: least value that norms are taken to have, >= 0.
+
+    Returns:
+        The transformation, whose states have the fields `trust`, `schedule`, `decay`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.fromage(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.0415,  0.2294], dtype=float32)
+    """
+
+    def shrink(lr: Number) -> Number:
         return 1 / (1 + lr**2) ** 0.5
 
     if callable(learning_rate):
-        step: Any = lambda count: shrink(learning_rate(count)) * learning_rate(count)
-        decay: Any = lambda count: shrink(learning_rate(count)) - 1
+        step: ScalarOrSchedule = lambda count: shrink(learning_rate(count)) * learning_rate(count)
+        decay: ScalarOrSchedule = lambda count: shrink(learning_rate(count)) - 1
     else:
         step, decay = learning_rate * shrink(learning_rate), shrink(learning_rate) - 1
     return optimizer(
@@ -302,15 +612,40 @@ def fromage(
 
 def lars(
     learning_rate: ScalarOrSchedule,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = True,
-    trust_coefficient: Any = 0.001,
-    eps: Any = 0.0,
-    trust_ratio_mask: Any = True,
-    momentum: Any = 0.9,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_decay_mask: Mask | None = True,
+    trust_coefficient: Number = 0.001,
+    eps: Number = 0.0,
+    trust_ratio_mask: Mask | None = True,
+    momentum: Number = 0.9,
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
-    """Layer-wise adaptive rate scaling for large batches (You et al. 2017)."""
+    """LARS: SGD with a rate for each array, for large batches. `update` needs the parameters.
+
+        u = g + weight_decay p,  m <- -lr trust_coefficient |p| / (|u| + eps) u + momentum m,
+        update = m
+
+    Source: You et al., "Large batch training of convolutional networks", 2017.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the gradient.
+        weight_decay_mask, trust_ratio_mask: which parameters decay, and which have their own rate:
+            a tree of bools, or a function that gives it, of the parameters or of (path, leaf).
+        trust_coefficient: positive factor of the ratio of norms.
+        eps: number >= 0 added to the norm of the update.
+        momentum: decay rate of the sum of updates, in [0, 1).
+        nesterov: whether the momentum is taken one step ahead.
+
+    Returns:
+        The transformation, whose states have the fields `decay`, `trust`, `schedule`, `momentum`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.lars(0.1, trust_coefficient=1.0)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.0368,  0.2206], dtype=float32)
+    """
     trust = transform.scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps)
     return optimizer(
         "lars",
@@ -323,14 +658,40 @@ def lars(
 
 def lamb(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-6,
-    eps_root: Any = 0.0,
-    weight_decay: Any = 0.0,
-    mask: Any = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-6,
+    eps_root: Number = 0.0,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: Mask | None = None,
 ) -> GradientTransformationExtraArgs:
-    """Adam with layer-wise trust ratios for large batches (You et al. 2019)."""
+    """LAMB: Adam with a rate for each array, for large batches. `update` needs the parameters.
+
+        u = m_hat / (sqrt(v_hat + eps_root) + eps) + weight_decay p,
+        update = -lr u |p| / |u|
+
+    Source: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
+    2019.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        weight_decay: number >= 0, or a schedule: the share of the parameter added to the update
+            before the learning rate.
+        mask: which parameters decay: a tree of bools, or a function that gives it, of the
+            parameters or of (path, leaf); None: all.
+
+    Returns:
+        The transformation, whose states have the fields `adam`, `decay`, `trust`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.lamb(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1581,  0.1581], dtype=float32)
+    """
     return optimizer(
         "lamb",
         adam=scale_by_adam(b1, b2, eps, eps_root),
@@ -342,15 +703,37 @@ def lamb(
 
 def noisy_sgd(
     learning_rate: ScalarOrSchedule,
-    eta: Any = 0.01,
-    gamma: Any = 0.55,
-    key: Any = None,
+    eta: Number = 0.01,
+    gamma: Number = 0.55,
+    key: Key | int | None = None,
     *,
-    seed: Any = None,
+    seed: Key | int | None = None,
 ) -> GradientTransformationExtraArgs:
-    """SGD with Gaussian noise of variance eta / step**gamma (Neelakantan et al. 2014).
+    """SGD on gradients with Gaussian noise that fades.
 
-    `key` (or `seed`) is a random key or a seed, 0 without one.
+        update = -lr (g + n),  n normal with variance eta / t**gamma at step t = 1, 2, ...
+
+    Source: Neelakantan et al., "Adding gradient noise improves learning for very deep networks",
+    2015.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        eta: variance of the noise at the first step, >= 0.
+        gamma: exponent with which the variance fades, >= 0.
+        key: random key or seed of the noise; None: 0.
+        seed: another name for it.
+
+    Returns:
+        The transformation, whose states have the fields `noise`, `schedule`.
+
+    Raises:
+        ArgumentError: both `key` and `seed` are given.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.noisy_sgd(0.1, eta=0.0)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
     """
     return optimizer(
         "noisy_sgd",
@@ -360,16 +743,52 @@ def noisy_sgd(
 
 
 def sign_sgd(learning_rate: ScalarOrSchedule) -> GradientTransformationExtraArgs:
-    """The gradient's sign (Bernstein et al. 2018)."""
+    """SGD with the signs of gradients, which are cheap to communicate.
+
+        update = -lr sign(g)
+
+    Source: Bernstein et al., "signSGD: compressed optimisation for non-convex problems", 2018.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+
+    Returns:
+        The transformation, whose states have the fields `sign`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.sign_sgd(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "sign_sgd", sign=transform.scale_by_sign(), schedule=scale_by_learning_rate(learning_rate)
     )
 
 
 def signum(
-    learning_rate: ScalarOrSchedule, beta: Any = 0.9, accumulator_dtype: DTypeLike | None = None
+    learning_rate: ScalarOrSchedule, beta: Number = 0.9, accumulator_dtype: DTypeLike | None = None
 ) -> GradientTransformationExtraArgs:
-    """The momentum's sign (Bernstein et al. 2018)."""
+    """SGD with the signs of the gradients' moving mean.
+
+        m <- beta m + (1 - beta) g,  update = -lr sign(m)
+
+    Source: Bernstein et al., "signSGD: compressed optimisation for non-convex problems", 2018.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        beta: decay rate of the mean, in [0, 1).
+        accumulator_dtype: dtype of the mean; None: the parameters', and at least float32.
+
+    Returns:
+        The transformation, whose states have the fields `momentum`, `sign`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.signum(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "signum",
         momentum=transform.ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
@@ -380,13 +799,35 @@ def signum(
 
 def novograd(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.25,
-    eps: Any = 1e-6,
-    eps_root: Any = 0.0,
-    weight_decay: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.25,
+    eps: Number = 1e-6,
+    eps_root: Number = 0.0,
+    weight_decay: Number = 0.0,
 ) -> GradientTransformationExtraArgs:
-    """Adam with one second moment per layer (Ginsburg et al. 2019)."""
+    """NovoGrad: Adam with one second moment for each array. `update` needs the parameters.
+
+        v <- b2 v + (1 - b2) |g|**2 (|g|**2 at first),
+        m <- b1 m + g / (sqrt(v + eps_root) + eps) + weight_decay p,  update = -lr m
+
+    Source: Ginsburg et al., "Stochastic gradient methods with layer-wise adaptive moments", 2019.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        weight_decay: number >= 0: the share of the parameter added to the normalized gradient.
+
+    Returns:
+        The transformation, whose states have the fields `novograd`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.novograd(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.0164,  0.0986], dtype=float32)
+    """
     return optimizer(
         "novograd",
         novograd=scale_by_novograd(b1, b2, eps, eps_root, weight_decay),
@@ -395,9 +836,29 @@ def novograd(
 
 
 def optimistic_gradient_descent(
-    learning_rate: ScalarOrSchedule, alpha: Any = 1.0, beta: Any = 1.0
+    learning_rate: ScalarOrSchedule, alpha: Number = 1.0, beta: Number = 1.0
 ) -> GradientTransformationExtraArgs:
-    """Gradient descent that extrapolates from the last gradient (Mokhtari et al. 2020)."""
+    """Gradient descent that extrapolates from the last two gradients, for games and saddle points.
+
+        update = -lr ((alpha + beta) g - beta previous g); at first the previous g is g
+
+    Source: Mokhtari et al., "A unified analysis of extra-gradient and optimistic gradient methods",
+    2020.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        alpha: weight of the gradient, positive.
+        beta: weight of its change, >= 0.
+
+    Returns:
+        The transformation, whose states have the fields `optimistic`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.optimistic_gradient_descent(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
+    """
     return optimizer(
         "optimistic_gradient_descent",
         optimistic=scale_by_optimistic_gradient(alpha, beta),
@@ -406,19 +867,43 @@ def optimistic_gradient_descent(
 
 
 def optimistic_adam(
-    learning_rate: Any,
-    optimism: Any = None,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    learning_rate: Number,
+    optimism: Number | None = None,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
 ) -> GradientTransformationExtraArgs:
-    """Adam that extrapolates by `optimism`, the learning rate by default (Daskalakis et al. 2017).
+    """Adam that extrapolates from its last two updates, for games.
 
-    For learning-rate schedules there is `optimistic_adam_v2`.
+        update = -((lr + optimism) u - optimism previous u),  u that of Adam
+
+    Source: Daskalakis et al., "Training GANs with optimism", 2017. `optimistic_adam_v2` takes
+    schedules.
+
+    Args:
+        learning_rate: positive number.
+        optimism: weight of the change of u, >= 0; None: `learning_rate`.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states have the fields `adam`, `optimistic`, `schedule`.
+
+    Raises:
+        ArgumentError: `learning_rate` is a schedule.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.optimistic_adam(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1474,  0.1474], dtype=float32)
     """
     if callable(learning_rate):
         raise ArgumentError("optimistic_adam takes a number; for schedules use optimistic_adam_v2")
@@ -435,16 +920,40 @@ def optimistic_adam(
 def optimistic_adam_v2(
     learning_rate: ScalarOrSchedule,
     *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    alpha: Number = 1.0,
+    beta: Number = 1.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     mu_dtype: DTypeLike | None = None,
     nesterov: bool = True,
 ) -> GradientTransformationExtraArgs:
-    """Adam that extrapolates its updates (Daskalakis et al. 2017)."""
+    """Adam that extrapolates from its last two updates, for games.
+
+        update = -lr ((alpha + beta) u - beta previous u),  u that of Adam
+
+    Source: Daskalakis et al., "Training GANs with optimism", 2017.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        alpha: weight of u, positive.
+        beta: weight of its change, >= 0.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        mu_dtype: dtype of the first moment; None: the parameters', and at least float32.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states have the fields `adam`, `optimistic`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.optimistic_adam_v2(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.1474,  0.1474], dtype=float32)
+    """
     return optimizer(
         "optimistic_adam_v2",
         adam=scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
@@ -455,15 +964,40 @@ def optimistic_adam_v2(
 
 def radam(
     learning_rate: ScalarOrSchedule,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    eps_root: Any = 0.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    eps_root: Number = 0.0,
     threshold: float = 5.0,
     *,
     nesterov: bool = False,
 ) -> GradientTransformationExtraArgs:
-    """Adam with rectified variance (Liu et al. 2019)."""
+    """Adam without adaptive steps while the variance of its second moment is too large: no warm-up.
+
+        update = -lr r m_hat / (sqrt(v_hat + eps_root) + eps) if rho >= threshold else -lr m_hat,
+        with rho = rho_inf - 2 t b2**t / (1 - b2**t), rho_inf = 2 / (1 - b2) - 1,
+        r**2 = (rho - 4) (rho - 2) rho_inf / ((rho_inf - 4) (rho_inf - 2) rho)
+
+    Source: Liu et al., "On the variance of the adaptive learning rate and beyond", 2019.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+        eps_root: number >= 0 added inside the root; positive where updates are differentiated.
+        threshold: least rho, the length of the moving mean in steps, for adaptive steps; at least
+            4.
+        nesterov: whether the first moment is taken one step ahead.
+
+    Returns:
+        The transformation, whose states have the fields `radam`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.radam(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.05,  0.3 ], dtype=float32)
+    """
     return optimizer(
         "radam",
         radam=scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov=nesterov),
@@ -473,16 +1007,43 @@ def radam(
 
 def rmsprop(
     learning_rate: ScalarOrSchedule,
-    decay: Any = 0.9,
-    eps: Any = 1e-8,
-    initial_scale: Any = 0.0,
+    decay: Number = 0.9,
+    eps: Number = 1e-8,
+    initial_scale: Number = 0.0,
     eps_in_sqrt: bool = True,
     centered: bool = False,
-    momentum: Any = None,
+    momentum: Number | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformationExtraArgs:
-    """RMSProp (Hinton 2012); `centered` divides by the standard deviation (Graves 2013)."""
+    """RMSProp: gradients over the root of their moving mean square, with momentum if it is given.
+
+        v <- decay v + (1 - decay) |g|**2,  u = -lr g / sqrt(v + eps),
+        m <- u + momentum m,  update = m
+
+    Source: Hinton, "Neural networks for machine learning", lecture 6, 2012; `centered`: Graves,
+    "Generating sequences with recurrent neural networks", 2013.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        decay: decay rate of the mean, in [0, 1).
+        eps: positive number added to the denominator.
+        initial_scale: v before the first step, >= 0.
+        eps_in_sqrt: whether `eps` is added inside the root.
+        centered: whether the variance v - (mean of g)**2 takes the place of v.
+        momentum: decay rate of the sum of updates, in [0, 1); None: no momentum.
+        nesterov: whether the momentum is taken one step ahead.
+        bias_correction: whether means are divided by 1 - decay**t.
+
+    Returns:
+        The transformation, whose states have the fields `rms`, `schedule`, `momentum`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.rmsprop(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.3162,  0.3162], dtype=float32)
+    """
     rescale = scale_by_stddev if centered else scale_by_rms
     return optimizer(
         "rmsprop",
@@ -492,30 +1053,94 @@ def rmsprop(
     )
 
 
-def sm3(learning_rate: Any, momentum: Any = 0.9) -> GradientTransformationExtraArgs:
-    """SM3: Adagrad with one accumulator per row and column (Anil et al. 2019)."""
+def sm3(learning_rate: ScalarOrSchedule, momentum: Number = 0.9) -> GradientTransformationExtraArgs:
+    """SM3: Adagrad with one accumulator per row and column, for large embeddings.
+
+        v = |g|**2 + min over dimensions of their accumulators,  u = g / sqrt(v + 1e-8),
+        accumulator of a dimension <- max of v over the others,
+        m <- momentum m + (1 - momentum) u,  update = -lr m
+
+    Source: Anil et al., "Memory-efficient adaptive optimization", 2019.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        momentum: decay rate of the mean of updates, in [0, 1).
+
+    Returns:
+        The transformation, whose states have the fields `sm3`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.sm3(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.01,  0.01], dtype=float32)
+    """
     return optimizer(
         "sm3", sm3=scale_by_sm3(momentum), schedule=scale_by_learning_rate(learning_rate)
     )
 
 
 def yogi(
-    learning_rate: ScalarOrSchedule, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-3
+    learning_rate: ScalarOrSchedule, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-3
 ) -> GradientTransformationExtraArgs:
-    """Adam whose second moment changes slowly (Zaheer et al. 2018)."""
+    """Adam whose second moment changes additively, so that it cannot fall fast.
+
+        v <- v - (1 - b2) sign(v - |g|**2) |g|**2,  update = -lr m_hat / (sqrt(v_hat) + eps)
+
+    Source: Zaheer et al., "Adaptive methods for nonconvex optimization", 2018.
+
+    Args:
+        learning_rate: positive number, or a schedule of the step.
+        b1, b2: decay rates of the first and second moments, in [0, 1).
+        eps: positive number added to the denominator.
+
+    Returns:
+        The transformation, whose states have the fields `yogi`, `schedule`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.yogi(0.1)
+    >>> updates, state = tx.update(g, tx.init(w), w)
+    >>> updates.round(4)
+    Array([-0.0996,  0.1   ], dtype=float32)
+    """
     return optimizer(
         "yogi", yogi=scale_by_yogi(b1, b2, eps), schedule=scale_by_learning_rate(learning_rate)
     )
 
 
 def rprop(
-    learning_rate: Any,
-    eta_minus: Any = 0.5,
-    eta_plus: Any = 1.2,
-    min_step_size: Any = 1e-6,
-    max_step_size: Any = 50.0,
+    learning_rate: Number,
+    eta_minus: Number = 0.5,
+    eta_plus: Number = 1.2,
+    min_step_size: Number = 1e-6,
+    max_step_size: Number = 50.0,
 ) -> GradientTransformationExtraArgs:
-    """Resilient propagation, for full batches (Riedmiller & Braun 1993)."""
+    """Rprop: steps by the gradient's sign, of a size that adapts to its changes; for full batches.
+
+        step <- step * eta_plus where the sign of g stays, step * eta_minus where it changes,
+        update = -step sign(g), 0 where it changes
+
+    As in optax, an update is returned one call after its gradient.
+
+    Source: Riedmiller & Braun, "A direct adaptive method for faster backpropagation learning",
+    1993.
+
+    Args:
+        learning_rate: first step, positive.
+        eta_minus: factor of a step whose sign changes, in (0, 1).
+        eta_plus: factor of a step whose sign stays, above 1.
+        min_step_size, max_step_size: limits of a step, positive, in units of the parameters.
+
+    Returns:
+        The transformation, whose states have the fields `rprop`, `sign`.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.rprop(0.1)
+    >>> _, state = tx.update(g, tx.init(w), w)
+    >>> updates, state = tx.update(g, state, w)
+    >>> updates.round(4)
+    Array([-0.1,  0.1], dtype=float32)
+    """
     return optimizer(
         "rprop",
         rprop=scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),
@@ -524,13 +1149,37 @@ def rprop(
 
 
 def polyak_sgd(
-    max_learning_rate: Any = 1.0,
+    max_learning_rate: Number = 1.0,
     scaling: ScalarOrSchedule = 1.0,
-    f_min: Any = 0.0,
-    eps: Any = 0.0,
+    f_min: Number = 0.0,
+    eps: Number = 0.0,
     variant: str = "sps",
 ) -> GradientTransformationExtraArgs:
-    """SGD with Polyak's step; `update` takes the loss as `value=` (Loizou et al. 2021)."""
+    """SGD with Polyak's step size, from the loss: `update(grads, state, params, value=loss)`.
+
+        update = -u min((value - f_min) / (|u|**2 + eps), max_lr),  u = scaling g
+
+    Source: Loizou et al., "Stochastic Polyak step-size for SGD", 2021.
+
+    Args:
+        max_learning_rate: largest step size, positive.
+        scaling: positive number, or a schedule of the step, that multiplies gradients.
+        f_min: least value of the loss.
+        eps: number >= 0 added to the squared norm.
+        variant: "sps", or "sps+", where a loss below `f_min` gives no step (Garrigos et al. 2023).
+
+    Returns:
+        The transformation, whose states have the fields `sgd`, `polyak`.
+
+    Raises:
+        ArgumentError: `variant` is neither.
+
+    >>> w, g = jnp.array([1.0, -2.0]), jnp.array([0.5, -3.0])
+    >>> tx = optim.polyak_sgd()
+    >>> updates, state = tx.update(g, tx.init(w), w, value=2.0)
+    >>> updates.round(4)
+    Array([-0.1081,  0.6486], dtype=float32)
+    """
     return optimizer(
         "polyak_sgd",
         sgd=sgd(scaling),

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.errors import DTypeError
+from genesis_fn import Array, PyTree, dtypes
+from genesis_fn.errors import DTypeError
+from genesis_fn.extend import real_of
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, Params, Updates
 from genesis_fn.optim.numerics import abs_sq, safe_increment
 from genesis_fn.optim.transforms.transform import moment
 from genesis_fn.optim.tree_map_updates import (
@@ -28,12 +30,12 @@ class FactoredState(NamedTuple):
     """
 
     count: Any
-    v_row: Any
-    v_col: Any
-    v: Any
+    v_row: PyTree
+    v_col: PyTree
+    v: PyTree
 
 
-def _decay_rate_pow(i: Any, exponent: Any = 0.8) -> Any:
+def _decay_rate_pow(i: Array, exponent: Number = 0.8) -> Array:
     """1 - (i + 1)**-exponent: 0 at the first step."""
     return 1.0 - (i + 1.0) ** (-exponent)
 
@@ -52,32 +54,34 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def scale_by_factored_rms(
     factored: bool = True,
-    decay_rate: Any = 0.8,
+    decay_rate: Number = 0.8,
     step_offset: int = 0,
     min_dim_size_to_factor: int = 128,
-    epsilon: Any = 1e-30,
-    decay_rate_fn: Callable[[Any, Any], Any] = _decay_rate_pow,
+    epsilon: Number = 1e-30,
+    decay_rate_fn: Callable[[Any, Any], Number] = _decay_rate_pow,
 ) -> base.GradientTransformation:
     """g / sqrt(v), v the mean of g**2 kept as a row times a column (Shazeer & Stern 2018).
 
     `decay_rate_fn(step, decay_rate)` gives the decay; the step is a float scalar.
     """
 
-    def init(params: Any) -> FactoredState:
+    def init(params: Params) -> FactoredState:
         def leaf(which: int) -> Callable[[Any], Any]:
-            def zeros(p: Any) -> Any:
+            def zeros(p: Array) -> Array:
                 dims = _factored_dims(p.shape, factored, min_dim_size_to_factor)
                 shapes = ((1,), (1,), p.shape)
                 if dims is not None:
                     shapes = (_without(p.shape, dims[1]), _without(p.shape, dims[0]), (1,))
-                return jnp.zeros(shapes[which], dtypes.real_of(wide_dtype(p.dtype)))
+                return jnp.zeros(shapes[which], real_of(wide_dtype(p.dtype)))
 
             return zeros
 
         return FactoredState(zero_count(), *[init_leaves(leaf(i), params) for i in range(3)])
 
-    def update(updates: Any, state: FactoredState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(g: Any, v_row: Any, v_col: Any, v: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: FactoredState, params: Params | None = None
+    ) -> tuple[Updates, FactoredState]:
+        def leaf(g: Array, v_row: Array, v_col: Array, v: Array) -> tuple[Array, ...]:
             step = (state.count - step_offset).astype(v.dtype)
             decay = decay_rate_fn(step, decay_rate)
             square = abs_sq(g) + epsilon
@@ -102,26 +106,30 @@ def scale_by_factored_rms(
 class ScaleBySM3State(NamedTuple):
     """Per leaf: accumulators, one vector per dimension; and the momentum."""
 
-    mu: Any
-    nu: Any
+    mu: PyTree
+    nu: PyTree
 
 
-def scale_by_sm3(b1: Any = 0.9, b2: Any = 1.0, eps: Any = 1e-8) -> base.GradientTransformation:
+def scale_by_sm3(
+    b1: Number = 0.9, b2: Number = 1.0, eps: Number = 1e-8
+) -> base.GradientTransformation:
     """g / sqrt(accumulated g**2), bounded by vectors per dimension, with momentum b1
     (Anil et al. 2019). Raises DTypeError for complex parameters."""
 
-    def vectors(p: Any) -> list[Any]:
+    def vectors(p: Array) -> list[Array]:
         if dtypes.is_complex(p.dtype):
             raise DTypeError("scale_by_sm3 does not take complex parameters")
         return [jnp.zeros(s, wide_dtype(p.dtype)) for s in ([(n,) for n in p.shape] or [()])]
 
-    def init(params: Any) -> ScaleBySM3State:
+    def init(params: Params) -> ScaleBySM3State:
         return ScaleBySM3State(init_leaves(vectors, params), init_moments(params))
 
-    def update(updates: Any, state: ScaleBySM3State, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ScaleBySM3State, params: Params | None = None
+    ) -> tuple[Updates, ScaleBySM3State]:
         fresh = jnp.where(b2 == 1.0, 1.0, 1.0 - b2) if hasattr(b2, "dtype") else 1.0 - b2 or 1.0
 
-        def leaf(g: Any, bounds: Any, m: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, bounds: list[Array], m: Array) -> tuple[PyTree, ...]:
             axes = range(g.ndim)
             shaped = [
                 v.reshape([1] * i + [-1] + [1] * (g.ndim - i - 1)) if g.ndim else v

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import tree
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError, ShapeError
+from genesis_fn import Array, DTypeLike, PyTree, tree
+from genesis_fn.errors import ArgumentError, ShapeError
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Mask, Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import abs_sq, safe_increment
 from genesis_fn.optim.optimizers.adaptive import first_moment
 from genesis_fn.optim.optimizers.alias import adamw
@@ -26,7 +26,7 @@ from genesis_fn.optim.transforms.transform import (
 from genesis_fn.optim.tree_map_updates import init_moments, is_none, map_updates, zero_count
 
 _STANDARD = (3.4445, -4.7750, 2.0315)
-NS_COEFFS: dict[str, Any] = {
+NS_COEFFS: dict[str, Sequence[Any]] = {
     "standard": _STANDARD,
     # One triple per iteration, as tuned for Dion (Ahn et al. 2025).
     "dion": (
@@ -37,6 +37,10 @@ NS_COEFFS: dict[str, Any] = {
         (2.8366, -3.0525, 1.2012),
     ),
 }
+Coefficients: TypeAlias = str | Sequence[float] | Sequence[Sequence[float]]
+Preconditioning: TypeAlias = Literal["frobenius", "spectral", "aol", "schatten"]
+# MuonDimensionNumbers, a (prefix) tree of them, or a function that gives one.
+DimensionNumbers: TypeAlias = PyTree | Callable[..., PyTree]
 _PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
 
 
@@ -54,7 +58,7 @@ class MuonState(NamedTuple):
     """Steps taken and the momentum."""
 
     count: Any
-    mu: Any
+    mu: PyTree
 
 
 def _axes(shape: tuple[int, ...], dims: MuonDimensionNumbers) -> tuple[tuple[int, ...], ...]:
@@ -72,15 +76,15 @@ def _sizes(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[a] for a in axes)
 
 
-def _transposed(x: Any) -> Any:
+def _transposed(x: Array) -> Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-def _gram(x: Any) -> Any:
+def _gram(x: Array) -> Array:
     return x @ jnp.conj(_transposed(x)) if jnp.iscomplexobj(x) else x @ _transposed(x)
 
 
-def _coefficients(ns_coeffs: Any, ns_steps: int) -> list[tuple[float, float, float]]:
+def _coefficients(ns_coeffs: Coefficients, ns_steps: int) -> list[tuple[float, float, float]]:
     """One triple per iteration."""
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in NS_COEFFS:
@@ -98,12 +102,12 @@ def _coefficients(ns_coeffs: Any, ns_steps: int) -> list[tuple[float, float, flo
     return [tuple(row) for row in table.tolist()]
 
 
-def _iterate(x: Any, gram: Any, coeffs: tuple[float, float, float]) -> Any:
+def _iterate(x: Array, gram: Array, coeffs: tuple[float, float, float]) -> Array:
     a, b, c = coeffs
     return a * x + (b * gram + c * (gram @ gram)) @ x
 
 
-def _balanced(x: Any, kind: str, eps: Any) -> tuple[Any, Any]:
+def _balanced(x: Array, kind: str, eps: Number) -> tuple[Array, Array]:
     """(x scaled to singular values of at most about 1, its Gram matrix)."""
     if kind == "frobenius":
         x = x / (jnp.sqrt(jnp.sum(abs_sq(x), axis=(-2, -1), keepdims=True)) + eps)
@@ -121,13 +125,13 @@ def _balanced(x: Any, kind: str, eps: Any) -> tuple[Any, Any]:
 
 
 def orthogonalize_via_newton_schulz(
-    x: Any,
-    ns_coeffs: Any = _STANDARD,
+    x: Array,
+    ns_coeffs: Coefficients = _STANDARD,
     ns_steps: int = 5,
-    preconditioning: str = "frobenius",
-    eps: Any = 1e-8,
+    preconditioning: Preconditioning = "frobenius",
+    eps: Number = 1e-8,
     dimension_numbers: MuonDimensionNumbers | None = None,
-) -> Any:
+) -> Array:
     """A matrix near the orthogonal factor of `x`, by x <- a x + (b A + c A A) x with A = x x^T
     (x x^H where x is complex, whose factor is unitary).
 
@@ -161,7 +165,7 @@ def _is_dims(x: Any) -> bool:
     return x is None or isinstance(x, (MuonDimensionNumbers, MaskedNode))
 
 
-def _dims_of(spec: Any, params: Any) -> Any:
+def _dims_of(spec: DimensionNumbers | None, params: Params) -> PyTree:
     """MuonDimensionNumbers (or None) per leaf, for a specification that may be a prefix."""
     found = per_parameter(spec, params)
     return tree.map(
@@ -170,19 +174,21 @@ def _dims_of(spec: Any, params: Any) -> Any:
 
 
 def scale_by_shape(
-    weight_dimension_numbers: Any = None, consistent_rms: Any = None
+    weight_dimension_numbers: DimensionNumbers | None = None, consistent_rms: Number | None = None
 ) -> base.GradientTransformation:
     """Updates times sqrt(max(1, fan_out / fan_in)); with `consistent_rms`, times that and
     sqrt(max(fan_in, fan_out))."""
 
-    def leaf(u: Any, dims: MuonDimensionNumbers | None) -> Any:
+    def leaf(u: Array, dims: MuonDimensionNumbers | None) -> Array:
         _, rows, columns = _axes(u.shape, dims or MuonDimensionNumbers())
         fan_in, fan_out = (math.prod(_sizes(u.shape, axes)) for axes in (rows, columns))
         if consistent_rms is None:
             return math.sqrt(max(1, fan_out / max(fan_in, 1))) * u
         return math.sqrt(max(fan_in, fan_out)) * consistent_rms * u
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         dims = _dims_of(weight_dimension_numbers, updates)
         return map_updates(leaf, updates, extras=(dims,)), state
 
@@ -190,16 +196,16 @@ def scale_by_shape(
 
 
 def scale_by_muon(
-    ns_coeffs: Any = _STANDARD,
+    ns_coeffs: Coefficients = _STANDARD,
     ns_steps: int = 5,
-    beta: Any = 0.95,
-    eps: Any = 1e-8,
+    beta: Number = 0.95,
+    eps: Number = 1e-8,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
     adaptive: bool = False,
-    preconditioning: str = "frobenius",
-    weight_dimension_numbers: Any = None,
+    preconditioning: Preconditioning = "frobenius",
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> base.GradientTransformation:
     """The orthogonalized momentum of matrices (Jordan et al. 2024).
 
@@ -208,14 +214,16 @@ def scale_by_muon(
     """
     coeffs = _coefficients(ns_coeffs, ns_steps)
 
-    def init(params: Any) -> MuonState:
+    def init(params: Params) -> MuonState:
         return MuonState(zero_count(), init_moments(params, dtype=mu_dtype))
 
-    def update(updates: Any, state: MuonState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: MuonState, params: Params | None = None
+    ) -> tuple[Updates, MuonState]:
         count = safe_increment(state.count)
         first = first_moment(beta, count, nesterov)
 
-        def leaf(g: Any, mu: Any, dims: MuonDimensionNumbers | None) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, dims: MuonDimensionNumbers | None) -> tuple[Array, ...]:
             mu = moment(g, mu, beta)
             m = first(g, mu)
             o = orthogonalize_via_newton_schulz(m, coeffs, len(coeffs), preconditioning, eps, dims)
@@ -229,25 +237,25 @@ def scale_by_muon(
 
 
 def muon(
-    learning_rate: base.ScalarOrSchedule,
-    ns_coeffs: Any = _STANDARD,
+    learning_rate: ScalarOrSchedule,
+    ns_coeffs: Coefficients = _STANDARD,
     ns_steps: int = 5,
-    beta: Any = 0.95,
-    eps: Any = 1e-8,
-    weight_decay: Any = 0.0,
-    weight_decay_mask: Any = None,
+    beta: Number = 0.95,
+    eps: Number = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_decay_mask: Mask | None = None,
     mu_dtype: DTypeLike | None = None,
     *,
     nesterov: bool = True,
     adaptive: bool = False,
-    preconditioning: str = "frobenius",
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps_root: Any = 0.0,
-    adam_weight_decay: Any = 0.0,
-    adam_learning_rate: base.ScalarOrSchedule | None = None,
-    muon_weight_dimension_numbers: Any = None,
-    consistent_rms: Any = None,
+    preconditioning: Preconditioning = "frobenius",
+    adam_b1: Number = 0.9,
+    adam_b2: Number = 0.999,
+    adam_eps_root: Number = 0.0,
+    adam_weight_decay: ScalarOrSchedule = 0.0,
+    adam_learning_rate: ScalarOrSchedule | None = None,
+    muon_weight_dimension_numbers: DimensionNumbers | None = None,
+    consistent_rms: Number | None = None,
 ) -> base.GradientTransformationExtraArgs:
     """Muon for matrices, AdamW for the other parameters.
 
@@ -256,15 +264,15 @@ def muon(
     """
     spec = muon_weight_dimension_numbers
 
-    def dims(params: Any) -> Any:
+    def dims(params: Params) -> PyTree:
         if spec is not None:
             return _dims_of(spec, params)
         return tree.map(
             lambda p: MuonDimensionNumbers() if getattr(p, "ndim", 0) == 2 else None, params
         )
 
-    def labels(params: Any) -> Any:
-        leaves, treedef = tree.flatten(params, is_none)
+    def labels(params: Params) -> PyTree:
+        _, treedef = tree.flatten(params, is_none)
         table = treedef.flatten_up_to(dims(params))
         return tree.unflatten(treedef, ["adam" if d is None else "muon" for d in table])
 

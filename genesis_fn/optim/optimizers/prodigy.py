@@ -6,12 +6,15 @@ import functools
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
+from genesis_fn import Array, PyTree, tree
+from genesis_fn.dtypes import DType
+from genesis_fn.extend import as_array
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import one_minus_power, safe_increment
 from genesis_fn.optim.transforms.transform import times
 from genesis_fn.optim.tree_map_updates import (
+    F32,
     init_leaves,
     init_moments,
     map_updates,
@@ -23,32 +26,32 @@ from genesis_fn.optim.tree_map_updates import (
 class ProdigyState(NamedTuple):
     """Moments, the weighted sum of gradients, the start, and the estimate with its numerator."""
 
-    exp_avg: Any
-    exp_avg_sq: Any
-    grad_sum: Any
-    params0: Any
-    estim_lr: Any
-    numerator_weighted: Any
+    exp_avg: PyTree
+    exp_avg_sq: PyTree
+    grad_sum: PyTree
+    params0: Params
+    estim_lr: Array
+    numerator_weighted: Array
     count: Any
 
 
 def prodigy(
-    learning_rate: base.ScalarOrSchedule = 1.0,
-    betas: tuple[Any, Any] = (0.9, 0.999),
-    beta3: Any = None,
-    eps: Any = 1e-8,
-    estim_lr0: Any = 1e-6,
-    estim_lr_coef: Any = 1.0,
-    weight_decay: Any = 0.0,
+    learning_rate: ScalarOrSchedule = 1.0,
+    betas: tuple[Number, Number] = (0.9, 0.999),
+    beta3: Number | None = None,
+    eps: Number = 1e-8,
+    estim_lr0: Number = 1e-6,
+    estim_lr_coef: Number = 1.0,
+    weight_decay: Number = 0.0,
     safeguard_warmup: bool = False,
 ) -> base.GradientTransformationExtraArgs:
     """Adam with the estimated distance to the solution as learning rate, times `learning_rate`."""
     beta1, beta2 = betas
     beta3 = beta2**0.5 if beta3 is None else beta3
 
-    def init(params: Any) -> ProdigyState:
+    def init(params: Params) -> ProdigyState:
         kind = widest_float(params)
-        kind = dtypes.F32 if kind.itemsize < 4 else kind
+        kind = F32 if kind.itemsize < 4 else kind
         start = init_leaves(lambda p: jnp.array(p, copy=True), params)
         first, second, total = (init_moments(params) for _ in range(3))
         estimate = jnp.full((), estim_lr0, dtype=kind)
@@ -56,8 +59,8 @@ def prodigy(
         return ProdigyState(first, second, total, start, estimate, numerator, zero_count())
 
     def update(
-        updates: Any, state: ProdigyState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: ProdigyState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, ProdigyState]:
         base.require_params(params, "prodigy")
         count = safe_increment(state.count)
         schedule = learning_rate(state.count) if callable(learning_rate) else learning_rate
@@ -66,7 +69,9 @@ def prodigy(
         rate = times(schedule, d * corrected)
         rise = d if safeguard_warmup else rate
 
-        def moments(g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> tuple[Any, ...]:
+        def moments(
+            g: Array, m: Array, v: Array, s: Array, p0: Array, p: Array
+        ) -> tuple[Array, ...]:
             scaled = times(d, g)
             m = beta1 * m + (1 - beta1) * scaled
             v = beta2 * v + (1 - beta2) * scaled * scaled
@@ -74,7 +79,7 @@ def prodigy(
             root = jnp.sqrt(v) + (d * eps).astype(v.dtype)
             return -times(rate, weight_decay * p + m / root), m, v, s
 
-        def dot(g: Any, p0: Any, p: Any) -> Any:
+        def dot(g: Array, p0: Array, p: Array) -> Array:
             return jnp.sum(g * (p0 - p))
 
         start = state.params0
@@ -95,6 +100,6 @@ def prodigy(
     return base.GradientTransformationExtraArgs(init, update, state=ProdigyState)
 
 
-def _total(scalars: Any, kind: Any) -> Any:
+def _total(scalars: PyTree, kind: DType) -> Array:
     parts = [as_array(x).astype(kind) for x in tree.leaves(scalars)]
     return functools.reduce(jnp.add, parts, jnp.zeros((), kind))

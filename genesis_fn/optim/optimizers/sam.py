@@ -6,20 +6,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, tree
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import OptState, Params, Updates
 from genesis_fn.optim.tree_map_updates import is_none, map_updates, select, zero_count
 
 
 class SAMState(NamedTuple):
     """Steps since the last real one, both optimizers' states, and the parameters at that step."""
 
-    steps_since_sync: Any
-    opt_state: Any
-    adv_state: Any
-    cache: Any
+    steps_since_sync: Array
+    opt_state: OptState
+    adv_state: OptState
+    cache: Params
 
 
 def sam(
@@ -37,7 +38,7 @@ def sam(
     if sync_period < 1:
         raise ArgumentError(f"sam: sync_period must be positive, got {sync_period}")
 
-    def init(params: Any) -> SAMState:
+    def init(params: Params) -> SAMState:
         copy = tree.map(lambda p: jnp.array(as_array(p), copy=True), params)
         return SAMState(
             zero_count(),
@@ -47,7 +48,11 @@ def sam(
         )
 
     def transparent(
-        updates: Any, state: SAMState, params: Any = None, *, grad_fn: Any = None
+        updates: Updates,
+        state: SAMState,
+        params: Params | None = None,
+        *,
+        grad_fn: Callable[..., Updates] | None = None,
     ) -> tuple[Any, ...]:
         base.require_params(params, "sam")
         first, last = state.steps_since_sync == 0, state.steps_since_sync == sync_period - 1
@@ -55,7 +60,7 @@ def sam(
         climb, adv_state = adv_optimizer.update(updates, state.adv_state, params)
         steps, opt_state = optimizer.update(updates, state.opt_state, start_params)
 
-        def leaf(u: Any, ascent: Any, start: Any, p: Any) -> Any:
+        def leaf(u: Array, ascent: Array, start: Array, p: Array) -> Array:
             return jnp.where(last, start - p + u, -ascent)
 
         new = map_updates(leaf, steps, extras=(climb, start_params, params))
@@ -68,11 +73,11 @@ def sam(
         )
 
     def opaque(
-        updates: Any,
+        updates: Updates,
         state: SAMState,
-        params: Any = None,
+        params: Params | None = None,
         *,
-        grad_fn: Callable[..., Any] | None = None,
+        grad_fn: Callable[..., Updates] | None = None,
     ) -> tuple[Any, ...]:
         base.require_params(params, "sam")
         if grad_fn is None:

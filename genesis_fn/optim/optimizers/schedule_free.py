@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, DTypeLike, tree
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array, real_of
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.optimizers.adaptive import scale_by_rms
 from genesis_fn.optim.optimizers.alias import sgd
@@ -17,6 +17,7 @@ from genesis_fn.optim.schedules import warmup_constant_schedule
 from genesis_fn.optim.transforms.combine import chain
 from genesis_fn.optim.transforms.transform import add_decayed_weights, scale_by_learning_rate
 from genesis_fn.optim.tree_map_updates import (
+    I32,
     init_leaves,
     is_none,
     map_updates,
@@ -29,25 +30,25 @@ from genesis_fn.optim.tree_map_updates import (
 class ScheduleFreeState(NamedTuple):
     """The interpolation, the sum of weights, steps (from 1), the base optimizer, its iterate z."""
 
-    b1: Any
-    weight_sum: Any
-    step_count: Any
-    max_lr: Any
-    base_optimizer_state: Any
-    z: Any
+    b1: Array
+    weight_sum: Array
+    step_count: Array
+    max_lr: Array
+    base_optimizer_state: OptState
+    z: Params
 
 
-def _average(y: Any, z: Any, b1: Any) -> Any:
+def _average(y: Array, z: Array, b1: Number) -> Array:
     """The average x of which the parameters are y = b1 * x + (1 - b1) * z."""
     return (y - (1.0 - b1) * z) / b1
 
 
-def schedule_free_eval_params(state: ScheduleFreeState, params: Any) -> Any:
+def schedule_free_eval_params(state: ScheduleFreeState, params: Params) -> Params:
     """The averaged parameters, for evaluation."""
     if not (hasattr(state, "b1") and hasattr(state, "z")):
         raise ArgumentError("schedule_free_eval_params takes the state of schedule_free")
 
-    def leaf(y: Any, z: Any) -> Any:
+    def leaf(y: Array | None, z: Array | None) -> Array | None:
         if y is None or z is None:
             return y
         return _average(widen(as_array(y)), widen(z), state.b1).astype(y.dtype)
@@ -57,9 +58,9 @@ def schedule_free_eval_params(state: ScheduleFreeState, params: Any) -> Any:
 
 def schedule_free(
     base_optimizer: base.GradientTransformation,
-    learning_rate: base.ScalarOrSchedule,
-    b1: Any = 0.9,
-    weight_lr_power: Any = 2.0,
+    learning_rate: ScalarOrSchedule,
+    b1: Number = 0.9,
+    weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
     """`base_optimizer`, without momentum of its own, averaged with weights lr**weight_lr_power.
@@ -68,7 +69,7 @@ def schedule_free(
     """
     inner = base.with_extra_args_support(base_optimizer)
 
-    def init(params: Any) -> ScheduleFreeState:
+    def init(params: Params) -> ScheduleFreeState:
         kind = wide_dtype(widest_float(params))
         # A copy: the parameters may be donated to the same call as this state.
         z = init_leaves(
@@ -77,15 +78,15 @@ def schedule_free(
         return ScheduleFreeState(
             as_array(b1, kind),
             jnp.zeros((), kind),
-            jnp.ones((), dtypes.I32),
+            jnp.ones((), I32),
             jnp.zeros((), kind),
             inner.init(params),
             z,
         )
 
     def update(
-        updates: Any, state: ScheduleFreeState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: ScheduleFreeState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, ScheduleFreeState]:
         base.require_params(params, "schedule_free")
         # What z leaves out has no gradient for the inner transformation either.
         updates = map_updates(lambda g, _: g, updates, extras=(params,))
@@ -99,8 +100,8 @@ def schedule_free(
         share = jnp.where(total == 0, 0.0, weight / jnp.where(total == 0, 1.0, total))
         steps, base_state = inner.update(updates, state.base_optimizer_state, params, **extra)
 
-        def leaf(u: Any, z: Any, y: Any) -> tuple[Any, ...]:
-            c = share.astype(dtypes.real_of(u.dtype))
+        def leaf(u: Array, z: Array, y: Array) -> tuple[Array, ...]:
+            c = share.astype(real_of(u.dtype))
             x = _average(y, z, b1)
             z = z + u
             x = (1.0 - c) * x + c * z
@@ -113,18 +114,18 @@ def schedule_free(
     return base.GradientTransformationExtraArgs(init, update, state=ScheduleFreeState)
 
 
-def _warmed_up(learning_rate: Any, warmup_steps: int | None) -> Any:
+def _warmed_up(learning_rate: Number, warmup_steps: int | None) -> ScalarOrSchedule:
     if warmup_steps is None:
         return learning_rate
     return warmup_constant_schedule(0, learning_rate, warmup_steps)
 
 
 def schedule_free_sgd(
-    learning_rate: Any = 1.0,
+    learning_rate: Number = 1.0,
     warmup_steps: int | None = None,
-    b1: Any = 0.9,
-    weight_decay: Any = None,
-    weight_lr_power: Any = 2.0,
+    b1: Number = 0.9,
+    weight_decay: ScalarOrSchedule | None = None,
+    weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
     """Schedule-free SGD."""
@@ -136,13 +137,13 @@ def schedule_free_sgd(
 
 
 def schedule_free_adamw(
-    learning_rate: Any = 0.0025,
+    learning_rate: Number = 0.0025,
     warmup_steps: int | None = None,
-    b1: Any = 0.9,
-    b2: Any = 0.999,
-    eps: Any = 1e-8,
-    weight_decay: Any = 0.0,
-    weight_lr_power: Any = 2.0,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_lr_power: Number = 2.0,
     state_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformationExtraArgs:
     """Schedule-free AdamW."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn import random
-from genesis_fn.core import tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, DTypeLike, Key, PyTree, grad, jvp, random, tree
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array
+from genesis_fn.lax import cond
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Mask, Number, OptState, Params, ScalarOrSchedule, Updates
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.optimizers.adaptive import first_moment
 from genesis_fn.optim.transforms.combine import chain
@@ -27,18 +28,16 @@ from genesis_fn.optim.tree_map_updates import (
     map_updates,
     zero_count,
 )
-from genesis_fn.transforms.autodiff.derivatives import grad, jvp
-from genesis_fn.transforms.control_flow.conditionals import cond
 
 
 class HutchinsonState(NamedTuple):
     """The key of the next sample."""
 
-    key: Any
+    key: Key
 
 
 def hutchinson_estimator_diag_hessian(
-    random_seed: Any = None,
+    random_seed: Key | int | None = None,
 ) -> base.GradientTransformationExtraArgs:
     """A transformation giving r * (H r) for random signs r: the Hessian's diagonal on average.
 
@@ -46,12 +45,16 @@ def hutchinson_estimator_diag_hessian(
     random key or a seed.
     """
 
-    def init(params: Any) -> HutchinsonState:
+    def init(params: Params) -> HutchinsonState:
         return HutchinsonState(as_key(0 if random_seed is None else random_seed))
 
     def update(
-        updates: Any, state: HutchinsonState, params: Any = None, obj_fn: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates,
+        state: HutchinsonState,
+        params: Params | None = None,
+        obj_fn: Callable[[Params], Array] | None = None,
+        **extra: Any,
+    ) -> tuple[Updates, HutchinsonState]:
         base.require_params(params, "hutchinson_estimator_diag_hessian")
         if obj_fn is None:
             raise ArgumentError(
@@ -67,7 +70,7 @@ def hutchinson_estimator_diag_hessian(
             for i, p in enumerate(floats)
         ]
 
-        def loss(floats: list[Any]) -> Any:
+        def loss(floats: list[Array]) -> Array:
             it = iter(floats)
             whole = [next(it) if u else p for p, u in zip(leaves, used, strict=True)]
             return obj_fn(tree.unflatten(treedef, whole))
@@ -84,17 +87,17 @@ class SophiaState(NamedTuple):
     """Steps taken, the first moment, the moving Hessian diagonal, and its estimator's state."""
 
     count: Any
-    mu: Any
-    nu: Any
-    hessian_fn_state: Any
+    mu: PyTree
+    nu: PyTree
+    hessian_fn_state: OptState
 
 
 def scale_by_sophia(
-    b1: Any = 0.965,
-    b2: Any = 0.99,
-    eps: Any = 1e-8,
-    gamma: Any = 0.01,
-    clip_threshold: Any = 1.0,
+    b1: Number = 0.965,
+    b2: Number = 0.99,
+    eps: Number = 1e-8,
+    gamma: Number = 0.01,
+    clip_threshold: Number | None = 1.0,
     update_interval: int = 10,
     hessian_diagonal_fn: base.GradientTransformation | None = None,
     mu_dtype: DTypeLike | None = None,
@@ -108,18 +111,18 @@ def scale_by_sophia(
         hessian_diagonal_fn or hutchinson_estimator_diag_hessian()
     )
 
-    def init(params: Any) -> SophiaState:
+    def init(params: Params) -> SophiaState:
         mu, nu = init_moments(params, dtype=mu_dtype), init_moments(params)
         return SophiaState(zero_count(), mu, nu, estimator.init(params))
 
     def update(
-        updates: Any, state: SophiaState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: SophiaState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, SophiaState]:
         base.require_params(params, "scale_by_sophia")
         count = safe_increment(state.count)
         first = first_moment(b1, count, False)
 
-        def leaf(g: Any, mu: Any, h: Any) -> tuple[Any, ...]:
+        def leaf(g: Array, mu: Array, h: Array) -> tuple[Array, ...]:
             mu = moment(g, mu, b1)
             u = first(g, mu) / jnp.maximum(gamma * h, eps)
             if clip_threshold is not None:
@@ -142,14 +145,14 @@ def scale_by_sophia(
 
 
 def sophia(
-    learning_rate: base.ScalarOrSchedule,
-    b1: Any = 0.965,
-    b2: Any = 0.99,
-    eps: Any = 1e-8,
-    weight_decay: Any = 1e-4,
-    weight_decay_mask: Any = None,
-    gamma: Any = 0.01,
-    clip_threshold: Any = 1.0,
+    learning_rate: ScalarOrSchedule,
+    b1: Number = 0.965,
+    b2: Number = 0.99,
+    eps: Number = 1e-8,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    weight_decay_mask: Mask | None = None,
+    gamma: Number = 0.01,
+    clip_threshold: Number | None = 1.0,
     update_interval: int = 10,
     hessian_diagonal_fn: base.GradientTransformation | None = None,
     mu_dtype: DTypeLike | None = None,

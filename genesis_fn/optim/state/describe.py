@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import genesis_fn.numpy as jnp
+from genesis_fn.optim.annotations import OptState, Updates
 from genesis_fn.optim.state import state_access, tree_math
 
 # State fields that hold a value worth reporting, and the key it is reported under.
@@ -22,7 +23,7 @@ _TABLES = ("hyperparams", "measurement", "measurements")
 _COUNTERS = ("count", "step_count", "step", "gradient_step")
 
 
-def describe(state: Any, updates: Any | None = None) -> dict[str, Any]:
+def describe(state: OptState, updates: Updates | None = None) -> dict[str, Any]:
     """What can be read from an optimizer state: {"step": ..., "lr": ..., ...}, arrays as stored.
 
     Also "grad_norm" where `clip_by_global_norm` is in the chain, injected hyperparameters and

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from genesis_fn.core import tree
+from genesis_fn import PyTree, tree
+from genesis_fn.optim.annotations import OptState
 from genesis_fn.optim.tree_map_updates import is_none
 
 
@@ -21,12 +22,12 @@ class NamedTupleKey:
         return f"{self.tuple_name}.{self.name}"
 
 
-class Found(NamedTuple):
-    """A place in a state: the path to it, its last key, and what is there."""
+class StateEntry(NamedTuple):
+    """A field or item of a state: the path to it, its last key, and its value."""
 
     path: tuple[Any, ...]
     key: Any
-    value: Any
+    value: PyTree
 
 
 def dotted(path: tuple[Any, ...]) -> str:
@@ -54,23 +55,23 @@ def _children(node: Any) -> list[tuple[Any, Any, Any]]:
     return []
 
 
-def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[Found]:
-    """Every place below `node`, outer before inner."""
+def walk(node: Any, path: tuple[Any, ...] = ()) -> Iterator[StateEntry]:
+    """Every field and item below `node`, outer before inner."""
     for entry, key, child in _children(node):
         here = (*path, entry)
-        yield Found(here, key, child)
+        yield StateEntry(here, key, child)
         yield from walk(child, here)
 
 
 def get_all_with_path(
-    tree: Any, key: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None
+    tree: PyTree, key: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None
 ) -> list[tuple[tuple[Any, ...], Any]]:
     """[(path, value)] of every field or dict key called `key`, and every named tuple of that class.
 
     `filtering(path, value)` keeps those for which it is true. What a transformation records of an
     injected hyperparameter (see `inject_hyperparams`) is that hyperparameter, and not found again.
     """
-    places = [Found((), None, tree), *walk(tree)]
+    places = [StateEntry((), None, tree), *walk(tree)]
     found = [
         (p.path, p.value)
         for p in places
@@ -110,7 +111,7 @@ def _class_name(x: Any) -> str | None:
 
 
 def get(
-    tree: Any,
+    tree: PyTree,
     key: Any,
     default: Any = None,
     filtering: Callable[[tuple[Any, ...], Any], bool] | None = None,
@@ -127,7 +128,7 @@ def get(
 
 
 def set(
-    tree: Any, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None, /, **kwargs: Any
+    tree: PyTree, filtering: Callable[[tuple[Any, ...], Any], bool] | None = None, /, **kwargs: Any
 ) -> Any:
     """The state `tree` with every value called by one of the keywords replaced.
 
@@ -180,7 +181,7 @@ tree.register_node(
 def map_params(
     initable: Any,
     f: Callable[..., Any],
-    state: Any,
+    state: OptState,
     /,
     *rest: Any,
     transform_non_params: Callable[[Any], Any] | None = None,

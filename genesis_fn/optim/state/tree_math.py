@@ -10,100 +10,102 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DType, DTypeLike
-from genesis_fn.core.errors import ArgumentError, DTypeError
-from genesis_fn.core.primitive import Tracer
-from genesis_fn.core.tree import paths
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, tree
+from genesis_fn.dtypes import DType
+from genesis_fn.errors import ArgumentError, DTypeError
+from genesis_fn.extend import Tracer, as_array
+from genesis_fn.optim.annotations import Number, Updates
 from genesis_fn.optim.numerics import abs_sq, one_minus_power
-from genesis_fn.optim.tree_map_updates import is_none, widen
+from genesis_fn.optim.tree_map_updates import F32, is_none, widen
+
+# Functions here have an argument called `tree`.
+leaf_paths = tree.paths
 
 
-def _map(f: Callable[..., Any], *trees: Any) -> Any:
+def _map(f: Callable[..., Any], *trees: PyTree) -> PyTree:
     """`f` over leaves; None where the first tree has None."""
     return tree.map(lambda x, *ys: None if x is None else f(x, *ys), *trees, is_leaf=is_none)
 
 
-def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
+def add(tree_x: PyTree, tree_y: PyTree, *other_trees: PyTree) -> PyTree:
     """tree_x + tree_y + ..."""
     return _map(lambda *xs: functools.reduce(operator.add, xs), tree_x, tree_y, *other_trees)
 
 
-def sub(tree_x: Any, tree_y: Any) -> Any:
+def sub(tree_x: PyTree, tree_y: PyTree) -> PyTree:
     """tree_x - tree_y."""
     return _map(operator.sub, tree_x, tree_y)
 
 
-def mul(tree_x: Any, tree_y: Any) -> Any:
+def mul(tree_x: PyTree, tree_y: PyTree) -> PyTree:
     """tree_x * tree_y, elementwise."""
     return _map(operator.mul, tree_x, tree_y)
 
 
-def div(tree_x: Any, tree_y: Any) -> Any:
+def div(tree_x: PyTree, tree_y: PyTree) -> PyTree:
     """tree_x / tree_y, elementwise."""
     return _map(operator.truediv, tree_x, tree_y)
 
 
-def scale(scalar: Any, tree: Any) -> Any:
+def scale(scalar: Number, tree: PyTree) -> PyTree:
     """scalar * tree."""
     return _map(lambda x: scalar * x, tree)
 
 
-def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
+def add_scale(tree_x: PyTree, scalar: Number, tree_y: PyTree) -> PyTree:
     """tree_x + scalar * tree_y."""
     return _map(lambda x, y: x + scalar * y, tree_x, tree_y)
 
 
-def _arrays(t: Any) -> list[Any]:
+def _arrays(t: PyTree) -> list[Array]:
     return [as_array(x) for x in tree.leaves(t)]
 
 
-def _fold(f: Callable[[Any, Any], Any], xs: Sequence[Any], empty: Any) -> Any:
+def _fold(f: Callable[[Any, Any], Any], xs: Sequence[Array], empty: bool | float) -> Array:
     return functools.reduce(f, xs) if xs else jnp.asarray(empty)
 
 
-def vdot(tree_x: Any, tree_y: Any) -> Any:
+def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
     """The sum over leaves of conj(x) . y, a scalar."""
 
-    def dot(x: Any, y: Any) -> Any:
+    def dot(x: Array, y: Array) -> Array:
         x, y = widen(as_array(x)), widen(as_array(y))
         return jnp.sum((jnp.conj(x) if dtypes.is_complex(x.dtype) else x) * y)
 
     return _fold(operator.add, tree.leaves(tree.map(dot, tree_x, tree_y)), 0.0)
 
 
-def sum(tree: Any) -> Any:
+def sum(tree: PyTree) -> Array:
     """The sum of all elements of all leaves."""
     return _fold(operator.add, [jnp.sum(x) for x in _arrays(tree)], 0.0)
 
 
-def max(tree: Any) -> Any:
+def max(tree: PyTree) -> Array:
     """The largest element of all leaves; -inf of an empty tree."""
     return _fold(jnp.maximum, [jnp.max(x) for x in _arrays(tree) if x.size], -float("inf"))
 
 
-def min(tree: Any) -> Any:
+def min(tree: PyTree) -> Array:
     """The smallest element of all leaves; inf of an empty tree."""
     return _fold(jnp.minimum, [jnp.min(x) for x in _arrays(tree) if x.size], float("inf"))
 
 
-def size(tree: Any) -> int:
+def size(tree: PyTree) -> int:
     """The number of elements of all leaves."""
     return builtins.sum(x.size for x in _arrays(tree))
 
 
-def conj(tree: Any) -> Any:
+def conj(tree: PyTree) -> PyTree:
     """The complex conjugate of every leaf."""
     return _map(jnp.conj, tree)
 
 
-def real(tree: Any) -> Any:
+def real(tree: PyTree) -> PyTree:
     """The real part of every leaf."""
     return _map(jnp.real, tree)
 
 
-def norm(tree: Any, ord: Any = None, squared: bool = False) -> Any:
+def norm(tree: PyTree, ord: float | str | Array | None = None, squared: bool = False) -> Array:
     """The vector norm of all leaves together: ord 2 (None), 1 or inf; its square with `squared`.
 
     Sums are in float32 or wider.
@@ -123,52 +125,56 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> Any:
     return value * value if squared else value
 
 
-def global_norm(updates: Any, ord: Any = None, squared: bool = False) -> Any:
+def global_norm(
+    updates: Updates, ord: float | str | Array | None = None, squared: bool = False
+) -> Array:
     """`norm` under optax's other name for it."""
     return norm(updates, ord, squared)
 
 
-def _norm_of_traced_order(xs: list[Any], ord: Any, squared: bool) -> Any:
+def _norm_of_traced_order(xs: list[Array], ord: Tracer, squared: bool) -> Array:
     """The norm where `ord` is known when the program runs, as an injected hyperparameter is; NaN
     for an order that is not 1, 2 or inf."""
     one, two, largest = (norm(xs, k, squared) for k in (1, 2, math.inf))
     value = jnp.where(ord == 1, one, jnp.where(ord == 2, two, math.nan))
-    return jnp.where(jnp.isposinf(ord.astype(dtypes.F32)), largest, value)
+    return jnp.where(jnp.isposinf(ord.astype(F32)), largest, value)
 
 
-def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
+def batch_shape(tree: PyTree, shape: tuple[int, ...] = ()) -> PyTree:
     """Every leaf broadcast to have `shape` before its own."""
     return _map(lambda x: jnp.broadcast_to(x, (*shape, *as_array(x).shape)), tree)
 
 
-def zeros_like(tree: Any, dtype: DTypeLike | None = None) -> Any:
+def zeros_like(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     """Zeros of the leaves' shapes, in `dtype` or the leaves' dtypes."""
     return _map(lambda x: jnp.zeros_like(as_array(x), dtype=dtype), tree)
 
 
-def ones_like(tree: Any, dtype: DTypeLike | None = None) -> Any:
+def ones_like(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     """Ones of the leaves' shapes, in `dtype` or the leaves' dtypes."""
     return _map(lambda x: jnp.ones_like(as_array(x), dtype=dtype), tree)
 
 
-def full_like(tree: Any, fill_value: Any, dtype: DTypeLike | None = None) -> Any:
+def full_like(tree: PyTree, fill_value: Number, dtype: DTypeLike | None = None) -> PyTree:
     """`fill_value` in the leaves' shapes, in `dtype` or the leaves' dtypes."""
     return _map(lambda x: jnp.full_like(as_array(x), fill_value, dtype=dtype), tree)
 
 
-def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
+def clip(
+    tree: PyTree, min_value: ArrayLike | None = None, max_value: ArrayLike | None = None
+) -> PyTree:
     """Every element limited to [min_value, max_value]; None is no limit."""
     return _map(lambda x: jnp.clip(x, min_value, max_value), tree)
 
 
-def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
+def where(condition: ArrayLike, tree_x: PyTree, tree_y: PyTree) -> PyTree:
     """tree_x where `condition` (a scalar or broadcastable array), else tree_y."""
     return _map(lambda x, y: jnp.where(condition, x, y), tree_x, tree_y)
 
 
 def allclose(
-    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any:
+    a: PyTree, b: PyTree, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Array:
     """Whether all leaves are elementwise equal within tolerances, a boolean scalar."""
     close = tree.map(lambda x, y: jnp.allclose(x, y, rtol, atol, equal_nan), a, b)
     return _fold(jnp.logical_and, tree.leaves(close), True)
@@ -177,15 +183,17 @@ def allclose(
 # ---- moments ----
 
 
-def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
+def update_moment(updates: Updates, moments: PyTree, decay: Number, order: Number) -> PyTree:
     """(1 - decay) * updates**order + decay * moments."""
     return _map(lambda g, m: (1 - decay) * _power(g, order) + decay * m, updates, moments)
 
 
-def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
+def update_moment_per_elem_norm(
+    updates: Updates, moments: PyTree, decay: Number, order: Number
+) -> PyTree:
     """(1 - decay) * |updates|**order + decay * moments; real for complex updates."""
 
-    def magnitude(g: Any) -> Any:
+    def magnitude(g: Array) -> Array:
         if not dtypes.is_complex(g.dtype):
             return _power(g, order)
         return _power(abs_sq(g), order / 2)
@@ -193,17 +201,17 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
     return _map(lambda g, m: (1 - decay) * magnitude(widen(g)) + decay * m, updates, moments)
 
 
-def _power(g: Any, order: Any) -> Any:
+def _power(g: Array, order: Number) -> Array:
     g = widen(g)
     return g if order == 1 else g * g if order == 2 else g**order
 
 
-def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> Any:
+def update_infinity_moment(updates: Updates, moments: PyTree, decay: Number, eps: Number) -> PyTree:
     """max(|updates| + eps, decay * moments)."""
     return _map(lambda g, m: jnp.maximum(jnp.abs(widen(g)) + eps, decay * m), updates, moments)
 
 
-def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
+def bias_correction(moment: PyTree, decay: Number, count: ArrayLike) -> PyTree:
     """moment / (1 - decay**count)."""
     correction = one_minus_power(decay, count)
     return _map(lambda m: m / correction(m.dtype), moment)
@@ -212,17 +220,17 @@ def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
 # ---- dtypes ----
 
 
-def cast(tree: Any, dtype: DTypeLike | None) -> Any:
+def cast(tree: PyTree, dtype: DTypeLike | None) -> PyTree:
     """Every leaf in `dtype`; the tree itself if that is None."""
     return tree if dtype is None else _map(lambda x: as_array(x).astype(dtype), tree)
 
 
-def cast_like(tree: Any, other_tree: Any) -> Any:
+def cast_like(tree: PyTree, other_tree: PyTree) -> PyTree:
     """Every leaf in the dtype of the corresponding leaf of `other_tree`."""
     return _map(lambda x, y: x.astype(y.dtype) if hasattr(y, "dtype") else x, tree, other_tree)
 
 
-def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> DType:
+def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
     """The dtype of all leaves; float32 of an empty tree.
 
     Leaves of several dtypes need `mixed_dtype_handler`: "promote", "highest" or "lowest"; without
@@ -230,9 +238,9 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> DType:
     """
     kinds = [x.dtype for x in _arrays(tree)]
     if not kinds:
-        return dtypes.F32
+        return F32
     if mixed_dtype_handler is None:
-        for path, kind in zip(paths(tree), kinds, strict=True):
+        for path, kind in zip(leaf_paths(tree), kinds, strict=True):
             if kind != kinds[0]:
                 raise DTypeError(
                     f"expected all leaves to be {kinds[0].name}, but {path} is {kind.name}"

@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ShapeError
+from genesis_fn import Array, ArrayLike, PyTree, tree
+from genesis_fn.errors import ShapeError
+from genesis_fn.extend import as_array, real_of
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, OptState, Params, Updates
 from genesis_fn.optim.numerics import abs_sq
 from genesis_fn.optim.state import tree_math
-from genesis_fn.optim.tree_map_updates import map_updates, widen
+from genesis_fn.optim.tree_map_updates import F32, map_updates, widen
 
 
-def clip(max_delta: Any) -> base.GradientTransformation:
+def clip(max_delta: Number) -> base.GradientTransformation:
     """Every element limited to [-max_delta, max_delta]."""
     return base.per_leaf(lambda u: jnp.clip(u, -max_delta, max_delta))
 
 
-def clip_by_block_rms(threshold: Any) -> base.GradientTransformation:
+def clip_by_block_rms(threshold: Number) -> base.GradientTransformation:
     """Each leaf divided by max(1, rms / threshold)."""
 
-    def leaf(u: Any) -> Any:
+    def leaf(u: Array) -> Array:
         return u / jnp.maximum(1.0, jnp.sqrt(jnp.mean(abs_sq(u))) / threshold)
 
     return base.per_leaf(leaf)
@@ -31,32 +32,36 @@ def clip_by_block_rms(threshold: Any) -> base.GradientTransformation:
 class ClipByGlobalNormState(NamedTuple):
     """The norm of the latest gradients before clipping."""
 
-    global_norm: Any
+    global_norm: Array
 
 
-def clip_by_global_norm(max_norm: Any, ord: Any = 2) -> base.GradientTransformation:
+def clip_by_global_norm(
+    max_norm: Number, ord: float | str | Array = 2
+) -> base.GradientTransformation:
     """Updates times min(1, max_norm / norm of all leaves together).
 
     The norm before clipping is kept in the state, which is not read: None will do for one. `ord` is
     1, 2 or inf.
     """
 
-    def init(params: Any) -> ClipByGlobalNormState:
-        return ClipByGlobalNormState(jnp.zeros((), dtypes.F32))
+    def init(params: Params) -> ClipByGlobalNormState:
+        return ClipByGlobalNormState(jnp.zeros((), F32))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         norm = tree_math.norm(updates, ord)
         small = norm < max_norm
 
-        def leaf(u: Any) -> Any:
-            return jnp.where(small, u, u / norm.astype(dtypes.real_of(u.dtype)) * max_norm)
+        def leaf(u: Array) -> Array:
+            return jnp.where(small, u, u / norm.astype(real_of(u.dtype)) * max_norm)
 
-        return map_updates(leaf, updates), ClipByGlobalNormState(norm.astype(dtypes.F32))
+        return map_updates(leaf, updates), ClipByGlobalNormState(norm.astype(F32))
 
     return base.GradientTransformation(init, update, state=ClipByGlobalNormState, reads_state=False)
 
 
-def unitwise_norm(x: Any, axis: Any = None) -> Any:
+def unitwise_norm(x: ArrayLike, axis: int | tuple[int, ...] | None = None) -> Array:
     """Norms per output unit, broadcast to the shape of x.
 
     Without `axis`, over all of a vector, dimension 0 of two or three, and all but the last of four
@@ -74,7 +79,9 @@ def unitwise_norm(x: Any, axis: Any = None) -> Any:
     return jnp.broadcast_to(jnp.sqrt(jnp.sum(abs_sq(x), axis=axis, keepdims=True)), x.shape)
 
 
-def unitwise_clip(g_norm: Any, max_norm: Any, grad: Any, div_eps: Any = 1e-6) -> Any:
+def unitwise_clip(
+    g_norm: ArrayLike, max_norm: ArrayLike, grad: ArrayLike, div_eps: Number = 1e-6
+) -> Array:
     """grad * min(1, max_norm / g_norm), elementwise in the norms."""
     g_norm, max_norm, grad = as_array(g_norm), as_array(max_norm), as_array(grad)
     if not g_norm.shape == max_norm.shape == grad.shape:
@@ -85,11 +92,11 @@ def unitwise_clip(g_norm: Any, max_norm: Any, grad: Any, div_eps: Any = 1e-6) ->
 
 
 def adaptive_grad_clip(
-    clipping: Any, eps: Any = 1e-3, axis: Any = None
+    clipping: Number, eps: Number = 1e-3, axis: int | tuple[int, ...] | None = None
 ) -> base.GradientTransformation:
     """Gradients limited to `clipping` times the parameters' norms, per unit (Brock et al. 2021)."""
 
-    def leaf(u: Any, p: Any) -> Any:
+    def leaf(u: Array, p: Array) -> Array:
         most = clipping * jnp.maximum(unitwise_norm(p, axis), eps)
         return unitwise_clip(unitwise_norm(u, axis), most, u)
 
@@ -99,18 +106,18 @@ def adaptive_grad_clip(
 # ---- gradients per example ----
 
 
-def _batch_size(grads: Any, name: str) -> int:
+def _batch_size(grads: Updates, name: str) -> int:
     sizes = {path: as_array(g).shape[:1] for path, g in _by_path(grads)}
     if not sizes or () in sizes.values() or len(set(sizes.values())) != 1:
         raise ShapeError(f"{name} takes gradients with a leading batch dimension, got {sizes}")
     return next(iter(sizes.values()))[0]
 
 
-def _by_path(t: Any) -> list[tuple[str, Any]]:
+def _by_path(t: PyTree) -> list[tuple[str, Any]]:
     return [(tree.keystr(p), x) for p, x in tree.leaves_with_path(t)]
 
 
-def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, Any]:
+def per_example_global_norm_clip(grads: Updates, l2_norm_clip: Number) -> tuple[Updates, Array]:
     """(sum over examples of gradients clipped to a global norm, how many were clipped).
 
     Leaves have a leading batch dimension (from `vmap(grad(f))`).
@@ -124,7 +131,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, An
     factors = jnp.minimum(l2_norm_clip / jnp.where(norms == 0, 1.0, norms), 1.0)
     factors = jnp.where(norms == 0, 1.0, factors)
 
-    def total(g: Any) -> Any:
+    def total(g: ArrayLike) -> Array:
         g = widen(as_array(g))
         return jnp.sum(factors.reshape((n, *[1] * (g.ndim - 1))) * g, axis=0)
 
@@ -132,8 +139,8 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, An
 
 
 def per_example_layer_norm_clip(
-    grads: Any, global_l2_norm_clip: Any, uniform: bool = True
-) -> tuple[Any, Any]:
+    grads: Updates, global_l2_norm_clip: Number, uniform: bool = True
+) -> tuple[Updates, PyTree]:
     """(sums over examples of each leaf clipped on its own, per leaf how many were clipped).
 
     The leaves' limits combine to `global_l2_norm_clip`: equal, or by size if not `uniform`.

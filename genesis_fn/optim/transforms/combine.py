@@ -7,11 +7,12 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn.errors import ArgumentError
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import OptState, Params, Updates
 
 
-def _inner_field(state: Any, name: str) -> Any:
+def _inner_field(state: OptState, name: str) -> Any:
     """The value of the one field called `name` in the states below a named chain's state."""
     if not name.startswith("_"):
         found = list(_fields(state, name))
@@ -25,12 +26,12 @@ def _inner_field(state: Any, name: str) -> Any:
     )
 
 
-def _fields(state: Any, name: str, prefix: str = "") -> Any:
+def _fields(state: OptState, name: str, prefix: str = "") -> Any:
     if not isinstance(state, tuple):
         return
     keys = getattr(type(state), "_fields", None) or range(len(state))
     for key, value in zip(keys, state, strict=True):
-        if key == name:
+        if key == name:  # pyright: ignore[reportUnnecessaryComparison]
             yield f"{prefix}{key}", value
         yield from _fields(value, name, f"{prefix}{key}.")
 
@@ -47,7 +48,7 @@ def chain_state(names: tuple[str, ...], optimizer: str = "") -> type:
     A field of an inner state can be read from the whole, as in `state.mu` or `state.learning_rate`,
     where only one inner state has it.
     """
-    fields = collections.namedtuple("ChainState", names)
+    fields: Any = collections.namedtuple("ChainState", names)  # pyright: ignore[reportUntypedNamedTuple]
     return type(
         "ChainState",
         (fields,),
@@ -96,10 +97,12 @@ def _in_turn(
     make = chain_state(fields, "" if name == "chain" else name)._make if named else tuple
     needed = [getattr(tx.update, "state_type", None) or base.EmptyState for tx in txs]
 
-    def init(params: Any) -> Any:
+    def init(params: Params) -> OptState:
         return make([tx.init(params) for tx in txs])
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         whole = isinstance(state, tuple) and len(state) == len(txs)
         if not whole or getattr(type(state), "_fields", fields) != fields:
             parts = ", ".join(kind.__name__ for kind in needed)
@@ -137,10 +140,12 @@ def named_chain(
         raise ArgumentError(f"named_chain: the names must differ, got {names}")
     txs = {name: base.with_extra_args_support(_as_transformation(tx)) for name, tx in args}
 
-    def init(params: Any) -> Any:
+    def init(params: Params) -> OptState:
         return collections.OrderedDict((n, tx.init(params)) for n, tx in txs.items())
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         if not isinstance(state, Mapping) or {*state} != {*txs}:
             raise ArgumentError(
                 f"{base.describe_state(state)}; this named_chain needs a dict of {list(txs)}\n"

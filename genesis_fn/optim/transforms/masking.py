@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import ArrayImpl
-from genesis_fn.core.errors import ArgumentError, TreeError
-from genesis_fn.core.primitive import Tracer
+from genesis_fn import PyTree, tree
+from genesis_fn.errors import ArgumentError, TreeError
+from genesis_fn.extend import ArrayImpl, Tracer
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Mask, OptState, Params, Updates
 from genesis_fn.optim.state.state_access import ParamsPlaceholder
-from genesis_fn.optim.tree_map_updates import is_none
+from genesis_fn.optim.tree_map_updates import BOOL, is_none
 
 
 class MaskedNode(NamedTuple):
@@ -34,7 +34,7 @@ class MaskedNode(NamedTuple):
 class MaskedState(NamedTuple):
     """The state of a masked transformation."""
 
-    inner_state: Any
+    inner_state: OptState
 
 
 class PartitionState(NamedTuple):
@@ -54,7 +54,7 @@ def dotted_path(path: tuple[Any, ...]) -> str:
     )
 
 
-def per_parameter(spec: Any, params: Any) -> Any:
+def per_parameter(spec: PyTree | Callable[..., PyTree], params: Params) -> PyTree:
     """The tree that a mask or label specification gives for these parameters."""
     if not callable(spec):
         return spec
@@ -79,16 +79,12 @@ def _takes_path(spec: Callable[..., Any]) -> bool:
     return len(needed) == 2
 
 
-def _mask_of(spec: Any, params: Any) -> Any:
+def _mask_of(spec: Mask, params: Params) -> PyTree:
     return tree.map_with_path(_as_bool, per_parameter(spec, params))
 
 
 def _as_bool(path: tuple[Any, ...], m: Any) -> bool:
-    if (
-        isinstance(m, (np.bool_, np.ndarray, ArrayImpl))
-        and m.shape == ()
-        and m.dtype == dtypes.BOOL
-    ):
+    if isinstance(m, (np.bool_, np.ndarray, ArrayImpl)) and m.shape == () and m.dtype == BOOL:
         return bool(m)
     if not isinstance(m, bool):
         known = " whose value is known" if isinstance(m, Tracer) else ""
@@ -100,7 +96,7 @@ def _as_bool(path: tuple[Any, ...], m: Any) -> bool:
     return m
 
 
-def _apply_mask(mask: Any, values: Any) -> Any:
+def _apply_mask(mask: PyTree, values: PyTree) -> PyTree:
     """`values` with MaskedNode() in place of every subtree that is masked out."""
     try:
         return tree.map(lambda m, v: v if m else MaskedNode(), mask, values, is_leaf=is_none)
@@ -109,7 +105,10 @@ def _apply_mask(mask: Any, values: Any) -> Any:
 
 
 def masked(
-    inner: base.GradientTransformation, mask: Any, *, mask_compatible_extra_args: bool = False
+    inner: base.GradientTransformation,
+    mask: Mask | None,
+    *,
+    mask_compatible_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
     """`inner` applied where `mask` is true; other updates pass through and have no state.
 
@@ -117,14 +116,14 @@ def masked(
     """
     inner = base.with_extra_args_support(inner)
 
-    def init(params: Any) -> MaskedState:
+    def init(params: Params) -> MaskedState:
         if isinstance(params, ParamsPlaceholder):
             return MaskedState(inner.init(params))
         return MaskedState(inner.init(_apply_mask(_mask_of(mask, params), params)))
 
     def update(
-        updates: Any, state: MaskedState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: MaskedState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, MaskedState]:
         chosen = _mask_of(mask, updates if params is None else params)
         if mask_compatible_extra_args:
             whole = tree.structure(updates)
@@ -144,7 +143,7 @@ def masked(
 
 def partition(
     transforms: Mapping[Any, base.GradientTransformation],
-    param_labels: Any,
+    param_labels: PyTree | Callable[..., PyTree],
     *,
     mask_compatible_extra_args: bool = False,
 ) -> base.GradientTransformationExtraArgs:
@@ -154,7 +153,7 @@ def partition(
     """
     txs = {k: base.with_extra_args_support(v) for k, v in transforms.items()}
 
-    def groups(params: Any) -> dict[Any, base.GradientTransformationExtraArgs]:
+    def groups(params: Params) -> dict[Any, base.GradientTransformationExtraArgs]:
         labels = per_parameter(param_labels, params)
         for path, label in tree.leaves_with_path(labels):
             if label not in txs:
@@ -163,7 +162,7 @@ def partition(
                     f"there is no transformation; there are {list(txs)}"
                 )
 
-        def group(name: Any) -> Any:
+        def group(name: Any) -> PyTree:
             return tree.map(lambda x: x is not None and x == name, labels, is_leaf=is_none)
 
         return {
@@ -171,14 +170,14 @@ def partition(
             for name, tx in txs.items()
         }
 
-    def init(params: Any) -> PartitionState:
+    def init(params: Params) -> PartitionState:
         if isinstance(params, ParamsPlaceholder):
             return PartitionState({k: MaskedState(tx.init(params)) for k, tx in txs.items()})
         return PartitionState({k: tx.init(params) for k, tx in groups(params).items()})
 
     def update(
-        updates: Any, state: PartitionState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: PartitionState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, PartitionState]:
         new = {}
         for name, tx in groups(updates if params is None else params).items():
             updates, new[name] = tx.update(updates, state.inner_states[name], params, **extra)
@@ -190,17 +189,17 @@ def partition(
 multi_transform = partition
 
 
-def freeze(mask: Any) -> base.GradientTransformationExtraArgs:
+def freeze(mask: Mask | None) -> base.GradientTransformationExtraArgs:
     """Zero updates where `mask` is true; the others pass through."""
     return masked(base.set_to_zero(), mask)
 
 
 def selective_transform(
-    optimizer: base.GradientTransformation, *, freeze_mask: Any
+    optimizer: base.GradientTransformation, *, freeze_mask: Mask
 ) -> base.GradientTransformationExtraArgs:
     """`optimizer` where `freeze_mask` is false, zero updates where it is true."""
 
-    def labels(params: Any) -> Any:
+    def labels(params: Params) -> PyTree:
         mask = _mask_of(freeze_mask, params)
         return tree.map(lambda m: "freeze" if m else "train", mask)
 

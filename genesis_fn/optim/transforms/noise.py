@@ -5,29 +5,30 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn import random
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Key, dtypes, random, tree
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import real_of
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, Params, Updates
 from genesis_fn.optim.numerics import safe_increment
-from genesis_fn.optim.tree_map_updates import as_gradient, is_none, map_updates, zero_count
+from genesis_fn.optim.tree_map_updates import F32, as_gradient, is_none, map_updates, zero_count
 
 
 class AddNoiseState(NamedTuple):
     """Steps taken and the key of the next noise."""
 
     count: Any
-    rng_key: Any
+    rng_key: Key
 
 
-def as_key(seed: Any) -> Any:
+def as_key(seed: Any) -> Key:
     """The random key of an integer seed; a key as it is."""
     whole = getattr(seed, "shape", None) == () and dtypes.is_integer(seed.dtype)
     return random.key(seed) if whole or isinstance(seed, int) else seed
 
 
 def add_noise(
-    eta: Any, gamma: Any, key: Any = None, *, seed: Any = None
+    eta: Number, gamma: Number, key: Key | int | None = None, *, seed: Key | int | None = None
 ) -> base.GradientTransformation:
     """Updates plus normal noise of variance eta / step**gamma (Neelakantan et al. 2014).
 
@@ -37,12 +38,14 @@ def add_noise(
         raise ArgumentError("add_noise takes key or seed, not both")
     start = (0 if seed is None else seed) if key is None else key
 
-    def init(params: Any) -> AddNoiseState:
+    def init(params: Params) -> AddNoiseState:
         return AddNoiseState(zero_count(), as_key(start))
 
-    def update(updates: Any, state: AddNoiseState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: AddNoiseState, params: Params | None = None
+    ) -> tuple[Updates, AddNoiseState]:
         count = safe_increment(state.count)
-        deviation = jnp.sqrt(eta / count.astype(dtypes.F32) ** gamma)
+        deviation = jnp.sqrt(eta / count.astype(F32) ** gamma)
         next_key, now = random.split(state.rng_key)
         leaves, treedef = tree.flatten(updates, is_none)
         keys = random.split(now, max(len(leaves), 1))
@@ -52,9 +55,7 @@ def add_noise(
             noise.append(None if g is None else random.normal(keys[i], g.shape, g.dtype))
         noise_tree = tree.unflatten(treedef, noise)
         new = map_updates(
-            lambda u, n: u + deviation.astype(dtypes.real_of(u.dtype)) * n,
-            updates,
-            extras=(noise_tree,),
+            lambda u, n: u + deviation.astype(real_of(u.dtype)) * n, updates, extras=(noise_tree,)
         )
         return new, AddNoiseState(count, next_key)
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, ArrayLike
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Params, Updates
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.transforms.transform import times
-from genesis_fn.optim.tree_map_updates import map_updates, wide_dtype, widest_float, zero_count
+from genesis_fn.optim.tree_map_updates import I32, map_updates, wide_dtype, widest_float, zero_count
 
 
 class ReduceLROnPlateauState(NamedTuple):
     """The scale, the best loss, steps without progress, steps to rest, and the running mean."""
 
-    scale: Any
-    best_value: Any
-    plateau_count: Any
-    cooldown_count: Any
+    scale: Array
+    best_value: Array
+    plateau_count: Array
+    cooldown_count: Array
     count: Any
-    avg_value: Any
+    avg_value: Array
 
 
 def reduce_on_plateau(
@@ -47,7 +48,7 @@ def reduce_on_plateau(
             f"got rtol={rtol}, atol={atol}"
         )
 
-    def init(params: Any) -> ReduceLROnPlateauState:
+    def init(params: Params) -> ReduceLROnPlateauState:
         kind = wide_dtype(widest_float(params))
         return ReduceLROnPlateauState(
             jnp.ones((), kind),
@@ -59,8 +60,13 @@ def reduce_on_plateau(
         )
 
     def update(
-        updates: Any, state: ReduceLROnPlateauState, params: Any = None, *, value: Any, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates,
+        state: ReduceLROnPlateauState,
+        params: Params | None = None,
+        *,
+        value: ArrayLike,
+        **extra: Any,
+    ) -> tuple[Updates, ReduceLROnPlateauState]:
         kind = state.avg_value.dtype
         count = safe_increment(state.count)
         seen = state.count.astype(kind) * state.avg_value + as_array(value).astype(kind)
@@ -76,9 +82,9 @@ def reduce_on_plateau(
         new = ReduceLROnPlateauState(
             jnp.where(judged & ~resting, least, state.scale),
             jnp.where(judged & better, mean, state.best_value),
-            jnp.where(judged, plateau, state.plateau_count).astype(dtypes.I32),
-            jnp.where(judged, rest, state.cooldown_count).astype(dtypes.I32),
-            jnp.where(judged, 0, count).astype(dtypes.I32),
+            jnp.where(judged, plateau, state.plateau_count).astype(I32),
+            jnp.where(judged, rest, state.cooldown_count).astype(I32),
+            jnp.where(judged, 0, count).astype(I32),
             jnp.where(judged, 0.0, mean),
         )
         return map_updates(lambda u: times(new.scale, u), updates), new

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn import lax, random
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.diagnostics.source_info import SourceLocation, where
+from genesis_fn import Array, ArrayLike, Key, PyTree, debug, dtypes, lax, random, tree
+from genesis_fn.dtypes import DType
+from genesis_fn.extend import SourceLocation, as_array, where
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Params, Updates
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.transforms.noise import as_key
-from genesis_fn.optim.tree_map_updates import as_gradient, is_none, wide_dtype, widen, zero_count
-from genesis_fn.transforms.custom.callback import debug_callback
+from genesis_fn.optim.tree_map_updates import (
+    F32,
+    I32,
+    as_gradient,
+    is_none,
+    wide_dtype,
+    widen,
+    zero_count,
+)
 
 
 class StochasticRoundState(NamedTuple):
     """Steps taken, and the key from which each step's roundings are drawn."""
 
     count: Any
-    rng_key: Any
+    rng_key: Key
 
 
-def stochastic_round(key: Any = 0) -> base.GradientTransformation:
+def stochastic_round(key: Key | int = 0) -> base.GradientTransformation:
     """Updates after which bfloat16, float16 and 8-bit parameters are rounded at random.
 
     `apply_updates` then gives one of the two neighbours of parameter + update in the parameter's
@@ -33,15 +41,17 @@ def stochastic_round(key: Any = 0) -> base.GradientTransformation:
     parameters pass. `key` is a random key or a seed; the same one gives the same roundings.
     """
 
-    def init(params: Any) -> StochasticRoundState:
+    def init(params: Params) -> StochasticRoundState:
         return StochasticRoundState(zero_count(), as_key(key))
 
-    def update(updates: Any, state: StochasticRoundState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: StochasticRoundState, params: Params | None = None
+    ) -> tuple[Updates, StochasticRoundState]:
         base.require_params(params, "stochastic_round")
         now = random.fold_in(state.rng_key, state.count)
 
-        def leaf(i: int, u: Any, p: Any) -> Any:
-            if u is None or wide_dtype(p.dtype) == p.dtype:
+        def leaf(i: int, u: Array, p: Array) -> Array:
+            if wide_dtype(p.dtype) == p.dtype:
                 return u
             start = widen(p)
             return _drawn(start + widen(u), p.dtype, random.fold_in(now, i)) - start
@@ -52,27 +62,27 @@ def stochastic_round(key: Any = 0) -> base.GradientTransformation:
     return base.GradientTransformation(init, update, state=StochasticRoundState)
 
 
-def _with_params(f: Any, updates: Any, params: Any) -> Any:
+def _with_params(f: Callable[[int, Array, Array], Any], updates: Updates, params: Params) -> PyTree:
     """`f(position, update, parameter)` of every leaf; what is frozen stays None."""
     position = iter(range(len(tree.leaves(updates, is_leaf=is_none))))
 
-    def leaf(u: Any, p: Any) -> Any:
+    def leaf(u: ArrayLike | None, p: ArrayLike | None) -> Any:
         i, g = next(position), as_gradient(u)
         return None if g is None or p is None else f(i, g, as_array(p))
 
     return tree.map(leaf, updates, params, is_leaf=is_none)
 
 
-def _drawn(x: Any, kind: Any, key: Any) -> Any:
-    """`x` as one of its two neighbours in the dtype `kind`, in the dtype of `x`."""
-    near = x.astype(kind)
+def _drawn(x: Array, dtype: DType, key: Key) -> Array:
+    """`x` as one of its two neighbours in the `dtype`, in the dtype of `x`."""
+    near = x.astype(dtype)
     value = near.astype(x.dtype)
     # Among numbers of one sign, the next one away from zero has the next bits.
     bits = lax.bitcast_convert_type(near, dtypes.dtype(f"uint{8 * near.dtype.itemsize}"))
     outwards = abs(x) > abs(value)
-    step = jnp.where(outwards, 1, -1).astype(dtypes.I32)
-    moved = (bits.astype(dtypes.I32) + step).astype(bits.dtype)
-    other = lax.bitcast_convert_type(moved, kind).astype(x.dtype)
+    step = jnp.where(outwards, 1, -1).astype(I32)
+    moved = (bits.astype(I32) + step).astype(bits.dtype)
+    other = lax.bitcast_convert_type(moved, dtype).astype(x.dtype)
     # 0 where x is exact, NaN and so never where it is beyond the greatest number.
     share = abs(x - value) / jnp.where(x == value, 1.0, abs(other - value))
     return jnp.where(random.uniform(key, x.shape) < share, other, value)
@@ -82,7 +92,7 @@ class LostStepsState(NamedTuple):
     """Steps taken, and the share of nonzero updates that the last one lost."""
 
     count: Any
-    lost: Any
+    lost: Array
 
 
 class LostStepsWarning(UserWarning):
@@ -98,23 +108,25 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
     """
     line = where()
 
-    def init(params: Any) -> LostStepsState:
-        return LostStepsState(zero_count(), jnp.zeros((), dtypes.F32))
+    def init(params: Params) -> LostStepsState:
+        return LostStepsState(zero_count(), jnp.zeros((), F32))
 
-    def update(updates: Any, state: LostStepsState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: LostStepsState, params: Params | None = None
+    ) -> tuple[Updates, LostStepsState]:
         base.require_params(params, "warn_of_lost_steps")
         lost, moving = [], []
 
-        def count(_: int, u: Any, p: Any) -> None:
+        def count(_: int, u: Array, p: Array) -> None:
             stays = (widen(p) + u).astype(p.dtype) == p
-            lost.append(jnp.sum(stays & (u != 0), dtype=dtypes.F32))
-            moving.append(jnp.sum(u != 0, dtype=dtypes.F32))
+            lost.append(jnp.sum(stays & (u != 0), dtype=F32))
+            moving.append(jnp.sum(u != 0, dtype=F32))
 
         _with_params(count, updates, params)
-        share = sum(lost) / jnp.maximum(sum(moving), 1.0) if lost else jnp.zeros((), dtypes.F32)
+        share = sum(lost) / jnp.maximum(sum(moving), 1.0) if lost else jnp.zeros((), F32)
         lax.cond(
             (state.count == 0) & (share > limit),
-            lambda s: debug_callback(lambda x: _warn(x, line), s),
+            lambda s: debug.callback(lambda x: _warn(x, line), s),
             lambda _: None,
             share,
         )
@@ -123,7 +135,7 @@ def warn_of_lost_steps(limit: float = 0.99) -> base.GradientTransformation:
     return base.GradientTransformation(init, update, state=LostStepsState)
 
 
-def _warn(share: Any, line: SourceLocation) -> None:
+def _warn(share: Array, line: SourceLocation) -> None:
     warnings.warn(
         f"{100 * float(share):.1f} % of the first step's updates are below half a unit in the last "
         f"place of their parameters, which do not move\n  at {line.describe()}\n"

@@ -6,11 +6,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, tree
+from genesis_fn.errors import ArgumentError
+from genesis_fn.extend import as_array, real_of
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import (
+    Mask,
+    Number,
+    OptState,
+    Params,
+    ScalarOrSchedule,
+    Schedule,
+    Updates,
+)
 from genesis_fn.optim.numerics import (
     one_minus_power,
     safe_increment,
@@ -20,6 +28,8 @@ from genesis_fn.optim.numerics import (
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.transforms.masking import masked
 from genesis_fn.optim.tree_map_updates import (
+    BOOL,
+    F32,
     init_leaves,
     init_moments,
     map_updates,
@@ -28,27 +38,27 @@ from genesis_fn.optim.tree_map_updates import (
 )
 
 
-def moment(g: Any, m: Any, decay: Any) -> Any:
+def moment(g: Array, m: Array, decay: Number) -> Array:
     """decay * m + (1 - decay) * g: one step of an exponential moving average."""
     return (1 - decay) * g + decay * m
 
 
-def times(factor: Any, u: Any) -> Any:
+def times(factor: Number, u: Array) -> Array:
     """factor * u in the dtype of u; `factor` is a number or a scalar array."""
     if hasattr(factor, "dtype"):
-        factor = as_array(factor).astype(dtypes.real_of(u.dtype))
+        factor = as_array(factor).astype(real_of(u.dtype))
     return factor * u
 
 
-def recorded(value: Any) -> Any:
+def recorded(value: ArrayLike) -> Array:
     """A hyperparameter's value as a float32 scalar, for the state."""
-    return as_array(value).astype(dtypes.F32)
+    return as_array(value).astype(F32)
 
 
 # ---- learning rates and other factors ----
 
 
-def scale(step_size: Any) -> base.GradientTransformation:
+def scale(step_size: Number) -> base.GradientTransformation:
     """Updates times `step_size`."""
     return base.per_leaf(lambda u: times(step_size, u))
 
@@ -57,24 +67,26 @@ class ScaleByScheduleState(NamedTuple):
     """Steps taken, and the factor last used."""
 
     count: Any
-    step_size: Any
+    step_size: Array
 
 
 class ScaleByLearningRateState(NamedTuple):
     """Steps taken, and the learning rate last used (before the first step, the first one's)."""
 
     count: Any
-    learning_rate: Any
+    learning_rate: Array
 
 
 def _scaled_by(
-    value_at: Callable[[Any], Any], make: type, sign: int, *, constant: bool = False
+    value_at: Schedule, make: type, sign: int, *, constant: bool = False
 ) -> base.GradientTransformation:
-    def init(params: Any) -> Any:
+    def init(params: Params) -> OptState:
         count = zero_count()
         return make(count, recorded(value_at(count)))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         if constant and base.is_empty(state):
             state = init(None)
         value = value_at(state.count)
@@ -86,13 +98,13 @@ def _scaled_by(
     return base.GradientTransformation(init, update, state=make, reads_state=not constant)
 
 
-def scale_by_schedule(step_size_fn: base.Schedule) -> base.GradientTransformation:
+def scale_by_schedule(step_size_fn: Schedule) -> base.GradientTransformation:
     """Updates times `step_size_fn(step)`; steps count from 0. The factor is kept in the state."""
     return _scaled_by(step_size_fn, ScaleByScheduleState, 1)
 
 
 def scale_by_learning_rate(
-    learning_rate: base.ScalarOrSchedule | None = None, *, flip_sign: bool = True
+    learning_rate: ScalarOrSchedule | None = None, *, flip_sign: bool = True
 ) -> base.GradientTransformation:
     """Updates times minus the learning rate, a number or a schedule; None gives `identity()`.
 
@@ -110,24 +122,29 @@ class WeightDecaySchedule(NamedTuple):
     """Steps taken, and the decay last used."""
 
     count: Any
-    weight_decay: Any
+    weight_decay: Array
 
 
-def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> base.GradientTransformation:
+def add_decayed_weights(
+    weight_decay: ScalarOrSchedule = 0.0, mask: Mask | None = None
+) -> base.GradientTransformation:
     """Updates plus `weight_decay` (a number or schedule) times parameters, where `mask` is true."""
-    decay_at: base.Schedule | None = weight_decay if callable(weight_decay) else None
+    constant: Any = weight_decay
+    decay_at: Schedule | None = weight_decay if callable(weight_decay) else None
     nothing = isinstance(weight_decay, (int, float)) and weight_decay == 0.0
 
-    def init(params: Any) -> Any:
+    def init(params: Params) -> OptState:
         if decay_at is None:
             return base.EmptyState()
         return WeightDecaySchedule(zero_count(), recorded(decay_at(zero_count())))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         base.require_params(params, "add_decayed_weights")
         if nothing:
             return updates, state
-        decay = weight_decay if decay_at is None else decay_at(state.count)
+        decay = constant if decay_at is None else decay_at(state.count)
         if decay_at is not None:
             state = WeightDecaySchedule(safe_increment(state.count), recorded(decay))
         return map_updates(lambda u, p: u + times(decay, p), updates, extras=(params,)), state
@@ -156,14 +173,14 @@ def scale_by_param_block_rms(min_scale: float = 1e-3) -> base.GradientTransforma
 
 
 def scale_by_trust_ratio(
-    min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
+    min_norm: Number = 0.0, trust_coefficient: Number = 1.0, eps: Number = 0.0
 ) -> base.GradientTransformation:
     """Each leaf's update u times trust_coefficient * |p| / (|u| + eps) (You et al. 2017).
 
     The factor is 1 where either norm is zero.
     """
 
-    def leaf(u: Any, p: Any) -> Any:
+    def leaf(u: Array, p: Array) -> Array:
         of_param, of_update = safe_norm(p, min_norm), safe_norm(u, min_norm)
         zero = (of_param == 0.0) | (of_update == 0.0)
         ratio = trust_coefficient * of_param / jnp.where(zero, 1.0, of_update + eps)
@@ -173,13 +190,15 @@ def scale_by_trust_ratio(
 
 
 def normalize_by_update_norm(
-    scale_factor: Any = 1.0, eps: Any = 1e-6
+    scale_factor: Number = 1.0, eps: Number = 1e-6
 ) -> base.GradientTransformation:
     """Updates times scale_factor / (global norm + eps)."""
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         norm = (tree_math.norm(updates) + eps) / scale_factor
-        return map_updates(lambda u: u / norm.astype(dtypes.real_of(u.dtype)), updates), state
+        return map_updates(lambda u: u / norm.astype(real_of(u.dtype)), updates), state
 
     return base.GradientTransformation(base.init_empty_state, update)
 
@@ -190,7 +209,7 @@ def normalize() -> base.GradientTransformation:
 
 
 def scale_by_polyak(
-    f_min: Any = 0.0, max_learning_rate: Any = 1.0, eps: Any = 0.0, variant: str = "sps"
+    f_min: Number = 0.0, max_learning_rate: Number = 1.0, eps: Number = 0.0, variant: str = "sps"
 ) -> base.GradientTransformationExtraArgs:
     """Updates u times Polyak's step (value - f_min) / (|u|**2 + eps), at most max_learning_rate.
 
@@ -201,12 +220,17 @@ def scale_by_polyak(
         raise ArgumentError(f'scale_by_polyak: variant is "sps" or "sps+", got {variant!r}')
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, value: Any, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates,
+        state: OptState,
+        params: Params | None = None,
+        *,
+        value: ArrayLike,
+        **extra: Any,
+    ) -> tuple[Updates, OptState]:
         square = tree_math.norm(updates, squared=True)
         gap = (as_array(value) - f_min).astype(square.dtype)
         gap = jnp.maximum(gap, 0.0) if variant == "sps+" else gap
-        tiny = square + eps <= float(dtypes.finfo(dtypes.F32).eps)
+        tiny = square + eps <= float(dtypes.finfo(F32).eps)
         step = jnp.minimum(gap / jnp.where(tiny, 1.0, square + eps), max_learning_rate)
         step = jnp.where(tiny, 0.0, step)
         return map_updates(lambda u: times(step, u), updates), state
@@ -226,7 +250,7 @@ def centralize() -> base.GradientTransformation:
     """Updates of two or more dimensions minus their mean over all but the first one
     (Yong et al. 2020)."""
 
-    def leaf(u: Any) -> Any:
+    def leaf(u: Array) -> Array:
         return u - jnp.mean(u, axis=tuple(range(1, u.ndim)), keepdims=True) if u.ndim > 1 else u
 
     return base.per_leaf(leaf)
@@ -242,17 +266,19 @@ def keep_params_nonnegative() -> base.GradientTransformation:
 class ZeroNansState(NamedTuple):
     """Per leaf, whether the latest updates had a NaN."""
 
-    found_nan: Any
+    found_nan: PyTree
 
 
 def zero_nans() -> base.GradientTransformation:
     """Updates with NaNs replaced by zeros; the state says which leaves had some."""
 
-    def init(params: Any) -> ZeroNansState:
-        return ZeroNansState(init_leaves(lambda p: jnp.zeros((), dtypes.BOOL), params))
+    def init(params: Params) -> ZeroNansState:
+        return ZeroNansState(init_leaves(lambda p: jnp.zeros((), BOOL), params))
 
-    def update(updates: Any, state: ZeroNansState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(u: Any, _: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ZeroNansState, params: Params | None = None
+    ) -> tuple[Updates, ZeroNansState]:
+        def leaf(u: Array, _: Array) -> tuple[Array, ...]:
             nan = jnp.isnan(u)
             return jnp.where(nan, 0.0, u), jnp.any(nan)
 
@@ -269,19 +295,21 @@ def zero_nans() -> base.GradientTransformation:
 class TraceState(NamedTuple):
     """The decaying sum of updates."""
 
-    trace: Any
+    trace: PyTree
 
 
 def trace(
-    decay: Any, nesterov: bool = False, accumulator_dtype: DTypeLike | None = None
+    decay: Number, nesterov: bool = False, accumulator_dtype: DTypeLike | None = None
 ) -> base.GradientTransformation:
     """Momentum: trace = update + decay * trace; with `nesterov`, update + decay * the new trace."""
 
-    def init(params: Any) -> TraceState:
+    def init(params: Params) -> TraceState:
         return TraceState(init_moments(params, dtype=accumulator_dtype))
 
-    def update(updates: Any, state: TraceState, params: Any = None) -> tuple[Any, ...]:
-        def leaf(u: Any, t: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: TraceState, params: Params | None = None
+    ) -> tuple[Updates, TraceState]:
+        def leaf(u: Array, t: Array) -> tuple[Array, ...]:
             t = u + decay * t
             return (u + decay * t if nesterov else t), t
 
@@ -295,22 +323,24 @@ class EmaState(NamedTuple):
     """Steps taken and the exponential moving average of updates."""
 
     count: Any
-    ema: Any
+    ema: PyTree
 
 
 def ema(
-    decay: Any, debias: bool = True, accumulator_dtype: DTypeLike | None = None
+    decay: Number, debias: bool = True, accumulator_dtype: DTypeLike | None = None
 ) -> base.GradientTransformation:
     """The exponential moving average of updates, divided by 1 - decay**step with `debias`."""
 
-    def init(params: Any) -> EmaState:
+    def init(params: Params) -> EmaState:
         return EmaState(zero_count(), init_moments(params, dtype=accumulator_dtype))
 
-    def update(updates: Any, state: EmaState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: EmaState, params: Params | None = None
+    ) -> tuple[Updates, EmaState]:
         count = safe_increment(state.count)
         correction = one_minus_power(decay, count)
 
-        def leaf(u: Any, m: Any) -> tuple[Any, ...]:
+        def leaf(u: Array, m: Array) -> tuple[Array, ...]:
             m = moment(u, m, decay)
             return (m / correction(m.dtype) if debias else m), m
 
@@ -324,19 +354,21 @@ class ApplyEvery(NamedTuple):
     """Steps since the last emission and the sum of updates since."""
 
     count: Any
-    grad_acc: Any
+    grad_acc: PyTree
 
 
 def apply_every(k: int = 1) -> base.GradientTransformation:
     """The sum of the last k updates at every k-th step, zeros between."""
 
-    def init(params: Any) -> ApplyEvery:
+    def init(params: Params) -> ApplyEvery:
         return ApplyEvery(zero_count(), init_moments(params))
 
-    def update(updates: Any, state: ApplyEvery, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: ApplyEvery, params: Params | None = None
+    ) -> tuple[Updates, ApplyEvery]:
         position = state.count % k
 
-        def leaf(u: Any, total: Any) -> tuple[Any, ...]:
+        def leaf(u: Array, total: Array) -> tuple[Array, ...]:
             total = u + jnp.where(position != 0, total, 0.0)
             return jnp.where(position == k - 1, total, 0.0), total
 
@@ -355,14 +387,18 @@ class SnapshotState(NamedTuple):
     measurement: dict[str, Any]
 
 
-def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> base.GradientTransformation:
+def snapshot(
+    measure_name: str, measure: Callable[[Updates], PyTree]
+) -> base.GradientTransformation:
     """Updates as they are; `measure(updates)` is kept in the state, where `describe` finds it."""
 
-    def init(params: Any) -> SnapshotState:
+    def init(params: Params) -> SnapshotState:
         zeros = tree.map(lambda x: jnp.zeros_like(as_array(x)), measure(params))
         return SnapshotState({measure_name: zeros})
 
-    def update(updates: Any, state: SnapshotState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: SnapshotState, params: Params | None = None
+    ) -> tuple[Updates, SnapshotState]:
         return updates, SnapshotState({measure_name: measure(updates)})
 
     return base.GradientTransformation(init, update, state=SnapshotState, reads_state=False)
@@ -375,7 +411,9 @@ class MonitorState(NamedTuple):
     measure_states: tuple[Any, ...]
 
 
-def monitor(measures: dict[str, Any]) -> base.GradientTransformationExtraArgs:
+def monitor(
+    measures: dict[str, Callable[[Updates], PyTree] | base.GradientTransformation],
+) -> base.GradientTransformationExtraArgs:
     """Updates as they are; each measure, a function of updates or a transformation, is recorded.
 
     Before the first update a measurement is that of the parameters, so that the state's structure
@@ -388,14 +426,14 @@ def monitor(measures: dict[str, Any]) -> base.GradientTransformationExtraArgs:
         for name, m in measures.items()
     }
 
-    def init(params: Any) -> MonitorState:
+    def init(params: Params) -> MonitorState:
         states = {name: tx.init(params) for name, tx in txs.items()}
         first = {name: tx.update(params, states[name], params)[0] for name, tx in txs.items()}
         return MonitorState(first, tuple(states.values()))
 
     def update(
-        updates: Any, state: MonitorState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: MonitorState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, MonitorState]:
         measured, states = {}, []
         for (name, tx), s in zip(txs.items(), state.measure_states, strict=True):
             measured[name], s = tx.update(updates, s, params, **extra)
@@ -406,15 +444,17 @@ def monitor(measures: dict[str, Any]) -> base.GradientTransformationExtraArgs:
 
 
 def measure_with_ema(
-    measure: Callable[[Any], Any],
-    decay: Any,
+    measure: Callable[[Updates], PyTree],
+    decay: Number,
     debias: bool = True,
     accumulator_dtype: DTypeLike | None = None,
 ) -> base.GradientTransformation:
     """A measure for `monitor`: the moving average of `measure(updates)`."""
     average = ema(decay, debias, accumulator_dtype)
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         return average.update(measure(updates), state)
 
     return base.GradientTransformation(

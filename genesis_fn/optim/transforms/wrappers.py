@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import genesis_fn.numpy as jnp
-from genesis_fn.core import dtypes, tree
-from genesis_fn.core.array import Array
-from genesis_fn.core.convert import as_array
-from genesis_fn.core.dtypes import DTypeLike
-from genesis_fn.core.errors import ArgumentError, ShapeError
+from genesis_fn import Array, ArrayLike, DTypeLike, PyTree, dtypes, tree
+from genesis_fn.errors import ArgumentError, ShapeError
+from genesis_fn.extend import as_array
 from genesis_fn.optim import base
+from genesis_fn.optim.annotations import Number, OptState, Params, Schedule, Updates
 from genesis_fn.optim.numerics import safe_increment
 from genesis_fn.optim.state import tree_math
 from genesis_fn.optim.state.state_access import ParamsPlaceholder
 from genesis_fn.optim.tree_map_updates import (
+    BOOL,
+    F32,
+    I32,
     as_gradient,
     init_leaves,
     init_moments,
@@ -32,7 +34,7 @@ from genesis_fn.optim.tree_map_updates import (
 )
 
 
-def _zeros(updates: Any) -> Any:
+def _zeros(updates: Updates) -> Updates:
     """Zero updates; None where a leaf is frozen."""
     return map_updates(jnp.zeros_like, updates)
 
@@ -40,12 +42,12 @@ def _zeros(updates: Any) -> Any:
 # ---- accumulation of gradients ----
 
 
-def _all_finite(updates: Any) -> Any:
+def _all_finite(updates: Updates) -> Array:
     finite = [jnp.all(jnp.isfinite(as_array(u))) for u in tree.leaves(updates)]
-    return functools.reduce(jnp.logical_and, finite, jnp.ones((), dtypes.BOOL))
+    return functools.reduce(jnp.logical_and, finite, jnp.ones((), BOOL))
 
 
-def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any, Any]:
+def skip_not_finite(updates: Updates, gradient_step: Array, params: Params) -> tuple[Array, PyTree]:
     """(whether some update is not finite, what to keep of it), for `MultiSteps`."""
     bad = [jnp.sum(~jnp.isfinite(as_array(u))) for u in tree.leaves(updates)]
     count = functools.reduce(jnp.add, bad) if bad else zero_count()
@@ -54,8 +56,8 @@ def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any,
 
 
 def skip_large_updates(
-    updates: Any, gradient_step: Any, params: Any, max_squared_norm: Any
-) -> tuple[Any, Any]:
+    updates: Updates, gradient_step: Array, params: Params, max_squared_norm: Number
+) -> tuple[Array, PyTree]:
     """(whether the squared norm is not below a limit, what to keep of it), for `MultiSteps`."""
     square = tree_math.norm(updates, squared=True)
     skip = ~(square < max_squared_norm)
@@ -65,11 +67,11 @@ def skip_large_updates(
 class MultiStepsState(NamedTuple):
     """Position within the accumulation, steps made, and what is accumulated."""
 
-    mini_step: Any
-    gradient_step: Any
-    inner_opt_state: Any
-    acc_grads: Any
-    skip_state: Any = ()
+    mini_step: Array
+    gradient_step: Array
+    inner_opt_state: OptState
+    acc_grads: PyTree
+    skip_state: PyTree = ()
 
 
 class MultiSteps:
@@ -83,9 +85,9 @@ class MultiSteps:
     def __init__(
         self,
         opt: base.GradientTransformation,
-        every_k_schedule: int | Callable[[Any], Any],
+        every_k_schedule: int | Callable[[Any], int | Array],
         use_grad_mean: bool = True,
-        should_skip_update_fn: Callable[..., tuple[Any, Any]] | None = None,
+        should_skip_update_fn: Callable[..., tuple[Array, PyTree]] | None = None,
         accumulator_dtype: DTypeLike | None = None,
     ) -> None:
         if isinstance(every_k_schedule, int) and every_k_schedule < 1:
@@ -104,7 +106,7 @@ class MultiSteps:
         """The transformation that is stepped."""
         return self._opt
 
-    def init(self, params: Any) -> MultiStepsState:
+    def init(self, params: Params) -> MultiStepsState:
         """The state before any gradient."""
         skip_state = ()
         if self._skip_fn is not None:
@@ -118,14 +120,14 @@ class MultiSteps:
         )
 
     def update(
-        self, updates: Any, state: MultiStepsState, params: Any = None, **extra: Any
-    ) -> tuple[Any, MultiStepsState]:
+        self, updates: Updates, state: MultiStepsState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, MultiStepsState]:
         """(updates, state): those of the inner transformation at every k-th call, else zeros."""
         base.check_state(state, MultiStepsState, "MultiSteps")
         k = self._every_k(state.gradient_step)
         before = state.mini_step
 
-        def accumulate(g: Any, total: Any) -> tuple[Any, ...]:
+        def accumulate(g: Array, total: Array) -> tuple[Array, ...]:
             total = (
                 total + (g - total) / (before + 1).astype(total.dtype) if self._mean else total + g
             )
@@ -140,7 +142,7 @@ class MultiSteps:
         next_sums = select(emit, zeros, kept)
         if self._skip_fn is not None:
             skip, skip_state = self._skip_fn(updates, state.gradient_step, params)
-            if skip.dtype != dtypes.BOOL or skip.shape != ():
+            if skip.dtype != BOOL or skip.shape != ():
                 raise ShapeError(
                     "MultiSteps: should_skip_update_fn must return a boolean scalar first, it "
                     f"returned {skip.aval}"
@@ -158,7 +160,7 @@ class MultiSteps:
         )
         return map_updates(lambda u: jnp.where(take, u, 0.0), stepped), new
 
-    def has_updated(self, state: MultiStepsState) -> Any:
+    def has_updated(self, state: MultiStepsState) -> Array:
         """Whether the latest call made a step."""
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
@@ -173,10 +175,10 @@ class MultiSteps:
 class ApplyIfFiniteState(NamedTuple):
     """Consecutive and total non-finite updates, whether the last was finite, the inner state."""
 
-    notfinite_count: Any
-    last_finite: Any
-    total_notfinite: Any
-    inner_state: Any
+    notfinite_count: Array
+    last_finite: Array
+    total_notfinite: Array
+    inner_state: OptState
 
 
 def apply_if_finite(
@@ -189,21 +191,21 @@ def apply_if_finite(
     """
     inner = base.with_extra_args_support(inner)
 
-    def init(params: Any) -> ApplyIfFiniteState:
+    def init(params: Params) -> ApplyIfFiniteState:
         return ApplyIfFiniteState(
-            zero_count(), jnp.ones((), dtypes.BOOL), zero_count(), inner.init(params)
+            zero_count(), jnp.ones((), BOOL), zero_count(), inner.init(params)
         )
 
     def update(
-        updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: ApplyIfFiniteState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, ApplyIfFiniteState]:
         finite = _all_finite(updates)
         bad = jnp.where(finite, 0, safe_increment(state.notfinite_count))
         take = finite | (bad > max_consecutive_errors)
         new, inner_state = inner.update(updates, state.inner_state, params, **extra)
         total = state.total_notfinite
         kept = ApplyIfFiniteState(
-            bad.astype(dtypes.I32),
+            bad.astype(I32),
             finite,
             jnp.where(finite, total, safe_increment(total)),
             select(take, inner_state, state.inner_state),
@@ -216,15 +218,15 @@ def apply_if_finite(
 class ConditionallyTransformState(NamedTuple):
     """The inner state and the calls so far."""
 
-    inner_state: Any
-    step: Any
+    inner_state: OptState
+    step: Array
 
 
 class ConditionallyMaskState(NamedTuple):
     """The calls so far and the inner state."""
 
-    step: Any
-    inner_state: Any
+    step: Array
+    inner_state: OptState
 
 
 def conditionally_transform(
@@ -254,10 +256,12 @@ def _conditional(
     tx = base.with_extra_args_support(inner)
     kind = ConditionallyMaskState if zero else ConditionallyTransformState
 
-    def init(params: Any) -> Any:
+    def init(params: Params) -> OptState:
         return kind(step=zero_count(), inner_state=tx.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         take = as_array(condition(state.step, **(extra if forward else {})))
         new, inner_state = tx.update(updates, state.inner_state, params, **extra)
         other = _zeros(updates) if zero else updates
@@ -276,8 +280,8 @@ def _conditional(
 class WithMasterState(NamedTuple):
     """Float32 copies of the parameters that are narrower (None for others); the inner state."""
 
-    master: Any
-    inner_state: Any
+    master: Params
+    inner_state: OptState
 
 
 def with_master(inner: base.GradientTransformation) -> base.GradientTransformationExtraArgs:
@@ -288,26 +292,26 @@ def with_master(inner: base.GradientTransformation) -> base.GradientTransformati
     """
     inner = base.with_extra_args_support(inner)
 
-    def narrow(p: Any) -> bool:
+    def narrow(p: Array) -> bool:
         return wide_dtype(p.dtype) != p.dtype
 
-    def init(params: Any) -> WithMasterState:
-        master = init_leaves(lambda p: p.astype(dtypes.F32) if narrow(p) else None, params)
+    def init(params: Params) -> WithMasterState:
+        master = init_leaves(lambda p: p.astype(F32) if narrow(p) else None, params)
         return WithMasterState(master, inner.init(_masters(params, master)))
 
-    def _masters(params: Any, master: Any) -> Any:
+    def _masters(params: Params, master: Params) -> Params:
         return tree.map(lambda p, m: p if m is None else m, params, master, is_leaf=is_none)
 
     def update(
-        updates: Any, state: WithMasterState, params: Any = None, **extra: Any
-    ) -> tuple[Any, ...]:
+        updates: Updates, state: WithMasterState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, WithMasterState]:
         base.require_params(params, "with_master")
         full = _masters(params, state.master)
         steps, inner_state = inner.update(
             map_updates(lambda g: g, updates), state.inner_state, full, **extra
         )
 
-        def leaf(u: Any, m: Any, p: Any) -> tuple[Any, ...]:
+        def leaf(u: Array, m: Array | None, p: Array) -> tuple[Array | None, ...]:
             if m is None:
                 return u, None
             moved = m + u
@@ -339,13 +343,15 @@ def with_update_dtype(
     tx = base.with_extra_args_support(inner)
     fixed = None if update_dtype == "param" else dtypes.dtype(update_dtype)
 
-    def cast(u: Any, like: Any) -> Any:
+    def cast(u: Array | None, like: ArrayLike | None) -> Array | None:
         if u is None:
             return None
         kind = fixed or as_array(u if like is None else like).dtype
         return u.astype(kind) if dtypes.is_inexact(kind) else u
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         new, state = tx.update(updates, state, params, **extra)
         like = updates if params is None else params
         return tree.map(cast, new, like, is_leaf=is_none), state
@@ -359,18 +365,18 @@ def with_update_dtype(
 class LookaheadState(NamedTuple):
     """The fast optimizer's state and the steps since the last synchronization."""
 
-    fast_state: Any
-    steps_since_sync: Any
+    fast_state: OptState
+    steps_since_sync: Array
 
 
 class LookaheadParams(NamedTuple):
     """Parameters that the fast optimizer moves, and the slow ones that follow them."""
 
-    fast: Any
-    slow: Any
+    fast: Params
+    slow: Params
 
     @classmethod
-    def init_synced(cls, params: Any) -> LookaheadParams:
+    def init_synced(cls, params: Params) -> LookaheadParams:
         """Both equal to `params`."""
         return cls(fast=params, slow=params)
 
@@ -378,7 +384,7 @@ class LookaheadParams(NamedTuple):
 def lookahead(
     fast_optimizer: base.GradientTransformation,
     sync_period: int,
-    slow_step_size: Any,
+    slow_step_size: Number,
     reset_state: bool = False,
 ) -> base.GradientTransformation:
     """Every `sync_period` steps, slow parameters move towards the fast ones, which return to them.
@@ -389,16 +395,18 @@ def lookahead(
     if sync_period < 1:
         raise ArgumentError(f"lookahead: sync_period must be positive, got {sync_period}")
 
-    def init(params: Any) -> LookaheadState:
+    def init(params: Params) -> LookaheadState:
         return LookaheadState(fast_optimizer.init(getattr(params, "fast", params)), zero_count())
 
-    def update(updates: Any, state: LookaheadState, params: Any = None) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: LookaheadState, params: Params | None = None
+    ) -> tuple[Updates, LookaheadState]:
         if not isinstance(params, LookaheadParams):
             raise ArgumentError("lookahead: parameters must be LookaheadParams(fast, slow)")
         steps, fast_state = fast_optimizer.update(updates, state.fast_state, params.fast)
         sync = state.steps_since_sync == sync_period - 1
 
-        def ahead(u: Any, f: Any, s: Any) -> Any:
+        def ahead(u: Array, f: Array, s: Array) -> Array:
             return jnp.where(sync, f + u - s, 0.0)
 
         both = (params.fast, params.slow)
@@ -421,20 +429,22 @@ def flatten(inner: base.GradientTransformation) -> base.GradientTransformationEx
     """`inner` on all leaves as one vector, of the widest dtype among them."""
     inner = base.with_extra_args_support(inner)
 
-    def joined(values: Any, like: list[Any]) -> Any:
+    def joined(values: Sequence[Any], like: Sequence[Any]) -> Array:
         parts = [as_array(x) for x, g in zip(values, like, strict=True) if g is not None]
         if not parts:
             return jnp.zeros((0,))
         kind = functools.reduce(dtypes.promote_types, [wide_dtype(x.dtype) for x in parts])
         return jnp.concatenate([x.astype(kind).reshape(-1) for x in parts])
 
-    def init(params: Any) -> Any:
+    def init(params: Params) -> OptState:
         if isinstance(params, ParamsPlaceholder):
             return inner.init(params)
         leaves = tree.leaves(init_leaves(lambda p: p, params))
         return inner.init(joined(leaves, leaves))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ...]:
+    def update(
+        updates: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         leaves, treedef = tree.flatten(updates, is_none)
         if params is None:
             gradients: list[Any] = [as_gradient(u) for u in leaves]
@@ -463,7 +473,7 @@ class InjectHyperparamsState(NamedTuple):
     count: Any
     hyperparams: dict[str, Any]
     hyperparams_states: dict[str, Any]
-    inner_state: Any
+    inner_state: OptState
 
 
 InjectStatefulHyperparamsState = InjectHyperparamsState
@@ -478,7 +488,7 @@ class WrappedScheduleState(NamedTuple):
 class WrappedSchedule:
     """A function of the step as a schedule with a state of its own."""
 
-    def __init__(self, schedule_fn: base.Schedule) -> None:
+    def __init__(self, schedule_fn: Schedule) -> None:
         self.schedule_fn = schedule_fn
 
     def init(self) -> WrappedScheduleState:
@@ -489,7 +499,7 @@ class WrappedSchedule:
         """The state of the next step."""
         return WrappedScheduleState(safe_increment(state.count))
 
-    def __call__(self, state: WrappedScheduleState, **extra: Any) -> Any:
+    def __call__(self, state: WrappedScheduleState, **extra: Any) -> Number:
         return self.schedule_fn(state.count)
 
 
@@ -531,7 +541,7 @@ def inject_hyperparams(
             elif _is_stateful(value):
                 schedules[name] = value
             elif callable(value):
-                schedules[name] = WrappedSchedule(value)
+                schedules[name] = WrappedSchedule(value)  # pyright: ignore[reportArgumentType]
             elif isinstance(value, (int, float, np.ndarray, np.generic, Array)):
                 numbers[name] = value
             else:
@@ -543,7 +553,7 @@ def inject_hyperparams(
             x = as_array(x)
             return x.astype(kind) if dtypes.is_float(x.dtype) else x
 
-        def init(params: Any) -> InjectHyperparamsState:
+        def init(params: Params) -> InjectHyperparamsState:
             kind = hyperparam_dtype
             if kind is None:
                 kind = wide_dtype(widest_float(params))
@@ -554,8 +564,11 @@ def inject_hyperparams(
             return InjectHyperparamsState(zero_count(), values, states, inner.init(params))
 
         def update(
-            updates: Any, state: InjectHyperparamsState, params: Any = None, **extra: Any
-        ) -> tuple[Any, ...]:
+            updates: Updates,
+            state: InjectHyperparamsState,
+            params: Params | None = None,
+            **extra: Any,
+        ) -> tuple[Updates, InjectHyperparamsState]:
             values = {k: as_array(v) for k, v in state.hyperparams.items()}
             states = dict(state.hyperparams_states)
             for k, s in schedules.items():

@@ -9,6 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, no_flops, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.primitives.elementwise import add, convert, lt, rem, select
 from genesis_fn.primitives.factories import PRIM, move_batch
 from genesis_fn.primitives.indexing.gather_dims import (
@@ -115,16 +116,16 @@ PRIM["gather"] = gather_p
 
 
 def gather(
-    operand: Any,
-    start_indices: Any,
+    operand: Array,
+    start_indices: Array,
     dimension_numbers: GatherDimensionNumbers,
     slice_sizes: Sequence[int],
     *,
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
     mode: str | GatherScatterMode | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """The windows of `operand` of lengths `slice_sizes` that start at `start_indices`.
 
     `dimension_numbers` places windows and index vectors in operand and result; see
@@ -150,7 +151,7 @@ def _python_number(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
+def index_take(src: Array, idxs: Sequence[Array], axes: Sequence[int]) -> Array:
     """src[idxs[0], idxs[1], ...] along `axes`: one element or window per place in the 1-d `idxs`.
 
     Indices wrap around the axis, negative ones included.
@@ -235,8 +236,12 @@ PRIM["take_rows"] = take_rows_p
 
 
 def take_rows(
-    table: Any, indices: Any, *, mode: str | GatherScatterMode = "check", fill_value: Any = None
-) -> Any:
+    table: Array,
+    indices: Array,
+    *,
+    mode: str | GatherScatterMode = "check",
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """table[indices]: one row of the table, along its axis 0, per index.
 
     The derivative adds rows up by index, in float32 for 16-bit floats. Modes as in `gather`;

@@ -14,6 +14,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, no_flops, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.primitives.elementwise import add, convert, lt, max as max_, select
 from genesis_fn.primitives.factories import PRIM, full, instantiate, move_batch, zeros
 from genesis_fn.primitives.indexing.gather import gather
@@ -246,12 +247,12 @@ def _starts(
 
 
 def dynamic_slice(
-    operand: Any,
-    start_indices: Any,
+    operand: Array,
+    start_indices: Array | Sequence[ArrayLike],
     slice_sizes: Sequence[int],
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """operand[s : s + size] along every dimension, for starts s that may be values.
 
     `start_indices`: one integer per dimension, or a 1-d array of them; negative ones count from the
@@ -268,12 +269,12 @@ def dynamic_slice(
 
 
 def dynamic_update_slice(
-    operand: Any,
-    update: Any,
-    start_indices: Any,
+    operand: Array,
+    update: Array,
+    start_indices: Array | Sequence[ArrayLike],
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
+) -> Array:
     """`operand` with `update` in place of the slice of its shape at `start_indices`.
 
     Starts are treated as in `dynamic_slice`.
@@ -294,13 +295,13 @@ def _along(operand: Any, axis: int, start: Any) -> tuple[int, list[Any]]:
 
 
 def dynamic_slice_in_dim(
-    operand: Any,
-    start_index: Any,
+    operand: Array,
+    start_index: ArrayLike,
     slice_size: int,
     axis: int = 0,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     """operand[start : start + size] along one axis."""
     axis, starts = _along(operand, axis, start_index)
     sizes = [slice_size if i == axis else n for i, n in enumerate(typeof(operand).shape)]
@@ -308,13 +309,13 @@ def dynamic_slice_in_dim(
 
 
 def dynamic_index_in_dim(
-    operand: Any,
-    index: Any,
+    operand: Array,
+    index: ArrayLike,
     axis: int = 0,
     keepdims: bool = True,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     """operand[index] along one axis, which is kept with length 1 or dropped; clamped."""
     taken = dynamic_slice_in_dim(
         operand, index, 1, axis, allow_negative_indices=allow_negative_indices
@@ -323,8 +324,13 @@ def dynamic_index_in_dim(
 
 
 def dynamic_update_slice_in_dim(
-    operand: Any, update: Any, start_index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: Array,
+    update: Array,
+    start_index: ArrayLike,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """`operand` with `update` written from `start_index` on along one axis."""
     _, starts = _along(operand, axis, start_index)
     return dynamic_update_slice(
@@ -333,8 +339,13 @@ def dynamic_update_slice_in_dim(
 
 
 def dynamic_update_index_in_dim(
-    operand: Any, update: Any, index: Any, axis: int, *, allow_negative_indices: bool = True
-) -> Any:
+    operand: Array,
+    update: Array,
+    index: ArrayLike,
+    axis: int,
+    *,
+    allow_negative_indices: bool = True,
+) -> Array:
     """`operand` with `update`, which may lack the axis, written at `index` along it."""
     shape = typeof(operand).shape
     axis = canonical_axis(axis, len(shape), "dynamic_update_index_in_dim")

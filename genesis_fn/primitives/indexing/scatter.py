@@ -14,6 +14,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import Primitive, bind, is_linear, typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.elementwise import convert, div, eq, neg, select
 from genesis_fn.primitives.factories import (
     PRIM,
@@ -353,15 +354,15 @@ scatter_max = _named("max", "The maximum of `operand` and the windows `updates`.
 
 
 def scatter_sub(
-    operand: Any,
-    scatter_indices: Any,
-    updates: Any,
+    operand: Array,
+    scatter_indices: Array,
+    updates: Array,
     dimension_numbers: ScatterDimensionNumbers,
     *,
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """`operand` with the windows `updates` subtracted; arguments as in `scatter_add`."""
     return scatter_add(
         operand,
@@ -440,13 +441,13 @@ PRIM["segment_sum"] = segment_sum_p
 
 
 def segment_sum(
-    data: Any,
-    segment_ids: Any,
+    data: Array,
+    segment_ids: Array,
     num_segments: int,
     *,
     indices_are_sorted: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """out[s] = the sum of data[i] over all i with segment_ids[i] == s, for s < num_segments.
 
     `segment_ids` may have several dimensions, the first ones of `data`. 16-bit floats are added in

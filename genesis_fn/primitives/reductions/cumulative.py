@@ -9,6 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, is_linear, typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.elementwise import add, convert, div, eq, exp, select, sub
 from genesis_fn.primitives.factories import KINDS, each_operand, full, linear, move_batch, scale
@@ -53,7 +54,7 @@ cumsum_p = linear(
 )
 
 
-def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def cumsum(operand: Array, axis: int = 0, reverse: bool = False) -> Array:
     """The sum of each element and those before it (`reverse`: after it) along `axis`."""
     axis = axis_in(axis, typeof(operand).ndim, "cumsum", operand)
     return bind(cumsum_p, operand, axis=axis, reverse=bool(reverse))
@@ -112,7 +113,7 @@ linear_recurrence_p = Primitive(
 linear_recurrence_p.batch = _along(linear_recurrence_p)
 
 
-def linear_recurrence(a: Any, b: Any, axis: int = 0, reverse: bool = False) -> Any:
+def linear_recurrence(a: Array, b: Array, axis: int = 0, reverse: bool = False) -> Array:
     """h along `axis` with h_k = a_k h_{k-1} + b_k and h_{-1} = 0 (`reverse`: from the far end).
 
     a and b have one shape and floating dtype. Linear in b; differentiable in both, to any order.
@@ -147,7 +148,7 @@ def _one(kind: Any) -> Any:
 cumprod_p.linearize = _cumprod_linearize
 
 
-def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def cumprod(operand: Array, axis: int = 0, reverse: bool = False) -> Array:
     """The product of each element and those before it (`reverse`: after it) along `axis`."""
     axis = axis_in(axis, typeof(operand).ndim, "cumprod", operand)
     return bind(cumprod_p, operand, axis=axis, reverse=bool(reverse))
@@ -182,13 +183,13 @@ cummax_p = _extreme("cummax")
 cummin_p = _extreme("cummin")
 
 
-def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def cummax(operand: Array, axis: int = 0, reverse: bool = False) -> Array:
     """The maximum of each element and those before it (`reverse`: after); NaN once one is met."""
     axis = axis_in(axis, typeof(operand).ndim, "cummax", operand)
     return bind(cummax_p, operand, axis=axis, reverse=bool(reverse))
 
 
-def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def cummin(operand: Array, axis: int = 0, reverse: bool = False) -> Array:
     """The minimum of each element and those before it (`reverse`: after); NaN once one is met."""
     axis = axis_in(axis, typeof(operand).ndim, "cummin", operand)
     return bind(cummin_p, operand, axis=axis, reverse=bool(reverse))
@@ -222,7 +223,7 @@ def _cumlogsumexp_linearize(nonzero: Any, x: Any, *, axis: int, reverse: bool) -
 cumlogsumexp_p.linearize = _cumlogsumexp_linearize
 
 
-def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+def cumlogsumexp(operand: Array, axis: int = 0, reverse: bool = False) -> Array:
     """log of the sum of the exponentials of each element and those before it (`reverse`: after)."""
     axis = axis_in(axis, typeof(operand).ndim, "cumlogsumexp", operand)
     return bind(cumlogsumexp_p, operand, axis=axis, reverse=bool(reverse))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.primitives.elementwise import convert, div, eq, scale
 from genesis_fn.primitives.factories import (
     KINDS,
@@ -31,21 +32,20 @@ def reduced(x: Aval, axes: Sequence[int], name: str) -> Aval:
     return x.update(tuple([n for i, n in enumerate(x.shape) if i not in axes]))
 
 
-def axis_in(axis: int, ndim: int, name: str, x: Any) -> int:
+def axis_in(axis: SupportsIndex, ndim: int, name: str, x: Array) -> int:
     """`axis` counted from the front. Raises ShapeError if `x` has no such axis."""
     if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
         raise errors.ShapeError(f"{name}: axis {axis} does not fit {typeof(x)}")
     return int(axis) % ndim
 
 
-def axes_in(axes: Any, ndim: int, name: str, x: Any) -> tuple[int, ...]:
+def axes_in(axes: int | Sequence[int], ndim: int, name: str, x: Array) -> tuple[int, ...]:
     """`axes` (an int or several) counted from the front."""
-    if isinstance(axes, (int, np.integer)):
-        axes = (axes,)
-    return tuple([axis_in(a, ndim, name, x) for a in axes])
+    several = (axes,) if isinstance(axes, (int, np.integer)) else axes
+    return tuple([axis_in(a, ndim, name, x) for a in several])
 
 
-def shifted(size: int, x: Any, d: int, axes: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+def shifted(size: int, x: Array, d: int, axes: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     """(operand with the batch in front, axes shifted past it)."""
     return move_batch(x, d, 0, size), tuple([a + 1 for a in axes])
 
@@ -81,7 +81,7 @@ reduce_sum_p = linear(
 PRIM["reduce_sum"] = reduce_sum_p
 
 
-def reduce_sum(x: Any, axes: Sequence[int]) -> Any:
+def reduce_sum(x: Array, axes: Sequence[int]) -> Array:
     """The sum over `axes`, in the dtype of `x`; 16-bit floats are accumulated in float32."""
     axes = tuple(axes)
     return bind(reduce_sum_p, x, axes=axes) if axes else x
@@ -142,13 +142,13 @@ reduce_max_p = _extreme("reduce_max", greatest=True)
 reduce_min_p = _extreme("reduce_min", greatest=False)
 
 
-def reduce_max(operand: Any, axes: Sequence[int]) -> Any:
+def reduce_max(operand: Array, axes: Sequence[int]) -> Array:
     """The maximum over `axes`; NaN if one is there. Over nothing: the dtype's least value."""
     axes = axes_in(axes, typeof(operand).ndim, "reduce_max", operand)
     return bind(reduce_max_p, operand, axes=axes) if axes else operand
 
 
-def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
+def reduce_min(operand: Array, axes: Sequence[int]) -> Array:
     """The minimum over `axes`; NaN if one is there. Over nothing: the dtype's greatest value."""
     axes = axes_in(axes, typeof(operand).ndim, "reduce_min", operand)
     return bind(reduce_min_p, operand, axes=axes) if axes else operand
@@ -168,19 +168,19 @@ reduce_xor_p = reduction(
 )
 
 
-def reduce_and(operand: Any, axes: Sequence[int]) -> Any:
+def reduce_and(operand: Array, axes: Sequence[int]) -> Array:
     """The bitwise (of booleans: logical) and over `axes`."""
     axes = axes_in(axes, typeof(operand).ndim, "reduce_and", operand)
     return bind(reduce_and_p, operand, axes=axes) if axes else operand
 
 
-def reduce_or(operand: Any, axes: Sequence[int]) -> Any:
+def reduce_or(operand: Array, axes: Sequence[int]) -> Array:
     """The bitwise (of booleans: logical) or over `axes`."""
     axes = axes_in(axes, typeof(operand).ndim, "reduce_or", operand)
     return bind(reduce_or_p, operand, axes=axes) if axes else operand
 
 
-def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
+def reduce_xor(operand: Array, axes: Sequence[int]) -> Array:
     """The bitwise (of booleans: logical) exclusive or over `axes`."""
     axes = axes_in(axes, typeof(operand).ndim, "reduce_xor", operand)
     return bind(reduce_xor_p, operand, axes=axes) if axes else operand
@@ -220,13 +220,13 @@ argmax_p = _position("argmax", greatest=True)
 argmin_p = _position("argmin", greatest=False)
 
 
-def argmax(operand: Any, axis: int, index_dtype: Any = dtypes.I32) -> Any:
+def argmax(operand: Array, axis: int, index_dtype: DTypeLike = dtypes.I32) -> Array:
     """The first position of the maximum along `axis`, or of the first NaN."""
     axis = axis_in(axis, typeof(operand).ndim, "argmax", operand)
     return bind(argmax_p, operand, axis=axis, index_dtype=dtypes.dtype(index_dtype))
 
 
-def argmin(operand: Any, axis: int, index_dtype: Any = dtypes.I32) -> Any:
+def argmin(operand: Array, axis: int, index_dtype: DTypeLike = dtypes.I32) -> Array:
     """The first position of the minimum along `axis`, or of the first NaN."""
     axis = axis_in(axis, typeof(operand).ndim, "argmin", operand)
     return bind(argmin_p, operand, axis=axis, index_dtype=dtypes.dtype(index_dtype))

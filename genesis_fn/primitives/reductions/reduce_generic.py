@@ -9,6 +9,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.backend.lowering import Reduce
 from genesis_fn.core.primitive import bind, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives.elementwise import add, mul
 from genesis_fn.primitives.factories import PRIM, axes_except
 from genesis_fn.primitives.reductions.reduce import (
@@ -49,13 +50,13 @@ def _prod_linearize(nonzero: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
 reduce_prod_p.linearize = _prod_linearize
 
 
-def reduce_prod(operand: Any, axes: Sequence[int]) -> Any:
+def reduce_prod(operand: Array, axes: Sequence[int]) -> Array:
     """The product over `axes`, in the dtype of `operand`; 16-bit floats multiply in float32."""
     axes = axes_in(axes, typeof(operand).ndim, "reduce_prod", operand)
     return bind(reduce_prod_p, operand, axes=axes) if axes else operand
 
 
-def fold(xs: Sequence[Any], combine: Callable[..., Any], axes: Sequence[int]) -> list[Any]:
+def fold(xs: Sequence[Array], combine: Callable[..., Any], axes: Sequence[int]) -> list[Array]:
     """`xs`, arrays of one shape, combined over non-empty `axes` pairwise, as a balanced tree.
 
     `combine(a, b)` takes and returns tuples of arrays; it must be associative and commutative.
@@ -104,16 +105,19 @@ def monoid_of(computation: Callable[..., Any]) -> str | None:
 
 
 def reduce(
-    operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
-) -> Any:
+    operands: Array | Sequence[Array],
+    init_values: ArrayLike | Sequence[ArrayLike],
+    computation: Callable[..., Any],
+    dimensions: Sequence[int],
+) -> PyTree:
     """`computation`, associative and commutative, repeated over `dimensions` from `init_values` on.
 
     `operands` is one array, or a tuple of arrays of one shape with a tuple of initial values: then
     `computation(a, b)` takes and returns tuples. add, mul, max, min, and, or, xor use theirs.
     """
     several = isinstance(operands, (tuple, list))
-    xs = tuple(operands) if several else (operands,)
-    inits = tuple(init_values) if several else (init_values,)
+    xs: tuple[Any, ...] = tuple(operands) if several else (operands,)
+    inits: Any = init_values if several else (init_values,)
     axes = axes_in(dimensions, typeof(xs[0]).ndim, "reduce", xs[0])
     for x in xs[1:]:
         if typeof(x).shape != typeof(xs[0]).shape:

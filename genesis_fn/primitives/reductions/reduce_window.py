@@ -15,6 +15,7 @@ from genesis_fn.core import errors
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.dtypes import BOOL, I32, extreme_over_nothing
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
+from genesis_fn.core.types.annotations import Array, Scalar
 from genesis_fn.primitives import shape as shapes
 from genesis_fn.primitives.conv import dilated, padtype_to_pads
 from genesis_fn.primitives.elementwise import select
@@ -31,7 +32,7 @@ class Window(NamedTuple):
     base_dilation: tuple[int, ...]
     window_dilation: tuple[int, ...]
 
-    def outputs(self, shape: Sequence[int], name: str, x: Any) -> tuple[int, ...]:
+    def outputs(self, shape: Sequence[int], name: str, x: Aval) -> tuple[int, ...]:
         """The number of windows along each dimension. Raises ShapeError."""
         for words, values in zip(self._fields, self):
             if len(values) != len(shape):
@@ -185,7 +186,7 @@ _PRIMITIVES = {
 
 
 def window_of(
-    operand: Any,
+    operand: Array,
     window_dimensions: Sequence[int],
     window_strides: Sequence[int] | None = None,
     padding: str | Sequence[tuple[int, int]] = "VALID",
@@ -207,15 +208,15 @@ def window_of(
 
 
 def reduce_window(
-    operand: Any,
-    init_value: Any,
+    operand: Array,
+    init_value: Array | Scalar,
     computation: Callable[..., Any],
     window_dimensions: Sequence[int],
     window_strides: Sequence[int] | None = None,
     padding: str | Sequence[tuple[int, int]] = "VALID",
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
-) -> Any:
+) -> Array:
     """`computation` repeated over every window of `operand`, starting at `init_value`.
 
     Padding and dilation gaps take no part. add, max and min are one operation; any other function
@@ -227,7 +228,7 @@ def reduce_window(
     kind = typeof(operand)
     outputs = window.outputs(kind.shape, "reduce_window", kind)
     name = monoid_of(computation)
-    start = init_value
+    start: Any = init_value
     if type(start) in SCALARS:
         start = full((), start, kind.dtype)
     start = shapes.broadcast_in_dim(start, outputs, ())
@@ -240,18 +241,19 @@ def reduce_window(
 
 
 def reduce_windows(
-    operands: Sequence[Any],
-    init_values: Sequence[Any],
+    operands: Sequence[Array],
+    init_values: Sequence[Array | Scalar],
     computation: Callable[..., Any],
     *options: Any,
-) -> list[Any]:
+) -> list[Array]:
     """`reduce_window` of several operands of one shape: `computation` takes and returns lists."""
     window = window_of(operands[0], *options)
     kinds = [typeof(x) for x in operands]
     if any(k.shape != kinds[0].shape for k in kinds):
         raise errors.ShapeError(f"reduce_window: operands of different shapes, {kinds}")
     outputs = window.outputs(kinds[0].shape, "reduce_window", kinds[0])
-    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(init_values, kinds)]
+    given: list[Any] = list(init_values)
+    starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(given, kinds)]
     starts = [shapes.broadcast_in_dim(v, outputs, ()) for v in starts]
     return _place_by_place(operands, starts, computation, window)
 
@@ -274,7 +276,7 @@ def _place_by_place(
         first = [j * d for j, d in zip(place, window.window_dilation)]
         last = [b + (m - 1) * s + 1 for b, m, s in zip(first, outputs, window.strides)]
         combined = computation(results, [shapes.slice(x, first, last, window.strides) for x in xs])
-        if gaps:
+        if real is not None:
             inside = shapes.slice(real, first, last, window.strides)
             combined = [select(inside, c, r) for c, r in zip(combined, results)]
         results = list(combined)

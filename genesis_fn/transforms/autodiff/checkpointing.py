@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval
@@ -42,6 +42,10 @@ from genesis_fn.transforms.staging.api_util import (
 )
 from genesis_fn.transforms.staging.call import batch_call, jit_p, jvp_call
 from genesis_fn.transforms.staging.stage import StageTrace, inlined, stage, stage_closed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Tree = TypeVar("Tree")
 
 
 @memoized
@@ -211,16 +215,57 @@ checkpoint_p = Primitive(
 )
 
 
+@overload
+def checkpoint(
+    fun: Callable[P, R],
+    *,
+    policy: Callable[..., bool] | None = None,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[P, R]: ...
+@overload
+def checkpoint(
+    fun: None = None,
+    *,
+    policy: Callable[..., bool] | None = None,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def checkpoint(
     fun: Callable[..., Any] | None = None,
     *,
-    policy: Callable[..., Any] | None = None,
+    policy: Callable[..., bool] | None = None,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
-) -> Any:
-    """`fun`, whose intermediate values are recomputed in the backward pass instead of saved.
+) -> Callable[..., Any]:
+    """Recompute the intermediate values of a function in the backward pass instead of saving them.
 
-    `policy(prim, *avals, **params)` names results to save all the same; see `checkpoint_policies`.
+    The gradient is the same; memory goes down from all intermediate values to the arguments of
+    `fun` and what `policy` saves, for about one more forward pass of time. `remat` is another name
+    of it.
+
+    Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
+
+    Args:
+        fun: function of pytrees, a layer say; None to get a decorator with these options.
+        policy: says which results to save all the same, by the operation that computes them:
+            `policy(primitive, *avals, **params)` -> bool; see `checkpoint_policies`. None saves
+            none.
+        prevent_cse: for JAX's callers; recomputation is always kept from being merged with the
+            first computation.
+        static_argnums: positions of arguments that stay Python values. Leaves that are no arrays,
+            at the top of an argument, do so anyway.
+
+    Returns:
+        A function with the signature of `fun`, or a decorator that makes one.
+
+    >>> layer = gf.checkpoint(lambda w, x: jnp.tanh(w * x))
+    >>> gf.grad(layer)(0.0, 2.0)
+    Array(2., dtype=float32)
+    >>> saved = gf.checkpoint_policies.dots_saveable
+    >>> block = gf.checkpoint(lambda w, x: jnp.sin(x @ w), policy=saved)
+    >>> block(jnp.zeros((2, 2)), jnp.ones((1, 2)))
+    Array([[0., 0.]], dtype=float32)
     """
     if fun is None:
         return functools.partial(
@@ -261,33 +306,48 @@ name_p.linearize = linear_rule(name_p)
 name_p.transpose = lambda ct, x, *, name: [ct]
 
 
-def checkpoint_name(x: Any, name: str) -> Any:
-    """`x`, under a name that checkpoint policies can refer to."""
+def checkpoint_name(x: Tree, name: str) -> Tree:
+    """Give a value a name, by which checkpoint policies may save it.
+
+    Args:
+        x: pytree of arrays.
+        name: the name, for `checkpoint_policies.save_only_these_names` and its relatives.
+
+    Returns:
+        `x` with the same values.
+
+    >>> keep = gf.checkpoint_policies.save_only_these_names("scores")
+    >>> f = gf.checkpoint(lambda x: jnp.sin(gf.checkpoint_name(x * x, "scores")), policy=keep)
+    >>> gf.grad(f)(0.0)
+    Array(0., dtype=float32)
+    """
     return tree.map(lambda v: bind(name_p, as_array(v), name=name), x)
 
 
 class checkpoint_policies:
-    """What `checkpoint` saves: predicates on (primitive, operand avals, parameters)."""
+    """What `checkpoint` saves besides the arguments: predicates on (primitive, operand avals,
+    parameters) of an operation.
+    """
 
     @staticmethod
-    def everything_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+    def everything_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save all: no recomputation."""
         return True
 
     @staticmethod
-    def nothing_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+    def nothing_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save inputs only (the default)."""
         return False
 
     @staticmethod
-    def dots_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
+    def dots_saveable(prim: Primitive, *_: object, **__: object) -> bool:
         """Save the results of matrix products and convolutions."""
         return prim in (dot_general_p, conv_p)
 
     checkpoint_dots = dots_saveable
 
     @staticmethod
-    def dots_with_no_batch_dims_saveable(prim: Primitive, *_: Any, **params: Any) -> bool:
+    def dots_with_no_batch_dims_saveable(prim: Primitive, *_: object, **params: Any) -> bool:
         """Save the results of matrix products without batch dimensions: weights times
         activations."""
         return prim is dot_general_p and not params["dimension_numbers"][1][0]
@@ -295,24 +355,24 @@ class checkpoint_policies:
     checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable
 
     @staticmethod
-    def save_only_these_names(*names: str) -> Callable[..., Any]:
+    def save_only_these_names(*names: str) -> Callable[..., bool]:
         """Save the values marked by `checkpoint_name` with one of `names`."""
         return _NamePolicy(frozenset(names), True)
 
     @staticmethod
-    def save_any_names_but_these(*names: str) -> Callable[..., Any]:
+    def save_any_names_but_these(*names: str) -> Callable[..., bool]:
         """Save the values marked by `checkpoint_name` with any other name."""
         return _NamePolicy(frozenset(names), False)
 
     @staticmethod
-    def save_anything_except_these_names(*names: str) -> Callable[..., Any]:
+    def save_anything_except_these_names(*names: str) -> Callable[..., bool]:
         """Save everything except the values with these names."""
         return _ExceptPolicy(frozenset(names))
 
     @staticmethod
     def save_from_both_policies(
-        first: Callable[..., Any], second: Callable[..., Any]
-    ) -> Callable[..., Any]:
+        first: Callable[..., bool], second: Callable[..., bool]
+    ) -> Callable[..., bool]:
         """Save what either policy saves."""
         return _EitherPolicy(first, second)
 

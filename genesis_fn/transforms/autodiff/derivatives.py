@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak,
 )
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, full, instantiate, zeros
 from genesis_fn.primitives.shape import reshape
@@ -31,6 +32,10 @@ from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, labels_of, name_of
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage import evaluate, stage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Aux = TypeVar("Aux")
 
 
 class safe_zeros:
@@ -125,20 +130,44 @@ def _check_outputs(
 
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
     *,
     safe_zero: bool = False,
-    nonfloat: str = "raise",
-) -> Callable[..., Any]:
-    """A function returning (fun's value, its gradient); ((value, aux), gradient) with `has_aux`.
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[P, tuple[R, PyTree]]:
+    """Make a function that computes the value of a scalar function and its gradient at once.
 
-    The gradient has the structure of the argument, or is a tuple where `argnums` is a sequence.
-    `safe_zero` makes 0 * inf zero in derivatives; `nonfloat="none"` gives None for integer leaves.
-    Raises TypeError for a non-scalar or non-float value, naming what it was.
+    Reverse mode: one pass forward, one backward, at a few times the cost of `fun`, whatever the
+    number of parameters. For a complex argument z = x + iy the gradient is df/dx - i df/dy (as in
+    JAX); descent follows its conjugate.
+
+    Args:
+        fun: function that returns one real floating scalar, the loss; with `has_aux`,
+            (loss, aux).
+        argnums: position of the argument to differentiate by, or a sequence of positions.
+        has_aux: whether `fun` returns a pair whose second part, any pytree, is passed through.
+        holomorphic: whether `fun` is holomorphic: complex arguments, complex output.
+        allow_int: whether integer leaves are allowed; their gradients are zeros
+            (`nonfloat="zeros"`).
+        safe_zero: whether 0 * inf counts as 0 in derivatives, as at `where(x > 0, sqrt(x), 0)`.
+        nonfloat: what becomes of leaves of `argnums` that are not floating: "raise" an error,
+            "none" gives None for them, "zeros" zeros.
+
+    Returns:
+        A function with the parameters of `fun` that returns (value, gradient), or
+        ((value, aux), gradient). The gradient has the structure, shapes and dtypes of the argument;
+        it is a tuple where `argnums` is a sequence.
+
+    Raises:
+        TypeError: the output is no scalar or not floating, or an argument is not; when called.
+
+    >>> loss = lambda w, x: jnp.sum((w * x) ** 2)
+    >>> gf.value_and_grad(loss)(jnp.array([1.0, 2.0]), jnp.array([3.0, 1.0]))
+    (Array(13., dtype=float32), Array([18.,  4.], dtype=float32))
     """
     if nonfloat not in ("raise", "none", "zeros"):
         raise ValueError(
@@ -147,7 +176,7 @@ def value_and_grad(
     nonfloat = "zeros" if allow_int else nonfloat
 
     @boundary(fun)
-    def value_and_grad_f(*args: Any, **kwargs: Any) -> Any:
+    def value_and_grad_f(*args: P.args, **kwargs: P.kwargs) -> Any:
         chosen, f, picked = _on_arguments(fun, argnums, args, kwargs)
         leaves, in_tree, _ = flatten_arrays(
             picked, f"an argument of {name_of(fun)}: ", lambda: _labels(fun, args, chosen)
@@ -222,6 +251,28 @@ def _scalar_loss(
     return value
 
 
+@overload
+def grad(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[P, PyTree]: ...
+@overload
+def grad(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+    *,
+    safe_zero: bool = False,
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -230,9 +281,36 @@ def grad(
     allow_int: bool = False,
     *,
     safe_zero: bool = False,
-    nonfloat: str = "raise",
-) -> Callable[..., Any]:
-    """The gradient of a scalar function; (gradient, aux) with `has_aux`. See `value_and_grad`."""
+    nonfloat: Literal["raise", "none", "zeros"] = "raise",
+) -> Callable[..., PyTree]:
+    """Make a function that computes the gradient of a scalar function, in reverse mode.
+
+    Args:
+        fun: function that returns one real floating scalar, the loss; with `has_aux`,
+            (loss, aux).
+        argnums: position of the argument to differentiate by, or a sequence of positions.
+        has_aux: whether `fun` returns a pair whose second part, any pytree, is passed through.
+        holomorphic: whether `fun` is holomorphic: complex arguments, complex output.
+        allow_int: whether integer leaves are allowed; their gradients are zeros
+            (`nonfloat="zeros"`).
+        safe_zero: whether 0 * inf counts as 0 in derivatives, as at `where(x > 0, sqrt(x), 0)`.
+        nonfloat: what becomes of leaves of `argnums` that are not floating: "raise" an error,
+            "none" gives None for them, "zeros" zeros.
+
+    Returns:
+        A function with the parameters of `fun` that returns the gradient, or (gradient, aux). The
+        gradient has the structure, shapes and dtypes of the argument; it is a tuple where `argnums`
+        is a sequence.
+
+    Raises:
+        TypeError: the output is no scalar or not floating, or an argument is not; when called.
+
+    >>> gf.grad(lambda x: x**3)(2.0)
+    Array(12., dtype=float32)
+    >>> loss = lambda params, x: jnp.sum(params["w"] * x + params["b"])
+    >>> gf.grad(loss)({"w": jnp.ones(2), "b": 0.5}, jnp.array([3.0, 4.0]))
+    {'w': Array([3., 4.], dtype=float32), 'b': Array(2., dtype=float32)}
+    """
     both = value_and_grad(
         fun, argnums, has_aux, holomorphic, allow_int, safe_zero=safe_zero, nonfloat=nonfloat
     )
@@ -279,7 +357,7 @@ class VJP(LinearMap):
 
     __slots__ = ()
 
-    def __call__(self, ct: Any) -> tuple[Any, ...]:
+    def __call__(self, ct: PyTree) -> tuple[PyTree, ...]:
         in_tree, in_avals, out_tree, out_avals, weak = self.static[3:]
         cts = _matching(ct, out_tree, out_avals, "the cotangent", "the output")
         back = self.pull(cts)
@@ -287,12 +365,12 @@ class VJP(LinearMap):
         return tree.unflatten(in_tree, [with_weak(c, w) for c, w in zip(full, weak)])
 
 
-class JVPMap(LinearMap):
+class JVPMap(LinearMap, Generic[R]):
     """The function from input tangents to output tangents that `linearize` returns."""
 
     __slots__ = ()
 
-    def __call__(self, *tangents: Any) -> Any:
+    def __call__(self, *tangents: PyTree) -> R:
         in_tree, in_avals, out_tree, out_avals, _ = self.static[3:]
         ts = _matching(tangents, in_tree, in_avals, "the tangents", "the primals")
         outs = self.push(ts)
@@ -395,27 +473,105 @@ def _linearized(
     return (*result, flat.aux(outs)) if has_aux else result
 
 
-def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """(outputs, vjp function), or (outputs, vjp function, aux).
+@overload
+def vjp(
+    fun: Callable[..., R], *primals: PyTree, has_aux: Literal[False] = False
+) -> tuple[R, VJP]: ...
+@overload
+def vjp(
+    fun: Callable[..., tuple[R, Aux]], *primals: PyTree, has_aux: Literal[True]
+) -> tuple[R, VJP, Aux]: ...
+def vjp(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> tuple[Any, ...]:
+    """Evaluate a function and return its vector-Jacobian product at that point.
 
-    The vjp function maps a cotangent of the output's structure to a tuple of cotangents. It is a
-    pytree and may be returned from `jit`.
+        out, pull = vjp(f, x):  pull(ct) = ct^T J,  J = df/dx at x
+
+    Args:
+        fun: function of pytrees of arrays; with `has_aux` it returns (output, aux).
+        primals: the arguments, positional, at which to differentiate.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+
+    Returns:
+        (output, pull), or (output, pull, aux). `pull` maps a cotangent with the structure of the
+        output to a tuple of cotangents, one for each primal; None stands for zero. It may be called
+        many times, and is a pytree that `jit` may return or take.
+
+    >>> out, pull = gf.vjp(lambda x, y: x * y, jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))
+    >>> pull(jnp.ones(2))
+    (Array([3., 4.], dtype=float32), Array([1., 2.], dtype=float32))
     """
     return _linearized("vjp", VJP, fun, primals, has_aux)
 
 
-def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """(outputs, linear function of tangents): the derivative at a point, to be applied many
-    times."""
+@overload
+def linearize(
+    fun: Callable[..., R], *primals: PyTree, has_aux: Literal[False] = False
+) -> tuple[R, JVPMap[R]]: ...
+@overload
+def linearize(
+    fun: Callable[..., tuple[R, Aux]], *primals: PyTree, has_aux: Literal[True]
+) -> tuple[R, JVPMap[R], Aux]: ...
+def linearize(fun: Callable[..., Any], *primals: PyTree, has_aux: bool = False) -> tuple[Any, ...]:
+    """Evaluate a function and return its derivative at that point as a linear function.
+
+    Unlike `jvp`, `fun` runs once, for any number of tangents.
+
+    Args:
+        fun: function of pytrees of arrays; with `has_aux` it returns (output, aux).
+        primals: the arguments, positional, at which to differentiate.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+
+    Returns:
+        (output, push), or (output, push, aux). `push` maps tangents, one for each primal, to the
+        tangent of the output; it is a pytree that `jit` may return or take.
+
+    >>> out, push = gf.linearize(jnp.square, jnp.array([1.0, 2.0]))
+    >>> push(jnp.array([1.0, 0.0])), push(jnp.array([0.0, 1.0]))
+    (Array([2., 0.], dtype=float32), Array([0., 4.], dtype=float32))
+    """
     return _linearized("linearize", JVPMap, fun, primals, has_aux)
 
 
+@overload
 def jvp(
-    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
-) -> Any:
-    """(outputs, output tangents), or with aux third: `fun` at `primals` along `tangents`.
+    fun: Callable[..., R],
+    primals: Sequence[PyTree],
+    tangents: Sequence[PyTree],
+    has_aux: Literal[False] = False,
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    fun: Callable[..., tuple[R, Aux]],
+    primals: Sequence[PyTree],
+    tangents: Sequence[PyTree],
+    has_aux: Literal[True],
+) -> tuple[R, R, Aux]: ...
+def jvp(
+    fun: Callable[..., Any],
+    primals: Sequence[PyTree],
+    tangents: Sequence[PyTree],
+    has_aux: bool = False,
+) -> tuple[Any, ...]:
+    """Evaluate a function and its directional derivative at once, in forward mode.
 
-    Raises TreeError, ShapeError or DTypeError where the tangents do not fit the primals.
+        jvp(f, (x,), (t,)) = f(x), J t,  J = df/dx at x
+
+    Args:
+        fun: function of pytrees of arrays; with `has_aux` it returns (output, aux).
+        primals: tuple or list of the positional arguments.
+        tangents: their tangents, with the structure, shapes and dtypes of `primals`; None stands
+            for zero, as for integer leaves.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+
+    Returns:
+        (output, tangent of the output), or (output, tangent, aux).
+
+    Raises:
+        TreeError, ShapeError, DTypeError: the tangents do not fit the primals.
+        TypeError: `primals` or `tangents` is neither a tuple nor a list.
+
+    >>> gf.jvp(jnp.square, (jnp.array([1.0, 2.0]),), (jnp.array([1.0, 0.5]),))
+    (Array([1., 4.], dtype=float32), Array([2., 2.], dtype=float32))
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise TypeError("jvp takes tuples or lists of primals and tangents")
@@ -432,11 +588,26 @@ def jvp(
     return (out, tangent, flat.aux(outs)) if has_aux else (out, tangent)
 
 
-def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
-    """The transpose of a linear function; `primals` give shapes and dtypes only.
+def linear_transpose(
+    fun: Callable[..., Any], *primals: PyTree
+) -> Callable[[PyTree], tuple[PyTree, ...]]:
+    """Transpose a linear function: of x -> A x make ct -> A^T ct.
 
-    It is the function's derivative transposed, which for a linear function is the same at every
-    point. Raises TypeError where the derivative depends on the point.
+    Args:
+        fun: linear function of pytrees of arrays.
+        primals: its arguments, of which shapes and dtypes count alone; anything with `shape` and
+            `dtype` will do, as a ShapeDtypeStruct.
+
+    Returns:
+        A function from a cotangent with the structure of the output to a tuple of cotangents, one
+        for each primal.
+
+    Raises:
+        TypeError: the derivative of `fun` depends on the point, so that it is not linear.
+
+    >>> total = gf.linear_transpose(jnp.sum, gf.ShapeDtypeStruct((3,), "float32"))
+    >>> total(2.0)
+    (Array([2., 2., 2.], dtype=float32),)
     """
     leaves, in_tree = tree.flatten(primals)
     avals = [_described(x) for x in leaves]
@@ -461,7 +632,7 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
                 "  use vjp(f, *primals) for the derivative at a point"
             )
 
-    def transposed(ct: Any) -> tuple[Any, ...]:
+    def transposed(ct: PyTree) -> tuple[PyTree, ...]:
         cts = _matching(ct, flat.out_tree, out_avals, "the cotangent", "the output")
         with default_device_of([*captured, *cts]):
             given = [instantiate(c, a) for c, a in zip([None] * len(avals) + cts, kinds)]
@@ -518,16 +689,47 @@ def _last(x: Any, lead: int) -> Any:
     return transpose(x, (*range(lead, n), *range(lead)))
 
 
+@overload
+def jacfwd(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+) -> Callable[P, PyTree]: ...
+@overload
+def jacfwd(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def jacfwd(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """The Jacobian of `fun`, column by column in forward mode (for more outputs than inputs).
+    """Make a function that computes the Jacobian, column by column in forward mode.
 
-    A pytree of the output's structure with the argument's inside; each block has shape
-    [*output shape, *input shape].
+    One pass for all columns (by `vmap`): for functions with no more inputs than outputs.
+
+    Args:
+        fun: function of pytrees of arrays; with `has_aux` it returns (output, aux).
+        argnums: position of the argument to differentiate by, or a sequence of positions.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+        holomorphic: whether `fun` is holomorphic; complex arguments need it.
+
+    Returns:
+        A function with the parameters of `fun` that returns the Jacobian, or (Jacobian, aux): a
+        pytree with the structure of the output, at whose leaves are pytrees with the structure of
+        the argument (or tuples of them); a block has shape [*output shape, *input shape].
+
+    Raises:
+        TypeError: an argument is not floating, or complex without `holomorphic`; when called.
+
+    >>> gf.jacfwd(lambda x: x**2)(jnp.array([1.0, 2.0]))
+    Array([[2., 0.],
+           [0., 4.]], dtype=float32)
     """
 
     @boundary(fun)
@@ -563,6 +765,22 @@ def jacfwd(
     return jacobian
 
 
+@overload
+def jacrev(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, PyTree]: ...
+@overload
+def jacrev(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def jacrev(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -570,7 +788,30 @@ def jacrev(
     holomorphic: bool = False,
     allow_int: bool = False,
 ) -> Callable[..., Any]:
-    """The Jacobian of `fun`, row by row in reverse mode (for more inputs than outputs)."""
+    """Make a function that computes the Jacobian, row by row in reverse mode.
+
+    One pass for all rows (by `vmap`): for functions with more inputs than outputs. `jacobian` is
+    another name of it.
+
+    Args:
+        fun: function of pytrees of arrays with real output; with `has_aux` it returns
+            (output, aux).
+        argnums: position of the argument to differentiate by, or a sequence of positions.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+        holomorphic: whether `fun` is holomorphic: complex arguments, complex output.
+        allow_int: whether integer arguments are allowed; their blocks are zeros.
+
+    Returns:
+        A function with the parameters of `fun` that returns the Jacobian, or (Jacobian, aux): a
+        pytree with the structure of the output, at whose leaves are pytrees with the structure of
+        the argument (or tuples of them); a block has shape [*output shape, *input shape].
+
+    Raises:
+        TypeError: an argument or an output is not floating; when called.
+
+    >>> gf.jacrev(jnp.sum)(jnp.array([1.0, 2.0, 3.0]))
+    Array([1., 1., 1.], dtype=float32)
+    """
 
     @boundary(fun)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
@@ -603,13 +844,48 @@ def jacrev(
 jacobian = jacrev
 
 
+@overload
+def hessian(
+    fun: Callable[P, Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[False] = False,
+    holomorphic: bool = False,
+) -> Callable[P, PyTree]: ...
+@overload
+def hessian(
+    fun: Callable[P, tuple[Any, Aux]],
+    argnums: int | Sequence[int] = 0,
+    has_aux: Literal[True] = ...,
+    holomorphic: bool = False,
+) -> Callable[P, tuple[PyTree, Aux]]: ...
 def hessian(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
 ) -> Callable[..., Any]:
-    """The matrix of second derivatives: forward mode over reverse mode."""
+    """Make a function that computes all second derivatives: forward mode over reverse mode.
+
+    It takes memory for all n**2 of them; for the product with one vector differentiate the gradient
+    instead: `jvp(grad(f), (x,), (v,))`.
+
+    Args:
+        fun: function of pytrees of arrays; with `has_aux` it returns (output, aux).
+        argnums: position of the argument to differentiate by, or a sequence of positions.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+        holomorphic: whether `fun` is holomorphic: complex arguments, complex output.
+
+    Returns:
+        A function with the parameters of `fun` that returns the Hessian, or (Hessian, aux); a block
+        has shape [*output shape, *input shape, *input shape].
+
+    Raises:
+        TypeError: an argument or an output is not floating; when called.
+
+    >>> gf.hessian(lambda x: x[0] ** 2 * x[1])(jnp.array([1.0, 3.0]))
+    Array([[6., 2.],
+           [2., 0.]], dtype=float32)
+    """
     return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)
 
 
@@ -633,16 +909,33 @@ def _one(picked: tuple[Any, ...], argnums: Any) -> Any:
 
 
 def fwd_and_bwd(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """(forward, backward): forward(*args) -> (output, residual function[, aux]); backward(residual
-    function, cotangent) -> gradients."""
+    fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> tuple[Callable[P, tuple[Any, ...]], Callable[[VJP, PyTree], PyTree]]:
+    """Split the derivative of a function in two: a forward pass and a backward pass.
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    Each of them may be jitted and called on its own, the residuals going from one to the other.
+
+    Args:
+        fun: function of pytrees of arrays; with `has_aux` it returns (output, aux).
+        argnums: position of the argument to differentiate by, or a sequence of positions.
+        has_aux: whether `fun` returns a pair whose second part is passed through.
+
+    Returns:
+        (forward, backward): forward(*args) -> (output, residuals), with aux third;
+        backward(residuals, cotangent) -> cotangent of the argument, a tuple where `argnums` is a
+        sequence.
+
+    >>> forward, backward = gf.fwd_and_bwd(lambda w, x: w * x)
+    >>> out, residuals = forward(jnp.array([2.0]), jnp.array([3.0]))
+    >>> backward(residuals, jnp.ones(1))
+    Array([3.], dtype=float32)
+    """
+
+    def forward(*args: P.args, **kwargs: P.kwargs) -> tuple[Any, ...]:
         _, f, picked = _on_arguments(fun, argnums, args, kwargs)
         return vjp(f, *picked, has_aux=has_aux)
 
-    def backward(pull: VJP, ct: Any) -> Any:
+    def backward(pull: VJP, ct: PyTree) -> PyTree:
         return _one(pull(ct), argnums)
 
     return forward, backward

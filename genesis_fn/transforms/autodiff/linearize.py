@@ -25,6 +25,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak,
 )
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.factories import filled, zeros
 from genesis_fn.transforms.staging.dependency import dependent
 from genesis_fn.transforms.staging.stage import StageTrace, StageTracer, evaluate, stage_closed
@@ -34,13 +35,16 @@ class LinearizeTracer(Tracer):
     """A value with a tangent."""
 
     __slots__ = ("primal", "tangent")
+    owner: LinearizeTrace
 
     def __init__(self, trace: LinearizeTrace, primal: Any, tangent: Any):
-        self._trace, self.primal, self.tangent = trace, primal, tangent
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.primal, self.tangent = primal, tangent
         self.aval, self.weak = primal.aval, primal.weak
 
     def with_weak_type(self, weak: bool) -> LinearizeTracer:
-        return LinearizeTracer(self._trace, with_weak(self.primal, weak), self.tangent)  # pyright: ignore[reportArgumentType]
+        return LinearizeTracer(self.owner, with_weak(self.primal, weak), self.tangent)
 
     def concrete(self) -> Any:
         """The primal's Array, where the derivative is taken eagerly."""
@@ -55,14 +59,14 @@ class LinearizeTracer(Tracer):
         return self.primal.nearby() if isinstance(self.primal, Tracer) else self.primal
 
     def origin(self) -> str:
-        tape = self._trace.tape  # pyright: ignore[reportAttributeAccessIssue]
-        if type(self.tangent) is StageTracer and self.tangent._trace is tape:
+        tape = self.owner.tape
+        if type(self.tangent) is StageTracer and self.tangent.owner is tape:
             made_by = self.tangent.eqn
             if made_by is not None and made_by.where is not None:
                 return made_by.where.describe()
         if isinstance(self.primal, Tracer):
             return self.primal.origin()
-        called = self._trace.called
+        called = self.owner.called
         return super().origin() if called is None else called.origin(self.primal)
 
 
@@ -89,9 +93,9 @@ class SplitTrace(Trace):
         super().__init__("a derivative rule")
         self.parent, self.tape = parent, tape
 
-    def holds(self, x: Any) -> bool:
+    def holds(self, x: object) -> bool:
         """Whether `x` is a value of the tape."""
-        return type(x) is StageTracer and x._trace is self.tape
+        return type(x) is StageTracer and x.owner is self.tape
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         late = any(map(self.holds, args))
@@ -127,28 +131,27 @@ class LinearizeTrace(Trace):
 
     def split(self, x: Any) -> tuple[Any, Any]:
         """(primal, tangent or None) of a value."""
-        if type(x) is LinearizeTracer and x._trace is self:
+        if type(x) is LinearizeTracer and x.owner is self:
             return x.primal, x.tangent
         return x, None
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         primals, tangents, nonzero = [], [], False
         for a in args:
-            if type(a) is LinearizeTracer and a._trace is self:
+            if type(a) is LinearizeTracer and a.owner is self:
                 primals.append(a.primal)
                 tangents.append(a.tangent)
                 nonzero = True
             else:
                 primals.append(a)
                 tangents.append(None)
-        linearize = prim.linearize
+        linearize, before = prim.linearize, self.calling
         if prim.stage is not None:  # a custom call
             call = params["call"]
             if nonzero and call.linear is not None:  # not so in its residuals
                 return prim.inline(*args, **params)  # pyright: ignore[reportOptionalCall]
             linearize = linearize if call.reverse else None
             # It runs below this trace, whose tracers mean nothing there.
-            before = self.calling
             self.alive, self.calling = False, call.name
         ctx.trace = self.parent
         try:
@@ -281,7 +284,7 @@ def linearize_flat(
     return [p for p, _ in pairs], [t is not None for _, t in pairs], jaxpr, residuals
 
 
-def differentiable(x: Any) -> bool:
+def differentiable(x: Array) -> bool:
     """Whether a value's dtype carries derivatives."""
     return dtypes.is_inexact(typeof(x).dtype)
 

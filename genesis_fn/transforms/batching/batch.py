@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core import errors
@@ -28,15 +28,18 @@ from genesis_fn.transforms.staging.stage import evaluate, stage_closed
 class BatchTracer(Tracer):
     """One example of a batched value: `value` has the batch at dimension `dim`."""
 
-    __slots__ = ("value", "_dim")
+    __slots__ = ("value", "batch_dim")
+    owner: BatchTrace
 
     def __init__(self, trace: BatchTrace, value: Any, dim: int) -> None:
         whole = value.aval
-        self._trace, self.value, self._dim, self.weak = trace, value, dim, value.weak
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.value, self.batch_dim, self.weak = value, dim, value.weak
         self.aval = aval((*whole.shape[:dim], *whole.shape[dim + 1 :]), whole.dtype)
 
     def with_weak_type(self, weak: bool) -> BatchTracer:
-        return BatchTracer(self._trace, with_weak(self.value, weak), self._dim)  # pyright: ignore[reportArgumentType]
+        return BatchTracer(self.owner, with_weak(self.value, weak), self.batch_dim)
 
     def nearby(self) -> Any:
         return self.value.nearby() if isinstance(self.value, Tracer) else self.value
@@ -44,7 +47,7 @@ class BatchTracer(Tracer):
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()
-        called = self._trace.called
+        called = self.owner.called
         return super().origin() if called is None else called.origin(self.value)
 
 
@@ -61,16 +64,16 @@ class BatchTrace(Trace):
 
     def split(self, x: Any) -> tuple[Any, int | None]:
         """(value, batch dimension or None)."""
-        if type(x) is BatchTracer and x._trace is self:
-            return x.value, x._dim
+        if type(x) is BatchTracer and x.owner is self:
+            return x.value, x.batch_dim
         return x, None
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
         values, dims, batched = [], [], False
         for a in args:
-            if type(a) is BatchTracer and a._trace is self:
+            if type(a) is BatchTracer and a.owner is self:
                 values.append(a.value)
-                dims.append(a._dim)
+                dims.append(a.batch_dim)
                 batched = True
             else:
                 values.append(a)
@@ -153,7 +156,7 @@ def vmap_flat(
     values: Sequence[Any],
     dims: Sequence[int | None],
     out_dims: Callable[[list[Any]], Sequence[int | None]] | int = 0,
-    axis_name: Any = None,
+    axis_name: Hashable = None,
     called: CallSite | None = None,
 ) -> list[Any]:
     """The outputs of `f` mapped over the batch; `out_dims` may compute positions from the
@@ -193,7 +196,7 @@ def batch_jaxpr(
     size: int,
     batched: tuple[bool, ...],
     force: tuple[bool, ...],
-    axis_name: Any = None,
+    axis_name: Hashable = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
     """(program over batches at dimension 0, which outputs are batched); `force` makes them so."""
     found: list[tuple[bool, ...]] = []

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, ctx, typeof, with_weak
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import linear_rule, move_batch, no_tangent, zeros
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_min, reduce_sum
@@ -29,8 +30,11 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 
+Tree = TypeVar("Tree")
+AxisName: TypeAlias = Hashable | Sequence[Hashable]
 
-def _size_of(axis_name: Any) -> int:
+
+def _size_of(axis_name: Hashable) -> int:
     """The size of a named axis. Raises NameError where no enclosing vmap has the name."""
     for name, size in ctx.axes:
         if name == axis_name:
@@ -42,14 +46,14 @@ def _size_of(axis_name: Any) -> int:
     )
 
 
-def _names(axis_name: Any) -> tuple[Any, ...]:
+def _names(axis_name: AxisName) -> tuple[Hashable, ...]:
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     for n in names:
         _size_of(n)
     return names
 
 
-def _no_groups(groups: Any) -> None:
+def _no_groups(groups: object) -> None:
     if groups is not None:
         raise ValueError("axis_index_groups is not supported over an axis of vmap; pass None")
 
@@ -126,8 +130,24 @@ def _reduced(prim: Primitive, x: Any, axis_name: Any) -> Any:
     return _on_tree(one, x)
 
 
-def psum(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
-    """The sum of `x` over the named axis (or axes); a Python number is multiplied by the size."""
+def psum(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
+    """Sum a value over a named axis: every example gets the sum.
+
+    Args:
+        x: pytree of arrays; a Python number is multiplied by the size of the axis, bools are
+            counted.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        axis_index_groups: None; groups are not supported.
+
+    Returns:
+        The sums, of the shapes of `x`.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+
+    >>> gf.vmap(lambda x: x / gf.lax.psum(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
+    Array([0.25, 0.75], dtype=float32)
+    """
     _no_groups(axis_index_groups)
     names = _names(axis_name)
 
@@ -143,8 +163,23 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
     return _on_tree(one, x)
 
 
-def pmean(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
-    """The mean of `x` over the named axis (or axes); integers give floats."""
+def pmean(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
+    """Average a value over a named axis: every example gets the mean.
+
+    Args:
+        x: pytree of arrays; integers give float32.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        axis_index_groups: None; groups are not supported.
+
+    Returns:
+        The means, of the shapes of `x`.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+
+    >>> gf.vmap(lambda x: x - gf.lax.pmean(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
+    Array([-1.,  1.], dtype=float32)
+    """
     _no_groups(axis_index_groups)
     count = math.prod(_size_of(n) for n in _names(axis_name))
 
@@ -157,14 +192,44 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
     return _on_tree(one, x)
 
 
-def pmax(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
-    """The greatest `x` over the named axis (or axes)."""
+def pmax(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
+    """The greatest value over a named axis, elementwise; ties share the derivative evenly.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        axis_index_groups: None; groups are not supported.
+
+    Returns:
+        The maxima, of the shapes and dtypes of `x`; the same for every example.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+
+    >>> gf.vmap(lambda x: gf.lax.pmax(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
+    Array([3., 3.], dtype=float32)
+    """
     _no_groups(axis_index_groups)
     return _reduced(pmax_p, x, axis_name)
 
 
-def pmin(x: Any, axis_name: Any, *, axis_index_groups: None = None) -> Any:
-    """The least `x` over the named axis (or axes)."""
+def pmin(x: Tree, axis_name: AxisName, *, axis_index_groups: None = None) -> Tree:
+    """The least value over a named axis, elementwise; ties share the derivative evenly.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        axis_index_groups: None; groups are not supported.
+
+    Returns:
+        The minima, of the shapes and dtypes of `x`; the same for every example.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+
+    >>> gf.vmap(lambda x: gf.lax.pmin(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
+    Array([1., 1.], dtype=float32)
+    """
     _no_groups(axis_index_groups)
     return _reduced(pmin_p, x, axis_name)
 
@@ -249,9 +314,33 @@ def _parted(x: Any, axis: int, sizes: Sequence[int], tiled: bool, what: str) -> 
 
 
 def all_gather(
-    x: Any, axis_name: Any, *, axis_index_groups: None = None, axis: int = 0, tiled: bool = False
-) -> Any:
-    """The values of all examples, stacked along a new `axis`, or joined along `axis` if `tiled`."""
+    x: Tree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: None = None,
+    axis: int = 0,
+    tiled: bool = False,
+) -> Tree:
+    """Give every example the values of all examples.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        axis_index_groups: None; groups are not supported.
+        axis: where the examples go in the result.
+        tiled: whether to concatenate along the existing `axis` instead of stacking along a new one.
+
+    Returns:
+        The values, in the order of the axis: one dimension more than `x`, or as many if `tiled`.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+        ShapeError: `axis` does not exist.
+
+    >>> gf.vmap(lambda x: gf.lax.all_gather(x, "i"), axis_name="i")(jnp.array([1.0, 3.0]))
+    Array([[1., 3.],
+           [1., 3.]], dtype=float32)
+    """
     _no_groups(axis_index_groups)
     names = _names(axis_name)
 
@@ -268,14 +357,35 @@ def all_gather(
 
 
 def psum_scatter(
-    x: Any,
-    axis_name: Any,
+    x: Tree,
+    axis_name: AxisName,
     *,
     scatter_dimension: int = 0,
     axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:
-    """Each example's slice (or block if `tiled`) along `scatter_dimension` of the sum of `x`."""
+) -> Tree:
+    """Sum a value over a named axis and give each example its slice of the sum.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        scatter_dimension: the dimension of `x` that is divided among the examples.
+        axis_index_groups: None; groups are not supported.
+        tiled: whether an example gets a block of the dimension, whose size must be a multiple of
+            the axis size; else the dimension has the axis size, and an example gets one index of
+            it.
+
+    Returns:
+        The slices: without the dimension, or with 1/size of it if `tiled`.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+        ShapeError: the dimension does not exist or cannot be divided so.
+
+    >>> x = jnp.array([[1.0, 2.0], [10.0, 20.0]])
+    >>> gf.vmap(lambda x: gf.lax.psum_scatter(x, "i"), axis_name="i")(x)
+    Array([11., 22.], dtype=float32)
+    """
     _no_groups(axis_index_groups)
     names = _names(axis_name)
     sizes = [_size_of(n) for n in names]
@@ -329,18 +439,36 @@ all_to_all_p.transpose = lambda ct, x, *, axis_name, split, concat, size: [
 
 
 def all_to_all(
-    x: Any,
-    axis_name: Any,
+    x: Tree,
+    axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
     *,
     axis_index_groups: None = None,
     tiled: bool = False,
-) -> Any:
-    """Example i gets slice i along `split_axis` of every example, stacked along `concat_axis`.
+) -> Tree:
+    """Exchange slices among the examples: example i gets slice i of every example.
 
-    If `tiled`, blocks are exchanged and joined along `concat_axis`; otherwise the size of
-    `split_axis` must be that of the axis.
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+        split_axis: the dimension of `x` whose slices go to the examples.
+        concat_axis: where the slices received go in the result.
+        axis_index_groups: None; groups are not supported.
+        tiled: whether blocks are exchanged and concatenated along `concat_axis`; else the size of
+            `split_axis` must be that of the named axis, and slices are stacked.
+
+    Returns:
+        The slices received, in the order of the axis.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+        ShapeError: a dimension does not exist or cannot be divided so.
+
+    >>> x = jnp.array([[1.0, 2.0], [10.0, 20.0]])
+    >>> gf.vmap(lambda x: gf.lax.all_to_all(x, "i", 0, 0), axis_name="i")(x)
+    Array([[ 1., 10.],
+           [ 2., 20.]], dtype=float32)
     """
     _no_groups(axis_index_groups)
     names = _names(axis_name)
@@ -396,10 +524,24 @@ ppermute_p.transpose = lambda ct, x, *, axis_name, perm: [
 ]
 
 
-def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
-    """`x` moved along (source, destination) pairs; an example that is no destination gets zeros.
+def ppermute(x: Tree, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Tree:
+    """Send values along a named axis, by pairs of source and destination.
 
-    Raises ValueError for an index outside the axis, or a source or destination that is named twice.
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`).
+        perm: pairs (source, destination) of positions; each is named at most once on its side.
+
+    Returns:
+        What each example receives; zeros for an example that is no destination.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+        ValueError: a position is outside the axis or named twice, or there are several names.
+
+    >>> shift = lambda x: gf.lax.ppermute(x, "i", [(0, 1), (1, 2)])
+    >>> gf.vmap(shift, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
+    Array([0., 1., 2.], dtype=float32)
     """
     names = _names(axis_name)
     if len(names) != 1:
@@ -419,13 +561,48 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
     return _on_tree(lambda leaf: bind(ppermute_p, as_array(leaf), axis_name=name, perm=pairs), x)
 
 
-def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
-    """Example i gets `x` of example `perm[i]`."""
+def pshuffle(x: Tree, axis_name: AxisName, perm: Sequence[int]) -> Tree:
+    """Permute the values along a named axis: example i gets the value of example `perm[i]`.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`).
+        perm: a permutation of the positions 0 ... size - 1.
+
+    Returns:
+        What each example receives, of the shapes of `x`.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+        ValueError: `perm` names a position twice or one outside the axis.
+
+    >>> reverse = lambda x: gf.lax.pshuffle(x, "i", [2, 1, 0])
+    >>> gf.vmap(reverse, axis_name="i")(jnp.array([1.0, 2.0, 3.0]))
+    Array([3., 2., 1.], dtype=float32)
+    """
     return ppermute(x, axis_name, [(s, d) for d, s in enumerate(perm)])
 
 
-def pswapaxes(x: Any, axis_name: Any, axis: int) -> Any:
-    """`x` with dimension `axis` exchanged with the named axis."""
+def pswapaxes(x: Tree, axis_name: AxisName, axis: int) -> Tree:
+    """Exchange a dimension with a named axis: a transposition across examples.
+
+    Args:
+        x: pytree of arrays.
+        axis_name: name of the axis (`vmap(..., axis_name=...)`).
+        axis: the dimension of `x`, of the size of the named axis.
+
+    Returns:
+        The transposed values, of the shapes of `x`.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+        ShapeError: the dimension does not exist or is of another size.
+
+    >>> x = jnp.array([[1.0, 2.0], [10.0, 20.0]])
+    >>> gf.vmap(lambda x: gf.lax.pswapaxes(x, "i", 0), axis_name="i")(x)
+    Array([[ 1., 10.],
+           [ 2., 20.]], dtype=float32)
+    """
     return all_to_all(x, axis_name, axis, axis)
 
 
@@ -444,15 +621,42 @@ axis_index_p = Primitive(
 axis_index_p.linearize = no_tangent(axis_index_p)
 
 
-def axis_index(axis_name: Any) -> Any:
-    """The position of this example along the named axis; over several axes, in row-major order."""
-    index = None
+def axis_index(axis_name: AxisName) -> Array:
+    """The position of this example along a named axis.
+
+    Args:
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names, of which
+            the last one varies fastest.
+
+    Returns:
+        The position, int32 [].
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+
+    >>> gf.vmap(lambda x: x * gf.lax.axis_index("i"), axis_name="i")(jnp.ones(3))
+    Array([0., 1., 2.], dtype=float32)
+    """
+    index: Any = None
     for n in _names(axis_name):
         here = bind(axis_index_p, axis_name=n)
         index = here if index is None else ops.add(ops.mul(index, _size_of(n)), here)
     return index
 
 
-def axis_size(axis_name: Any) -> int:
-    """The size of the named axis (or the product of several), a Python int."""
+def axis_size(axis_name: AxisName) -> int:
+    """The size of a named axis, or the product of several.
+
+    Args:
+        axis_name: name of the axis (`vmap(..., axis_name=...)`), or a sequence of names.
+
+    Returns:
+        The size, a Python int.
+
+    Raises:
+        NameError: no enclosing `vmap` has the axis.
+
+    >>> gf.vmap(lambda x: x / gf.lax.axis_size("i"), axis_name="i")(jnp.ones(2))
+    Array([0.5, 0.5], dtype=float32)
+    """
     return functools.reduce(lambda a, n: a * _size_of(n), _names(axis_name), 1)

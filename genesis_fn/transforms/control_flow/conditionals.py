@@ -19,6 +19,7 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak_types,
 )
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, move_batch, zeros
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
@@ -177,7 +178,7 @@ def _batch(
             continue
         out = cases[-1]
         for i in range(last - 1, -1, -1):
-            out = ops.select(_along(chosen[i], typeof(out)), cases[i], out)
+            out = ops.select(broadcast_mask(chosen[i], typeof(out)), cases[i], out)
         outs.append(out)
     return outs, [None if p is not None and not mask[p] else 0 for p in places]
 
@@ -205,7 +206,7 @@ def _only_where(
         differentiable = isinstance(x, Tracer) and dtypes.is_inexact(typeof(x).dtype)
         if differentiable:
             whole = x if b else move_batch(x, None, 0, size)
-            x = ops.select(_along(active, typeof(whole)), whole, ops.stop_gradient(whole))
+            x = ops.select(broadcast_mask(active, typeof(whole)), whole, ops.stop_gradient(whole))
         given.append(x)
         each.append(b or differentiable)
     return given, tuple(each)
@@ -218,7 +219,7 @@ def _chosen(index: Any, i: int, last: int) -> Any:
     return ops.eq(index, i) if i else ops.le(index, 0)
 
 
-def _along(mask: Any, kind: Aval) -> Any:
+def broadcast_mask(mask: Array, kind: Aval) -> Array:
     """A mask of the leading axis, repeated over the others."""
     from genesis_fn.primitives.shape import broadcast_in_dim
 
@@ -235,37 +236,71 @@ cond_p.guard = lambda ins, active, **_: [ins[0], active, *ins[1:]]
 # ---- what users call ----
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """`branches[index](*operands)`, the index clamped to the branches there are.
+def switch(
+    index: ArrayLike, branches: Sequence[Callable[..., PyTree]], *operands: PyTree
+) -> PyTree:
+    """Call the branch that an index chooses: `branches[index](*operands)`.
 
-    Raises TypeError where the branches return different structures or types.
+    Only that branch runs, except under `vmap` over the index, which runs all and selects.
+
+    Args:
+        index: integer scalar, clamped to [0, len(branches) - 1].
+        branches: functions of `operands`, which return equal structures, shapes and dtypes.
+        *operands: pytrees of arrays.
+
+    Returns:
+        What the chosen branch returns.
+
+    Raises:
+        ValueError: there is no branch.
+        TreeError, TypeError: `index` is no integer scalar, or branches return different things.
+
+    >>> lax.switch(1, [jnp.sin, jnp.square, jnp.negative], jnp.array(3.0))
+    Array(9., dtype=float32)
     """
     if not branches:
         raise ValueError(f"switch needs at least one branch\n  at {where().describe()}")
     with default_device_of(tree.leaves(operands)):
-        index = as_array(index)
-    kind = typeof(index)
+        chosen: Array = as_array(index)
+    kind = typeof(chosen)
     if kind.shape != () or not dtypes.is_integer(kind.dtype):
         raise TypeError(
             f"switch: the index must be an integer scalar, got {kind}\n  at {where().describe()}"
         )
     if len(branches) == 1:
         return branches[0](*operands)
-    index = ops.min(ops.max(ops.convert(index, dtypes.I32), 0), len(branches) - 1)
-    return _run(index, branches, operands, "switch")
+    chosen = ops.min(ops.max(ops.convert(chosen, dtypes.I32), 0), len(branches) - 1)
+    return _run(chosen, branches, operands, "switch")
 
 
 def cond(
-    pred: Any,
-    true_fun: Callable[..., Any],
-    false_fun: Callable[..., Any],
-    *operands: Any,
-    operand: Any = ...,
-) -> Any:
-    """`true_fun(*operands)` if `pred` else `false_fun(*operands)`; only the chosen one runs.
+    pred: ArrayLike,
+    true_fun: Callable[..., PyTree],
+    false_fun: Callable[..., PyTree],
+    *operands: PyTree,
+    operand: PyTree = ...,
+) -> PyTree:
+    """Call one of two functions: `true_fun(*operands)` if `pred` else `false_fun(*operands)`.
 
-    `pred` is a boolean or number scalar. Raises TypeError where the two return different structures
-    or types.
+    Only that one runs, except under `vmap` over `pred`, which runs both and selects.
+
+    Args:
+        pred: boolean or number scalar; numbers other than 0 are true.
+        true_fun, false_fun: functions of `operands`, which return equal structures, shapes and
+            dtypes.
+        *operands: pytrees of arrays.
+        operand: the one operand, as a keyword.
+
+    Returns:
+        What the chosen function returns.
+
+    Raises:
+        TreeError, TypeError: `pred` is no scalar, or the two return different things.
+
+    >>> lax.cond(True, jnp.sin, jnp.square, jnp.array(0.0))
+    Array(0., dtype=float32)
+    >>> lax.cond(2 < 1, jnp.sin, jnp.square, jnp.array(3.0))
+    Array(9., dtype=float32)
     """
     if operand is not ...:
         operands = (operand,)
@@ -274,16 +309,16 @@ def cond(
             f"cond takes (pred, true_fun, false_fun, *operands)\n  at {where().describe()}"
         )
     with default_device_of(tree.leaves(operands)):
-        pred = as_array(pred)
-    kind = typeof(pred)
+        condition: Array = as_array(pred)
+    kind = typeof(condition)
     if kind.shape != ():
         raise TypeError(
             f"cond: the predicate must be a scalar, got {kind}\n  at {where().describe()}\n"
             "  to choose element by element use where(pred, x, y)"
         )
     if kind.dtype != dtypes.BOOL:
-        pred = ops.ne(pred, 0)
-    return _run(ops.convert(pred, dtypes.I32), (false_fun, true_fun), operands, "cond")
+        condition = ops.ne(condition, 0)
+    return _run(ops.convert(condition, dtypes.I32), (false_fun, true_fun), operands, "cond")
 
 
 def _run(

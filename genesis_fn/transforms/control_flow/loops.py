@@ -24,13 +24,14 @@ from genesis_fn.core.primitive import (
     typeof,
     with_weak_types,
 )
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.batching.batch import batch_jaxpr
 from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks
 from genesis_fn.transforms.control_flow.scanning import (
-    _fixed_point,
+    fixed_point,
     grown,
     mismatch,
     named_scan,
@@ -72,12 +73,12 @@ def _jvp(
     a, b = cond_consts, body_consts
     at = slice(b, None)
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         result = jvp_jaxpr(body, mask, mask[at])
         return result, result[1]
 
     start = [t is not None for t in tangents[a:]]
-    (program, _), mask = _fixed_point(step, start, at)
+    (program, _), mask = fixed_point(step, start, at)
     count = len(body.outs)
     ts = [instantiate(t, typeof(p)) for t, p, m in zip(tangents[a:], primals[a:], mask) if m]
     n_consts = sum(mask[:b])
@@ -134,7 +135,7 @@ def _batch(
     batched = [d is not None for d in dims]
     changes = [o is not i for o, i in zip(body.outs, body.invars[b:])]
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         cond_mask = tuple(batched[:a]) + mask[b:]
         test, (each,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
         if each:  # examples stop by themselves: what the body changes is batched
@@ -142,7 +143,7 @@ def _batch(
         program, found = batch_jaxpr(body, size, mask, mask[b:], axis_name)
         return (test, each, program), found
 
-    (test, each, program), mask = _fixed_point(step, batched[a:], slice(b, None))
+    (test, each, program), mask = fixed_point(step, batched[a:], slice(b, None))
     moved = [
         move_batch(x, d, 0, size) if m else x for x, d, m in zip(xs, dims, [*batched[:a], *mask])
     ]
@@ -180,14 +181,14 @@ def _while_active(
 
     With `checks`, `body` first takes which examples go on. What is not `batched` never changes.
     """
-    from genesis_fn.transforms.control_flow.conditionals import _along
+    from genesis_fn.transforms.control_flow.conditionals import broadcast_mask
 
     def f(*xs: Any) -> list[Any]:
         carry = xs[a + b :]
         active = evaluate(test, *xs[:a], *carry)[0]
         new = evaluate(body, *([active] if checks else []), *xs[a:])
         return [
-            ops.select(_along(active, typeof(n)), n, c) if m else c
+            ops.select(broadcast_mask(active, typeof(n)), n, c) if m else c
             for n, c, m in zip(new, carry, batched)
         ]
 
@@ -207,10 +208,28 @@ while_p.guard = lambda ins, active, *, cond_consts, **_: [
 ]
 
 
-def while_loop(cond_fun: Callable[..., Any], body_fun: Callable[..., Any], init_val: Any) -> Any:
-    """The value after `val = body_fun(val)` has been repeated while `cond_fun(val)` holds.
+def while_loop(
+    cond_fun: Callable[[PyTree], ArrayLike], body_fun: Callable[[PyTree], PyTree], init_val: PyTree
+) -> PyTree:
+    """Repeat `val = body_fun(val)` while `cond_fun(val)` holds.
 
-    Structure, shapes and dtypes of the value stay the same. Forward-mode differentiable only.
+    Differentiable in forward mode only: the number of steps is not known, so that nothing can be
+    saved for a reverse pass. Under `vmap` the loop runs until the last example is done.
+
+    Args:
+        cond_fun: function of the value that returns a boolean scalar.
+        body_fun: function from the value to the next one, of equal structure, shapes and dtypes.
+        init_val: pytree of arrays or numbers. A number takes the dtype that `body_fun` returns.
+
+    Returns:
+        The last value.
+
+    Raises:
+        TreeError, TypeError: `body_fun` changes structure, shape or dtype, or `cond_fun` returns
+            no boolean scalar.
+
+    >>> lax.while_loop(lambda x: x < 100, lambda x: x * 3, 1)
+    Array(243, dtype=int32)
     """
     return _while(cond_fun, body_fun, init_val, init_val, "while_loop", name_of(body_fun))
 
@@ -317,12 +336,34 @@ def _known_bound(x: Any) -> int:
 
 
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[..., Any], init_val: Any, *, unroll: int | bool = 1
-) -> Any:
-    """The value after `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[Array, PyTree], PyTree],
+    init_val: PyTree,
+    *,
+    unroll: int | bool = 1,
+) -> PyTree:
+    """Repeat `val = body_fun(i, val)` for i from `lower` to `upper` - 1.
 
-    With known bounds it is a scan and differentiable in both modes; with traced bounds, which may
-    be floats, it is a while loop.
+    With known bounds it is a `scan`, differentiable in both modes; with traced bounds it is a
+    `while_loop`, differentiable in forward mode only.
+
+    Args:
+        lower, upper: integer scalars; traced ones may be floats. No step is done if
+            `upper` <= `lower`.
+        body_fun: function of (i, value) that returns the next value, of equal structure, shapes and
+            dtypes.
+        init_val: pytree of arrays or numbers.
+        unroll: steps per iteration of the loop that runs; True for all. Ignored with traced bounds.
+
+    Returns:
+        The last value.
+
+    Raises:
+        TreeError, TypeError: `body_fun` changes structure, shape or dtype, or a bound is no number.
+
+    >>> lax.fori_loop(0, 5, lambda i, total: total + i, 0)
+    Array(10, dtype=int32)
     """
     if not isinstance(lower, Tracer) and not isinstance(upper, Tracer):
         start, stop = _known_bound(lower), _known_bound(upper)
@@ -368,8 +409,25 @@ def _counts(kind: Aval) -> bool:
     return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
-def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
-    """`f` of every slice along the leading axis, one after the other (`batch_size` at a time)."""
+def map(f: Callable[[PyTree], PyTree], xs: PyTree, *, batch_size: int | None = None) -> PyTree:
+    """Apply `f` to every slice along the leading axis, one after the other, as a loop.
+
+    It needs the memory of one call (of `batch_size` calls), where `vmap(f)` needs that of all.
+
+    Args:
+        f: function of one slice of `xs`.
+        xs: pytree of arrays [n, ...].
+        batch_size: how many slices are mapped at a time, by `vmap`; None: one, without `vmap`.
+
+    Returns:
+        The results stacked, a pytree of arrays [n, ...].
+
+    Raises:
+        ValueError: `batch_size` is below 1, or the leading axes differ.
+
+    >>> lax.map(lambda x: x ** 2, jnp.arange(4))
+    Array([0, 1, 4, 9], dtype=int32)
+    """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"map: batch_size must be 1 or more, got {batch_size}")
     if batch_size is None:
@@ -398,11 +456,33 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 
 
 def associative_scan(
-    fn: Callable[..., Any], elems: Any, reverse: bool = False, axis: int = 0
-) -> Any:
-    """The prefix combinations of `elems` along `axis` by an associative `fn`, in logarithmic depth.
+    fn: Callable[[PyTree, PyTree], PyTree], elems: PyTree, reverse: bool = False, axis: int = 0
+) -> PyTree:
+    """Combine all prefixes of `elems` along an axis by an associative function.
 
-    Blelloch's scheme: combine neighbours, scan the half-length result, fill in between.
+        out[0] = elems[0], out[i] = fn(out[i - 1], elems[i])
+
+    It takes O(log n) steps, each of which combines many pairs at once: combine neighbours, scan the
+    half-length result, fill in between.
+
+    Source: Blelloch, "Prefix sums and their applications", 1990.
+
+    Args:
+        fn: function of two pytrees like `elems`, elementwise along `axis`; it keeps structure,
+            shapes and dtypes.
+        elems: pytree of arrays of one length along `axis`.
+        reverse: whether to combine suffixes, from the end on.
+        axis: the axis that is scanned.
+
+    Returns:
+        The combinations, a pytree like `elems`.
+
+    Raises:
+        ValueError: `axis` does not exist, or lengths along it differ.
+        TreeError, TypeError: `fn` changes structure, shape or dtype.
+
+    >>> lax.associative_scan(jnp.add, jnp.arange(1, 6))
+    Array([ 1,  3,  6, 10, 15], dtype=int32)
     """
     from genesis_fn.primitives.shape import concatenate, pad, rev, slice_in_dim
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
@@ -27,6 +27,7 @@ from genesis_fn.core.primitive import (
     with_weak,
     with_weak_types,
 )
+from genesis_fn.core.types.annotations import Array, PyTree
 from genesis_fn.primitives.elementwise import add, convert
 from genesis_fn.primitives.factories import filled, instantiate, move_batch, zeros
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr, linearize_jaxpr
@@ -37,6 +38,8 @@ from genesis_fn.transforms.staging import dependency
 from genesis_fn.transforms.staging.api_util import flatten_arrays, missing, name_of
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.stage import evaluate, stage, stage_closed
+
+T = TypeVar("T")
 
 
 def sliced(kind: Aval) -> Aval:
@@ -54,9 +57,9 @@ def _shape(*avals: Aval, jaxpr: Jaxpr, carry: int, length: int, **_: Any) -> lis
     return outs[:carry] + [stacked(a, length) for a in outs[carry:]]
 
 
-def _fixed_point(
-    step: Callable[[tuple[Any, ...]], tuple[Any, tuple[Any, ...]]], mask: Sequence[bool], at: slice
-):
+def fixed_point(
+    step: Callable[[tuple[bool, ...]], tuple[T, Sequence[bool]]], mask: Sequence[bool], at: slice
+) -> tuple[T, list[bool]]:
     """Grow the carry part of `mask` until what `step` says of the carry adds nothing."""
     mask = list(mask)
     while True:
@@ -119,11 +122,11 @@ def _linearize(
     count = len(jaxpr.outs)
     at = slice(consts, consts + carry)
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         result = linearize_jaxpr(jaxpr, mask, mask[at] + (False,) * (count - carry))
         return result, result[2][:carry]
 
-    (forward, tangent, found, nres), mask = _fixed_point(step, nonzero, at)
+    (forward, tangent, found, nres), mask = fixed_point(step, nonzero, at)
     pre, body, places = _split_invariant(forward, consts, carry, count)
     once = bind(jit_p, *xs[:consts], jaxpr=pre) if pre.outs else []
     options = {"carry": carry, "length": length, "reverse": reverse, "unroll": unroll}
@@ -247,11 +250,11 @@ def _jvp(
 ) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         result = jvp_jaxpr(jaxpr, mask, mask[at] + (False,) * (count - carry))
         return result, result[1][:carry]
 
-    (program, found), mask = _fixed_point(step, [t is not None for t in tangents], at)
+    (program, found), mask = fixed_point(step, [t is not None for t in tangents], at)
     ts = [instantiate(t, typeof(p)) if m else None for t, p, m in zip(tangents, primals, mask)]
     n = len(primals)
     order = _Interleaved(consts, carry, n, mask)
@@ -312,12 +315,12 @@ def _batch(
 ) -> Any:
     count, at = len(jaxpr.outs), slice(consts, consts + carry)
 
-    def step(mask: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         force = mask[at] + (False,) * (count - carry)
         result = batch_jaxpr(jaxpr, size, mask, force, axis_name)
         return result, result[1][:carry]
 
-    (program, found), mask = _fixed_point(step, [d is not None for d in dims], at)
+    (program, found), mask = fixed_point(step, [d is not None for d in dims], at)
     moved = [
         x if not m else move_batch(x, d, 0 if i < consts + carry else 1, size)
         for i, (x, d, m) in enumerate(zip(xs, dims, mask))
@@ -336,20 +339,40 @@ scan_p.depends, scan_p.key_uses = dependency.of_loop, key_uses.of_scan
 
 
 def scan(
-    f: Callable[..., Any],
-    init: Any,
-    xs: Any = None,
+    f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    init: PyTree,
+    xs: PyTree = None,
     length: int | None = None,
     reverse: bool = False,
     unroll: int | bool = 1,
     *,
-    carry: str = "strict",
-) -> tuple[Any, Any]:
-    """(last carry, stacked ys) of `carry, y = f(carry, x)` over the leading axis of `xs`.
+    carry: Literal["strict", "cast"] = "strict",
+) -> tuple[PyTree, PyTree]:
+    """Loop over the leading axis of `xs` with a carry: `carry, ys[i] = f(carry, xs[i])`.
 
-    `xs` may be None with `length`. The carry keeps its structure, shapes and dtypes; a Python
-    number in `init` takes the dtype that `f` returns for it, and `carry="cast"` casts what `f`
-    returns. Raises TypeError naming the leaf, both types and the line where they differ.
+    The body is traced once, or again until the dtypes of Python numbers in `init` are known.
+    Differentiable in both modes: reverse mode saves what each step needs, stacked [length, ...].
+
+    Args:
+        f: function of (carry, x) that returns (next carry, y). The carry keeps structure, shapes
+            and dtypes.
+        init: the first carry, a pytree. A Python number takes the dtype that `f` returns for it.
+        xs: pytree of arrays [length, ...], or None with `length`.
+        length: the number of steps; by default that of `xs`.
+        reverse: whether to run from the last slice to the first; ys[i] still belongs to xs[i].
+        unroll: steps per iteration of the loop that runs; True for all.
+        carry: "strict", or "cast" to cast the carry that `f` returns to the dtypes of `init`.
+
+    Returns:
+        (last carry, ys): ys is a pytree of arrays [length, ...].
+
+    Raises:
+        TreeError, TypeError: `f` does not return a pair, or the carry changes; with leaf, types and
+            line.
+        ValueError: lengths differ, or neither `xs` nor `length` is there.
+
+    >>> lax.scan(lambda total, x: (total + x, total), 0.0, jnp.arange(4.0))
+    (Array(6., dtype=float32), Array([0., 0., 1., 3.], dtype=float32))
     """
     if carry not in ("strict", "cast"):
         raise ValueError(
@@ -360,15 +383,15 @@ def scan(
 
 
 def named_scan(
-    f: Callable[..., Any],
-    init: Any,
-    xs: Any,
+    f: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    init: PyTree,
+    xs: PyTree,
     length: int | None,
     reverse: bool,
     unroll: int | bool,
-    carry: str,
+    carry: Literal["strict", "cast"],
     names: Sequence[str],
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """`scan`, with what errors call each leaf of the carry."""
     if unroll is not True and operator.index(unroll) < 0:
         raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
@@ -582,6 +605,7 @@ def _python_loop(
     if length == 0:
         raise ValueError("scan of length 0 cannot run under disable_jit: it has no y to stack")
     rows: dict[int, list[Any]] = {}
+    y_tree: Any = None
     for i in _order(length, reverse):
         carry, y = f(carry, tree.unflatten(xs_tree, [_slice_at(x, i) for x in leaves]))
         flat, y_tree = tree.flatten(y)
@@ -602,10 +626,10 @@ def _one_dtype(values: Sequence[Any]) -> list[Any]:
 def one_by_one(
     f: Callable[..., Any],
     size: int,
-    xs: Sequence[Any],
+    xs: Sequence[Array],
     dims: Sequence[int | None],
     unroll: bool = False,
-) -> Any:
+) -> PyTree:
     """What `f` returns for the examples of a batch, one call after the other, stacked."""
     rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]
 

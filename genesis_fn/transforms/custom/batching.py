@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from genesis_fn.core import errors, tree
 from genesis_fn.core.convert import as_array
@@ -14,7 +14,7 @@ from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
 from genesis_fn.transforms.control_flow.scanning import one_by_one
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
-from genesis_fn.transforms.custom.derivative_rules import CustomFunction
+from genesis_fn.transforms.custom.derivative_rules import CustomFunction, F, P, R
 from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays, missing
 from genesis_fn.transforms.staging.call import jit_p
@@ -113,24 +113,39 @@ def _forward_rule(
     return [*outs, *dense], [*flags, *(b for b, f in zip(flags, found) if f)]
 
 
-class custom_vmap(CustomFunction):
-    """A function whose batching is given by `def_vmap(rule)`.
+class custom_vmap(CustomFunction[P, R]):
+    """A function with a batching rule of the user's, given by `def_vmap`.
 
-    `rule(axis_size, in_batched, *args)` gets the arguments with their batch in front (where
-    `in_batched` says so) and returns (output, which outputs are batched). A derivative of the
-    batched function is that of the rule, and so is a batched `jvp`; a batched reverse-mode
-    derivative, which JAX refuses, is that of the function.
+        rule(axis_size, in_batched, *args) -> (output, out_batched)
+
+    The rule gets the arguments with their batch as leading axis where `in_batched`, a list of a
+    pytree of bools for each argument, says so. `out_batched` is a pytree of bools, or one for all.
+    Derivatives of a batched call are those of the rule. (A reverse-mode derivative that is batched
+    is that of the function; JAX refuses it.)
+
+    Args:
+        fun: function of pytrees of arrays, with positional arguments only.
+
+    >>> from genesis_fn.custom_batching import custom_vmap
+    >>> @custom_vmap
+    ... def double(x):
+    ...     return 2 * x
+    >>> @double.def_vmap
+    ... def rule(axis_size, in_batched, xs):
+    ...     return 2 * xs, in_batched[0]
+    >>> gf.vmap(double)(jnp.arange(3))
+    Array([0, 2, 4], dtype=int32)
     """
 
     rules = ("rule",)
     rule: Callable[..., Any] | None = None
 
-    def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def def_vmap(self, rule: F) -> F:
         """Set the batching rule; usable as a decorator."""
         self.rule = rule
         return rule
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> R:
         if self.rule is None:
             raise ValueError(f"{self.name}: no batching rule was given by def_vmap")
         leaves, in_tree, weak = flatten_arrays(args, f"an argument of {self.name}: ")
@@ -141,14 +156,24 @@ class custom_vmap(CustomFunction):
         return flat.called(user_call(custom_call_p, *captured, *leaves, call=call, jaxpr=jaxpr))
 
 
-def sequential_vmap(fun: Callable[..., Any]) -> custom_vmap:
-    """`fun`, which vmap runs one example after the other."""
-    wrapped = custom_vmap(fun)
+def sequential_vmap(fun: Callable[P, R]) -> custom_vmap[P, R]:
+    """Make `vmap` of a function run one example after the other, as a loop.
+
+    Args:
+        fun: function of pytrees of arrays, with positional arguments only.
+
+    Returns:
+        `fun` with that batching rule.
+
+    >>> gf.vmap(sequential_vmap(jnp.sum))(jnp.ones((2, 3)))
+    Array([3., 3.], dtype=float32)
+    """
+    wrapped, call = custom_vmap(fun), cast(Callable[..., Any], fun)
 
     @wrapped.def_vmap
     def rule(size: int, in_batched: list[Any], *args: Any) -> tuple[Any, ...]:
         leaves, treedef = tree.flatten(args)
         dims = [0 if b else None for b in tree.leaves(in_batched)]
-        return one_by_one(lambda *xs: fun(*tree.unflatten(treedef, xs)), size, leaves, dims), True
+        return one_by_one(lambda *xs: call(*tree.unflatten(treedef, xs)), size, leaves, dims), True
 
     return wrapped

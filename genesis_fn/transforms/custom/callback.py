@@ -23,6 +23,7 @@ from genesis_fn.core.device import cpu
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Primitive, bind
 from genesis_fn.core.static import Same, aux_key
+from genesis_fn.core.types.annotations import Array, PyTree
 from genesis_fn.core.types.extended import is_key
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.random_bits import unwrap
@@ -118,7 +119,9 @@ def _keys(words: np.ndarray, kind: _KeysOf) -> ArrayImpl:
     return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], kind.dtype))
 
 
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], tuple[Any, ...], Any]:
+def split_arrays(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], tuple[Any, ...], Any]:
     """(arrays, leaves that are not arrays with their positions, structure) of a call. Of random
     keys the words are arrays, the first ones, and the dtype is such a leaf."""
     leaves, treedef = tree.flatten((args, kwargs))
@@ -156,11 +159,11 @@ def _no_derivative(what: str) -> Callable[..., Any]:
 def called_in_turn(
     prim: Primitive,
     size: int,
-    xs: Sequence[Any],
-    dims: Sequence[Any],
+    xs: Sequence[Array],
+    dims: Sequence[int | None],
     params: dict[str, Any],
     unroll: bool = False,
-) -> tuple[list[Any], list[int]]:
+) -> tuple[list[Array], list[int]]:
     """The batching rule of one call per example: (outputs, stacked, where their batches are)."""
     outs = one_by_one(functools.partial(bind, prim, **params), size, xs, dims, unroll)
     return outs, [0] * len(outs)
@@ -255,7 +258,7 @@ debug_callback_p = Primitive(
 # ---- what users call ----
 
 
-def _declared(result: Any) -> tuple[tuple[Aval, ...], Any]:
+def declared_outputs(result: PyTree) -> tuple[tuple[Aval, ...], Any]:
     leaves, out_tree = tree.flatten(result)
     for x in leaves:
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
@@ -268,23 +271,43 @@ def _declared(result: Any) -> tuple[tuple[Aval, ...], Any]:
 
 def pure_callback(
     callback: Callable[..., Any],
-    result_shape_dtypes: Any,
-    *args: Any,
+    result_shape_dtypes: PyTree,
+    *args: PyTree,
     sharding: None = None,
     vmap_method: str | None = None,
-    **kwargs: Any,
-) -> Any:
-    """`callback(*args, **kwargs)`, computed on the host from NumPy arrays.
+    **kwargs: PyTree,
+) -> PyTree:
+    """Compute `callback(*args, **kwargs)` on the host, from NumPy arrays.
 
-    The result has the declared structure, shapes and dtypes. The call may be dropped, repeated or
-    reordered, so the callback must be a function of its arguments. `vmap_method` is "sequential"
-    (one call per example), "expand_dims" or "broadcast_all" (one call on batches, where unbatched
-    arguments get a leading axis of 1 or of the batch size). Not differentiable.
+    The call may be dropped, repeated or reordered, so `callback` must be a pure function. Not
+    differentiable: wrap it in a function with `custom_jvp` or `custom_vjp`.
+
+    Args:
+        callback: function of pytrees like the arguments, with ndarrays for arrays.
+        result_shape_dtypes: what it returns, a pytree of ShapeDtypeStructs or arrays.
+        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        sharding: ignored, as JAX's argument.
+        vmap_method: how `vmap` calls it. "sequential": once per example, in a loop
+            ("sequential_unrolled": without a loop); "expand_dims" or "broadcast_all": once, on
+            batches, where unbatched arguments get a leading axis of 1 or of the batch's length.
+            None: `vmap` raises ValueError.
+
+    Returns:
+        The result, of the declared structure, shapes and dtypes.
+
+    Raises:
+        ValueError: `vmap_method` is unknown.
+        TypeError: a leaf of `result_shape_dtypes` has no shape or dtype.
+        TreeError, ShapeError, DTypeError: when it runs, `callback` returns something else.
+
+    >>> x = jnp.array([4.0, 9.0])
+    >>> gf.jit(lambda x: gf.pure_callback(np.sqrt, x, x))(x)
+    Array([2., 3.], dtype=float32)
     """
     if vmap_method is not None and vmap_method not in METHODS:
         raise ValueError(f"vmap_method is one of {', '.join(METHODS)}, got {vmap_method!r}")
-    out_avals, out_tree = _declared(result_shape_dtypes)
-    arrays, fixed, in_tree = _split(args, kwargs)
+    out_avals, out_tree = declared_outputs(result_shape_dtypes)
+    arrays, fixed, in_tree = split_arrays(args, kwargs)
     outs = bind(
         pure_callback_p,
         *arrays,
@@ -297,19 +320,37 @@ def pure_callback(
 
 def io_callback(
     callback: Callable[..., Any],
-    result_shape_dtypes: Any,
-    *args: Any,
+    result_shape_dtypes: PyTree,
+    *args: PyTree,
     sharding: None = None,
     ordered: bool = False,
-    **kwargs: Any,
-) -> Any:
-    """`callback(*args, **kwargs)` on the host, for its side effects: called exactly once per run.
+    **kwargs: PyTree,
+) -> PyTree:
+    """Call `callback(*args, **kwargs)` on the host for its side effects, exactly once per run.
 
-    Calls happen in program order. Under vmap it is called once per example, which `ordered=True`
-    refuses. Not differentiable.
+    Calls happen in the order of the program. Not differentiable.
+
+    Args:
+        callback: function of pytrees like the arguments, with ndarrays for arrays.
+        result_shape_dtypes: what it returns, a pytree of ShapeDtypeStructs or arrays; None for
+            nothing.
+        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        sharding: ignored, as JAX's argument.
+        ordered: whether `vmap` is refused; without it, `vmap` calls once per example.
+
+    Returns:
+        The result, of the declared structure, shapes and dtypes.
+
+    Raises:
+        TypeError: a leaf of `result_shape_dtypes` has no shape or dtype.
+
+    >>> seen = []
+    >>> gf.jit(lambda x: gf.io_callback(lambda v: seen.append(float(v)), None, x))(jnp.array(2.0))
+    >>> seen
+    [2.0]
     """
-    out_avals, out_tree = _declared(result_shape_dtypes)
-    arrays, fixed, in_tree = _split(args, kwargs)
+    out_avals, out_tree = declared_outputs(result_shape_dtypes)
+    arrays, fixed, in_tree = split_arrays(args, kwargs)
     outs = bind(
         io_callback_p,
         *arrays,
@@ -322,16 +363,25 @@ def io_callback(
 
 def debug_callback(
     callback: Callable[..., Any],
-    *args: Any,
+    *args: PyTree,
     ordered: bool = False,
     partitioned: bool = False,
-    **kwargs: Any,
+    **kwargs: PyTree,
 ) -> None:
     """Call `callback(*args, **kwargs)` with NumPy arrays when the program gets there.
 
-    Its result is ignored and derivatives pass it by. Leaves that are not arrays reach it unchanged.
+    The result is ignored, and derivatives pass the call by. Under `vmap` it is called once per
+    example.
+
+    Args:
+        callback: function of pytrees like the arguments, with ndarrays for arrays.
+        *args, **kwargs: pytrees; leaves that are no arrays reach `callback` unchanged.
+        ordered, partitioned: ignored, as JAX's arguments; calls are always in order.
+
+    >>> gf.jit(lambda x: gf.debug.callback(lambda v: print("x is", v), x))(jnp.array(2.0))
+    x is 2.0
     """
-    arrays, fixed, in_tree = _split(args, kwargs)
+    arrays, fixed, in_tree = split_arrays(args, kwargs)
     bind(debug_callback_p, *arrays, function=HostFunction(callback, in_tree, fixed, None))
 
 
@@ -368,7 +418,7 @@ def _printable(x: Any) -> Any:
     return x.astype(np.float32) if narrow else x
 
 
-def _check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise ValueError unless the format uses each argument and each of its fields has one."""
     used, todo, automatic = set(), [fmt], 0
     while todo:
@@ -397,19 +447,31 @@ def _check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 
 def debug_print(
     fmt: str,
-    *args: Any,
+    *args: PyTree,
     ordered: bool = False,
     partitioned: bool = False,
     skip_format_check: bool = False,
-    **kwargs: Any,
+    **kwargs: PyTree,
 ) -> None:
     """Print `fmt.format(*args, **kwargs)` with the arguments' values, when the program gets there.
 
-    Works under jit, grad, vmap (once per example) and in loops. Raises ValueError where the format
-    and the arguments do not fit, for an f-string prints tracers.
+    Works under `jit`, `grad`, `vmap` (once per example) and in loops.
+
+    Args:
+        fmt: format string, not an f-string: that would print tracers.
+        *args, **kwargs: pytrees that the format's fields name.
+        ordered, partitioned: ignored, as JAX's arguments; calls are always in order.
+        skip_format_check: whether fields and arguments need not fit each other.
+
+    Raises:
+        ValueError: a field has no argument, or an argument no field.
+        TypeError: `fmt` is no string.
+
+    >>> gf.jit(lambda x: gf.debug.print("x is {}, twice {y}", x, y=2 * x))(jnp.array(2.0))
+    x is 2.0, twice 4.0
     """
-    if not isinstance(fmt, str):
+    if not isinstance(fmt, str):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass values
         raise TypeError(f"debug.print takes a format string first, got {type(fmt).__name__}")
     if not skip_format_check:
-        _check_format(fmt, args, kwargs)
+        check_format(fmt, args, kwargs)
     debug_callback(_Print(fmt), *args, **kwargs)

@@ -19,6 +19,7 @@ from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr, Var, dead_code, memoized
 from genesis_fn.core.primitive import Primitive, bind, ctx, is_linear, typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
@@ -68,14 +69,18 @@ class CustomCall:
     pull: Callable[..., Any]
     key: Callable[..., Any]
     batch: Callable[..., Any] | None = None
-    programs: Sequence[Jaxpr] = ()
+
+    @property
+    def programs(self) -> Sequence[Jaxpr]:
+        """The programs of the rules that have been staged so far."""
+        return ()
 
 
 class LinearCall(CustomCall):
     """A linear map of the operands after `linear` residuals, and its transpose: `push(*operands)`,
     None where only reverse mode is defined, and `pull(residuals, cts)`, which runs `programs`."""
 
-    __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "programs")
+    __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "_programs")
 
     def __init__(
         self,
@@ -87,10 +92,14 @@ class LinearCall(CustomCall):
         programs: Sequence[Jaxpr] = (),
     ) -> None:
         self.name, self.linear, self.out_avals = name, residuals, tuple(out_avals)
-        self.push, self.pull, self.programs = push, pull, programs
+        self.push, self.pull, self._programs = push, pull, programs
         self.forward = push is not None
 
-    def fun(self, *xs: Any) -> list[Any]:
+    @property
+    def programs(self) -> Sequence[Jaxpr]:
+        return self._programs
+
+    def fun(self, *xs: Array) -> list[Array]:
         if self.push is None:
             raise no_forward_mode(self.name)
         return self.push(*xs)
@@ -296,20 +305,17 @@ class Batched(Wrapped):
     meet one of each, since those of operands that examples share are summed.
     """
 
-    __slots__ = ("size", "axis_name", "trace", "dims", "batched")
+    __slots__ = ("size", "axis_name", "trace", "dims", "batched", "out_avals")
 
     def __init__(
         self, call: CustomCall, trace: BatchTrace, dims: Sequence[int | None], closed: bool = False
     ) -> None:
         super().__init__(call)
         self.size, self.axis_name, self.dims = trace.batch_size, trace.axis_name, tuple(dims)
+        self.out_avals = [aval((self.size, *a.shape), a.dtype) for a in call.out_avals]
         self.trace = None if closed else trace
         # Whether outputs are: where an operand is, or a run shows it of what is closed over.
         self.batched = closed or call.linear is not None or any(d is not None for d in dims)
-
-    @property
-    def out_avals(self) -> list[Aval]:
-        return [aval((self.size, *a.shape), a.dtype) for a in self.call.out_avals]
 
     @property
     def learned(self) -> tuple[Any, ...]:
@@ -337,7 +343,7 @@ class Batched(Wrapped):
             return list(outs)
         return [x if x is None else move_batch(x, d, 0, self.size) for x, d in parts]
 
-    def fun(self, *xs: Any) -> list[Any]:
+    def fun(self, *xs: Array) -> list[Array]:
         with self._running() as trace:
             outs = self.call.fun(*_mapped(trace, xs, self.dims))
         return self._in_front(trace, outs)

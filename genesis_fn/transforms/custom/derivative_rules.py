@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from genesis_fn.core.aval import Aval, Described
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import SourceLocation, is_internal, where
 from genesis_fn.core.primitive import bind, ctx, typeof
-from genesis_fn.core.static import NotStatic, aux_key, is_array, meaning
+from genesis_fn.core.static import NotStatic, aux_key, fingerprint_of, is_array
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
@@ -32,6 +33,10 @@ from genesis_fn.transforms.staging.api_util import (
     name_of,
 )
 from genesis_fn.transforms.staging.copies import Copied
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SymbolicZero(Described):
@@ -60,8 +65,19 @@ class CustomVJPPrimal:
         return f"CustomVJPPrimal({self.value!r}, perturbed={self.perturbed})"
 
 
-def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
-    """The zero tangent of a value, as an array or a SymbolicZero."""
+def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | SymbolicZero:
+    """The zero tangent of a value.
+
+    Args:
+        val: array or number.
+        symbolic_zeros: whether to give a SymbolicZero instead of an array of zeros.
+
+    Returns:
+        The zero, of the shape and dtype of `val`.
+
+    >>> zero_from_primal(jnp.ones(2))
+    Array([0., 0.], dtype=float32)
+    """
     kind = typeof(as_array(val))
     return SymbolicZero(kind) if symbolic_zeros else zeros(kind)
 
@@ -83,7 +99,11 @@ class _UserCall(CustomCall):
     )
 
     def __init__(
-        self, owner: _Differentiated, static: Sequence[int], in_tree: Any, xs: Sequence[Any]
+        self,
+        owner: _Differentiated[..., Any],
+        static: Sequence[int],
+        in_tree: Any,
+        xs: Sequence[Any],
     ) -> None:
         self.owner, self.name, self.symbolic_zeros = owner, owner.name, owner.symbolic_zeros
         self.forward, self.reverse = owner.jvp is not None, owner.fwd is not None
@@ -202,12 +222,13 @@ def _dense(t: Any) -> Any:
     return np.zeros(t.shape, np.int32) if getattr(t, "dtype", None) == dtypes.FLOAT0 else t
 
 
-class CustomFunction(Copied):
+class CustomFunction(Copied, Generic[P, R]):
     """A function with rules of the user's, which are attributes named in `rules`."""
 
     rules: tuple[str, ...]
+    fun: Callable[..., Any]
 
-    def __init__(self, fun: Callable[..., Any]) -> None:
+    def __init__(self, fun: Callable[P, R]) -> None:
         functools.update_wrapper(self, fun)  # pyright: ignore[reportArgumentType]
         self.fun, self.name = fun, name_of(fun)
 
@@ -223,7 +244,7 @@ def _remade(kind: type, fun: Callable[..., Any], rules: dict[str, Any]) -> Any:
     return made
 
 
-class _Differentiated(CustomFunction):
+class _Differentiated(CustomFunction[P, R]):
     """What `custom_jvp` and `custom_vjp` share: the rules, and which arguments are static."""
 
     rules = "static", "jvp", "fwd", "bwd", "symbolic_zeros"
@@ -234,7 +255,7 @@ class _Differentiated(CustomFunction):
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         nondiff_argnums: Sequence[int] = (),
         *,
         static_argnames: Sequence[str] = (),
@@ -293,16 +314,16 @@ class _Differentiated(CustomFunction):
         """What a message says of rules that were not given; "" if none is lacking."""
         return ""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if lacking := self.lacking():
             what = f"{self.name}: {lacking}\n  at {where().describe()}"
             raise errors.NotDifferentiableError(what)
-        args = self.positional(args, kwargs)
+        given: Any = self.positional(args, kwargs)
         if ctx.trace is None:
-            return self.fun(*as_taken(args))
-        args = tuple([self.array_or_static(i, a) for i, a in enumerate(args)])
-        leaves, in_tree, _ = flatten_arrays(args, f"an argument of {self.name}: ")
-        static = [i for i, a in enumerate(args) if type(a) is Static]
+            return self.fun(*as_taken(given))
+        given = tuple([self.array_or_static(i, a) for i, a in enumerate(given)])
+        leaves, in_tree, _ = flatten_arrays(given, f"an argument of {self.name}: ")
+        static = [i for i, a in enumerate(given) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
         return tree.unflatten(call.learned, outs)
@@ -310,7 +331,7 @@ class _Differentiated(CustomFunction):
     def fingerprint(self) -> tuple[Any, ...] | None:
         """What the function and its rules do now, with all that they read; None where that cannot
         be told, so that no program may be kept."""
-        known = [meaning(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
+        known = [fingerprint_of(f) for f in (self.fun, self.jvp, self.fwd, self.bwd)]
         if any(m is None for m in known):
             return None
         return tuple([m.key for m in known if m is not None])
@@ -335,26 +356,59 @@ class _Differentiated(CustomFunction):
         raise self.rule_error(errors.TreeError, rule, wanted, missing(out))
 
 
-class custom_jvp(_Differentiated):
-    """A function whose derivative is the rule given by `defjvp(rule)`.
+class custom_jvp(_Differentiated[P, R]):
+    """A function with a forward-mode derivative rule of the user's, given by `defjvp`.
 
-    `rule(primals, tangents)` returns (output, output tangent), linear in the tangents; with
-    `nondiff_argnums`, those arguments come first. Reverse mode transposes the rule.
+        rule(primals, tangents) -> (output, output tangent)
+
+    The rule must be linear in the tangents: reverse mode transposes it. It is used wherever the
+    function is differentiated; elsewhere `fun` runs. No keyword-only arguments.
+
+    Args:
+        fun: function of pytrees of arrays, and of static arguments.
+        nondiff_argnums: positions of static arguments, Python values that come first in the rule:
+            rule(*static, primals, tangents).
+        static_argnames: names of further static arguments.
+
+    >>> @gf.custom_jvp
+    ... def log1pexp(x):
+    ...     return jnp.log(1 + jnp.exp(x))
+    >>> @log1pexp.defjvp
+    ... def rule(primals, tangents):
+    ...     (x,), (t,) = primals, tangents
+    ...     return log1pexp(x), t * (1 - 1 / (1 + jnp.exp(x)))
+    >>> gf.grad(log1pexp)(0.0)
+    Array(0.5, dtype=float32)
     """
 
-    def defjvp(self, rule: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
-        """Set the rule; usable as a decorator. With `symbolic_zeros` it gets a SymbolicZero for a
-        tangent that is zero, and may return one."""
+    def defjvp(self, rule: F, symbolic_zeros: bool = False) -> F:
+        """Set the rule; usable as a decorator.
+
+        Args:
+            rule: function of (*static, primals, tangents) that returns (output, output tangent).
+            symbolic_zeros: whether the rule gets a SymbolicZero for a tangent that is zero, and may
+                return one; otherwise arrays of zeros.
+
+        Returns:
+            `rule`.
+        """
         self.set_rules(jvp=rule, symbolic_zeros=symbolic_zeros)
         return rule
 
     def_jvp = defjvp
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
-        """Set one rule per argument: `rule(tangent, output, *args)`; None where it is zero."""
+        """Set one rule for each argument; their tangents are added up.
+
+        Args:
+            *rules: functions `rule(tangent, output, *args)` to the output's tangent; None for an
+                argument of which the derivative is zero.
+        """
+
+        call = cast(Callable[..., Any], self)
 
         def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-            out = self(*primals)
+            out = call(*primals)
             terms = [r(t, out, *primals) for r, t in zip(rules, tangents) if r is not None]
             total = tree.map(lambda o: zeros(typeof(o)), out)
             for term in terms:
@@ -367,12 +421,26 @@ class custom_jvp(_Differentiated):
         return "" if self.jvp is not None else "no rule was given by defjvp"
 
 
-class custom_vjp(_Differentiated):
-    """A function whose reverse-mode derivative is given by `defvjp(fwd, bwd)`.
+class custom_vjp(_Differentiated[P, R]):
+    """A function with a reverse-mode derivative rule of the user's, given by `defvjp(fwd, bwd)`.
 
-    `fwd(*args)` returns (output, residuals); `bwd(residuals, ct)` a tuple with one cotangent per
-    argument, None for none. With `nondiff_argnums` (or `static_argnames`) those arguments are
-    Python values and come first in `bwd`. `def_jvp(rule)` adds forward mode.
+        fwd(*args) -> (output, residuals)
+        bwd(*static, residuals, ct) -> tuple of cotangents, one for each argument that is not static
+
+    A cotangent has the shape and dtype of its argument, or is None for zero. Forward mode raises
+    NotDifferentiableError unless `def_jvp` gives a rule for it. No keyword-only arguments.
+
+    Args:
+        fun: function of pytrees of arrays, and of static arguments.
+        nondiff_argnums: positions of static arguments, Python values that come first in `bwd`.
+        static_argnames: names of further static arguments.
+
+    >>> @gf.custom_vjp
+    ... def clipped_gradient(x):
+    ...     return x
+    >>> clipped_gradient.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -1, 1),))
+    >>> gf.grad(lambda x: 5 * clipped_gradient(x))(2.0)
+    Array(1., dtype=float32)
     """
 
     def defvjp(
@@ -382,24 +450,29 @@ class custom_vjp(_Differentiated):
         symbolic_zeros: bool = False,
         optimize_remat: bool = False,
     ) -> None:
-        """Set the forward and backward rules. With `symbolic_zeros`, `fwd` gets objects with
-        `.value` and `.perturbed` for its arguments' leaves, and `bwd` may get a SymbolicZero for a
-        cotangent and return one. `optimize_remat` changes nothing: what nothing needs is always
-        left out.
+        """Set the forward and the backward rule.
+
+        Args:
+            fwd: function of the arguments that returns (output, residuals).
+            bwd: function of (*static, residuals, cotangent of the output) that returns a tuple of
+                cotangents.
+            symbolic_zeros: whether `fwd` gets objects with `.value` and `.perturbed` for the leaves
+                of its arguments, and `bwd` may get a SymbolicZero for a cotangent and return one.
+            optimize_remat: ignored, as JAX's argument; what nothing needs is always left out.
         """
         self.set_rules(fwd=fwd, bwd=bwd, symbolic_zeros=symbolic_zeros)
 
-    def def_fwd(self, fwd: Callable[..., Any]) -> Callable[..., Any]:
+    def def_fwd(self, fwd: F) -> F:
         """Set the forward rule; usable as a decorator."""
         self.set_rules(fwd=fwd)
         return fwd
 
-    def def_bwd(self, bwd: Callable[..., Any]) -> Callable[..., Any]:
+    def def_bwd(self, bwd: F) -> F:
         """Set the backward rule; usable as a decorator."""
         self.set_rules(bwd=bwd)
         return bwd
 
-    def def_jvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def def_jvp(self, rule: F) -> F:
         """Set a forward-mode rule `rule(primals, tangents)`; usable as a decorator."""
         self.set_rules(jvp=rule)
         return rule
@@ -408,20 +481,36 @@ class custom_vjp(_Differentiated):
         return "no rules were given by defvjp" if self.fwd is None or self.bwd is None else ""
 
 
-def custom_gradient(fun: Callable[..., Any]) -> custom_vjp:
-    """A function from one that returns (output, vjp): JAX's `custom_gradient`."""
+def custom_gradient(fun: Callable[P, tuple[R, Callable[..., PyTree]]]) -> custom_vjp[P, R]:
+    """Make a differentiable function of one that returns its output and its vjp.
+
+    Args:
+        fun: function of pytrees of arrays that returns (output, vjp), where vjp(ct) gives a
+            cotangent for each argument: a tuple, or one alone for a single argument.
+
+    Returns:
+        The function of the output, a `custom_vjp`. The backward pass runs `fun` again.
+
+    >>> @gf.custom_gradient
+    ... def half_gradient(x):
+    ...     return x ** 2, lambda ct: (ct * x,)
+    >>> half_gradient(3.0), gf.grad(half_gradient)(3.0)
+    (9.0, Array(3., dtype=float32))
+    """
+
+    call: Callable[..., Any] = fun
 
     def primal(*args: Any) -> Any:
-        return fun(*args)[0]
+        return call(*args)[0]
 
     functools.update_wrapper(primal, fun)
-    wrapped = custom_vjp(primal)
+    wrapped = custom_vjp(cast(Callable[P, R], primal))
 
     def fwd(*args: Any) -> Any:
-        return fun(*args)[0], args
+        return call(*args)[0], args
 
     def bwd(args: Any, ct: Any) -> tuple[Any, ...]:
-        back = fun(*args)[1](ct)
+        back = call(*args)[1](ct)
         return back if isinstance(back, tuple) else (back,)
 
     wrapped.defvjp(fwd, bwd)

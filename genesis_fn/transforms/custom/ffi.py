@@ -16,17 +16,19 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.aval import Aval, aval
 from genesis_fn.core.convert import as_array, of_torch
 from genesis_fn.core.diagnostics.source_info import where
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.core.static import aux_key
+from genesis_fn.core.types.annotations import ArrayLike, PyTree
 from genesis_fn.primitives.factories import move_batch, zeros
-from genesis_fn.transforms.custom.callback import _declared, called_in_turn
+from genesis_fn.transforms.custom.callback import called_in_turn, declared_outputs
 from genesis_fn.transforms.custom.custom_call import linear_call
 from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.staging.api_util import flatten_arrays, name_of
 from genesis_fn.transforms.staging.stage import stage_closed
 
 
-def torch_type(d: Any) -> torch.dtype:
+def torch_type(d: DType) -> torch.dtype:
     """The torch.dtype of dtype `d`."""
     return getattr(torch, d.name)
 
@@ -82,6 +84,17 @@ def _tracked(xs: Sequence[torch.Tensor], at: Sequence[int], again: bool) -> list
     ]
 
 
+def _grad(
+    outs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    cts: Sequence[torch.Tensor],
+    again: bool,
+) -> Sequence[torch.Tensor | None]:
+    """The cotangents of `inputs`, None for one that `outs` do not depend on; differentiable
+    themselves if `again`."""
+    return torch.autograd.grad(outs, inputs, cts, create_graph=again, allow_unused=True)
+
+
 class _Pull(_Function):
     """(arguments, cotangents) -> cotangents of the arguments at given positions."""
 
@@ -97,7 +110,7 @@ class _Pull(_Function):
             if not pairs:
                 return [torch.zeros_like(a) for a in asked]
             outs, cts = zip(*pairs)
-            got = torch.autograd.grad(outs, asked, cts, create_graph=again, allow_unused=True)
+            got = _grad(outs, asked, cts, again)
         return [torch.zeros_like(a) if g is None else g for g, a in zip(got, asked)]
 
 
@@ -121,23 +134,11 @@ class _Push(_Function):
             if not pairs:
                 return [torch.zeros_like(o) for o in outs]
             asked = [args[i] for i in given]
-            back = torch.autograd.grad(
-                [o for o, _ in pairs],
-                asked,
-                [u for _, u in pairs],
-                create_graph=True,
-                allow_unused=True,
-            )
+            back = _grad([o for o, _ in pairs], asked, [u for _, u in pairs], True)
             terms = [(b, t) for b, t in zip(back, tangents) if b is not None and b.requires_grad]
             if not terms:
                 return [torch.zeros_like(o) for o in outs]
-            got = torch.autograd.grad(
-                [b for b, _ in terms],
-                probes,
-                [t for _, t in terms],
-                create_graph=again,
-                allow_unused=True,
-            )
+            got = _grad([b for b, _ in terms], probes, [t for _, t in terms], again)
         return [torch.zeros_like(o) if g is None else g for g, o in zip(got, outs)]
 
 
@@ -162,7 +163,7 @@ def _mapped(f: _Function) -> _Function:
 
 
 def _output_avals(f: _Function, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-    """What the function returns: from a run on torch's meta device, else on zeros."""
+    """What the function returns: from a run on torch's meta device, else on ones."""
     try:
         outs = _run(f, avals, "meta")
     except Exception:
@@ -249,12 +250,28 @@ torch_call_p = Primitive(
 )
 
 
-def torch_call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`fn(*args, **kwargs)` of a function of torch tensors, as an operation of traced code.
+def torch_call(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTree:
+    """Call a function of torch tensors as an operation of traced code.
 
-    Arrays in the arguments' pytrees reach `fn` as tensors, and the tensors that it returns come
-    out as arrays. Differentiable to any order by torch's autograd, batched by torch.func.vmap. `fn`
-    must be pure: it may be called with meta tensors to learn its shapes.
+    torch's autograd differentiates it, to any order, and torch.func.vmap batches it.
+
+    Args:
+        fn: pure function of pytrees of tensors that returns a pytree of tensors. To learn its
+            shapes, it is called with meta tensors, and where that fails with tensors of ones.
+        *args, **kwargs: pytrees of arrays.
+
+    Returns:
+        What `fn` returns, with arrays for tensors.
+
+    Raises:
+        TypeError: `fn` returns something that is no tensor.
+        DTypeError: a result has a dtype that the library lacks.
+
+    >>> import torch
+    >>> gf.jit(lambda x: gf.torch_call(torch.square, x))(jnp.array([1.0, 3.0]))
+    Array([1., 9.], dtype=float32)
+    >>> gf.grad(lambda x: gf.torch_call(torch.square, x))(3.0)
+    Array(6., dtype=float32)
     """
     leaves, in_tree, _ = flatten_arrays((args, kwargs), f"an argument of {name_of(fn)}: ")
     f = _User(fn, in_tree)
@@ -301,22 +318,42 @@ triton_call_p = Primitive(
 
 
 def triton_call(
-    kernel: Any,
-    *args: Any,
-    grid: Any,
-    out_shape: Any,
+    kernel: Callable[..., Any],
+    *args: ArrayLike,
+    grid: int | Sequence[int] | Callable[..., Sequence[int]],
+    out_shape: PyTree,
     vjp: Callable[..., Any] | None = None,
-    **constants: Any,
-) -> Any:
-    """The outputs of `kernel[grid](*args, *outputs, **constants)`, as an operation of traced code.
+    **constants: object,
+) -> PyTree:
+    """Call a Triton kernel in traced code: `kernel[grid](*args, *outputs, **constants)`.
 
-    `kernel` is a `triton.jit` function that takes pointers to the arrays, Python numbers as they
-    are, then pointers to the outputs (zeros at first) that `out_shape`, a pytree of
-    ShapeDtypeStructs, describes. `grid` is an int, a tuple, or a function of the constants.
-    `vjp(args, out, ct)` gives a cotangent (or None) per array argument. On a CPU it needs
-    TRITON_INTERPRET=1.
+    The outputs are zero before the kernel runs. On a CPU it needs TRITON_INTERPRET=1. Under `vmap`
+    the kernel is launched once per example.
+
+    Args:
+        kernel: `triton.jit` function of pointers to the arrays, of Python numbers, and of pointers
+            to the outputs, in this order.
+        *args: arrays, and Python numbers that the kernel takes as they are.
+        grid: the number of programs: an int, a tuple of up to three, or a function of the constants
+            that gives one.
+        out_shape: pytree of ShapeDtypeStructs, the outputs.
+        vjp: `vjp(args, out, ct)` gives a cotangent (or None) for each array argument; without it
+            the call is not differentiable.
+        **constants: the kernel's `tl.constexpr` parameters.
+
+    Returns:
+        The outputs, a pytree like `out_shape`.
+
+    Raises:
+        NotDifferentiableError: it is differentiated without `vjp`.
+
+    >>> def double(x_ptr, out_ptr, N): ...  # in earnest, a triton.jit function
+    >>> struct = gf.ShapeDtypeStruct((8,), "float32")
+    >>> f = lambda x: gf.triton_call(double, x, grid=(1,), out_shape=struct, N=8)
+    >>> gf.eval_shape(f, jnp.ones(8)).shape
+    (8,)
     """
-    out_avals, out_tree = _declared(out_shape)
+    out_avals, out_tree = declared_outputs(out_shape)
     scalars = tuple([(i, x) for i, x in enumerate(args) if type(x) in SCALARS])
     arrays = [as_array(x) for x in args if type(x) not in SCALARS]
     grid = tuple(grid) if isinstance(grid, list) else grid

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.aval import Aval
@@ -26,10 +26,13 @@ from genesis_fn.transforms.staging.api_util import FlatFunction
 from genesis_fn.transforms.staging.call import batch_call, jvp_call, linearize_call
 from genesis_fn.transforms.staging.stage import stage, stage_closed
 
-FUSED: dict[str, Fused] = {}
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FUSED: dict[str, Fused[..., Any]] = {}
 
 
-class Fused:
+class Fused(Generic[P, R]):
     """A fused function. Call it with arrays positionally and static parameters by keyword.
 
     * `static`: the names of the static parameters. Raises TypeError for others.
@@ -44,7 +47,7 @@ class Fused:
     def __init__(
         self,
         name: str,
-        reference: Callable[..., Any],
+        reference: Callable[P, R],
         static: Sequence[str],
         rows: Sequence[bool] | None,
         precision: str,
@@ -56,13 +59,13 @@ class Fused:
         functools.update_wrapper(self, reference)
         self.name, self.reference, self.static_names = name, reference, frozenset(static)
         self.rows, self.precision, self.batch = rows, precision, batch
-        self.vjp: tuple[Fused, Fused] | None = None
+        self.vjp: tuple[Fused[..., Any], Fused[..., Any]] | None = None
         self.programs: dict[Any, Jaxpr] = {}
 
     def __repr__(self) -> str:
         return f"<fused {self.name}>"
 
-    def __call__(self, *args: Any, **static: Any) -> Any:
+    def __call__(self, *args: P.args, **static: P.kwargs) -> R:
         if not static.keys() <= self.static_names:
             unknown = ", ".join(sorted(static.keys() - self.static_names))
             known = ", ".join(sorted(self.static_names)) or "none"
@@ -80,14 +83,16 @@ class Fused:
         return tree.unflatten(out_tree, out)
 
     def bind(
-        self, leaves: Sequence[Any], in_tree: Any, static: tuple[Any, ...]
+        self, leaves: Sequence[Any], in_tree: tree.PyTreeDef, static: tuple[Any, ...]
     ) -> tuple[list[Any], Any]:
         """(flat outputs, their structure)."""
         jaxpr = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
         outs = bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr)
         return outs, jaxpr.cache["out_tree"]
 
-    def program(self, avals: tuple[Aval, ...], in_tree: Any, static: tuple[Any, ...]) -> Jaxpr:
+    def program(
+        self, avals: tuple[Aval, ...], in_tree: tree.PyTreeDef, static: tuple[Any, ...]
+    ) -> Jaxpr:
         """The staged reference for operands of these avals; its cache has the structures."""
         key = (avals, in_tree, Reader().read(static), trace_context_key())
         found = self.programs.get(key)
@@ -104,7 +109,7 @@ class Fused:
             found.cache.update(in_tree=in_tree, out_tree=flat.out_tree)
         return found
 
-    def defvjp(self, forward: Fused, backward: Fused) -> None:
+    def defvjp(self, forward: Fused[..., Any], backward: Fused[..., Any]) -> None:
         """Attach the pair that computes derivatives."""
         self.vjp = forward, backward
 
@@ -116,18 +121,47 @@ def fused(
     rows: Sequence[bool] | None = None,
     precision: str = "follow",
     batch: Callable[..., Any] | None = None,
-) -> Callable[[Callable[..., Any]], Fused]:
-    """Decorator: a function over primitives becomes one operation that backends may give a
-    kernel."""
-    return lambda reference: Fused(name, reference, static, rows, precision, batch)
+) -> Callable[[Callable[P, R]], Fused[P, R]]:
+    """Decorator that makes one operation of a function, for which backends may have a kernel.
+
+    The function is the reference: what runs where no backend has a kernel of that name, and what
+    is differentiated unless `defvjp` gives rules. It may not close over arrays.
+
+    Args:
+        name: unique name, by which backends find their kernels.
+        static: names of the keyword parameters that are Python values; all others are arrays.
+        rows: for each argument, whether it may have any leading dimensions (`vmap` then adds one);
+            those that may not, such as weights, are shared by all rows. None: `vmap` maps the
+            reference.
+        precision: the class of the operation under `amp`: "low", "high" or "follow".
+        batch: batching rule `batch(size, xs, dims, **static)` that returns (outputs, out dims), or
+            None to leave the case to the others.
+
+    Returns:
+        The decorator, which gives a `Fused` function of the reference's signature.
+
+    Raises:
+        ValueError: `name` is taken.
+
+    >>> @fused("docs_scaled_square", static=("scale",))
+    ... def scaled_square(x, *, scale):
+    ...     return scale * x * x
+    >>> scaled_square(jnp.array([1.0, 2.0]), scale=3.0)
+    Array([ 3., 12.], dtype=float32)
+    """
+
+    def decorate(reference: Callable[P, R]) -> Fused[P, R]:
+        return Fused(name, reference, static, rows, precision, batch)
+
+    return decorate
 
 
-def _shape(*avals: Aval, op: Fused, static: tuple[Any, ...], jaxpr: Jaxpr) -> list[Aval]:
+def _shape(*avals: Aval, op: Fused[..., Any], static: tuple[Any, ...], jaxpr: Jaxpr) -> list[Aval]:
     return jaxpr.out_avals
 
 
 def _linearize(
-    nonzero: Sequence[bool], *xs: Any, op: Fused, static: tuple[Any, ...], jaxpr: Jaxpr
+    nonzero: Sequence[bool], *xs: Any, op: Fused[..., Any], static: tuple[Any, ...], jaxpr: Jaxpr
 ) -> Any:
     if op.vjp is None:
         return linearize_call(nonzero, xs, jaxpr)
@@ -156,7 +190,7 @@ def _linearize(
 @memoized
 def _backward_program(
     jaxpr: Jaxpr,
-    backward: Fused,
+    backward: Fused[..., Any],
     saved: tuple[Aval, ...],
     saved_tree: Any,
     static: Frozen,
@@ -185,7 +219,7 @@ def _batch(
     xs: Sequence[Any],
     dims: Sequence[Any],
     *,
-    op: Fused,
+    op: Fused[..., Any],
     static: tuple[Any, ...],
     jaxpr: Jaxpr,
     axis_name: Any = None,

@@ -12,8 +12,14 @@ from genesis_fn.core.aval import Aval
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Primitive, bind, typeof
+from genesis_fn.core.types.annotations import ArrayLike, PyTree
 from genesis_fn.primitives.factories import move_batch, no_tangent
-from genesis_fn.transforms.custom.callback import Formatted, HostFunction, _check_format, _split
+from genesis_fn.transforms.custom.callback import (
+    Formatted,
+    HostFunction,
+    check_format,
+    split_arrays,
+)
 
 
 def failure(
@@ -50,18 +56,35 @@ assert_p = Primitive("assert", _shape, multi=True, effect=True, batch=_batch)
 assert_p.linearize = no_tangent(assert_p)
 
 
-def assert_(pred: Any, message: str = "assertion failed", *args: Any, **kwargs: Any) -> None:
-    """Raise AssertionFailed with the user's line when the program runs and `pred` is not all true.
+def assert_(
+    pred: ArrayLike, message: str = "assertion failed", *args: PyTree, **kwargs: PyTree
+) -> None:
+    """Raise AssertionFailed with the caller's line if `pred` is not all true when the program runs.
 
-    The message is formatted with the arguments: `assert_((x > 0).all(), "least: {m}", m=x.min())`.
-    In a cond or while loop under vmap only the examples that are active there count.
+    In a `cond` or `while_loop` under `vmap` only the examples that are active there count.
+
+    Args:
+        pred: boolean array or bool.
+        message: format string with a field for each of the further arguments.
+        *args, **kwargs: pytrees that the message's fields name.
+
+    Raises:
+        TypeError: `pred` is not boolean.
+        ValueError: fields of `message` and arguments do not fit each other.
+
+    >>> gf.debug.assert_(jnp.array(True), "least: {m}", m=jnp.array(3))
+    >>> gf.debug.assert_(jnp.array([1, -1]) > 0, "not positive")
+    Traceback (most recent call last):
+        ...
+    genesis_fn.core.errors.AssertionFailed: not positive (first at element (1,) of (2,))
+    ...
     """
     pred = as_array(pred)
     if typeof(pred).dtype != dtypes.BOOL:
         raise TypeError(
             f"assert_ takes a boolean condition, got {typeof(pred)}\n  at {where().describe()}"
         )
-    _check_format(message, args, kwargs)
-    arrays, fixed, in_tree = _split(args, kwargs)
+    check_format(message, args, kwargs)
+    arrays, fixed, in_tree = split_arrays(args, kwargs)
     function = HostFunction(Formatted(message), in_tree, fixed, None)
     bind(assert_p, pred, *arrays, function=function, line=where().describe(), lead=0)

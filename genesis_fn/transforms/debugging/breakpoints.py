@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmd
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -27,19 +27,19 @@ class Prompt(cmd.Cmd):
         line: SourceLocation,
         arrays: dict[str, Any],
         others: dict[str, Any],
-        stdin: Any,
-        stdout: Any,
+        stdin: IO[str] | None,
+        stdout: IO[str] | None,
     ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
         self.line, self.names = line, {"np": np, **others, **arrays}
         self.shown = arrays
 
-    def say(self, text: Any) -> None:
+    def say(self, text: object) -> None:
         """Write one line of output."""
         print(text, file=self.stdout)
 
-    def default(self, line: str) -> bool | None:
+    def default(self, line: str) -> bool | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Evaluate a Python expression."""
         if line == "EOF":
             return True
@@ -82,12 +82,29 @@ class Prompt(cmd.Cmd):
 
 
 def breakpoint(
-    *, stdin: Any = None, stdout: Any = None, prompt: Callable[..., Any] = Prompt, **_: Any
+    *,
+    stdin: IO[str] | None = None,
+    stdout: IO[str] | None = None,
+    prompt: Callable[..., Any] = Prompt,
+    **_: object,
 ) -> None:
     """Stop here when the program runs, with the values of the local arrays at a prompt.
 
-    Works in traced code: the values are those of the run. Other local names are as they were while
-    tracing. `stdin` and `stdout` are files to talk through instead of the terminal.
+    Works in traced code: the values of arrays are those of the run, other local names are as they
+    were while tracing. At the prompt, `help` lists the commands and `c` goes on.
+
+    Args:
+        stdin, stdout: text files to talk through instead of the terminal.
+        prompt: class of the prompt, called as `Prompt` is.
+        **_: ignored, as JAX's arguments.
+
+    >>> import io
+    >>> def f(x):
+    ...     y = x + 1
+    ...     gf.debug.breakpoint(stdin=io.StringIO("y * 2"), stdout=(out := io.StringIO()))
+    ...     return y, out.getvalue()
+    >>> "6.0" in f(jnp.array(2.0))[1]
+    True
     """
     frame = user_frame(2)
     line = SourceLocation(frame.f_code, frame.f_lineno)
@@ -96,7 +113,7 @@ def breakpoint(
         leaves = tree.leaves(value)
         traced = any(type(x) is ArrayImpl or isinstance(x, Tracer) for x in leaves)
         plain = all(
-            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x._trace.alive)
+            type(x) is ArrayImpl or type(x) in SCALARS or (isinstance(x, Tracer) and x.owner.alive)
             for x in leaves
         )
         (arrays if traced and plain else others)[name] = value

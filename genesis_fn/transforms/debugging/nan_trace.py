@@ -36,7 +36,8 @@ class Watch(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a bad value came from: an equation with its operands, or input `index` of the program.
+    """Where a bad value came from: an equation with its operands, or input `input_index` of the
+    program.
 
     `inside` are the calls and loop iterations around it, outermost first; `carriers` the equations
     that passed the value on, the last one first.
@@ -45,7 +46,7 @@ class Origin(NamedTuple):
     eqn: Eqn | None
     operands: list[Any]
     result: Any
-    index: int = -1
+    input_index: int = -1
     inside: tuple[str, ...] = ()
     carriers: tuple[Eqn, ...] = ()
 
@@ -123,7 +124,7 @@ def follow(jaxpr: Jaxpr, args: Sequence[Any], index: int, watch: Watch) -> Origi
         if inner is not None and inner.eqn is not None:
             return inner._replace(carriers=(*carriers, *inner.carriers))
         if inner is not None:
-            v = e.ins[inner.index]
+            v = e.ins[inner.input_index]
         else:
             bad = [i for i in e.ins if type(i) is Var and _is_bad(env[i], watch)]
             if not bad:
@@ -134,7 +135,7 @@ def follow(jaxpr: Jaxpr, args: Sequence[Any], index: int, watch: Watch) -> Origi
 
 
 def _inside(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None:
-    """The origin within an equation that runs programs; its `index` is then an operand of `e`."""
+    """The origin within an equation that runs programs; its `input_index` is an operand of `e`."""
     if e.prim is scan_p:
         return _in_scan(e, xs, out, watch)
     if e.prim is while_p:
@@ -144,7 +145,7 @@ def _inside(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None:
         chosen = min(max(int(_host(xs[0])), 0), len(branches) - 1)
         found = follow(branches[chosen], xs[1:], out, watch)
         if found is None or found.eqn is None:
-            return found and found._replace(index=found.index + 1)
+            return found and found._replace(input_index=found.input_index + 1)
         return _within(found, f"branch {chosen} of cond{_at(e)}")
     inner = e.params[e.prim.program] if e.prim.program else None
     if inner is None:
@@ -198,9 +199,9 @@ def _in_scan(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None
             return None
         if found.eqn is not None:
             return _within(found, f"iteration {i} of scan{_at(e)}")
-        if not consts <= found.index < start:
+        if not consts <= found.input_index < start:
             return found
-        out, n = found.index - consts, n - 1
+        out, n = found.input_index - consts, n - 1
     return Origin(None, [], None, consts + out)
 
 
@@ -216,9 +217,9 @@ def _in_while(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | Non
             return None
         if found.eqn is not None:
             return _within(found, f"iteration {n} of while_loop{_at(e)}")
-        if found.index < b:
-            return found._replace(index=a + found.index)
-        out = found.index - b
+        if found.input_index < b:
+            return found._replace(input_index=a + found.input_index)
+        out = found.input_index - b
     return Origin(None, [], None, a + b + out)
 
 
@@ -230,8 +231,8 @@ def message(found: Origin, jaxpr: Jaxpr, output: str) -> str:
     what = "nan" if np.isnan(_host(found.result)).any() else "inf"
     if found.eqn is None:
         labels = jaxpr.labels
-        label = labels[found.index] if found.index < len(labels) else ""
-        lines = [f"{what} in {output} was already in input {label or found.index}"]
+        label = labels[found.input_index] if found.input_index < len(labels) else ""
+        lines = [f"{what} in {output} was already in input {label or found.input_index}"]
         lines.append(f"  {_summary(found.result)}")
     else:
         e = found.eqn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.backend.executable import Executable
@@ -10,6 +10,7 @@ from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import ctx
 from genesis_fn.core.static import Frozen
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.argspec import BoundArguments
 from genesis_fn.transforms.jitting.jit_cache import Program
 from genesis_fn.transforms.staging.cost import cost, memory
@@ -19,11 +20,17 @@ if TYPE_CHECKING:
     from genesis_fn.transforms.jitting.function import JitFunction
 
 
-class Traced:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Traced(Generic[P, R]):
     """A program for given argument shapes: printable, and ready to compile. `donated` are the
     positions of donated arguments among its inputs."""
 
-    def __init__(self, function: JitFunction, program: Program, donated: tuple[int, ...]) -> None:
+    def __init__(
+        self, function: JitFunction[P, R], program: Program, donated: tuple[int, ...]
+    ) -> None:
         self.function, self.program, self.donated = function, program, donated
 
     @property
@@ -32,7 +39,7 @@ class Traced:
         return self.program.jaxpr
 
     @property
-    def out_info(self) -> Any:
+    def out_info(self) -> PyTree:
         """The output's pytree of shapes and dtypes."""
         kinds = zip(self.jaxpr.out_avals, self.program.outs_weak, strict=True)
         leaves = [ShapeDtypeStruct(a.shape, a.dtype, weak_type=w) for a, w in kinds]
@@ -42,7 +49,7 @@ class Traced:
         """The program as text."""
         return str(self.jaxpr)
 
-    def lower(self) -> Traced:
+    def lower(self) -> Traced[P, R]:
         """Itself: tracing and lowering are one step here."""
         return self
 
@@ -54,22 +61,22 @@ class Traced:
         """Bytes of arguments, outputs, and the peak of what lives between them."""
         return memory(self.jaxpr)
 
-    def compile(self) -> Compiled:
+    def compile(self) -> Compiled[P, R]:
         """The executable on the default device."""
         return Compiled(self, devices.default_device())
 
     def executable(self, place: devices.Device) -> Executable:
         """The program compiled for a device, which may reuse the memory of donated arguments."""
-        return self.function._compile(self.program, place, self.donated)
+        return self.function.compile_program(self.program, place, self.donated)
 
 
-class Compiled:
+class Compiled(Generic[P, R]):
     """An executable for fixed argument shapes."""
 
-    def __init__(self, traced: Traced, place: devices.Device) -> None:
+    def __init__(self, traced: Traced[P, R], place: devices.Device) -> None:
         self.traced, self.place, self.executable = traced, place, traced.executable(place)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         function, program = self.traced.function, self.traced.program
         name, bound = function.spec.name, function.spec.bind(args, kwargs)
         if bound.treedef != program.key.treedef:
@@ -90,8 +97,7 @@ class Compiled:
                     f"a compiled {name} takes {v.aval} for {label}, got {x.aval}\n"
                     f"  at {where().describe()}"
                 )
-        call = function._generate(bound, program, self.place, self.traced.donated)
-        return function._run(call, bound, program, self.place, self.traced.donated)
+        return function.run_program(bound, program, self.place, self.traced.donated)
 
     def _check_static(self, bound: BoundArguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""

@@ -25,7 +25,13 @@ from genesis_fn.core.diagnostics.source_info import SourceLocation, where
 from genesis_fn.core.dtypes import scalar_dtype
 from genesis_fn.core.primitive import SCALARS
 from genesis_fn.core.static import Frozen, Same, aux_key
-from genesis_fn.core.train_state import TrainState, buffers_of, from_buffers, mark_donated
+from genesis_fn.core.train_state import (
+    TrainState,
+    buffers_of,
+    from_buffers,
+    layout_of,
+    mark_donated,
+)
 from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments
 from genesis_fn.transforms.jitting.jit_cache import Program
 from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
@@ -126,11 +132,11 @@ def _carried(
         return None
     if program.key_uses is not None and program.key_uses.same:
         return None  # marks of keys go by arrays, which a carried state lacks
-    state, layout = given[at[0]], returned[outs[0]]._layout
+    state, layout = given[at[0]], layout_of(returned[outs[0]])
     # Static leaves are not inputs of the program.
     first = sum(is_value(x) for x in given[: at[0]])
     inputs, results = [range(n, n + layout.count) for n in (first, outs[0])]
-    if state._layout is not layout or list(donated) != list(inputs):
+    if layout_of(state) is not layout or list(donated) != list(inputs):
         return None
     carry = executable.carry(len(program.captured) + first, results.start, layout.count)
     kept = list(sigs[results.start : results.stop])
@@ -399,8 +405,8 @@ class _CallWriter:
         self.space |= {"run": executable.run, "own": executable.own}
         given = [self.inputs[i] for i in donated]
         pooled = _pooled([s for _, s in results], [x.sig for _, x in given])
+        pool = self.name(ArrayPool([results[i][1] for i in pooled])) if pooled else ""
         if pooled:
-            pool = self.name(ArrayPool([results[i][1] for i in pooled]))
             self.unpack([results[i][0] for i in pooled], f"{pool}.take()")
         # Results go where they belong as they are unpacked: pooled arrays need no more than that.
         targets = [f"{y}.data" if i in pooled else y for i, (y, _) in enumerate(results)]
@@ -423,7 +429,7 @@ class _CallWriter:
             "buffers_of": buffers_of,
             "from_buffers": from_buffers,
             "mark_donated": mark_donated,
-            "layout": state._layout,
+            "layout": layout_of(state),
             "sigs": carry.sigs,
             "run": carry.run,
             "marks": donation_marks(["a state", *paths], ["of a state", *avals], self.spec.name),

@@ -12,7 +12,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from genesis_fn.core import device as devices, errors, tree
 from genesis_fn.core.array import ArrayImpl, Deleted, from_numpy, like, stored
@@ -23,7 +23,8 @@ from genesis_fn.core.diagnostics.source_info import warn, where
 from genesis_fn.core.diagnostics.traceback import trimmed
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import Tracer, ctx, default_device_of
-from genesis_fn.core.static import Frozen, Meaning, meaning
+from genesis_fn.core.static import Fingerprint, Frozen, fingerprint_of
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.jitting.aot import Traced
 from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments, ProgramKey
 from genesis_fn.transforms.jitting.call_codegen import MISS, bind_captured, fast_call
@@ -48,13 +49,22 @@ from genesis_fn.transforms.staging.stage import stage
 
 log = logging.getLogger("genesis_fn")
 
-_live: weakref.WeakSet[JitFunction] = weakref.WeakSet()
+P = ParamSpec("P")
+R = TypeVar("R")
+_Owner = TypeVar("_Owner")
+_Rest = ParamSpec("_Rest")
+
+_live: weakref.WeakSet[JitFunction[..., Any]] = weakref.WeakSet()
 
 
-class JitFunction(Copied):
-    """The callable that `jit` returns."""
+class JitFunction(Copied, Generic[P, R]):
+    """The callable that `jit` returns: it takes and returns what the function does.
 
-    def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
+    A bound method of it passes its object as the first argument. `trace` (or `lower`) stops before
+    compiling; `traces`, `captures` and `cache_size()` tell what the function was compiled for.
+    """
+
+    def __init__(self, fun: Callable[P, R], options: dict[str, Any]) -> None:
         functools.update_wrapper(self, fun)
         self.fun, self.options = fun, options
         self.spec = ArgSpec(fun, options)
@@ -67,13 +77,21 @@ class JitFunction(Copied):
     def __repr__(self) -> str:
         return f"<jit of {self.spec.name}: {len(self.cache.programs)} programs>"
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(
+        self: JitFunction[Concatenate[_Owner, _Rest], R],
+        instance: _Owner,
+        owner: type[Any] | None = None,
+    ) -> Callable[_Rest, R]: ...
+    def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
         # A jitted method: `self` is an argument like any other.
         return self if instance is None else functools.partial(self, instance)
 
     # ---- the call ----
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
@@ -87,8 +105,8 @@ class JitFunction(Copied):
             raise trimmed(error)  # noqa: B904
 
     def _full(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: config.Config) -> Any:
-        """Any call. What it needs is looked up, or else made by one of three passes: `_trace` the
-        program, `_compile` the executable; `_generate` a function for further calls like this."""
+        """Any call. What it needs is looked up, or else made by one of three passes: `_trace` makes
+        the program, `compile_program` the executable, `_generate` a function for calls like it."""
         if settings.disable_jit:
             return self.fun(*args, **kwargs)
         bound = self.spec.bind(args, kwargs)
@@ -98,7 +116,7 @@ class JitFunction(Copied):
             return program.output(outs)
         for x in bound.leaves:
             if isinstance(x, Tracer):
-                raise x._trace.leaked(x)
+                raise x.owner.leaked(x)
             if type(x) is ArrayImpl and isinstance(x.data, Deleted):
                 raise x.data.error()
         with self.cache.lock:
@@ -132,6 +150,17 @@ class JitFunction(Copied):
             check_outputs(program.jaxpr, inputs, tree.leaves(result))
         return result
 
+    def run_program(
+        self,
+        bound: BoundArguments,
+        program: Program,
+        place: devices.Device,
+        donated: tuple[int, ...],
+    ) -> Any:
+        """Run a program that need not be looked up, as a `Compiled` does."""
+        call = self._generate(bound, program, place, donated)
+        return self._run(call, bound, program, place, donated)
+
     def _program(self, bound: BoundArguments) -> Program:
         # What is captured while tracing is made beside the arguments.
         near = default_device_of(bound.leaves)
@@ -159,9 +188,9 @@ class JitFunction(Copied):
     # ---- the passes ----
 
     def _trace(self, key: ProgramKey, bound: BoundArguments) -> Program:
-        """The program of new arguments: that of another function of the same meaning, or a trace of
-        this one, which is kept for others of its meaning."""
-        known = self._meaning(bound)
+        """The program for a new key: that of another function with the same fingerprint, or else a
+        trace of this one, which is kept for others with its fingerprint."""
+        known = self._fingerprint(bound)
         program = None if known is None else shared(known, key)
         if program is None:
             program = self._staged(key, bound)
@@ -170,25 +199,25 @@ class JitFunction(Copied):
                 return program
             self._explain_retrace(program)
             # What the trace itself changed it would have to change for others too.
-            again = None if known is None else self._meaning(bound)
-            if again is not None and again.key == known.key:
+            again = None if known is None else self._fingerprint(bound)
+            if known is not None and again is not None and again.key == known.key:
                 share(again, program)
         self.cache.put(program)
         return program
 
-    def _meaning(self, bound: BoundArguments) -> Meaning | None:
-        """What the function does now with these static values; None where its programs are nobody
-        else's. Asked for whenever it would be traced: what it reads may have changed since."""
+    def _fingerprint(self, bound: BoundArguments) -> Fingerprint | None:
+        """The fingerprint of the function with these static values; None where its programs must
+        not be shared. Computed anew whenever it would be traced: what it reads may have changed."""
         # A method's object and a partial's arguments may change.
         owned = any(True for _ in owners(self.fun))
         if owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
-        known = meaning(self.fun)
+        known = fingerprint_of(self.fun)
         if known is None or known.keeps:
             return None
         rest = [v for k, v in self.options.items() if "_arg" not in k]
         key = known.key, self.spec.static, self.spec.donated, *rest
-        return Meaning(key, known.lent, known.keeps)
+        return Fingerprint(key, known.lent, known.keeps)
 
     def _staged(self, key: ProgramKey, bound: BoundArguments) -> Program:
         spec = self.spec
@@ -226,7 +255,7 @@ class JitFunction(Copied):
         key_uses = of_arguments(jaxpr, len(captured))
         return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, guards, key_uses)
 
-    def _compile(
+    def compile_program(
         self, program: Program, place: devices.Device, donated: tuple[int, ...]
     ) -> Executable:
         """The executable of a program for a device, which may reuse the donated inputs."""
@@ -255,7 +284,7 @@ class JitFunction(Copied):
         form = place, donated, *bound.form()
         call = program.calls.get(form) if guarded else None
         if call is None:
-            executable = self._compile(program, place, donated)
+            executable = self.compile_program(program, place, donated)
             call = fast_call(self.spec, bound, program, executable, place, donated, guarded)
             if guarded:
                 program.add_call(form, call)
@@ -325,7 +354,7 @@ class JitFunction(Copied):
         return captures_of(self.fun, [(p.jaxpr, p.captured) for p in self.cache.programs])
 
     def cache_size(self) -> int:
-        """How many executables there are."""
+        """How many executables this function has."""
         return sum(len(p.executables) for p in self.cache.programs)
 
     _cache_size = cache_size
@@ -337,8 +366,25 @@ class JitFunction(Copied):
 
     # ---- ahead of time ----
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """The program for these arguments (arrays or ShapeDtypeStructs), not yet compiled."""
+    # Arguments may be shapes in place of arrays, which the function's own signature does not say;
+    # the first overload is there for editors, which show the parameters.
+    @overload
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[P, R]: ...
+    @overload
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced[P, R]: ...
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> Traced[P, R]:
+        """Trace the program for these arguments (arrays or ShapeDtypeStructs), without compiling
+        it.
+
+        Args:
+            args, kwargs: arguments of the function; ShapeDtypeStructs may stand for arrays.
+
+        Returns:
+            The `Traced` program; its `compile()` gives an executable.
+
+        >>> gf.jit(jnp.sin).trace(jnp.ones(3)).out_info
+        ShapeDtypeStruct(shape=(3,), dtype=float32)
+        """
         bound = self.spec.bind(args, kwargs, shapes=True)
         near = default_device_of(bound.leaves)
         with near:
@@ -347,8 +393,8 @@ class JitFunction(Copied):
 
     lower = trace
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """The output's shapes and dtypes, without computing it."""
+    def eval_shape(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """The shapes and dtypes of the output for these arguments, without computing it."""
         return self.trace(*args, **kwargs).out_info
 
 
@@ -362,6 +408,32 @@ def _copy(x: ArrayImpl) -> ArrayImpl:
     return like(x, from_numpy(x.device.backend.to_numpy(stored(x)), x.device))
 
 
+@overload
+def jit(
+    fun: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
+    max_traces: int | None = None,
+    compiler: Literal["inductor"] | None = None,
+    **ignored: object,
+) -> JitFunction[P, R]: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
+    max_traces: int | None = None,
+    compiler: Literal["inductor"] | None = None,
+    **ignored: object,
+) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -369,19 +441,49 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
-    on_unusable_donation: str = "warn",
+    on_unusable_donation: Literal["warn", "error", "ignore"] = "warn",
     max_traces: int | None = None,
-    compiler: str | None = None,
-    **ignored: Any,
-) -> Any:
-    """`fun`, traced once per signature of its arguments and compiled.
+    compiler: Literal["inductor"] | None = None,
+    **ignored: object,
+) -> Callable[..., Any]:
+    """Compile a function: trace it once per signature of its arguments, run the program afterwards.
 
-    Arrays, those of NumPy and torch too, and numbers are traced; leaves of other types are static
-    by themselves, by type and content as they are at each call (ints by `static_argnums` or
-    `static_argnames`). Globals and closures are read while tracing, and never again. Donated
-    arguments lend their memory to the outputs and cannot be used afterwards;
-    `on_unusable_donation` is "warn", "error" or "ignore". `max_traces` turns retracing beyond it
-    into an error. `compiler="inductor"` compiles by TorchInductor on CPU.
+    The first call with arguments of new structure, shapes, dtypes or static values traces `fun`:
+    it runs on tracers and what it computes is recorded, optimized and compiled. Calls like an
+    earlier one run the compiled program; `fun` itself is not called, so its side effects (prints,
+    appends, globals that it reads) happen while tracing only.
+
+    Arrays, those of NumPy and torch too, and numbers are traced. Leaves of other types (strings,
+    functions, frozen dataclasses) are static by themselves: another value is another program.
+
+    Args:
+        fun: function of pytrees; None to get a decorator with these options.
+        static_argnums: positions of arguments that are constants of the program although they are
+            numbers; each value is traced anew. Negative ones count from the end.
+        static_argnames: the same by name. One of the two is enough.
+        donate_argnums: positions of arguments whose memory the outputs may reuse, as the old
+            parameters of a training step; they cannot be used afterwards.
+        donate_argnames: the same by name.
+        on_unusable_donation: "warn", "error" or "ignore" where no output fits a donated array.
+        max_traces: how many programs the function may have before tracing raises; None: any number.
+        compiler: "inductor" compiles by TorchInductor on CPU; None is the library's own compiler.
+        ignored: `inline`, `keep_unused`, `device`, `backend`, which JAX's jit has; without effect.
+
+    Returns:
+        A `JitFunction` with the signature of `fun`, or a decorator that makes one.
+
+    Raises:
+        TypeError: `fun` cannot be called, or an option does not exist.
+        ValueError: an option names an argument that `fun` does not have.
+
+    >>> @gf.jit
+    ... def scaled(x, factor):
+    ...     return x * factor
+    >>> scaled(jnp.arange(3.0), 2.0)
+    Array([0., 2., 4.], dtype=float32)
+    >>> power = gf.jit(lambda x, n: x**n, static_argnums=1)
+    >>> power(jnp.arange(3.0), 2)
+    Array([0., 1., 4.], dtype=float32)
     """
     options = {
         "static_argnums": static_argnums,
@@ -408,7 +510,15 @@ def jit(
 
 
 def clear_caches() -> None:
-    """Forget every traced program and executable of the process."""
+    """Forget every traced program and executable of the process.
+
+    >>> double = gf.jit(lambda x: 2 * x)
+    >>> double(1.0)
+    Array(2., dtype=float32)
+    >>> gf.clear_caches()
+    >>> double.cache_size()
+    0
+    """
     forget_all()
     for f in list(_live):
         f.cache.clear()

@@ -13,7 +13,7 @@ import inspect
 import keyword
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ class Guard:
 
 
 @contextlib.contextmanager
-def guards_of(fun: Callable[..., Any], objects: Iterable[Any]) -> Iterator[list[Guard]]:
+def guards_of(fun: Callable[..., Any], objects: Iterable[Any]) -> Generator[list[Guard]]:
     """Notes what is read while `fun` is traced with these objects among its static arguments: the
     list has the guards at the end. What the trace itself changed counts as it left it."""
     recorder, held, guards = _Recorder(), [], []

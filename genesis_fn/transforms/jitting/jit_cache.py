@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from genesis_fn.core import tree
@@ -15,7 +15,8 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.backend.executable import Executable
 from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import with_weak_types
-from genesis_fn.core.static import Meaning, meaning
+from genesis_fn.core.static import Fingerprint, fingerprint_of
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.transforms.custom.custom_call import CustomCall
 from genesis_fn.transforms.jitting.argspec import ProgramKey
 from genesis_fn.transforms.jitting.guards import Guard
@@ -52,11 +53,11 @@ class Program:
     executables: dict[Any, Executable] = dataclasses.field(default_factory=dict)
     calls: OrderedDict[Any, Callable[..., Any]] = dataclasses.field(default_factory=OrderedDict)
 
-    def output(self, outs: Sequence[Any]) -> Any:
+    def output(self, outs: Sequence[Any]) -> PyTree:
         """What the function returns, of the program's results."""
         return tree.unflatten(self.out_tree, with_weak_types(outs, self.outs_weak))
 
-    def add_call(self, form: Any, call: Callable[..., Any]) -> None:
+    def add_call(self, form: Hashable, call: Callable[..., Any]) -> None:
         """Keep what was generated for a form of a call."""
         self.calls[form] = call
         if len(self.calls) > _CALLS:
@@ -111,7 +112,7 @@ _gone: deque[Any] = deque()
 _lock = threading.RLock()
 
 
-def shared(known: Meaning, key: ProgramKey) -> Program | None:
+def shared(known: Fingerprint, key: ProgramKey) -> Program | None:
     """The program that functions of this meaning have for a key."""
     name = known.key, key
     with _lock:
@@ -127,11 +128,11 @@ def shared(known: Meaning, key: ProgramKey) -> Program | None:
     return dataclasses.replace(found.program, captured=captured) if captured else found.program
 
 
-def share(known: Meaning, program: Program) -> None:
+def share(known: Fingerprint, program: Program) -> None:
     """Keep a program for others: not where it would keep large arrays alive."""
     name = known.key, program.key
     lent = {id(x): weakref.ref(x, lambda _: _gone.append(name)) for x in known.lent}
-    captured = [lent.get(id(x), x) for x in program.captured]
+    captured: list[Any] = [lent.get(id(x), x) for x in program.captured]
     size = sum(x.nbytes for x in captured if type(x) is not weakref.ref)
     if size > _SMALL or (lent and not _holds_no_arrays(program.jaxpr)):
         return
@@ -153,7 +154,7 @@ def _holds_no_arrays(jaxpr: Jaxpr) -> bool:
         if isinstance(x, CustomCall):
             return light(x.batch)
         if callable(x) and not isinstance(x, type):
-            known = meaning(x)
+            known = fingerprint_of(x)
             return known is not None and not known.lent and not known.keeps
         return type(x) is not ArrayImpl
 

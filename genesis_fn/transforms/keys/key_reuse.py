@@ -18,6 +18,7 @@ from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import SourceLocation, warn, where
 from genesis_fn.core.primitive import Trace, Tracer, ctx
+from genesis_fn.core.types.annotations import Key
 from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
 
 
@@ -50,18 +51,19 @@ class _Marks:
         number = id(array)
         self.array = weakref.ref(array, lambda _: _table.pop(number, None))
         self.own = np.full(array.shape if array.size <= _MANY else (), None) if own is None else own
-        self.inside: tuple[Trace, np.ndarray] | None = None
+        self.inside: tuple[Trace | None, np.ndarray] | None = None
         self.purpose = purpose
 
-    def seen_from(self, x: Any, program: StageTrace | None) -> np.ndarray:
+    def seen_from(self, x: Any, program: Trace | None) -> np.ndarray:
         """The uses that count in `program`, or outside of one (None)."""
-        if isinstance(x, Tracer) and not (type(x) is StageTracer and x._trace is not program):
+        if isinstance(x, Tracer) and not (type(x) is StageTracer and x.owner is not program):
             return self.own
         if type(x) is not StageTracer and program is None:
             return self.own
-        if self.inside is None or self.inside[0] is not program:
-            self.inside = program, np.full(self.own.shape, None)  # pyright: ignore[reportAttributeAccessIssue]
-        return self.inside[1]  # pyright: ignore[reportOptionalSubscript]
+        inside = self.inside
+        if inside is None or inside[0] is not program:
+            inside = self.inside = program, np.full(self.own.shape, None)
+        return inside[1]
 
 
 _table: dict[int, _Marks] = {}
@@ -91,11 +93,11 @@ def _behind(x: Any) -> Any:
     return inner if hasattr(inner, "aval") else None
 
 
-def use(x: Any, which: np.ndarray | None = None) -> None:
+def use(x: Key, which: np.ndarray | None = None) -> None:
     """Mark keys as used, those `which` (a mask) says. Warns, or raises KeyReuseError, if one of
     them was before."""
     now, program, before, purpose = _Use(where()), _program(), None, False
-    while x is not None:
+    while True:
         inner = _behind(x)
         if inner is None or id(x) in _table:  # a batched value's own marks are those of its parts
             marks = _marks_of(x)
@@ -106,7 +108,7 @@ def use(x: Any, which: np.ndarray | None = None) -> None:
             purpose = purpose or marks.purpose
         if inner is None or purpose:
             break
-        dim = getattr(x, "_dim", None)
+        dim = getattr(x, "batch_dim", None)
         if which is not None and dim is not None:
             which = np.broadcast_to(np.expand_dims(which, dim), inner.shape)
         x = inner
@@ -135,37 +137,35 @@ def _same_every_turn(x: Any, program: StageTrace | None) -> bool:
     """Whether a loop's body is being recorded, to which the key comes from outside."""
     if program is None or not program.repeated:
         return False
-    return not (type(x) is StageTracer and x._trace is program)
+    return not (type(x) is StageTracer and x.owner is program)
 
 
-def on_purpose(copy: Any) -> Any:
+def on_purpose(copy: Key) -> Key:
     """`copy`, a copy of keys: new ones, whose uses in loops are meant."""
     _table[id(copy)] = _Marks(copy, purpose=True)
     return copy
 
 
-def drawn_on_purpose(x: Any) -> bool:
+def drawn_on_purpose(x: Key) -> bool:
     """Whether keys are a copy that was made to draw the same again."""
     marks = _marks_of(x, make=False)
     return marks is not None and marks.purpose
 
 
-def unmarked(x: Any) -> Any:
+def unmarked(x: Key) -> Key:
     """The same keys without their marks, for what is one use to the user."""
     same = ArrayImpl(x.data, x.sig) if type(x) is ArrayImpl else x.with_weak_type(x.weak)
     return on_purpose(same)
 
 
-def part_of(x: Any, index: Any, part: Any) -> Any:
+def part_of(x: Key, index: object, part: Key) -> Key:
     """`part`, which is x[index], sharing the marks of these keys where `index` says which."""
     entries = index if isinstance(index, tuple) else (index,)
     if any([type(e) not in (int, slice) and e is not None and e is not ... for e in entries]):
         return part
     marks = _marks_of(x)
-    inside = type(part) is StageTracer and (
-        type(x) is not StageTracer or x._trace is not part._trace
-    )
-    uses = marks.seen_from(x, part._trace) if inside else marks.own
+    inside = type(part) is StageTracer and (type(x) is not StageTracer or x.owner is not part.owner)
+    uses = marks.seen_from(x, part.owner) if inside else marks.own
     if uses.ndim and part is not x:
         # With an ellipsis a single element is a view too.
         uses = uses[entries if any([e is ... for e in entries]) else (*entries, ...)]
@@ -173,7 +173,7 @@ def part_of(x: Any, index: Any, part: Any) -> Any:
     return part
 
 
-def same_keys(given: Any, returned: Any) -> None:
+def same_keys(given: Key, returned: Key) -> None:
     """Let keys that a program returns as they were given share the marks."""
     if returned is not given and _behind(given) is None and _behind(returned) is None:
         marks = _marks_of(given)

@@ -18,6 +18,7 @@ from genesis_fn.core.device import cpu
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, memoized
 from genesis_fn.core.primitive import Primitive, bind, running
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.core.types.extended import is_key
 from genesis_fn.primitives.random_bits import SPLIT, key_hash_p, random_bits_p
 from genesis_fn.primitives.shape import copy_p
@@ -104,7 +105,7 @@ def _used(found: Uses, count: int) -> list[np.ndarray | None]:
     return list(found.used) or [None] * count
 
 
-def of_scan(*, jaxpr: Jaxpr, consts: int, carry: int, length: int, **_: Any) -> Uses:
+def of_scan(*, jaxpr: Jaxpr, consts: int, carry: int, length: int, **_: object) -> Uses:
     """The rule of a loop over rows."""
     body, start = uses(jaxpr), consts + carry
     same = [(o, i) for o, i in body.same if o < carry and i == consts + o]
@@ -139,7 +140,7 @@ def of_cond(*, branches: tuple[Jaxpr, ...]) -> Uses:
 # ---- calls ----
 
 
-def user_call(prim: Primitive, *operands: Any, **params: Any) -> Any:
+def user_call(prim: Primitive, *operands: Array, **params: Any) -> Any:
     """`bind`, where a user calls: the keys among the operands are marked as the programs use them.
 
     What transforms bind again for derivatives and batches goes by `bind`, and marks nothing.

@@ -156,7 +156,7 @@ def physical(jaxpr: Jaxpr) -> Jaxpr:
                 if _touches_keys(e):
                     outs = on_words(e, xs)
                 else:
-                    e = e.replace(ins=[x._var if type(x) is StageTracer else x for x in xs])
+                    e = e.replace(ins=[x.variable if type(x) is StageTracer else x for x in xs])
                     trace.eqns.append(e)
                     outs = [StageTracer(trace, v, e) for v in e.outs]
                 env.update(zip(e.outs, outs, strict=True))

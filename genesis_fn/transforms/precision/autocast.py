@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from genesis_fn.core import dtypes, tree
 from genesis_fn.core.array import ArrayImpl
@@ -38,6 +38,7 @@ from genesis_fn.core.primitive import (
     running,
     typeof,
 )
+from genesis_fn.core.types.annotations import Array, DTypeLike
 from genesis_fn.primitives.dot_general import dot_general_p
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint_p
@@ -50,9 +51,21 @@ from genesis_fn.transforms.staging.api_util import FlatFunction, flatten_arrays,
 from genesis_fn.transforms.staging.call import jit_p, region_p, wide_p
 from genesis_fn.transforms.staging.stage import StageTrace, evaluate, stage, stage_closed
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasComputeDtype(Protocol):
+    """What says the dtype of computation, as an `amp.Policy` does."""
+
+    @property
+    def compute_dtype(self) -> DTypeLike:
+        """The dtype of contractions."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
-class Precision:
+class AutocastPolicy:
     """What `amp` does: the 16-bit `compute` type, and classes that differ from the primitives' own.
 
     `overrides` maps primitive (or fused function) names to "low", "high" or "follow".
@@ -97,10 +110,10 @@ class AutocastTracer(Tracer):
     __slots__ = ("value",)
 
     def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
-        self._trace, self.value, self.aval, self.weak = trace, value, kind, weak
+        self.owner, self.value, self.aval, self.weak = trace, value, kind, weak
 
     def with_weak_type(self, weak: bool) -> AutocastTracer:
-        return AutocastTracer(self._trace, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
+        return AutocastTracer(self.owner, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
         """The Array, where the function runs op by op on known values."""
@@ -116,7 +129,7 @@ class AutocastTracer(Tracer):
     def origin(self) -> str:
         if isinstance(self.value, Tracer):
             return self.value.origin()
-        called = self._trace.called
+        called = self.owner.called
         return super().origin() if called is None else called.origin(self.value)
 
 
@@ -127,7 +140,7 @@ class AutocastTrace(Trace):
     __slots__ = ("parent", "policy")
 
     def __init__(
-        self, parent: Trace | None, policy: Precision | None, called: CallSite | None = None
+        self, parent: Trace | None, policy: AutocastPolicy | None, called: CallSite | None = None
     ) -> None:
         super().__init__("amp", called)
         self.parent, self.policy = parent, policy
@@ -161,7 +174,7 @@ class AutocastTrace(Trace):
             return [AutocastTracer(self, r, k) for r, k in zip(result, out, strict=True)]
         return AutocastTracer(self, result, out, gives_weak(prim, args, out))
 
-    def run(self, f: Callable[..., Any], xs: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
+    def run(self, f: Callable[..., Any], xs: Sequence[Array], kinds: Sequence[Aval]) -> list[Any]:
         """The outputs of `f` on values that the program knows as `kinds`."""
         args = [AutocastTracer(self, x, k, x.weak) for x, k in zip(xs, kinds, strict=True)]
         try:
@@ -171,7 +184,7 @@ class AutocastTrace(Trace):
             self.alive = False
 
 
-def known(x: Any) -> Any:
+def known(x: Array) -> Array:
     """A value in the dtype that it has without `amp`."""
     return _cast(x.value, x.aval.dtype) if type(x) is AutocastTracer else x
 
@@ -213,7 +226,7 @@ def recorded(trace: Trace | None) -> bool:
     return False
 
 
-def _evaluate(jaxpr: Jaxpr, policy: Precision, xs: Sequence[Any]) -> list[Any]:
+def _evaluate(jaxpr: Jaxpr, policy: AutocastPolicy, xs: Sequence[Any]) -> list[Any]:
     trace = AutocastTrace(ctx.trace, policy)
     outs = trace.run(lambda *args: evaluate(jaxpr, *args), xs, jaxpr.in_avals)
     return [o.value if type(o) is AutocastTracer else o for o in outs]
@@ -221,7 +234,7 @@ def _evaluate(jaxpr: Jaxpr, policy: Precision, xs: Sequence[Any]) -> list[Any]:
 
 @memoized
 def autocast_jaxpr(
-    jaxpr: Jaxpr, policy: Precision, avals: tuple[Aval, ...], keep: tuple[bool, ...]
+    jaxpr: Jaxpr, policy: AutocastPolicy, avals: tuple[Aval, ...], keep: tuple[bool, ...]
 ) -> Jaxpr:
     """The rewritten program for inputs of `avals`; outputs marked in `keep` keep their dtypes."""
 
@@ -243,7 +256,7 @@ def _rewrite_call(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     inner = params["jaxpr"]
     program = autocast_jaxpr(inner, policy, _kinds(xs), (False,) * len(inner.outs))
@@ -255,7 +268,7 @@ def _rewrite_wide(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     xs = [
         _cast(x, dtypes.F32) if type(x) not in SCALARS and typeof(x).dtype in dtypes.NARROW else x
@@ -269,7 +282,7 @@ def _rewrite_scan(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     inner, consts, carry = params["jaxpr"], params["consts"], params["carry"]
     start = consts + carry
@@ -287,7 +300,7 @@ def _rewrite_while(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, kinds)]
     body = params["body"]
@@ -300,7 +313,7 @@ def _rewrite_cond(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     branches = tuple(
         [
@@ -316,7 +329,7 @@ def _rewrite_fused(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     op = params["op"]
     xs = _operands(xs, policy.of(prim, params), policy.compute)
@@ -328,7 +341,7 @@ def _rewrite_dot(
     kinds: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
-    policy: Precision,
+    policy: AutocastPolicy,
 ) -> Any:
     xs = _operands(xs, policy.of(prim, params), policy.compute)
     if params.get("preferred_element_type") == dtypes.F32 and kinds[0].dtype == dtypes.F32:
@@ -339,7 +352,8 @@ def _rewrite_dot(
 
 # rule(primitive, types without amp, operands, parameters, policy) -> outputs
 _RULES: Mapping[
-    Primitive, Callable[[Primitive, tuple[Any, ...], Sequence[Any], dict[Any, Any], Precision], Any]
+    Primitive,
+    Callable[[Primitive, tuple[Any, ...], Sequence[Any], dict[Any, Any], AutocastPolicy], Any],
 ] = {
     jit_p: _rewrite_call,
     wide_p: _rewrite_wide,
@@ -352,12 +366,15 @@ _RULES: Mapping[
 }
 
 
-def precision_of(policy: Any, overrides: Mapping[str, str] | None = None) -> Precision:
-    """The Precision that a dtype, a dtype's name, or a Policy (its compute dtype) stands for."""
-    if isinstance(policy, Precision):
+def as_autocast_policy(
+    policy: DTypeLike | HasComputeDtype | AutocastPolicy, overrides: Mapping[str, str] | None = None
+) -> AutocastPolicy:
+    """The AutocastPolicy of a dtype, a dtype's name, or a Policy (its compute dtype)."""
+    if isinstance(policy, AutocastPolicy):
         kind, own = policy.compute, dict(policy.overrides)
     else:
-        kind, own = dtypes.dtype(getattr(policy, "compute_dtype", policy)), {}
+        spec: Any = getattr(policy, "compute_dtype", policy)
+        kind, own = dtypes.dtype(spec), {}
     if not dtypes.is_float(kind):
         raise TypeError(f"amp: the compute dtype must be floating, got {kind.name}")
     merged = {**own, **(overrides or {})}
@@ -366,25 +383,58 @@ def precision_of(policy: Any, overrides: Mapping[str, str] | None = None) -> Pre
             raise ValueError(
                 f'amp: override {name!r} must be "low", "high" or "follow", got {cls!r}'
             )
-    return Precision(kind, tuple(sorted(merged.items())))
+    return AutocastPolicy(kind, tuple(sorted(merged.items())))
 
 
+@overload
 def amp(
-    fun: Callable[..., Any] | None = None,
-    policy: Any = "bfloat16",
+    fun: Callable[P, R],
+    policy: DTypeLike | HasComputeDtype = "bfloat16",
     *,
     overrides: Mapping[str, str] | None = None,
     enabled: bool = True,
-) -> Any:
-    """`fun` in mixed precision: contractions in `policy` (a 16-bit dtype, or a Policy),
-    exponentials, reductions and losses in float32, outputs in the dtypes they have without it.
+) -> Callable[P, R]: ...
+@overload
+def amp(
+    fun: None = None,
+    policy: DTypeLike | HasComputeDtype = "bfloat16",
+    *,
+    overrides: Mapping[str, str] | None = None,
+    enabled: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def amp(
+    fun: Callable[..., Any] | None = None,
+    policy: DTypeLike | HasComputeDtype = "bfloat16",
+    *,
+    overrides: Mapping[str, str] | None = None,
+    enabled: bool = True,
+) -> Callable[..., Any]:
+    """Run a function in mixed precision.
 
-    `overrides` maps primitive names to "low", "high" or "follow". `enabled=False` shields `fun`
-    from an enclosing `amp`. Composes with grad, jit, vmap, scan and checkpoint on either side.
+    Contractions run in the dtype of `policy`; exponentials, reductions and losses in float32; other
+    operations in the widest dtype among their operands. Outputs have the dtypes that they have
+    without `amp`. Works with grad, jit, vmap, scan and checkpoint inside or outside.
+
+    Args:
+        fun: function of pytrees of arrays; None to use `amp` as a decorator with options.
+        policy: 16-bit dtype, or a `Policy`, whose compute dtype counts.
+        overrides: precision classes, "low", "high" or "follow", by name of the primitive or fused
+            function.
+        enabled: False shields `fun` from an `amp` around it.
+
+    Returns:
+        A function like `fun`; without `fun`, a decorator.
+
+    Raises:
+        TypeError: the dtype is not floating.
+        ValueError: a class in `overrides` is unknown.
+
+    >>> gf.amp(jnp.dot)(jnp.array([1.001]), jnp.array([1.0]))  # 1.001 is 1 in bfloat16
+    Array(1., dtype=float32)
     """
     if fun is None:
         return functools.partial(amp, policy=policy, overrides=overrides, enabled=enabled)
-    precision = precision_of(policy, overrides)
+    precision = as_autocast_policy(policy, overrides)
 
     @boundary(fun)
     def in_mixed_precision(*args: Any, **kwargs: Any) -> Any:
@@ -408,9 +458,11 @@ def amp(
     return in_mixed_precision
 
 
-def wide(fun: Callable[..., Any]) -> Callable[..., Any]:
+def wide(fun: Callable[P, R]) -> Callable[P, R]:
     """Decorator: under `amp`, `fun` is computed in float32 as a whole, its contractions and its
     plain arithmetic too, as torch.autocast computes losses. Elsewhere nothing changes."""
+
+    call: Callable[..., Any] = fun
 
     @boundary(fun)
     def computed_wide(*args: Any, **kwargs: Any) -> Any:
@@ -425,7 +477,7 @@ def wide(fun: Callable[..., Any]) -> Callable[..., Any]:
         def on_arrays(*xs: Any) -> Any:
             given = dict(zip(places, xs))
             a, k = tree.unflatten(in_tree, [given.get(i, x) for i, x in enumerate(leaves)])
-            return fun(*a, **k)
+            return call(*a, **k)
 
         functools.update_wrapper(on_arrays, fun)
         flat = FlatFunction(on_arrays, tree.structure(operands))

@@ -13,6 +13,7 @@ from genesis_fn.core.array import ArrayImpl, offers_array
 from genesis_fn.core.convert import as_array, is_value
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import Tracer, default_device_of, with_weak_types
+from genesis_fn.core.types.annotations import PyTree
 
 
 def name_of(f: Callable[..., Any]) -> str:
@@ -38,7 +39,7 @@ def labels_of(
 
 
 def flatten_arrays(
-    value: Any, what: str, labels: Callable[[], Sequence[str]] | None = None
+    value: PyTree, what: str, labels: Callable[[], Sequence[str]] | None = None
 ) -> tuple[list[Any], tree.PyTreeDef, list[bool]]:
     """(leaves as arrays, structure, which of them are weak). Raises TypeError by path, or by what
     `labels()` calls the leaf."""
@@ -58,12 +59,12 @@ def flatten_arrays(
     return leaves, treedef, [x.weak for x in leaves]
 
 
-def missing(out: Any) -> str:
+def missing(out: object) -> str:
     """The line of a message about a function that returned None where more is needed."""
     return "\n  it returned None: is a return missing?" if out is None else ""
 
 
-def flatten_output(out: Any, name: str) -> tuple[list[Any], tree.PyTreeDef]:
+def flatten_output(out: PyTree, name: str) -> tuple[list[Any], tree.PyTreeDef]:
     """(leaves as arrays, structure) of what the function `name` returned. Raises TreeError by
     path."""
     leaves, treedef = tree.flatten(out)
@@ -92,7 +93,7 @@ class Static:
 tree.register_node(Static, lambda x: ((), x.value), lambda value, _: value)
 
 
-def as_taken(value: Any) -> Any:
+def as_taken(value: PyTree) -> PyTree:
     """A pytree whose arrays of other libraries (torch tensors, say) are arrays of this one, for a
     function that is called as it stands."""
     leaves, treedef = tree.flatten(value)
@@ -155,15 +156,15 @@ class FlatFunction:
         self.out_count = len(flat)
         return flat
 
-    def output(self, leaves: Sequence[Any]) -> Any:
+    def output(self, leaves: Sequence[Any]) -> PyTree:
         """The pytree of the main output."""
         return tree.unflatten(self.out_tree, leaves[: self.out_count])
 
-    def called(self, leaves: Sequence[Any]) -> Any:
+    def called(self, leaves: Sequence[Any]) -> PyTree:
         """The pytree of a call's results: weak where the function's own are."""
         return self.output(with_weak_types(leaves[: self.out_count], self.weak[: self.out_count]))
 
-    def aux(self, leaves: Sequence[Any]) -> Any:
+    def aux(self, leaves: Sequence[Any]) -> PyTree:
         """The pytree of the auxiliary output, from the leaves after the main one's."""
         rest = iter(leaves[self.out_count :])
         return tree.unflatten(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from genesis_fn.core.jaxpr import Jaxpr
@@ -46,7 +46,7 @@ def batch_call(
     xs: Sequence[Any],
     dims: Sequence[int | None],
     jaxpr: Jaxpr,
-    axis_name: Any,
+    axis_name: Hashable,
     call: Primitive | None = None,
     **params: Any,
 ) -> tuple[list[Any], list[int | None]]:

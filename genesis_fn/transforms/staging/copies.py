@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def importable(f: Any) -> str | None:
+def importable(f: object) -> str | None:
     """The name by which another process finds `f` in its module; None where there is none, or where
     whole functions are sent, as cloudpickle does for those of the main program."""
-    caller = sys._getframe(2).f_globals.get("__name__", "")
+    caller = sys._getframe(2).f_globals.get("__name__", "")  # pyright: ignore[reportPrivateUsage]
     if "cloudpickle" in caller or caller.partition(".")[0] == "dill":
         return None
     name = getattr(f, "__qualname__", None)

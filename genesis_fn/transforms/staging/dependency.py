@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var
 
@@ -35,7 +34,7 @@ def of_branches(ins: list[bool], *, branches: Sequence[Jaxpr]) -> list[bool]:
     return [True] * len(found) if ins[0] else found
 
 
-def of_loop(ins: list[bool], *, jaxpr: Jaxpr, consts: int, carry: int, **_: Any) -> list[bool]:
+def of_loop(ins: list[bool], *, jaxpr: Jaxpr, consts: int, carry: int, **_: object) -> list[bool]:
     """The rule of a loop over rows: what the carry depends on grows."""
     body = jaxpr
     while True:

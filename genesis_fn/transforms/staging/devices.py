@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,10 @@ from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.configuration.settings import device_of
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.core.types.extended import is_key
+
+Tree = TypeVar("Tree")
 
 
 def devices(backend: str | None = None) -> list[Device]:
@@ -53,12 +56,31 @@ def default_backend() -> str:
 
 
 def device_put(
-    x: Any, device: Any = None, *, src: Any = None, donate: Any = False, may_alias: Any = None
-) -> Any:
-    """A pytree's leaves as arrays on `device` (a Device, its name, or a prefix tree of them).
+    x: PyTree,
+    device: Device | str | PyTree = None,
+    *,
+    src: object = None,
+    donate: bool = False,
+    may_alias: bool | None = None,
+) -> PyTree:
+    """Copy a pytree's leaves to a device, as arrays.
 
     Arrays that are there already are returned as they are; traced values stay where the program
-    runs. `donate=True` gives the memory of what is copied up.
+    runs.
+
+    Args:
+        x: pytree of arrays, numbers, ndarrays.
+        device: a Device, its name ("cpu", "cuda:1"), or a pytree of them that is a prefix of `x`;
+            None leaves arrays where they are and puts the rest on the default device.
+        src: for JAX's callers; ignored.
+        donate: whether to delete the arrays that were copied, whose memory is free then.
+        may_alias: for JAX's callers; ignored.
+
+    Returns:
+        `x` with arrays on `device`.
+
+    >>> gf.device_put([1.0, np.ones(2, "float32")], "cpu")
+    [Array(1., dtype=float32), Array([1., 1.], dtype=float32)]
     """
     leaves, treedef = tree.flatten(x)
     if device is None or isinstance(device, (Device, str)):
@@ -93,16 +115,37 @@ def move(x: ArrayImpl, where: Device) -> ArrayImpl:
     return like(x, from_numpy(backend.to_numpy(stored(x)), where, x.weak))
 
 
-def device_get(x: Any) -> Any:
-    """A pytree's arrays as NumPy arrays on the host (read-only where they share memory); random
-    keys, of which NumPy knows nothing, stay arrays."""
+def device_get(x: PyTree) -> PyTree:
+    """Copy a pytree's arrays to the host, as NumPy arrays.
+
+    Args:
+        x: pytree; leaves that are no arrays stay as they are, and so do random keys, which NumPy
+            cannot hold.
+
+    Returns:
+        `x` with ndarrays; those that share memory with an array on CPU are read-only.
+
+    >>> gf.device_get({"w": jnp.arange(3)})
+    {'w': array([0, 1, 2], dtype=int32)}
+    """
     asked = lambda v: isinstance(v, Array) and not is_key(v.dtype)
     with transfer_guard.asked_for():
         return tree.map(lambda v: np.asarray(v) if asked(v) else v, x)
 
 
-def block_until_ready(x: Any) -> Any:
-    """`x`, once every array in the pytree is computed."""
+def block_until_ready(x: Tree) -> Tree:
+    """Wait until every array in a pytree is computed: for timing, since on a GPU calls return
+    earlier.
+
+    Args:
+        x: pytree of arrays and other leaves.
+
+    Returns:
+        `x`.
+
+    >>> gf.block_until_ready(jnp.ones(2) + 1.0)
+    Array([2., 2.], dtype=float32)
+    """
     for v in tree.leaves(x):
         if type(v) is ArrayImpl:
             v.block_until_ready()
@@ -110,7 +153,18 @@ def block_until_ready(x: Any) -> Any:
 
 
 def live_arrays(platform: str | None = None) -> list[ArrayImpl]:
-    """Every array of the process whose memory is held, on devices of `platform` if given."""
+    """Every array of the process whose memory is still held: for finding what keeps memory alive.
+
+    Args:
+        platform: "cpu", "gpu" or "cuda" for arrays on such devices alone; None for all.
+
+    Returns:
+        The arrays, in no order.
+
+    >>> x = jnp.ones(5)
+    >>> any(y is x for y in gf.live_arrays("cpu"))
+    True
+    """
     kind = {"gpu": "cuda"}.get(platform or "", platform)
     return [
         x

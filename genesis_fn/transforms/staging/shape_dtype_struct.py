@@ -15,7 +15,17 @@ from genesis_fn.core.primitive import SCALARS, Tracer
 
 
 class ShapeDtypeStruct(Described):
-    """Shape and dtype standing for an array: what `eval_shape` returns and `lower` accepts."""
+    """A shape and dtype that stand for an array: what `eval_shape` returns and `jit(f).trace`
+    accepts.
+
+    Args:
+        shape: the sizes of the dimensions.
+        dtype: anything that names a dtype.
+        weak_type: whether the dtype yields to that of arrays, as that of a Python number does.
+
+    >>> gf.ShapeDtypeStruct((2, 3), "bfloat16")
+    ShapeDtypeStruct(shape=(2, 3), dtype=bfloat16)
+    """
 
     __slots__ = ("aval", "weak")
 

@@ -11,6 +11,7 @@ from genesis_fn.core.array import ArrayImpl, Deleted
 from genesis_fn.core.aval import Aval
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import at_frame, user_frame
+from genesis_fn.core.dtypes import DType, scalar_dtype
 from genesis_fn.core.jaxpr import Eqn, Jaxpr, Var, check, dead_code, memoized, output_error
 from genesis_fn.core.primitive import (
     SCALARS,
@@ -23,40 +24,44 @@ from genesis_fn.core.primitive import (
     located,
     running,
 )
+from genesis_fn.core.types.annotations import Array, Scalar
 from genesis_fn.primitives.factories import full
 
 
 class StageTracer(Tracer):
     """A value of a program being recorded. `eqn` made it; None for an argument."""
 
-    __slots__ = ("_var", "eqn")
+    __slots__ = ("variable", "eqn")
+    owner: StageTrace
 
     def __init__(self, trace: StageTrace, var: Var, eqn: Eqn | None = None, weak: bool = False):
-        self._trace, self.aval, self._var, self.eqn, self.weak = trace, var.aval, var, eqn, weak
+        # Narrower than a Tracer's: never assigned anew.
+        self.owner = trace  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.aval, self.variable, self.eqn, self.weak = var.aval, var, eqn, weak
 
     def with_weak_type(self, weak: bool) -> StageTracer:
-        return StageTracer(self._trace, self._var, self.eqn, weak)  # pyright: ignore[reportArgumentType]
+        return StageTracer(self.owner, self.variable, self.eqn, weak)
 
     def label(self) -> str:
-        trace = self._trace
-        if self.eqn is not None or self._var not in trace.invars:
+        trace = self.owner
+        if self.eqn is not None or self.variable not in trace.invars:
             return ""
-        position = trace.invars.index(self._var)
+        position = trace.invars.index(self.variable)
         return trace.labels[position] if position < len(trace.labels) else ""
 
     def origin(self) -> str:
         """The line that made this value, or the argument that it is."""
         if self.eqn is not None:
-            return self.eqn.where.describe()
-        function, label = self._trace.name, self.label()
+            return self.eqn.where.describe() if self.eqn.where else "an unknown line"
+        function, label = self.owner.name, self.label()
         if label:
             return f"argument {label} of {function or 'the function'}"
         return f"an argument of {function or 'the traced function'}"
 
     def arguments(self) -> list[str]:
         """The arguments of the traced function that this value depends on."""
-        made_by = {o: e for e in self._trace.eqns for o in e.outs}
-        found, todo, seen = set(), [self._var], set()
+        made_by = {o: e for e in self.owner.eqns for o in e.outs}
+        found, todo, seen = set(), [self.variable], set()
         while todo:
             v = todo.pop()
             if v in seen:
@@ -67,8 +72,8 @@ class StageTracer(Tracer):
             else:
                 found.add(v)
         return [
-            self._trace.labels[i] if i < len(self._trace.labels) else f"argument {i}"
-            for i, v in enumerate(self._trace.invars)
+            self.owner.labels[i] if i < len(self.owner.labels) else f"argument {i}"
+            for i, v in enumerate(self.owner.invars)
             if v in found
         ]
 
@@ -96,8 +101,8 @@ class StageTrace(Trace):
 
     def atom(self, x: Any) -> Any:
         """The Var (or scalar) that stands for `x` in this program."""
-        if type(x) is StageTracer and x._trace is self:
-            return x._var
+        if type(x) is StageTracer and x.owner is self:
+            return x.variable
         if type(x) in SCALARS:
             return x
         found = self.vars_of.get(id(x))
@@ -107,8 +112,8 @@ class StageTrace(Trace):
 
     def _capture(self, x: Any) -> Var:
         if isinstance(x, Tracer):
-            if not x._trace.alive:
-                raise x._trace.leaked(x)
+            if not x.owner.alive:
+                raise x.owner.leaked(x)
         elif type(x) is not ArrayImpl:
             raise TypeError(f"operations take arrays and Python numbers, got {x!r}")
         elif isinstance(x.data, Deleted):
@@ -124,8 +129,8 @@ class StageTrace(Trace):
                 return staged
         ins = []
         for a in args:
-            if type(a) is StageTracer and a._trace is self:
-                ins.append(a._var)
+            if type(a) is StageTracer and a.owner is self:
+                ins.append(a.variable)
             elif type(a) in SCALARS:
                 ins.append(a)
             else:
@@ -154,7 +159,7 @@ class StageTrace(Trace):
             atom = self.atom(o)
             if type(atom) is not Var:
                 with running(self):
-                    atom = full((), atom, scalar_type(atom))._var
+                    atom = full((), atom, scalar_type(atom)).variable
             out_atoms.append(atom)
         self.alive = False
         eqns, live = dead_code(self.eqns, out_atoms)
@@ -166,11 +171,9 @@ class StageTrace(Trace):
         return jaxpr, [x for _, x in captured]
 
 
-def scalar_type(x: Any) -> Any:
+def scalar_type(x: Scalar) -> DType:
     """The dtype that a Python scalar has on its own."""
-    from genesis_fn.core import dtypes
-
-    return dtypes.scalar_dtype(type(x))
+    return scalar_dtype(type(x))
 
 
 def stage(
@@ -229,7 +232,7 @@ def stage_closed(f: Callable[..., Sequence[Any]], avals: Sequence[Aval], name: s
     return jaxpr
 
 
-def evaluate(jaxpr: Jaxpr, *args: Any) -> list[Any]:
+def evaluate(jaxpr: Jaxpr, *args: Array | Scalar) -> list[Any]:
     """The outputs of a program on `args`, every equation bound again under the current trace."""
     env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
     before = ctx.line

@@ -32,7 +32,7 @@ def _name(x: torch.Tensor, *, name: str) -> torch.Tensor:
 
 @lowers(fused_p)
 def _fused(
-    avals: Sequence[Any], *, op: Fused, static: tuple[Any, ...], jaxpr: Jaxpr
+    avals: Sequence[Any], *, op: Fused[..., Any], static: tuple[Any, ...], jaxpr: Jaxpr
 ) -> Callable[..., Any]:
     found = fused_function(op, avals, static)
     return tensor_function(jaxpr) if found is None else with_params(found.compute, dict(static))

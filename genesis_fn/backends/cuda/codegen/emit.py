@@ -176,7 +176,7 @@ class Text:
         instrs = self.loops.instrs
         operands = [aval((), instrs[a].dtype) if type(a) is int else a.value for a in i.args]
         names = [self.value[a] if type(a) is int else "" for a in i.args]
-        return expression(i.meta[0], names, operands, dict(i.meta[1]), i.near)
+        return expression(i.meta[0], names, operands, dict(i.meta[1]), i.approximate)
 
     def _join(self, i: Instr) -> str:
         a, b = [self.value[x] for x in i.args]
@@ -186,5 +186,5 @@ class Text:
 
 _MAKERS: dict[str, Callable[[Text, Instr], str]] = {
     "load": Text._load, "index": Text._index, "const": Text._const, "where": Text._where,
-    "round": Text._round, "map": Text._map, "join": Text._join,
+    "round": Text._round, "map": Text._map, "combine": Text._join,
 }  # fmt: skip

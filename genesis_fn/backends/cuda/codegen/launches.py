@@ -54,8 +54,12 @@ class Generated:
             return True
         read = list(range(len(body.instrs)))
         if n:
-            stop = "fold" if body.over.crossed else "reduce"
-            after = [k for _, _, k in body.stores if body.instrs[k].late or body.instrs[k].level]
+            stop = "column_reduce" if body.domain.row_column else "reduce"
+            after = [
+                k
+                for _, _, k in body.stores
+                if body.instrs[k].after_column_reduce or body.instrs[k].level
+            ]
             read = needed(body.instrs, after, stop)
         places = [offset for target, offset, _ in body.stores if target is v]
         loads = [
@@ -82,7 +86,7 @@ def generate_once(body: KernelIR, target: Target, known: Known) -> Generated:
 
 def generate(body: KernelIR, target: Target) -> Generated:
     """The launches that compute a body's stores on `target`."""
-    over = body.over
+    over = body.domain
     split = over.wants_split(target)
     loops = _respelled(
         Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, body.counters), split
@@ -145,8 +149,8 @@ def _respelled(loops: Loops, split: bool) -> Loops:
         instrs, stores = reindex.as_rows(instrs, stores, rows, length)
         rows, depth, inner = rows // length, length, True
     if inner and not split and depth <= PERSISTENT:
-        length = reindex.part_length(instrs, depth)
+        length = reindex.segment_length(instrs, depth)
         if length < depth:
-            instrs, stores = reindex.in_parts(instrs, stores, depth, length)
+            instrs, stores = reindex.unrolled_segments(instrs, stores, depth, length)
             depth = length
     return Loops(rows, depth, inner, instrs, stores, loops.counters)

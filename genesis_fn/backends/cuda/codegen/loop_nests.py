@@ -96,7 +96,7 @@ def _cast(n: int, block: int, beyond: int = 0) -> str:
 def _slab(t: Text) -> None:
     """Every `parts`-th block of rows, columns accumulated on the way."""
     loops, form, instrs = t.loops, t.form, t.loops.instrs
-    folds = loops.of("fold")
+    folds = loops.of("column_reduce")
     roots = [n for _, _, n in loops.stores] + [instrs[n].args[0] for n in folds]
     used = needed(instrs, roots)
     _whole_row(t)
@@ -134,7 +134,7 @@ def _slab(t: Text) -> None:
         t.store(store)
     t.depth -= 1
     t.masks.pop("p", None)
-    for n, (part,) in loops.parts("fold").items():
+    for n, (part,) in loops.parts("column_reduce").items():
         finish(t, n, f"a{n}", axis=0, whole=True)
         place = f"tl.program_id(0) * {loops.depth} + r"
         t.put(t.pointer(part, True), place, f"v{n}", t.masks.get("r", ""))

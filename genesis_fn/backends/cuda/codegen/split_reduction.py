@@ -31,8 +31,8 @@ Kernels: TypeAlias = list[tuple[Loops, Form]]
 def kernels_of(loops: Loops, split: bool, target: Target) -> tuple[Kernels, list[int]]:
     """(the kernels that compute `loops`, the bytes of each partial result between them). `split`
     says that there are too few rows for a program each."""
-    if loops.of("fold"):
-        kernels, op, results = _slabs(loops, target), "fold", loops.depth
+    if loops.of("column_reduce"):
+        kernels, op, results = _slabs(loops, target), "column_reduce", loops.depth
     elif split:
         kernels, op, results = _halves(loops, target), "reduce", loops.rows
     else:
@@ -82,12 +82,12 @@ def _slabs(loops: Loops, target: Target) -> Kernels:
     late = [s for s in loops.stores if "p" not in s[1].names]
     first = Loops(rows, columns, True, instrs, early, loops.counters)
     # What is late runs over columns: they are the rows of the second kernel.
-    chosen = needed(instrs, [n for _, _, n in late], stop="fold")
+    chosen = needed(instrs, [n for _, _, n in late], stop="column_reduce")
     offset = _part_offset(ix.var("k", form.parts), ix.var("r", columns), columns)
-    joined, place = _joined(loops, "fold", chosen, offset)
+    joined, place = _joined(loops, "column_reduce", chosen, offset)
     stores = [(v, e, place[n]) for v, e, n in late]
     by = {"r": ix.var("p", columns), "k": ix.var("r", form.parts)}
-    moved, kept = reindex.substituted(joined, stores, [by])
+    moved, kept = reindex.substitute_indices(joined, stores, [by])
     second = Loops(columns, form.parts, False, moved, kept, loops.counters)
     return [(first, form), (second, joining_form(columns, form.parts))]
 
@@ -116,6 +116,8 @@ def _joined(
             kind, args = "reduce", tuple(range(begin, len(result)))
         else:
             kind, args = i.op, tuple([place[a] if type(a) is int else a for a in i.args])
-        result.append(Instr(kind, args, i.meta, i.dtype, i.names, i.level, i.eqn, near=i.near))
+        result.append(
+            Instr(kind, args, i.meta, i.dtype, i.names, i.level, i.eqn, approximate=i.approximate)
+        )
         place[n] = len(result) - 1
     return result, place

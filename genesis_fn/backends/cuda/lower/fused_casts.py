@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from genesis_fn.backends.cuda.lowerings import kernel_of, plan_for
-from genesis_fn.compiler.simplify.rewriter import live_equations, uses_of
-from genesis_fn.compiler.simplify.rules import holds
+from genesis_fn.compiler.simplify.rewriter import live_equations, use_counts
+from genesis_fn.compiler.simplify.rules import can_represent
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.dtypes import F32
 from genesis_fn.core.jaxpr import Atom, Eqn, Jaxpr, Var
@@ -23,14 +23,14 @@ def absorb_casts(jaxpr: Jaxpr, target: Target) -> Jaxpr:
     inside of the functions whose kernels take `casts` and serve these dtypes."""
     if not any(map(_takes_casts, jaxpr.eqns)):
         return jaxpr
-    uses = uses_of(jaxpr.eqns, jaxpr.outs)
+    uses = use_counts(jaxpr.eqns, jaxpr.outs)
     source: dict[Var, Var] = {}
     after: dict[Var, Eqn] = {}
     for e in [e for e in jaxpr.eqns if e.prim is convert_p]:
         (x,), (y,) = e.ins, e.outs
-        if y.aval.dtype == F32 and holds(F32, x.aval.dtype):
+        if y.aval.dtype == F32 and can_represent(F32, x.aval.dtype):
             source[y] = x
-        elif x.aval.dtype == F32 and holds(F32, y.aval.dtype) and uses[x] == 1:
+        elif x.aval.dtype == F32 and can_represent(F32, y.aval.dtype) and uses[x] == 1:
             after[x] = e
     eqns: list[Eqn] = []
     done: set[Eqn] = set()

@@ -11,7 +11,7 @@ from genesis_fn.backends.cuda.codegen.reductions import step
 from genesis_fn.backends.cuda.codegen.tiling import Form
 from genesis_fn.backends.cuda.lowerings.call import Call
 from genesis_fn.backends.cuda.lowerings.contraction import matmul_spec
-from genesis_fn.compiler.fusion.gemv_fusion import FusedProduct, sizes
+from genesis_fn.compiler.fusion.gemv_fusion import FusedMatmul, gemv_sizes
 from genesis_fn.compiler.loop_ir.kernel import KernelIR
 from genesis_fn.compiler.target import Target
 from genesis_fn.core.jaxpr import Var
@@ -24,7 +24,7 @@ from genesis_fn.kernels.plan_builder import next_power_of_two
 
 
 def plan_product(
-    product: FusedProduct, result: Var, steady: bool, target: Target
+    product: FusedMatmul, result: Var, steady: bool, target: Target
 ) -> tuple[Plan, list[Any]]:
     """(the plan that computes `result`, the values that its inputs are).
 
@@ -32,7 +32,7 @@ def plan_product(
     read. `steady` right operands are written by nothing that may run when the product is started.
     """
     first = product.eqns[0]
-    found = sizes(first)
+    found = gemv_sizes(first)
     assert found is not None
     _, columns, depth = found
     spec, copies = matmul_spec(Call(first.prim, _avals(first), dict(first.params), target))
@@ -54,7 +54,7 @@ def plan_product(
     return plan_matmul(spec, target), operands
 
 
-def plan_wide(product: FusedProduct, results: list[Var], target: Target) -> tuple[Plan, list[Any]]:
+def plan_wide(product: FusedMatmul, results: list[Var], target: Target) -> tuple[Plan, list[Any]]:
     """(the plan that computes `results` tile by tile, the values that its inputs are)."""
     (e,) = product.eqns
     assert product.epilogue is not None
@@ -79,7 +79,7 @@ class _Lines(Text):
     `letter`1, `letter`2, ..."""
 
     def __init__(self, body: KernelIR, letter: str, form: Form, inputs: dict[str, Var]) -> None:
-        over = body.over
+        over = body.domain
         loops = Loops(over.kept, over.reduced, over.inner, body.instrs, body.stores, {})
         super().__init__(loops, form, letter, depth=0)
         self.inputs = inputs
@@ -162,7 +162,7 @@ def prologue_text(body: KernelIR, depth: int) -> tuple[str, str, dict[str, Var]]
         for n in needed(instrs, [*reductions, *fixed]):
             step(part, n)
     again = _Lines(body, "w", form, inputs)
-    pointwise = body.over.reduced == 1
+    pointwise = body.domain.reduced == 1
     again.line(f"p = rm * {depth} + rk_row" if pointwise else "p = rm")
     again.line("r = rk_row")
     exact = depth % 1024 == 0

@@ -16,10 +16,10 @@ from genesis_fn.backends.cuda.codegen import Generated, Known, generate_once
 from genesis_fn.backends.cuda.lower.fused_matmul import plan_product, plan_wide
 from genesis_fn.backends.cuda.lowerings import HostCall, Views, checks, plan_for
 from genesis_fn.backends.cuda.run.graph import Copy, ForLoop, Host, Step, SubProgram, Switch, While
-from genesis_fn.compiler.fusion.fuse import Fusion, Group
-from genesis_fn.compiler.fusion.gemv_fusion import wide
-from genesis_fn.compiler.loop_ir.kernel import Placement
-from genesis_fn.compiler.memory.inplace import updated
+from genesis_fn.compiler.fusion.fuse import Fusion, FusionGroup
+from genesis_fn.compiler.fusion.gemv_fusion import is_tiled_matmul
+from genesis_fn.compiler.loop_ir.kernel import SliceStore
+from genesis_fn.compiler.memory.inplace import updated_operand
 from genesis_fn.compiler.memory.memory_plan import pack
 from genesis_fn.compiler.options import enabled
 from genesis_fn.compiler.simplify.loop_body import loop_body
@@ -146,7 +146,7 @@ class ProgramLowering:
         inputs: Sequence[int],
         targets: Sequence[int | None],
         schedule: Callable[..., Schedule],
-        placed: dict[Var, Placement] | None = None,
+        placed: dict[Var, SliceStore] | None = None,
         extra: dict[Var, int] | None = None,
         depth: int = 0,
     ) -> None:
@@ -207,23 +207,23 @@ class ProgramLowering:
 
     def _updated(self, v: Var) -> Var | None:
         """The value in memory that the equation of `v` may write `v` over."""
-        e = self.graph.made[v]
+        e = self.graph.producer[v]
         if self.graph.kind[id(e)] != "opaque" or not enabled("in_place"):
             return None
-        x = updated(e, v)
+        x = updated_operand(e, v)
         if x is None:
             return None
         u, offset = self.graph.memory(x)
         shared = sum([type(i) is Var and self.graph.memory(i)[0] is u for i in e.ins]) > 1
         return None if offset or shared or u.aval.nbytes != v.aval.nbytes else u
 
-    def _group(self, g: Group, wanted: dict[Var, int]) -> None:
-        if g.product is not None:
+    def _group(self, g: FusionGroup, wanted: dict[Var, int]) -> None:
+        if g.matmul is not None:
             for v in g.writes:
                 self.ids[v] = self._write_to(v, wanted, None, None)
             self.items.append(self._product(g))
             return
-        if g.body is None:
+        if g.kernel is None:
             assert g.eqn is not None
             for v in g.eqn.outs:
                 if v not in self.ids:
@@ -232,19 +232,19 @@ class ProgramLowering:
             self.items.append(self._opaque(g))
             self.items[-1].described = self.table.described[at]
             return
-        made = generate_once(g.body, self.table.target, self.table.generated)
+        made = generate_once(g.kernel, self.table.target, self.table.generated)
         for v in made.writes:
             if v not in self.ids:
                 self.ids[v] = self._write_to(v, wanted, g, made)
-        names = list(dict.fromkeys(i.eqn.prim.name for i in g.body.instrs if i.eqn is not None))
-        lines = list(dict.fromkeys(str(self.graph.made[v].where) for v in g.roots))
+        names = list(dict.fromkeys(i.eqn.prim.name for i in g.kernel.instrs if i.eqn is not None))
+        lines = list(dict.fromkeys(str(self.graph.producer[v].where) for v in g.roots))
         text = f"{'+'.join(names[:6])}{'+..' if len(names) > 6 else ''}" or "copy"
         self.table.described.append(
             StepSummary(text, g.traffic, g.operations, made.sources, lines, self.depth)
         )
         self._launched(g, made, self.table.described[-1])
 
-    def _launched(self, g: Group, made: Generated, described: StepSummary) -> None:
+    def _launched(self, g: FusionGroup, made: Generated, described: StepSummary) -> None:
         """One item for each launch: the last, which joins partial results, may wait until it can
         share a launch with others like it."""
         plan = made.plan
@@ -275,7 +275,7 @@ class ProgramLowering:
         described.sources = made.sources[:1]
 
     def _write_to(
-        self, v: Var, wanted: dict[Var, int], g: Group | None, made: Generated | None
+        self, v: Var, wanted: dict[Var, int], g: FusionGroup | None, made: Generated | None
     ) -> int:
         """The buffer that `v` is written to: its target if its old contents are not needed, that of
         the value it updates if nothing else needs that, or a new one."""
@@ -289,7 +289,7 @@ class ProgramLowering:
         return buffer
 
     def _free(
-        self, b: int, v: Var, source: Var | None, g: Group | None, made: Generated | None
+        self, b: int, v: Var, source: Var | None, g: FusionGroup | None, made: Generated | None
     ) -> bool:
         """Whether nothing needs what buffer `b` holds when `v` is written there, but for `source`,
         which `v` is written over."""
@@ -303,8 +303,8 @@ class ProgramLowering:
                 return False  # another result of this step
             if u not in here.reads:
                 continue
-            if g is not None and made is not None and g.body is not None:
-                if not made.elementwise(g.body, v, u):
+            if g is not None and made is not None and g.kernel is not None:
+                if not made.elementwise(g.kernel, v, u):
                     return False
             elif u is not source or self.ids[u] != b:
                 return False
@@ -316,11 +316,11 @@ class ProgramLowering:
         child = SubProgram(plan.steps, tuple([(b, 0) for b in used]))
         return ScheduledStep([child], list(reads), list(writes), scratch)
 
-    def _product(self, g: Group) -> ScheduledStep:
+    def _product(self, g: FusionGroup) -> ScheduledStep:
         """A product with what is computed before and after it."""
-        product, e = g.product, g.eqn
+        product, e = g.matmul, g.eqn
         assert product is not None and e is not None
-        if wide(e):
+        if is_tiled_matmul(e):
             plan, operands = plan_wide(product, g.writes, self.table.target)
         else:
             (v,) = g.writes
@@ -344,7 +344,7 @@ class ProgramLowering:
         x = None if e.prim.updates is None else e.ins[e.prim.updates]
         return type(x) is Var and self.buffer(x) == self.ids[e.outs[0]]
 
-    def _opaque(self, g: Group) -> ScheduledStep:
+    def _opaque(self, g: FusionGroup) -> ScheduledStep:
         e = g.eqn
         assert e is not None
         at = len(self.table.described)
@@ -506,7 +506,7 @@ def _scan(s: ProgramLowering, e: Eqn) -> ScheduledStep:
         body.jaxpr,
         [*ins[:consts], *kept, *ins[consts + carry :], counter],
         [*kept, *[None] * len(stacks)],
-        placed=body.placed,
+        placed=body.slice_stores,
         extra=dict(zip(body.stacks, stacks)),
     )
     room = s.room([inner])

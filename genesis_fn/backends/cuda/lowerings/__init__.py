@@ -98,7 +98,7 @@ def check_error(
     return out_of_range(call, site % SITES, index)
 
 
-def kernel_of(op: Fused) -> Kernel | None:
+def kernel_of(op: Fused[..., Any]) -> Kernel | None:
     """The kernel of a fused function, if it has one."""
     from genesis_fn.backends.cuda.lowerings.fused import KERNELS
 

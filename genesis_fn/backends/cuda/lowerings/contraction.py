@@ -11,7 +11,7 @@ from genesis_fn.backends.cuda.codegen.kernel_text import add_copy, collapsed
 from genesis_fn.backends.cuda.lowerings.call import Call, Lowered, lowers
 from genesis_fn.backends.cuda.lowerings.conv import PRECISION
 from genesis_fn.backends.cuda.lowerings.shape import add_fill
-from genesis_fn.compiler.fusion.matmul_grouping import GROUPED
+from genesis_fn.compiler.fusion.matmul_grouping import grouped_matmul_p
 from genesis_fn.core import dtypes
 from genesis_fn.core.aval import Aval
 from genesis_fn.kernels.language.dtypes import NAMES
@@ -102,7 +102,7 @@ def _dot_general(call: Call) -> Lowered:
     return builder.build()
 
 
-@lowers(GROUPED)
+@lowers(grouped_matmul_p)
 def _products(call: Call) -> Lowered:
     """What `compiler/fusion/matmul_grouping.py` joins: products in one launch, results that are
     sums of several."""

@@ -1,0 +1,51 @@
+"""What optim's signatures say: `Params`, `Updates`, `OptState`, `Number`, `Schedule`, `Mask`.
+
+The protocols `TransformInitFn` and `TransformUpdateFn` are the two functions of a
+`GradientTransformation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from genesis_fn import Array, PyTree
+
+Params: TypeAlias = PyTree  # of arrays; None where a leaf is frozen
+Updates: TypeAlias = PyTree  # the parameters' structure
+OptState: TypeAlias = PyTree  # mostly a named tuple
+# A hyperparameter: a Python number, or a scalar array where it is injected or traced.
+Number: TypeAlias = float | Array
+# From the number of steps taken: an int32 scalar, or the int that a user passes.
+Schedule: TypeAlias = Callable[[Any], Number]
+ScalarOrSchedule: TypeAlias = Number | Schedule
+# A tree of bools, or a function that gives one, of (path, leaf) or of the parameters.
+Mask: TypeAlias = PyTree | Callable[..., PyTree]
+
+
+class TransformInitFn(Protocol):
+    """`init` of a transformation: the state before the first step."""
+
+    def __call__(self, params: Params) -> OptState:
+        """The state for parameters of this structure, these shapes and dtypes."""
+        ...
+
+
+class TransformUpdateFn(Protocol):
+    """`update` of a transformation: one step."""
+
+    def __call__(
+        self, updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
+        """(transformed updates, the next state)."""
+        ...
+
+
+class TransformUpdateExtraArgsFn(Protocol):
+    """`update` of a transformation that takes further keyword arguments, as `value=`."""
+
+    def __call__(
+        self, updates: Updates, state: OptState, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, OptState]:
+        """(transformed updates, the next state)."""
+        ...
