@@ -30,7 +30,6 @@ _register_backend("cpu", _load_cpu)
 _register_backend("cuda", _load_cuda)
 
 from genesis_fn import (
-    cuda as cuda,
     debug as debug,
     dtypes as dtypes,
     errors as errors,
@@ -40,6 +39,10 @@ from genesis_fn import (
     tree as tree,
     tree_util as tree_util,
 )
+
+if not _typing.TYPE_CHECKING:
+    from genesis_fn import cuda as cuda
+
 from genesis_fn.core.array import Array as Array
 from genesis_fn.core.configuration.settings import (
     check_keys as check_keys,
@@ -133,8 +136,11 @@ config = _settings
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
+    # Checkers know no modules that can be called: these two are classes to them, which make what
+    # the modules do.
+    import genesis_fn.amp as _amp
+    import genesis_fn.cuda as _cuda
     from genesis_fn import (
-        amp as amp,
         custom_batching as custom_batching,
         custom_derivatives as custom_derivatives,
         data as data,
@@ -155,6 +161,54 @@ if _typing.TYPE_CHECKING:
     )
     from genesis_fn.benchmarking import bench as bench
     from genesis_fn.profiler import profile as profile
+
+    class cuda:
+        """`cuda(1)` is the second GPU."""
+
+        Event = _cuda.Event
+        OutOfMemoryError = _cuda.OutOfMemoryError
+        Stream = _cuda.Stream
+        current_stream = staticmethod(_cuda.current_stream)
+        device_count = staticmethod(_cuda.device_count)
+        empty_cache = staticmethod(_cuda.empty_cache)
+        get_device_capability = staticmethod(_cuda.get_device_capability)
+        get_device_name = staticmethod(_cuda.get_device_name)
+        is_available = staticmethod(_cuda.is_available)
+        max_memory_allocated = staticmethod(_cuda.max_memory_allocated)
+        mem_get_info = staticmethod(_cuda.mem_get_info)
+        memory_allocated = staticmethod(_cuda.memory_allocated)
+        memory_reserved = staticmethod(_cuda.memory_reserved)
+        memory_snapshot = staticmethod(_cuda.memory_snapshot)
+        memory_stats = staticmethod(_cuda.memory_stats)
+        memory_summary = staticmethod(_cuda.memory_summary)
+        reset_peak = staticmethod(_cuda.reset_peak)
+        set_memory_fraction = staticmethod(_cuda.set_memory_fraction)
+        synchronize = staticmethod(_cuda.synchronize)
+
+        def __new__(cls, index: int = 0) -> Device: ...
+
+    class _Amp(type):
+        """Makes `amp(f)` what `autocast` returns."""
+
+        __call__ = staticmethod(_amp.autocast)  # pyright: ignore[reportAssignmentType]
+
+    class amp(metaclass=_Amp):
+        """`amp(f, policy)` is `amp.autocast(f, policy)`."""
+
+        DynamicLossScale = _amp.DynamicLossScale
+        LossScale = _amp.LossScale
+        NoOpLossScale = _amp.NoOpLossScale
+        Policy = _amp.Policy
+        StaticLossScale = _amp.StaticLossScale
+        all_finite = staticmethod(_amp.all_finite)
+        autocast = staticmethod(_amp.autocast)
+        cast_to_full = staticmethod(_amp.cast_to_full)
+        cast_to_half = staticmethod(_amp.cast_to_half)
+        get_policy = staticmethod(_amp.get_policy)
+        half_dtype = staticmethod(_amp.half_dtype)
+        scaled_value_and_grad = staticmethod(_amp.scaled_value_and_grad)
+        select_tree = staticmethod(_amp.select_tree)
+
 
 # Imported when they are first used, so that `import genesis_fn` stays quick.
 _LAZY = frozenset((

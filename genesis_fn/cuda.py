@@ -21,7 +21,7 @@ def is_available() -> bool:
     """Whether a GPU can be used: Triton and cuda-python are installed, the driver finds a device.
 
     Returns:
-        True or False; never raises.
+        True or False.
 
     >>> gf.cuda.is_available() == (gf.cuda.device_count() > 0)
     True

@@ -236,7 +236,7 @@ def _by_equation(name: str, found: Any, arrays: list[ArrayImpl], repeats: int) -
 _running: list[tuple[Any, str]] = []
 
 
-def start_trace(log_dir: str | os.PathLike[str], **_: Any) -> None:
+def start_trace(log_dir: str | os.PathLike[str], **_: object) -> None:
     """Record what the process does, until `stop_trace`, into `log_dir/trace.json`.
 
     The file opens in Perfetto or chrome://tracing. It holds torch's operators on the CPU and the
@@ -262,7 +262,7 @@ def stop_trace() -> None:
 
 
 @contextlib.contextmanager
-def trace(log_dir: str | os.PathLike[str], **options: Any) -> Generator[None, None, None]:
+def trace(log_dir: str | os.PathLike[str], **options: object) -> Generator[None, None, None]:
     """Record what runs inside into `log_dir/trace.json`."""
     start_trace(log_dir, **options)
     try:
@@ -274,7 +274,7 @@ def trace(log_dir: str | os.PathLike[str], **options: Any) -> Generator[None, No
 class TraceAnnotation(contextlib.ContextDecorator):
     """`with TraceAnnotation("load"):` the time inside has this name in traces."""
 
-    def __init__(self, name: str, **metadata: Any) -> None:
+    def __init__(self, name: str, **metadata: object) -> None:
         self.name = name + "".join(f" {k}={v}" for k, v in metadata.items())
         self.open: list[Any] = []
 
@@ -294,7 +294,7 @@ class StepTraceAnnotation(TraceAnnotation):
 
 
 def annotate_function(
-    func: Callable[..., Any], name: str | None = None, **metadata: Any
+    func: Callable[..., Any], name: str | None = None, **metadata: object
 ) -> Callable[..., Any]:
     """`func`, in a TraceAnnotation of its name."""
 

@@ -21,6 +21,7 @@ from genesis_fn.core.tree import (
     register_dataclass as register_dataclass,
     register_node,
 )
+from genesis_fn.core.types.annotations import PyTree
 
 tree_all, tree_broadcast = _tree.all, _tree.broadcast
 tree_reduce, tree_transpose = _tree.reduce, _tree.transpose
@@ -100,7 +101,7 @@ register_node(
 
 def tree_reduce_associative(
     operation: Callable[[Any, Any], Any],
-    tree: Any,
+    tree: PyTree,
     *,
     identity: Any = ...,
     is_leaf: Callable[[Any], bool] | None = None,

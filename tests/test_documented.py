@@ -31,7 +31,7 @@ def functions(
 ) -> Iterator[tuple[ast.ClassDef | None, ast.FunctionDef]]:
     """Public functions and methods, with the class that a method belongs to."""
     for node in definitions(body):
-        if node.name.startswith("_"):
+        if node.name.startswith("_") or "overload" in map(ast.unparse, node.decorator_list):
             continue
         if isinstance(node, ast.ClassDef):
             yield from functions(node.body, node)

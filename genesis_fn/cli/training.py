@@ -47,7 +47,7 @@ class Recipe:
     evaluate_batches: int = 8
     seconds: float | None = None
 
-    def optimizer(self) -> Any:
+    def optimizer(self) -> optim.GradientTransformationExtraArgs:
         """AdamW after clipping by the global norm, warm-up and cosine; no decay of vectors."""
         schedule = optim.warmup_cosine_decay_schedule(
             0.0,

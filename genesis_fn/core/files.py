@@ -19,7 +19,7 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 80
 _brief.maxlevel = 3
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """`repr(value)` cut short, for messages about values of any size and depth."""
     return _brief.repr(value)
 

@@ -75,7 +75,7 @@ class Jaxpr:
         self._facts: tuple[bool, frozenset[str]] | None = None
         self.cache: dict[Any, Any] = {}  # results of program transforms, kept as long as this
 
-    def label_of(self, v: Any) -> str:
+    def label_of(self, v: object) -> str:
         """What people call an input; "" for another value, and for what was captured."""
         for known, label in zip(self.invars, self.labels):
             if known is v and not label.startswith("captured "):
@@ -254,7 +254,7 @@ def _format(jaxpr: Jaxpr, name: _Names, indent: str) -> Iterator[str]:
 # ---- staging is a trace over these (transforms/staging/stage.py); what it raises for bad outputs
 
 
-def output_error(value: Any, name: str) -> Exception:
+def output_error(value: object, name: str) -> Exception:
     """The error for an output of a traced function that is not an array."""
     return errors.TreeError(
         f"{name or 'the function'} returned {value!r} of type {type(value).__name__}; traced "

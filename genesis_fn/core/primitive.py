@@ -46,23 +46,23 @@ errors.user_line = _user_line
 
 
 class default_device_of:
-    """`with beside(xs):` arrays made inside go where the first concrete array among `xs` is;
-    `place` is that device if it is not the default one."""
+    """`with default_device_of(xs):` new arrays go to the device of the first array among `xs` that
+    is concrete or stands for one; `device` is that device, None if it is the default one."""
 
-    __slots__ = ("place", "block")
+    __slots__ = ("device", "block")
 
     def __init__(self, xs: Sequence[Any]) -> None:
-        self.place = self.block = None
+        self.device = self.block = None
         for x in xs:
             known = x.nearby() if isinstance(x, Tracer) else x
             if type(known) is ArrayImpl:
-                place = known.sig.device
-                self.place = None if place is devices.default_device() else place
+                device = known.sig.device
+                self.device = None if device is devices.default_device() else device
                 break
 
     def __enter__(self) -> None:
-        if self.place is not None:
-            self.block = devices.using_device(self.place)
+        if self.device is not None:
+            self.block = devices.using_device(self.device)
             self.block.__enter__()
 
     def __exit__(self, *exc: Any) -> None:
@@ -346,13 +346,13 @@ class CallSite:
         self.transform, self.function, self.inputs = transform, function, inputs
         self.labels, self.line = labels, where()
 
-    def origin(self, value: Any) -> str:
+    def origin(self, value: object) -> str:
         """Where a value came from: an input, or the function."""
         label = self.label(value)
         place = f"argument {label} of {self.function}" if label else f"a line of {self.function}"
         return f"{place}, {self.transform} called at {self.line.describe()}"
 
-    def label(self, value: Any) -> str:
+    def label(self, value: object) -> str:
         """What messages call an input; "" for other values."""
         for x, label in zip(self.inputs, self.labels()):
             if x is value:
@@ -390,7 +390,7 @@ class Trace:
         )
 
 
-def shown(x: Any) -> str:
+def shown(x: object) -> str:
     """An operand in a message: its type, after its name where it is an argument being traced."""
     label = x.label() if isinstance(x, Tracer) else ""
     return f"{label} {getattr(x, 'aval', x)}".lstrip()
@@ -423,7 +423,7 @@ class Tracer(Array):
         """The line that made this value, or what is known instead."""
         return "an argument of the traced function"
 
-    def concrete(self) -> Any:
+    def concrete(self) -> ArrayImpl | None:
         """The Array behind this tracer where one is known (eager derivatives), else None."""
         return None
 
@@ -431,7 +431,7 @@ class Tracer(Array):
         """The tracer, this or one inside, whose tangent a plain copy of the value would lose."""
         return None
 
-    def nearby(self) -> Any:
+    def nearby(self) -> ArrayImpl | None:
         """An Array on the device where this value is, if one is known, else None."""
         return self.concrete()
 
@@ -473,7 +473,7 @@ def with_weak_types(xs: Sequence[Any], weak: Sequence[bool]) -> list[Any]:
     return [x if x.weak is w else with_weak(x, w) for x, w in zip(xs, weak, strict=True)]
 
 
-def typeof(x: Any) -> Aval:
+def typeof(x: Array) -> Aval:
     """The aval of an array or tracer."""
     return x.aval
 
@@ -490,7 +490,7 @@ class LinearOperand:
         return f"Linear({self.aval})"
 
 
-def is_linear(x: Any) -> bool:
+def is_linear(x: object) -> bool:
     """Whether `x` is the marker of a linear operand."""
     return type(x) is LinearOperand
 

@@ -490,12 +490,12 @@ def _offers_array(kind: type) -> bool:
     return issubclass(kind, (Array, np.ndarray)) or offers_array(kind)
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Whether `x` holds values of an array: of this library, or of another."""
     return _offers_array(type(x))
 
 
-def is_user_object(x: Any) -> bool:
+def is_user_object(x: object) -> bool:
     """Whether `x` is an instance of a class that a user wrote, other than of a builtin one."""
     kind = type(x)
     return (

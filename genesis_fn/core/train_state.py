@@ -193,7 +193,7 @@ def from_buffers(layout: Layout, memory: Memory) -> TrainState:
 
 
 def buffers_of(
-    state: Any, layout: Layout, sigs: list[Signature]
+    state: object, layout: Layout, sigs: list[Signature]
 ) -> Memory | list[ArrayImpl] | None:
     """The memory of a state, or its leaves if somebody has looked at them; None for anything but a
     state of this layout with leaves of these signatures. Raises DonatedError."""

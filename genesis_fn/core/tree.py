@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, dataclass_transform, overload
 
 import optree
 
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.errors import TreeError
 from genesis_fn.core.static import Aux
+from genesis_fn.core.types.annotations import PyTree
 
 NAMESPACE = "genesis_fn"
 # How registered node types come apart and together: see `node_functions`.
@@ -34,13 +35,13 @@ T = TypeVar("T")
 class DictKey:
     """A step into a dictionary."""
 
-    key: Any
+    key: Hashable
 
     def __str__(self) -> str:
         return f"[{self.key!r}]"
 
     @property
-    def entry(self) -> Any:
+    def entry(self) -> Hashable:
         """The bare key."""
         return self.key
 
@@ -109,29 +110,31 @@ def _key(e: Any) -> Any:
 # ---- trees ----
 
 
-def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], PyTreeDef]:
+def flatten(
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], PyTreeDef]:
     """(leaves, structure) of a pytree."""
     return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
 
 
-def unflatten(treedef: PyTreeDef, leaves: Iterable[Leaf]) -> Any:
+def unflatten(treedef: PyTreeDef, leaves: Iterable[Leaf]) -> PyTree:
     """The pytree of that structure with those leaves."""
     return optree.tree_unflatten(treedef, leaves)
 
 
-def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def leaves(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """The leaves of a pytree, in order."""
     return optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
 
 
-def structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> PyTreeDef:
+def structure(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> PyTreeDef:
     """The structure of a pytree."""
     return optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
 def map(
-    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
+    f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> PyTree:
     """`f` applied to the leaves of `tree`, with the corresponding subtrees of `rest`.
 
     Raises TreeError naming the path where a tree of `rest` lacks the structure of `tree`.
@@ -141,7 +144,7 @@ def map(
     return unflatten(treedef, [f(*xs) for xs in zip(found, *others, strict=True)])
 
 
-def _flatten_up_to(treedef: PyTreeDef, tree: Any, other: Any, position: int) -> list[Any]:
+def _flatten_up_to(treedef: PyTreeDef, tree: PyTree, other: PyTree, position: int) -> list[Any]:
     try:
         return treedef.flatten_up_to(other)
     except (ValueError, TypeError) as error:
@@ -152,7 +155,7 @@ def _flatten_up_to(treedef: PyTreeDef, tree: Any, other: Any, position: int) -> 
         ) from None
 
 
-def first_difference(expected: Any, got: Any, prefix: str = "") -> str | None:
+def first_difference(expected: PyTree, got: PyTree, prefix: str = "") -> str | None:
     """Where and how two pytrees differ in structure, or None."""
     a, b = _children(expected), _children(got)
     at = prefix or "the top"
@@ -177,12 +180,12 @@ def first_difference(expected: Any, got: Any, prefix: str = "") -> str | None:
     return None
 
 
-def _kind(tree: Any) -> str:
+def _kind(tree: PyTree) -> str:
     children = _children(tree)
     return "None" if tree is None else f"a {type(tree).__name__} of {len(children or ())}"
 
 
-def _children(tree: Any) -> dict[str, Any] | None:
+def _children(tree: PyTree) -> dict[str, Any] | None:
     if tree is None:
         return {}
     flat = optree.tree_flatten_with_path(
@@ -207,7 +210,7 @@ def keystr(keys: Sequence[Any], *, simple: bool = False, separator: str = "") ->
 
 
 def flatten_with_path(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[tuple[tuple[Any, ...], Leaf]], PyTreeDef]:
     """([(path, leaf)], structure) of a pytree."""
     accessors, found, treedef = optree.tree_flatten_with_accessor(
@@ -219,20 +222,20 @@ def flatten_with_path(
 
 
 def leaves_with_path(
-    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[tuple[tuple[Any, ...], Leaf]]:
     """[(path, leaf)] of a pytree."""
     return flatten_with_path(tree, is_leaf)[0]
 
 
-def paths(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
+def paths(tree: PyTree, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
     """The leaves' paths as text, in order: what errors and reports call a leaf."""
     return [keystr(p) for p, _ in leaves_with_path(tree, is_leaf)]
 
 
 def map_with_path(
-    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
+    f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> PyTree:
     """Like `map`, with each leaf's path as the first argument of `f`."""
     found, treedef = flatten_with_path(tree, is_leaf)
     others = [_flatten_up_to(treedef, tree, r, i + 1) for i, r in enumerate(rest)]
@@ -244,7 +247,7 @@ _NOTHING = object()
 
 def reduce(
     function: Callable[[Any, Any], Any],
-    tree: Any,
+    tree: PyTree,
     initializer: Any = _NOTHING,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
@@ -253,14 +256,14 @@ def reduce(
     return functools.reduce(function, leaves(tree, is_leaf), *start)
 
 
-def all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
+def all(tree: PyTree, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
     """Whether every leaf is true."""
     return builtins.all(bool(x) for x in leaves(tree, is_leaf))
 
 
 def transpose(
-    outer_treedef: PyTreeDef, inner_treedef: PyTreeDef | None, pytree_to_transpose: Any
-) -> Any:
+    outer_treedef: PyTreeDef, inner_treedef: PyTreeDef | None, pytree_to_transpose: PyTree
+) -> PyTree:
     """A tree of trees turned inside out: the outer structure of inner ones becomes the inner of
     outer ones."""
     outer, inner = outer_treedef, inner_treedef
@@ -271,15 +274,15 @@ def transpose(
 
 
 def broadcast(
-    prefix_tree: Any, full_tree: Any, is_leaf: Callable[[Any], bool] | None = None
-) -> Any:
+    prefix_tree: PyTree, full_tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> PyTree:
     """`prefix_tree` with each leaf repeated over the subtree of `full_tree` that it stands for."""
     leaves_of = broadcast_prefix(prefix_tree, full_tree, is_leaf)
     return unflatten(structure(full_tree, is_leaf), leaves_of)
 
 
 def broadcast_prefix(
-    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None
+    prefix: PyTree, tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
     """One leaf of `prefix` per leaf of `tree`; None in the prefix is a leaf.
 
@@ -305,7 +308,7 @@ def broadcast_prefix(
     return result
 
 
-def leaves_or_none(tree: Any, treedef: PyTreeDef) -> list[Any]:
+def leaves_or_none(tree: PyTree, treedef: PyTreeDef) -> list[Any]:
     """The leaves of `tree`, which has the structure `treedef`, or None for each leaf of a subtree
     that it has None in place of.
 
@@ -429,14 +432,19 @@ def register_dataclass(
     return nodetype
 
 
+def static_field(**options: Any) -> Any:
+    """A dataclass field that is part of the tree's structure, not a child; its value is
+    hashable."""
+    return dataclasses.field(metadata={"static": True}, **options)
+
+
+@overload
+def dataclass(kind: type[T], /, **options: Any) -> type[T]: ...
+@overload
+def dataclass(kind: None = None, /, **options: Any) -> Callable[[type[T]], type[T]]: ...
+@dataclass_transform(frozen_default=True, field_specifiers=(static_field, dataclasses.field))
 def dataclass(kind: type[T] | None = None, /, **options: Any) -> Any:
     """A frozen dataclass that is a pytree node; `static_field()` marks what is not a child."""
     if kind is None:
         return functools.partial(dataclass, **options)
     return register_dataclass(dataclasses.dataclass(kind, frozen=True, **options))  # type: ignore[call-overload]
-
-
-def static_field(**options: Any) -> Any:
-    """A dataclass field that is part of the tree's structure, not a child; its value is
-    hashable."""
-    return dataclasses.field(metadata={"static": True}, **options)

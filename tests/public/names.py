@@ -47,6 +47,8 @@ def exported(name: str) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             found |= {a.name for a in node.names if a.asname == a.name}
     for node in tree.body:
+        if isinstance(node, ast.If):  # what a module is to type checkers, if it can be called
+            found |= {n.name for n in node.body if isinstance(n, ast.ClassDef)}
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):

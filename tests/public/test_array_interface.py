@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from genesis_fn.core import array
 from genesis_fn.core.aval import Described
 from genesis_fn.core.types import array_interface as declared
 from genesis_fn.numpy.arrays import methods
+from tests.public.names import exported
 
 # Python's own, which every class has, and what NumPy and torch look for on arrays alone.
 OWN = {
@@ -129,3 +131,13 @@ def test_an_array_does_what_is_declared() -> None:
     assert type(x.item(0)) is float and type(x.astype("int32").tolist()[0][0]) is int
     assert type(x == x) is type(x) and isinstance(divmod(x, 2), tuple)
     assert isinstance(x.nonzero(), tuple) and type(x.tobytes()) is bytes
+
+
+@pytest.mark.parametrize("name", ["amp", "cuda"])
+def test_a_module_that_can_be_called_is_a_class_to_checkers(name: str) -> None:
+    """`genesis_fn/__init__.py` declares it with all that the module exports, and no more."""
+    tree = ast.parse(inspect.getsource(gf))
+    (said,) = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == name]
+    names = {t.id for n in said.body if isinstance(n, ast.Assign) for t in n.targets}  # type: ignore[attr-defined]
+    assert names == exported(name)
+    assert callable(getattr(gf, name))

@@ -103,6 +103,38 @@ def rematerialized(w: gf.Array, x: gf.Array) -> gf.Array:
     return y
 
 
+@gf.tree.dataclass
+class Params:
+    weight: gf.Array
+    rate: float = gf.tree.static_field(default=0.1)
+
+
+def containers(x: gf.Array) -> gf.Array:
+    params = Params(x, rate=0.5)
+    params.weight.no_such_method()  # wrong
+    params.rate = 1.0  # wrong: it is frozen
+    Params()  # wrong: an argument is missing
+    Params(x, "0.1")  # wrong: no number
+    state = gf.TrainState(params=params, step=x)
+    return state.replace(step=x + 1).step + params.weight
+
+
+def switched(x: gf.Array) -> gf.Array:
+    with gf.debug_nans(True), gf.default_device("cpu"), gf.default_matmul_precision("highest"):
+        y = gf.device_put(x, gf.cpu())
+    with gf.debug_nans("yes"):  # wrong: no bool
+        pass
+    gf.cuda.memory_allocated(1.5)  # wrong: no device
+    half = gf.amp(loss, "bfloat16", enabled=True)(x, x)
+    half = gf.amp.autocast(loss, "bfloat16")(half, x)
+    gf.cuda(1).backend.device_count()
+    stream: gf.cuda.Stream = gf.cuda.current_stream(gf.cuda(0))
+    stream.synchronize()
+    gf.cuda("1")  # wrong: no index
+    gf.cuda.memory_alocated()  # wrong: no such function
+    return y + half
+
+
 # ---- random numbers, optimizers, layers ----
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from genesis_fn.core import device as devices
 from genesis_fn.core.configuration import config
 from genesis_fn.core.configuration.transfer_guard import LEVELS
+
+Value = TypeVar("Value", contravariant=True)
 
 # JAX's names of settings where they are not ours with the prefix "jax_".
 _ALIASES = {
@@ -27,7 +29,7 @@ _PRECISIONS = {
 }  # fmt: skip
 
 
-def place(device: Any) -> devices.Device | None:
+def device_of(device: object) -> devices.Device | None:
     """The device that a Device, "cpu", "gpu", "cuda" or "cuda:1" names."""
     if device is None or isinstance(device, devices.Device):
         return device
@@ -54,7 +56,7 @@ def _value(name: str, value: Any) -> Any:
         raise ValueError(f'numpy_dtype_promotion is "standard" or "strict", got {value!r}')
     if name == "numpy_rank_promotion" and value not in ("allow", "warn", "raise"):
         raise ValueError(f'numpy_rank_promotion is "allow", "warn" or "raise", got {value!r}')
-    return place(value) if name == "default_device" else value
+    return device_of(value) if name == "default_device" else value
 
 
 class Settings:
@@ -100,6 +102,18 @@ def _explain_64_bit(value: Any) -> None:
         )
 
 
+class SettingBlock(contextlib.AbstractContextManager[None], contextlib.ContextDecorator):
+    """A block in which a setting has another value; it decorates functions too."""
+
+
+class SettingContext(Protocol[Value]):
+    """Makes blocks in which one setting has another value: `with debug_nans(True):`."""
+
+    def __call__(self, new_val: Value = ...) -> SettingBlock:
+        """A block in which the setting is `new_val`."""
+        ...
+
+
 def _context(name: str, doc: str, default: Any = None) -> Any:
     setting = _ours(name)
 
@@ -113,43 +127,57 @@ def _context(name: str, doc: str, default: Any = None) -> Any:
     return context
 
 
-debug_nans = _context("debug_nans", "Within the block, a NaN result raises NanError.", True)
-debug_infs = _context("debug_infs", "Within the block, an infinite result raises NanError.", True)
-_disable_jit = _context("disable_jit", "", True)
+debug_nans: SettingContext[bool] = _context(
+    "debug_nans", "Within the block, a NaN result raises NanError.", True
+)
+debug_infs: SettingContext[bool] = _context(
+    "debug_infs", "Within the block, an infinite result raises NanError.", True
+)
+_disable_jit: SettingContext[bool] = _context("disable_jit", "", True)
 
 
-def disable_jit(disable: bool = True) -> Any:
+def disable_jit(disable: bool = True) -> SettingBlock:
     """Within the block, jit, scan and cond run as Python."""
     return _disable_jit(disable)
 
 
-log_compiles = _context("log_compiles", "Within the block, every compilation is logged.", True)
-explain_cache_misses = _context(
+log_compiles: SettingContext[bool] = _context(
+    "log_compiles", "Within the block, every compilation is logged.", True
+)
+explain_cache_misses: SettingContext[bool] = _context(
     "explain_cache_misses", "Within the block, retracing warns with its reason (the default).", True
 )
-enable_checks = _context("enable_checks", "Within the block, every program is type-checked.", True)
-check_keys = _context("check_keys", "Within the block, using a key twice raises.", True)
-default_matmul_precision = _context(
+enable_checks: SettingContext[bool] = _context(
+    "enable_checks", "Within the block, every program is type-checked.", True
+)
+check_keys: SettingContext[bool] = _context(
+    "check_keys", "Within the block, using a key twice raises.", True
+)
+default_matmul_precision: SettingContext[str | None] = _context(
     "default_matmul_precision", "Within the block, float32 products have this precision."
 )
-numpy_dtype_promotion = _context(
+numpy_dtype_promotion: SettingContext[str] = _context(
     "numpy_dtype_promotion", 'Within the block, "strict" refuses mixed dtypes.', "strict"
 )
-numpy_rank_promotion = _context(
+numpy_rank_promotion: SettingContext[str] = _context(
     "numpy_rank_promotion", 'Within the block, "raise" refuses broadcasting of ranks.', "raise"
 )
-default_prng_impl = _context("default_prng_impl", "Within the block, keys are of this kind.")
-default_device = _context("default_device", "Within the block, new arrays go to this device.")
-transfer_guard = _context(
+default_prng_impl: SettingContext[str] = _context(
+    "default_prng_impl", "Within the block, keys are of this kind."
+)
+default_device: SettingContext[devices.Device | str | None] = _context(
+    "default_device", "Within the block, new arrays go to this device."
+)
+transfer_guard: SettingContext[str] = _context(
     "transfer_guard", 'Within the block, "disallow" refuses implicit copies to and from devices.'
 )
-transfer_guard_host_to_device = _context(
+transfer_guard_host_to_device: SettingContext[str] = _context(
     "transfer_guard_host_to_device", "Within the block, `transfer_guard` for copies to devices."
 )
-transfer_guard_device_to_device = _context(
+transfer_guard_device_to_device: SettingContext[str] = _context(
     "transfer_guard_device_to_device", "Within the block, `transfer_guard` between devices."
 )
-transfer_guard_device_to_host = _context(
+transfer_guard_device_to_host: SettingContext[str] = _context(
     "transfer_guard_device_to_host", "Within the block, `transfer_guard` for copies to the host."
 )
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core import errors
 from genesis_fn.core.configuration import config
 from genesis_fn.core.diagnostics.source_info import where
+
+if TYPE_CHECKING:
+    from genesis_fn.core.aval import Aval
+    from genesis_fn.core.device import Device
 
 log = logging.getLogger("genesis_fn")
 
@@ -42,7 +46,7 @@ class asked_for:
         _asked.depth -= 1
 
 
-def check(direction: str, aval: Any, place: Any) -> None:
+def check(direction: str, aval: Aval, place: Device) -> None:
     """Note a copy of an array in `direction`, to or from the device `place`, by the setting.
 
     Raises TransferError where it is disallowed.

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, Never
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, Never
 
 from genesis_fn.core.diagnostics.source_info import where
+
+if TYPE_CHECKING:
+    from genesis_fn.core.array import Array
 
 _CAST = "x.astype({!r})".format
 _PLACE = "genesis_fn.device_put(x, genesis_fn.{}())".format
@@ -136,7 +139,7 @@ MODULES = {
 }  # fmt: skip
 
 
-def of_array(x: Any, name: str, functions: Any) -> AttributeError:
+def of_array(x: Array, name: str, functions: ModuleType) -> AttributeError:
     """The error for an attribute that arrays lack. `functions` is the module of functions of
     arrays, one of which may be meant."""
     plain = f"{type(x).__name__!r} object has no attribute {name!r}"

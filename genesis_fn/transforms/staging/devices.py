@@ -11,7 +11,7 @@ import numpy as np
 from genesis_fn.core import device as devices_, tree
 from genesis_fn.core.array import Array, ArrayImpl, from_numpy, like, live, stored
 from genesis_fn.core.configuration import transfer_guard
-from genesis_fn.core.configuration.settings import place
+from genesis_fn.core.configuration.settings import device_of
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.device import Device
 from genesis_fn.core.types.annotations import PyTree
@@ -84,9 +84,9 @@ def device_put(
     """
     leaves, treedef = tree.flatten(x)
     if device is None or isinstance(device, (Device, str)):
-        places: Sequence[Any] = [place(device)] * len(leaves)
+        places: Sequence[Any] = [device_of(device)] * len(leaves)
     else:
-        places = [place(d) for d in tree.broadcast_prefix(device, x)]
+        places = [device_of(d) for d in tree.broadcast_prefix(device, x)]
     with transfer_guard.asked_for():
         return tree.unflatten(treedef, [_put(v, p, donate) for v, p in zip(leaves, places)])
 
