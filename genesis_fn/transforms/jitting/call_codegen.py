@@ -154,7 +154,7 @@ def fast_call(
     bound: BoundArguments,
     program: Program,
     executable: Executable,
-    place: Device,
+    device: Device,
     donated: Sequence[int],
     guarded: bool,
 ) -> Callable[..., Any]:
@@ -162,7 +162,7 @@ def fast_call(
 
     Like means: equal structure and static values, and for each leaf an array of the same signature,
     a number of the same type, or an equal static leaf; what the program read is as it was. Not
-    `guarded`, it compares nothing. Numbers and ndarrays go to `place`. A donated `TrainState` that
+    `guarded`, it compares nothing. Numbers and ndarrays go to `device`. A donated `TrainState` that
     comes back is one leaf where the executable can `carry` it.
 
     The function refers to no program and holds no captured arrays: `bind_captured` gives it those.
@@ -174,7 +174,7 @@ def fast_call(
     values = spec.with_frozen(*bound.written)
     carried = _carried(values, sigs, program, executable, donated) if donated else None
     out = _CallWriter(spec, program, executable, sigs, carried, guarded)
-    out.guard_leaves(out.flatten_arguments(*values), place)
+    out.guard_leaves(out.flatten_arguments(*values), device)
     for g in program.guards:
         out.guard(f"not {g.source(out.name)}")
     if guarded:
@@ -372,9 +372,9 @@ class _CallWriter:
         found, rest = self.spec.in_order(found, rest)
         return [x for leaves in (*found, *rest.values()) for x in leaves]
 
-    def guard_leaves(self, leaves: Sequence[tuple[str, Any]], place: Device) -> None:
+    def guard_leaves(self, leaves: Sequence[tuple[str, Any]], device: Device) -> None:
         """Compare the leaves with those of the example; values become arrays."""
-        self.space["place"] = place
+        self.space["device"] = device
         for at, x in leaves:
             kind = type(x)
             if kind is TrainState:
@@ -387,12 +387,12 @@ class _CallWriter:
             if kind in SCALARS:
                 self.guard(f"type({at}) is not {kind.__name__}")
                 number = f"fitted({at}, {self.name(scalar_dtype(kind))})"
-                self.lines.append(f"{at} = from_numpy({number}, place)")
+                self.lines.append(f"{at} = from_numpy({number}, device)")
             else:
                 if kind is not ArrayImpl:
-                    x = as_array(x, None, place)
+                    x = as_array(x, None, device)
                     self.guard(f"type({at}) is not {self.name(kind)}")
-                    self.lines.append(f"{at} = as_array({at}, None, place)")
+                    self.lines.append(f"{at} = as_array({at}, None, device)")
                 self.guard(f"{at}.sig is not {self.name(x.sig)}")
             self.inputs.append((at, x))
 
