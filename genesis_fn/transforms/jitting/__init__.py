@@ -6,7 +6,8 @@ look up or trace the program, look up or compile the executable, generate the fu
 
 In reading order: `function` (the path of a call), `argspec` (static and donated arguments, keys),
 `jit_cache` (what is kept and shared), `guards` (what a program read besides its arguments),
-`call_codegen` (the generated functions); then `aot`, `captures` and `retrace` (what users are told).
+`call_codegen` (the generated functions); then `aot`, `captures` and `retrace` (what users are
+told).
 """
 
 from genesis_fn.transforms.jitting.function import (

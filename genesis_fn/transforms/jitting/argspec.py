@@ -1,8 +1,8 @@
 """Static and donated arguments of `jit`, and the canonical form of a call.
 
 `f(1, 2)`, `f(1, b=2)` and `f(b=2, a=1)` are one call: `ArgSpec.bind` makes positional arguments of
-keywords where it can, wraps static arguments in `Frozen`, and flattens. The key of a program is made
-of the result.
+keywords where it can, wraps static arguments in `Frozen`, and flattens. The key of a program is
+made of the result.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _read: weakref.WeakKeyDictionary[types.CodeType, Any] = weakref.WeakKeyDictionar
 
 
 def _parameters(fun: Callable[..., Any]) -> tuple[list[_Parameter] | None, list[_Parameter] | None]:
-    """(parameters of the function that `fun` wraps, those of `fun` itself, which may be fewer); None
-    for what has no signature."""
+    """(parameters of the function that `fun` wraps, those of `fun` itself, which may be fewer);
+    None for what has no signature."""
     plain = type(fun) is types.FunctionType
     plain = plain and vars(fun).keys().isdisjoint(("__wrapped__", "__signature__"))
     found = _read.get(fun.__code__) if plain else None
@@ -67,9 +67,10 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
 
 
 class ProgramKey(NamedTuple):
-    """The key of a program: the structure of the arguments, the keys of dicts in it that are neither
-    strings nor ints (structures compare by equality, by which 1 and True are the same), what each
-    leaf is traced as, `trace_context_key()`, and the device of arrays created while tracing."""
+    """The key of a program: the structure of the arguments, the keys of dicts in it that are
+    neither strings nor ints (structures compare by equality, by which 1 and True are the same),
+    what each leaf is traced as, `trace_context_key()`, and the device of arrays created while
+    tracing."""
 
     treedef: tree.PyTreeDef
     dict_keys: tuple[Any, ...]
@@ -82,14 +83,15 @@ class ProgramKey(NamedTuple):
 class BoundArguments:
     """A call in canonical form.
 
-    `written` are (args, kwargs) as the caller wrote them; `values` are these in canonical form, with
-    `Frozen` in place of static arguments; `given` are the leaves of `values`, and `leaves` the same
-    as a program takes them: arrays, numbers, tracers, ShapeDtypeStructs, or `Frozen`.
+    `written` are (args, kwargs) as the caller wrote them; `values` are these in canonical form,
+    with `Frozen` in place of static arguments; `raw_leaves` are the leaves of `values`, and
+    `leaves` the same as a program takes them: arrays, numbers, tracers, ShapeDtypeStructs, or
+    `Frozen`.
     """
 
     written: tuple[tuple[Any, ...], dict[str, Any]]
     values: tuple[tuple[Any, ...], dict[str, Any]]
-    given: list[Any]
+    raw_leaves: list[Any]
     leaves: list[Any]
     treedef: tree.PyTreeDef
 
@@ -105,11 +107,11 @@ class BoundArguments:
         return ProgramKey(self.treedef, tuple(dict_keys), leaves, trace_context_key(), device)
 
     def form(self) -> tuple[Any, ...]:
-        """The key of a generated call among those of one program: how the arguments are written, and
-        the type of each leaf before it is converted to an array."""
+        """The key of a generated call among those of one program: how the arguments are written,
+        and the type of each leaf before it is converted to an array."""
         args, kwargs = self.written
-        types = [x.sig if type(x) is ArrayImpl else type(x) for x in self.given]
-        return len(args), *sorted(kwargs), *types
+        leaf_types = [x.sig if type(x) is ArrayImpl else type(x) for x in self.raw_leaves]
+        return len(args), *sorted(kwargs), *leaf_types
 
     def frozen(self) -> list[Frozen]:
         """All static values."""
@@ -159,7 +161,8 @@ class ArgSpec:
         self.name = name_of(fun)
         parameters, own = _parameters(fun)
         self.positional = [name for name, _ in _positional(parameters)]
-        # Of the function's own signature: a wrapper may not take all that the wrapped function takes.
+        # Of the function's own signature: a wrapper may not take all that the wrapped function
+        # takes.
         self.keywords = [name if kind is _NAMED else None for name, kind in _positional(own)]
         self.static = self._chosen("static", options, parameters)
         self.donated = self._chosen("donate", options, parameters)
@@ -194,9 +197,9 @@ class ArgSpec:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool = False
     ) -> BoundArguments:
-        """A call in canonical form: a keyword argument becomes positional if all before it are. With
-        `shapes`, leaves may be ShapeDtypeStructs. Raises TypeError for static values that cannot be
-        part of a program."""
+        """A call in canonical form: a keyword argument becomes positional if all before it are.
+        With `shapes`, leaves may be ShapeDtypeStructs. Raises TypeError for static values that
+        cannot be part of a program."""
         # Freeze first, by the positions and names that the caller wrote: so does generated code.
         values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
@@ -243,7 +246,7 @@ class ArgSpec:
             for _ in range(tree.structure(x).num_leaves)
         ]
         found, first, position = [], {}, 0
-        for i, (x, leaf) in enumerate(zip(bound.given, bound.leaves)):
+        for i, (x, leaf) in enumerate(zip(bound.raw_leaves, bound.leaves)):
             if donated[i] and isinstance(x, (ArrayImpl, ShapeDtypeStruct)):
                 found.append(position)
                 if type(x) is ArrayImpl and first.setdefault(id(x), i) != i:
