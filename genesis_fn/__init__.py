@@ -82,15 +82,17 @@ from genesis_fn.transforms.autodiff.checkpointing import (
 from genesis_fn.transforms.autodiff.derivatives import (
     fwd_and_bwd as fwd_and_bwd,
     grad as grad,
-    hessian as hessian,
-    jacfwd as jacfwd,
-    jacobian as jacobian,
-    jacrev as jacrev,
     jvp as jvp,
     linear_transpose as linear_transpose,
     linearize as linearize,
     value_and_grad as value_and_grad,
     vjp as vjp,
+)
+from genesis_fn.transforms.autodiff.jacobians import (
+    hessian as hessian,
+    jacfwd as jacfwd,
+    jacobian as jacobian,
+    jacrev as jacrev,
 )
 from genesis_fn.transforms.batching.mapped_axes import vmap as vmap
 from genesis_fn.transforms.custom.callback import (

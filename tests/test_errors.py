@@ -19,15 +19,8 @@ from genesis_fn.core.diagnostics import source_info
 from genesis_fn.core.primitive import PRIMITIVES, Primitive, Trace, bind
 from genesis_fn.random import key, normal as normal_sample
 from genesis_fn.transforms.autodiff.checkpointing import checkpoint
-from genesis_fn.transforms.autodiff.derivatives import (
-    grad,
-    jacfwd,
-    jacrev,
-    jvp,
-    linearize,
-    value_and_grad,
-    vjp,
-)
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp, linearize, value_and_grad, vjp
+from genesis_fn.transforms.autodiff.jacobians import jacfwd, jacrev
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.conditionals import cond
 from genesis_fn.transforms.control_flow.loops import fori_loop, while_loop

@@ -22,7 +22,11 @@ from genesis_fn.core import tree
 from genesis_fn.core.array import ArrayImpl, from_numpy
 from genesis_fn.primitives.elementwise import stop_gradient
 from genesis_fn.transforms import jitting as jit
-from genesis_fn.transforms.autodiff import checkpointing as checkpoints, derivatives as grad
+from genesis_fn.transforms.autodiff import (
+    checkpointing as checkpoints,
+    derivatives as grad,
+    jacobians,
+)
 from genesis_fn.transforms.batching import mapped_axes as vmap
 from genesis_fn.transforms.control_flow import conditionals as cond, loops, scanning as scan
 from genesis_fn.transforms.custom import derivative_rules as derivatives
@@ -40,9 +44,9 @@ OURS = SimpleNamespace(
     jvp=grad.jvp,
     vjp=grad.vjp,
     linearize=grad.linearize,
-    jacfwd=grad.jacfwd,
-    jacrev=grad.jacrev,
-    hessian=grad.hessian,
+    jacfwd=jacobians.jacfwd,
+    jacrev=jacobians.jacrev,
+    hessian=jacobians.hessian,
     linear_transpose=grad.linear_transpose,
     jit=jit.jit,
     vmap=vmap.vmap,

@@ -14,7 +14,8 @@ import torch
 import genesis_fn.numpy as jnp
 from genesis_fn.core import errors
 from genesis_fn.test_util import check_grads
-from genesis_fn.transforms.autodiff.derivatives import grad, hessian, jvp
+from genesis_fn.transforms.autodiff.derivatives import grad, jvp
+from genesis_fn.transforms.autodiff.jacobians import hessian
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.control_flow.scanning import scan
 from genesis_fn.transforms.custom.ffi import torch_call

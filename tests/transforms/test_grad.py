@@ -12,15 +12,13 @@ from genesis_fn.transforms.autodiff.derivatives import (
     VJP,
     fwd_and_bwd,
     grad,
-    hessian,
-    jacfwd,
-    jacrev,
     jvp,
     linear_transpose,
     linearize,
     value_and_grad,
     vjp,
 )
+from genesis_fn.transforms.autodiff.jacobians import hessian, jacfwd, jacrev
 from genesis_fn.transforms.batching.mapped_axes import vmap
 from genesis_fn.transforms.jitting import jit
 from tests.transforms.both import OURS, agree, agree_under, normal, ours, values

@@ -1,4 +1,4 @@
-"""Ahead of time: programs traced for given shapes, and their executables."""
+"""Ahead-of-time compilation: programs traced for given shapes, and their executables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ R = TypeVar("R")
 
 
 class Traced(Generic[P, R]):
-    """A program for given argument shapes: printable, and ready to compile. `donated` are the
-    positions of donated arguments among its inputs."""
+    """A program for given argument shapes, as `jit(f).trace` returns it: to print, or to compile.
+
+    `donated` are the positions of donated arrays among its inputs after the captured ones.
+    """
 
     def __init__(
         self, function: JitFunction[P, R], program: Program, donated: tuple[int, ...]
@@ -40,9 +42,9 @@ class Traced(Generic[P, R]):
 
     @property
     def out_info(self) -> PyTree:
-        """The output's pytree of shapes and dtypes."""
-        kinds = zip(self.jaxpr.out_avals, self.program.outs_weak, strict=True)
-        leaves = [ShapeDtypeStruct(a.shape, a.dtype, weak_type=w) for a, w in kinds]
+        """The output with a ShapeDtypeStruct for each array."""
+        outs = zip(self.jaxpr.out_avals, self.program.outs_weak, strict=True)
+        leaves = [ShapeDtypeStruct(a.shape, a.dtype, weak_type=w) for a, w in outs]
         return tree.unflatten(self.program.out_tree, leaves)
 
     def as_text(self) -> str:
@@ -50,31 +52,34 @@ class Traced(Generic[P, R]):
         return str(self.jaxpr)
 
     def lower(self) -> Traced[P, R]:
-        """Itself: tracing and lowering are one step here."""
+        """Return itself: tracing and lowering are one step here."""
         return self
 
     def cost_analysis(self) -> dict[str, float]:
-        """Floating-point operations and bytes that the program needs at least."""
+        """Floating-point operations and least bytes of memory traffic of the program."""
         return cost(self.jaxpr)
 
     def memory_analysis(self) -> dict[str, int]:
-        """Bytes of arguments, outputs, and the peak of what lives between them."""
+        """Bytes of arguments and outputs, and the peak of temporaries and of all of them."""
         return memory(self.jaxpr)
 
     def compile(self) -> Compiled[P, R]:
-        """The executable on the default device."""
+        """Compile for the default device."""
         return Compiled(self, devices.default_device())
 
-    def executable(self, place: devices.Device) -> Executable:
-        """The program compiled for a device, which may reuse the memory of donated arguments."""
-        return self.function.compile_program(self.program, place, self.donated)
+    def executable(self, device: devices.Device) -> Executable:
+        """Compile for a device; the executable may reuse the memory of donated arguments."""
+        return self.function.compile_program(self.program, device, self.donated)
 
 
 class Compiled(Generic[P, R]):
-    """An executable for fixed argument shapes."""
+    """A program compiled for fixed argument shapes and one device; called like the function.
 
-    def __init__(self, traced: Traced[P, R], place: devices.Device) -> None:
-        self.traced, self.place, self.executable = traced, place, traced.executable(place)
+    It never traces: arguments of another structure, shape, dtype or static value raise.
+    """
+
+    def __init__(self, traced: Traced[P, R], device: devices.Device) -> None:
+        self.traced, self.device, self.executable = traced, device, traced.executable(device)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         function, program = self.traced.function, self.traced.program
@@ -97,7 +102,7 @@ class Compiled(Generic[P, R]):
                     f"a compiled {name} takes {v.aval} for {label}, got {x.aval}\n"
                     f"  at {where().describe()}"
                 )
-        return function.run_program(bound, program, self.place, self.traced.donated)
+        return function.run_program(bound, program, self.device, self.traced.donated)
 
     def _check_static(self, bound: BoundArguments) -> None:
         """Raise TypeError for a static value other than the one that was compiled for."""

@@ -1,5 +1,9 @@
-"""Static and donated arguments of a jitted function, and its calls in the one form that all ways of
-writing a call share."""
+"""Static and donated arguments of `jit`, and the canonical form of a call.
+
+`f(1, 2)`, `f(1, b=2)` and `f(b=2, a=1)` are one call: `ArgSpec.bind` makes positional arguments of
+keywords where it can, wraps static arguments in `Frozen`, and flattens. The key of a program is
+made of the result.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +33,13 @@ _NAMED, _ANY, _ANY_NAMED = (
     inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.VAR_KEYWORD,
 )
-# Those of plain functions, by their code: read once for all functions that are made of it.
+# {code: parameters} of plain functions: read once for all functions that are made of one code.
 _read: weakref.WeakKeyDictionary[types.CodeType, Any] = weakref.WeakKeyDictionary()
 
 
 def _parameters(fun: Callable[..., Any]) -> tuple[list[_Parameter] | None, list[_Parameter] | None]:
-    """The parameters of what a function wraps, and its own, which may be less; None where there is
-    no signature."""
+    """(parameters of the function that `fun` wraps, those of `fun` itself, which may be fewer);
+    None for what has no signature."""
     plain = type(fun) is types.FunctionType
     plain = plain and vars(fun).keys().isdisjoint(("__wrapped__", "__signature__"))
     found = _read.get(fun.__code__) if plain else None
@@ -63,35 +67,36 @@ def _as_tuple(x: Any) -> tuple[Any, ...]:
 
 
 class ProgramKey(NamedTuple):
-    """What programs are told apart by: the structure of the arguments, the keys of dicts in it that
-    are neither text nor ints (structures are compared by equality, to which 1 and True are the
-    same), what each leaf is traced as, `trace_context_key()`, and where captured values are
-    made."""
+    """The key of a program: the structure of the arguments, the keys of dicts in it that are
+    neither strings nor ints (structures compare by equality, by which 1 and True are the same),
+    what each leaf is traced as, `trace_context_key()`, and the device of arrays created while
+    tracing."""
 
     treedef: tree.PyTreeDef
     dict_keys: tuple[Any, ...]
     leaves: tuple[Any, ...]
     trace_context: tuple[Any, ...]
-    place: Device | None
+    device: Device | None
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class BoundArguments:
-    """A call in the form that all ways of writing it share.
+    """A call in canonical form.
 
-    `written` are (args, kwargs) as they came, `values` those in this form, with `Frozen` in place
-    of static arguments, `given` their leaves, and `leaves` what these are to a program: arrays,
-    numbers, tracers, shapes, or `Frozen`.
+    `written` are (args, kwargs) as the caller wrote them; `values` are these in canonical form,
+    with `Frozen` in place of static arguments; `raw_leaves` are the leaves of `values`, and
+    `leaves` the same as a program takes them: arrays, numbers, tracers, ShapeDtypeStructs, or
+    `Frozen`.
     """
 
     written: tuple[tuple[Any, ...], dict[str, Any]]
     values: tuple[tuple[Any, ...], dict[str, Any]]
-    given: list[Any]
+    raw_leaves: list[Any]
     leaves: list[Any]
     treedef: tree.PyTreeDef
 
-    def key(self, place: Device | None) -> ProgramKey:
-        """The key of a program for these arguments, made where the trace is now."""
+    def key(self, device: Device | None) -> ProgramKey:
+        """The key of a program for these arguments, traced now with `device` as the default."""
         dict_keys = [
             (i, j, Frozen(k))
             for i, path in enumerate(self.treedef.paths())
@@ -99,14 +104,14 @@ class BoundArguments:
             if type(k) is not str and type(k) is not int
         ]
         leaves = tuple([leaf_key(x) for x in self.leaves])
-        return ProgramKey(self.treedef, tuple(dict_keys), leaves, trace_context_key(), place)
+        return ProgramKey(self.treedef, tuple(dict_keys), leaves, trace_context_key(), device)
 
     def form(self) -> tuple[Any, ...]:
-        """What generated calls of one program are told apart by: how the arguments are written, and
-        what each leaf is before it is an array."""
+        """The key of a generated call among those of one program: how the arguments are written,
+        and the type of each leaf before it is converted to an array."""
         args, kwargs = self.written
-        kinds = [x.sig if type(x) is ArrayImpl else type(x) for x in self.given]
-        return len(args), *sorted(kwargs), *kinds
+        leaf_types = [x.sig if type(x) is ArrayImpl else type(x) for x in self.raw_leaves]
+        return len(args), *sorted(kwargs), *leaf_types
 
     def frozen(self) -> list[Frozen]:
         """All static values."""
@@ -122,8 +127,8 @@ class BoundArguments:
 
 
 def leaf_key(x: Any) -> Any:
-    """What a leaf of the arguments contributes to the key of a program. Devices do not change a
-    program, only avals and weakness do."""
+    """The part of a leaf in the key of a program: its aval and weakness, or its static value. Not
+    its device, which does not change the program."""
     kind = type(x)
     if kind is ArrayImpl:
         return (x.sig.aval, True) if x.sig.weak else x.sig.aval
@@ -149,14 +154,15 @@ def _is_chosen(arg: int | str, args: tuple[Any, ...], chosen: frozenset[int | st
 
 
 class ArgSpec:
-    """Which arguments of a function are static and which are donated, by position and by name: by
-    both where an argument has both."""
+    """Which arguments of a function are static and which are donated: sets of positions and names,
+    both for an argument that has both, since a call may use either."""
 
     def __init__(self, fun: Callable[..., Any], options: dict[str, Any]) -> None:
         self.name = name_of(fun)
         parameters, own = _parameters(fun)
         self.positional = [name for name, _ in _positional(parameters)]
-        # By the function's own signature: what it wraps may take what it does not.
+        # Of the function's own signature: a wrapper may not take all that the wrapped function
+        # takes.
         self.keywords = [name if kind is _NAMED else None for name, kind in _positional(own)]
         self.static = self._chosen("static", options, parameters)
         self.donated = self._chosen("donate", options, parameters)
@@ -183,7 +189,7 @@ class ArgSpec:
                     f"{verb}_argnames: {self.name} has no argument {name!r}; it has "
                     f"{', '.join(known)}\n  at {where().describe()}"
                 )
-        # Negative ones that are left count from the end of a call.
+        # With *args the count is known at a call only: negative positions stay, see `_is_chosen`.
         found = {n if open_end else n % count for n in nums}
         found |= {self.positional.index(n) for n in names if n in self.positional}
         return frozenset((*found, *names, *[self.positional[n] for n in found if 0 <= n < count]))
@@ -191,17 +197,17 @@ class ArgSpec:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool = False
     ) -> BoundArguments:
-        """A call in the one form: an argument given by name stands at its position if all before it
-        do. With `shapes`, leaves may be shapes and dtypes. Raises TypeError for static values that
+        """A call in canonical form: a keyword argument becomes positional if all before it are.
+        With `shapes`, leaves may be ShapeDtypeStructs. Raises TypeError for static values that
         cannot be part of a program."""
-        # Static ones as they are written, which generated calls ask for too.
+        # Freeze first, by the positions and names that the caller wrote: so does generated code.
         values = self.in_order(*self.with_frozen(args, kwargs))
         given, treedef = tree.flatten(values)
-        place = next((x.sig.device for x in given if type(x) is ArrayImpl), None)
+        device = next((x.sig.device for x in given if type(x) is ArrayImpl), None)
         leaves = [
             x
             if type(x) in _TAKEN or isinstance(x, Tracer)
-            else as_array(x, None, place)
+            else as_array(x, None, device)
             if is_value(x)
             else self._frozen(x, lambda i=i: self.paths(values)[i])
             for i, x in enumerate(map(abstract_of, given) if shapes else given)
@@ -211,7 +217,7 @@ class ArgSpec:
     def in_order(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) in the one form."""
+        """(args, kwargs) in canonical form."""
         rest = dict(kwargs)
         for name in self.keywords[len(args) :] if rest else ():
             if name not in rest:
@@ -222,7 +228,7 @@ class ArgSpec:
     def with_frozen(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with static ones as single leaves."""
+        """The arguments with each static one as a single `Frozen` leaf."""
         if not self.static:
             return args, kwargs
         freeze = lambda arg, x: self._static(arg, x) if _is_chosen(arg, args, self.static) else x
@@ -240,7 +246,7 @@ class ArgSpec:
             for _ in range(tree.structure(x).num_leaves)
         ]
         found, first, position = [], {}, 0
-        for i, (x, leaf) in enumerate(zip(bound.given, bound.leaves)):
+        for i, (x, leaf) in enumerate(zip(bound.raw_leaves, bound.leaves)):
             if donated[i] and isinstance(x, (ArrayImpl, ShapeDtypeStruct)):
                 found.append(position)
                 if type(x) is ArrayImpl and first.setdefault(id(x), i) != i:
@@ -259,10 +265,11 @@ class ArgSpec:
         return self.positional[arg] if 0 <= arg < len(self.positional) else f"argument {arg}"
 
     def paths(self, values: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
-        """What to call each leaf: `params['w']`, `batch[0]`."""
+        """The name of each leaf for messages: `params['w']`, `batch[0]`."""
         return [f"{self.label(arg)}{p}" for arg, x in _numbered(values) for p in tree.paths(x)]
 
     def _static(self, arg: int | str, x: Any) -> Frozen:
+        # As by JAX, whose static arguments must be hashable.
         name = lambda: f"static argument {self.label(arg)!r}"
         if isinstance(x, (list, dict, set, bytearray)):
             raise self._refusal(NotStatic(x, ""), name())

@@ -1,7 +1,24 @@
-"""Generated code for the call path: take the leaves out of arguments of one known structure, and
-put outputs back together. It replaces generic flattening, which costs several times more per leaf.
+"""Code generation for the call path of `jit`.
 
-`fast_call` makes the whole of a call one such function: flatten, guard, run, unflatten.
+`fast_call` writes one Python function for calls like an example: it takes the leaves out of
+arguments of a known structure, guards (compares them with the example), runs the executable and
+builds the output. Straight-line code for one structure costs a fraction of generic flattening per
+leaf. For `f(x, 2.0)` it is (`_CallWriter.function` compiles it; print it there)
+
+    def f(args, kwargs):
+        try:
+            if len(args) != 2 or len(kwargs) != 0: return MISS
+            x1, x2, = args
+            if x1.sig is not c9: return MISS
+            if type(x2) is not float: return MISS
+            x2 = from_numpy(fitted(x2, c10), device)
+        except (AttributeError, KeyError, TypeError): return MISS
+        try:
+            y0, = run([x1.data, x2.data])
+        except Exception as error:
+            raise failed(error, [x1, x2]) from error.__cause__
+        a = new(ArrayImpl); a.data = y0; a.sig = c9; y0 = a
+        return y0
 """
 
 from __future__ import annotations
@@ -36,13 +53,14 @@ from genesis_fn.transforms.jitting.argspec import ArgSpec, BoundArguments
 from genesis_fn.transforms.jitting.jit_cache import Program
 from genesis_fn.transforms.keys.key_uses import Uses, after_call, before_call
 
-# What a generated call returns for arguments that it is not for.
+# Returned by a generated call for arguments that it was not generated for.
 MISS = object()
-# With so many results the collector waits: until the caller lets go of the arrays before them, they
-# would look like garbage in the making, and be traversed at every call.
+# From so many results on, the cyclic garbage collector is paused while they are made: the arrays of
+# the call before are still alive then, so that the number of objects grows and triggers it in every
+# call.
 _MANY = 64
-_SHORT = 8  # tuples of so many static values are compared in line
-_LINES = 16  # lines that a jitted function is called from and that are remembered
+_SHORT = 8  # static tuples up to this length are compared element by element, without a call
+_LINES = 16  # lines of calls for which the marks of donated arrays are kept
 
 
 # ---- donated memory ----
@@ -51,8 +69,8 @@ _LINES = 16  # lines that a jitted function is called from and that are remember
 def donation_marks(
     paths: Sequence[str], avals: Sequence[Any], function: str
 ) -> Callable[[SourceLocation], list[Deleted]]:
-    """What stands in the arrays that were donated to a function, by the line of the call: made once
-    for each line."""
+    """A function from the line of a call to the marks that replace the memory of its donated
+    arrays. They say which array was donated where, and are made once for each line."""
     known: dict[tuple[int, int], tuple[SourceLocation, list[Deleted]]] = {}
 
     def marks(line: SourceLocation) -> list[Deleted]:
@@ -68,8 +86,8 @@ def donation_marks(
 
 
 class ArrayPool:
-    """Arrays without memory: those donated to a call become the results of the next call but one,
-    if nobody else has them by then. Making and freeing as many costs more than the rest of a call.
+    """Recycles array objects: those donated to a call become results of a later call, if nobody
+    else refers to them by then. Creating and freeing as many costs more than the rest of a call.
     """
 
     def __init__(self, sigs: Sequence[Any]) -> None:
@@ -77,24 +95,26 @@ class ArrayPool:
         self._kept: list[list[ArrayImpl]] = []
 
     def take(self) -> list[ArrayImpl]:
-        """An array without memory for each signature, nobody else's."""
+        """An array without memory for each signature, to which nobody else refers."""
         found = self._kept.pop() if self._kept else None
+        # A count above that of a list alone, or a weak reference, means that the caller still holds
+        # a donated array, which must go on raising DonatedError.
         if found is not None and sum(map(getrefcount, found)) == _ALONE * len(found):
             if not sum(map(getweakrefcount, found)):
                 return found
         return [ArrayImpl(None, s) for s in self._sigs]
 
     def keep(self, arrays: list[ArrayImpl]) -> None:
-        """Hold arrays of these signatures that were just donated until a call can use them."""
+        """Keep arrays of these signatures, which were just donated, for the next call."""
         self._kept = [arrays]
 
 
-# What counting the references of an object gives that a list alone holds.
+# `getrefcount` of an object to which only a list refers, as counted by `map`.
 _ALONE = next(map(getrefcount, [object()]))
 
 
 def _pooled(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:
-    """{result: donated argument of its signature}, for as many results as there are."""
+    """{result: donated argument with the same signature}, each argument used once."""
     free: dict[Any, list[int]] = {}
     for k, s in reversed(list(enumerate(donated))):
         free.setdefault(s, []).append(k)
@@ -105,8 +125,8 @@ def _pooled(sigs: Sequence[Any], donated: Sequence[Any]) -> dict[int, int]:
 
 
 class _Carried(NamedTuple):
-    """A donated state that goes through a call as one value, and where its leaves are among the
-    program's inputs after the captured ones and among its results."""
+    """A donated `TrainState` that a call passes through as one value, and the ranges of its leaves
+    among the program's inputs (after the captured ones) and results."""
 
     state: TrainState
     carry: Carry
@@ -121,20 +141,20 @@ def _carried(
     executable: Executable,
     donated: Sequence[int],
 ) -> _Carried | None:
-    """How a call carries its state: it has one, which is donated and nothing else is, and the
+    """How a call carries its state; None unless there is one, it alone is donated, and the
     executable updates it in place."""
     is_state = lambda x: type(x) is TrainState
-    given = tree.leaves(values, is_leaf=is_state)
+    passed = tree.leaves(values, is_leaf=is_state)
     whole = tree.unflatten(program.out_tree, [_Leaf("")] * program.out_tree.num_leaves)
     returned = tree.leaves(whole, is_leaf=is_state)
-    at, outs = [[i for i, x in enumerate(xs) if is_state(x)] for xs in (given, returned)]
+    at, outs = [[i for i, x in enumerate(xs) if is_state(x)] for xs in (passed, returned)]
     if len(at) != 1 or len(outs) != 1:
         return None
     if program.key_uses is not None and program.key_uses.same:
-        return None  # marks of keys go by arrays, which a carried state lacks
-    state, layout = given[at[0]], layout_of(returned[outs[0]])
+        return None  # used keys are marked by array, and a carried state has no arrays
+    state, layout = passed[at[0]], layout_of(returned[outs[0]])
     # Static leaves are not inputs of the program.
-    first = sum(is_value(x) for x in given[: at[0]])
+    first = sum(is_value(x) for x in passed[: at[0]])
     inputs, results = [range(n, n + layout.count) for n in (first, outs[0])]
     if layout_of(state) is not layout or list(donated) != list(inputs):
         return None
@@ -154,18 +174,19 @@ def fast_call(
     bound: BoundArguments,
     program: Program,
     executable: Executable,
-    place: Device,
+    device: Device,
     donated: Sequence[int],
     guarded: bool,
 ) -> Callable[..., Any]:
-    """A function (args, kwargs) -> result for calls like this one, or MISS for other calls.
+    """Generate a function (args, kwargs) -> result for calls like this one; MISS for other calls.
 
     Like means: equal structure and static values, and for each leaf an array of the same signature,
-    a number of the same type, or an equal static leaf; what the program read is as it was. Not
-    `guarded`, it compares nothing. Numbers and ndarrays go to `place`. A donated `TrainState` that
-    comes back is one leaf where the executable can `carry` it.
+    a number of the same type, or an equal static leaf; and all guards of the program hold. Without
+    `guarded`, it compares nothing. Numbers and ndarrays go to `device`. A donated `TrainState` that
+    is returned is one leaf where the executable can `carry` it.
 
-    The function refers to no program and holds no captured arrays: `bind_captured` gives it those.
+    The function holds no captured arrays, for programs that share it differ in them;
+    `bind_captured` adds them.
     """
     sigs = [
         sig(s.aval, s.device, s.dense, w)
@@ -174,7 +195,7 @@ def fast_call(
     values = spec.with_frozen(*bound.written)
     carried = _carried(values, sigs, program, executable, donated) if donated else None
     out = _CallWriter(spec, program, executable, sigs, carried, guarded)
-    out.guard_leaves(out.flatten_arguments(*values), place)
+    out.guard_leaves(out.flatten_arguments(*values), device)
     for g in program.guards:
         out.guard(f"not {g.source(out.name)}")
     if guarded:
@@ -183,7 +204,7 @@ def fast_call(
 
 
 def bind_captured(call: Callable[..., Any], captured: Sequence[Any]) -> Callable[..., Any]:
-    """What `fast_call` made, for the captured arrays of one copy of the program."""
+    """The function of `fast_call` with the captured arrays of one copy of the program."""
     if not captured:
         return call
     space: dict[str, Any] = call.__globals__  # pyright: ignore[reportFunctionMemberAccess]
@@ -192,23 +213,24 @@ def bind_captured(call: Callable[..., Any], captured: Sequence[Any]) -> Callable
 
 
 def _failed(executable: Executable, error: Exception, arrays: Sequence[ArrayImpl]) -> Exception:
-    """The error of a call: that an array was donated before, where that is so."""
+    """The error to raise for a failed call: DonatedError if an argument was donated before."""
     gone = next((x.data for x in arrays if isinstance(x.data, Deleted)), None)
     return executable.explained(error) if gone is None else gone.error()
 
 
 class _Leaf:
-    """The name that the generated text has for a leaf."""
+    """Stands for an output leaf in a pytree: its name in the generated code."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class _CallWriter:
-    """Writes a call: source lines, and the objects that they refer to by name.
+    """Writes the source lines of a call, and `space`: the objects that they refer to by name.
 
-    `inputs` are (name, example) of what the program takes after its captured arrays, which are
-    named `k0`, `k1` ..., and beside a state that is carried. `results` are (name, signature).
+    Names: `k0` ... captured arrays, `x1` ... values on the way in, `y0` ... results, `c5` ...
+    constants of `space`. `inputs` are (name, example) of what the program takes after its captured
+    arrays, without a state that is carried. `results` are (name, signature).
     """
 
     def __init__(
@@ -244,7 +266,7 @@ class _CallWriter:
         return f"x{self.count}"
 
     def name(self, value: Any) -> str:
-        """The name of an object."""
+        """The name of a constant, which is added to `space`."""
         text = self.names.get(id(value))
         if text is None:
             text = self.names[id(value)] = f"c{len(self.space)}"
@@ -252,37 +274,40 @@ class _CallWriter:
         return text
 
     def guard(self, condition: str) -> None:
-        """The call is another one where this holds."""
+        """Return MISS where this condition holds."""
         if self.guarded:
             self.lines.append(f"if {condition}: return MISS")
 
     def catch_misses(self) -> None:
-        """The call is another one where a line so far fails: a key or an attribute is missing, say.
-        What is wrong with it, the full path tells."""
+        """Return MISS also where a line so far raises, as for a missing key or attribute. If the
+        call is wrong, the full path says how."""
         self.lines = ["try:", *_indented(self.lines)]
         self.lines.append("except (AttributeError, KeyError, TypeError): return MISS")
 
     def unpack(self, names: Sequence[str], source: str) -> None:
-        """Give the elements of a sequence names."""
+        """Assign the elements of a sequence to names."""
         if names:
             self.lines.append(f"{', '.join(names)}, = {source}")
 
     def function(self, result: str) -> Callable[..., Any]:
-        """The function of these lines."""
+        """Compile the lines to a function."""
         source = "\n".join(["def f(args, kwargs):", *_indented(self.lines), f"    return {result}"])
         exec(compile(source, "<genesis call>", "exec"), self.space)
-        # Not among its own globals: what the code holds is freed with the function at once.
+        # Popped from its own globals: without that cycle the function and what it refers to are
+        # freed at once, not by the garbage collector.
         return self.space.pop("f")
 
     # ---- static values ----
 
     def guard_static(self, at: str, x: Any, read: Callable[[Any], tuple[Any, bool]]) -> None:
-        """Refuse a value other than the static `x`, by type and content: as `read` gives (key,
-        whether the same object has it for ever)."""
+        """Return MISS for a value other than the static `x`, by type and content. `read` gives the
+        (key, whether the same object always has it) of a value."""
         self.guard(f"not ({self._equals(at, x, read)})")
 
     def _equals(self, at: str, x: Any, read: Callable[..., Any]) -> str:
         kind = type(x)
+        # Types first: 1, 1.0 and True are equal and three different static values. A float that is
+        # NaN or a zero (0.0 == -0.0) is compared by its key below.
         if x is None or kind is bool:
             return f"{at} is {x}"
         if kind in (str, int, bytes) or (kind is float and x == x and x):
@@ -301,7 +326,8 @@ class _CallWriter:
     # ---- structures ----
 
     def flatten(self, at: str, x: Any) -> list[tuple[str, Any]]:
-        """Take the leaves of a value like `x` out of what `at` names: (name, example) of each."""
+        """Write the lines that take the leaves of a value like `x` out of the variable `at`; return
+        (name, example) of each."""
         kind = type(x)
         node = tree.node_functions(kind)
         if node is None or (self.carried and x is self.carried.state):
@@ -314,7 +340,7 @@ class _CallWriter:
         names = [self.fresh() for _ in children]
         self.guard(f"type({at}) is not {self.name(kind)}")
         if kind in (dict, OrderedDict):
-            # Equal length and every key found means equal key sets.
+            # Equal lengths and no missing key (KeyError is a miss) mean equal sets of keys.
             self.guard(f"len({at}) != {len(children)}")
             if any(type(k) is not str for k in x):
                 self.guard_static(f"tuple({at})", tuple(x), aux_key)
@@ -325,16 +351,16 @@ class _CallWriter:
             self.guard(f"len({at}) != {len(children)}")
             self.unpack(names, at)
         else:
-            found, aux = self.fresh(), self.fresh()
-            self.lines.append(f"{found}, {aux}, *_ = {self.name(node[0])}({at})")
-            self.lines.append(f"{found} = tuple({found})")
-            self.guard(f"len({found}) != {len(children)}")
+            kids, aux = self.fresh(), self.fresh()
+            self.lines.append(f"{kids}, {aux}, *_ = {self.name(node[0])}({at})")
+            self.lines.append(f"{kids} = tuple({kids})")
+            self.guard(f"len({kids}) != {len(children)}")
             self.guard_static(aux, static, aux_key)
-            self.unpack(names, found)
+            self.unpack(names, kids)
         return [leaf for n, child in zip(names, children) for leaf in self.flatten(n, child)]
 
     def unflatten(self, x: Any) -> str:
-        """The expression of a pytree whose leaves are `_Leaf`s."""
+        """The expression that builds a pytree whose leaves are `_Leaf`s."""
         kind = type(x)
         if x is None or kind is _Leaf:
             return "None" if x is None else x.name
@@ -361,20 +387,20 @@ class _CallWriter:
     def flatten_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[tuple[str, Any]]:
-        """Take the leaves out of args and kwargs, as they are written: (name, example) in the order
-        in which the program takes them."""
+        """Write the lines that take the leaves out of args and kwargs, as the caller writes them;
+        return (name, example) in the order in which the program takes them."""
         names, named = [self.fresh() for _ in args], {k: self.fresh() for k in sorted(kwargs)}
         self.guard(f"len(args) != {len(args)} or len(kwargs) != {len(kwargs)}")
         self.unpack(names, "args")
         self.lines += [f"{at} = kwargs[{k!r}]" for k, at in named.items()]
-        found = tuple([self.flatten(at, x) for at, x in zip(names, args)])
+        leaves = tuple([self.flatten(at, x) for at, x in zip(names, args)])
         rest = {k: self.flatten(at, kwargs[k]) for k, at in named.items()}
-        found, rest = self.spec.in_order(found, rest)
-        return [x for leaves in (*found, *rest.values()) for x in leaves]
+        leaves, rest = self.spec.in_order(leaves, rest)
+        return [x for each in (*leaves, *rest.values()) for x in each]
 
-    def guard_leaves(self, leaves: Sequence[tuple[str, Any]], place: Device) -> None:
-        """Compare the leaves with those of the example; values become arrays."""
-        self.space["place"] = place
+    def guard_leaves(self, leaves: Sequence[tuple[str, Any]], device: Device) -> None:
+        """Write the guards of the leaves and the conversion of values to arrays."""
+        self.space["device"] = device
         for at, x in leaves:
             kind = type(x)
             if kind is TrainState:
@@ -387,43 +413,44 @@ class _CallWriter:
             if kind in SCALARS:
                 self.guard(f"type({at}) is not {kind.__name__}")
                 number = f"fitted({at}, {self.name(scalar_dtype(kind))})"
-                self.lines.append(f"{at} = from_numpy({number}, place)")
+                self.lines.append(f"{at} = from_numpy({number}, device)")
             else:
                 if kind is not ArrayImpl:
-                    x = as_array(x, None, place)
+                    x = as_array(x, None, device)
                     self.guard(f"type({at}) is not {self.name(kind)}")
-                    self.lines.append(f"{at} = as_array({at}, None, place)")
+                    self.lines.append(f"{at} = as_array({at}, None, device)")
+                # Signatures (shape, dtype, device, weakness) are interned: identity is equality.
                 self.guard(f"{at}.sig is not {self.name(x.sig)}")
             self.inputs.append((at, x))
 
     # ---- running ----
 
     def run(self, executable: Executable, donated: Sequence[int]) -> Callable[..., Any]:
-        """Run from storages to storages, and mark what was donated."""
+        """Write the call of the executable, from storages to storages; mark what was donated."""
         uses, results = self.program.key_uses, self.results
         self._use_keys(uses)
         self.space |= {"run": executable.run, "own": executable.own}
-        given = [self.inputs[i] for i in donated]
-        pooled = _pooled([s for _, s in results], [x.sig for _, x in given])
+        lost = [self.inputs[i] for i in donated]
+        pooled = _pooled([s for _, s in results], [x.sig for _, x in lost])
         pool = self.name(ArrayPool([results[i][1] for i in pooled])) if pooled else ""
         if pooled:
             self.unpack([results[i][0] for i in pooled], f"{pool}.take()")
-        # Results go where they belong as they are unpacked: pooled arrays need no more than that.
+        # Results of the pool get their storage while unpacking; the others become arrays later.
         targets = [f"{y}.data" if i in pooled else y for i, (y, _) in enumerate(results)]
         self._run(f"{', '.join(targets)}, = " if targets else "", "", executable.overwritten)
         if donated:
-            avals = [x.sig.aval for _, x in given]
+            avals = [x.sig.aval for _, x in lost]
             paths = [self.labels[i] for i in donated]
             self.space["marks"] = donation_marks(paths, avals, self.spec.name)
-            self.unpack([f"{at}.data" for at, _ in given], "marks(where(depth=4))")
+            self.unpack([f"{at}.data" for at, _ in lost], "marks(where(depth=4))")
         if pooled:
-            self.lines.append(f"{pool}.keep([{', '.join([given[k][0] for k in pooled.values()])}])")
+            self.lines.append(f"{pool}.keep([{', '.join([lost[k][0] for k in pooled.values()])}])")
         return self._return([r for i, r in enumerate(results) if i not in pooled], uses)
 
     def run_carried(
         self, state: TrainState, carry: Carry, inputs: range, results: range
     ) -> Callable[..., Any]:
-        """The same where a state goes through as one value."""
+        """The same for a call that carries a state as one value."""
         paths, avals = [self.labels[i] for i in inputs], [s.aval for s in carry.sigs]
         self.space |= {
             "buffers_of": buffers_of,
@@ -435,7 +462,7 @@ class _CallWriter:
             "marks": donation_marks(["a state", *paths], ["of a state", *avals], self.spec.name),
         }
         uses = self.program.key_uses
-        if uses is not None:  # those of the state are given up
+        if uses is not None:  # without those of the state, which has no arrays
             uses = Uses(tuple([u for i, u in enumerate(uses.used) if i not in inputs]))
         self._use_keys(uses)
         others = [r for i, r in enumerate(self.results) if i not in results]
@@ -452,8 +479,8 @@ class _CallWriter:
     def _use_keys(self, uses: Uses | None) -> None:
         if uses is not None:
             self.space["before_call"] = before_call
-            given = ", ".join([at for at, _ in self.inputs])
-            self.lines.append(f"before_call({self.name(uses)}, [{given}])")
+            arrays = ", ".join([at for at, _ in self.inputs])
+            self.lines.append(f"before_call({self.name(uses)}, [{arrays}])")
 
     def _run(self, results: str, first: str, overwritten: Sequence[int]) -> None:
         arrays = [f"k{i}" for i in range(len(self.program.captured))]
@@ -467,20 +494,20 @@ class _CallWriter:
         ]
 
     def _return(
-        self, made: Sequence[tuple[str, Signature]], uses: Uses | None
+        self, storages: Sequence[tuple[str, Signature]], uses: Uses | None
     ) -> Callable[..., Any]:
-        """Make arrays of storages and the output of arrays; the function that is written then."""
+        """Write the lines that make arrays of `storages` and the output of arrays; compile."""
         names = [y for y, _ in self.results]
-        many = len(made) >= _MANY
+        many = len(storages) >= _MANY
         if many:
             self.space["gc"] = gc  # `no_collection` would cost a microsecond
             self.lines += ["collects = gc.isenabled()", "gc.disable()"]
-        for y, s in made:
+        for y, s in storages:  # without the call of `ArrayImpl.__init__`
             self.lines.append(f"a = new(ArrayImpl); a.data = {y}; a.sig = {self.name(s)}; {y} = a")
         if uses is not None and uses.same:
             self.space["after_call"] = after_call
-            given = ", ".join([at for at, _ in self.inputs])
-            self.lines.append(f"after_call({self.name(uses)}, [{given}], [{', '.join(names)}])")
+            arrays = ", ".join([at for at, _ in self.inputs])
+            self.lines.append(f"after_call({self.name(uses)}, [{arrays}], [{', '.join(names)}])")
         text = self.unflatten(tree.unflatten(self.program.out_tree, list(map(_Leaf, names))))
         if many:
             end = "    if collects: gc.enable()"
@@ -490,9 +517,9 @@ class _CallWriter:
 
 
 def _static_key(x: Any) -> tuple[Any, bool]:
-    """(key, whether the same object has it for ever) of a static argument."""
-    found = Frozen(x)
-    return found.key, found.fixed
+    """(key, whether the same object always has it) of a static argument."""
+    frozen = Frozen(x)
+    return frozen.key, frozen.fixed
 
 
 def _indented(lines: Sequence[str]) -> list[str]:

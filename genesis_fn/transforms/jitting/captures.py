@@ -1,7 +1,7 @@
-"""The arrays that a traced function took from outside: their names, sizes, and where it reads them.
+"""The arrays that a traced function captured from outside: names, sizes, the lines that read them.
 
-Nothing of this is kept while tracing: lines are those of the program's equations, and names are
-looked for where the function could have found the arrays.
+Tracing records none of this. Lines are taken from the equations of the program, and names from the
+closure, defaults and globals of the function, where it could have found the arrays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genesis_fn.core.jaxpr import Jaxpr, Var, e_jaxprs
 from genesis_fn.primitives.shape import barrier_p
 from genesis_fn.transforms.jitting.guards import closed_over
 
-_MOST = 256  # functions that are searched
+_MOST = 256  # functions searched for names of captured arrays
 
 
 class Captured(NamedTuple):
@@ -48,20 +48,21 @@ def captures_of(
 
 
 def _line(jaxpr: Jaxpr, v: Var) -> str | None:
-    """The line of the first equation that reads `v`, inside of calls and loops where it can be
-    told."""
+    """The line of the first equation that reads `v`, within calls and loops where possible."""
     call = None
     for e in jaxpr.eqns:
         if v not in e.ins:
             continue
-        if e.prim is barrier_p:  # hands on what it is given
+        if e.prim is barrier_p:  # it returns its operands: follow the result
             v = e.outs[list(e.ins).index(v)]
             continue
         programs = list(e_jaxprs(e))
         for inner in programs:
-            place = list(e.ins).index(v) - (len(e.ins) - len(inner.invars))
-            if 0 <= place < len(inner.invars) and inner.invars[place].aval == v.aval:
-                found = _line(inner, inner.invars[place])
+            # Sub-programs take the last operands of their equation, whatever primitive it is; the
+            # types tell where this does not hold.
+            position = list(e.ins).index(v) - (len(e.ins) - len(inner.invars))
+            if 0 <= position < len(inner.invars) and inner.invars[position].aval == v.aval:
+                found = _line(inner, inner.invars[position])
                 if found is not None:
                     return found
         if e.where is not None and not programs:
@@ -71,7 +72,7 @@ def _line(jaxpr: Jaxpr, v: Var) -> str | None:
 
 
 def _names(fun: Callable[..., Any]) -> dict[int, str]:
-    """What arrays are called, by id, where `fun` and the functions that it names look for them."""
+    """{id of an array: its name} in the scope of `fun` and of the functions that it refers to."""
     found: dict[int, str] = {}
     seen, todo = set(), [fun]
     while todo and len(seen) < _MOST:
@@ -89,7 +90,7 @@ def _names(fun: Callable[..., Any]) -> dict[int, str]:
 
 
 def _held(f: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a function reads beside its arguments."""
+    """(name, value) of what a function can read besides its arguments."""
     if isinstance(f, types.MethodType):
         yield "self", f.__self__
         f = f.__func__

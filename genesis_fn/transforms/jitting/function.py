@@ -1,9 +1,9 @@
 """jit: trace a function once per signature, compile it, and run the executable from then on.
 
 Arrays and numbers are traced; leaves of other types are static by themselves, by type and content.
-What a function reads beside its arguments (globals, closures) is as it was when it was traced; what
-a bound method or a partial brings along, and attributes of objects among the arguments, are looked
-at in every call (see `guards.py`).
+What a function reads besides its arguments (globals, closures) keeps the value that it had while
+tracing. Attributes of the object of a bound method, of the arguments of a partial and of static
+objects are compared in every call (`guards.py`).
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ class JitFunction(Copied, Generic[P, R]):
     # ---- the call ----
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        # The fast path, for calls like an earlier one: generated functions are tried, newest first,
+        # and each returns MISS for arguments that it is not for. A trace, watching for NaNs or a
+        # named axis means another program, which only the full path looks up.
         try:
             settings = config.current()
             if ctx.trace is None and ctx.watch is None and not ctx.axes:
@@ -102,15 +105,17 @@ class JitFunction(Copied, Generic[P, R]):
                             return result
             return self._full(args, kwargs, settings)
         except Exception as error:
+            # Without `from`: the user's own cause and context stay as they are.
             raise trimmed(error)  # noqa: B904
 
     def _full(self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: config.Config) -> Any:
-        """Any call. What it needs is looked up, or else made by one of three passes: `_trace` makes
-        the program, `compile_program` the executable, `_generate` a function for calls like it."""
+        """The full path, for any call. It looks up what the call needs; what is missing is made by
+        three passes: `_trace` (the program), `compile_program` (the executable), `_generate` (the
+        function for calls like this one)."""
         if settings.disable_jit:
             return self.fun(*args, **kwargs)
         bound = self.spec.bind(args, kwargs)
-        if ctx.trace is not None:
+        if ctx.trace is not None:  # under a transform: the call becomes one operation of its trace
             program = self._program(bound)
             outs = user_call(jit_p, *program.captured, *bound.arrays(), jaxpr=program.jaxpr)
             return program.output(outs)
@@ -119,30 +124,31 @@ class JitFunction(Copied, Generic[P, R]):
                 raise x.owner.leaked(x)
             if type(x) is ArrayImpl and isinstance(x.data, Deleted):
                 raise x.data.error()
+        # One thread makes what is missing, others wait for it; the program runs without the lock.
         with self.cache.lock:
             program = self._program(bound)
-            place, donated = self._device(bound, program), self.spec.donations(bound)
-            call = self._generate(bound, program, place, donated)
-            if not (_replays() or ctx.axes):
+            device, donated = self._device(bound, program), self.spec.donations(bound)
+            call = self._generate(bound, program, device, donated)
+            if not (_replays() or ctx.axes):  # as the fast path, which does not look at them
                 self.cache.fast = [(settings, call), *self.cache.fast][:FAST]
-        return self._run(call, bound, program, place, donated)
+        return self._run(call, bound, program, device, donated)
 
     def _run(
         self,
         call: Callable[..., Any],
         bound: BoundArguments,
         program: Program,
-        place: devices.Device,
+        device: devices.Device,
         donated: tuple[int, ...],
     ) -> Any:
-        """What a generated call returns; looked at for the values that are searched for."""
+        """Run a generated call; with `debug_nans` and its like, check the values it returns."""
         replay = _replays()
-        inputs = [*program.captured, *bound.arrays(place)] if replay else []
-        if donated:  # they are needed again
+        inputs = [*program.captured, *bound.arrays(device)] if replay else []
+        if donated:  # a replay needs them after the call has overwritten them
             inputs = list(map(_copy, inputs))
         result = call(*bound.written)
-        if result is MISS:  # what it compares is never the same, not even now
-            call = self._generate(bound, program, place, donated, guarded=False)
+        if result is MISS:  # a static value that does not equal itself: compare nothing
+            call = self._generate(bound, program, device, donated, guarded=False)
             result = call(*bound.written)
         if replay:
             from genesis_fn.transforms.debugging.nan_trace import check_outputs
@@ -154,15 +160,15 @@ class JitFunction(Copied, Generic[P, R]):
         self,
         bound: BoundArguments,
         program: Program,
-        place: devices.Device,
+        device: devices.Device,
         donated: tuple[int, ...],
     ) -> Any:
         """Run a program that need not be looked up, as a `Compiled` does."""
-        call = self._generate(bound, program, place, donated)
-        return self._run(call, bound, program, place, donated)
+        call = self._generate(bound, program, device, donated)
+        return self._run(call, bound, program, device, donated)
 
     def _program(self, bound: BoundArguments) -> Program:
-        # What is captured while tracing is made beside the arguments.
+        # Arrays created while tracing go to the device of the arguments.
         near = default_device_of(bound.leaves)
         key = bound.key(near.place)
         with self.cache.lock, near:
@@ -173,17 +179,17 @@ class JitFunction(Copied, Generic[P, R]):
             return self._trace(key, bound)
 
     def _device(self, bound: BoundArguments, program: Program) -> devices.Device:
-        """Where a call runs: where its arrays are, or else those that the program captured."""
-        found = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}
-        if len(found) > 1:
-            places = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(found.items())[:4])
+        """The device that a call runs on: that of its arrays, or else of the captured ones."""
+        positions = {x.sig.device: i for i, x in enumerate(bound.leaves) if type(x) is ArrayImpl}
+        if len(positions) > 1:
+            listed = ", ".join(f"{program.paths[i]} on {d}" for d, i in list(positions.items())[:4])
             raise errors.DeviceError(
-                f"{self.spec.name}: arguments on several devices: {places}\n"
+                f"{self.spec.name}: arguments on several devices: {listed}\n"
                 f"  at {where().describe()}\n  move them with device_put(x, device)"
             )
-        if not found:
+        if not positions:
             return program.captured[0].device if program.captured else devices.default_device()
-        return next(iter(found))
+        return next(iter(positions))
 
     # ---- the passes ----
 
@@ -194,11 +200,12 @@ class JitFunction(Copied, Generic[P, R]):
         program = None if known is None else shared(known, key)
         if program is None:
             program = self._staged(key, bound)
-            # One that captured a tracer is good for the trace it was made under only.
+            # A program that captured a tracer is valid within the trace around it only.
             if any(isinstance(x, Tracer) for x in program.captured):
                 return program
             self._explain_retrace(program)
-            # What the trace itself changed it would have to change for others too.
+            # A trace that changed what the function reads (a counter, say) would have to change it
+            # for other functions too: then the fingerprint differs now, and nothing is shared.
             again = None if known is None else self._fingerprint(bound)
             if known is not None and again is not None and again.key == known.key:
                 share(again, program)
@@ -208,7 +215,7 @@ class JitFunction(Copied, Generic[P, R]):
     def _fingerprint(self, bound: BoundArguments) -> Fingerprint | None:
         """The fingerprint of the function with these static values; None where its programs must
         not be shared. Computed anew whenever it would be traced: what it reads may have changed."""
-        # A method's object and a partial's arguments may change.
+        # The object of a method and the arguments of a partial may change without a new function.
         owned = any(True for _ in owners(self.fun))
         if owned or not all(v.fixed and not v.weak for v in bound.frozen()):
             return None
@@ -241,6 +248,7 @@ class JitFunction(Copied, Generic[P, R]):
 
         labels = [p for p, x in zip(paths, bound.leaves) if type(x) is not Frozen]
         kinds = bound.arrays()
+        # `no_collection`: tracing allocates many objects that live on, no garbage.
         with guards_of(self.fun, objects) as guards, no_collection():
             jaxpr, captured = stage(
                 body,
@@ -256,10 +264,10 @@ class JitFunction(Copied, Generic[P, R]):
         return Program(jaxpr, captured, key, paths, flat.out_tree, flat.weak, guards, key_uses)
 
     def compile_program(
-        self, program: Program, place: devices.Device, donated: tuple[int, ...]
+        self, program: Program, device: devices.Device, donated: tuple[int, ...]
     ) -> Executable:
-        """The executable of a program for a device, which may reuse the donated inputs."""
-        executable = program.executables.get((place, donated))
+        """The executable of a program for a device; it may reuse the memory of donated inputs."""
+        executable = program.executables.get((device, donated))
         if executable is not None:
             return executable
         jaxpr, first = program.jaxpr, len(program.captured)
@@ -267,30 +275,32 @@ class JitFunction(Copied, Generic[P, R]):
             log.warning("compiling %s for %s", self.spec.name, jaxpr.in_avals)
         mask = [i - first in donated for i in range(len(jaxpr.invars))] if donated else []
         with no_collection():
-            executable = place.backend.compile(jaxpr, place, mask, self.options["compiler"])
+            executable = device.backend.compile(jaxpr, device, mask, self.options["compiler"])
         self._check_donation(executable, jaxpr.labels)
-        program.executables[place, donated] = executable
+        program.executables[device, donated] = executable
         return executable
 
     def _generate(
         self,
         bound: BoundArguments,
         program: Program,
-        place: devices.Device,
+        device: devices.Device,
         donated: tuple[int, ...],
         guarded: bool = True,
     ) -> Callable[..., Any]:
-        """The function for calls of this form; not `guarded`, it is for this call only."""
-        form = place, donated, *bound.form()
+        """The function for calls of this form; without `guarded`, it is for this call only."""
+        # Generated functions are kept with the program, without its captured arrays: functions that
+        # share the program bind their own.
+        form = device, donated, *bound.form()
         call = program.calls.get(form) if guarded else None
         if call is None:
-            executable = self.compile_program(program, place, donated)
-            call = fast_call(self.spec, bound, program, executable, place, donated, guarded)
+            executable = self.compile_program(program, device, donated)
+            call = fast_call(self.spec, bound, program, executable, device, donated, guarded)
             if guarded:
                 program.add_call(form, call)
         return bind_captured(call, program.captured)
 
-    # ---- what is said about programs ----
+    # ---- warnings and inspection ----
 
     def _check_donation(self, executable: Executable, labels: Sequence[str]) -> None:
         unused, action = executable.unused_donations, self.options["on_unusable_donation"]
@@ -309,7 +319,7 @@ class JitFunction(Copied, Generic[P, R]):
         warn(message)
 
     def _explain_retrace(self, program: Program) -> None:
-        """Warn of a new program, or refuse it, where there are many already."""
+        """Raise if a new program exceeds `max_traces`; warn where retracing repeats."""
         earlier = self.cache.programs
         count, limit = len(earlier) + 1, self.options["max_traces"]
         if limit is not None and count > limit:
@@ -319,6 +329,7 @@ class JitFunction(Copied, Generic[P, R]):
                 "  keep shapes, dtypes and static values the same, or raise max_traces"
             )
         if config.current().explain_cache_misses and (
+            # The third program, then at each power of two: a warning that repeats is not read.
             count == 3 or (count > 3 and not count & (count - 1))
         ):
             warn(
@@ -399,12 +410,13 @@ class JitFunction(Copied, Generic[P, R]):
 
 
 def _replays() -> Any:
-    """Whether a call whose results are not finite, or watched, is done again."""
+    """Whether a call may be replayed, to find where values become NaN or infinite."""
     settings = config.current()
     return ctx.watch or settings.debug_nans or settings.debug_infs
 
 
 def _copy(x: ArrayImpl) -> ArrayImpl:
+    """The array in memory of its own."""
     return like(x, from_numpy(x.device.backend.to_numpy(stored(x)), x.device))
 
 

@@ -1,9 +1,10 @@
-"""What a trace reads of objects that equal only themselves: their attributes may be others at the
-next call.
+"""Guards: a program is valid as long as the attributes that its trace read are unchanged.
 
-`jit(model.apply)` and a jitted method see their object as it is now: while the function is traced,
-each attribute that it reads is noted, and a later call whose object differs in one of them is
-traced again. Attributes that it does not read may change.
+`jit(model.apply)` and a jitted method see their object as it is at the call. While the function is
+traced, each attribute that it reads is recorded, and a later call whose object differs in one of
+them is traced again. Attributes that were not read may change.
+
+Only objects compared by identity need guards: the content of any other value is part of the key.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _MISSING = object()
 
 
 class Guard:
-    """What a trace read, as it was when it ended: attribute `name` of `x`, or `x` itself where that
-    is None. `fixed` says that the same object is the same value for ever."""
+    """A value that a trace read, as it was at the end of the trace: attribute `name` of `x`, or `x`
+    itself if that is None. `fixed`: the same object has the same value for ever, so that identity
+    suffices."""
 
     __slots__ = ("x", "name", "value", "key", "fixed")
 
@@ -32,20 +34,21 @@ class Guard:
         self.x, self.name = x, name
         value = self.value = self._now()
         self.key, self.fixed, _ = _key(value)
-        # Of an object that equals only itself, what was read is looked at itself.
+        # An object compared by identity may change, but what was read of it has guards of its own.
         self.fixed = self.fixed or self.key == (type(value), Same(value))
 
     def _now(self) -> Any:
         return self.x if self.name is None else getattr(self.x, self.name, _MISSING)
 
     def holds(self) -> bool:
-        """Whether the value is as it was."""
+        """Whether the value is unchanged."""
         now = self._now()
         return (now is self.value and self.fixed) or _key(now)[0] == self.key
 
     def source(self, name: Callable[[Any], str]) -> str:
-        """`holds` as an expression, in which objects have the names that `name` gives: immutable
-        values that are the same objects need no call. Raises AttributeError where it is gone."""
+        """`holds` as a Python expression, in which `name(x)` is the name of an object. Immutable
+        values are compared by `is` first, which saves the call. Evaluating it raises
+        AttributeError if the attribute is gone."""
         x, attribute, value, call = self.x, self.name, self.value, f"{name(self.holds)}()"
         if attribute is not None:
             plain = attribute.isidentifier() and not keyword.iskeyword(attribute)
@@ -60,8 +63,11 @@ class Guard:
 
 @contextlib.contextmanager
 def guards_of(fun: Callable[..., Any], objects: Iterable[Any]) -> Generator[list[Guard]]:
-    """Notes what is read while `fun` is traced with these objects among its static arguments: the
-    list has the guards at the end. What the trace itself changed counts as it left it."""
+    """Record what is read while `fun` is traced with these objects among its static arguments.
+
+    Yields a list, which holds the guards after the block. Guards are made at the end, so that
+    attributes that the trace itself assigned count with their final value.
+    """
     recorder, held, guards = _Recorder(), [], []
     _recorders.stack.append(recorder)
     try:
@@ -71,6 +77,8 @@ def guards_of(fun: Callable[..., Any], objects: Iterable[Any]) -> Generator[list
             _, fixed, inner = _key(x)
             if fixed:
                 continue
+            # An object is watched attribute by attribute. A container (the arguments of a partial)
+            # is compared as a whole, and the objects in it are watched.
             whole = is_user_object(x)
             for y in (x,) if whole else inner:
                 recorder.watch(y)
@@ -93,25 +101,25 @@ class _Recorder:
         self.names: dict[tuple[int, str], None] = {}
 
     def watch(self, x: Any) -> None:
-        """Note what is read of `x` too."""
+        """Record the attributes that are read of `x` too."""
         if id(x) not in self.objects:
             self.objects[id(x)] = x
             _patch(type(x))
 
     def note(self, x: Any, name: str, value: Any) -> None:
-        """Attribute `name` of `x` was read."""
+        """Record that attribute `name` of `x` was read."""
         if (id(x), name) in self.names or (name[:2] == "__" and name != "__dict__"):
             return
         if not _is_held(x, name):
             return  # a method or a property, whose own reads are noted
         self.names[id(x), name] = None
         if value is not _MISSING:
-            for inner in _key(value)[2]:
+            for inner in _key(value)[2]:  # `self.layer.w` reads an attribute of `self.layer` next
                 self.watch(inner)
 
 
 class _Recorders(threading.local):
-    """The traces of this thread that note what they read, innermost last."""
+    """The recorders of the traces that run in this thread, innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[_Recorder] = []
@@ -119,11 +127,16 @@ class _Recorders(threading.local):
 
 _recorders = _Recorders()
 _lock = threading.RLock()
-_patched: dict[type, list[Any]] = {}  # class -> [how many objects, its own __getattribute__]
+# {class: [number of watched objects, its own __getattribute__ or _MISSING]}
+_patched: dict[type, list[Any]] = {}
 
 
 def _patch(kind: type) -> None:
-    """Have reads of the attributes of instances of `kind` noted."""
+    """Replace `kind.__getattribute__` by one that records reads, until `_unpatch`.
+
+    The class is patched, since special methods are looked up there: other threads and instances run
+    through the patch too, which `_note` ignores.
+    """
     with _lock:
         if kind in _patched:
             _patched[kind][0] += 1
@@ -142,7 +155,7 @@ def _patch(kind: type) -> None:
         own = kind.__dict__.get("__getattribute__", _MISSING)
         try:
             type.__setattr__(kind, "__getattribute__", __getattribute__)
-        except TypeError:  # a class of C code
+        except TypeError:  # a class defined in C: its attributes cannot be watched
             return
         _patched[kind] = [1, own]
 
@@ -168,7 +181,8 @@ def _note(x: Any, name: str, value: Any) -> None:
 
 
 def _is_held(x: Any, name: str) -> bool:
-    """Whether an attribute is the object's or its class's own value, or is missing."""
+    """Whether an attribute is a stored value (of the object or its class) or missing, and not
+    computed by a descriptor such as a property or a method."""
     if name == "__dict__":
         return True
     try:
@@ -185,7 +199,8 @@ def _is_held(x: Any, name: str) -> bool:
 
 
 def _key(x: Any) -> tuple[Any, bool, list[Any]]:
-    """(key, whether it stays for the same value, objects within that equal only themselves)."""
+    """(key, whether the same object always has it, objects within that are compared by
+    identity)."""
     reader = Reader(arrays=True)
     try:
         key = reader.read(x)
@@ -196,15 +211,16 @@ def _key(x: Any) -> tuple[Any, bool, list[Any]]:
 
 
 def closed_over(f: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the variables that a function closes over and that are filled."""
+    """(name, value) of the variables in the closure of a function that are assigned."""
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
         with contextlib.suppress(ValueError):
             yield name, cell.cell_contents
 
 
 def owners(fun: Callable[..., Any]) -> Iterator[Any]:
-    """The objects and arguments that a callable brings along: of a bound method its instance, of a
-    partial its arguments, of a callable object itself; also of those that a transform wraps."""
+    """The objects that a callable carries: the instance of a bound method, the arguments of a
+    partial, a callable object itself; those of the callables that a wrapper or transform holds
+    too."""
     todo, seen = [fun], set()
     while todo:
         f = todo.pop()

@@ -1,5 +1,5 @@
-"""What jit keeps: the programs of a function with what they are compiled to, and those that
-functions of one meaning share."""
+"""The caches of jit: the programs of each function with their executables, and the programs that
+functions with equal fingerprints share."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from genesis_fn.transforms.jitting.guards import Guard
 from genesis_fn.transforms.keys.key_uses import Uses
 
 CAPACITY = 256  # programs per function
-LARGE = 64 << 20  # bytes of captured arrays that are worth a warning
-_VARIANTS = 4  # programs of one key, traced while objects that they read were others
-_CALLS = 16  # forms of calls that a program has generated functions for
-FAST = 32  # generated functions that a call tries, newest first
-MOST_SHARED = 4096  # programs that are kept for new function objects
+LARGE = 64 << 20  # bytes of captured arrays from which on jit warns
+_VARIANTS = 4  # programs per key, for different values of what their guards compare
+_CALLS = 16  # generated functions per program, for different forms of calls
+FAST = 32  # generated functions that the fast path of a jitted function tries, newest first
+MOST_SHARED = 4096  # programs kept for functions with equal fingerprints
 _SMALL = 1 << 16  # bytes of captured arrays that may outlive the functions that captured them
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Program:
-    """One trace of a function: its jaxpr, captured values, output structure, and what it was
-    for. `guards` tell whether what it read beside its arguments is as it was; `key_uses` is None
-    where it neither uses nor returns random keys.
+    """One trace of a function: its jaxpr, captured values, output structure, and key.
 
-    `executables` are {(device, donated): executable}, `calls` {form of a call: what was generated
-    for it}. Both do without the captured arrays, so that copies of a program for other
-    arrays share them.
+    `guards` tell whether what it read besides its arguments is unchanged; `key_uses` is None if it
+    neither uses nor returns random keys. `executables` are {(device, donated): executable}, `calls`
+    {form of a call: generated function}. Both hold no captured arrays, so that copies of a program
+    for other captured arrays share them.
     """
 
     jaxpr: Jaxpr
@@ -54,19 +53,19 @@ class Program:
     calls: OrderedDict[Any, Callable[..., Any]] = dataclasses.field(default_factory=OrderedDict)
 
     def output(self, outs: Sequence[Any]) -> PyTree:
-        """What the function returns, of the program's results."""
+        """The pytree that the function returns, from the results of the program."""
         return tree.unflatten(self.out_tree, with_weak_types(outs, self.outs_weak))
 
     def add_call(self, form: Hashable, call: Callable[..., Any]) -> None:
-        """Keep what was generated for a form of a call."""
+        """Keep the function generated for a form of a call; the oldest one goes."""
         self.calls[form] = call
         if len(self.calls) > _CALLS:
             self.calls.popitem(last=False)
 
 
 class Cache:
-    """Programs of one function: {key: those traced while what they read was another, newest first},
-    and the generated calls that it tries first: (settings, call), newest first."""
+    """The programs of one function: `variants` maps a key to the programs that differ in what their
+    guards compare, newest first. `fast` lists (settings, generated call), newest first."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -79,7 +78,7 @@ class Cache:
         return [p for found in self.variants.values() for p in reversed(found)]
 
     def put(self, program: Program) -> None:
-        """Keep a program."""
+        """Keep a program; the least recently used key goes if there are too many."""
         key = program.key
         self.variants[key] = [program, *self.variants.pop(key, ())][:_VARIANTS]
         if len(self.variants) > CAPACITY:
@@ -91,29 +90,29 @@ class Cache:
         self.fast.clear()
 
 
-# ---- what functions of one meaning share ----
+# ---- programs shared by functions with equal fingerprints ----
 
 
 class _Shared(NamedTuple):
-    """A program without its captured arrays, and those: small ones, and references to what only
-    the functions keep alive. `lent` are references to all that their meaning compares by identity;
-    the program is forgotten with the first of them that is gone."""
+    """A program without its captured arrays, and these apart: small ones themselves, the others as
+    weak references, so that only the functions keep them alive. `lent` are weak references to all
+    that the fingerprint compares by identity; the entry dies with the first of them."""
 
     program: Program
     captured: list[Any]
     lent: list[weakref.ref]
 
 
-# {(meaning of functions, key): their program}, the last used last.
+# {(key of a fingerprint, key of a program): the program}, the most recently used last.
 SHARED: OrderedDict[Any, _Shared] = OrderedDict()
-# Keys of programs that were lent what is gone. A reference may die at any time, in the middle of a
-# change of SHARED too, so that only the next search takes them out.
+# Keys of entries whose `lent` references died. The callback of a reference may run at any time, in
+# the middle of a change of SHARED too, so it only notes the key; the next lookup removes the entry.
 _gone: deque[Any] = deque()
 _lock = threading.RLock()
 
 
 def shared(known: Fingerprint, key: ProgramKey) -> Program | None:
-    """The program that functions of this meaning have for a key."""
+    """The program that functions with this fingerprint have for a key, or None."""
     name = known.key, key
     with _lock:
         while _gone:
@@ -123,13 +122,13 @@ def shared(known: Fingerprint, key: ProgramKey) -> Program | None:
             return None
         SHARED.move_to_end(name)
     captured = [x() if type(x) is weakref.ref else x for x in found.captured]
-    if any(x is None for x in captured):
+    if any(x is None for x in captured):  # died since, its callback has not been seen yet
         return None
     return dataclasses.replace(found.program, captured=captured) if captured else found.program
 
 
 def share(known: Fingerprint, program: Program) -> None:
-    """Keep a program for others: not where it would keep large arrays alive."""
+    """Keep a program for other functions, unless it would keep large arrays alive."""
     name = known.key, program.key
     lent = {id(x): weakref.ref(x, lambda _: _gone.append(name)) for x in known.lent}
     captured: list[Any] = [lent.get(id(x), x) for x in program.captured]
@@ -144,7 +143,7 @@ def share(known: Fingerprint, program: Program) -> None:
 
 
 def _holds_no_arrays(jaxpr: Jaxpr) -> bool:
-    """Whether no function in a program, such as a rule of its own, holds arrays."""
+    """Whether no function among the parameters of a program (a custom rule, say) holds arrays."""
 
     def light(x: Any) -> bool:
         if type(x) is tuple:
@@ -162,7 +161,7 @@ def _holds_no_arrays(jaxpr: Jaxpr) -> bool:
 
 
 def forget(cache: Cache) -> None:
-    """Nobody shares the programs of this cache any more."""
+    """Stop sharing the programs of this cache."""
     mine = {id(x.jaxpr) for x in cache.programs}
     with _lock:
         for name in [k for k, x in SHARED.items() if id(x.program.jaxpr) in mine]:
@@ -170,7 +169,7 @@ def forget(cache: Cache) -> None:
 
 
 def forget_all() -> None:
-    """Nothing is shared any more."""
+    """Stop sharing any program."""
     with _lock:
         SHARED.clear()
         _gone.clear()

@@ -1,4 +1,4 @@
-"""Why a function was traced again: keys of programs and the difference between two."""
+"""Why a function was traced again: the difference between the keys of two programs, in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecompilationWarning(UserWarning):
 
 
 def show_key(key: Any) -> str:
-    """A `leaf_key` in words; None is no leaf."""
+    """A `leaf_key` in words; None means that there is no such leaf."""
     if key is None:
         return "not given"
     if isinstance(key, Aval):
@@ -31,7 +31,7 @@ def show_key(key: Any) -> str:
     return repr(key)
 
 
-def _around_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
+def _context_difference(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
     """What differs between two values of `trace_context_key()`."""
     names = ("named axes", "safe_zero", "within a backward pass", "within a jvp rule")
     found = [f"{n}: {a} -> {b}" for n, a, b in zip(names, before, now) if a != b]
@@ -62,7 +62,7 @@ def _structures(before: Program, now: Program, spec: ArgSpec) -> list[str]:
 
 
 def _change(name: str, before: Any, now: Any, static: bool) -> str:
-    """How a leaf differs, and what to do about it."""
+    """How a leaf differs, and what the user may do about it."""
     remedy = ""
     if isinstance(now, Frozen) and now.is_int:
         remedy = "; pass it as an array to trace it once"
@@ -87,7 +87,7 @@ def difference(program: Program, earlier: Sequence[Program], spec: ArgSpec) -> s
         ]
         if not found and program.key.treedef != other.key.treedef:
             found = _structures(other, program, spec) or ["the argument structure changed"]
-        found += _around_difference(other.key.trace_context, program.key.trace_context)
+        found += _context_difference(other.key.trace_context, program.key.trace_context)
         found += [
             f"{type(g.x).__name__}.{g.name} is another value now"
             for g in other.guards
