@@ -1,5 +1,7 @@
-"""Mixed precision. The namespace is the transform: `amp(f, "bfloat16")`; beside it are policies and
-loss scaling."""
+"""Mixed precision: policies, loss scaling, and `autocast`, which is `genesis_fn.amp` called.
+
+The module itself can be called: `amp(f, "bfloat16")`.
+"""
 
 import sys
 import types

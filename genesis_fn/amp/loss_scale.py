@@ -1,8 +1,8 @@
-"""Loss scaling: keeping small float16 gradients above zero, and skipping steps that overflowed.
+"""Loss scaling: keep small float16 gradients above zero, and skip steps that overflowed.
 
-The semantics are those of JMP. A scale is a pytree whose values, the scale among them, are leaves:
-it travels through `jit`, `tree.map` and checkpoints whole, and a new value never retraces. All
-choices are selects in the program; nothing waits for the device.
+The semantics are those of JMP. A scale is a pytree whose leaves are arrays: it passes through
+`jit`, `tree.map` and checkpoints, and a new factor never retraces. All choices are selects in the
+program, so that the host never waits for the device.
 
     loss, grads, finite = scaled_value_and_grad(loss_fn)(scale, params, batch)
     updates, new_state = tx.update(grads, state, params)

@@ -1,4 +1,4 @@
-"""Policies: which dtypes parameters, computation and outputs have; and casts of pytrees to them."""
+"""Policies: the dtypes of parameters, computation and outputs, and casts of pytrees to them."""
 
 from __future__ import annotations
 

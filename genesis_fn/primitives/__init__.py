@@ -1,6 +1,8 @@
-"""What can be computed: the first-order primitives, one definition each.
+"""The first-order primitives, one definition each, with all of their rules.
 
 An elementwise primitive is the `.prim` of its function (`exp.prim`); any other is named `..._p`.
+Definitions call the factories of `factories.py`; what each rule means is in the docstring of
+`core.primitive.Primitive`.
 """
 
 from genesis_fn.primitives.conv import conv_p as conv_p

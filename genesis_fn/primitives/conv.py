@@ -1,4 +1,4 @@
-"""Convolutions of 0 to 3 spatial dimensions: strides, dilations, groups, any layout."""
+"""Convolutions of 0 to 3 spatial dimensions, with strides, dilations, groups and any layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from genesis_fn.primitives.factories import move_batch, zeros
 
 
 class ConvDimensionNumbers(NamedTuple):
-    """Where each operand keeps its dimensions.
+    """The positions of the dimensions of each operand and of the result.
 
     lhs_spec: (batch, feature, *spatial); rhs_spec: (out feature, in feature, *spatial);
     out_spec: (batch, feature, *spatial).
@@ -38,7 +38,7 @@ def conv_dimension_numbers(
     rhs_shape: Sequence[int],
     dimension_numbers: ConvDimensionNumbersLike = None,
 ) -> ConvDimensionNumbers:
-    """The ConvDimensionNumbers that strings like ("NHWC", "HWIO", "NHWC") mean; None is NCHW, OIHW.
+    """Parse layouts such as ("NHWC", "HWIO", "NHWC"); None is NCHW, OIHW, NCHW.
 
     Raises ValueError for strings that do not fit the ranks or each other.
     """
@@ -68,8 +68,8 @@ def conv_dimension_numbers(
         raise ValueError(
             f"convolution layouts {dimension_numbers} name different spatial dimensions"
         )
-    place = lambda spec, first: tuple(map(spec.index, (*first, *order)))
-    return ConvDimensionNumbers(place(lhs, "NC"), place(rhs, "OI"), place(out, "NC"))
+    positions = lambda spec, first: tuple(map(spec.index, (*first, *order)))
+    return ConvDimensionNumbers(positions(lhs, "NC"), positions(rhs, "OI"), positions(out, "NC"))
 
 
 def padtype_to_pads(
@@ -78,7 +78,7 @@ def padtype_to_pads(
     window_strides: Sequence[int],
     padding: str,
 ) -> list[tuple[int, int]]:
-    """The (low, high) padding of each dimension that "SAME", "SAME_LOWER" or "VALID" means."""
+    """Return the (low, high) padding of each dimension for "SAME", "SAME_LOWER" or "VALID"."""
     name = padding.upper()
     if name == "VALID":
         return [(0, 0)] * len(in_shape)
@@ -157,8 +157,8 @@ def _conv_shape(
         shape[out[i + 2]] = max(0, (space - window) // window_strides[i] + 1)
     if x.dtype != w.dtype and not (dtypes.is_float(x.dtype) and dtypes.is_float(w.dtype)):
         raise errors.DTypeError(f"{what}: dtypes differ; convert one with .astype(...)")
-    kind = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
-    return aval(tuple(shape), preferred_element_type or kind)
+    dtype = x.dtype if x.dtype == w.dtype else dtypes.promote_types(x.dtype, w.dtype)
+    return aval(tuple(shape), preferred_element_type or dtype)
 
 
 # ---- derivatives ----
@@ -177,8 +177,8 @@ def _swap(spec: tuple[int, ...]) -> tuple[int, ...]:
     return (spec[1], spec[0], *spec[2:])
 
 
-def _into(x: Any, source: int, target: int) -> Any:
-    """Axis `source` merged into `target` (counted without it), as its slower part."""
+def _merge_axis(x: Any, source: int, target: int) -> Any:
+    """Merge axis `source` into `target` (counted without it), as its slower part."""
     order = [i for i in range(typeof(x).ndim) if i != source]
     order.insert(target, source)
     x = shapes.transpose(x, order)
@@ -186,8 +186,8 @@ def _into(x: Any, source: int, target: int) -> Any:
     return shapes.reshape(x, (*s[:target], s[target] * s[target + 1], *s[target + 2 :]))
 
 
-def _out_of(x: Any, axis: int, size: int) -> Any:
-    """Axis `axis` split into (size, rest)."""
+def _split_axis(x: Any, axis: int, size: int) -> Any:
+    """Split axis `axis` into (size, rest)."""
     s = typeof(x).shape
     return shapes.reshape(x, (*s[:axis], size, s[axis] // size, *s[axis + 1 :]))
 
@@ -217,7 +217,7 @@ def _cotangent_of_input(
     precision: str,
     preferred_element_type: Any,
 ) -> Any:
-    """ct convolved with the flipped kernel, stride and input dilation exchanged."""
+    """Convolve ct with the flipped kernel, stride and input dilation exchanged."""
     if x.size == 0 or typeof(ct).size == 0:
         return zeros(x)
     lhs, rhs, out = dimension_numbers
@@ -225,7 +225,7 @@ def _cotangent_of_input(
     groups = max(feature_group_count, batch_group_count)
     w = shapes.rev(w, rhs[2:])
     if groups > 1:
-        w = _into(_out_of(w, rhs[0], groups), rhs[0], rhs[1])
+        w = _merge_axis(_split_axis(w, rhs[0], groups), rhs[0], rhs[1])
     pads = []
     for n, k, m, (low, _), s, a, b in zip(
         _spatial(x.shape, lhs),
@@ -253,7 +253,7 @@ def _cotangent_of_input(
         preferred_element_type=x.dtype,
     )
     if batch_group_count > 1:
-        back = _into(_out_of(back, lhs[1], batch_group_count), lhs[1], lhs[0])
+        back = _merge_axis(_split_axis(back, lhs[1], batch_group_count), lhs[1], lhs[0])
     return back
 
 
@@ -272,7 +272,7 @@ def _cotangent_of_kernel(
     precision: str,
     preferred_element_type: Any,
 ) -> Any:
-    """The input convolved with ct, batch and features exchanged, stride and kernel dilation too."""
+    """Convolve the input with ct, batch and features exchanged, stride and kernel dilation too."""
     if w.size == 0 or typeof(ct).size == 0 or typeof(x).size == 0:
         return zeros(w)
     lhs, rhs, out = dimension_numbers
@@ -316,38 +316,42 @@ def _conv_batch(
     batch_group_count: int,
     **params: Any,
 ) -> Any:
-    """The batch joins N, the output features, or (both operands batched) the groups."""
+    """Merge the batch into N, the output features, or (both operands batched) the groups."""
     (x, w), (dx, dw) = xs, dims
     lhs, rhs, out = dimension_numbers
     f, b = feature_group_count, batch_group_count
     run = functools.partial(bind, conv_p, dimension_numbers=dimension_numbers, **params)
     if dx is not None and dw is not None:
-        w = _into(w, dw, rhs[0])
+        w = _merge_axis(w, dw, rhs[0])
         if b > 1:
-            y = run(_into(x, dx, lhs[0]), w, feature_group_count=f, batch_group_count=b * size)
+            y = run(
+                _merge_axis(x, dx, lhs[0]), w, feature_group_count=f, batch_group_count=b * size
+            )
         else:
-            y = run(_into(x, dx, lhs[1]), w, feature_group_count=f * size, batch_group_count=b)
-        return _out_of(y, out[1], size), out[1]
+            y = run(
+                _merge_axis(x, dx, lhs[1]), w, feature_group_count=f * size, batch_group_count=b
+            )
+        return _split_axis(y, out[1], size), out[1]
     if dx is not None:
-        # With batch groups: [groups, size, N], so that each group holds its part of every example.
+        # With batch groups: [groups, size, N], so that each group holds its slice of every example.
         x = move_batch(x, dx, 0, size)
         if b > 1:
-            x = _into(_out_of(x, lhs[0] + 1, b), 0, lhs[0] + 1)
-            x = _into(x, lhs[0], lhs[0])
+            x = _merge_axis(_split_axis(x, lhs[0] + 1, b), 0, lhs[0] + 1)
+            x = _merge_axis(x, lhs[0], lhs[0])
         else:
-            x = _into(x, 0, lhs[0])
+            x = _merge_axis(x, 0, lhs[0])
         y = run(x, w, feature_group_count=f, batch_group_count=b)
-        return _out_of(y, out[0], size), out[0]
+        return _split_axis(y, out[0], size), out[0]
     groups = max(f, b)
     w = move_batch(w, dw, 0, size)
     if groups == 1:
-        y = run(x, _into(w, 0, rhs[0]), feature_group_count=1, batch_group_count=1)
-        return _out_of(y, out[1], size), out[1]
-    w = _into(_out_of(w, rhs[0] + 1, groups), 0, rhs[0] + 1)  # [groups, size * features]
-    y = run(x, _into(w, rhs[0], rhs[0]), feature_group_count=f, batch_group_count=b)
-    y = _out_of(_out_of(y, out[1], groups), out[1] + 1, size)  # [groups, size, features]
+        y = run(x, _merge_axis(w, 0, rhs[0]), feature_group_count=1, batch_group_count=1)
+        return _split_axis(y, out[1], size), out[1]
+    w = _merge_axis(_split_axis(w, rhs[0] + 1, groups), 0, rhs[0] + 1)  # [groups, size * features]
+    y = run(x, _merge_axis(w, rhs[0], rhs[0]), feature_group_count=f, batch_group_count=b)
+    y = _split_axis(_split_axis(y, out[1], groups), out[1] + 1, size)  # [groups, size, features]
     y = move_batch(y, out[1] + 1, 0, size)
-    return _into(y, out[1] + 1, out[1] + 1), 0
+    return _merge_axis(y, out[1] + 1, out[1] + 1), 0
 
 
 def _conv_flops(ins: Sequence[Aval], outs: Sequence[Aval], *, dimension_numbers: Any, **_: Any):
@@ -368,7 +372,7 @@ conv_p = Primitive(
 # ---- what is called ----
 
 
-def _several(value: Any, n: int) -> tuple[int, ...]:
+def _ones_or(value: Any, n: int) -> tuple[int, ...]:
     return (1,) * n if value is None else tuple([int(v) for v in value])
 
 
@@ -385,7 +389,7 @@ def conv_general_dilated(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """`lhs` convolved (correlated: the kernel is not flipped) with the kernel `rhs`.
+    """Convolve `lhs` with the kernel `rhs`; correlate, that is: the kernel is not flipped.
 
     `padding`: "SAME", "SAME_LOWER", "VALID" or (low, high) pairs, which may be negative.
     `lhs_dilation` and `rhs_dilation` put zeros between elements. Layouts: see
@@ -394,8 +398,8 @@ def conv_general_dilated(
     x, w = typeof(lhs), typeof(rhs)
     numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     n = x.ndim - 2
-    strides = _several(window_strides, n)
-    a, b = _several(lhs_dilation, n), _several(rhs_dilation, n)
+    strides = _ones_or(window_strides, n)
+    a, b = _ones_or(lhs_dilation, n), _ones_or(rhs_dilation, n)
     if isinstance(padding, str):
         if any(d != 1 for d in a) and padding.upper() != "VALID":
             raise ValueError(
@@ -429,7 +433,7 @@ def conv(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """`conv_general_dilated` in NCHW and OIHW layout without dilation."""
+    """Apply `conv_general_dilated` in NCHW and OIHW layout without dilation."""
     return conv_general_dilated(
         lhs,
         rhs,
@@ -450,7 +454,7 @@ def conv_with_general_padding(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """`conv_general_dilated` in NCHW and OIHW layout."""
+    """Apply `conv_general_dilated` in NCHW and OIHW layout."""
     return conv_general_dilated(
         lhs,
         rhs,
@@ -480,9 +484,10 @@ def conv_transpose(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """The convolution that enlarges by `strides`: "SAME" gives n * stride, "VALID" all it reaches.
+    """Convolve so that lengths grow by `strides`: "SAME" gives n * stride, "VALID" all positions
+    reached.
 
-    Layouts are channels-last unless given. With `transpose_kernel` it is the gradient of the
+    Layouts are channels-last by default. With `transpose_kernel` it is the gradient of the
     convolution with kernel `rhs`.
     """
     x, w = typeof(lhs), typeof(rhs)
@@ -490,7 +495,7 @@ def conv_transpose(
         dimension_numbers = _CHANNELS_LAST.get(x.ndim)
     numbers = conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     n = x.ndim - 2
-    b = _several(rhs_dilation, n)
+    b = _ones_or(rhs_dilation, n)
     if isinstance(padding, str):
         sizes = [dilated(k, d) for k, d in zip(_spatial(w.shape, numbers.rhs_spec), b)]
         padding = [_enlarging_pads(k, s, padding.upper()) for k, s in zip(sizes, strides)]
@@ -535,7 +540,7 @@ def conv_general_dilated_patches(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """The windows of `lhs`, laid out as features: (channel, *window) in row-major order."""
+    """Extract the windows of `lhs` as features: (channel, *window) in row-major order."""
     x = typeof(lhs)
     window = tuple(filter_shape)
     numbers = conv_dimension_numbers(x.shape, (1, 1, *window), dimension_numbers)

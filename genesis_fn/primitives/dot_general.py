@@ -1,4 +1,4 @@
-"""Contractions: dot_general, and dot and batch_matmul over it."""
+"""Contractions: dot_general, and dot and batch_matmul by it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _PRECISION_RANK = ("default", "tf32", "tf32x3", "highest")
 
 
 def canonical_precision(precision: PrecisionLike) -> str:
-    """ "default", "tf32", "tf32x3" or "highest"; of a pair, the more precise. None: the setting's.
+    """Return "default", "tf32", "tf32x3" or "highest": of a pair the more precise, for None the
+    setting's.
 
     Raises ValueError for an unknown name.
     """
@@ -68,7 +69,7 @@ def canonical_precision(precision: PrecisionLike) -> str:
 
 
 def free_dims(ndim: int, used: Sequence[int]) -> tuple[int, ...]:
-    """The dimensions of an operand that a product neither batches nor contracts."""
+    """The dimensions of an operand that a contraction neither batches nor contracts."""
     return tuple([i for i in range(ndim) if i not in used])
 
 
@@ -109,29 +110,29 @@ def _dot_shape(
 
 def _dot_dtype(x: Aval, y: Aval, preferred: DType | None) -> DType:
     if x.dtype == y.dtype:
-        kind = x.dtype
+        dtype = x.dtype
     elif dtypes.kind_rank(x.dtype) == dtypes.kind_rank(y.dtype) and not (
         x.dtype.itemsize == y.dtype.itemsize == 1 and dtypes.is_float(x.dtype)
     ):
-        kind = dtypes.promote_types(x.dtype, y.dtype)
+        dtype = dtypes.promote_types(x.dtype, y.dtype)
     elif dtypes.is_float(x.dtype) and dtypes.is_float(y.dtype):
-        kind = dtypes.BF16  # e4m3 with e5m2: both fit
+        dtype = dtypes.BF16  # e4m3 with e5m2: both fit
     else:
         raise errors.DTypeError(
             f"dot_general: {x} and {y} differ in kind; convert one with .astype(...)"
         )
     if preferred is None:
-        return kind
-    if dtypes.kind_rank(preferred) < dtypes.kind_rank(kind):
+        return dtype
+    if dtypes.kind_rank(preferred) < dtypes.kind_rank(dtype):
         raise errors.DTypeError(
             f"dot_general of {x} and {y}: preferred_element_type {preferred.name} cannot hold "
-            f"products of {kind.name}"
+            f"products of {dtype.name}"
         )
     return preferred
 
 
 def breaks(order: Sequence[int]) -> int:
-    """How many neighbours in `order` are no neighbours in memory."""
+    """How many neighbours in `order` are not neighbours in memory."""
     return sum(b != a + 1 for a, b in zip(order, order[1:]))
 
 
@@ -167,7 +168,8 @@ def _dot_cotangent(
     first: bool,
     precision: str,
 ) -> Any:
-    """The cotangent of one operand (`kind`; the left one if `first`), given the other operand."""
+    """The cotangent of one operand (of aval `kind`; the left one if `first`), from the other
+    operand."""
     # An 8-bit float has no common type with wider ones, which `preferred_element_type` may be.
     if typeof(other).dtype.itemsize == 1 < typeof(ct).dtype.itemsize:
         other = convert(other, typeof(ct).dtype)
@@ -183,6 +185,7 @@ def _dot_cotangent(
     by_other = [c for _, c in sorted(zip(other_contract, contract))]
     straight = (*batch, *free, *by_other)  # dot(ct, other)
     swapped = (*batch, *by_other, *free)  # dot(other, ct)
+    # Of the two orders of operands, take the one that needs no transpose, or the cheaper one.
     identity = tuple(range(kind.ndim))
     params = dict(precision=precision, preferred_element_type=kind.dtype)
     if straight == identity or (swapped != identity and breaks(straight) <= breaks(swapped)):
@@ -236,15 +239,15 @@ dot_general_p = Primitive(
 )
 
 
-def _of_one_kind(x: Any, y: Any) -> tuple[Any, Any]:
-    """Integers beside floats as those floats, real numbers beside complex ones as complex."""
+def _promote_operands(x: Any, y: Any) -> tuple[Any, Any]:
+    """Convert integers to the floats of the other operand, real numbers to its complex ones."""
     a, b = typeof(x).dtype, typeof(y).dtype
     if dtypes.kind_rank(a) == dtypes.kind_rank(b):
         return x, y
-    kind = dtypes.promote_types(a, b)
+    dtype = dtypes.promote_types(a, b)
     if dtypes.kind_rank(a) < dtypes.kind_rank(b):
-        return convert(x, kind), y
-    return x, convert(y, kind)
+        return convert(x, dtype), y
+    return x, convert(y, dtype)
 
 
 def dot_general(
@@ -254,14 +257,14 @@ def dot_general(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """Products summed over contracting dimensions: [batch, lhs free, rhs free].
+    """Sum products over contracting dimensions; the result is [batch, lhs free, rhs free].
 
     `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)). 16- and
     8-bit floats accumulate in float32 and are rounded once, to the operands' dtype or to
     `preferred_element_type`; integers wrap. Raises ShapeError, DTypeError.
     """
     (xc, yc), (xb, yb) = dimension_numbers
-    lhs, rhs = _of_one_kind(lhs, rhs)
+    lhs, rhs = _promote_operands(lhs, rhs)
     n, m = typeof(lhs).ndim, typeof(rhs).ndim
     at = lambda ds, n: tuple([d + n if -n <= d < 0 else int(d) for d in ds])
     return bind(
@@ -282,7 +285,7 @@ def dot(
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> Array:
-    """The product of two vectors, of a matrix and a vector, or of two matrices."""
+    """Multiply two vectors, a matrix and a vector, or two matrices."""
     x, y = typeof(lhs), typeof(rhs)
     if not (1 <= x.ndim <= 2 and 1 <= y.ndim <= 2 and x.shape[-1] == y.shape[0]):
         raise errors.ShapeError(
@@ -294,7 +297,7 @@ def dot(
 
 
 def batch_matmul(lhs: Array, rhs: Array, precision: PrecisionLike = None) -> Array:
-    """lhs[..., m, k] @ rhs[..., k, n] for equal leading dimensions."""
+    """Multiply lhs[..., m, k] by rhs[..., k, n], for equal leading dimensions."""
     x, y = typeof(lhs), typeof(rhs)
     if x.ndim < 2 or x.ndim != y.ndim:
         raise errors.ShapeError(

@@ -29,6 +29,7 @@ from genesis_fn.primitives.factories import (
     PRIM,
     PrimitiveFunction,
     batch_elementwise,
+    describe,
     elementwise,
     full_p,
     instantiate,
@@ -36,7 +37,6 @@ from genesis_fn.primitives.factories import (
     named,
     no_tangent,
     scale,
-    show,
     zeros,
 )
 
@@ -112,7 +112,7 @@ def _safe_mul_tangent(ts: Sequence[Any], t: Any, d: Any) -> Any:
 
 
 def over(t: Array, d: ArrayLike) -> Array:
-    """The tangent t / d; where t is zero it is zero under `grad(..., safe_zero=True)`."""
+    """Divide a tangent: t / d; under `grad(..., safe_zero=True)` 0 where t is zero."""
     return scale(t, div(1, d)) if ctx.safe_zero else div(t, d)
 
 
@@ -140,8 +140,8 @@ rem = elementwise(
 )
 
 
-# At 0**0 the partials are 0, though their derivatives by the other operand are infinite: there they
-# are written as the square root of that operand, of which both is true.
+# At 0**0 both partials are 0, but the derivative of each by the other operand is infinite. There a
+# partial is written as the square root of the other operand, which has that value and derivative.
 
 
 def _pow_dx(o: Any, x: Any, y: Any) -> Any:
@@ -180,8 +180,8 @@ pow = elementwise(
 )
 
 
-# x**y of integers, wrapped as their products are; the reciprocals that y < 0 asks for are cut to
-# integers, 0 for all but 1 and -1.
+# x**y of integers, which wraps as products do. For y < 0 the reciprocal is truncated to an integer:
+# 0 for all x but 1 and -1.
 power_of_integers = elementwise(
     "power_of_integers", kinds="integer", numpy=np.power, triton="power_of_integers({0}, {1})"
 )
@@ -195,7 +195,7 @@ def _same_if(o: Any, x: Any, y: Any) -> Any:
 
 
 def half(kind: Aval) -> Array:
-    """An array of 0.5."""
+    """Make an array of 0.5."""
     return bind(PRIM["full"], value=0.5, shape=kind.shape, dtype=kind.dtype)
 
 
@@ -282,17 +282,17 @@ integer_pow_p.linearize = _integer_pow_linearize
 
 
 def integer_pow(x: Array, y: int) -> Array:
-    """x**y for a Python integer y."""
+    """Raise x to a Python integer y."""
     return x if y == 1 else bind(integer_pow_p, x, y=y)
 
 
 def square(x: Array) -> Array:
-    """x**2."""
+    """Square x."""
     return integer_pow(x, 2)
 
 
 def reciprocal(x: Array) -> Array:
-    """1 / x."""
+    """Return 1 / x."""
     return integer_pow(x, -1)
 
 
@@ -371,7 +371,7 @@ shift_right_logical = elementwise(
 shift_right_arithmetic = elementwise(
     "shift_right_arithmetic", kinds="integer", triton="shift_right_arithmetic({0}, {1})"
 )
-# Of bits: those that are one, and zeros in front.
+# The number of one bits, and of leading zero bits.
 population_count = elementwise("population_count", kinds="integer", triton="count_bits({0})")
 clz = elementwise("clz", kinds="integer", triton="clz({0})")
 
@@ -471,7 +471,7 @@ logistic = elementwise(
 # ---- trigonometry ----
 
 
-def _function(
+def _transcendental(
     name: str, partial: Callable[..., Any], triton: str, kinds: str = "inexact", **options: Any
 ) -> PrimitiveFunction:
     torch_function = options.pop("torch", None) or getattr(torch, name)
@@ -488,24 +488,24 @@ def _function(
     )
 
 
-sin = _function("sin", lambda y, x: cos(x), "sin({0})", bounded=True)
-cos = _function("cos", lambda y, x: neg(sin(x)), "cos({0})", bounded=True)
-tan = _function("tan", lambda y, x: add(mul(y, y), 1), "tan({0})")
-asin = _function("asin", lambda y, x: rsqrt(sub(1, mul(x, x))), "asin({0})")
-acos = _function("acos", lambda y, x: neg(rsqrt(sub(1, mul(x, x)))), "acos({0})")
-atan = _function("atan", lambda y, x: reciprocal(add(mul(x, x), 1)), "atan({0})")
-sinh = _function("sinh", lambda y, x: cosh(x), "sinh({0})")
-cosh = _function("cosh", lambda y, x: sinh(x), "cosh({0})")
-tanh = _function("tanh", lambda y, x: sub(1, mul(y, y)), "tanh({0})", bounded=True)
-asinh = _function("asinh", lambda y, x: rsqrt(add(mul(x, x), 1)), "asinh({0})")
-acosh = _function("acosh", lambda y, x: mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))), "acosh({0})")
-atanh = _function("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "atanh({0})")
+sin = _transcendental("sin", lambda y, x: cos(x), "sin({0})", bounded=True)
+cos = _transcendental("cos", lambda y, x: neg(sin(x)), "cos({0})", bounded=True)
+tan = _transcendental("tan", lambda y, x: add(mul(y, y), 1), "tan({0})")
+asin = _transcendental("asin", lambda y, x: rsqrt(sub(1, mul(x, x))), "asin({0})")
+acos = _transcendental("acos", lambda y, x: neg(rsqrt(sub(1, mul(x, x)))), "acos({0})")
+atan = _transcendental("atan", lambda y, x: reciprocal(add(mul(x, x), 1)), "atan({0})")
+sinh = _transcendental("sinh", lambda y, x: cosh(x), "sinh({0})")
+cosh = _transcendental("cosh", lambda y, x: sinh(x), "cosh({0})")
+tanh = _transcendental("tanh", lambda y, x: sub(1, mul(y, y)), "tanh({0})", bounded=True)
+asinh = _transcendental("asinh", lambda y, x: rsqrt(add(mul(x, x), 1)), "asinh({0})")
+acosh = _transcendental("acosh", lambda y, x: mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))), "acosh({0})")
+atanh = _transcendental("atanh", lambda y, x: reciprocal(sub(1, mul(x, x))), "atanh({0})")
 
 # ---- error functions, gamma family ----
 
 _TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 
-erf = _function(
+erf = _transcendental(
     "erf",
     lambda y, x: mul(exp(neg(mul(x, x))), _TWO_OVER_SQRT_PI),
     "erf({0})",
@@ -513,14 +513,14 @@ erf = _function(
     save=True,
     bounded=True,
 )
-erfc = _function(
+erfc = _transcendental(
     "erfc",
     lambda y, x: mul(exp(neg(mul(x, x))), -_TWO_OVER_SQRT_PI),
     "erfc({0})",
     kinds="float",
     save=True,
 )
-erf_inv = _function(
+erf_inv = _transcendental(
     "erf_inv",
     lambda y, x: mul(exp(mul(y, y)), 1 / _TWO_OVER_SQRT_PI),
     "erf_inv({0})",
@@ -528,7 +528,7 @@ erf_inv = _function(
     torch=torch.erfinv,
     cost=20,
 )
-lgamma = _function("lgamma", lambda y, x: digamma(x), "lgamma({0})", kinds="float", cost=30)
+lgamma = _transcendental("lgamma", lambda y, x: digamma(x), "lgamma({0})", kinds="float", cost=30)
 
 # ---- rounding and classification ----
 
@@ -566,7 +566,8 @@ convert_p.linearize = _convert_linearize
 
 
 def convert(x: Any, dtype: DType) -> Array:
-    """`x` in another dtype; `x` itself if it has it. Floats to integers saturate; NaN becomes 0."""
+    """Convert `x` to another dtype, if it has another. Floats to integers saturate; NaN
+    becomes 0."""
     return x if typeof(x).dtype == dtype else bind(convert_p, x, dtype=dtype)
 
 
@@ -601,7 +602,7 @@ bitcast_p.batch = _bitcast_batch
 
 
 def bitcast_convert_type(x: Array, dtype: DType) -> Array:
-    """The bits of `x` read as another dtype; a width change adds or removes a last dimension."""
+    """Read the bits of `x` as another dtype; a change of width adds or removes a last dimension."""
     return x if typeof(x).dtype == dtype else bind(bitcast_p, x, dtype=dtype)
 
 
@@ -613,7 +614,7 @@ def _select_shape(c: Aval, x: Any, y: Any) -> Aval:
     if not arrays:
         raise errors.DTypeError("select: at least one of the two cases must be an array")
     if any(a != arrays[0] for a in arrays):
-        raise errors.ShapeError(f"select: the two cases differ: {show((x, y))}")
+        raise errors.ShapeError(f"select: the two cases differ: {describe((x, y))}")
     if c.dtype != BOOL or c.shape != arrays[0].shape:
         raise errors.ShapeError(f"select: the condition {c} must be bool{list(arrays[0].shape)}")
     return arrays[0]
@@ -652,7 +653,7 @@ select_p.batch = functools.partial(batch_elementwise, select_p)
 
 
 def select(c: Array, x: ArrayLike, y: ArrayLike) -> Array:
-    """x where c, else y; one of x and y may be a Python scalar."""
+    """Return x where c is true, else y; one of x and y may be a Python scalar."""
     return bind(select_p, c, x, y)
 
 
@@ -747,7 +748,7 @@ add_n = elementwise(
 
 
 def total(xs: Sequence[Array]) -> Array:
-    """The sum of a non-empty list of arrays, rounded once."""
+    """Sum a non-empty list of arrays, rounded once."""
     return xs[0] if len(xs) == 1 else add_n(*xs)
 
 

@@ -51,8 +51,8 @@ KINDS: dict[str, tuple[Callable[[DType], bool], str]] = {
 }
 
 
-def show(operands: Sequence[Any]) -> str:
-    """Operand types for a message: `f32[3,4], 2.0`."""
+def describe(operands: Sequence[Any]) -> str:
+    """Describe operands in a message: `f32[3,4], 2.0`."""
     return ", ".join(str(a) for a in operands)
 
 
@@ -81,14 +81,14 @@ def elementwise(
     flops: Callable[..., Any] | None = None,
     transcendental: bool = False,
 ) -> PrimitiveFunction:
-    """The function of a new elementwise primitive, on operands of one shape and dtype.
+    """Define an elementwise primitive on operands of one shape and dtype, and return its function.
 
     * `partials[i](y, *operands)`: the derivative of the result y by operand i; ONE, NEG, or None
       for zero. They are evaluated in the backward pass, or at once (and kept) with `save=True`.
     * `tangent(ts, y, *operands)` instead of partials, where a product with a partial will not do.
     * `kinds`: the dtypes that are accepted (a key of KINDS); `result` maps the operand dtype.
     * `bounded`, `flops`, `transcendental`: see `core.primitive.Primitive`.
-    * `python`: what to do when every operand is a Python scalar.
+    * `python`: the function for operands that are all Python scalars.
     * `triton`: an expression in {0}, {1}, ... (narrow floats arrive and leave as float32); `torch`,
       `numpy`, `wraps`, `cost`, `fold` and `scalars`: see `Elementwise`.
     """
@@ -99,11 +99,11 @@ def elementwise(
         accepts, words = KINDS[kinds]
         for a in arrays:
             if a.shape != first.shape:
-                raise errors.ShapeError(f"{name}: shapes differ: {show(operands)}")
+                raise errors.ShapeError(f"{name}: shapes differ: {describe(operands)}")
             if a.dtype != first.dtype:
-                raise errors.DTypeError(f"{name}: dtypes differ: {show(operands)}")
+                raise errors.DTypeError(f"{name}: dtypes differ: {describe(operands)}")
         if not accepts(first.dtype):
-            raise errors.DTypeError(f"{name} takes {words}, got {show(operands)}")
+            raise errors.DTypeError(f"{name} takes {words}, got {describe(operands)}")
         return first if result is None else first.update(dtype=result(first.dtype))
 
     prim = Primitive(
@@ -176,7 +176,8 @@ def _linearize_elementwise(
     return rule
 
 
-# Filled by the definitions that rules of every floor need: neg, add, mul, ...
+# Primitives that rules in other modules bind, by name; filled by the modules that define them, so
+# that those need no imports of each other.
 PRIM: dict[str, Primitive] = {}
 
 
@@ -188,7 +189,7 @@ def scale(t: Array, d: ArrayLike) -> Array:
 def batch_elementwise(
     prim: Primitive, size: int, xs: Sequence[Any], dims: Sequence[Any], **params: object
 ) -> tuple[Any, int | None]:
-    """The batching rule of operations that treat every element alike."""
+    """The batching rule of elementwise operations."""
     d = None
     for d in dims:  # a loop is faster than next() here, and vmap calls this for every operation
         if d is not None:
@@ -204,7 +205,7 @@ def batch_elementwise(
 
 
 def move_batch(x: Array, source: int | None, target: int, size: int) -> Array:
-    """`x` with its batch dimension at `target`; an unbatched `x` (source None) is repeated."""
+    """Move the batch dimension of `x` to `target`; repeat an unbatched `x` (source None)."""
     shape = typeof(x).shape
     if source is None:
         new = (*shape[:target], size, *shape[target:])
@@ -228,7 +229,7 @@ def linear(
     batch: Callable[..., Any],
     **traits: Any,
 ) -> Primitive:
-    """A new primitive that is linear in its one operand; its derivatives are bounded.
+    """Define a primitive that is linear in its one operand; its derivatives are bounded.
 
     `transpose(ct, aval, **params)` maps the cotangent to the operand's; `batch(size, x, dim,
     **params)` gets one value with its batch dimension. Integer and boolean operands carry no
@@ -278,36 +279,36 @@ full_p.batch = lambda size, xs, dims, **params: (bind(full_p, **params), None)
 
 
 def full(shape: Sequence[int], value: Scalar, dtype: DType) -> Array:
-    """An array of one value; `value` is a Python number."""
+    """Make an array of one value, a Python number."""
     return bind(full_p, value=value, shape=tuple(shape), dtype=dtype)
 
 
 def zeros(kind: Aval) -> Array:
-    """Zeros of an aval."""
+    """Make zeros of an aval."""
     return bind(full_p, value=zero(kind.dtype), shape=kind.shape, dtype=kind.dtype)
 
 
 def zero(d: DType) -> Scalar:
-    """Zero as the Python number of a dtype's kind."""
+    """Zero as a Python number of the kind of a dtype."""
     if dtypes.is_key(d):
         return 0
     return (False, 0, 0.0, 0j)[dtypes.kind_rank(d)]
 
 
 def zero_of(x: Array) -> Scalar:
-    """Zero as a Python number beside `x`."""
+    """Zero as a Python number that can be an operand together with `x`."""
     return zero(typeof(x).dtype)
 
 
 def instantiate(x: Array | None, kind: Aval) -> Array:
-    """`x`, or zeros of that aval where `x` is None (a symbolic zero)."""
+    """Return `x`, or zeros of an aval where `x` is None (a symbolic zero)."""
     return zeros(kind) if x is None else x
 
 
-def filled(given: Sequence[bool], xs: Iterable[T]) -> list[T | None]:
-    """`xs` at the places that are `given`; None, a symbolic zero, at the others."""
+def filled(present: Sequence[bool], xs: Iterable[T]) -> list[T | None]:
+    """Put `xs` at the positions that are `present`, and None, a symbolic zero, at the others."""
     rest = iter(xs)
-    return [next(rest) if g else None for g in given]
+    return [next(rest) if g else None for g in present]
 
 
 def axes_except(ndim: int, axes: Sequence[int]) -> tuple[int, ...]:

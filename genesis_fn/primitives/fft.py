@@ -17,7 +17,7 @@ from genesis_fn.primitives.factories import full, linear, move_batch
 
 
 class FftType(enum.Enum):
-    """Which transform: complex, its inverse, or those between real signals and half spectra."""
+    """The transform: complex, its inverse, or those between real signals and half spectra."""
 
     FFT = "fft"
     IFFT = "ifft"
@@ -59,10 +59,10 @@ def _fft_transpose(ct: Any, x: Aval, *, fft_type: FftType, fft_lengths: tuple[in
     # Each coefficient but the first and the middle one stands for two, itself and its conjugate.
     half = fft(ct, FftType.RFFT, fft_lengths)
     kind, n = typeof(half), fft_lengths[-1]
-    place = shapes.broadcasted_iota(dtypes.I32, kind.shape, kind.ndim - 1)
-    once = eq(place, 0)
+    frequency = shapes.broadcasted_iota(dtypes.I32, kind.shape, kind.ndim - 1)
+    once = eq(frequency, 0)
     if n % 2 == 0:
-        once = bitwise_or(once, eq(place, n // 2))
+        once = bitwise_or(once, eq(frequency, n // 2))
     weight = select(once, 1.0, full(kind.shape, 2.0, dtypes.real_of(kind.dtype)))
     scale = convert(mul(weight, 1 / math.prod(fft_lengths)), kind.dtype)
     return conj(mul(half, scale))

@@ -37,7 +37,7 @@ from genesis_fn.primitives.factories import full, move_batch, zero_of
 from genesis_fn.primitives.reductions.reduce import reduce_sum
 from genesis_fn.primitives.sort import take_along
 
-_KINDS = (dtypes.F32, dtypes.F64, dtypes.C64, dtypes.C128)
+_DTYPES = (dtypes.F32, dtypes.F64, dtypes.C64, dtypes.C128)
 
 
 def _matrices(name: str, x: Aval, square: bool = False) -> tuple[int, int]:
@@ -46,14 +46,14 @@ def _matrices(name: str, x: Aval, square: bool = False) -> tuple[int, int]:
         raise errors.ShapeError(f"{name} takes matrices [..., m, n], got {x}")
     if square and x.shape[-1] != x.shape[-2]:
         raise errors.ShapeError(f"{name} takes square matrices [..., n, n], got {x}")
-    if x.dtype not in _KINDS:
+    if x.dtype not in _DTYPES:
         raise errors.DTypeError(
             f"{name} takes float32, float64 or complex matrices, got {x}; convert with .astype(...)"
         )
     return x.shape[-2], x.shape[-1]
 
 
-def _leading(prim: Primitive) -> Callable[..., Any]:
+def _batch_leading(prim: Primitive) -> Callable[..., Any]:
     """The batching rule of operations on the last two dimensions."""
 
     def batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
@@ -88,13 +88,13 @@ def _real(x: Any) -> Any:
     return real(x) if dtypes.is_complex(typeof(x).dtype) else x
 
 
-def _like(x: Any, kind: Any) -> Any:
-    """Real `x` in dtype `kind`, which may be complex."""
-    return convert(x, kind)
+def _like(x: Any, dtype: Any) -> Any:
+    """Convert real `x` to `dtype`, which may be complex."""
+    return convert(x, dtype)
 
 
-def _places(x: Any) -> tuple[Any, Any]:
-    """(row, column) of every element."""
+def _row_and_column(x: Any) -> tuple[Any, Any]:
+    """The (row, column) indices of every element."""
     s = typeof(x).shape
     row, column = [shapes.broadcasted_iota(I32, s, len(s) - i) for i in (2, 1)]
     return row, column
@@ -102,36 +102,36 @@ def _places(x: Any) -> tuple[Any, Any]:
 
 def tril(x: Array, k: int = 0) -> Array:
     """`x` with zeros above its k-th diagonal."""
-    i, j = _places(x)
+    i, j = _row_and_column(x)
     return select(ge(add(i, k), j), x, zero_of(x))
 
 
 def triu(x: Array, k: int = 0) -> Array:
     """`x` with zeros below its k-th diagonal."""
-    i, j = _places(x)
+    i, j = _row_and_column(x)
     return select(ge(j, add(i, k)), x, zero_of(x))
 
 
 def _eye(x: Any) -> Any:
     """Identity matrices like `x`."""
-    i, j = _places(x)
+    i, j = _row_and_column(x)
     return convert(eq(i, j), typeof(x).dtype)
 
 
 def _diagonal(x: Any) -> Any:
     """x[..., i, i], of square matrices."""
     n = typeof(x).ndim
-    i, j = _places(x)
+    i, j = _row_and_column(x)
     return reduce_sum(select(eq(i, j), x, zero_of(x)), (n - 1,))
 
 
-def _columns(v: Any, shape: Sequence[int]) -> Any:
+def _by_column(v: Any, shape: Sequence[int]) -> Any:
     """v[..., j] at [..., i, j]."""
     n = len(shape)
     return shapes.broadcast_in_dim(v, shape, (*range(n - 2), n - 1))
 
 
-def _rows(v: Any, shape: Sequence[int]) -> Any:
+def _by_row(v: Any, shape: Sequence[int]) -> Any:
     """v[..., i] at [..., i, j]."""
     return shapes.broadcast_in_dim(v, shape, range(len(shape) - 1))
 
@@ -160,7 +160,7 @@ def _cholesky_shape(x: Aval) -> Aval:
 
 
 cholesky_p = Primitive("cholesky", _cholesky_shape, flops=_cubic(1 / 3), precision="high")
-cholesky_p.batch = _leading(cholesky_p)
+cholesky_p.batch = _batch_leading(cholesky_p)
 
 
 def _cholesky_linearize(nonzero: Any, x: Any) -> Any:
@@ -217,7 +217,7 @@ triangular_solve_p = Primitive(
     flops=lambda ins, outs, **_: ins[1].size * ins[0].shape[-2],
     precision="high",
 )
-triangular_solve_p.batch = _leading(triangular_solve_p)
+triangular_solve_p.batch = _batch_leading(triangular_solve_p)
 
 
 def _triangular_linearize(nonzero: Any, a: Any, b: Any, **params: Any) -> Any:
@@ -263,9 +263,10 @@ def triangular_solve(
     conjugate_a: bool = False,
     unit_diagonal: bool = False,
 ) -> Array:
-    """X with op(a) X = b (`left_side`) or X op(a) = b, for triangular a[..., n, n].
+    """Solve op(a) X = b (`left_side`) or X op(a) = b for X, with triangular a[..., n, n].
 
-    op transposes and conjugates as asked; the other triangle of `a` is not read.
+    op transposes with `transpose_a` and conjugates with `conjugate_a`; the other triangle of `a` is
+    not read.
     """
     vector = typeof(b).ndim == typeof(a).ndim - 1
     if vector:
@@ -321,11 +322,12 @@ solve_p = Primitive(
     precision="high",
     flops=_cubic(2 / 3),
 )
-solve_p.batch = _leading(solve_p)
+solve_p.batch = _batch_leading(solve_p)
 
 
 def solve(a: Array, b: Array) -> Array:
-    """X with a X = b, for a[..., n, n] and b[..., n, k] or b[..., n]; NaN where a is singular."""
+    """Solve a X = b for X, with a[..., n, n] and b[..., n, k] or b[..., n]; NaN where a is
+    singular."""
     vector = typeof(b).ndim == typeof(a).ndim - 1
     x = bind(solve_p, a, shapes.expand_dims(b, -1) if vector else b, transpose_a=False)
     return shapes.squeeze(x, -1) if vector else x
@@ -341,7 +343,7 @@ def _lu_shape(x: Aval) -> list[Aval]:
 
 
 lu_p = Primitive("lu", _lu_shape, flops=_cubic(2 / 3), multi=True, precision="high")
-lu_p.batch = _leading(lu_p)
+lu_p.batch = _batch_leading(lu_p)
 
 
 def _lu_linearize(nonzero: Any, x: Any) -> Any:
@@ -378,7 +380,7 @@ def _square_factors(factors: Any, m: int, n: int, k: int) -> tuple[Any, Any]:
     lower, upper = completed(lower, m, k), completed(upper, k, n)
     lower = add(lower, _eye(lower))
     if n > k:
-        i, _ = _places(upper)
+        i, _ = _row_and_column(upper)
         beyond = select(gt(i, k - 1), _eye(upper), zero_of(upper))
         upper = add(upper, beyond)
     return lower, upper
@@ -406,7 +408,7 @@ def _qr_shape(x: Aval, *, full_matrices: bool) -> list[Aval]:
 
 
 qr_p = Primitive("qr", _qr_shape, flops=_cubic(4 / 3), multi=True, precision="high")
-qr_p.batch = _leading(qr_p)
+qr_p.batch = _batch_leading(qr_p)
 
 
 def _qr_linearize(nonzero: Any, x: Any, *, full_matrices: bool) -> Any:
@@ -422,12 +424,12 @@ def _qr_linearize(nonzero: Any, x: Any, *, full_matrices: bool) -> Any:
         s = triangular_solve(r, t, left_side=False, lower=False)  # A' R^-1
         inner = _mm(_h(q), s)
         below = tril(inner, -1)
-        turn = sub(below, _h(below))  # skew: Q^H Q' off its diagonal
+        skew = sub(below, _h(below))  # skew: Q^H Q' off its diagonal
         if dtypes.is_complex(typeof(x).dtype):
             # R keeps a real diagonal, so Q takes the phase.
             phase = _like(_real(inner), typeof(x).dtype)
-            turn = add(turn, mul(_eye(inner), sub(inner, phase)))
-        return [add(_mm(q, sub(turn, inner)), s), _mm(sub(inner, turn), r)]
+            skew = add(skew, mul(_eye(inner), sub(inner, phase)))
+        return [add(_mm(q, sub(skew, inner)), s), _mm(sub(inner, skew), r)]
 
     return [q, r], tangent
 
@@ -450,13 +452,13 @@ def _eigh_shape(x: Aval) -> list[Aval]:
 
 
 eigh_p = Primitive("eigh", _eigh_shape, flops=_cubic(9), multi=True, precision="high")
-eigh_p.batch = _leading(eigh_p)
+eigh_p.batch = _batch_leading(eigh_p)
 
 
 def _inverse_gaps(w: Any, shape: Sequence[int]) -> Any:
     """1 / (w_j - w_i), and 0 on the diagonal."""
-    gap = sub(_columns(w, shape), _rows(w, shape))
-    i, j = _places(gap)
+    gap = sub(_by_column(w, shape), _by_row(w, shape))
+    i, j = _row_and_column(gap)
     same = eq(i, j)
     return select(
         same, 0.0, div(full(typeof(gap).shape, 1.0, typeof(gap).dtype), select(same, 1.0, gap))
@@ -507,7 +509,7 @@ def _svd_shape(x: Aval, *, full_matrices: bool, compute_uv: bool) -> list[Aval]:
 
 
 svd_p = Primitive("svd", _svd_shape, flops=_cubic(22), multi=True, precision="high")
-svd_p.batch = _leading(svd_p)
+svd_p.batch = _batch_leading(svd_p)
 
 
 def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: bool) -> Any:
@@ -526,8 +528,8 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
         ds = _real(_diagonal(inner))
         if not compute_uv:
             return [ds]
-        s_row, s_col = _rows(s, square), _columns(s, square)
-        i, j = _places(s_row)
+        s_row, s_col = _by_row(s, square), _by_column(s, square)
+        i, j = _row_and_column(s_row)
         same = eq(i, j)
         # Difference of squares as a product, which keeps close values apart.
         gap = select(same, 1.0, mul(sub(s_col, s_row), add(s_col, s_row)))
@@ -535,14 +537,14 @@ def _svd_linearize(nonzero: Any, x: Any, *, full_matrices: bool, compute_uv: boo
         weights = _like(select(same, 0.0, div(one, gap)), kind)
         scaled_r = mul(inner, _like(s_col, kind))  # inner S
         scaled_l = mul(_like(s_row, kind), inner)  # S inner
-        turn_u = mul(weights, add(scaled_r, _h(scaled_r)))
-        turn_v = mul(weights, add(scaled_l, _h(scaled_l)))
+        skew_u = mul(weights, add(scaled_r, _h(scaled_r)))
+        skew_v = mul(weights, add(scaled_l, _h(scaled_l)))
         inverse = _like(select(same, div(one, s_col), 0.0), kind)
         if dtypes.is_complex(kind):
             # The phase that U and V share is free; U takes it.
             phase = _half(mul(inverse, sub(inner, _h(inner))))
-            turn_u = add(turn_u, phase)
-        du, dv = _mm(u, turn_u), _mm(_h(vh), turn_v)
+            skew_u = add(skew_u, phase)
+        du, dv = _mm(u, skew_u), _mm(_h(vh), skew_v)
         scale = _like(
             shapes.broadcast_in_dim(
                 div(full(typeof(s).shape, 1.0, typeof(s).dtype), s),

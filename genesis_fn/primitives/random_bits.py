@@ -1,8 +1,8 @@
 """Random bits, elementwise in (key, index), and bit-equal on every device.
 
 A key is an element of an array of dtype key<impl>. Its words are uint32[2], and the primitives take
-uint32[..., 2] too, whose leading dimensions are separate keys: that is what programs with keys are
-compiled to.
+uint32[..., 2] too, whose leading dimensions are separate keys: programs with keys are compiled to
+that form (`transforms/keys/words.py`).
 
 impl "philox": Philox-4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
 (2011), with the key's two words as its key. Word w of a key's stream is output w mod 4 at the
@@ -55,7 +55,7 @@ def _keys_shape(key: Aval) -> tuple[int, ...]:
 
 
 def _on_words(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[str, Any]) -> Any:
-    """These primitives compute on words as they stand."""
+    """The rule on words of primitives that take words in place of keys: themselves."""
     return bind(prim, *xs, **params)
 
 
@@ -131,25 +131,25 @@ def _no_key(given: Aval) -> Aval:
 
 
 def wrap(words: Array, impl: str) -> Key:
-    """Keys of an implementation from their words, uint32[..., 2]."""
+    """Make keys of an implementation from their words, uint32[..., 2]."""
     return bind(wrap_p, words, dtype=key_type(impl))
 
 
 def unwrap(keys: Key) -> Array:
-    """The words of keys, uint32[..., 2]."""
+    """Return the words of keys, uint32[..., 2]."""
     return bind(unwrap_p, keys)
 
 
 def key_hash(key: Key, data: Array, *, impl: str = "philox", tag: int = FOLD_IN) -> Key:
-    """New keys of shape [*keys, *more] from keys of shape `keys` and data uint32[*keys, *more].
+    """Make new keys [*keys, *more] from keys of shape `keys` and data uint32[*keys, *more].
 
-    `tag` (SPLIT or FOLD_IN) keeps the keys that the two make apart; threefry has no such tag.
+    `tag` (SPLIT or FOLD_IN) makes the keys of the two operations differ; threefry has no such tag.
     """
     return bind(key_hash_p, key, data, impl=impl, tag=tag)
 
 
 def split(key: Key, shape: ShapeLike = 2, *, impl: str = "philox") -> Key:
-    """New independent keys, of shape [*keys, *shape], from each key."""
+    """Make new independent keys, of shape [*keys, *shape], from each key."""
     from genesis_fn.primitives.shape import iota, reshape
 
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -162,7 +162,7 @@ def split(key: Key, shape: ShapeLike = 2, *, impl: str = "philox") -> Key:
 
 
 def fold_in(key: Key, data: Array | SupportsInt, *, impl: str = "philox") -> Key:
-    """A new key from each key and an integer (taken modulo 2**32)."""
+    """Make a new key from each key and an integer (taken modulo 2**32)."""
     keys, index = _keys_shape(typeof(key)), data
     if not isinstance(index, Array):
         index = bind(PRIM["full"], value=int(index) % 2**32, shape=keys, dtype=U32)

@@ -44,27 +44,27 @@ from genesis_fn.primitives.reductions.reduce import reduce_sum
 
 
 def canonical_axis(axis: int, ndim: int, name: str) -> int:
-    """`axis` counted from the front. Raises AxisError where there is no such axis."""
+    """Count `axis` from the front. Raises AxisError where there is no such axis."""
     try:
-        found = operator.index(axis)
+        index = operator.index(axis)
     except TypeError:
         raise TypeError(f"{name}: an axis is an integer, got {axis!r}") from None
-    if not -ndim <= found < ndim:
+    if not -ndim <= index < ndim:
         raise errors.AxisError(f"{name}: axis {axis} does not exist in {ndim} dimensions")
-    return found + ndim if found < 0 else found
+    return index + ndim if index < 0 else index
 
 
 def canonical_axes(axes: int | Sequence[int], ndim: int, name: str) -> tuple[int, ...]:
-    """Several axes counted from the front. Raises ShapeError for repeated or missing ones."""
-    given = axes if isinstance(axes, (tuple, list, range)) else (axes,)
-    found = tuple([canonical_axis(a, ndim, name) for a in given])  # pyright: ignore[reportArgumentType]
-    if len(set(found)) != len(found):
-        raise errors.ShapeError(f"{name}: axes {list(given)} repeat")
-    return found
+    """Count several axes from the front. Raises ShapeError for repeated or missing ones."""
+    several = axes if isinstance(axes, (tuple, list, range)) else (axes,)
+    result = tuple([canonical_axis(a, ndim, name) for a in several])  # pyright: ignore[reportArgumentType]
+    if len(set(result)) != len(result):
+        raise errors.ShapeError(f"{name}: axes {list(several)} repeat")
+    return result
 
 
 def ints(values: Sequence[int]) -> tuple[int, ...]:
-    """A tuple of plain Python ints."""
+    """Convert to a tuple of plain Python ints."""
     return tuple([operator.index(v) for v in values])
 
 
@@ -112,8 +112,9 @@ PRIM["broadcast_in_dim"] = broadcast_in_dim_p
 def broadcast_in_dim(
     operand: Array, shape: Sequence[int], broadcast_dimensions: Sequence[int]
 ) -> Array:
-    """`operand` repeated to `shape`; its dimension i, of length 1 or the result's, lies along
-    `broadcast_dimensions[i]`."""
+    """Repeat `operand` to `shape`: its dimension i, of length 1 or the result's, becomes dimension
+    `broadcast_dimensions[i]`.
+    """
     dims = ints(broadcast_dimensions)
     order = sorted(range(len(dims)), key=dims.__getitem__)
     if order != list(range(len(dims))) and len(dims) == len(typeof(operand).shape):
@@ -128,7 +129,7 @@ def broadcast(operand: Array, sizes: Sequence[int]) -> Array:
 
 
 def tile(operand: Array, reps: Sequence[int]) -> Array:
-    """`operand` laid side by side `reps[i]` times along each dimension i."""
+    """Repeat `operand` `reps[i]` times along each dimension i."""
     reps, shape = ints(reps), typeof(operand).shape
     if len(reps) != len(shape) or any(r < 0 for r in reps):
         raise errors.ShapeError(
@@ -183,7 +184,7 @@ def squeeze(array: Array, dimensions: int | Sequence[int]) -> Array:
 
 
 def expand_dims(array: Array, dimensions: int | Sequence[int]) -> Array:
-    """`array` with new dimensions of length 1 at these places of the result."""
+    """Add dimensions of length 1 at these positions of the result."""
     count = len(dimensions) if isinstance(dimensions, (tuple, list, range)) else 1
     shape = typeof(array).shape
     axes = canonical_axes(dimensions, len(shape) + count, "expand_dims")
@@ -515,7 +516,7 @@ concatenate_p = Primitive(
 
 
 def concatenate(operands: Sequence[Array], dimension: int) -> Array:
-    """Arrays of one dtype joined along `dimension`; the other dimensions agree."""
+    """Concatenate arrays of one dtype along `dimension`; the other dimensions agree."""
     operands = list(operands)
     if len(operands) == 1:
         dimension = canonical_axis(dimension, len(typeof(operands[0]).shape), "concatenate")
@@ -650,12 +651,12 @@ copy_p = linear(
 
 
 def copy(x: Array) -> Array:
-    """`x` in memory of its own."""
+    """Copy `x` to memory of its own."""
     return bind(copy_p, x)
 
 
-def _some(values: Sequence[Any]) -> list[Any]:
-    """The barrier over the values that are not None."""
+def _barrier_or_none(values: Sequence[Any]) -> list[Any]:
+    """Pass the values that are not None through a barrier."""
     passed = iter(optimization_barrier([v for v in values if v is not None]))
     return [None if v is None else next(passed) for v in values]
 
@@ -664,15 +665,18 @@ barrier_p = Primitive(
     "optimization_barrier",
     lambda *xs: list(xs),
     multi=True,
-    linearize=lambda nonzero, *xs: (optimization_barrier(xs), lambda *ts: _some(ts)),
-    transpose=lambda cts, *xs: _some([c if is_linear(x) else None for c, x in zip(cts, xs)]),
+    linearize=lambda nonzero, *xs: (optimization_barrier(xs), lambda *ts: _barrier_or_none(ts)),
+    transpose=lambda cts, *xs: _barrier_or_none(
+        [c if is_linear(x) else None for c, x in zip(cts, xs)]
+    ),
     batch=lambda size, xs, dims: (optimization_barrier(xs), list(dims)),
     lowering=same(),
 )
 
 
 def optimization_barrier(operands: Sequence[Array]) -> list[Array]:
-    """The same arrays; no computation moves across: none after it starts before all are there."""
+    """Return the same arrays behind a barrier: no computation after it starts before all of them
+    are there."""
     operands = list(operands)
     return bind(barrier_p, *operands) if operands else []
 
@@ -701,7 +705,7 @@ reduce_precision_p = linear(
 
 
 def reduce_precision(operand: Array, exponent_bits: int, mantissa_bits: int) -> Array:
-    """`operand` rounded to a float format with these bits, in its own dtype. What is too large
+    """Round `operand` to a float format with these bits, in its own dtype. What is too large
     becomes infinite, what is too small for a normal number becomes zero."""
     return bind(
         reduce_precision_p,

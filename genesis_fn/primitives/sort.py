@@ -12,7 +12,7 @@ from genesis_fn.core.dtypes import I32
 from genesis_fn.core.primitive import Primitive, bind, typeof, with_weak
 from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import shape as shapes
-from genesis_fn.primitives.factories import axes_except, move_batch, show
+from genesis_fn.primitives.factories import axes_except, describe, move_batch
 from genesis_fn.primitives.indexing.gather import gather
 from genesis_fn.primitives.indexing.gather_dims import GatherDimensionNumbers
 from genesis_fn.primitives.reductions.reduce import axis_in
@@ -21,7 +21,8 @@ from genesis_fn.primitives.reductions.reduce import axis_in
 
 
 def take_along(x: Array, index: Array, axis: int) -> Array:
-    """x[..., index[..., i, ...], ...]: elements of `x` at distinct positions (int32) on `axis`."""
+    """Return x[..., index[..., i, ...], ...]: elements of `x` at distinct positions (int32) on
+    `axis`."""
     n = typeof(x).ndim
     others = axes_except(n, (axis,))
     numbers = GatherDimensionNumbers((), (axis,), (axis,), others, others)
@@ -44,7 +45,7 @@ def _comparisons(ins: Sequence[Aval], outs: Sequence[Aval], **_: Any) -> float:
 
 def _sort_shape(*xs: Aval, dimension: int, is_stable: bool, num_keys: int) -> list[Aval]:
     if not xs or any(x.shape != xs[0].shape for x in xs):
-        raise errors.ShapeError(f"sort: operands must have one shape, got {show(xs)}")
+        raise errors.ShapeError(f"sort: operands must have one shape, got {describe(xs)}")
     if not 0 <= dimension < xs[0].ndim:
         raise errors.ShapeError(f"sort: dimension {dimension} does not fit {xs[0]}")
     if not 1 <= num_keys <= len(xs):
@@ -58,8 +59,8 @@ sort_p = Primitive("sort", _sort_shape, multi=True, flops=_comparisons)
 def _sort_linearize(nonzero: Any, *xs: Any, dimension: int, **params: Any) -> Any:
     # The permutation comes along as one more operand.
     shape = typeof(xs[0]).shape
-    places = shapes.broadcasted_iota(I32, shape, dimension)
-    *ys, order = bind(sort_p, *xs, places, dimension=dimension, **params)
+    positions = shapes.broadcasted_iota(I32, shape, dimension)
+    *ys, order = bind(sort_p, *xs, positions, dimension=dimension, **params)
 
     def tangent(*ts: Any) -> list[Any]:
         return [None if t is None else take_along(t, order, dimension) for t in ts]
@@ -90,10 +91,10 @@ def sort(
 def sort(
     operand: Array | Sequence[Array], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
 ) -> Array | tuple[Array, ...]:
-    """`operand`, or a list of arrays permuted alike, in ascending order along `dimension`.
+    """Sort `operand`, or a list of arrays permuted alike, in ascending order along `dimension`.
 
-    The first `num_keys` arrays are compared, in turn. NaN is last, and -0.0 equals 0.0; complex
-    numbers are ordered by real, then imaginary part. Raises ShapeError.
+    The first `num_keys` arrays are compared, one after the other. NaN is last, and -0.0 equals 0.0;
+    complex numbers are ordered by real, then imaginary part. Raises ShapeError.
     """
     several = isinstance(operand, (tuple, list))
     xs: list[Any] = list(operand) if several else [operand]
@@ -106,11 +107,11 @@ def sort(
 
 
 def argsort(operand: Array, dimension: int = -1, is_stable: bool = True) -> Array:
-    """The int32 positions that sort `operand` along `dimension`."""
+    """Return the int32 positions that sort `operand` along `dimension`."""
     kind = typeof(operand)
     dimension = axis_in(dimension, kind.ndim, "argsort", operand)
-    places = shapes.broadcasted_iota(I32, kind.shape, dimension)
-    return sort((operand, places), dimension, is_stable)[1]
+    positions = shapes.broadcasted_iota(I32, kind.shape, dimension)
+    return sort((operand, positions), dimension, is_stable)[1]
 
 
 # ---- top_k ----

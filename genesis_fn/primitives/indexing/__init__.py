@@ -1,1 +1,1 @@
-"""Gather, scatter and slices at positions that are values."""
+"""Gather, scatter and dynamic slices."""

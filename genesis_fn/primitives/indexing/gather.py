@@ -46,8 +46,8 @@ def _gather_linearize(nonzero: Any, operand: Any, indices: Any, **params: Any) -
     return out, lambda t, _: None if t is None else bind(gather_p, t, indices, **again)
 
 
-def raised(dims: Sequence[int]) -> tuple[int, ...]:
-    """Dimensions behind one more in front."""
+def shift_dims(dims: Sequence[int]) -> tuple[int, ...]:
+    """Shift dimensions behind a new leading one."""
     return tuple([d + 1 for d in dims])
 
 
@@ -66,7 +66,7 @@ def _gather_batch(
         # More index vectors into the same operand.
         indices = move_batch(indices, indices_dim, 0, size)
         numbers = GatherDimensionNumbers(
-            raised(offset), collapsed, mapped, batching, raised(index_batching)
+            shift_dims(offset), collapsed, mapped, batching, shift_dims(index_batching)
         )
         params.update(unique_indices=False, indices_are_sorted=False)
     elif indices_dim is None:
@@ -74,10 +74,10 @@ def _gather_batch(
         operand = move_batch(operand, operand_dim, 0, size)
         slice_sizes = (size, *slice_sizes)
         numbers = GatherDimensionNumbers(
-            (0, *raised(offset)),
-            raised(collapsed),
-            raised(mapped),
-            raised(batching),
+            (0, *shift_dims(offset)),
+            shift_dims(collapsed),
+            shift_dims(mapped),
+            shift_dims(batching),
             index_batching,
         )
     else:
@@ -85,11 +85,11 @@ def _gather_batch(
         indices = move_batch(indices, indices_dim, 0, size)
         slice_sizes = (min(size, 1), *slice_sizes)
         numbers = GatherDimensionNumbers(
-            raised(offset),
-            raised(collapsed),
-            raised(mapped),
-            (0, *raised(batching)),
-            (0, *raised(index_batching)),
+            shift_dims(offset),
+            shift_dims(collapsed),
+            shift_dims(mapped),
+            (0, *shift_dims(batching)),
+            (0, *shift_dims(index_batching)),
         )
         params.update(indices_are_sorted=False)
     return bind(
@@ -126,10 +126,10 @@ def gather(
     mode: str | GatherScatterMode | None = None,
     fill_value: ArrayLike | None = None,
 ) -> Array:
-    """The windows of `operand` of lengths `slice_sizes` that start at `start_indices`.
+    """Read the windows of `operand` of lengths `slice_sizes` that start at `start_indices`.
 
-    `dimension_numbers` places windows and index vectors in operand and result; see
-    GatherDimensionNumbers. `mode` says what an index out of bounds does; None checks. In mode
+    `dimension_numbers` maps dimensions of windows and index vectors to those of operand and result;
+    see GatherDimensionNumbers. `mode` says what an index out of bounds does; None checks. In mode
     "fill" it reads `fill_value`: by default NaN, the least signed or greatest unsigned integer, or
     True. `unique_indices` promises that no two windows overlap.
     """
@@ -152,9 +152,8 @@ def _python_number(value: Any) -> Any:
 
 
 def index_take(src: Array, idxs: Sequence[Array], axes: Sequence[int]) -> Array:
-    """src[idxs[0], idxs[1], ...] along `axes`: one element or window per place in the 1-d `idxs`.
-
-    Indices wrap around the axis, negative ones included.
+    """Return src[idxs[0], idxs[1], ...] along `axes`: one element or window per position in the 1-d
+    `idxs`. Indices wrap around the axis, negative ones included.
     """
     shape = typeof(src).shape
     axes = canonical_axes(tuple(axes), len(shape), "index_take")
@@ -169,11 +168,11 @@ def index_take(src: Array, idxs: Sequence[Array], axes: Sequence[int]) -> Array:
 
 
 def _wrapped(index: Any, n: int) -> Any:
-    kind = typeof(index).dtype
-    if n > dtypes.iinfo(kind).max:
+    dtype = typeof(index).dtype
+    if n > dtypes.iinfo(dtype).max:
         index = convert(index, dtypes.I32 if n < 2**31 else dtypes.I64)
     index = rem(index, n)
-    if dtypes.is_unsigned(kind):
+    if dtypes.is_unsigned(dtype):
         return index
     return select(lt(index, 0), add(index, n), index)
 
@@ -242,7 +241,7 @@ def take_rows(
     mode: str | GatherScatterMode = "check",
     fill_value: ArrayLike | None = None,
 ) -> Array:
-    """table[indices]: one row of the table, along its axis 0, per index.
+    """Return table[indices]: one row of the table, along its axis 0, per index.
 
     The derivative adds rows up by index, in float32 for 16-bit floats. Modes as in `gather`;
     negative indices are out of range.

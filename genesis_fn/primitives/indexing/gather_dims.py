@@ -1,8 +1,8 @@
 """Windows of an array at positions that are values: the geometry that gather and scatter share.
 
 A gather reads, and a scatter writes, one window of the operand per index vector. Their dimension
-numbers are JAX's, and mirror images: `ScatterDimensionNumbers` describes the gather that reads back
-what the scatter wrote.
+numbers are JAX's, and mirror images: a `ScatterDimensionNumbers` describes the gather that reads
+back what the scatter wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from genesis_fn.primitives.shape import ints
 
 
 class GatherDimensionNumbers(NamedTuple):
-    """How operand, indices and result of a gather lie along each other.
+    """How dimensions of operand, indices and result of a gather correspond.
 
     The last dimension of the indices holds index vectors; the others are batch dimensions.
 
@@ -36,7 +36,7 @@ class GatherDimensionNumbers(NamedTuple):
 
 
 class ScatterDimensionNumbers(NamedTuple):
-    """How operand, indices and updates of a scatter lie along each other.
+    """How dimensions of operand, indices and updates of a scatter correspond.
 
     The fields are those of GatherDimensionNumbers, in order, with the updates as the result.
     """
@@ -65,7 +65,7 @@ class GatherScatterMode(enum.Enum):
 
     @staticmethod
     def from_any(mode: str | GatherScatterMode | None) -> GatherScatterMode:
-        """The mode that a name (or None: fill or drop) stands for."""
+        """Return the mode of a name; None means fill or drop."""
         if isinstance(mode, GatherScatterMode):
             return mode
         if mode is None or mode == "drop":
@@ -79,17 +79,18 @@ class GatherScatterMode(enum.Enum):
 
 
 def mode_name(mode: str | GatherScatterMode | None) -> str:
-    """The mode as primitives keep it: "clip", "fill", "promise_in_bounds" or "check"."""
+    """Return the mode as primitives keep it: "clip", "fill", "promise_in_bounds" or "check"."""
     return GatherScatterMode.from_any(mode).value
 
 
 def canonical(numbers: Numbers) -> Numbers:
-    """The dimension numbers with tuples of plain ints."""
+    """Convert dimension numbers to tuples of plain ints."""
     return type(numbers)(*[ints(field) for field in numbers])
 
 
 def inverse(numbers: Numbers) -> Numbers:
-    """The scatter that writes what a gather reads, or the gather that reads what it writes."""
+    """Return the scatter that writes what a gather reads, or the gather that reads what it
+    writes."""
     other = (
         ScatterDimensionNumbers
         if type(numbers) is GatherDimensionNumbers
@@ -99,7 +100,7 @@ def inverse(numbers: Numbers) -> Numbers:
 
 
 def window_sizes(operand: Aval, updates: Aval, numbers: Numbers) -> tuple[int, ...]:
-    """The window's length along every operand dimension, read off the updates of a scatter."""
+    """Read the window's length along every operand dimension off the updates of a scatter."""
     window, inserted, _, batching, _ = numbers
     lengths = iter([updates.shape[d] for d in window])
     return tuple(
@@ -113,7 +114,8 @@ def window_sizes(operand: Aval, updates: Aval, numbers: Numbers) -> tuple[int, .
 def windowed_shape(
     name: str, operand: Aval, indices: Aval, numbers: Numbers, sizes: Sequence[int]
 ) -> tuple[int, ...]:
-    """The shape of a gather's result. Raises ShapeError or DTypeError for what does not fit."""
+    """Compute the shape of a gather's result. Raises ShapeError or DTypeError for what does not
+    fit."""
     window, collapsed, mapped, batching, index_batching = numbers
     names = numbers._fields
 

@@ -1,6 +1,6 @@
 """Slices at positions that are values.
 
-A dynamic slice keeps its length: its start counts from the end if it is negative, then moves until
+A dynamic slice keeps its length: a negative start counts from the end, then the start moves until
 the slice lies inside the operand. The primitives do both. Starts that are all Python integers need
 no primitive of their own: that is a static slice.
 """
@@ -57,18 +57,19 @@ def _vectors(
     sizes: Sequence[int],
     size: int,
 ) -> tuple[Any, tuple[int, ...]]:
-    """(index vectors [size, K], the operand dimensions they are for): those with room to move."""
+    """(index vectors [size, K], the operand dimensions they are for): those where a slice can
+    move."""
     mapped = tuple([d for d, n in enumerate(operand.shape) if n != sizes[d]])
-    given = {d: _from_front(starts[d], operand.shape[d]) for d in mapped}
-    kinds = {typeof(s).dtype for s in given.values() if hasattr(s, "aval")}
-    kind = kinds.pop() if len(kinds) == 1 else dtypes.I64
+    moving = {d: _from_front(starts[d], operand.shape[d]) for d in mapped}
+    index_dtypes = {typeof(s).dtype for s in moving.values() if hasattr(s, "aval")}
+    dtype = index_dtypes.pop() if len(index_dtypes) == 1 else dtypes.I64
     columns = []
-    for d, s in given.items():
+    for d, s in moving.items():
         if type(s) is int:
-            columns.append(full((size, 1), min(max(s, 0), operand.shape[d] - sizes[d]), kind))
+            columns.append(full((size, 1), min(max(s, 0), operand.shape[d] - sizes[d]), dtype))
         else:
             columns.append(
-                broadcast_in_dim(convert(s, kind), (size, 1), () if dims[d] is None else (0,))
+                broadcast_in_dim(convert(s, dtype), (size, 1), () if dims[d] is None else (0,))
             )
     return concatenate(columns, 1) if columns else full((size, 0), 0, dtypes.I32), mapped
 
@@ -77,10 +78,10 @@ def _from_front(s: Any, n: int) -> Any:
     """The start `s` along a dimension of length n, counted from the end where it is negative."""
     if not hasattr(s, "aval"):
         return s + n if s < 0 else s
-    kind = typeof(s).dtype
-    if dtypes.is_unsigned(kind):
+    dtype = typeof(s).dtype
+    if dtypes.is_unsigned(dtype):
         return s
-    if n > dtypes.iinfo(kind).max:
+    if n > dtypes.iinfo(dtype).max:
         s = convert(s, dtypes.I32 if n < 2**31 else dtypes.I64)
     return select(lt(s, 0), add(s, n), s)
 
@@ -220,22 +221,25 @@ PRIM["dynamic_update_slice"] = dynamic_update_slice_p
 
 
 def _starts(
-    operand: Any, given: Any, sizes: Sequence[int], allow_negative: bool | Sequence[bool]
+    operand: Any, start_indices: Any, sizes: Sequence[int], allow_negative: bool | Sequence[bool]
 ) -> list[Any]:
-    """One start per dimension, Python ints among them clamped. A dimension that the slice takes
-    whole starts at 0 whatever was given."""
+    """Return one start per dimension, Python ints among them clamped. A dimension that the slice
+    takes whole starts at 0, whatever its start index is."""
     shape = typeof(operand).shape
-    if hasattr(given, "aval"):
-        given = [reshape(slice_in_dim(given, i, i + 1), ()) for i in range(typeof(given).shape[0])]
-    given = list(given)
-    if not len(given) == len(shape) == len(sizes):
+    if hasattr(start_indices, "aval"):
+        start_indices = [
+            reshape(slice_in_dim(start_indices, i, i + 1), ())
+            for i in range(typeof(start_indices).shape[0])
+        ]
+    start_indices = list(start_indices)
+    if not len(start_indices) == len(shape) == len(sizes):
         raise errors.ShapeError(
             f"a dynamic slice of {typeof(operand)} needs {len(shape)} start indices and sizes, got "
-            f"{len(given)} and {len(sizes)}"
+            f"{len(start_indices)} and {len(sizes)}"
         )
     allowed = [allow_negative] * len(shape) if isinstance(allow_negative, bool) else allow_negative
     starts: list[Any] = []
-    for s, n, size, negative in zip(given, shape, sizes, allowed, strict=True):
+    for s, n, size, negative in zip(start_indices, shape, sizes, allowed, strict=True):
         if n == size:
             starts.append(0)
         elif not hasattr(s, "aval"):
@@ -253,7 +257,7 @@ def dynamic_slice(
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
 ) -> Array:
-    """operand[s : s + size] along every dimension, for starts s that may be values.
+    """Return operand[s : s + size] along every dimension, for starts s that may be values.
 
     `start_indices`: one integer per dimension, or a 1-d array of them; negative ones count from the
     end unless `allow_negative_indices` is False. A start is then moved until the slice fits.
@@ -275,7 +279,7 @@ def dynamic_update_slice(
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
 ) -> Array:
-    """`operand` with `update` in place of the slice of its shape at `start_indices`.
+    """Return `operand` with `update` in place of the slice of its shape at `start_indices`.
 
     Starts are treated as in `dynamic_slice`.
     """
@@ -302,7 +306,7 @@ def dynamic_slice_in_dim(
     *,
     allow_negative_indices: bool = True,
 ) -> Array:
-    """operand[start : start + size] along one axis."""
+    """Return operand[start : start + size] along one axis."""
     axis, starts = _along(operand, axis, start_index)
     sizes = [slice_size if i == axis else n for i, n in enumerate(typeof(operand).shape)]
     return dynamic_slice(operand, starts, sizes, allow_negative_indices=allow_negative_indices)
@@ -316,7 +320,7 @@ def dynamic_index_in_dim(
     *,
     allow_negative_indices: bool = True,
 ) -> Array:
-    """operand[index] along one axis, which is kept with length 1 or dropped; clamped."""
+    """Return operand[index], clamped, along one axis, which is kept with length 1 or dropped."""
     taken = dynamic_slice_in_dim(
         operand, index, 1, axis, allow_negative_indices=allow_negative_indices
     )
@@ -331,7 +335,7 @@ def dynamic_update_slice_in_dim(
     *,
     allow_negative_indices: bool = True,
 ) -> Array:
-    """`operand` with `update` written from `start_index` on along one axis."""
+    """Return `operand` with `update` written from `start_index` on along one axis."""
     _, starts = _along(operand, axis, start_index)
     return dynamic_update_slice(
         operand, update, starts, allow_negative_indices=allow_negative_indices
@@ -346,7 +350,7 @@ def dynamic_update_index_in_dim(
     *,
     allow_negative_indices: bool = True,
 ) -> Array:
-    """`operand` with `update`, which may lack the axis, written at `index` along it."""
+    """Return `operand` with `update`, which may lack the axis, written at `index` along it."""
     shape = typeof(operand).shape
     axis = canonical_axis(axis, len(shape), "dynamic_update_index_in_dim")
     if len(typeof(update).shape) != len(shape):

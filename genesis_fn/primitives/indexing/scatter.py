@@ -1,5 +1,6 @@
-"""Scatter: windows written, added, multiplied, or compared into an array at positions that are
-values; and its common case, sums over segments. With gather they are each other's transposes.
+"""Scatter: windows written, added, multiplied or compared into an array at positions that are
+values, and its common case, sums over segments. A gather and an adding scatter are each other's
+transposes.
 
 Where windows overlap, a set keeps the last in row-major order of the batch dimensions; the others
 combine all. Sums and products of 16-bit floats are taken in float32 and rounded once.
@@ -18,15 +19,15 @@ from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives.elementwise import convert, div, eq, neg, select
 from genesis_fn.primitives.factories import (
     PRIM,
+    describe,
     full,
     instantiate,
     move_batch,
     scale,
-    show,
     zero_of,
     zeros,
 )
-from genesis_fn.primitives.indexing.gather import gather_p, raised, take_rows, take_rows_p
+from genesis_fn.primitives.indexing.gather import gather_p, shift_dims, take_rows, take_rows_p
 from genesis_fn.primitives.indexing.gather_dims import (
     GatherDimensionNumbers,
     GatherScatterMode,
@@ -62,17 +63,18 @@ def _scatter_shape(
             f"{indices} but the last, and update_window_dims {window}"
         )
     if operand.dtype != updates.dtype:
-        raise errors.DTypeError(f"{name}: dtypes differ: {show((operand, updates))}")
+        raise errors.DTypeError(f"{name}: dtypes differ: {describe((operand, updates))}")
     if kind != "set" and dtypes.is_key(operand.dtype):
         raise errors.DTypeError(
-            f"{name} is not for random keys, got {show((operand, updates))}; {dtypes.KEY_REMEDY}"
+            f"{name} is not for random keys, got {describe((operand, updates))}; "
+            f"{dtypes.KEY_REMEDY}"
         )
     if kind in ("min", "max") and dtypes.is_complex(operand.dtype):
         raise errors.DTypeError(f"{name} takes real numbers, got {operand}")
-    found = operand.ndim - sum([len(dimension_numbers[i]) for i in (1, 3)])
-    if found != len(window):
+    free = operand.ndim - sum([len(dimension_numbers[i]) for i in (1, 3)])
+    if free != len(window):
         raise errors.ShapeError(
-            f"{name}: {found} dimensions of {operand} are neither inserted nor batching, but "
+            f"{name}: {free} dimensions of {operand} are neither inserted nor batching, but "
             f"update_window_dims {window} has {len(window)}"
         )
     sizes = window_sizes(operand, updates, dimension_numbers)
@@ -87,7 +89,8 @@ def _scatter_shape(
 def _read_back(
     x: Any, indices: Any, updates: Aval, numbers: ScatterDimensionNumbers, mode: str
 ) -> Any:
-    """What the scatter with these numbers wrote into `x`: zero for windows that were dropped."""
+    """Gather what the scatter with these numbers wrote into `x`: zero for windows that were
+    dropped."""
     return bind(
         gather_p,
         x,
@@ -135,7 +138,7 @@ def _add_tangent(
 def _mul_tangent(
     out: Any, x: Any, indices: Any, u: Any, params: dict[Any, Any]
 ) -> Callable[..., Any]:
-    """x' prod(u) + x sum_j u'_j prod(the other u at j's place)."""
+    """x' prod(u) + x sum_j u'_j prod(the other u at the position of j)."""
     kind, mode = typeof(x), params["mode"]
     summed = {**params, "kind": "add"}
 
@@ -204,18 +207,21 @@ def _scatter_transpose(
         return [back, None, None]
     read = _read_back(ct, indices, of_updates, numbers, mode)
     if kind == "set" and not params["unique_indices"]:
-        read = select(_survivors(typeof(ct), indices, of_updates, params), read, zero_of(read))
+        read = select(
+            _surviving_updates(typeof(ct), indices, of_updates, params), read, zero_of(read)
+        )
     return [back, None, read]
 
 
-def _survivors(operand: Aval, indices: Any, updates: Aval, params: dict[Any, Any]) -> Any:
-    """Which elements of the updates a set leaves in place: scatter their ids and look again."""
+def _surviving_updates(operand: Aval, indices: Any, updates: Aval, params: dict[Any, Any]) -> Any:
+    """Which elements of the updates a set leaves in the result: scatter their ids and gather
+    them."""
     window = params["dimension_numbers"].update_window_dims
     batch = [n for i, n in enumerate(updates.shape) if i not in window]
     count = math.prod(batch)
     id_type = dtypes.I32 if count < 2**31 else dtypes.I64
-    places = [i for i in range(updates.ndim) if i not in window]
-    ids = broadcast_in_dim(reshape(iota(id_type, count), batch), updates.shape, places)
+    positions = [i for i in range(updates.ndim) if i not in window]
+    ids = broadcast_in_dim(reshape(iota(id_type, count), batch), updates.shape, positions)
     written = bind(scatter_p, full(operand.shape, -1, id_type), indices, ids, **params)
     return eq(
         ids, _read_back(written, indices, updates, params["dimension_numbers"], params["mode"])
@@ -236,16 +242,20 @@ def _scatter_batch(
     updates = move_batch(updates, updates_dim, 0, size)
     if indices_dim is None:
         numbers = ScatterDimensionNumbers(
-            (0, *raised(window)), raised(inserted), raised(mapped), raised(batching), index_batching
+            (0, *shift_dims(window)),
+            shift_dims(inserted),
+            shift_dims(mapped),
+            shift_dims(batching),
+            index_batching,
         )
     else:
         indices = move_batch(indices, indices_dim, 0, size)
         numbers = ScatterDimensionNumbers(
-            raised(window),
-            raised(inserted),
-            raised(mapped),
-            (0, *raised(batching)),
-            (0, *raised(index_batching)),
+            shift_dims(window),
+            shift_dims(inserted),
+            shift_dims(mapped),
+            (0, *shift_dims(batching)),
+            (0, *shift_dims(index_batching)),
         )
         params.update(indices_are_sorted=False)
     return bind(scatter_p, operand, indices, updates, dimension_numbers=numbers, **params), 0
@@ -277,8 +287,8 @@ def _reads_rows(
     operand: Aval, batch: Sequence[int], numbers: GatherDimensionNumbers, sizes: Sequence[int]
 ) -> bool:
     """Whether a gather is `take_rows`: whole rows along axis 0, last in the result."""
-    places = tuple(range(len(batch), len(batch) + operand.ndim - 1))
-    rows = GatherDimensionNumbers(places, (0,), (0,))
+    positions = tuple(range(len(batch), len(batch) + operand.ndim - 1))
+    rows = GatherDimensionNumbers(positions, (0,), (0,))
     return numbers == rows and tuple(sizes[1:]) == operand.shape[1:]
 
 
@@ -313,7 +323,7 @@ def _gather_transpose(ct: Any, operand: Any, indices: Any, **params: Any) -> lis
 gather_p.transpose = _gather_transpose
 
 
-def _named(kind: str, doc: str) -> Callable[..., Any]:
+def _scatter_function(kind: str, doc: str) -> Callable[..., Any]:
     def call(
         operand: Any,
         scatter_indices: Any,
@@ -339,18 +349,21 @@ def _named(kind: str, doc: str) -> Callable[..., Any]:
     call.__name__ = call.__qualname__ = "scatter" if kind == "set" else f"scatter_{kind}"
     call.__doc__ = (
         f"{doc}\n\n"
-        "    `dimension_numbers` places windows and index vectors; see ScatterDimensionNumbers.\n"
+        "    `dimension_numbers` maps dimensions of windows and index vectors to those of the operand;\n"
+        "    see ScatterDimensionNumbers.\n"
         "    `mode` says what an index out of bounds does; None drops its window.\n"
         "    `unique_indices` promises that no two windows overlap.\n"
     )
     return call
 
 
-scatter = _named("set", "`operand` with the windows `updates` in place of its own values.")
-scatter_add = _named("add", "`operand` with the windows `updates` added.")
-scatter_mul = _named("mul", "`operand` multiplied by the windows `updates`.")
-scatter_min = _named("min", "The minimum of `operand` and the windows `updates`.")
-scatter_max = _named("max", "The maximum of `operand` and the windows `updates`.")
+scatter = _scatter_function(
+    "set", "Return `operand` with the windows `updates` in place of its own values."
+)
+scatter_add = _scatter_function("add", "Return `operand` with the windows `updates` added.")
+scatter_mul = _scatter_function("mul", "Return `operand` multiplied by the windows `updates`.")
+scatter_min = _scatter_function("min", "Return the minimum of `operand` and the windows `updates`.")
+scatter_max = _scatter_function("max", "Return the maximum of `operand` and the windows `updates`.")
 
 
 def scatter_sub(
@@ -363,7 +376,7 @@ def scatter_sub(
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
 ) -> Array:
-    """`operand` with the windows `updates` subtracted; arguments as in `scatter_add`."""
+    """Return `operand` with the windows `updates` subtracted; arguments as in `scatter_add`."""
     return scatter_add(
         operand,
         scatter_indices,
@@ -448,7 +461,7 @@ def segment_sum(
     indices_are_sorted: bool = False,
     mode: str | GatherScatterMode | None = None,
 ) -> Array:
-    """out[s] = the sum of data[i] over all i with segment_ids[i] == s, for s < num_segments.
+    """Sum data[i] over all i with segment_ids[i] == s, for each s < num_segments.
 
     `segment_ids` may have several dimensions, the first ones of `data`. 16-bit floats are added in
     float32. Modes as in `scatter`: None drops what belongs to no segment.

@@ -72,7 +72,7 @@ def _recurrence_shape(a: Aval, b: Aval, *, axis: int, reverse: bool) -> Aval:
 
 
 def _shift(x: Any, axis: int, reverse: bool, fill: Any = None) -> Any:
-    """x moved one place along `axis` (backwards if `reverse`); zeros, or `fill`, move in."""
+    """Move x by one position along `axis` (backwards if `reverse`); zeros, or `fill`, move in."""
     kind = typeof(x)
     n = kind.shape[axis]
     value = (0.0 if not dtypes.is_complex(kind.dtype) else 0j) if fill is None else fill
@@ -141,8 +141,8 @@ def _cumprod_linearize(nonzero: Any, x: Any, *, axis: int, reverse: bool) -> Any
     return y, tangent
 
 
-def _one(kind: Any) -> Any:
-    return 1 + 0j if dtypes.is_complex(kind) else 1.0
+def _one(dtype: Any) -> Any:
+    return 1 + 0j if dtypes.is_complex(dtype) else 1.0
 
 
 cumprod_p.linearize = _cumprod_linearize

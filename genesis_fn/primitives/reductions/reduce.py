@@ -26,32 +26,32 @@ from genesis_fn.primitives.factories import (
 
 
 def reduced(x: Aval, axes: Sequence[int], name: str) -> Aval:
-    """The aval without `axes`. Raises ShapeError for axes that are not there."""
+    """Return the aval without `axes`. Raises ShapeError for axes that do not exist."""
     if len(set(axes)) != len(axes) or any(not 0 <= a < x.ndim for a in axes):
         raise errors.ShapeError(f"{name}: axes {list(axes)} do not fit {x}")
     return x.update(tuple([n for i, n in enumerate(x.shape) if i not in axes]))
 
 
 def axis_in(axis: SupportsIndex, ndim: int, name: str, x: Array) -> int:
-    """`axis` counted from the front. Raises ShapeError if `x` has no such axis."""
+    """Count `axis` from the front. Raises ShapeError if `x` has no such axis."""
     if not isinstance(axis, (int, np.integer)) or not -ndim <= axis < ndim:
         raise errors.ShapeError(f"{name}: axis {axis} does not fit {typeof(x)}")
     return int(axis) % ndim
 
 
 def axes_in(axes: int | Sequence[int], ndim: int, name: str, x: Array) -> tuple[int, ...]:
-    """`axes` (an int or several) counted from the front."""
+    """Count `axes` (an int or several) from the front."""
     several = (axes,) if isinstance(axes, (int, np.integer)) else axes
     return tuple([axis_in(a, ndim, name, x) for a in several])
 
 
 def shifted(size: int, x: Array, d: int, axes: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    """(operand with the batch in front, axes shifted past it)."""
+    """Move the batch to the front: (operand, axes shifted past it)."""
     return move_batch(x, d, 0, size), tuple([a + 1 for a in axes])
 
 
 def _spread(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """`y`, a reduction of something like `x` over `axes`, repeated to the shape of `x`."""
+    """Repeat `y`, a reduction of something like `x` over `axes`, to the shape of `x`."""
     shape = typeof(x).shape
     return bind(PRIM["broadcast_in_dim"], y, shape=shape, dims=axes_except(len(shape), axes))
 
@@ -93,7 +93,7 @@ def reduce_sum(x: Array, axes: Sequence[int]) -> Array:
 def reduction(
     name: str, kinds: str, lowering: Reduce | None, precision: str = "follow"
 ) -> Primitive:
-    """A primitive that reduces one operand over `axes` to the same dtype."""
+    """Define a primitive that reduces one operand over `axes`, in its dtype."""
 
     def shape(x: Aval, *, axes: tuple[int, ...]) -> Aval:
         accepts, words = KINDS[kinds]

@@ -57,7 +57,7 @@ def reduce_prod(operand: Array, axes: Sequence[int]) -> Array:
 
 
 def fold(xs: Sequence[Array], combine: Callable[..., Any], axes: Sequence[int]) -> list[Array]:
-    """`xs`, arrays of one shape, combined over non-empty `axes` pairwise, as a balanced tree.
+    """Combine `xs`, arrays of one shape, over non-empty `axes` pairwise, as a balanced tree.
 
     `combine(a, b)` takes and returns tuples of arrays; it must be associative and commutative.
     """
@@ -99,7 +99,7 @@ MONOIDS: dict[str, Callable[..., Any]] = {
 
 
 def monoid_of(computation: Callable[..., Any]) -> str | None:
-    """The name of the binary primitive that a function is, if it is one of MONOIDS."""
+    """Return the name of the binary primitive that a function is, if it is one of MONOIDS."""
     name = getattr(getattr(computation, "prim", None), "name", None)
     return name if name in MONOIDS else None
 
@@ -110,10 +110,12 @@ def reduce(
     computation: Callable[..., Any],
     dimensions: Sequence[int],
 ) -> PyTree:
-    """`computation`, associative and commutative, repeated over `dimensions` from `init_values` on.
+    """Reduce over `dimensions` by `computation`, associative and commutative, starting at
+    `init_values`.
 
     `operands` is one array, or a tuple of arrays of one shape with a tuple of initial values: then
-    `computation(a, b)` takes and returns tuples. add, mul, max, min, and, or, xor use theirs.
+    `computation(a, b)` takes and returns tuples. add, mul, max, min, and, or, xor run as their own
+    reductions.
     """
     several = isinstance(operands, (tuple, list))
     xs: tuple[Any, ...] = tuple(operands) if several else (operands,)

@@ -1,7 +1,8 @@
 """Reductions over sliding windows: sum, maximum, minimum, and any function.
 
-The derivative of a maximum moves elements between a window's winner and its output: `window_offset`
-finds the winner's place inside the window, `window_take` reads there, and `window_put` adds there.
+The derivative of a maximum moves elements between a window's extreme element and its output:
+`window_offset` finds the position of that element inside the window, `window_take` reads there, and
+`window_put` adds there.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ reduce_window_sum_p = linear(
 )
 
 
-# ---- the winner of each window ----
+# ---- the extreme element of each window ----
 
 
 def _offset_shape(x: Aval, *, window: Window, greatest: bool) -> Aval:
@@ -121,7 +122,8 @@ window_offset_p.batch = lambda size, xs, dims, *, window, greatest: (
 
 
 def _moving(name: str, result: Callable[..., Any]) -> Primitive:
-    """A primitive, linear in its first operand, that moves elements to or from the winners."""
+    """Define a primitive, linear in its first operand, that moves elements to or from these
+    positions."""
     prim = Primitive(name, result)
 
     def linearize(nonzero: Any, x: Any, offset: Any, **params: Any) -> Any:
@@ -193,7 +195,7 @@ def window_of(
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> Window:
-    """The Window of these arguments; "SAME" and "VALID" become pairs."""
+    """Make the Window of these arguments; "SAME" and "VALID" become pairs."""
     shape = typeof(operand).shape
     some = lambda values: (1,) * len(shape) if values is None else tuple(map(int, values))
     lengths, strides = some(window_dimensions), some(window_strides)
@@ -217,10 +219,10 @@ def reduce_window(
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> Array:
-    """`computation` repeated over every window of `operand`, starting at `init_value`.
+    """Reduce every window of `operand` by `computation`, starting at `init_value`.
 
     Padding and dilation gaps take no part. add, max and min are one operation; any other function
-    is applied once per place in the window.
+    is applied once per offset in the window.
     """
     window = window_of(
         operand, window_dimensions, window_strides, padding, base_dilation, window_dilation
@@ -237,7 +239,7 @@ def reduce_window(
         same = _is_identity(name, init_value, kind.dtype)
         return result if same else computation(start, result)
     one = lambda a, b: [computation(a[0], b[0])]
-    return _place_by_place([operand], [start], one, window)[0]
+    return _fold_windows([operand], [start], one, window)[0]
 
 
 def reduce_windows(
@@ -246,7 +248,8 @@ def reduce_windows(
     computation: Callable[..., Any],
     *options: Any,
 ) -> list[Array]:
-    """`reduce_window` of several operands of one shape: `computation` takes and returns lists."""
+    """Apply `reduce_window` to several operands of one shape; `computation` takes and returns
+    lists."""
     window = window_of(operands[0], *options)
     kinds = [typeof(x) for x in operands]
     if any(k.shape != kinds[0].shape for k in kinds):
@@ -255,35 +258,35 @@ def reduce_windows(
     given: list[Any] = list(init_values)
     starts = [full((), v, k.dtype) if type(v) in SCALARS else v for v, k in zip(given, kinds)]
     starts = [shapes.broadcast_in_dim(v, outputs, ()) for v in starts]
-    return _place_by_place(operands, starts, computation, window)
+    return _fold_windows(operands, starts, computation, window)
 
 
-def _place_by_place(
+def _fold_windows(
     operands: Sequence[Any], starts: list[Any], computation: Callable[..., Any], window: Window
 ) -> list[Any]:
-    """`computation` applied once per place in the window, to all windows at a time."""
+    """Apply `computation` once per offset in the window, to all windows at a time."""
     outputs, shape = typeof(starts[0]).shape, typeof(operands[0]).shape
     if 0 in outputs:
         return starts
     config = [(low, high, a - 1) for (low, high), a in zip(window.padding, window.base_dilation)]
     gaps = any(v for entry in config for v in entry)
-    xs, real = list(operands), None
+    xs, inside_operand = list(operands), None
     if gaps:
         xs = [shapes.pad(x, full((), 0, typeof(x).dtype), config) for x in xs]
-        real = shapes.pad(full(shape, True, BOOL), full((), False, BOOL), config)
+        inside_operand = shapes.pad(full(shape, True, BOOL), full((), False, BOOL), config)
     results = starts
-    for place in itertools.product(*map(range, window.lengths)):
-        first = [j * d for j, d in zip(place, window.window_dilation)]
+    for offset in itertools.product(*map(range, window.lengths)):
+        first = [j * d for j, d in zip(offset, window.window_dilation)]
         last = [b + (m - 1) * s + 1 for b, m, s in zip(first, outputs, window.strides)]
         combined = computation(results, [shapes.slice(x, first, last, window.strides) for x in xs])
-        if real is not None:
-            inside = shapes.slice(real, first, last, window.strides)
+        if inside_operand is not None:
+            inside = shapes.slice(inside_operand, first, last, window.strides)
             combined = [select(inside, c, r) for c, r in zip(combined, results)]
         results = list(combined)
     return results
 
 
-def _is_identity(name: str, value: Any, kind: Any) -> bool:
+def _is_identity(name: str, value: Any, dtype: Any) -> bool:
     if type(value) not in SCALARS:
         return False
-    return value == (0 if name == "add" else extreme_over_nothing(kind, name == "max"))
+    return value == (0 if name == "add" else extreme_over_nothing(dtype, name == "max"))

@@ -1,4 +1,9 @@
-"""cond and switch: one of several programs runs, chosen by a traced index."""
+"""cond and switch: one of several programs runs, chosen by a traced index.
+
+The rules of the primitive come first, what users call last. All branches of one equation take the
+same operands and return the same avals, also after a transform: a rule transforms the branches one
+by one and then makes their signatures equal.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +49,22 @@ def _shape(index: Aval, *avals: Aval, branches: tuple[Jaxpr, ...]) -> list[Aval]
     return branches[0].out_avals
 
 
-def _union(
+def _with_common_outputs(
     transform: Callable[..., Any], branches: tuple[Jaxpr, ...]
 ) -> tuple[list[Any], tuple[bool, ...]]:
-    """`transform(branch, force)` of every branch, with outputs that any of them found forced."""
+    """Transform every branch: (results, outputs that are nonzero in any of them).
+
+    `transform(branch, force)` returns (result, nonzero outputs), the forced ones among them.
+    """
+    # A program's outputs are fixed when it is made: once a branch finds a further nonzero output,
+    # all are transformed again with that one forced.
     force = (False,) * len(branches[0].outs)
     while True:
         results = [transform(b, force) for b in branches]
-        found = tuple([any(f) for f in zip(*[r[1] for r in results])]) or force
-        if found == force or not force:
-            return [r[0] for r in results], found
-        force = found
+        nonzero = tuple([any(f) for f in zip(*[r[1] for r in results])]) or force
+        if nonzero == force or not force:
+            return [r[0] for r in results], nonzero
+        force = nonzero
 
 
 def _linearize(nonzero: Sequence[bool], index: Any, *xs: Any, branches: tuple[Jaxpr, ...]) -> Any:
@@ -64,68 +74,77 @@ def _linearize(nonzero: Sequence[bool], index: Any, *xs: Any, branches: tuple[Ja
         result = linearize_jaxpr(branch, mask, force)
         return result, result[2]
 
-    results, found = _union(step, branches)
-    slots, places = _shared_slots([r[1].in_avals[: r[3]] for r in results])
-    forwards = tuple([_with_slots(r[0], count, p, tuple(slots)) for r, p in zip(results, places)])
-    tangents = tuple([_from_slots(r[1], r[3], p, tuple(slots)) for r, p in zip(results, places)])
+    results, nonzero_outs = _with_common_outputs(step, branches)
+    slots, slot_of = _shared_slots([r[1].in_avals[: r[3]] for r in results])
+    forwards = tuple([_with_slots(r[0], count, p, tuple(slots)) for r, p in zip(results, slot_of)])
+    tangents = tuple([_from_slots(r[1], r[3], p, tuple(slots)) for r, p in zip(results, slot_of)])
     outs = bind(cond_p, index, *xs, branches=forwards)
     primals, residuals = outs[:count], outs[count:]
 
     def apply(_: Any, *ts: Any) -> list[Any]:
-        given = [t for t in ts if t is not None]
-        return filled(found, bind(cond_p, index, *residuals, *given, branches=tangents))
+        dense = [t for t in ts if t is not None]
+        return filled(nonzero_outs, bind(cond_p, index, *residuals, *dense, branches=tangents))
 
     return primals, apply
 
 
 def _shared_slots(avals: Sequence[Sequence[Aval]]) -> tuple[list[Aval], list[tuple[int, ...]]]:
-    """(avals of the residual slots, slot of each branch's residuals): branches share slots by
-    type."""
+    """Assign the residuals of all branches to common slots: (avals of the slots, the slot of each
+    branch's residuals).
+    """
+    # Residuals are outputs of the forward cond. Only one branch runs, so branches share slots of
+    # equal avals: memory is kept for the largest branch rather than for their sum.
     slots: list[Aval] = []
-    places = []
+    slot_of = []
     for branch in avals:
         taken: set[int] = set()
-        mine = []
+        own = []
         for a in branch:
             free = [i for i, s in enumerate(slots) if s is a and i not in taken]
             if not free:
                 slots.append(a)
                 free = [len(slots) - 1]
             taken.add(free[0])
-            mine.append(free[0])
-        places.append(tuple(mine))
-    return slots, places
+            own.append(free[0])
+        slot_of.append(tuple(own))
+    return slots, slot_of
 
 
 @memoized
 def _with_slots(
-    forward: Jaxpr, count: int, places: tuple[int, ...], slots: tuple[Aval, ...]
+    forward: Jaxpr, count: int, slot_of: tuple[int, ...], slots: tuple[Aval, ...]
 ) -> Jaxpr:
+    """A branch's forward program that returns its residuals in their slots, zeros in the others."""
+
     def f(*args: Any) -> list[Any]:
         outs = evaluate(forward, *args)
-        mine = dict(zip(places, outs[count:]))
-        return outs[:count] + [mine[i] if i in mine else zeros(s) for i, s in enumerate(slots)]
+        own = dict(zip(slot_of, outs[count:]))
+        return outs[:count] + [own[i] if i in own else zeros(s) for i, s in enumerate(slots)]
 
     return stage_closed(f, forward.in_avals, forward.name)
 
 
 @memoized
 def _from_slots(
-    tangent: Jaxpr, nres: int, places: tuple[int, ...], slots: tuple[Aval, ...]
+    tangent: Jaxpr, nres: int, slot_of: tuple[int, ...], slots: tuple[Aval, ...]
 ) -> Jaxpr:
+    """A branch's tangent program that takes its residuals from their slots."""
+
     def f(*args: Any) -> list[Any]:
-        return evaluate(tangent, *[args[i] for i in places], *args[len(slots) :])
+        return evaluate(tangent, *[args[i] for i in slot_of], *args[len(slots) :])
 
     return stage_closed(f, [*slots, *tangent.in_avals[nres:]], tangent.name)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, branches: tuple[Jaxpr, ...]) -> Any:
     mask = tuple([t is not None for t in tangents[1:]])
-    programs, found = _union(lambda b, force: jvp_jaxpr(b, mask, force), branches)
-    given = [t for t in tangents[1:] if t is not None]
-    outs = bind(cond_p, *primals, *given, branches=tuple(programs))
+    programs, nonzero_outs = _with_common_outputs(
+        lambda b, force: jvp_jaxpr(b, mask, force), branches
+    )
+    dense = [t for t in tangents[1:] if t is not None]
+    outs = bind(cond_p, *primals, *dense, branches=tuple(programs))
     count = len(branches[0].outs)
-    return outs[:count], filled(found, outs[count:])
+    return outs[:count], filled(nonzero_outs, outs[count:])
 
 
 def _transpose(
@@ -134,8 +153,8 @@ def _transpose(
     linear = tuple([is_linear(x) for x in operands])
     nonzero = tuple([ct is not None for ct in cts])
     programs = tuple([transpose_jaxpr(b, linear, nonzero) for b in branches])
-    given = [x for x in operands if not is_linear(x)]
-    back = bind(cond_p, index, *given, *[ct for ct in cts if ct is not None], branches=programs)
+    residuals = [x for x in operands if not is_linear(x)]
+    back = bind(cond_p, index, *residuals, *[ct for ct in cts if ct is not None], branches=programs)
     return filled((False, *linear), back)
 
 
@@ -150,80 +169,83 @@ def _batch(
     mask = tuple([d is not None for d in dims[1:]])
     operands = at_front(size, xs[1:], dims[1:])
     if dims[0] is None:
-        programs, found = _union(
+        programs, batched_outs = _with_common_outputs(
             lambda b, force: batch_jaxpr(b, size, mask, force, axis_name), branches
         )
         outs = bind(cond_p, xs[0], *operands, branches=tuple(programs))
-        return outs, [0 if f else None for f in found]
-    # Every example chooses for itself: run all branches and select.
-    every = (True,) * len(branches[0].outs)
+        return outs, [0 if f else None for f in batched_outs]
+    # Examples choose different branches: run all of them and select.
+    all_outs = (True,) * len(branches[0].outs)
     index = move_batch(xs[0], dims[0], 0, size)
     last = len(branches) - 1
-    chosen = [_chosen(index, i, last) for i in range(len(branches))]
+    taken = [_takes_branch(index, i, last) for i in range(len(branches))]
     results = []
-    for b, active in zip(branches, chosen):
-        given, each = operands, mask
+    for b, active in zip(branches, taken):
+        inputs, batched = operands, mask
+        # An example that does not take a branch must neither trip its checks nor get its NaNs.
         if may_be_infinite(b):
-            given, each = _only_where(active, size, operands, mask)
+            inputs, batched = _differentiable_where(active, size, operands, mask)
         if has_checks(b):
-            program, _ = batch_jaxpr(guarded(b), size, (True, *each), every, axis_name)
-            results.append(evaluate(program, active, *given))
+            program, _ = batch_jaxpr(guarded(b), size, (True, *batched), all_outs, axis_name)
+            results.append(evaluate(program, active, *inputs))
         else:
-            results.append(evaluate(batch_jaxpr(b, size, each, every, axis_name)[0], *given))
+            results.append(evaluate(batch_jaxpr(b, size, batched, all_outs, axis_name)[0], *inputs))
     outs: list[Any] = []
-    places = _handed_through(branches)
-    for cases, place in zip(zip(*results), places):
-        if place is not None and not mask[place]:
-            outs.append(operands[place])
+    forwarded = _forwarded_operands(branches)
+    for cases, operand in zip(zip(*results), forwarded):
+        if operand is not None and not mask[operand]:
+            outs.append(operands[operand])  # the same value in every branch: nothing to select
             continue
         out = cases[-1]
         for i in range(last - 1, -1, -1):
-            out = ops.select(broadcast_mask(chosen[i], typeof(out)), cases[i], out)
+            out = ops.select(broadcast_mask(taken[i], typeof(out)), cases[i], out)
         outs.append(out)
-    return outs, [None if p is not None and not mask[p] else 0 for p in places]
+    return outs, [None if p is not None and not mask[p] else 0 for p in forwarded]
 
 
-def _handed_through(branches: Sequence[Jaxpr]) -> list[int | None]:
-    """For each output the operand that it is in every branch, None where there is no such one."""
-    found = []
+def _forwarded_operands(branches: Sequence[Jaxpr]) -> list[int | None]:
+    """For each output the operand that every branch returns unchanged, None where there is no such
+    one."""
+    forwarded = []
     for outs in zip(*[b.outs for b in branches]):
-        places = {b.invars.index(o) if o in b.invars else None for b, o in zip(branches, outs)}
-        found.append(places.pop() if len(places) == 1 else None)
-    return found
+        positions = {b.invars.index(o) if o in b.invars else None for b, o in zip(branches, outs)}
+        forwarded.append(positions.pop() if len(positions) == 1 else None)
+    return forwarded
 
 
-def _only_where(
+def _differentiable_where(
     active: Any, size: int, xs: Sequence[Any], batched: Sequence[bool]
 ) -> tuple[list[Any], tuple[bool, ...]]:
-    """(operands that have derivatives only in the examples that are active, which are batched).
+    """Stop the gradient of operands in the examples that do not take a branch: (operands, which of
+    them are batched).
 
-    The selection of a branch's results gives examples that do not take it the cotangent 0, which
-    the branch may still turn to NaN (0 * inf). A shared operand is repeated: its cotangent is a sum
-    over the examples, out of which a NaN cannot be selected.
+    The selection of a branch's results gives these examples the cotangent 0, which the branch may
+    still turn to NaN (0 * inf). A shared operand is repeated: its cotangent is a sum over the
+    examples, out of which a NaN cannot be selected.
     """
-    given, each = [], []
+    inputs, flags = [], []
     for x, b in zip(xs, batched):
         differentiable = isinstance(x, Tracer) and dtypes.is_inexact(typeof(x).dtype)
         if differentiable:
-            whole = x if b else move_batch(x, None, 0, size)
-            x = ops.select(broadcast_mask(active, typeof(whole)), whole, ops.stop_gradient(whole))
-        given.append(x)
-        each.append(b or differentiable)
-    return given, tuple(each)
+            full = x if b else move_batch(x, None, 0, size)
+            x = ops.select(broadcast_mask(active, typeof(full)), full, ops.stop_gradient(full))
+        inputs.append(x)
+        flags.append(b or differentiable)
+    return inputs, tuple(flags)
 
 
-def _chosen(index: Any, i: int, last: int) -> Any:
-    """Where branch `i` is the one that the clamped index chooses."""
+def _takes_branch(index: Any, i: int, last: int) -> Any:
+    """Whether the index, clamped to [0, last], chooses branch `i`; one bool per example."""
     if i == last:
         return ops.ge(index, i)
     return ops.eq(index, i) if i else ops.le(index, 0)
 
 
-def broadcast_mask(mask: Array, kind: Aval) -> Array:
-    """A mask of the leading axis, repeated over the others."""
+def broadcast_mask(mask: Array, aval: Aval) -> Array:
+    """Repeat a mask of the leading axis over the other axes of `aval`."""
     from genesis_fn.primitives.shape import broadcast_in_dim
 
-    return mask if typeof(mask).shape == kind.shape else broadcast_in_dim(mask, kind.shape, (0,))
+    return mask if typeof(mask).shape == aval.shape else broadcast_in_dim(mask, aval.shape, (0,))
 
 
 cond_p = Primitive(
@@ -324,6 +346,8 @@ def cond(
 def _run(
     index: Any, functions: Sequence[Callable[..., Any]], operands: tuple[Any, ...], what: str
 ) -> Any:
+    """Stage the branches and bind `cond`; under `disable_jit` call the one that a known index
+    chooses."""
     from genesis_fn.core.array import ArrayImpl
     from genesis_fn.core.configuration import config
 
@@ -357,6 +381,8 @@ def _same_outputs(
     functions: Sequence[Callable[..., Any]],
     what: str,
 ) -> list[Jaxpr]:
+    """Return `branches`. Raises TreeError or TypeError where outputs differ from the first
+    one's."""
     first = staged[0][0]
     for (flat, _, _), f in zip(staged[1:], functions[1:]):
         if flat.out_tree != first.out_tree:
@@ -369,11 +395,11 @@ def _same_outputs(
                 f"{name_of(f)}\n  expected is what {name_of(functions[0])} returns\n"
                 f"  at {where().describe()}{missing(got)}{missing(expected)}"
             )
-    kinds = branches[0].out_avals
+    avals = branches[0].out_avals
     for b, f in zip(branches[1:], functions[1:]):
-        for i, (a, o) in enumerate(zip(kinds, b.out_avals)):
+        for i, (a, o) in enumerate(zip(avals, b.out_avals)):
             if a is not o:
-                path = tree.paths(tree.unflatten(first.out_tree, kinds))[i]
+                path = tree.paths(tree.unflatten(first.out_tree, avals))[i]
                 remedy = "by .astype(...)" if a.shape == o.shape else "in shape, as by jnp.pad"
                 raise TypeError(
                     f"{what}: output{path} is {a} from {name_of(functions[0])} but {o} from "

@@ -1,4 +1,8 @@
-"""while_loop, fori_loop, map and associative_scan."""
+"""while_loop, fori_loop, map and associative_scan.
+
+The rules of the primitive `while` come first. A `fori_loop` with known bounds and `map` are scans
+(`scanning.py`); `associative_scan` is a Python recursion over slices.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,10 @@ from genesis_fn.transforms.autodiff.linearize import jvp_jaxpr
 from genesis_fn.transforms.batching.batch import batch_jaxpr
 from genesis_fn.transforms.batching.predicated_checks import guarded, has_checks
 from genesis_fn.transforms.control_flow.scanning import (
+    carry_mismatch,
     fixed_point,
-    grown,
-    mismatch,
     named_scan,
+    resolve_weak_carry,
     scan,
 )
 from genesis_fn.transforms.keys import key_uses
@@ -47,8 +51,9 @@ def _shape(*avals: Aval, body: Jaxpr, **_: Any) -> list[Aval]:
 
 
 def _linearize(nonzero: Sequence[bool], *xs: Any, **params: Any) -> Any:
-    """The tangent function runs the loop again, with tangents: their number of steps is the same.
-    So a linearized loop is evaluated forwards; its transpose is refused."""
+    """Run the loop, and again with tangents when those are there: the number of steps is unknown,
+    so no residuals can be stacked. A linearized loop is evaluated forwards; its transpose is
+    refused."""
     return bind(while_p, *xs, **params), lambda *ts: _jvp(xs, ts, **params)[1]
 
 
@@ -82,7 +87,8 @@ def _jvp(
     count = len(body.outs)
     ts = [instantiate(t, typeof(p)) for t, p, m in zip(tangents[a:], primals[a:], mask) if m]
     n_consts = sum(mask[:b])
-    # The program takes [constants, carry, tangents of constants, tangents of the carry].
+    # `jvp_jaxpr` gives [constants, carry, constants' tangents, carry's tangents]; a loop takes its
+    # constants, with tangents, in front of its carry.
     v = program.invars
     body2 = Jaxpr(
         [
@@ -96,14 +102,14 @@ def _jvp(
         (),
         program.name,
     )
-    extra = body2.in_avals[b + n_consts + count :]
+    extra_avals = body2.in_avals[b + n_consts + count :]
     outs = bind(
         while_p,
         *primals[: a + b],
         *ts[:n_consts],
         *primals[a + b :],
         *ts[n_consts:],
-        cond=_ignoring(cond, tuple(extra)),
+        cond=_with_extra_carry(cond, tuple(extra_avals)),
         body=body2,
         cond_consts=a,
         body_consts=b + n_consts,
@@ -112,8 +118,8 @@ def _jvp(
 
 
 @memoized
-def _ignoring(cond: Jaxpr, extra: tuple[Aval, ...]) -> Jaxpr:
-    """The condition on a carry with further values at its end."""
+def _with_extra_carry(cond: Jaxpr, extra: tuple[Aval, ...]) -> Jaxpr:
+    """The condition of a loop whose carry has further values at its end."""
     count = len(cond.invars)
     return stage_closed(
         lambda *xs: evaluate(cond, *xs[:count]), [*cond.in_avals, *extra], cond.name
@@ -137,26 +143,27 @@ def _batch(
 
     def step(mask: tuple[bool, ...]) -> tuple[Any, Sequence[bool]]:
         cond_mask = tuple(batched[:a]) + mask[b:]
-        test, (each,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
-        if each:  # examples stop by themselves: what the body changes is batched
+        test, (diverges,) = batch_jaxpr(cond, size, cond_mask, (False,), axis_name)
+        if diverges:  # examples stop at different steps, so whatever the body changes differs
             mask = mask[:b] + tuple([m or c for m, c in zip(mask[b:], changes)])
-        program, found = batch_jaxpr(body, size, mask, mask[b:], axis_name)
-        return (test, each, program), found
+        program, batched_outs = batch_jaxpr(body, size, mask, mask[b:], axis_name)
+        return (test, diverges, program), batched_outs
 
-    (test, each, program), mask = fixed_point(step, batched[a:], slice(b, None))
+    (test, diverges, program), mask = fixed_point(step, batched[a:], slice(b, None))
     moved = [
         move_batch(x, d, 0, size) if m else x for x, d, m in zip(xs, dims, [*batched[:a], *mask])
     ]
-    if each:
-        each_carry = tuple(mask[b:])
-        test, _ = batch_jaxpr(cond, size, (*batched[:a], *each_carry), (True,), axis_name)
+    if diverges:
+        # The loop runs while any example goes on; the body tests each again and updates those.
+        batched_carry = tuple(mask[b:])
+        test, _ = batch_jaxpr(cond, size, (*batched[:a], *batched_carry), (True,), axis_name)
         checks = has_checks(body)
         if checks:
-            program, _ = batch_jaxpr(guarded(body), size, (True, *mask), each_carry, axis_name)
-        program = _while_active(test, program, a, b, checks, each_carry)
+            program, _ = batch_jaxpr(guarded(body), size, (True, *mask), batched_carry, axis_name)
+        program = _while_active(test, program, a, b, checks, batched_carry)
         moved = [*moved[:a], *moved[:a], *moved[a:]]
         outs = bind(
-            while_p, *moved, cond=_any(test), body=program, cond_consts=a, body_consts=a + b
+            while_p, *moved, cond=_any_active(test), body=program, cond_consts=a, body_consts=a + b
         )
     else:
         outs = bind(while_p, *moved, cond=test, body=program, cond_consts=a, body_consts=b)
@@ -164,8 +171,8 @@ def _batch(
 
 
 @memoized
-def _any(test: Jaxpr) -> Jaxpr:
-    """Whether any example goes on."""
+def _any_active(test: Jaxpr) -> Jaxpr:
+    """The condition of a batched loop: whether any example goes on."""
     from genesis_fn.primitives.reductions.reduce import reduce_or
 
     return stage_closed(
@@ -179,7 +186,8 @@ def _while_active(
 ) -> Jaxpr:
     """[condition's constants, body's constants, carry] -> carry, updated where the example goes on.
 
-    With `checks`, `body` first takes which examples go on. What is not `batched` never changes.
+    With `checks`, `body` first takes the mask of examples that go on. A carry that is not `batched`
+    is loop-invariant and is returned as it is.
     """
     from genesis_fn.transforms.control_flow.conditionals import broadcast_mask
 
@@ -238,35 +246,38 @@ def _while(
     cond_fun: Callable[..., Any],
     body_fun: Callable[..., Any],
     init_val: Any,
-    shown: Any,
+    user_value: Any,
     what: str,
     name: str,
 ) -> Any:
-    """A while loop, which errors call `what`; `shown` is the part of its value, last in it, that
-    the user knows, and `name` what the body is called."""
+    """Stage and bind a while loop. Errors call the loop `what` and its body `name`.
+
+    `user_value` is the user's part of the value, the last component: `fori_loop` carries its
+    counter in front of it.
+    """
     leaves, treedef, weak = flatten_arrays(init_val, "while_loop's init_val")
     if config.current().disable_jit and all(_concrete(x) for x in leaves):
         value = init_val
         while bool(cond_fun(value)):
             value = body_fun(value)
         return value
-    names = [f"{what}: the value{p}" for p in tree.paths(shown)]
+    names = [f"{what}: the value{p}" for p in tree.paths(user_value)]
     names = [""] * (len(leaves) - len(names)) + names
-    found_weak: list[bool] = []
+    weak_outs: list[bool] = []
 
     def body(*xs: Any) -> list[Any]:
-        nonlocal found_weak
+        nonlocal weak_outs
         out = body_fun(tree.unflatten(treedef, xs))
-        new, found = tree.flatten(out)
-        if found != treedef:
-            found = out if shown is init_val else out[-1]
+        new, structure = tree.flatten(out)
+        if structure != treedef:
+            returned = out if user_value is init_val else out[-1]
             raise errors.TreeError(
                 f"{what}: {name} returned another structure: "
-                f"{tree.first_difference(shown, found, 'the value')}\n"
-                f"  at {where().describe()}{missing(found)}"
+                f"{tree.first_difference(user_value, returned, 'the value')}\n"
+                f"  at {where().describe()}{missing(returned)}"
             )
         result = [as_array(x) for x in new]
-        found_weak = [x.weak for x in result]
+        weak_outs = [x.weak for x in result]
         return result
 
     def test(*xs: Any) -> list[Any]:
@@ -278,32 +289,32 @@ def _while(
             )
         return [as_array(out)]
 
-    kinds = [typeof(x) for x in leaves]
-    while True:
+    avals = [typeof(x) for x in leaves]
+    while True:  # until no weak leaf of the carry takes another dtype: see resolve_weak_carry
         with default_device_of(leaves):
             body_jaxpr, body_captured = stage(
                 body,
-                kinds,
+                avals,
                 name=name,
                 weak=weak,
                 repeated=True,
                 labels=labels_of(body_fun, (init_val,)),
             )
-        kinds, weak, changed = grown(kinds, weak, body_jaxpr.out_avals)
+        avals, weak, changed = resolve_weak_carry(avals, weak, body_jaxpr.out_avals)
         if not changed:
             break
-    for i, (k, o) in enumerate(zip(kinds, body_jaxpr.out_avals)):
+    for i, (k, o) in enumerate(zip(avals, body_jaxpr.out_avals)):
         if k is not o:
-            raise mismatch(body_jaxpr, i, k, o, names[i], name)
-    leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, kinds)]
+            raise carry_mismatch(body_jaxpr, i, k, o, names[i], name)
+    leaves = [ops.convert(x, k.dtype) for x, k in zip(leaves, avals)]
     with default_device_of(leaves):
         cond_jaxpr, cond_captured = stage(
-            test, kinds, name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,))
+            test, avals, name=name_of(cond_fun), weak=weak, labels=labels_of(cond_fun, (init_val,))
         )
-    kind = cond_jaxpr.out_avals[0]
-    if kind.shape != () or kind.dtype != dtypes.BOOL:
+    test_aval = cond_jaxpr.out_avals[0]
+    if test_aval.shape != () or test_aval.dtype != dtypes.BOOL:
         raise TypeError(
-            f"while_loop: {name_of(cond_fun)} must return a boolean scalar, got {kind}\n"
+            f"while_loop: {name_of(cond_fun)} must return a boolean scalar, got {test_aval}\n"
             f"  at {where().describe()}"
         )
     outs = key_uses.user_call(
@@ -316,7 +327,7 @@ def _while(
         cond_consts=len(cond_captured),
         body_consts=len(body_captured),
     )
-    return tree.unflatten(treedef, with_weak_types(outs, found_weak))
+    return tree.unflatten(treedef, with_weak_types(outs, weak_outs))
 
 
 def _concrete(x: Any) -> bool:
@@ -324,7 +335,7 @@ def _concrete(x: Any) -> bool:
 
 
 def _known_bound(x: Any) -> int:
-    """A bound whose value is known, as an integer."""
+    """Return a bound whose value is known as an int. Raises TypeError for other numbers."""
     value = x.device.backend.to_numpy(x) if type(x) is ArrayImpl else x
     try:
         number = np.asarray(value).item()
@@ -387,13 +398,13 @@ def fori_loop(
         return value
     with default_device_of(tree.leaves((lower, upper, init_val))):
         low, high = as_array(lower), as_array(upper)
-    if any(not _counts(typeof(x)) for x in (low, high)):
+    if any(not _is_real_scalar(typeof(x)) for x in (low, high)):
         raise TypeError(
             f"fori_loop: bounds are real scalars, got {typeof(low)} and {typeof(high)}\n"
             f"  at {where().describe()}"
         )
-    kind = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
-    low, high = ops.convert(low, kind), ops.convert(high, kind)
+    dtype = dtypes.promote_types(typeof(low).dtype, typeof(high).dtype)
+    low, high = ops.convert(low, dtype), ops.convert(high, dtype)
     _, value = _while(
         lambda carry: ops.lt(carry[0], high),
         lambda carry: (ops.add(carry[0], 1), body_fun(carry[0], carry[1])),
@@ -405,7 +416,7 @@ def fori_loop(
     return value
 
 
-def _counts(kind: Aval) -> bool:
+def _is_real_scalar(kind: Aval) -> bool:
     return kind.shape == () and (dtypes.is_integer(kind.dtype) or dtypes.is_float(kind.dtype))
 
 
@@ -499,23 +510,23 @@ def associative_scan(
 
     def combine(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
         out = fn(tree.unflatten(treedef, a), tree.unflatten(treedef, b))
-        found, structure = tree.flatten(out)
+        leaves_out, structure = tree.flatten(out)
         if structure != treedef:
             difference = tree.first_difference(elems, out, "the elements")
             raise errors.TreeError(
                 f"associative_scan: {name_of(fn)} must keep the structure: {difference}\n"
                 f"  at {where().describe()}{missing(out)}"
             )
-        for x, y, path in zip(b, found, tree.paths(out)):
+        for x, y, path in zip(b, leaves_out, tree.paths(out)):
             if typeof(y) is not typeof(x):
                 raise TypeError(
                     f"associative_scan: the elements{path} go in as {typeof(x)} and come out of "
                     f"{name_of(fn)} as {typeof(y)}\n  at {where().describe()}\n"
                     "  shapes and dtypes must stay: cast one with .astype(...)"
                 )
-        return found
+        return leaves_out
 
-    def part(xs: Sequence[Any], start: int, stop: int | None, step: int = 1) -> list[Any]:
+    def section(xs: Sequence[Any], start: int, stop: int | None, step: int = 1) -> list[Any]:
         return [
             slice_in_dim(x, start, typeof(x).shape[axis] if stop is None else stop, step, axis)
             for x in xs
@@ -525,12 +536,13 @@ def associative_scan(
         n = typeof(xs[0]).shape[axis]
         if n < 2:
             return xs
-        odd = run(combine(part(xs, 0, n - 1, 2), part(xs, 1, None, 2)))
+        # out[1::2] is the scan of neighbours' combinations; out[2::2] adds one element to each.
+        odd = run(combine(section(xs, 0, n - 1, 2), section(xs, 1, None, 2)))
         if n % 2 == 0:
-            later = combine(part(odd, 0, n // 2 - 1), part(xs, 2, None, 2)) if n > 2 else None
+            later = combine(section(odd, 0, n // 2 - 1), section(xs, 2, None, 2)) if n > 2 else None
         else:
-            later = combine(odd, part(xs, 2, None, 2))
-        first = part(xs, 0, 1)
+            later = combine(odd, section(xs, 2, None, 2))
+        first = section(xs, 0, 1)
         even = first if later is None else [concatenate([a, b], axis) for a, b in zip(first, later)]
         return [_interleave(a, b, axis, n) for a, b in zip(even, odd)]
 
@@ -539,6 +551,7 @@ def associative_scan(
             size = typeof(x).shape[axis]
             config = [(0, 0, 0)] * ndim
             config[axis] = (low, n - low - (2 * size - 1), 1)
+            # Padded with zeros and added: both halves stay dense slices, with no gather or scatter.
             zero = as_array(False if typeof(x).dtype == dtypes.BOOL else 0, typeof(x).dtype)
             return pad(x, zero, config)
 

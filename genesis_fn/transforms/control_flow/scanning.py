@@ -1,8 +1,12 @@
 """scan: a loop with a carry over the leading axis of arrays, differentiable in both modes.
 
-The body program takes [constants, carry, slices of xs] and returns [carry, ys]. A linear scan (one
-on a tape) also has operands in which it is not linear, at fixed places: `residuals = (a, b)` says
-that the first a constants and the last b xs are such.
+The body program takes [constants, carry, slices of xs] and returns [carry, ys]; the equation's
+operands are [constants, carry, xs]. A scan on a tape is linear, except in the residuals of the
+forward pass: `residuals = (a, b)` says that these are the first a constants (loop-invariant ones)
+and the last b xs (stacked ones).
+
+Read `scan` and `_body` at the end for what is staged, then `_linearize` and `_transpose` for
+reverse mode.
 """
 
 from __future__ import annotations
@@ -43,12 +47,12 @@ T = TypeVar("T")
 
 
 def sliced(kind: Aval) -> Aval:
-    """The aval of one step's slice."""
+    """The aval of one step's slice of `kind`."""
     return aval(kind.shape[1:], kind.dtype)
 
 
 def stacked(kind: Aval, length: int) -> Aval:
-    """The aval of `length` values."""
+    """The aval of `length` values of `kind`."""
     return aval((length, *kind.shape), kind.dtype)
 
 
@@ -60,11 +64,15 @@ def _shape(*avals: Aval, jaxpr: Jaxpr, carry: int, length: int, **_: Any) -> lis
 def fixed_point(
     step: Callable[[tuple[bool, ...]], tuple[T, Sequence[bool]]], mask: Sequence[bool], at: slice
 ) -> tuple[T, list[bool]]:
-    """Grow the carry part of `mask` until what `step` says of the carry adds nothing."""
+    """Grow the carry's part `at` of `mask` until `step` adds nothing: (result of `step`, mask).
+
+    `step(mask)` returns (result, flags of the carry that the body returns): what has a tangent, or
+    a batch, after one step goes into the next.
+    """
     mask = list(mask)
     while True:
-        result, found = step(tuple(mask))
-        grown = [a or b for a, b in zip(mask[at], found)]
+        result, flags = step(tuple(mask))
+        grown = [a or b for a, b in zip(mask[at], flags)]
         if grown == mask[at]:
             return result, mask
         mask[at] = grown
@@ -77,7 +85,8 @@ def fixed_point(
 def _split_invariant(
     forward: Jaxpr, consts: int, carry: int, outs: int
 ) -> tuple[Jaxpr, Jaxpr, list[tuple[str, int]]]:
-    """(program of the loop-invariant residuals, forward body without them, where residuals are).
+    """Split off the loop-invariant residuals: (program that computes them, forward body that does
+    not return them, where each residual comes from).
 
     A residual that depends on constants only is computed once, before the loop, instead of being
     stacked `length` times; one that is a slice of xs is the xs operand itself.
@@ -85,6 +94,7 @@ def _split_invariant(
     invariant: set[Var] = set(forward.invars[:consts])
     before: list[Eqn] = []
     for e in forward.eqns:
+        # An effect happens at every step, whatever it depends on.
         if not e.prim.effect and all(type(i) is not Var or i in invariant for i in e.ins):
             invariant.update(e.outs)
             before.append(e)
@@ -92,20 +102,21 @@ def _split_invariant(
     hoisted = [v for v in residuals if v in invariant]
     xs = {v: i for i, v in enumerate(forward.invars[consts + carry :])}
     kept = [v for v in residuals if v not in invariant and v not in xs]
-    places, once, steps = [], 0, 0
+    sources, once, steps = [], 0, 0
+    # Where a residual comes from: ("once", output of `pre`), ("xs", operand), ("stacked", output).
     for v in residuals:
         if v in invariant:
-            places.append(("once", once))
+            sources.append(("once", once))
             once += 1
         elif v in xs:
-            places.append(("xs", xs[v]))
+            sources.append(("xs", xs[v]))
         else:
-            places.append(("stacked", steps))
+            sources.append(("stacked", steps))
             steps += 1
     pre = Jaxpr(forward.invars[:consts], dead_code(before, hoisted)[0], hoisted, (), forward.name)
     body_outs = [*forward.outs[:outs], *kept]
     body = Jaxpr(forward.invars, dead_code(forward.eqns, body_outs)[0], body_outs, (), forward.name)
-    return pre, body, places
+    return pre, body, sources
 
 
 def _linearize(
@@ -126,25 +137,28 @@ def _linearize(
         result = linearize_jaxpr(jaxpr, mask, mask[at] + (False,) * (count - carry))
         return result, result[2][:carry]
 
-    (forward, tangent, found, nres), mask = fixed_point(step, nonzero, at)
-    pre, body, places = _split_invariant(forward, consts, carry, count)
+    (forward, tangent, nonzero_outs, nres), mask = fixed_point(step, nonzero, at)
+    pre, body, sources = _split_invariant(forward, consts, carry, count)
     once = bind(jit_p, *xs[:consts], jaxpr=pre) if pre.outs else []
     options = {"carry": carry, "length": length, "reverse": reverse, "unroll": unroll}
     outs = bind(scan_p, *xs, jaxpr=body, consts=consts, residuals=(0, 0), **options)
     primals, steps = outs[:count], outs[count:]
 
-    fixed = [i for i, (kind, _) in enumerate(places) if kind == "once"]
-    moving = [i for i, (kind, _) in enumerate(places) if kind != "once"]
-    fixed_values = [once[places[i][1]] for i in fixed]
+    invariant = [i for i, (kind, _) in enumerate(sources) if kind == "once"]
+    moving = [i for i, (kind, _) in enumerate(sources) if kind != "once"]
+    invariant_values = [once[sources[i][1]] for i in invariant]
     moving_values = [
-        xs[consts + carry + places[i][1]] if places[i][0] == "xs" else steps[places[i][1]]
+        xs[consts + carry + sources[i][1]] if sources[i][0] == "xs" else steps[sources[i][1]]
         for i in moving
     ]
+    # The tangent program takes [residuals, tangents]; as a loop's body it takes the invariant ones
+    # as first constants and the others as last xs, with the tangents (constants, carry, xs)
+    # between.
     n_consts = sum(mask[:consts])
     n_carry = sum(mask[at])
     inner = tangent.invars
     program = Jaxpr(
-        [*(inner[i] for i in fixed), *inner[nres:], *(inner[i] for i in moving)],
+        [*(inner[i] for i in invariant), *inner[nres:], *(inner[i] for i in moving)],
         tangent.eqns,
         tangent.outs,
         (),
@@ -153,18 +167,18 @@ def _linearize(
     options["carry"] = n_carry
 
     def apply(*ts: Any) -> list[Any]:
-        given = [instantiate(t, typeof(x)) for t, x, m in zip(ts, xs, mask) if m]
+        dense = [instantiate(t, typeof(x)) for t, x, m in zip(ts, xs, mask) if m]
         back = bind(
             scan_p,
-            *fixed_values,
-            *given,
+            *invariant_values,
+            *dense,
             *moving_values,
             jaxpr=program,
-            consts=len(fixed) + n_consts,
-            residuals=(len(fixed), len(moving)),
+            consts=len(invariant) + n_consts,
+            residuals=(len(invariant), len(moving)),
             **options,
         )
-        return filled(found, back)
+        return filled(nonzero_outs, back)
 
     return primals, apply
 
@@ -180,22 +194,27 @@ def _transpose(
     unroll: int,
     residuals: tuple[int, int],
 ) -> list[Any]:
-    """Linear by position: an operand that is a concrete (zero) array is linear all the same."""
+    """Transpose a linear scan: another scan, which runs the other way.
+
+    What is linear is told by position, by `residuals`, since a linear operand may be a concrete
+    array of zeros.
+    """
     a, b = residuals
     end = len(operands) - b
-    fixed, moving = operands[:a], operands[end:]
+    invariant, moving = operands[:a], operands[end:]
     linear = operands[a:end]
     kinds = [x.aval if is_linear(x) else typeof(x) for x in linear]
     n_consts = consts - a
     ys = jaxpr.out_avals[carry:]
     ct_carry = [instantiate(c, k) for c, k in zip(cts[:carry], kinds[n_consts:])]
     ct_ys = [instantiate(c, stacked(k, length)) for c, k in zip(cts[carry:], ys)]
-    # Cotangents of constants are summed over the steps: in float32 at least, rounded once.
+    # A constant's cotangent is a sum over the steps, carried in float32 at least and rounded once:
+    # a 16-bit sum would lose a rounding at every step.
     sums = [k.update(dtype=dtypes.widened(k.dtype)) for k in kinds[:n_consts]]
     body = _transposed_body(jaxpr, a, n_consts, carry, b)
     outs = bind(
         scan_p,
-        *fixed,
+        *invariant,
         *[zeros(k) for k in sums],
         *ct_carry,
         *ct_ys,
@@ -223,16 +242,22 @@ def _transposed_body(jaxpr: Jaxpr, a: int, n_consts: int, carry: int, b: int) ->
     def f(*args: Any) -> list[Any]:
         rest = iter(args)
         take = lambda n: [next(rest) for _ in range(n)]
-        fixed, totals, ct_carry, ct_ys, moving = map(take, (a, n_consts, carry, len(ys), b))
-        operands = [*fixed, *map(LinearOperand, linear), *moving]
+        invariant, totals, ct_carry, ct_ys, moving = map(take, (a, n_consts, carry, len(ys), b))
+        operands = [*invariant, *map(LinearOperand, linear), *moving]
         back = transpose_flat(jaxpr, operands, [*ct_carry, *ct_ys])[a : a + len(linear)]
         totals = [
             t if c is None else add(t, convert(c, typeof(t).dtype)) for t, c in zip(totals, back)
         ]
         return totals + [instantiate(c, k) for c, k in zip(back[n_consts:], linear[n_consts:])]
 
-    given = [*avals[:a], *sums, *linear[n_consts : n_consts + carry], *ys, *avals[len(avals) - b :]]
-    return stage_closed(f, given, jaxpr.name)
+    in_avals = [
+        *avals[:a],
+        *sums,
+        *linear[n_consts : n_consts + carry],
+        *ys,
+        *avals[len(avals) - b :],
+    ]
+    return stage_closed(f, in_avals, jaxpr.name)
 
 
 # ---- forward mode, vmap ----
@@ -254,14 +279,15 @@ def _jvp(
         result = jvp_jaxpr(jaxpr, mask, mask[at] + (False,) * (count - carry))
         return result, result[1][:carry]
 
-    (program, found), mask = fixed_point(step, [t is not None for t in tangents], at)
+    # A carry's output is forced to have a tangent where the carry has one; a y is not.
+    (program, nonzero_outs), mask = fixed_point(step, [t is not None for t in tangents], at)
     ts = [instantiate(t, typeof(p)) if m else None for t, p, m in zip(tangents, primals, mask)]
     n = len(primals)
     order = _Interleaved(consts, carry, n, mask)
     body = Jaxpr(
         [program.invars[i] for i in order.ins],
         program.eqns,
-        [program.outs[i] for i in order.outs(carry, count, found)],
+        [program.outs[i] for i in order.outs(carry, count, nonzero_outs)],
         (),
         program.name,
     )
@@ -276,13 +302,16 @@ def _jvp(
         residuals=(0, 0),
         **options,
     )
-    in_order = dict(zip(order.outs(carry, count, found), outs))
-    rest = iter(range(count, count + sum(found)))
-    return [in_order[i] for i in range(count)], [in_order[next(rest)] if f else None for f in found]
+    in_order = dict(zip(order.outs(carry, count, nonzero_outs), outs))
+    rest = iter(range(count, count + sum(nonzero_outs)))
+    return [in_order[i] for i in range(count)], [
+        in_order[next(rest)] if f else None for f in nonzero_outs
+    ]
 
 
 class _Interleaved:
-    """Positions that bring [primals, tangents] into [constants, carry, xs] with tangents beside."""
+    """Positions that turn [primals, tangents] into [constants, carry, xs], each group with its
+    tangents behind it."""
 
     def __init__(self, consts: int, carry: int, n: int, mask: Sequence[bool]) -> None:
         where_tangent, k = {}, n
@@ -291,14 +320,16 @@ class _Interleaved:
                 where_tangent[i] = k
                 k += 1
         self.ins: list[int] = []
-        for part in (range(consts), range(consts, consts + carry), range(consts + carry, n)):
-            self.ins += [*part, *(where_tangent[i] for i in part if i in where_tangent)]
+        for group in (range(consts), range(consts, consts + carry), range(consts + carry, n)):
+            self.ins += [*group, *(where_tangent[i] for i in group if i in where_tangent)]
 
-    def outs(self, carry: int, count: int, found: Sequence[bool]) -> list[int]:
-        tangent_at = {i: count + k for k, i in enumerate([i for i, f in enumerate(found) if f])}
+    def outs(self, carry: int, count: int, nonzero_outs: Sequence[bool]) -> list[int]:
+        tangent_at = {
+            i: count + k for k, i in enumerate([i for i, f in enumerate(nonzero_outs) if f])
+        }
         result: list[int] = []
-        for part in (range(carry), range(carry, count)):
-            result += [*part, *(tangent_at[i] for i in part if i in tangent_at)]
+        for group in (range(carry), range(carry, count)):
+            result += [*group, *(tangent_at[i] for i in group if i in tangent_at)]
         return result
 
 
@@ -320,13 +351,14 @@ def _batch(
         result = batch_jaxpr(jaxpr, size, mask, force, axis_name)
         return result, result[1][:carry]
 
-    (program, found), mask = fixed_point(step, [d is not None for d in dims], at)
+    (program, batched_outs), mask = fixed_point(step, [d is not None for d in dims], at)
+    # The batch of xs and ys is their axis 1: axis 0 is the loop's.
     moved = [
         x if not m else move_batch(x, d, 0 if i < consts + carry else 1, size)
         for i, (x, d, m) in enumerate(zip(xs, dims, mask))
     ]
     outs = bind(scan_p, *moved, jaxpr=program, consts=consts, carry=carry, **options)
-    return outs, [(0 if i < carry else 1) if f else None for i, f in enumerate(found)]
+    return outs, [(0 if i < carry else 1) if f else None for i, f in enumerate(batched_outs)]
 
 
 scan_p = Primitive(
@@ -392,17 +424,17 @@ def named_scan(
     carry: Literal["strict", "cast"],
     names: Sequence[str],
 ) -> tuple[PyTree, PyTree]:
-    """`scan`, with what errors call each leaf of the carry."""
+    """Run `scan`; `names` are what errors call the leaves of the carry."""
     if unroll is not True and operator.index(unroll) < 0:
         raise ValueError(f"scan: unroll is a bool or the number of steps at a time, got {unroll}")
-    near = tree.leaves((init, xs))
-    with default_device_of(near):
+    operands = tree.leaves((init, xs))
+    with default_device_of(operands):
         inits, carry_tree, weak = flatten_arrays(init, "scan's init")
         leaves, xs_tree, _ = flatten_arrays(xs, "scan's xs")
     length = _length(leaves, xs, length)
     if _disabled():
         return _python_loop(f, init, leaves, xs_tree, length, reverse)
-    with default_device_of(near):
+    with default_device_of(operands):
         jaxpr, captured, inits, y_tree, weak = _body(
             f, inits, carry_tree, weak, leaves, xs_tree, carry, init, names
         )
@@ -463,16 +495,17 @@ def _body(
     init: Any,
     names: Sequence[str],
 ) -> Any:
-    """(body program, captured values, initial carry, structure of y, which outputs are weak)."""
+    """Stage the body: (program, captured values, first carry, structure of y, which outputs are
+    weak)."""
     count = len(inits)
     name = name_of(f)
-    kinds = [typeof(x) for x in inits]
+    avals = [typeof(x) for x in inits]
     slices = [sliced(typeof(x)) for x in leaves]
     y_tree: Any = None
-    found_weak: list[bool] = []
+    weak_outs: list[bool] = []
 
     def body(*args: Any) -> list[Any]:
-        nonlocal y_tree, found_weak
+        nonlocal y_tree, weak_outs
         c = tree.unflatten(carry_tree, args[:count])
         out = f(c, tree.unflatten(xs_tree, args[count:]))
         if not (isinstance(out, (tuple, list)) and len(out) == 2):
@@ -480,48 +513,48 @@ def _body(
                 f"scan: {name} must return (carry, y), got {out!r:.80}\n"
                 f"  at {where().describe()}{missing(out)}"
             )
-        new, found = tree.flatten(out[0])
-        if found != carry_tree:
+        new, structure = tree.flatten(out[0])
+        if structure != carry_tree:
             difference = tree.first_difference(init, out[0], "the carry")
             raise errors.TreeError(
                 f"scan: {name} returned a carry of another structure: {difference}\n"
                 f"  at {where().describe()}"
             )
         ys, y_tree = tree.flatten(out[1])
-        for x, called in zip(new, names):
+        for x, label in zip(new, names):
             if not is_value(x):
-                raise _not_an_array(x, called, name)
+                raise _not_an_array(x, label, name)
         for y, path in zip(ys, tree.paths(out[1])):
             if not is_value(y):
                 raise _not_an_array(y, f"scan: y{path}", name)
         new = [as_array(x) for x in new]
         if mode == "cast":
-            new = [with_weak(convert(x, k.dtype), w) for x, k, w in zip(new, kinds, weak)]
+            new = [with_weak(convert(x, k.dtype), w) for x, k, w in zip(new, avals, weak)]
         result = new + [as_array(y) for y in ys]
-        found_weak = [x.weak for x in result]
+        weak_outs = [x.weak for x in result]
         return result
 
     labels = [f"carry{p}" for p in tree.paths(init)]
     labels += [f"x{p}" for p in tree.paths(tree.unflatten(xs_tree, leaves))]
     slices_weak = [x.weak for x in leaves]
-    while True:
+    while True:  # until no weak leaf of the carry takes another dtype: see resolve_weak_carry
         jaxpr, captured = stage(
             body,
-            [*kinds, *slices],
+            [*avals, *slices],
             name=name,
             labels=labels,
             weak=[*weak, *slices_weak],
             repeated=True,
         )
         outs = jaxpr.out_avals[:count]
-        kinds, weak, changed = grown(kinds, weak, outs)
+        avals, weak, changed = resolve_weak_carry(avals, weak, outs)
         if not changed:
             break
-    for i, (k, o) in enumerate(zip(kinds, outs)):
+    for i, (k, o) in enumerate(zip(avals, outs)):
         if k is not o:
-            raise mismatch(jaxpr, i, k, o, names[i], name)
-    inits = [convert(x, k.dtype) for x, k in zip(inits, kinds)]
-    return jaxpr, captured, inits, y_tree, found_weak
+            raise carry_mismatch(jaxpr, i, k, o, names[i], name)
+    inits = [convert(x, k.dtype) for x, k in zip(inits, avals)]
+    return jaxpr, captured, inits, y_tree, weak_outs
 
 
 def _not_an_array(x: Any, what: str, function: str) -> Exception:
@@ -531,10 +564,10 @@ def _not_an_array(x: Any, what: str, function: str) -> Exception:
     )
 
 
-def mismatch(jaxpr: Jaxpr, i: int, k: Aval, o: Aval, what: str, function: str) -> Exception:
+def carry_mismatch(jaxpr: Jaxpr, i: int, k: Aval, o: Aval, what: str, function: str) -> Exception:
     """The error for output `i` of a loop's body, which goes in as `k` and comes out as `o`."""
-    made = next((e for e in jaxpr.eqns if jaxpr.outs[i] in e.outs), None)
-    line = made.where if made and made.where else where()
+    eqn = next((e for e in jaxpr.eqns if jaxpr.outs[i] in e.outs), None)
+    line = eqn.where if eqn and eqn.where else where()
     return TypeError(
         f"{what} goes in as {k} and comes out of {function} as {o}\n"
         f"  at {line.describe()}\n  {_remedy(k, o, what)}"
@@ -550,19 +583,20 @@ def _remedy(k: Aval, o: Aval, name: str) -> str:
     return f'{start}, or pass carry="cast" to cast it back at every step'
 
 
-def grown(
-    kinds: Sequence[Aval], weak: Sequence[bool], outs: Sequence[Aval]
+def resolve_weak_carry(
+    avals: Sequence[Aval], weak: Sequence[bool], outs: Sequence[Aval]
 ) -> tuple[list[Aval], list[bool], bool]:
-    """(avals of a carry, which of it is weak, whether that is new) after a loop's body was staged.
+    """Take over the dtypes that a body returned for weak leaves of its carry: (avals, which leaves
+    are weak, whether that changed anything).
 
-    What goes in weak and comes out in another dtype has that dtype from the start; the body is then
-    staged again, and every turn makes less of the carry weak.
+    A weak leaf (a Python number) that comes out in another dtype has that dtype from the start, and
+    the body is staged again. It ends: every round makes fewer leaves weak.
     """
-    new_kinds, new_weak = list(kinds), list(weak)
-    for i, (k, o) in enumerate(zip(kinds, outs)):
+    new_avals, new_weak = list(avals), list(weak)
+    for i, (k, o) in enumerate(zip(avals, outs)):
         if weak[i] and o.shape == k.shape and o is not k:
-            new_kinds[i], new_weak[i] = o, False
-    return new_kinds, new_weak, new_weak != list(weak)
+            new_avals[i], new_weak[i] = o, False
+    return new_avals, new_weak, new_weak != list(weak)
 
 
 def _slice_at(x: Any, i: int) -> Any:
@@ -601,7 +635,7 @@ def _unrolled(
 def _python_loop(
     f: Callable[..., Any], carry: Any, leaves: list[Any], xs_tree: Any, length: int, reverse: bool
 ) -> tuple[Any, Any]:
-    """Under `disable_jit`: the loop as Python runs it, on concrete values."""
+    """Run the loop as Python, on concrete values: what `disable_jit` asks for."""
     if length == 0:
         raise ValueError("scan of length 0 cannot run under disable_jit: it has no y to stack")
     rows: dict[int, list[Any]] = {}
@@ -615,26 +649,27 @@ def _python_loop(
 
 
 def _one_dtype(values: Sequence[Any]) -> list[Any]:
-    """The values as arrays of one dtype, which Python numbers among them follow."""
+    """Convert the values to arrays of one dtype; Python numbers among them follow the arrays."""
     strong = frozenset(typeof(v).dtype for v in values if type(v) not in SCALARS)
-    kind, _ = dtypes.promote(
+    dtype, _ = dtypes.promote(
         strong, frozenset(dtypes.scalar_dtype(type(v)) for v in values if type(v) in SCALARS)
     )
-    return [as_array(v, kind) if type(v) in SCALARS else convert(v, kind) for v in values]
+    return [as_array(v, dtype) if type(v) in SCALARS else convert(v, dtype) for v in values]
 
 
-def one_by_one(
+def map_sequentially(
     f: Callable[..., Any],
     size: int,
     xs: Sequence[Array],
     dims: Sequence[int | None],
     unroll: bool = False,
 ) -> PyTree:
-    """What `f` returns for the examples of a batch, one call after the other, stacked."""
+    """Apply `f` to the examples of a batch one after the other, by a scan, and stack the
+    results."""
     rows = [move_batch(x, d, 0, size) for x, d in zip(xs, dims) if d is not None]
 
     def step(_: Any, row: list[Any]) -> tuple[Any, Any]:
-        given = iter(row)
-        return _, f(*[x if d is None else next(given) for x, d in zip(xs, dims)])
+        mapped = iter(row)
+        return _, f(*[x if d is None else next(mapped) for x, d in zip(xs, dims)])
 
     return scan(step, (), rows, length=size, unroll=unroll or 1)[1]

@@ -1,1 +1,1 @@
-"""Functions with rules, kernels or host code of the user's."""
+"""Functions with derivative or batching rules, kernels or host code of the user's."""

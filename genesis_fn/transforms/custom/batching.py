@@ -1,4 +1,4 @@
-"""custom_vmap: a function with a batching rule of the user's."""
+"""custom_vmap and sequential_vmap: functions with a batching rule of the user's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genesis_fn.core.jaxpr import Jaxpr
 from genesis_fn.core.primitive import bind, typeof
 from genesis_fn.primitives.factories import filled, instantiate, move_batch
 from genesis_fn.transforms.autodiff.linearize import jvp_flat, jvp_jaxpr
-from genesis_fn.transforms.control_flow.scanning import one_by_one
+from genesis_fn.transforms.control_flow.scanning import map_sequentially
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
 from genesis_fn.transforms.custom.derivative_rules import CustomFunction, F, P, R
 from genesis_fn.transforms.keys.key_uses import user_call
@@ -22,7 +22,8 @@ from genesis_fn.transforms.staging.stage import stage
 
 
 class _Vmapped(CustomCall):
-    """A function with a batching rule: `batch` is flat, without the `consts` captured values."""
+    """A custom call with a batching rule. The rule is flat, and does not take the `consts` captured
+    values."""
 
     __slots__ = ("name", "jaxpr", "consts", "rule")
 
@@ -32,7 +33,7 @@ class _Vmapped(CustomCall):
         self.name, self.jaxpr, self.consts, self.rule = jaxpr.name, jaxpr, consts, rule
 
     def changed(self, jaxpr: Jaxpr, rule: Callable[..., Any]) -> _Vmapped:
-        """The call with another program and rule."""
+        """Return the call with another program and rule."""
         return _Vmapped(jaxpr, self.consts, rule)
 
     def batch(
@@ -47,15 +48,17 @@ class _Vmapped(CustomCall):
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         perturbed = tuple([t is not None for t in tangents])
-        program, found = jvp_jaxpr(self.jaxpr, perturbed, (False,) * len(self.jaxpr.outs))
+        program, nonzero_outs = jvp_jaxpr(self.jaxpr, perturbed, (False,) * len(self.jaxpr.outs))
         operands = [*primals, *(t for t in tangents if t is not None)]
-        if any(perturbed[: self.consts]):  # the rule knows nothing of what the function closes over
+        if any(perturbed[: self.consts]):  # the rule cannot see what the function closes over
             outs = bind(jit_p, *operands, jaxpr=program)
         else:
-            rule = functools.partial(_forward_rule, self.rule, perturbed[self.consts :], found)
+            rule = functools.partial(
+                _forward_rule, self.rule, perturbed[self.consts :], nonzero_outs
+            )
             call = _Vmapped(program, self.consts, rule)
             outs = bind(custom_call_p, *operands, call=call, jaxpr=program)
-        return outs[: len(found)], filled(found, outs[len(found) :])
+        return outs[: len(nonzero_outs)], filled(nonzero_outs, outs[len(nonzero_outs) :])
 
 
 def _flat_rule(
@@ -67,17 +70,18 @@ def _flat_rule(
     batched: Sequence[bool],
     xs: Sequence[Any],
 ) -> tuple[list[Any], list[bool]]:
-    """A batching rule of the user's on flat arrays: (outputs, which of them are batched)."""
+    """Apply the user's batching rule to flat arrays: (outputs, which of them are batched)."""
     result = f(size, list(tree.unflatten(in_tree, batched)), *tree.unflatten(in_tree, xs))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise errors.TreeError(
             f"the vmap rule of {name} must return (output, which outputs are batched)"
             f"{missing(result)}"
         )
-    outs, found = tree.flatten(result[0])
-    if found != out_tree:
+    outs, structure = tree.flatten(result[0])
+    if structure != out_tree:
         raise errors.TreeError(
-            f"the vmap rule of {name} returned structure {found}, the function returns {out_tree}"
+            f"the vmap rule of {name} returned structure {structure}, the function returns "
+            f"{out_tree}"
         )
     return outs, tree.broadcast_prefix(result[1], result[0])
 
@@ -85,13 +89,15 @@ def _flat_rule(
 def _forward_rule(
     rule: Callable[..., Any],
     perturbed: Sequence[bool],
-    found: Sequence[bool],
+    nonzero_outs: Sequence[bool],
     size: int,
     batched: Sequence[bool],
     xs: Sequence[Any],
 ) -> tuple[list[Any], list[bool]]:
-    """The batching rule of a function's jvp: the jvp of its batching rule. `perturbed` says which
-    arguments have a tangent, `found` which outputs."""
+    """The batching rule of a function's jvp: the jvp of its batching rule.
+
+    `perturbed` says which arguments have a tangent, `nonzero_outs` which outputs.
+    """
     count = len(perturbed)
     ts, ts_batched = filled(perturbed, xs[count:]), filled(perturbed, batched[count:])
     either = [b or bool(t) for b, t in zip(batched, ts_batched)]
@@ -109,8 +115,8 @@ def _forward_rule(
         return [as_array(o) for o in outs]
 
     outs, ts = jvp_flat(outputs, whole(xs, batched), whole(ts, ts_batched))
-    dense = [instantiate(t, typeof(o)) for t, o, f in zip(ts, outs, found) if f]
-    return [*outs, *dense], [*flags, *(b for b, f in zip(flags, found) if f)]
+    dense = [instantiate(t, typeof(o)) for t, o, f in zip(ts, outs, nonzero_outs) if f]
+    return [*outs, *dense], [*flags, *(b for b, f in zip(flags, nonzero_outs) if f)]
 
 
 class custom_vmap(CustomFunction[P, R]):
@@ -174,6 +180,8 @@ def sequential_vmap(fun: Callable[P, R]) -> custom_vmap[P, R]:
     def rule(size: int, in_batched: list[Any], *args: Any) -> tuple[Any, ...]:
         leaves, treedef = tree.flatten(args)
         dims = [0 if b else None for b in tree.leaves(in_batched)]
-        return one_by_one(lambda *xs: call(*tree.unflatten(treedef, xs)), size, leaves, dims), True
+        return map_sequentially(
+            lambda *xs: call(*tree.unflatten(treedef, xs)), size, leaves, dims
+        ), True
 
     return wrapped

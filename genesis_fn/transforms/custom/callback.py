@@ -28,16 +28,16 @@ from genesis_fn.core.types.extended import is_key
 from genesis_fn.primitives.factories import move_batch
 from genesis_fn.primitives.random_bits import unwrap
 from genesis_fn.primitives.shape import expand_dims
-from genesis_fn.transforms.control_flow.scanning import one_by_one
+from genesis_fn.transforms.control_flow.scanning import map_sequentially
 from genesis_fn.transforms.staging.api_util import name_of
 
 METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
 
 
 class HostFunction:
-    """A callback on flat arrays: puts the pytrees together that the user's function takes.
+    """A callback on flat arrays, which builds the pytrees that the user's function takes.
 
-    Equal where function, structure and fixed leaves are equal, so that programs are shared.
+    Two are equal if function, structure and fixed leaves are, so that their programs are shared.
     """
 
     __slots__ = ("f", "in_tree", "fixed", "out_tree", "key")
@@ -46,7 +46,7 @@ class HostFunction:
         self, f: Callable[..., Any], in_tree: Any, fixed: tuple[Any, ...], out_tree: Any
     ) -> None:
         self.f, self.in_tree, self.fixed, self.out_tree = f, in_tree, fixed, out_tree
-        # The function itself is the same object: its programs call it as it is then.
+        # By identity: a program calls the function object, whatever it computes by then.
         owner = (f.__func__, Same(f.__self__)) if isinstance(f, MethodType) else Same(f)
         try:
             self.key = (owner, in_tree, aux_key(fixed)[0], out_tree)
@@ -65,72 +65,74 @@ class HostFunction:
         return hash(self.key)
 
     def called(self, values: Sequence[np.ndarray]) -> Any:
-        """What the function returns for these values."""
-        leaves, given = dict(self.fixed), iter(values)
-        keys = {i: x for i, x in leaves.items() if type(x) is _KeysOf}
+        """Call the function with these values for its arrays, and return what it returns."""
+        leaves, arrays = dict(self.fixed), iter(values)
+        keys = {i: x for i, x in leaves.items() if type(x) is _KeyPlaceholder}
         count = len(values) + len(leaves) - len(keys)
-        leaves |= {i: _keys(next(given), kind) for i, kind in keys.items()}
+        leaves |= {i: _wrap_keys(next(arrays), kind) for i, kind in keys.items()}
         args, kwargs = tree.unflatten(
-            self.in_tree, [leaves[i] if i in leaves else next(given) for i in range(count)]
+            self.in_tree, [leaves[i] if i in leaves else next(arrays) for i in range(count)]
         )
         return self.f(*args, **kwargs)
 
     def run(self, values: Sequence[np.ndarray], out_avals: Sequence[Aval]) -> list[np.ndarray]:
-        """The outputs as NumPy arrays of `out_avals`. Raises TreeError, ShapeError or DTypeError
-        where the function returns something else."""
+        """Call the function, and return its outputs as NumPy arrays of `out_avals`. Raises
+        TreeError, ShapeError or DTypeError where the function returns something else."""
         out = self.called(values)
         if self.out_tree is None:
             return []
-        flat, found = tree.flatten(out)
-        if found != self.out_tree:
+        flat, structure = tree.flatten(out)
+        if structure != self.out_tree:
             raise errors.TreeError(
-                f"the host callback {name_of(self.f)} returned structure {found}, it was declared "
-                f"to return {self.out_tree}"
+                f"the host callback {name_of(self.f)} returned structure {structure}, it was "
+                f"declared to return {self.out_tree}"
             )
         return [self._fitted(x, a) for x, a in zip(flat, out_avals, strict=True)]
 
-    def _fitted(self, x: Any, kind: Aval) -> np.ndarray:
+    def _fitted(self, x: Any, declared: Aval) -> np.ndarray:
         weak = type(x) in SCALARS
         x = np.asarray(x)
-        if x.shape != kind.shape:
+        if x.shape != declared.shape:
             raise errors.ShapeError(
                 f"the host callback {name_of(self.f)} returned shape {x.shape}, it was declared to "
-                f"return {kind}"
+                f"return {declared}"
             )
-        if x.dtype != kind.dtype:
+        if x.dtype != declared.dtype:
             wide = {dtypes.F64: dtypes.F32, dtypes.I64: dtypes.I32, dtypes.C128: dtypes.C64}
-            if not weak and wide.get(x.dtype) != kind.dtype:
+            if not weak and wide.get(x.dtype) != declared.dtype:
                 raise errors.DTypeError(
                     f"the host callback {name_of(self.f)} returned {x.dtype.name}, it was declared "
-                    f"to return {kind}"
+                    f"to return {declared}"
                 )
-            x = narrowed(x, kind.dtype)
+            x = narrowed(x, declared.dtype)
         return x
 
 
-class _KeysOf(NamedTuple):
-    """Stands for random keys of a dtype, whose words are operands."""
+class _KeyPlaceholder(NamedTuple):
+    """A fixed leaf in place of random keys of a dtype, whose words are operands."""
 
     dtype: Any
 
 
-def _keys(words: np.ndarray, kind: _KeysOf) -> ArrayImpl:
-    """The random keys that the host's function gets, on the host."""
-    return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], kind.dtype))
+def _wrap_keys(words: np.ndarray, placeholder: _KeyPlaceholder) -> ArrayImpl:
+    """Make random keys on the host, for the user's function, from their words."""
+    return keys_over(from_numpy(words, cpu()), aval(words.shape[:-1], placeholder.dtype))
 
 
 def split_arrays(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], tuple[Any, ...], Any]:
-    """(arrays, leaves that are not arrays with their positions, structure) of a call. Of random
-    keys the words are arrays, the first ones, and the dtype is such a leaf."""
+    """Split a call's arguments: (arrays, (position, leaf) of what is no array, structure).
+
+    Of random keys the words are arrays, the first ones, and a placeholder with the dtype is a leaf.
+    """
     leaves, treedef = tree.flatten((args, kwargs))
     arrays, words, fixed = [], [], []
     for i, x in enumerate(leaves):
         if type(x) in SCALARS or not is_value(x):
             fixed.append((i, x))
         elif is_key((x := as_array(x)).aval.dtype):
-            fixed.append((i, _KeysOf(x.dtype)))
+            fixed.append((i, _KeyPlaceholder(x.dtype)))
             words.append(unwrap(x))
         else:
             arrays.append(x)
@@ -156,7 +158,7 @@ def _no_derivative(what: str) -> Callable[..., Any]:
     return linearize
 
 
-def called_in_turn(
+def batch_sequentially(
     prim: Primitive,
     size: int,
     xs: Sequence[Array],
@@ -164,8 +166,8 @@ def called_in_turn(
     params: dict[str, Any],
     unroll: bool = False,
 ) -> tuple[list[Array], list[int]]:
-    """The batching rule of one call per example: (outputs, stacked, where their batches are)."""
-    outs = one_by_one(functools.partial(bind, prim, **params), size, xs, dims, unroll)
+    """The batching rule of one call per example: (outputs, stacked, their batch dimensions)."""
+    outs = map_sequentially(functools.partial(bind, prim, **params), size, xs, dims, unroll)
     return outs, [0] * len(outs)
 
 
@@ -187,15 +189,15 @@ def _batch_pure(
         )
     if vmap_method.startswith("sequential"):
         unroll = vmap_method.endswith("unrolled")
-        return called_in_turn(pure_callback_p, size, xs, dims, params, unroll)
-    whole = []
+        return batch_sequentially(pure_callback_p, size, xs, dims, params, unroll)
+    operands = []
     for x, d in zip(xs, dims):
         if d is None and vmap_method == "expand_dims":
-            whole.append(expand_dims(x, (0,)))
+            operands.append(expand_dims(x, (0,)))
         else:
-            whole.append(move_batch(x, d, 0, size))
+            operands.append(move_batch(x, d, 0, size))
     params["out_avals"] = tuple([aval((size, *a.shape), a.dtype) for a in out_avals])
-    outs = bind(pure_callback_p, *whole, **params)
+    outs = bind(pure_callback_p, *operands, **params)
     return outs, [0] * len(outs)
 
 
@@ -223,7 +225,7 @@ def _batch_io(
             f"no order\n  at {where().describe()}\n  pass ordered=False"
         )
     params = {"function": function, "out_avals": out_avals, "ordered": ordered}
-    return called_in_turn(io_callback_p, size, xs, dims, params)
+    return batch_sequentially(io_callback_p, size, xs, dims, params)
 
 
 io_callback_p = Primitive(
@@ -239,7 +241,7 @@ io_callback_p = Primitive(
 def _batch_debug(
     size: int, xs: Sequence[Any], dims: Sequence[Any], *, function: HostFunction
 ) -> Any:
-    return called_in_turn(debug_callback_p, size, xs, dims, {"function": function})
+    return batch_sequentially(debug_callback_p, size, xs, dims, {"function": function})
 
 
 debug_callback_p = Primitive(
@@ -259,6 +261,7 @@ debug_callback_p = Primitive(
 
 
 def declared_outputs(result: PyTree) -> tuple[tuple[Aval, ...], Any]:
+    """(avals, structure) of a declaration. Raises TypeError for what has no shape and dtype."""
     leaves, out_tree = tree.flatten(result)
     for x in leaves:
         if not (hasattr(x, "shape") and hasattr(x, "dtype")):
@@ -386,7 +389,7 @@ def debug_callback(
 
 
 class Formatted:
-    """A message of values; equal formats are equal callbacks."""
+    """A callback that formats a message with values; two of equal formats are equal."""
 
     __slots__ = ("format",)
 
@@ -405,7 +408,7 @@ class Formatted:
 
 
 class _Print(Formatted):
-    """What `debug.print` calls on the host."""
+    """The callback of `debug.print`."""
 
     __slots__ = ()
 
@@ -414,12 +417,13 @@ class _Print(Formatted):
 
 
 def _printable(x: Any) -> Any:
+    """Narrow floats as float32: NumPy cannot format their dtypes."""
     narrow = isinstance(x, np.ndarray) and x.dtype in (dtypes.BF16, dtypes.F8E4, dtypes.F8E5)
     return x.astype(np.float32) if narrow else x
 
 
 def check_format(fmt: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise ValueError unless the format uses each argument and each of its fields has one."""
+    """Raise ValueError unless the format uses each argument, and each of its fields has one."""
     used, todo, automatic = set(), [fmt], 0
     while todo:
         for _, field, spec, _ in string.Formatter().parse(todo.pop()):

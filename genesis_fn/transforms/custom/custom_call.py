@@ -1,11 +1,13 @@
 """Functions with rules of their own: one record, `CustomCall`, and one primitive, `custom_call`.
 
-`custom_jvp`, `custom_vjp` and `custom_vmap` bind it, and what is linear with a transpose of its own
-(`LinearCall`): the pullback of a `custom_vjp`, a checkpoint, a kernel. Every trace but one runs the
-record's functions as Python, on the values that it has, so that Python sees them wherever they are
-concrete. A trace that records a program has the function staged (`recorded.py`): the equation then
-holds its program as `jaxpr`, for all that runs programs, and a record that closes over no traced
-value, for all that differentiates, batches or transposes them.
+`custom_jvp`, `custom_vjp` and `custom_vmap` bind it, and so does every linear map with a transpose
+of its own (`LinearCall`): the pullback of a `custom_vjp`, a checkpoint, a kernel.
+
+A trace that records a program has the function and its rules staged (`recorded.py`): the equation
+then holds the function's program as `jaxpr`, for everything that runs programs, and a record that
+closes over no traced value, for everything that differentiates, batches or transposes them. Every
+other trace runs the record's functions as Python, on its own values, so that the user's Python sees
+concrete values wherever there are any.
 """
 
 from __future__ import annotations
@@ -46,20 +48,19 @@ class CustomCall:
     * `pull(residuals, cts)` of a map that is linear in the operands after `linear` residuals: a
       cotangent for each of them.
     * `batch(size, which operands are batched, operands)`, where vmap is to use it: (outputs, which
-      of them are batched), all batches in front.
-    * `key()`: what tells apart the recorded forms that `owner` keeps.
-    * `learned`: what is known of the outputs after a run; `out_avals`: what those of a linear map
-      are; `programs`: those of rules, as far as there are any yet.
+      of them are batched), all with the batch as leading axis.
+    * `key()`: what distinguishes the recordings that `owner` keeps.
+    * `output_info`: what a run shows of the outputs, such as their structure.
 
     A tangent or cotangent that is zero may be None wherever rules take or return one; with
-    `symbolic_zeros` they are told apart.
+    `symbolic_zeros` the rules distinguish zeros.
     """
 
     __slots__ = ()
 
     name: str  # what messages call the function
     owner: Any = None  # the user's function
-    learned: Any = None  # what is known of the outputs after a run
+    output_info: Any = None
     out_avals: Sequence[Aval] = ()  # of a linear map
     forward = reverse = symbolic_zeros = False
     linear: int | None = None
@@ -77,8 +78,11 @@ class CustomCall:
 
 
 class LinearCall(CustomCall):
-    """A linear map of the operands after `linear` residuals, and its transpose: `push(*operands)`,
-    None where only reverse mode is defined, and `pull(residuals, cts)`, which runs `programs`."""
+    """A map that is linear in the operands after `linear` residuals, and its transpose.
+
+    `push(*operands)` is the map, None where only reverse mode is defined; `pull(residuals, cts)` is
+    its transpose, which runs `programs`.
+    """
 
     __slots__ = ("name", "linear", "forward", "out_avals", "push", "pull", "_programs")
 
@@ -105,12 +109,12 @@ class LinearCall(CustomCall):
         return self.push(*xs)
 
     def apply(self, operands: Sequence[Any], jaxpr: Jaxpr | None) -> list[Any]:
-        """The tangents of outputs, by the program `jaxpr` where there is one."""
+        """Return the tangents of the outputs, by the program `jaxpr` if there is one."""
         return _floating(bind(custom_call_p, *operands, call=self, jaxpr=jaxpr), self.out_avals)
 
 
 def no_forward_mode(name: str) -> Exception:
-    """The error for forward mode of a function that has a rule for reverse mode only."""
+    """The error for forward mode of a function that has only a reverse rule."""
     return errors.NotDifferentiableError(
         f"forward-mode differentiation of {name}, which defines only a reverse rule (defvjp)\n"
         f"  at {where().describe()}\n  define a forward rule too: {name}.def_jvp(...)"
@@ -126,9 +130,12 @@ def linear_call(
     out_avals: Sequence[Aval],
     name: str,
 ) -> list[Any]:
-    """The tangents of outputs by a linear map of `tangents`: the program `forward` ([residuals,
-    tangents] -> outputs; None where only reverse mode is defined), whose transpose is `backward`
-    ([residuals, output cotangents] -> tangents' cotangents)."""
+    """Apply a linear map with a transpose of its own to `tangents`.
+
+    `forward` is the program of the map, [residuals, tangents] -> outputs, or None where only
+    reverse mode is defined; `backward` that of its transpose, [residuals, output cotangents] ->
+    cotangents of the tangents.
+    """
 
     def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         cts = [instantiate(ct, a) for ct, a in zip(cts, out_avals, strict=True)]
@@ -142,8 +149,12 @@ def linear_call(
 
 @memoized
 def push_program(jaxpr: Jaxpr, saved: tuple[Aval, ...], nonzero: tuple[bool, ...]) -> Jaxpr:
-    """[inputs, saved values, nonzero tangents] -> output tangents: a `forward` for `linear_call`,
-    the derivative of a program that does not look at what is saved for the transpose."""
+    """Make a `forward` for `linear_call`: [inputs, saved values, nonzero tangents] -> output
+    tangents.
+
+    It is the derivative of `jaxpr`, which does not read the values that are saved for the
+    transpose.
+    """
     count = len(jaxpr.invars)
     program, _ = jvp_jaxpr(jaxpr, nonzero, (True,) * len(jaxpr.outs))
     inputs, tangents = program.invars[:count], program.invars[count:]
@@ -153,7 +164,7 @@ def push_program(jaxpr: Jaxpr, saved: tuple[Aval, ...], nonzero: tuple[bool, ...
 
 
 def _floating(ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
-    """Tangents, None for outputs that have no derivatives."""
+    """The tangents, None for outputs that have no derivatives."""
     return [t if dtypes.is_inexact(k.dtype) else None for t, k in zip(ts, kinds, strict=True)]
 
 
@@ -161,7 +172,8 @@ def _floating(ts: Sequence[Any], kinds: Sequence[Aval]) -> list[Any]:
 
 
 class _Custom(Primitive):
-    """Not looked up by its parameters, which hold functions and what they close over."""
+    """Eager calls run `call` directly: parameters that hold functions, and what they close over,
+    are no keys of a cache."""
 
     __slots__ = ()
 
@@ -197,7 +209,7 @@ def _linearize(
     perturbed = [m and dtypes.is_inexact(typeof(x).dtype) for m, x in zip(nonzero, xs)]
     residuals = [*saved, *xs] if call.forward else saved
 
-    # The two close over no value: residuals are operands.
+    # `push` and `pull` take the residuals as operands, so that the tape sees all that they read.
     def push(*operands: Any) -> list[Any]:
         primals, tangents = operands[count : count + n], filled(perturbed, operands[count + n :])
         ts = call.jvp(primals, tangents)[1]
@@ -210,7 +222,7 @@ def _linearize(
         call.name, len(residuals), kinds, push if call.forward else None, pull, call.programs
     )
     avals = [typeof(x) for x in (*residuals, *(x for x, m in zip(xs, perturbed) if m))]
-    # On the tape of a program that is kept, the map has a program too.
+    # A recorded call lies in a program that is kept, so its linear map must be a program as well.
     program = stage_closed(push, avals, call.name) if jaxpr is not None and call.forward else None
     return outs, lambda *ts: linear.apply(
         [*residuals, *(t for t, m in zip(ts, perturbed) if m)], program
@@ -221,7 +233,7 @@ def _transpose(
     cts: Sequence[Any], *operands: Any, call: CustomCall, jaxpr: Jaxpr | None
 ) -> list[Any]:
     n = call.linear
-    if n is None:  # a call on tangents, which a rule may make of a function that is linear itself
+    if n is None:  # a derivative rule called a linear function, with rules of its own, on tangents
         return jit_p.transpose(cts, *operands, jaxpr=jaxpr)  # pyright: ignore[reportOptionalCall]
     back = call.pull(operands[:n], cts)
     return [None] * n + [
@@ -237,7 +249,7 @@ def _batch(
     call: CustomCall,
     jaxpr: Jaxpr | None,
 ) -> tuple[list[Any], Sequence[int | None]]:
-    if jaxpr is None:  # what a function closes over may be batched too
+    if jaxpr is None:  # not recorded: the function runs under this trace, batched captures and all
         batched = Batched(call, trace, dims)
         outs = bind(custom_call_p, *xs, call=batched, jaxpr=None)
         return outs, batched.out_dims(outs)
@@ -245,13 +257,13 @@ def _batch(
     if all(d is None for d in dims) and all(trace.axis_name not in j.axes for j in programs):
         outs = bind(custom_call_p, *xs, call=call, jaxpr=jaxpr)
         return outs, [None] * len(outs)
-    size, given = trace.batch_size, tuple([d is not None for d in dims])
+    size, batched_in = trace.batch_size, tuple([d is not None for d in dims])
     xs = at_front(size, xs, dims)
     if call.batch is not None:
-        outs, flags = call.batch(size, given, xs)
+        outs, flags = call.batch(size, batched_in, xs)
         return outs, [0 if b else None for b in flags]
-    program, _ = batch_jaxpr(jaxpr, size, given, (True,) * len(jaxpr.outs), trace.axis_name)
-    batched = Batched(call, trace, [0 if b else None for b in given], closed=True)
+    program, _ = batch_jaxpr(jaxpr, size, batched_in, (True,) * len(jaxpr.outs), trace.axis_name)
+    batched = Batched(call, trace, [0 if b else None for b in batched_in], closed=True)
     outs = bind(custom_call_p, *xs, call=batched, jaxpr=program)
     return outs, batched.out_dims(outs)
 
@@ -267,15 +279,15 @@ custom_call_p = _Custom(
     batch=_batch,
 )
 custom_call_p.inline = _run
-# A linear map belongs to a derivative: what it draws was drawn before.
+# A linear map belongs to a derivative: the forward pass has marked the keys that it draws from.
 custom_call_p.key_uses = lambda call, jaxpr: NOTHING if call.linear is not None else uses(jaxpr)
 
 
-# ---- calls that traces make of calls ----
+# ---- calls that a trace passes on to the trace around it ----
 
 
 class Wrapped(CustomCall):
-    """A call of which a trace hands a form of its own to the trace around it."""
+    """A call that a trace passes on to the trace around it, in a form of its own."""
 
     __slots__ = ("call", "name", "owner", "forward", "reverse", "symbolic_zeros", "linear")
 
@@ -285,12 +297,12 @@ class Wrapped(CustomCall):
         self.symbolic_zeros = call.symbolic_zeros
 
     @property
-    def learned(self) -> Any:
-        return self.call.learned
+    def output_info(self) -> Any:
+        return self.call.output_info
 
-    @learned.setter
-    def learned(self, value: Any) -> None:
-        self.call.learned = value
+    @output_info.setter
+    def output_info(self, value: Any) -> None:
+        self.call.output_info = value
 
     @property
     def programs(self) -> Sequence[Jaxpr]:
@@ -298,11 +310,13 @@ class Wrapped(CustomCall):
 
 
 class Batched(Wrapped):
-    """A call mapped over a batch by a trace of vmap, for the trace around that one. A `closed` one
-    closes over nothing of that trace: each run has a trace of its own.
+    """A call mapped over a batch, which a vmap trace passes on to the trace around it.
 
-    All outputs have the batch in front, or none: a cotangent that is that of all examples must not
-    meet one of each, since those of operands that examples share are summed.
+    A `closed` one closes over no value of that vmap: each run has a trace of its own.
+
+    All outputs have the batch as leading axis, or none has: cotangents of operands that all
+    examples share are summed over the batch, so that one that is shared must not be added to one
+    per example.
     """
 
     __slots__ = ("size", "axis_name", "trace", "dims", "batched", "out_avals")
@@ -314,17 +328,18 @@ class Batched(Wrapped):
         self.size, self.axis_name, self.dims = trace.batch_size, trace.axis_name, tuple(dims)
         self.out_avals = [aval((self.size, *a.shape), a.dtype) for a in call.out_avals]
         self.trace = None if closed else trace
-        # Whether outputs are: where an operand is, or a run shows it of what is closed over.
+        # Whether outputs are batched: if an operand is, or if a run shows that a captured value is.
         self.batched = closed or call.linear is not None or any(d is not None for d in dims)
 
     @property
-    def learned(self) -> tuple[Any, ...]:
-        """Whether outputs are batched, beside what the call knows."""
-        return self.batched, self.call.learned
+    def output_info(self) -> tuple[Any, ...]:
+        """(whether outputs are batched, what the inner call knows)."""
+        return self.batched, self.call.output_info
 
-    @learned.setter
-    def learned(self, value: tuple[Any, ...]) -> None:
-        self.batched, self.call.learned = value
+    @output_info.setter
+    def output_info(self, value: tuple[Any, ...]) -> None:
+        """(whether outputs are batched, what the inner call knows)."""
+        self.batched, self.call.output_info = value
 
     def key(self) -> tuple[Any, ...]:
         return self.size, self.axis_name, self.dims, self.call.key()
@@ -333,10 +348,10 @@ class Batched(Wrapped):
         return resumed(self.trace or BatchTrace(None, self.size, self.axis_name))
 
     def out_dims(self, outs: Sequence[Any]) -> list[int | None]:
-        """Where outputs have their batch, once that is known."""
+        """The batch dimensions of the outputs; known after a run."""
         return [0 if self.batched else None] * len(outs)
 
-    def _in_front(self, trace: BatchTrace, outs: Sequence[Any]) -> list[Any]:
+    def _batch_leading(self, trace: BatchTrace, outs: Sequence[Any]) -> list[Any]:
         parts = [trace.split(x) for x in outs]
         self.batched = self.batched or any(d is not None for _, d in parts)
         if not self.batched:
@@ -345,31 +360,31 @@ class Batched(Wrapped):
 
     def fun(self, *xs: Array) -> list[Array]:
         with self._running() as trace:
-            outs = self.call.fun(*_mapped(trace, xs, self.dims))
-        return self._in_front(trace, outs)
+            outs = self.call.fun(*_tracers(trace, xs, self.dims))
+        return self._batch_leading(trace, outs)
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         with self._running() as trace:
             outs, ts = self.call.jvp(
-                _mapped(trace, primals, self.dims), _mapped(trace, tangents, self.dims)
+                _tracers(trace, primals, self.dims), _tracers(trace, tangents, self.dims)
             )
-        both = self._in_front(trace, [*outs, *ts])
+        both = self._batch_leading(trace, [*outs, *ts])
         return both[: len(outs)], both[len(outs) :]
 
     def fwd(
         self, nonzero: Sequence[bool], xs: Sequence[Any]
     ) -> tuple[list[Any], list[Any], Callable[..., Any]]:
         with self._running() as trace:
-            outs, saved, pull = self.call.fwd(nonzero, _mapped(trace, xs, self.dims))
+            outs, saved, pull = self.call.fwd(nonzero, _tracers(trace, xs, self.dims))
         parts = [trace.split(r) for r in saved]
-        back = functools.partial(self._pulled, pull, [d for _, d in parts], self.dims)
-        return self._in_front(trace, outs), [r for r, _ in parts], back
+        back = functools.partial(self._pull_with, pull, [d for _, d in parts], self.dims)
+        return self._batch_leading(trace, outs), [r for r, _ in parts], back
 
     def pull(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         n = len(residuals)
-        return self._pulled(self.call.pull, self.dims[:n], self.dims[n:], residuals, cts)
+        return self._pull_with(self.call.pull, self.dims[:n], self.dims[n:], residuals, cts)
 
-    def _pulled(
+    def _pull_with(
         self,
         pull: Callable[..., Any],
         saved_dims: Sequence[int | None],
@@ -377,17 +392,19 @@ class Batched(Wrapped):
         residuals: Sequence[Any],
         cts: Sequence[Any],
     ) -> list[Any]:
-        """The cotangents of operands at `dims`, each laid out as its operand is; that of one shared
-        by all examples is summed."""
+        """Pull cotangents back to operands with batch dimensions `dims`.
+
+        Each cotangent is laid out as its operand; that of an operand that examples share is summed.
+        """
         with self._running() as trace:
-            cts = _mapped(trace, cts, self.out_dims(cts))
-            back = pull(_mapped(trace, residuals, saved_dims), cts)
+            cts = _tracers(trace, cts, self.out_dims(cts))
+            back = pull(_tracers(trace, residuals, saved_dims), cts)
         return [
-            ct if ct is None else self._laid_out(*trace.split(ct), d)
+            ct if ct is None else self._like_operand(*trace.split(ct), d)
             for ct, d in zip(back, dims, strict=True)
         ]
 
-    def _laid_out(self, ct: Any, at: int | None, dim: int | None) -> Any:
+    def _like_operand(self, ct: Any, at: int | None, dim: int | None) -> Any:
         if dim is not None:
             return move_batch(ct, at, dim, self.size)
         if at is not None and not self.batched:
@@ -399,5 +416,5 @@ class Batched(Wrapped):
         return ct if at is None else reduce_sum(ct, (at,))
 
 
-def _mapped(trace: BatchTrace, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
+def _tracers(trace: BatchTrace, xs: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
     return [x if d is None or x is None else BatchTracer(trace, x, d) for x, d in zip(xs, dims)]

@@ -1,7 +1,7 @@
 """custom_jvp and custom_vjp: functions with derivative rules of the user's.
 
-What users call makes a `_UserCall`, a custom call (`custom_call.py`) whose functions are the user's
-with their pytrees; `recorded.py` stages it where a program is being recorded.
+A call binds `custom_call` with a `_UserCall`, a record (`custom_call.py`) whose functions are the
+user's with their pytrees; `recorded.py` stages it where a program is being recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.custom.custom_call import CustomCall, custom_call_p
-from genesis_fn.transforms.custom.recorded import Found
+from genesis_fn.transforms.custom.recorded import Recording
 from genesis_fn.transforms.staging.api_util import (
     Static,
     as_taken,
@@ -40,8 +40,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class SymbolicZero(Described):
-    """A tangent or cotangent that is zero, with the aval that it would have as an array: what rules
-    get that were given with `symbolic_zeros=True`, and may return."""
+    """A tangent or cotangent that is zero, with the aval that it would have as an array.
+
+    Rules set with `symbolic_zeros=True` get it, and may return it.
+    """
 
     __slots__ = ("aval",)
 
@@ -53,8 +55,9 @@ class SymbolicZero(Described):
 
 
 class CustomVJPPrimal:
-    """An argument of a fwd rule that was given with `symbolic_zeros=True`: its `value`, and whether
-    it is `perturbed`, that is whether a derivative by it is asked for."""
+    """An argument of a fwd rule set with `symbolic_zeros=True`: its `value`, and whether it is
+    `perturbed`, that is, differentiated.
+    """
 
     __slots__ = ("value", "perturbed")
 
@@ -83,7 +86,7 @@ def zero_from_primal(val: ArrayLike, symbolic_zeros: bool = False) -> Array | Sy
 
 
 class _UserCall(CustomCall):
-    """A call of a user's function on flat arrays. `learned` is the structure of its output."""
+    """A call of a user's function on flat arrays. `output_info` is the structure of its output."""
 
     __slots__ = (
         "owner",
@@ -95,7 +98,7 @@ class _UserCall(CustomCall):
         "in_tree",
         "in_avals",
         "weak",
-        "learned",
+        "output_info",
     )
 
     def __init__(
@@ -110,7 +113,7 @@ class _UserCall(CustomCall):
         self.static, self.in_tree = static, in_tree
         self.in_avals = tuple([typeof(x) for x in xs])
         self.weak = tuple([x.weak for x in xs])
-        self.learned: Any = None
+        self.output_info: Any = None
 
     def key(self) -> tuple[Any, ...]:
         return self.in_avals, self.weak, self.in_tree
@@ -128,7 +131,7 @@ class _UserCall(CustomCall):
 
     def fun(self, *xs: Any) -> list[Any]:
         out = self.owner.fun(*tree.unflatten(self.in_tree, xs))
-        outs, self.learned = flatten_output(out, self.name)
+        outs, self.output_info = flatten_output(out, self.name)
         return outs
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -136,15 +139,15 @@ class _UserCall(CustomCall):
         static, given = self._arguments(primals)
         _, moved = self._arguments(self._zeros(tangents, self.in_avals))
         out, tangent = owner.pair(owner.jvp(*static, given, moved), "jvp", "tangent")
-        outs, self.learned = flatten_output(out, self.name)
+        outs, self.output_info = flatten_output(out, self.name)
         ts, t_tree = flatten_output(tree.map(_dense, tangent), self.name)
-        if t_tree != self.learned:
+        if t_tree != self.output_info:
             difference = tree.first_difference(out, tangent, "the output")
             what = f"returned a tangent of another structure than its output: {difference}"
             raise owner.rule_error(errors.TreeError, "jvp", what)
         for i, (t, o) in enumerate(zip(ts, outs)):
             if not dtypes.is_inexact(o.dtype) and t.shape == o.shape:
-                ts[i] = None  # whatever its dtype is
+                ts[i] = None  # an integer output has no tangent, of whichever dtype the rule's is
             elif typeof(t) is not typeof(o):
                 what = f"returned {typeof(t)} where {typeof(o)} is expected"
                 raise owner.rule_error(errors.ShapeError, "jvp", what)
@@ -163,13 +166,13 @@ class _UserCall(CustomCall):
         out, saved = owner.pair(owner.fwd(*args), "fwd", "residuals")
         outs, out_tree = flatten_output(out, self.name)
         saved, saved_tree = flatten_output(saved, self.name)
-        self.learned, out_kinds = out_tree, [typeof(o) for o in outs]
+        self.output_info, out_kinds = out_tree, [typeof(o) for o in outs]
 
         def pull(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
             static, kinds = self._arguments(self.in_avals)
             res = tree.unflatten(saved_tree, residuals)
             ct = tree.unflatten(out_tree, self._zeros(cts, out_kinds))
-            line, ctx.line = ctx.line, None  # the rule is the user's and has lines of its own
+            line, ctx.line = ctx.line, None  # operations of the rule have lines of their own
             try:
                 return self._cotangents(owner.bwd(*static, res, ct), kinds)
             finally:
@@ -177,31 +180,31 @@ class _UserCall(CustomCall):
 
         return outs, saved, pull
 
-    def _cotangents(self, back: Any, kinds: tuple[Any, ...]) -> list[Any]:
-        """What bwd returned as one cotangent per leaf, None for those without derivatives, checked
-        against the arguments."""
+    def _cotangents(self, cotangents: Any, avals: tuple[Any, ...]) -> list[Any]:
+        """Check what bwd returned against the arguments: one cotangent per leaf, None for leaves
+        without derivatives."""
         owner = self.owner
-        if not isinstance(back, (tuple, list)) or len(back) != len(kinds):
-            what = f"must return a tuple of {len(kinds)} cotangents, got {back!r:.80}"
-            raise owner.rule_error(errors.TreeError, "bwd", what, missing(back))
-        positions = [i for i in range(len(self.static) + len(kinds)) if i not in self.static]
+        if not isinstance(cotangents, (tuple, list)) or len(cotangents) != len(avals):
+            what = f"must return a tuple of {len(avals)} cotangents, got {cotangents!r:.80}"
+            raise owner.rule_error(errors.TreeError, "bwd", what, missing(cotangents))
+        positions = [i for i in range(len(self.static) + len(avals)) if i not in self.static]
         result: list[Any] = []
-        for i, ct, argument in zip(positions, back, kinds):
+        for i, ct, argument in zip(positions, cotangents, avals):
             name = f"argument {repr(owner.names[i]) if i < len(owner.names) else i}"
             try:
-                given = tree.leaves_or_none(ct, tree.structure(argument))
+                flat = tree.leaves_or_none(ct, tree.structure(argument))
             except errors.TreeError:
                 difference = tree.first_difference(argument, ct)
                 what = f"returned a cotangent of another structure for {name}: {difference}"
                 raise owner.rule_error(errors.TreeError, "bwd", what) from None
-            for g, kind, path in zip(given, tree.leaves(argument), tree.paths(argument)):
-                inexact = dtypes.is_inexact(kind.dtype)
+            for g, aval, path in zip(flat, tree.leaves(argument), tree.paths(argument)):
+                inexact = dtypes.is_inexact(aval.dtype)
                 what = f"{name}{path and ' at '}{path}"
-                result.append(self._cotangent(g, kind, what) if inexact else None)
+                result.append(self._cotangent(g, aval, what) if inexact else None)
         return result
 
     def _cotangent(self, ct: Any, kind: Aval, argument: str) -> Any:
-        """The cotangent of an argument as an array."""
+        """Check and convert the cotangent of one leaf of an argument."""
         if ct is None or type(ct) is SymbolicZero:
             return zeros(kind)
         if not is_value(ct):
@@ -216,14 +219,14 @@ class _UserCall(CustomCall):
 
 
 def _dense(t: Any) -> Any:
-    """A tangent that a rule returned, as an array."""
+    """Convert a tangent that a rule returned to an array."""
     if type(t) is SymbolicZero:
         return zeros(t.aval)
     return np.zeros(t.shape, np.int32) if getattr(t, "dtype", None) == dtypes.FLOAT0 else t
 
 
 class CustomFunction(Copied, Generic[P, R]):
-    """A function with rules of the user's, which are attributes named in `rules`."""
+    """A function with rules of the user's, attributes named in `rules`."""
 
     rules: tuple[str, ...]
     fun: Callable[..., Any]
@@ -234,18 +237,18 @@ class CustomFunction(Copied, Generic[P, R]):
 
     def _parts(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         rules = {k: v for k, v in vars(self).items() if k in self.rules}
-        return _remade, (type(self), self.fun, rules)
+        return _rebuild, (type(self), self.fun, rules)
 
 
-def _remade(kind: type, fun: Callable[..., Any], rules: dict[str, Any]) -> Any:
-    """A function with rules, of its parts."""
-    made = kind(fun)
-    vars(made).update(rules)
-    return made
+def _rebuild(kind: type, fun: Callable[..., Any], rules: dict[str, Any]) -> Any:
+    """Make a function with rules again, for a copy or unpickling."""
+    copy = kind(fun)
+    vars(copy).update(rules)
+    return copy
 
 
 class _Differentiated(CustomFunction[P, R]):
-    """What `custom_jvp` and `custom_vjp` share: the rules, and which arguments are static."""
+    """What `custom_jvp` and `custom_vjp` share: rules, static arguments, calls."""
 
     rules = "static", "jvp", "fwd", "bwd", "symbolic_zeros"
     jvp: Callable[..., Any] | None = None
@@ -270,13 +273,13 @@ class _Differentiated(CustomFunction[P, R]):
             if n not in self.names:
                 raise ValueError(f"static_argnames: {self.name} has no argument {n!r}")
         self.static = {*nondiff_argnums, *(self.names.index(n) for n in static_argnames)}
-        self.kept: dict[Any, Found] = {}  # by `recorded.py`
+        self.kept: dict[Any, Recording] = {}  # filled by `recorded.py`
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)  # pyright: ignore[reportArgumentType]
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, defaults filled in."""
+        """Return all arguments by position, with defaults filled in."""
         if not kwargs and self.signature is None:
             return args
         assert self.signature is not None, f"{self.name} takes positional arguments only"
@@ -290,8 +293,8 @@ class _Differentiated(CustomFunction[P, R]):
         return bound.args
 
     def array_or_static(self, i: int, value: Any) -> Any:
-        """An argument, as Static if it is declared so, or holds other things than arrays. Raises
-        TypeError where it is then not hashable."""
+        """Return an argument, as Static if it is declared so or holds anything but arrays. Raises
+        TypeError for a static one that is not hashable."""
         if i not in self.static and all(is_value(x) for x in tree.leaves(value)):
             return value
         try:
@@ -310,13 +313,13 @@ class _Differentiated(CustomFunction[P, R]):
         vars(self).update(rules)
         self.kept.clear()
 
-    def lacking(self) -> str:
-        """What a message says of rules that were not given; "" if none is lacking."""
+    def missing_rules(self) -> str:
+        """The problem that a message names if rules were not given; "" if there is none."""
         return ""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if lacking := self.lacking():
-            what = f"{self.name}: {lacking}\n  at {where().describe()}"
+        if problem := self.missing_rules():
+            what = f"{self.name}: {problem}\n  at {where().describe()}"
             raise errors.NotDifferentiableError(what)
         given: Any = self.positional(args, kwargs)
         if ctx.trace is None:
@@ -326,7 +329,7 @@ class _Differentiated(CustomFunction[P, R]):
         static = [i for i, a in enumerate(given) if type(a) is Static]
         call = _UserCall(self, static, in_tree, leaves)
         outs = bind(custom_call_p, *leaves, call=call, jaxpr=None)
-        return tree.unflatten(call.learned, outs)
+        return tree.unflatten(call.output_info, outs)
 
     def fingerprint(self) -> tuple[Any, ...] | None:
         """What the function and its rules do now, with all that they read; None where that cannot
@@ -336,8 +339,8 @@ class _Differentiated(CustomFunction[P, R]):
             return None
         return tuple([m.key for m in known if m is not None])
 
-    def place_of(self, rule: str) -> str:
-        """The lines of a message that say where the user's code is, and where a rule is written."""
+    def location_lines(self, rule: str) -> str:
+        """The lines of a message on where the user's code and the rule are."""
         code = getattr(inspect.unwrap(getattr(self, rule)), "__code__", None)
         here = f"\n  at {where().describe()}"
         if code is None or is_internal(code):
@@ -345,11 +348,11 @@ class _Differentiated(CustomFunction[P, R]):
         return f"{here}\n  the rule is at {SourceLocation(code, code.co_firstlineno).describe()}"
 
     def rule_error(self, kind: type[Exception], rule: str, what: str, more: str = "") -> Exception:
-        """The error for what a rule returned."""
-        return kind(f"the {rule} rule of {self.name} {what}{self.place_of(rule)}{more}")
+        """The error for something wrong that a rule returned."""
+        return kind(f"the {rule} rule of {self.name} {what}{self.location_lines(rule)}{more}")
 
     def pair(self, out: Any, rule: str, what: str) -> tuple[Any, Any]:
-        """What a rule returned, if it is a pair."""
+        """Return what a rule returned, if it is a pair. Raises TreeError otherwise."""
         if isinstance(out, tuple) and len(out) == 2:
             return out
         wanted = f"must return (output, {what}), got {out!r:.80}"
@@ -417,7 +420,7 @@ class custom_jvp(_Differentiated[P, R]):
 
         self.defjvp(rule)
 
-    def lacking(self) -> str:
+    def missing_rules(self) -> str:
         return "" if self.jvp is not None else "no rule was given by defjvp"
 
 
@@ -477,7 +480,7 @@ class custom_vjp(_Differentiated[P, R]):
         self.set_rules(jvp=rule)
         return rule
 
-    def lacking(self) -> str:
+    def missing_rules(self) -> str:
         return "no rules were given by defvjp" if self.fwd is None or self.bwd is None else ""
 
 

@@ -1,7 +1,7 @@
-"""Other people's code in traced programs: torch functions and Triton kernels as operations.
+"""torch functions and Triton kernels as operations of traced programs.
 
-A torch function is differentiated by torch: its derivative is a torch function again, so any order
-works. A Triton kernel gets its derivative from the user.
+torch differentiates a torch function: its derivative is a torch function again, so any order works.
+A Triton kernel gets its derivative from the user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from genesis_fn.core.primitive import SCALARS, Primitive, bind, typeof
 from genesis_fn.core.static import aux_key
 from genesis_fn.core.types.annotations import ArrayLike, PyTree
 from genesis_fn.primitives.factories import move_batch, zeros
-from genesis_fn.transforms.custom.callback import called_in_turn, declared_outputs
+from genesis_fn.transforms.custom.callback import batch_sequentially, declared_outputs
 from genesis_fn.transforms.custom.custom_call import linear_call
 from genesis_fn.transforms.custom.derivative_rules import custom_vjp
 from genesis_fn.transforms.staging.api_util import flatten_arrays, name_of
@@ -37,34 +37,34 @@ def torch_type(d: DType) -> torch.dtype:
 
 
 class _Function:
-    """A function of tensors, equal to others made of the same parts."""
+    """A function of tensors, equal to others of the same class and fields."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("fields",)
 
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
+    def __init__(self, *fields: Any) -> None:
+        self.fields = fields
 
     def __eq__(self, other: Any) -> bool:
-        return type(other) is type(self) and self.parts == other.parts
+        return type(other) is type(self) and self.fields == other.fields
 
     def __hash__(self) -> int:
-        return hash((type(self), self.parts))
+        return hash((type(self), self.fields))
 
     @property
     def __name__(self) -> str:
-        return name_of(self.parts[0])
+        return name_of(self.fields[0])
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
         raise TypeError(f"{type(self).__name__} is not called itself")
 
 
-class _User(_Function):
-    """The user's function of pytrees; its parts are (function, structure)."""
+class _UserFunction(_Function):
+    """The user's function of pytrees; fields are (function, structure)."""
 
     __slots__ = ()
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
-        f, in_tree = self.parts
+        f, in_tree = self.fields
         args, kwargs = tree.unflatten(in_tree, xs)
         out = tree.leaves(f(*args, **kwargs))
         for o in out:
@@ -76,8 +76,8 @@ class _User(_Function):
 
 
 def _tracked(xs: Sequence[torch.Tensor], at: Sequence[int], again: bool) -> list[torch.Tensor]:
-    """Operands of which those at some positions are differentiated, `again` where they are by an
-    outer derivative too."""
+    """Mark operands at some positions as differentiated. Those that an outer derivative tracks are
+    kept in its graph if `again`, and detached otherwise."""
     return [
         x if i not in at or (again and x.requires_grad) else x.detach().requires_grad_(True)
         for i, x in enumerate(xs)
@@ -95,88 +95,89 @@ def _grad(
     return torch.autograd.grad(outs, inputs, cts, create_graph=again, allow_unused=True)
 
 
-class _Pull(_Function):
-    """(arguments, cotangents) -> cotangents of the arguments at given positions."""
+class _TorchVJP(_Function):
+    """(arguments, cotangents) -> cotangents of the arguments at some positions."""
 
     __slots__ = ()
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
-        f, count, wanted = self.parts
+        f, count, positions = self.fields
         again = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
         with torch.enable_grad():
-            args = _tracked(xs[:count], wanted, again)
+            args = _tracked(xs[:count], positions, again)
             pairs = [(o, ct) for o, ct in zip(f(*args), xs[count:], strict=True) if o.requires_grad]
-            asked = [args[i] for i in wanted]
+            inputs = [args[i] for i in positions]
             if not pairs:
-                return [torch.zeros_like(a) for a in asked]
+                return [torch.zeros_like(a) for a in inputs]
             outs, cts = zip(*pairs)
-            got = _grad(outs, asked, cts, again)
-        return [torch.zeros_like(a) if g is None else g for g, a in zip(got, asked)]
+            grads = _grad(outs, inputs, cts, again)
+        return [torch.zeros_like(a) if g is None else g for g, a in zip(grads, inputs)]
 
 
-class _Push(_Function):
-    """(arguments, tangents of those at given positions) -> tangents of the outputs.
+class _TorchJVP(_Function):
+    """(arguments, tangents of those at some positions) -> tangents of the outputs.
 
-    The transpose of the transpose: <pull(u), t> is linear in u, and its gradient by u is the jvp.
+    torch.autograd has only reverse mode: a vjp is linear in its cotangent u, so the gradient of
+    <vjp(u), t> by u is the jvp of t.
     """
 
     __slots__ = ()
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
-        f, count, given, kept = self.parts
+        f, count, positions, kept = self.fields
         args, tangents = xs[:count], xs[count:]
         again = torch.is_grad_enabled() and any(x.requires_grad for x in xs)
         with torch.enable_grad():
-            args = _tracked(args, given, again)
+            args = _tracked(args, positions, again)
             outs = [f_out for i, f_out in enumerate(f(*args)) if i in kept]
             probes = [torch.zeros_like(o, requires_grad=True) for o in outs]
             pairs = [(o, u) for o, u in zip(outs, probes) if o.requires_grad]
             if not pairs:
                 return [torch.zeros_like(o) for o in outs]
-            asked = [args[i] for i in given]
-            back = _grad([o for o, _ in pairs], asked, [u for _, u in pairs], True)
+            inputs = [args[i] for i in positions]
+            back = _grad([o for o, _ in pairs], inputs, [u for _, u in pairs], True)
             terms = [(b, t) for b, t in zip(back, tangents) if b is not None and b.requires_grad]
             if not terms:
                 return [torch.zeros_like(o) for o in outs]
-            got = _grad([b for b, _ in terms], probes, [t for _, t in terms], again)
-        return [torch.zeros_like(o) if g is None else g for g, o in zip(got, outs)]
+            grads = _grad([b for b, _ in terms], probes, [t for _, t in terms], again)
+        return [torch.zeros_like(o) if g is None else g for g, o in zip(grads, outs)]
 
 
-class _Mapped(_Function):
-    """The function over batches, which every operand and result has in front."""
+class _TorchVmap(_Function):
+    """The function over batches: all operands and results have them as leading axis."""
 
     __slots__ = ()
 
     def __call__(self, *xs: torch.Tensor) -> list[torch.Tensor]:
-        return list(torch.func.vmap(self.parts[0])(*xs))
+        return list(torch.func.vmap(self.fields[0])(*xs))
 
 
-def _mapped(f: _Function) -> _Function:
-    """`f` over batches. A derivative becomes that of the batched function, for autograd does not
-    run inside torch's vmap."""
-    if type(f) in (_Pull, _Push):
-        return type(f)(_mapped(f.parts[0]), *f.parts[1:])
-    return _Mapped(f)
+def _vmapped(f: _Function) -> _Function:
+    """Batch `f`. A derivative becomes the derivative of the batched function, since autograd does
+    not run inside torch's vmap."""
+    if type(f) in (_TorchVJP, _TorchJVP):
+        return type(f)(_vmapped(f.fields[0]), *f.fields[1:])
+    return _TorchVmap(f)
 
 
 # ---- the primitive ----
 
 
 def _output_avals(f: _Function, avals: Sequence[Aval]) -> tuple[Aval, ...]:
-    """What the function returns: from a run on torch's meta device, else on ones."""
+    """The avals that the function returns: from a run on torch's meta device, else on ones."""
     try:
         outs = _run(f, avals, "meta")
     except Exception:
         outs = _run(f, avals, "cpu")
-    found = []
+    avals_out = []
     for o in outs:
-        kind = of_torch(o.dtype)
-        if kind is None:
+        dtype = of_torch(o.dtype)
+        if dtype is None:
             raise errors.DTypeError(
                 f"torch_call: {name_of(f)} returns {o.dtype}, not a data type of this library"
             )
-        found.append(aval(tuple(o.shape), kind))
-    return tuple(found)
+        avals_out.append(aval(tuple(o.shape), dtype))
+    return tuple(avals_out)
 
 
 def _run(f: _Function, avals: Sequence[Aval], device: str) -> list[torch.Tensor]:
@@ -187,40 +188,44 @@ def _run(f: _Function, avals: Sequence[Aval], device: str) -> list[torch.Tensor]
 
 @functools.lru_cache(maxsize=1024)
 def _derivatives(
-    f: _Function, avals: tuple[Aval, ...], given: tuple[int, ...], outs: tuple[Any, ...]
+    f: _Function, avals: tuple[Aval, ...], positions: tuple[int, ...], outs: tuple[Any, ...]
 ) -> Any:
-    """(programs [arguments, tangents] -> tangents, [arguments, cotangents] -> cotangents)."""
+    """(program [arguments, tangents] -> tangents, program [arguments, cotangents] -> cotangents,
+    which outputs have derivatives)."""
     count = len(avals)
     kept = tuple([i for i, a in enumerate(outs) if dtypes.is_inexact(a.dtype)])
-    push, pull = _Push(f, count, given, kept), _Pull(f, count, given)
-    moved, back = tuple([outs[i] for i in kept]), tuple([avals[i] for i in given])
+    push, pull = _TorchJVP(f, count, positions, kept), _TorchVJP(f, count, positions)
+    tangent_avals, cotangent_avals = (
+        tuple([outs[i] for i in kept]),
+        tuple([avals[i] for i in positions]),
+    )
 
     def forward(*xs: Any) -> list[Any]:
-        return bind(torch_call_p, *xs, f=push, out_avals=moved)
+        return bind(torch_call_p, *xs, f=push, out_avals=tangent_avals)
 
     def backward(*xs: Any) -> list[Any]:
         cts = dict(zip(kept, xs[count:]))
         full = [cts[i] if i in cts else zeros(a) for i, a in enumerate(outs)]
-        return bind(torch_call_p, *xs[:count], *full, f=pull, out_avals=back)
+        return bind(torch_call_p, *xs[:count], *full, f=pull, out_avals=cotangent_avals)
 
     name = name_of(f)
     return (
-        stage_closed(forward, [*avals, *back], name),
-        stage_closed(backward, [*avals, *moved], name),
+        stage_closed(forward, [*avals, *cotangent_avals], name),
+        stage_closed(backward, [*avals, *tangent_avals], name),
         kept,
     )
 
 
 def _linearize(nonzero: Sequence[bool], *xs: Any, f: _Function, out_avals: tuple[Aval, ...]) -> Any:
     outs = bind(torch_call_p, *xs, f=f, out_avals=out_avals)
-    given = tuple([i for i, n in enumerate(nonzero) if n])
+    positions = tuple([i for i, n in enumerate(nonzero) if n])
     avals = tuple([typeof(x) for x in xs])
-    forward, backward, kept = _derivatives(f, avals, given, out_avals)
+    forward, backward, kept = _derivatives(f, avals, positions, out_avals)
 
     def apply(*ts: Any) -> list[Any]:
         moved = linear_call(
             xs,
-            [ts[i] for i in given],
+            [ts[i] for i in positions],
             forward=forward,
             backward=backward,
             out_avals=tuple([out_avals[i] for i in kept]),
@@ -237,7 +242,7 @@ def _batch(
 ) -> Any:
     moved = [move_batch(x, d, 0, size) for x, d in zip(xs, dims)]
     batched = tuple([aval((size, *a.shape), a.dtype) for a in out_avals])
-    outs = bind(torch_call_p, *moved, f=_mapped(f), out_avals=batched)
+    outs = bind(torch_call_p, *moved, f=_vmapped(f), out_avals=batched)
     return outs, [0] * len(outs)
 
 
@@ -274,24 +279,24 @@ def torch_call(fn: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> PyTre
     Array(6., dtype=float32)
     """
     leaves, in_tree, _ = flatten_arrays((args, kwargs), f"an argument of {name_of(fn)}: ")
-    f = _User(fn, in_tree)
+    f = _UserFunction(fn, in_tree)
     avals = tuple([typeof(x) for x in leaves])
     out_avals, out_tree = _outputs(f, avals)
     return tree.unflatten(out_tree, bind(torch_call_p, *leaves, f=f, out_avals=out_avals))
 
 
 @functools.lru_cache(maxsize=1024)
-def _outputs(f: _User, avals: tuple[Aval, ...]) -> tuple[tuple[Aval, ...], Any]:
-    fn, in_tree = f.parts
-    found: list[Any] = []
+def _outputs(f: _UserFunction, avals: tuple[Aval, ...]) -> tuple[tuple[Aval, ...], Any]:
+    fn, in_tree = f.fields
+    structures: list[Any] = []
 
     def remember(*args: Any, **kwargs: Any) -> Any:
         out = fn(*args, **kwargs)
-        found.append(tree.structure(out))
+        structures.append(tree.structure(out))
         return out
 
     functools.update_wrapper(remember, fn)
-    return _output_avals(_User(remember, in_tree), avals), found[-1]
+    return _output_avals(_UserFunction(remember, in_tree), avals), structures[-1]
 
 
 # ---- Triton ----
@@ -305,7 +310,7 @@ def _no_rule(nonzero: Any, *xs: Any, kernel: Any, **_: Any) -> Any:
 
 
 def _batch_kernel(size: int, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    return called_in_turn(triton_call_p, size, xs, dims, params)
+    return batch_sequentially(triton_call_p, size, xs, dims, params)
 
 
 triton_call_p = Primitive(

@@ -1,11 +1,11 @@
-"""fused: a function with a reference over primitives, for which backends may have one kernel.
+"""fused: a function with a reference over primitives, for which backends may have a kernel.
 
     @fused("rms_norm", static=("eps",), rows=(True, False))
     def rms_norm(x, weight, *, eps): ...
 
-Tracing never depends on the device: the reference is staged per (avals, static), the forward with
-residuals and the backward are fused functions themselves, and a backend that knows a kernel of that
-name runs it in place of the reference.
+Tracing never depends on the device. The reference is staged once per (avals, static parameters);
+the forward pass with residuals and the backward pass are fused functions themselves. A backend that
+has a kernel of that name runs it instead of the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FUSED: dict[str, Fused[..., Any]] = {}
 
 
 class Fused(Generic[P, R]):
-    """A fused function. Call it with arrays positionally and static parameters by keyword.
+    """A fused function. Call it with arrays by position and static parameters by keyword.
 
     * `static`: the names of the static parameters. Raises TypeError for others.
     * `rows[i]`: whether argument i may have any leading dimensions (vmap then adds one); arguments
@@ -76,7 +76,7 @@ class Fused(Generic[P, R]):
         return self.apply(args, static)
 
     def apply(self, args: tuple[Any, ...], static: dict[str, Any]) -> Any:
-        """The result for a tuple of arguments, which may be trees."""
+        """Apply the function to a tuple of arguments, which may be trees."""
         leaves, in_tree = tree.flatten(args)
         leaves = [as_array(x) for x in leaves]
         out, out_tree = self.bind(leaves, in_tree, tuple(sorted(static.items())))
@@ -85,7 +85,7 @@ class Fused(Generic[P, R]):
     def bind(
         self, leaves: Sequence[Any], in_tree: tree.PyTreeDef, static: tuple[Any, ...]
     ) -> tuple[list[Any], Any]:
-        """(flat outputs, their structure)."""
+        """Apply the function to flat arrays: (flat outputs, their structure)."""
         jaxpr = self.program(tuple([typeof(x) for x in leaves]), in_tree, static)
         outs = bind(fused_p, *leaves, op=self, static=static, jaxpr=jaxpr)
         return outs, jaxpr.cache["out_tree"]
@@ -93,24 +93,24 @@ class Fused(Generic[P, R]):
     def program(
         self, avals: tuple[Aval, ...], in_tree: tree.PyTreeDef, static: tuple[Any, ...]
     ) -> Jaxpr:
-        """The staged reference for operands of these avals; its cache has the structures."""
+        """Stage the reference for operands of these avals, once; its cache has the structures."""
         key = (avals, in_tree, Reader().read(static), trace_context_key())
-        found = self.programs.get(key)
-        if found is None:
+        program = self.programs.get(key)
+        if program is None:
             flat = FlatFunction(self.reference, in_tree, kwargs=dict(static))
-            found, captured = stage(flat, avals, name=self.name)
+            program, captured = stage(flat, avals, name=self.name)
             if captured:
                 arrays = ", ".join(str(typeof(x)) for x in captured)
                 raise TypeError(
                     f"fused function {self.name!r} closes over {arrays}, which a kernel in its "
                     "place would not see: give it as an argument"
                 )
-            self.programs[key] = found
-            found.cache.update(in_tree=in_tree, out_tree=flat.out_tree)
-        return found
+            self.programs[key] = program
+            program.cache.update(in_tree=in_tree, out_tree=flat.out_tree)
+        return program
 
     def defvjp(self, forward: Fused[..., Any], backward: Fused[..., Any]) -> None:
-        """Attach the pair that computes derivatives."""
+        """Set the fused functions that compute the derivative."""
         self.vjp = forward, backward
 
 
@@ -195,9 +195,12 @@ def _backward_program(
     saved_tree: Any,
     static: Frozen,
     nonzero: tuple[bool, ...],
-    around: tuple[Any, ...],
+    context: tuple[Any, ...],
 ) -> Jaxpr:
-    """[arguments, residuals, cts] -> cotangents of the arguments with a tangent."""
+    """[arguments, residuals, cts] -> cotangents of the arguments with a tangent.
+
+    `context` is there to key the memo: what the backward function traces to depends on it.
+    """
     args, count = jaxpr.in_avals, len(jaxpr.invars)
     inexact = [(a, n) for a, n in zip(args, nonzero) if dtypes.is_inexact(a.dtype)]
     needs = tuple([n for _, n in inexact])
@@ -205,11 +208,11 @@ def _backward_program(
     def f(*xs: Any) -> list[Any]:
         res = tree.unflatten(saved_tree, xs[count : count + len(saved)])
         cts = tree.unflatten(jaxpr.cache["out_tree"], xs[count + len(saved) :])
-        found = backward.apply((res, cts), {"needs": needs, **dict(static.value)})
-        got = tree.leaves(found, is_leaf=lambda x: x is None)
-        if len(got) == len(args):
-            got = [g for g, a in zip(got, args) if dtypes.is_inexact(a.dtype)]
-        return [instantiate(g, a) for g, (a, n) in zip(got, inexact, strict=True) if n]
+        returned = backward.apply((res, cts), {"needs": needs, **dict(static.value)})
+        cotangents = tree.leaves(returned, is_leaf=lambda x: x is None)
+        if len(cotangents) == len(args):
+            cotangents = [g for g, a in zip(cotangents, args) if dtypes.is_inexact(a.dtype)]
+        return [instantiate(g, a) for g, (a, n) in zip(cotangents, inexact, strict=True) if n]
 
     return stage_closed(f, [*args, *saved, *jaxpr.out_avals], backward.name)
 
@@ -225,9 +228,9 @@ def _batch(
     axis_name: Any = None,
 ) -> Any:
     if op.batch is not None:
-        found = op.batch(size, xs, dims, **dict(static))
-        if found is not None:
-            return found
+        result = op.batch(size, xs, dims, **dict(static))
+        if result is not None:
+            return result
     shared = [d is None for d, row in zip(dims, op.rows or ()) if not row]
     if op.rows is not None and len(op.rows) == len(xs) and all(shared):
         moved = [move_batch(x, d, 0, size) if row else x for x, d, row in zip(xs, dims, op.rows)]

@@ -1,7 +1,10 @@
-"""Custom calls in programs that are being recorded: function and rules staged, and kept.
+"""Custom calls in programs that are being recorded: the function and its rules, staged and kept.
 
-What function and rules capture is hoisted to leading operands, one list for all of their programs,
-so that a rule may close over traced values as long as those are not differentiated.
+What function and rules capture becomes the leading operands, one list for all of their programs, so
+that a rule may close over traced values as long as these are not differentiated.
+
+`_stage` decides what a recording trace does with a call; `_record` makes the equation; `_recorded`
+stages function and rules; `Recorded` is the call that the equation holds.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from genesis_fn.transforms.keys.key_uses import user_call
 from genesis_fn.transforms.staging.call import jit_p
 from genesis_fn.transforms.staging.stage import StageTrace, evaluate, share_captures, stage
 
-_CAPACITY = 64  # recorded calls that one function keeps
+_CAPACITY = 64  # recordings that one function keeps; all are dropped when there are more
 
 # Which operands have a tangent, or which outputs a cotangent; None: all of them.
 Mask = tuple[bool, ...] | None
@@ -32,13 +35,13 @@ Staged = tuple[Jaxpr, list[Any]]
 
 
 class Recorded(CustomCall):
-    """A call whose rules are programs, which all take `consts` captured values first.
+    """A call whose rules are programs, which all take the `consts` captured values first.
 
-    They are, as far as there is a rule: [primals, tangents] -> [outputs, tangents]; primals ->
+    The programs, as far as there are rules: [primals, tangents] -> [outputs, tangents]; primals ->
     [outputs, residuals], and [residuals, cotangents] -> cotangents of floating operands. Rules that
-    tell zeros apart have programs for each choice of what is not zero; `stage_again` makes them
-    when they are needed. A rule may call the very function that it belongs to, so its programs may
-    refer to this object.
+    distinguish zeros have programs for each mask of what is nonzero, which `stage_again` makes when
+    they are needed. A rule may call the very function that it belongs to, so its programs may refer
+    to this object.
     """
 
     __slots__ = (
@@ -46,13 +49,13 @@ class Recorded(CustomCall):
         "forward",
         "reverse",
         "symbolic_zeros",
-        "learned",
+        "output_info",
         "in_avals",
         "weak",
         "out_avals",
         "out_weak",
         "consts",
-        "made",
+        "programs_by_mask",
         "stage_again",
     )
 
@@ -65,27 +68,28 @@ class Recorded(CustomCall):
         out_weak: list[bool],
     ) -> None:
         self.name, self.forward, self.reverse = call.name, call.forward, call.reverse
-        self.symbolic_zeros, self.learned = call.symbolic_zeros, call.learned
+        self.symbolic_zeros, self.output_info = call.symbolic_zeros, call.output_info
         self.in_avals, self.weak = in_avals, weak
         self.out_avals, self.out_weak = out_avals, out_weak
-        self.consts = 0  # known with the rules' programs
-        self.made: dict[tuple[Mask, Mask], list[Jaxpr]] = {}
+        self.consts = 0  # set once the rules are staged
+        self.programs_by_mask: dict[tuple[Mask, Mask], list[Jaxpr]] = {}
         self.stage_again: Callable[[Mask, Mask], list[Jaxpr]] | None = None
 
     def rules(self, nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
-        """The rules' programs where only some operands and outputs have derivatives."""
+        """The rules' programs for derivatives of these operands and outputs only."""
         key = (nonzero, cts) if self.symbolic_zeros else (None, None)
-        if key not in self.made:
+        if key not in self.programs_by_mask:
             assert self.stage_again is not None
-            self.made[key] = self.stage_again(*key)
-        return self.made[key]
+            self.programs_by_mask[key] = self.stage_again(*key)
+        return self.programs_by_mask[key]
 
     @property
     def programs(self) -> list[Jaxpr]:
-        return [j for programs in self.made.values() for j in programs]
+        return [j for programs in self.programs_by_mask.values() for j in programs]
 
     def _nonzero(self, given: Sequence[bool]) -> tuple[bool, ...]:
-        """What is not zero, of the arguments without the captured values."""
+        """Drop the captured values from the mask of what is differentiated. Raises
+        NotDifferentiableError if one of them is."""
         if any(given[: self.consts]):
             raise errors.NotDifferentiableError(
                 f"{self.name} closes over a value that is being differentiated; its derivative "
@@ -117,8 +121,8 @@ class Recorded(CustomCall):
         return outs[:count], [*xs[: self.consts], *outs[count:]], pull
 
     def staged(self, call: CustomCall, nonzero: Mask = None, cts: Mask = None) -> list[Staged]:
-        """The programs of `call`'s rules with what each captured. Raises TreeError or ShapeError
-        where they do not fit the function's program."""
+        """Stage the rules of `call`: programs, and what each captured. Raises TreeError or
+        ShapeError where they do not fit the function's program."""
         jvp = [self._stage_jvp(call, nonzero)] if self.forward else []
         return jvp + (self._stage_vjp(call, nonzero, cts) if self.reverse else [])
 
@@ -127,9 +131,12 @@ class Recorded(CustomCall):
 
         def jvp(*xs: Any) -> list[Any]:
             with separate_tangents():
-                outs, ts = call.jvp(xs[:n], _only(nonzero, xs[n:]))
-            if call.learned != self.learned:
-                what = f"returned structures {call.learned}, the function returns {self.learned}"
+                outs, ts = call.jvp(xs[:n], _masked(nonzero, xs[n:]))
+            if call.output_info != self.output_info:
+                what = (
+                    f"returned structures {call.output_info}, the function returns "
+                    f"{self.output_info}"
+                )
                 raise call.owner.rule_error(errors.TreeError, "jvp", what)
             for found, kind in zip(map(typeof, outs), self.out_avals, strict=True):
                 if found is not kind:
@@ -145,10 +152,10 @@ class Recorded(CustomCall):
         def fwd(*xs: Any) -> list[Any]:
             outs, saved, pull = call.fwd(nonzero or (True,) * len(xs), xs)
             found = [typeof(o) for o in outs]
-            if call.learned != self.learned or found != self.out_avals:
+            if call.output_info != self.output_info or found != self.out_avals:
                 what = (
-                    f"returned {found} of structure {call.learned}, the function returns "
-                    f"{self.out_avals} of structure {self.learned}"
+                    f"returned {found} of structure {call.output_info}, the function returns "
+                    f"{self.out_avals} of structure {self.output_info}"
                 )
                 raise call.owner.rule_error(errors.TreeError, "fwd", what)
             kept[:] = [r.weak for r in saved], pull
@@ -159,29 +166,33 @@ class Recorded(CustomCall):
         n, saved = len(saved_weak), forward[0].out_avals[count:]
 
         def bwd(*xs: Any) -> list[Any]:
-            return [ct for ct in pull(xs[:n], _only(cts, xs[n:])) if ct is not None]
+            return [ct for ct in pull(xs[:n], _masked(cts, xs[n:])) if ct is not None]
 
         kinds, weak = [*saved, *self.out_avals], [*saved_weak, *self.out_weak]
         return [forward, stage(bwd, kinds, name=self.name, weak=weak)]
 
 
-def _only(mask: Mask, xs: Sequence[Any]) -> list[Any]:
+def _masked(mask: Mask, xs: Sequence[Any]) -> list[Any]:
     """Tangents or cotangents, None for those that are zero."""
     return [x if m else None for x, m in zip(xs, mask or (True,) * len(xs))]
 
 
-# What is known of a recorded call: the function's program, the call, what both captured.
-Found = tuple[Jaxpr, Recorded, list[Any]]
+# A recorded call: the function's program, the call with its rules, what both captured.
+Recording = tuple[Jaxpr, Recorded, list[Any]]
 
 
-class _RulesOf:
-    """`with _RulesOf(key):` the rules of a call are being staged, again if it is `found`: a first
-    pass only finds out what they capture, and whether they call the function."""
+class _StagingRules:
+    """`with _StagingRules(key):` the rules of a call are being staged: a call of the same function
+    inside them refers to the program that is being made.
 
-    def __init__(self, key: Any, found: Found | None = None) -> None:
-        self.key, self.found, self.called = key, found, False
+    The first pass has no `recording`: it finds out what the rules capture, and whether they call
+    the function; then they are staged again with one.
+    """
 
-    def __enter__(self) -> _RulesOf:
+    def __init__(self, key: Any, recording: Recording | None = None) -> None:
+        self.key, self.recording, self.called = key, recording, False
+
+    def __enter__(self) -> _StagingRules:
         self.before, _staging.calls = _staging.calls, {**_staging.calls, self.key: self}
         return self
 
@@ -190,10 +201,10 @@ class _RulesOf:
 
 
 class _Staging(threading.local):
-    """The calls whose rules this thread is staging now: there a call of the same function is the
-    program being made. To another thread it is a call like any other."""
+    """The calls whose rules this thread is staging. To another thread such a call is a call like
+    any other."""
 
-    calls: Mapping[Any, _RulesOf] = {}
+    calls: Mapping[Any, _StagingRules] = {}
 
 
 _staging = _Staging()
@@ -202,12 +213,12 @@ _staging = _Staging()
 def _stage(
     trace: StageTrace, xs: Sequence[Any], *, call: CustomCall, jaxpr: Jaxpr | None
 ) -> list[Any] | None:
-    """The outputs; None to record the operation as it stands."""
+    """Return the outputs of a call on a recording trace; None to record the operation as it is."""
     if jaxpr is not None:
         return None
     if call.linear is not None:
         return None if trace.is_tape or not call.forward else call.fun(*xs)
-    # A tape is there to be transposed: no further derivative will ask for the rules.
+    # A tape is only transposed: no further derivative will need the rules, so they are not staged.
     return call.fun(*xs) if trace.is_tape else _record(call, xs)
 
 
@@ -215,25 +226,28 @@ custom_call_p.stage = _stage
 
 
 def _record(call: CustomCall, xs: Sequence[Any]) -> list[Any]:
-    """The outputs of a call recorded as an operation that holds programs: those kept from an
-    earlier call, if nothing that they captured is a tracer."""
+    """Record a call as an operation that holds programs, and return the outputs.
+
+    Programs of an earlier call are used again if nothing that they captured is a tracer.
+    """
     key = id(call.owner), call.key(), trace_context_key()
     staging = _staging.calls.get(key)
     if staging is not None:
         staging.called = True
-        if staging.found is None:
+        if staging.recording is None:
             return call.fun(*xs)
-        found = staging.found
+        recording = staging.recording
     else:
         known = call.owner.kept.get((key, call.owner.fingerprint()))
-        found = known or _recorded(key, call, xs)
-    jaxpr, recorded, consts = found
-    call.learned = recorded.learned
+        recording = known or _recorded(key, call, xs)
+    jaxpr, recorded, consts = recording
+    call.output_info = recorded.output_info
     outs = user_call(custom_call_p, *consts, *xs, call=recorded, jaxpr=jaxpr)
     return with_weak_types(outs, recorded.out_weak)
 
 
-def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Found:
+def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Recording:
+    """Stage the function and its rules, and keep the recording if it closes over no tracer."""
     kinds, weak, out_weak = [typeof(x) for x in xs], [x.weak for x in xs], []
 
     def primal(*args: Any) -> list[Any]:
@@ -243,30 +257,30 @@ def _recorded(key: tuple[Any, ...], call: CustomCall, xs: Sequence[Any]) -> Foun
 
     first = stage(primal, kinds, name=call.name, weak=weak)
     recorded = Recorded(call, kinds, weak, first[0].out_avals, out_weak)
-    with _RulesOf(key) as staging:
+    with _StagingRules(key) as staging:
         (jaxpr, *programs), consts = share_captures([first, *recorded.staged(call)])
-    recorded.consts, found = len(consts), (jaxpr, recorded, consts)
+    recorded.consts, recording = len(consts), (jaxpr, recorded, consts)
 
-    def again(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
-        with _RulesOf(key, found):
+    def restage(nonzero: Mask = None, cts: Mask = None) -> list[Jaxpr]:
+        with _StagingRules(key, recording):
             return _laid_out(recorded.staged(call, nonzero, cts), consts, call.name)
 
-    recorded.made[None, None] = again() if staging.called else programs
+    recorded.programs_by_mask[None, None] = restage() if staging.called else programs
     if call.symbolic_zeros:
-        recorded.stage_again = again
-    # What the rules wrote while they were traced counts as it is now.
+        recorded.stage_again = restage
+    # Taken after the tracing: rules may have changed what they read, a cache or a counter.
     fingerprint, kept = call.owner.fingerprint(), call.owner.kept
     if fingerprint is not None and not any(isinstance(x, Tracer) for x in consts):
         if len(kept) >= _CAPACITY:
             kept.clear()
-        kept[key, fingerprint] = found
-    return found
+        kept[key, fingerprint] = recording
+    return recording
 
 
 def _laid_out(
     staged: Sequence[tuple[Jaxpr, list[Any]]], consts: Sequence[Any], name: str
 ) -> list[Jaxpr]:
-    """The programs of a second staging, taking `consts`, the captured values of the first.
+    """Make the programs of a second staging take `consts`, the captured values of the first.
 
     Constants that the rule makes (`jnp.arange(3)`) are other arrays at each staging: they are
     matched by value.
@@ -276,22 +290,22 @@ def _laid_out(
         first = [Var(typeof(c)) for c in consts]
         rename: dict[Any, Any] = {}
         for x, v in zip(captured, jaxpr.invars):
-            found = [i for i, c in enumerate(consts) if c is x or _same(c, x)]
-            if not found:
+            positions = [i for i, c in enumerate(consts) if c is x or _equal_bits(c, x)]
+            if not positions:
                 raise errors.UnexpectedTracerError(
                     f"{name}: its rule captured other values when it was traced again; pass what "
                     f"changes as an argument\n  at {where().describe()}"
                 )
-            rename[v] = first[found[0]]
-        here = lambda a: rename.get(a, a) if type(a) is Var else a
-        eqns = [e.replace(ins=[here(a) for a in e.ins]) for e in jaxpr.eqns]
+            rename[v] = first[positions[0]]
+        renamed = lambda a: rename.get(a, a) if type(a) is Var else a
+        eqns = [e.replace(ins=[renamed(a) for a in e.ins]) for e in jaxpr.eqns]
         rest = jaxpr.invars[len(captured) :]
-        outs = [here(o) for o in jaxpr.outs]
+        outs = [renamed(o) for o in jaxpr.outs]
         programs.append(Jaxpr([*first, *rest], eqns, outs, (), jaxpr.name))
     return programs
 
 
-def _same(x: Any, y: Any) -> bool:
+def _equal_bits(x: Any, y: Any) -> bool:
     """Whether two concrete arrays are equal bit for bit."""
     if isinstance(x, Tracer) or isinstance(y, Tracer) or x.sig is not y.sig:
         return False

@@ -1,1 +1,1 @@
-"""Looking into programs while they run."""
+"""Assertions, breakpoints and the origin of NaN in programs, while they run."""

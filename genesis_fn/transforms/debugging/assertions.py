@@ -1,4 +1,4 @@
-"""assert_: a condition on traced values, checked while the program runs."""
+"""assert_: a condition on traced values that is checked while the program runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from genesis_fn.transforms.custom.callback import (
 def failure(
     values: Sequence[np.ndarray], function: HostFunction, line: str, lead: int
 ) -> errors.AssertionFailed | None:
-    """The error for a condition (first value) that is false somewhere, or None.
+    """Return the error for a condition (the first value) that is false somewhere, or None.
 
     The first `lead` dimensions of every value are batches of vmap: the message is about the first
     example that failed.

@@ -17,7 +17,8 @@ from genesis_fn.transforms.custom.callback import debug_callback
 
 
 class Prompt(cmd.Cmd):
-    """The debugger's command line: Python expressions of the local values, and a few commands."""
+    """The command line of the debugger: Python expressions of the local values, and a few
+    commands."""
 
     intro = "stopped at a breakpoint; type help for the commands, c to continue"
     prompt = "(genesis) "
@@ -50,20 +51,20 @@ class Prompt(cmd.Cmd):
         return None
 
     def emptyline(self) -> bool:
-        """Nothing on an empty line (the default repeats the last command)."""
+        """Do nothing on an empty line; `cmd.Cmd` would repeat the last command."""
         return False
 
     def do_p(self, text: str) -> None:
-        """p EXPRESSION: its value."""
+        """p EXPRESSION: print its value."""
         self.default(text)
 
     def do_locals(self, _: str) -> None:
-        """locals: the arrays in scope."""
+        """locals: print the arrays in scope."""
         for name, value in self.shown.items():
             self.say(f"{name} = {value!r}")
 
     def do_l(self, _: str) -> None:
-        """l: the source around the breakpoint."""
+        """l: print the source around the breakpoint."""
         import linecache
 
         for n in range(max(self.line.line - 5, 1), self.line.line + 6):
@@ -71,7 +72,7 @@ class Prompt(cmd.Cmd):
             self.say(f"{'->' if n == self.line.line else '  '} {n:5d}  {text}")
 
     def do_c(self, _: str) -> bool:
-        """c: go on."""
+        """c: continue."""
         return True
 
     def do_q(self, _: str) -> None:

@@ -1,8 +1,9 @@
-"""Where a NaN or an infinity comes from: replay the program that is already held.
+"""nan_trace: find the equation that made a NaN or an infinity, by replaying the program.
 
-A compiled program stays as it is. Only when one of its outputs is not finite, its equations are run
-again one by one on the same inputs, and the bad value is followed backwards, through calls, loop
-iterations and branches, to the equation that made it from finite operands.
+Compiled programs run as they are. Only when an output is not finite, the equations of the program
+run again one by one on the same inputs (`check_outputs`), and `follow` goes from the output
+backwards, through calls, loop iterations and branches, to the equation that made the value from
+finite operands. Eager operations are checked one by one, once somebody asks for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from genesis_fn.transforms.control_flow.scanning import scan_p
 
 
 class Watch(NamedTuple):
-    """What is looked for, and whether finding it raises or prints."""
+    """What to look for, and whether to raise or to print on finding it."""
 
     nan: bool = True
     inf: bool = True
@@ -52,7 +53,7 @@ class Origin(NamedTuple):
 
 
 def current_watch() -> Watch | None:
-    """What this thread is looking for: `nan_trace`, else the settings debug_nans and debug_infs."""
+    """What this thread looks for: `nan_trace`, else the settings debug_nans and debug_infs."""
     if ctx.watch is not None:
         return ctx.watch
     settings = config.current()
@@ -108,17 +109,17 @@ def _run(e: Eqn, xs: Sequence[Any]) -> list[Any]:
 
 
 def follow(jaxpr: Jaxpr, args: Sequence[Any], index: int, watch: Watch) -> Origin | None:
-    """The origin of a program's bad output `index`, or None where a replay does not show it."""
+    """Find the origin of a program's bad output `index`; None if a replay does not show it."""
     env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    made_by: dict[Var, Eqn] = {}
+    producer: dict[Var, Eqn] = {}
     for e in jaxpr.eqns:
         env.update(zip(e.outs, _run(e, [env[i] if type(i) is Var else i for i in e.ins])))
-        made_by.update((o, e) for o in e.outs)
+        producer.update((o, e) for o in e.outs)
     v, carriers = jaxpr.outs[index], []
     if not _is_bad(env[v], watch):
         return None
-    while v in made_by:
-        e = made_by[v]
+    while v in producer:
+        e = producer[v]
         xs = [env[i] if type(i) is Var else i for i in e.ins]
         inner = _inside(e, xs, list(e.outs).index(v), watch)
         if inner is not None and inner.eqn is not None:
@@ -135,7 +136,8 @@ def follow(jaxpr: Jaxpr, args: Sequence[Any], index: int, watch: Watch) -> Origi
 
 
 def _inside(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None:
-    """The origin within an equation that runs programs; its `input_index` is an operand of `e`."""
+    """Find the origin within an equation that runs programs; an `input_index` is then an operand of
+    `e`."""
     if e.prim is scan_p:
         return _in_scan(e, xs, out, watch)
     if e.prim is while_p:
@@ -154,8 +156,8 @@ def _inside(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None:
     return _within(found, f"{inner.name or e.prim}{_at(e)}") if found and found.eqn else found
 
 
-def _within(found: Origin, place: str) -> Origin:
-    return found._replace(inside=(place, *found.inside))
+def _within(found: Origin, location: str) -> Origin:
+    return found._replace(inside=(location, *found.inside))
 
 
 def _at(e: Eqn) -> str:
@@ -169,12 +171,12 @@ def _row(x: Any, i: int) -> Any:
 
 
 def _program(jaxpr: Jaxpr, xs: Sequence[Any]) -> Callable[..., Any]:
-    place = next((x.device for x in xs if type(x) is ArrayImpl), None)
-    if place is None:
+    device = next((x.device for x in xs if type(x) is ArrayImpl), None)
+    if device is None:
         from genesis_fn.core.device import default_device
 
-        place = default_device()
-    return place.backend.compile(jaxpr, place)
+        device = default_device()
+    return device.backend.compile(jaxpr, device)
 
 
 def _in_scan(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | None:
@@ -227,7 +229,7 @@ def _in_while(e: Eqn, xs: Sequence[Any], out: int, watch: Watch) -> Origin | Non
 
 
 def message(found: Origin, jaxpr: Jaxpr, output: str) -> str:
-    """At most six lines on an origin."""
+    """Describe an origin in at most six lines."""
     what = "nan" if np.isnan(_host(found.result)).any() else "inf"
     if found.eqn is None:
         labels = jaxpr.labels
@@ -265,7 +267,7 @@ def check_outputs(jaxpr: Jaxpr, args: Sequence[Any], outs: Sequence[Any]) -> Non
     if i is None:
         return
     name = f"output {i} of {jaxpr.name or 'the program'}" if len(outs) > 1 else "the output"
-    before, ctx.watch = ctx.watch, _NOTHING
+    before, ctx.watch = ctx.watch, _NO_WATCH
     try:
         with running(None), config.override(debug_nans=False, debug_infs=False):
             found = follow(without_effects(jaxpr), args, i, watch)
@@ -280,7 +282,7 @@ def check_outputs(jaxpr: Jaxpr, args: Sequence[Any], outs: Sequence[Any]) -> Non
     print(f"NanError: {text}", file=sys.stderr)
 
 
-_NOTHING = Watch(False, False)
+_NO_WATCH = Watch(False, False)
 
 
 # ---- eager operations ----
@@ -291,17 +293,17 @@ _plain_eager = Primitive.eager
 def _checked_eager(self: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     out = _plain_eager(self, args, params)
     watch = current_watch()
-    if watch is None or watch is _NOTHING or self in _PASSING:
+    if watch is None or watch is _NO_WATCH or self in _UNCHECKED:
         return out
     outs = out if self.multi else [out]
     if any(_is_bad(o, watch) for o in outs):
         ins = [Var(a.aval) if type(a) is ArrayImpl else a for a in args]
-        made = [Var(o.aval) for o in outs]
+        out_vars = [Var(o.aval) for o in outs]
         jaxpr = Jaxpr(
             [v for v in ins if type(v) is Var],
             # A backward pass runs operations of the lines that it differentiates.
-            [Eqn(self, ins, params, made, ctx.line or where(), ctx.backward)],
-            made,
+            [Eqn(self, ins, params, out_vars, ctx.line or where(), ctx.backward)],
+            out_vars,
             (),
             self.name,
         )
@@ -309,12 +311,12 @@ def _checked_eager(self: Primitive, args: tuple[Any, ...], params: dict[str, Any
     return out
 
 
-# These hold the values that the user gave.
-_PASSING = frozenset((full_p, copy_p, broadcast_in_dim_p, reshape_p, name_p))
+# Not checked: their values are those that the user passed.
+_UNCHECKED = frozenset((full_p, copy_p, broadcast_in_dim_p, reshape_p, name_p))
 
 
 def _install(settings: config.Config | None = None) -> None:
-    """Let eager operations be checked. The call path is left alone until somebody asks for that."""
+    """Let eager operations be checked; until somebody asks for it, their call path is untouched."""
     if settings is None or settings.debug_nans or settings.debug_infs:
         Primitive.eager = _checked_eager  # type: ignore[method-assign]
 
@@ -323,12 +325,25 @@ config.listen(_install)
 
 
 class nan_trace:
-    """`with nan_trace():` find the origin of NaN and infinite results of what runs inside.
+    """Context manager that finds the origin of NaN and infinite results of what runs inside.
 
-    Compiled programs run as they are; where an output is not finite the program is replayed
+    Compiled programs run as they are; where an output is not finite, the program is replayed
     equation by equation on the same inputs, and NanError names the primitive, the user's line, its
     operands' range, the loop iteration, and the equations that carried the value to the output.
-    `action="print"` reports and goes on. `infs=False` looks for NaN only.
+
+    Args:
+        infs: whether to look for infinities too.
+        action: "raise", or "print" to report to stderr and go on.
+
+    Raises:
+        NanError: a result is not finite.
+
+    >>> with gf.debug.nan_trace():
+    ...     jnp.log(jnp.array(-1.0))
+    Traceback (most recent call last):
+        ...
+    genesis_fn.core.errors.NanError: log produced nan: 1 of 1 elements of f32[]
+    ...
     """
 
     __slots__ = ("watch", "before")

@@ -1,1 +1,2 @@
-"""Random keys in programs: their words, and the reuse of one."""
+"""Random keys in programs: the programs on their words that are compiled, and the detection of
+reuse."""

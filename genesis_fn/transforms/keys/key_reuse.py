@@ -1,9 +1,12 @@
-"""Reuse of random keys: what has been drawn from, and which inputs a program draws from.
+"""Detection of reused random keys.
 
-A key is used when numbers are drawn from it or when it is split; deriving from it (`fold_in`) and
-passing it on are no uses, nor is anything that the library computes again. The lines of first use
-stand in a table beside the arrays, which only operations on keys touch. A program (`jit`, a loop, a
-branch) knows which of its inputs it uses; calling it marks them, at the user's line.
+A key is used when numbers are drawn from it or when it is split. Deriving from it (`fold_in`) and
+passing it on are no uses, nor is anything that the library computes again. The line of each key's
+first use is in a table by array, not in the array, so that only operations on keys pay for it.
+
+While a program is being recorded, uses are marked on the arrays that it captures, apart from those
+outside of it. A finished program (`jit`, a loop, a branch) knows which of its inputs it uses
+(`key_uses.py`); a call marks them, at the user's line.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ class KeyReuseWarning(UserWarning):
     """A random key was used twice, so two samples are the same or correlated."""
 
 
-_MANY = 4096  # keys of a larger array are marked as one
+_MAX_MARKED = 4096  # the keys of a larger array share one mark
 
 
 class _Use:
-    """The first use of a key. (NumPy would take a line, a tuple, for several elements.)"""
+    """The line of a key's first use. (NumPy would take a bare SourceLocation, a tuple, for several
+    elements.)"""
 
     __slots__ = ("line",)
 
@@ -39,10 +43,12 @@ class _Use:
 
 
 class _Marks:
-    """The first uses of an array's keys, an object array of its shape; of parts, a view of it.
+    """The first uses of an array's keys, an object array of its shape; for a part of an array, a
+    view.
 
-    `own` are those where the array is at home; `inside`, those in a program that is being recorded
-    and captured it. `purpose` says that the array is a copy, made to draw the same again.
+    `own` are the uses where the array was made, `inside` = (program, uses) those in a program that
+    is being recorded and captured it. `purpose` says that the array is a copy that was made to draw
+    the same numbers again.
     """
 
     __slots__ = ("array", "own", "inside", "purpose")
@@ -50,12 +56,14 @@ class _Marks:
     def __init__(self, array: Any, own: np.ndarray | None = None, purpose: bool = False) -> None:
         number = id(array)
         self.array = weakref.ref(array, lambda _: _table.pop(number, None))
-        self.own = np.full(array.shape if array.size <= _MANY else (), None) if own is None else own
+        self.own = (
+            np.full(array.shape if array.size <= _MAX_MARKED else (), None) if own is None else own
+        )
         self.inside: tuple[Trace | None, np.ndarray] | None = None
         self.purpose = purpose
 
     def seen_from(self, x: Any, program: Trace | None) -> np.ndarray:
-        """The uses that count in `program`, or outside of one (None)."""
+        """Return the uses that count in `program`, or outside of any (None)."""
         if isinstance(x, Tracer) and not (type(x) is StageTracer and x.owner is not program):
             return self.own
         if type(x) is not StageTracer and program is None:
@@ -66,17 +74,18 @@ class _Marks:
         return inside[1]
 
 
+# By id, as arrays are not hashable; an entry goes when its array does, by the weak reference.
 _table: dict[int, _Marks] = {}
 
 
 def _marks_of(x: Any, make: bool = True) -> Any:
-    found = _table.get(id(x))
-    if (found is None or found.array() is not x) and make:
-        found = _table[id(x)] = _Marks(x)
-    return found
+    marks = _table.get(id(x))
+    if (marks is None or marks.array() is not x) and make:
+        marks = _table[id(x)] = _Marks(x)
+    return marks
 
 
-def _program() -> StageTrace | None:
+def _current_program() -> StageTrace | None:
     """The program that is being recorded, if one is."""
     trace = ctx.trace
     while trace is not None and not isinstance(trace, StageTrace):
@@ -84,8 +93,8 @@ def _program() -> StageTrace | None:
     return trace
 
 
-def _behind(x: Any) -> Any:
-    """The value that a tracer of a derivative or of a batch stands for; None for others."""
+def _wrapped_value(x: Any) -> Any:
+    """The value inside a tracer of a derivative or of a batch; None for other values."""
     if type(x) is StageTracer or not isinstance(x, Tracer):
         return None
     inner = getattr(x, "value", None)
@@ -94,12 +103,12 @@ def _behind(x: Any) -> Any:
 
 
 def use(x: Key, which: np.ndarray | None = None) -> None:
-    """Mark keys as used, those `which` (a mask) says. Warns, or raises KeyReuseError, if one of
-    them was before."""
-    now, program, before, purpose = _Use(where()), _program(), None, False
+    """Mark keys as used, or only those of the mask `which`. Warns, or raises KeyReuseError, if one
+    of them was used before."""
+    now, program, before, purpose = _Use(where()), _current_program(), None, False
     while True:
-        inner = _behind(x)
-        if inner is None or id(x) in _table:  # a batched value's own marks are those of its parts
+        inner = _wrapped_value(x)
+        if inner is None or id(x) in _table:  # else the marks are on the value inside
             marks = _marks_of(x)
             uses = marks.seen_from(x, program)
             at = ... if which is None or not uses.ndim else which
@@ -118,7 +127,7 @@ def use(x: Key, which: np.ndarray | None = None) -> None:
             f"  and again at {now.line.describe()}\n"
             "  split it, derive from it (key['name'], fold_in), or pass key.copy() on purpose"
         )
-    elif not purpose and _same_every_turn(x, program):
+    elif not purpose and _same_each_iteration(x, program):
         reused(
             "a random key from outside a loop is used in its body: every turn draws the same\n"
             f"  at {now.line.describe()}\n"
@@ -127,39 +136,41 @@ def use(x: Key, which: np.ndarray | None = None) -> None:
 
 
 def reused(message: str) -> None:
-    """Warn of a key that is used again; raise under `debug.check_keys`."""
+    """Warn of a key that is used again; raise under the setting `check_keys`."""
     if config.current().check_keys:
         raise errors.KeyReuseError(message)
     warn(message, KeyReuseWarning)
 
 
-def _same_every_turn(x: Any, program: StageTrace | None) -> bool:
-    """Whether a loop's body is being recorded, to which the key comes from outside."""
+def _same_each_iteration(x: Any, program: StageTrace | None) -> bool:
+    """Whether a loop's body is being recorded that captured the key from outside."""
     if program is None or not program.repeated:
         return False
     return not (type(x) is StageTracer and x.owner is program)
 
 
 def on_purpose(copy: Key) -> Key:
-    """`copy`, a copy of keys: new ones, whose uses in loops are meant."""
+    """Mark `copy`, a copy of keys, as one whose repeated draws are intended, and return it."""
     _table[id(copy)] = _Marks(copy, purpose=True)
     return copy
 
 
 def drawn_on_purpose(x: Key) -> bool:
-    """Whether keys are a copy that was made to draw the same again."""
+    """Whether keys are such a copy."""
     marks = _marks_of(x, make=False)
     return marks is not None and marks.purpose
 
 
 def unmarked(x: Key) -> Key:
-    """The same keys without their marks, for what is one use to the user."""
+    """The same keys without marks, for a function that draws twice in what is one use to its
+    caller."""
     same = ArrayImpl(x.data, x.sig) if type(x) is ArrayImpl else x.with_weak_type(x.weak)
     return on_purpose(same)
 
 
 def part_of(x: Key, index: object, part: Key) -> Key:
-    """`part`, which is x[index], sharing the marks of these keys where `index` says which."""
+    """Let `part`, which is x[index], share the marks of `x` where `index` is static, and
+    return it."""
     entries = index if isinstance(index, tuple) else (index,)
     if any([type(e) not in (int, slice) and e is not None and e is not ... for e in entries]):
         return part
@@ -174,7 +185,7 @@ def part_of(x: Key, index: object, part: Key) -> Key:
 
 
 def same_keys(given: Key, returned: Key) -> None:
-    """Let keys that a program returns as they were given share the marks."""
-    if returned is not given and _behind(given) is None and _behind(returned) is None:
+    """Let keys that a program returns unchanged share the marks of those that it was given."""
+    if returned is not given and _wrapped_value(given) is None and _wrapped_value(returned) is None:
         marks = _marks_of(given)
         _table[id(returned)] = _Marks(returned, marks.own, marks.purpose)

@@ -1,8 +1,9 @@
-"""Which of its keys a program uses, and which it returns as they came: what its calls mark.
+"""Which of its input keys a program uses, and which it returns unchanged: what its calls mark.
 
-The analysis follows every key of the inputs by a number through what moves keys about; programs
-inside (calls, loops, branches) are looked at once each. Keys whose place depends on values are lost
-sight of. The backward pass computes again and uses nothing.
+The analysis numbers the keys of the inputs and follows the numbers through operations that move
+elements; a program inside (a call, a loop, a branch) is analysed once. Keys that move to positions
+which depend on values are no longer followed. Equations of the backward pass compute again what the
+forward pass drew, and use nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from genesis_fn.transforms.keys.key_reuse import drawn_on_purpose, reused, same_
 
 
 class Uses(NamedTuple):
-    """Of a program or an operation: for each input the mask of the keys that are used, or None;
-    (output, input) pairs of keys that pass unchanged; the carries of a loop that do so and are
-    used at every turn."""
+    """What a program or an operation does with the keys among its inputs.
+
+    * `used`: for each input the mask of the keys that are used, or None.
+    * `same`: (output, input) pairs of keys that pass unchanged.
+    * `each_iteration`: the carries of a loop that pass unchanged and are used at every iteration.
+    """
 
     used: tuple[np.ndarray | None, ...] = ()
     same: tuple[tuple[int, int], ...] = ()
-    every_turn: tuple[int, ...] = ()
+    each_iteration: tuple[int, ...] = ()
 
 
 NOTHING = Uses()
@@ -40,7 +44,7 @@ NOTHING = Uses()
 
 @memoized
 def uses(jaxpr: Jaxpr) -> Uses:
-    """What a program does with the keys among its inputs."""
+    """Analyse a program."""
     numbers: dict[Var, np.ndarray] = {}
     count = 0
     for v in jaxpr.invars:
@@ -50,13 +54,13 @@ def uses(jaxpr: Jaxpr) -> Uses:
     if not numbers:
         return NOTHING
     of_input = {v: numbers[v] for v in jaxpr.invars if v in numbers}
-    spent = np.zeros(count + 1, bool)  # the last stands for all keys that are not from outside
+    drawn = np.zeros(count + 1, bool)  # the last, number -1, is for all keys that are no inputs
     for e in jaxpr.eqns:
-        found = [numbers.get(i) if type(i) is Var else None for i in e.ins]
-        if not e.backward and any(f is not None for f in found):
-            _follow(e, found, numbers, spent)
-    spent[-1] = False
-    used = [spent[of_input[v]] if v in of_input else None for v in jaxpr.invars]
+        numbers_in = [numbers.get(i) if type(i) is Var else None for i in e.ins]
+        if not e.backward and any(f is not None for f in numbers_in):
+            _follow(e, numbers_in, numbers, drawn)
+    drawn[-1] = False
+    used = [drawn[of_input[v]] if v in of_input else None for v in jaxpr.invars]
     same = [
         (o, i)
         for o, out in enumerate(jaxpr.outs)
@@ -67,73 +71,74 @@ def uses(jaxpr: Jaxpr) -> Uses:
 
 
 def _follow(
-    e: Eqn, found: list[np.ndarray | None], numbers: dict[Var, np.ndarray], spent: np.ndarray
+    e: Eqn, numbers_in: list[np.ndarray | None], numbers: dict[Var, np.ndarray], drawn: np.ndarray
 ) -> None:
-    """Mark what one equation uses, and number its results."""
+    """Mark the keys that one equation uses in `drawn`, and number its results."""
     if e.prim is random_bits_p or (e.prim is key_hash_p and e.params["tag"] == SPLIT):
-        spent[found[0]] = True
-    elif type(e.prim.lowering) is View and e.prim is not copy_p:  # a copy is drawn from on purpose
+        drawn[numbers_in[0]] = True
+    elif type(e.prim.lowering) is View and e.prim is not copy_p:  # copies may be drawn from again
         unknown = lambda i: np.full(i.aval.shape, -1)
-        known = [unknown(i) if f is None else f for i, f in zip(e.ins, found)]
-        with running(None):  # it does to the numbers what it does to the keys
+        known = [unknown(i) if n is None else n for i, n in zip(e.ins, numbers_in)]
+        # Views move numbers as they move keys: run the operation on the numbers, eagerly.
+        with running(None):
             outs = bind(e.prim, *[from_numpy(k.astype(np.int32), cpu()) for k in known], **e.params)
         outs = outs if e.prim.multi else [outs]
         numbers.update(zip(e.outs, [o.device.backend.to_numpy(o) for o in outs]))
     else:
         inner = of_operation(e.prim, e.params)
-        for f, used in zip(found, inner.used):
-            if f is not None and used is not None:
-                spent[f[used]] = True
+        for n, used in zip(numbers_in, inner.used):
+            if n is not None and used is not None:
+                drawn[n[used]] = True
         for o, i in inner.same:
-            if (f := found[i]) is not None:
-                numbers[e.outs[o]] = f
+            if (n := numbers_in[i]) is not None:
+                numbers[e.outs[o]] = n
 
 
 def of_operation(prim: Primitive, params: dict[str, Any]) -> Uses:
-    """What an operation that runs programs does with the keys among its operands."""
+    """What an operation does with the keys among its operands, by its rule or its program."""
     if prim.key_uses is not None:
         return prim.key_uses(**params)
     return NOTHING if prim.program is None else uses(params[prim.program])
 
 
-def _either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+def _or(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     return b if a is None else a if b is None else a | b
 
 
-def _used(found: Uses, count: int) -> list[np.ndarray | None]:
-    """The masks of `count` inputs: NOTHING has none."""
+def _masks(found: Uses, count: int) -> list[np.ndarray | None]:
+    """The masks of `count` inputs, also for NOTHING, which has none."""
     return list(found.used) or [None] * count
 
 
 def of_scan(*, jaxpr: Jaxpr, consts: int, carry: int, length: int, **_: object) -> Uses:
-    """The rule of a loop over rows."""
+    """The rule of `scan`."""
     body, start = uses(jaxpr), consts + carry
     same = [(o, i) for o, i in body.same if o < carry and i == consts + o]
     if not length:
         return Uses((), tuple([(i, consts + i) for i in range(carry)]))
-    used = _used(body, len(jaxpr.invars))
+    used = _masks(body, len(jaxpr.invars))
     rows = [None if u is None else np.broadcast_to(u, (length, *u.shape)) for u in used[start:]]
     again = [i for _, i in same if used[i] is not None and length > 1]
     return Uses((*used[:start], *rows), tuple(same), tuple(again))
 
 
 def of_while(*, cond: Jaxpr, body: Jaxpr, cond_consts: int, body_consts: int) -> Uses:
-    """The rule of a while loop."""
-    test = _used(uses(cond), len(cond.invars))
-    step = _used(uses(body), len(body.invars))
-    carry = [_either(a, b) for a, b in zip(test[cond_consts:], step[body_consts:])]
+    """The rule of `while`."""
+    test = _masks(uses(cond), len(cond.invars))
+    step = _masks(uses(body), len(body.invars))
+    carry = [_or(a, b) for a, b in zip(test[cond_consts:], step[body_consts:])]
     used = (*test[:cond_consts], *step[:body_consts], *carry)
     same = [(o, cond_consts + i) for o, i in uses(body).same if i == body_consts + o]
     return Uses(used, tuple(same), tuple([i for _, i in same if used[i] is not None]))
 
 
 def of_cond(*, branches: tuple[Jaxpr, ...]) -> Uses:
-    """The rule of a choice between programs."""
-    found = [uses(b) for b in branches]
+    """The rule of `cond`."""
+    of_branches = [uses(b) for b in branches]
     used: list[np.ndarray | None] = [None] * len(branches[0].invars)
-    for each in found:
-        used = [_either(a, b) for a, b in zip(used, _used(each, len(used)))]
-    same = set(found[0].same).intersection(*[f.same for f in found])
+    for each in of_branches:
+        used = [_or(a, b) for a, b in zip(used, _masks(each, len(used)))]
+    same = set(of_branches[0].same).intersection(*[f.same for f in of_branches])
     return Uses((None, *used), tuple([(o, i + 1) for o, i in sorted(same)]))  # after the index
 
 
@@ -141,15 +146,16 @@ def of_cond(*, branches: tuple[Jaxpr, ...]) -> Uses:
 
 
 def user_call(prim: Primitive, *operands: Array, **params: Any) -> Any:
-    """`bind`, where a user calls: the keys among the operands are marked as the programs use them.
+    """Apply `prim` as `bind` does, and mark the keys among the operands that its programs use.
 
-    What transforms bind again for derivatives and batches goes by `bind`, and marks nothing.
+    It is for calls of users. Transforms, which apply the same operation again for derivatives and
+    batches, call `bind` and mark nothing.
     """
     if not any([is_key(x.aval.dtype) for x in operands if hasattr(x, "aval")]):
         return bind(prim, *operands, **params)
     found = of_operation(prim, params)
     before_call(found, operands)
-    if any(not drawn_on_purpose(operands[i]) for i in found.every_turn):
+    if any(not drawn_on_purpose(operands[i]) for i in found.each_iteration):
         reused(
             "a random key goes through a loop unchanged and is used in its body: every turn draws "
             f"the same\n  at {where().describe()}\n"
@@ -161,7 +167,7 @@ def user_call(prim: Primitive, *operands: Array, **params: Any) -> Any:
 
 
 def of_arguments(jaxpr: Jaxpr, captured: int) -> Uses | None:
-    """What a jitted function does with its arguments; None if nothing has to be marked.
+    """What a jitted function does with its arguments; None if there is nothing to mark.
 
     Keys that it captured are part of the function, which draws the same at every call.
     """

@@ -1,8 +1,8 @@
-"""Programs with random keys as programs on their words: the physical form that is compiled.
+"""Programs with random keys as programs on their words: the physical form, which is compiled.
 
-A key is two words along one more axis at the end. An operation that only moves elements about does
-to both words what it does to a key, so on words it is its own batching rule over that axis. Calls,
-loops and branches run the physical form of their programs.
+A key is two words along one more axis at the end. An operation that moves elements does to both
+words what it does to a key, so on words it is its own batching rule over that axis. Calls, loops
+and branches run the physical form of their programs.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ from genesis_fn.transforms.staging.stage import StageTrace, StageTracer
 # ---- rules ----
 
 
-def _moved(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]) -> Any:
-    """An operation that moves elements, over the axis of words."""
+def _by_batching(
+    prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]
+) -> Any:
+    """An operation that moves elements: its batching rule over the axis of words."""
     dims = [a.ndim if type(a) is Aval and dtypes.is_key(a.dtype) else None for a in avals]
     out, d = prim.batch(WORDS, xs, dims, **params)  # pyright: ignore[reportOptionalCall]
     if not prim.multi:
         return _at_end(out, d)
-    kinds = prim.abstract(tuple(avals), params)  # a barrier has other values beside keys
+    kinds = prim.abstract(tuple(avals), params)  # a barrier passes keys and other values
     return [_at_end(x, i) if dtypes.is_key(k.dtype) else x for x, i, k in zip(out, d, kinds)]
 
 
 def _at_end(x: Any, d: int | None) -> Any:
+    """Move the axis of words, at `d`, to the end."""
     ndim = typeof(x).ndim
     return move_batch(x, d, ndim if d is None else ndim - 1, WORDS)
 
@@ -67,8 +70,8 @@ def _full(prim: Primitive, xs: Any, avals: Any, params: dict[Any, Any]) -> Any:
 
 def _equal(prim: Primitive, xs: Sequence[Any], avals: Sequence[Any], params: dict[Any, Any]) -> Any:
     same = bind(prim, *xs)
-    join = reduce.reduce_and if prim is elementwise.eq.prim else reduce.reduce_or
-    return join(same, (typeof(same).ndim - 1,))
+    combine = reduce.reduce_and if prim is elementwise.eq.prim else reduce.reduce_or
+    return combine(same, (typeof(same).ndim - 1,))
 
 
 def _nested(prim: Primitive, xs: Sequence[Any], avals: Any, params: dict[Any, Any]) -> Any:
@@ -98,7 +101,7 @@ for _prim in (
     indexing.dynamic_update_slice_p,
     name_p,
 ):
-    _prim.words = _moved
+    _prim.words = _by_batching
 for _prim in (
     jit_p,
     region_p,
@@ -126,8 +129,8 @@ def _is_key(x: Any) -> bool:
 
 @memoized
 def _mentions_keys(jaxpr: Jaxpr) -> tuple[bool]:
-    found = any(map(_is_key, jaxpr.invars)) or any(map(_touches_keys, jaxpr.eqns))
-    return (found,)
+    mentions = any(map(_is_key, jaxpr.invars)) or any(map(_touches_keys, jaxpr.eqns))
+    return (mentions,)
 
 
 def _touches_keys(e: Eqn) -> bool:
@@ -138,15 +141,15 @@ def _touches_keys(e: Eqn) -> bool:
 
 @memoized
 def physical(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with words in place of keys; itself if it has none."""
+    """Return the program with words in place of keys; the program itself if it has none."""
     if not _mentions_keys(jaxpr)[0]:
         return jaxpr
     trace = StageTrace(jaxpr.name, jaxpr.labels)
     env: dict[Var, StageTracer] = {}
     for v in jaxpr.invars:
-        own = Var(v.aval.physical) if _is_key(v) else v
-        trace.invars.append(own)
-        env[v] = StageTracer(trace, own)
+        variable = Var(v.aval.physical) if _is_key(v) else v
+        trace.invars.append(variable)
+        env[v] = StageTracer(trace, variable)
     before = ctx.line, ctx.backward
     try:
         with running(trace):
@@ -169,7 +172,7 @@ def physical(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def on_words(e: Eqn, xs: Sequence[Any]) -> list[Any]:
-    """The outputs of an equation that keys are involved in, from operands in physical form."""
+    """Apply an equation that involves keys to operands in physical form, and return its outputs."""
     avals = [i.aval if type(i) is Var else i for i in e.ins]
     outs = e.prim.words(e.prim, xs, avals, e.params)  # pyright: ignore[reportOptionalCall]
     return list(outs) if e.prim.multi else [outs]
@@ -178,7 +181,7 @@ def on_words(e: Eqn, xs: Sequence[Any]) -> list[Any]:
 def _by_words(
     prim: Primitive, avals: tuple[Any, ...], params: dict[str, Any]
 ) -> Callable[..., Any] | None:
-    """What runs `prim` on arrays, if keys are involved: by its rule, on their memory."""
+    """Return what runs `prim` on arrays by its rule on words; None if no keys are involved."""
     out = prim.abstract(avals, params)
     kinds = list(out) if prim.multi else [out]
     keyed = any([type(a) is Aval and dtypes.is_key(a.dtype) for a in (*avals, *kinds)])
@@ -190,8 +193,8 @@ def _by_words(
         xs = [
             words_of(x) if type(x) is ArrayImpl and dtypes.is_key(x.aval.dtype) else x for x in args
         ]
-        found = rule(prim, xs, avals, params)  # pyright: ignore[reportOptionalCall]
-        outs = list(found) if prim.multi else [found]
+        result = rule(prim, xs, avals, params)  # pyright: ignore[reportOptionalCall]
+        outs = list(result) if prim.multi else [result]
         outs = [keys_over(o, k) if dtypes.is_key(k.dtype) else o for o, k in zip(outs, kinds)]
         return outs if prim.multi else outs[0]
 

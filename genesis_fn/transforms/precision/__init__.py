@@ -1,1 +1,1 @@
-"""Each operation in the dtypes of its precision class."""
+"""Mixed precision: each operation in the dtype of its precision class."""

@@ -1,15 +1,15 @@
-"""amp: each operation in the dtypes of its precision class.
+"""amp: each operation in the dtype of its precision class.
 
-"low" operations (contractions) run in the policy's 16-bit type, "high" ones (exponentials,
-reductions, losses) in float32, the rest in the widest type among their inputs. The functions marked
-`wide` (losses made of several operations) run in float32 as a whole. Sub-programs of
-calls, loops, branches and checkpoints are rewritten too; custom derivative rules are opaque and
-keep the dtypes that they have without `amp`.
+"low" operations (contractions) run in the policy's 16-bit dtype, "high" ones (exponentials,
+reductions, losses) in float32, the rest in the widest dtype among their operands. Functions marked
+`wide` (losses of several operations) run in float32 as a whole. Programs inside calls, loops,
+branches and checkpoints are rewritten too (`_RULES`); custom derivative rules are opaque and keep
+the dtypes that they have without `amp`.
 
-An `AutocastTrace` carries each value beside the type that it has without `amp`, which is what the
-program sees. Outside of other recorded programs it runs the function op by op; where a program is
-being recorded, and inside another `amp`, the function becomes a region, which an `amp` around it
-leaves alone.
+An `AutocastTracer` holds a value in the dtype that it is computed in, and the aval that it has
+without `amp`, which is what the program sees. Where no program is being recorded, an
+`AutocastTrace` runs the function operation by operation. Where one is, and inside another `amp`,
+the function becomes a region, whose program is rewritten and which the outer `amp` leaves alone.
 """
 
 from __future__ import annotations
@@ -66,26 +66,27 @@ class HasComputeDtype(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class AutocastPolicy:
-    """What `amp` does: the 16-bit `compute` type, and classes that differ from the primitives' own.
+    """What an `amp` does: the 16-bit `compute` dtype, and classes that differ from the primitives'
+    own.
 
-    `overrides` maps primitive (or fused function) names to "low", "high" or "follow".
+    `overrides` maps names of primitives or fused functions to "low", "high" or "follow".
     """
 
     compute: DType
     overrides: tuple[tuple[str, str], ...] = ()
 
     def of(self, prim: Primitive, params: Mapping[str, Any]) -> str:
-        """The class of an operation."""
+        """The precision class of an operation."""
         op = params["op"] if prim is fused_p else prim
         return dict(self.overrides).get(op.name, op.precision)
 
 
-def _cast(x: Any, kind: DType) -> Any:
-    return x if type(x) in SCALARS else convert(x, kind)
+def _cast(x: Any, dtype: DType) -> Any:
+    return x if type(x) in SCALARS else convert(x, dtype)
 
 
 def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
-    """The operands of one operation in the dtype of its class."""
+    """Cast the operands of one operation to the dtype of its class."""
     floats = [typeof(x).dtype for x in xs if type(x) not in SCALARS]
     floats = [d for d in floats if dtypes.is_float(d)]
     if not floats:
@@ -105,23 +106,23 @@ def _operands(xs: Sequence[Any], cls: str, low: DType) -> list[Any]:
 
 
 class AutocastTracer(Tracer):
-    """A value, of another dtype perhaps than the one that the program knows."""
+    """A value, perhaps in another dtype than the program sees (`aval`)."""
 
     __slots__ = ("value",)
 
-    def __init__(self, trace: AutocastTrace, value: Any, kind: Aval, weak: bool = False) -> None:
-        self.owner, self.value, self.aval, self.weak = trace, value, kind, weak
+    def __init__(self, trace: AutocastTrace, value: Any, aval: Aval, weak: bool = False) -> None:
+        self.owner, self.value, self.aval, self.weak = trace, value, aval, weak
 
     def with_weak_type(self, weak: bool) -> AutocastTracer:
         return AutocastTracer(self.owner, self.value, self.aval, weak)  # pyright: ignore[reportArgumentType]
 
     def concrete(self) -> Any:
-        """The Array, where the function runs op by op on known values."""
-        known = self.value.concrete() if isinstance(self.value, Tracer) else self.value
-        if known is None:
+        """The Array, where the function runs operation by operation on concrete values."""
+        value = self.value.concrete() if isinstance(self.value, Tracer) else self.value
+        if value is None:
             return None
         with running(None):
-            return _cast(known, self.aval.dtype)
+            return _cast(value, self.aval.dtype)
 
     def carrier(self) -> Tracer | None:
         return self.value.carrier() if isinstance(self.value, Tracer) else None
@@ -134,8 +135,8 @@ class AutocastTracer(Tracer):
 
 
 class AutocastTrace(Trace):
-    """Casts operands by precision class; operations run under `parent`. Without a policy it leaves
-    dtypes as the program knows them."""
+    """Casts operands by precision class; operations run under `parent`. Without a policy operands
+    have the dtypes that the program sees."""
 
     __slots__ = ("parent", "policy")
 
@@ -146,25 +147,25 @@ class AutocastTrace(Trace):
         self.parent, self.policy = parent, policy
 
     def process(self, prim: Primitive, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        kinds = tuple([x if type(x) in SCALARS else x.aval for x in args])
+        avals = tuple([x if type(x) in SCALARS else x.aval for x in args])
         ctx.trace = self.parent
         try:
             if self.policy is None:
-                return bind(prim, *map(known, args), **params)
+                return bind(prim, *map(without_autocast, args), **params)
             if prim.stage is not None:  # a custom call
-                call = params["call"] if params["jaxpr"] else Shielded(params["call"])
-                outs = bind(prim, *map(known, args), call=call, jaxpr=params["jaxpr"])
+                call = params["call"] if params["jaxpr"] else Unaffected(params["call"])
+                outs = bind(prim, *map(without_autocast, args), call=call, jaxpr=params["jaxpr"])
                 return [AutocastTracer(self, o, o.aval, o.weak) for o in outs]
             try:
-                out = prim.abstract(kinds, params)
+                out = prim.abstract(avals, params)
             except Exception as error:
                 raise located(error) from None
             xs = [x.value if type(x) is AutocastTracer else x for x in args]
             rule = _RULES.get(prim)
             if rule is not None:
-                result = rule(prim, kinds, xs, params, self.policy)
+                result = rule(prim, avals, xs, params, self.policy)
             elif any(True for _ in jaxprs_in(params)):
-                result = bind(prim, *map(known, args), **params)
+                result = bind(prim, *map(without_autocast, args), **params)
             else:
                 xs = _operands(xs, self.policy.of(prim, params), self.policy.compute)
                 result = bind(prim, *xs, **params)
@@ -174,9 +175,9 @@ class AutocastTrace(Trace):
             return [AutocastTracer(self, r, k) for r, k in zip(result, out, strict=True)]
         return AutocastTracer(self, result, out, gives_weak(prim, args, out))
 
-    def run(self, f: Callable[..., Any], xs: Sequence[Array], kinds: Sequence[Aval]) -> list[Any]:
-        """The outputs of `f` on values that the program knows as `kinds`."""
-        args = [AutocastTracer(self, x, k, x.weak) for x, k in zip(xs, kinds, strict=True)]
+    def run(self, f: Callable[..., Any], xs: Sequence[Array], avals: Sequence[Aval]) -> list[Any]:
+        """Run `f` on values that the program sees as `avals`, and return its outputs."""
+        args = [AutocastTracer(self, x, k, x.weak) for x, k in zip(xs, avals, strict=True)]
         try:
             with running(self):
                 return f(*args)
@@ -184,13 +185,13 @@ class AutocastTrace(Trace):
             self.alive = False
 
 
-def known(x: Array) -> Array:
-    """A value in the dtype that it has without `amp`."""
+def without_autocast(x: Array) -> Array:
+    """Return a value in the dtype that it has without `amp`."""
     return _cast(x.value, x.aval.dtype) if type(x) is AutocastTracer else x
 
 
-class Shielded(Wrapped):
-    """A call within `amp` that keeps its dtypes, and may close over values of the `amp`."""
+class Unaffected(Wrapped):
+    """A custom call within `amp` that keeps its dtypes. It may close over values of the `amp`."""
 
     __slots__ = ()
 
@@ -218,7 +219,7 @@ class Shielded(Wrapped):
 
 
 def recorded(trace: Trace | None) -> bool:
-    """Whether what runs under a trace is recorded as a program, or cast by an `amp`."""
+    """Whether operations under a trace are recorded in a program, or cast by an `amp`."""
     while trace is not None:
         if isinstance(trace, (StageTrace, AutocastTrace)):
             return True
@@ -236,7 +237,7 @@ def _evaluate(jaxpr: Jaxpr, policy: AutocastPolicy, xs: Sequence[Any]) -> list[A
 def autocast_jaxpr(
     jaxpr: Jaxpr, policy: AutocastPolicy, avals: tuple[Aval, ...], keep: tuple[bool, ...]
 ) -> Jaxpr:
-    """The rewritten program for inputs of `avals`; outputs marked in `keep` keep their dtypes."""
+    """Rewrite a program for inputs of `avals`; outputs marked in `keep` keep their dtypes."""
 
     def f(*args: Any) -> list[Any]:
         outs = _evaluate(jaxpr, policy, args)
@@ -247,25 +248,25 @@ def autocast_jaxpr(
     return stage_closed(f, avals, jaxpr.name)
 
 
-def _kinds(xs: Sequence[Any]) -> tuple[Aval, ...]:
+def _avals(xs: Sequence[Any]) -> tuple[Aval, ...]:
     return tuple([typeof(x) for x in xs])
 
 
 def _rewrite_call(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
     inner = params["jaxpr"]
-    program = autocast_jaxpr(inner, policy, _kinds(xs), (False,) * len(inner.outs))
+    program = autocast_jaxpr(inner, policy, _avals(xs), (False,) * len(inner.outs))
     return bind(prim, *xs, **{**params, "jaxpr": program})
 
 
 def _rewrite_wide(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
@@ -279,7 +280,7 @@ def _rewrite_wide(
 
 def _rewrite_scan(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
@@ -287,22 +288,22 @@ def _rewrite_scan(
     inner, consts, carry = params["jaxpr"], params["consts"], params["carry"]
     start = consts + carry
     xs = [
-        _cast(x, k.dtype) if consts <= n < start else x for n, (x, k) in enumerate(zip(xs, kinds))
+        _cast(x, k.dtype) if consts <= n < start else x for n, (x, k) in enumerate(zip(xs, avals))
     ]
     rows = [typeof(x).update(typeof(x).shape[1:]) for x in xs[start:]]
     keep = (True,) * carry + (False,) * (len(inner.outs) - carry)
-    program = autocast_jaxpr(inner, policy, _kinds(xs[:start]) + tuple(rows), keep)
+    program = autocast_jaxpr(inner, policy, _avals(xs[:start]) + tuple(rows), keep)
     return bind(prim, *xs, **{**params, "jaxpr": program})
 
 
 def _rewrite_while(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
-    xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, kinds)]
+    xs = [x if type(x) in SCALARS else _cast(x, k.dtype) for x, k in zip(xs, avals)]
     body = params["body"]
     program = autocast_jaxpr(body, policy, tuple(body.in_avals), (True,) * len(body.outs))
     return bind(prim, *xs, **{**params, "body": program})
@@ -310,14 +311,14 @@ def _rewrite_while(
 
 def _rewrite_cond(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
     branches = tuple(
         [
-            autocast_jaxpr(b, policy, _kinds(xs[1:]), (True,) * len(b.outs))
+            autocast_jaxpr(b, policy, _avals(xs[1:]), (True,) * len(b.outs))
             for b in params["branches"]
         ]
     )
@@ -326,7 +327,7 @@ def _rewrite_cond(
 
 def _rewrite_fused(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
@@ -338,14 +339,14 @@ def _rewrite_fused(
 
 def _rewrite_dot(
     prim: Primitive,
-    kinds: tuple[Any, ...],
+    avals: tuple[Any, ...],
     xs: Sequence[Any],
     params: dict[str, Any],
     policy: AutocastPolicy,
 ) -> Any:
     xs = _operands(xs, policy.of(prim, params), policy.compute)
-    if params.get("preferred_element_type") == dtypes.F32 and kinds[0].dtype == dtypes.F32:
-        # float32 was the operands' own type, not a wish for a wider result.
+    if params.get("preferred_element_type") == dtypes.F32 and avals[0].dtype == dtypes.F32:
+        # It is the operands' own dtype without `amp`, not a request for a wider result.
         params = {**params, "preferred_element_type": None}
     return bind(prim, *xs, **params)
 
@@ -371,19 +372,19 @@ def as_autocast_policy(
 ) -> AutocastPolicy:
     """The AutocastPolicy of a dtype, a dtype's name, or a Policy (its compute dtype)."""
     if isinstance(policy, AutocastPolicy):
-        kind, own = policy.compute, dict(policy.overrides)
+        compute, overridden = policy.compute, dict(policy.overrides)
     else:
         spec: Any = getattr(policy, "compute_dtype", policy)
-        kind, own = dtypes.dtype(spec), {}
-    if not dtypes.is_float(kind):
-        raise TypeError(f"amp: the compute dtype must be floating, got {kind.name}")
-    merged = {**own, **(overrides or {})}
+        compute, overridden = dtypes.dtype(spec), {}
+    if not dtypes.is_float(compute):
+        raise TypeError(f"amp: the compute dtype must be floating, got {compute.name}")
+    merged = {**overridden, **(overrides or {})}
     for name, cls in merged.items():
         if cls not in ("low", "high", "follow"):
             raise ValueError(
                 f'amp: override {name!r} must be "low", "high" or "follow", got {cls!r}'
             )
-    return AutocastPolicy(kind, tuple(sorted(merged.items())))
+    return AutocastPolicy(compute, tuple(sorted(merged.items())))
 
 
 @overload
@@ -447,9 +448,9 @@ def amp(
             if not enabled:
                 return flat.output(flat(*leaves))
             called = CallSite("amp", name_of(fun), leaves, lambda: labels_of(fun, args, kwargs))
-            outs = AutocastTrace(ctx.trace, precision, called).run(flat, leaves, _kinds(leaves))
-            return flat.called([known(o) for o in outs])
-        jaxpr, captured = stage(flat, _kinds(leaves), name=name_of(fun), weak=weak)
+            outs = AutocastTrace(ctx.trace, precision, called).run(flat, leaves, _avals(leaves))
+            return flat.called([without_autocast(o) for o in outs])
+        jaxpr, captured = stage(flat, _avals(leaves), name=name_of(fun), weak=weak)
         if enabled:
             avals = tuple(jaxpr.in_avals)
             jaxpr = autocast_jaxpr(jaxpr, precision, avals, (True,) * len(jaxpr.outs))
@@ -459,8 +460,8 @@ def amp(
 
 
 def wide(fun: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: under `amp`, `fun` is computed in float32 as a whole, its contractions and its
-    plain arithmetic too, as torch.autocast computes losses. Elsewhere nothing changes."""
+    """Decorator: under `amp`, compute `fun` in float32 as a whole, its contractions and plain
+    arithmetic too, as torch.autocast computes losses. Elsewhere nothing changes."""
 
     call: Callable[..., Any] = fun
 
@@ -469,20 +470,22 @@ def wide(fun: Callable[P, R]) -> Callable[P, R]:
         if not recorded(ctx.trace):
             return fun(*args, **kwargs)
         leaves, in_tree = tree.flatten((args, kwargs))
-        places = [i for i, x in enumerate(leaves) if type(x) is ArrayImpl or isinstance(x, Tracer)]
-        operands = tuple([leaves[i] for i in places])
+        positions = [
+            i for i, x in enumerate(leaves) if type(x) is ArrayImpl or isinstance(x, Tracer)
+        ]
+        operands = tuple([leaves[i] for i in positions])
         if not operands:
             return fun(*args, **kwargs)
 
         def on_arrays(*xs: Any) -> Any:
-            given = dict(zip(places, xs))
-            a, k = tree.unflatten(in_tree, [given.get(i, x) for i, x in enumerate(leaves)])
+            replaced = dict(zip(positions, xs))
+            a, k = tree.unflatten(in_tree, [replaced.get(i, x) for i, x in enumerate(leaves)])
             return call(*a, **k)
 
         functools.update_wrapper(on_arrays, fun)
         flat = FlatFunction(on_arrays, tree.structure(operands))
         weak = [getattr(x, "weak", False) for x in operands]
-        jaxpr, captured = stage(flat, _kinds(operands), name=name_of(fun), weak=weak)
+        jaxpr, captured = stage(flat, _avals(operands), name=name_of(fun), weak=weak)
         return flat.output(bind(wide_p, *captured, *operands, jaxpr=jaxpr))
 
     return computed_wide
