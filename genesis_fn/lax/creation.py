@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from genesis_fn.core import device as devices, dtypes, errors
 from genesis_fn.core.array import Array, from_numpy, offers_array
 from genesis_fn.core.configuration.transfer_guard import asked_for
 from genesis_fn.core.convert import as_array, narrowed
+from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, ctx, default_device_of, with_weak
-from genesis_fn.core.types.annotations import ShapeLike
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, ShapeLike
 from genesis_fn.core.types.scalar_types import install_scalar_cast
 from genesis_fn.lax.promotion import broadcast, is_weak, promote_arrays, result_type, strong
 from genesis_fn.primitives.elementwise import convert, neg
@@ -48,14 +50,14 @@ def _dtype(spec: Any, otherwise: DType) -> DType:
 
 
 def array(
-    object: Any,
-    dtype: Any = None,
+    object: ArrayLike | Sequence[Any],
+    dtype: DTypeLike | None = None,
     copy: bool = True,
     order: str | None = "K",
     ndmin: int = 0,
     *,
-    device: Any = None,
-) -> Any:
+    device: Device | str | None = None,
+) -> Array:
     """An array of `object`: a number, an array, an ndarray, or nested sequences of them.
 
     Python numbers become int32, float32, complex64 or bool; 64-bit ndarrays become 32-bit unless
@@ -86,7 +88,7 @@ def array(
     return reshape(x, (1,) * missing + x.aval.shape) if missing > 0 else x
 
 
-def full_like_scalar(x: Any, d: DType, place: Any = None) -> Any:
+def full_like_scalar(x: ArrayLike | Sequence[Any], d: DType, place: Any = None) -> Array:
     """A Python scalar as a 0-d array of dtype `d`, with NumPy's casts between kinds."""
     if dtypes.is_key(d) or (type(x) is int and dtypes.is_integer(d)):
         return as_array(x, d, place)
@@ -139,13 +141,13 @@ def _measure(items: Any, leaves: list[Any]) -> tuple[int, ...]:
 
 
 def asarray(
-    a: Any,
-    dtype: Any = None,
+    a: ArrayLike | Sequence[Any],
+    dtype: DTypeLike | None = None,
     order: str | None = None,
     *,
     copy: bool | None = None,
-    device: Any = None,
-) -> Any:
+    device: Device | str | None = None,
+) -> Array:
     """`a` as an array, without a copy where it is one already. See `array`."""
     if copy is False and not isinstance(a, (Array, Tracer)):
         raise ValueError("asarray: copy=False, but only arrays of this library need no copy")
@@ -155,7 +157,7 @@ def asarray(
 install_scalar_cast(asarray)
 
 
-def place_of(device: Any) -> devices.Device:
+def place_of(device: Device | str | None) -> devices.Device:
     """A Device, or the one that a text names: "cpu", "cuda", "cuda:1"."""
     if not isinstance(device, str):
         return device
@@ -163,7 +165,7 @@ def place_of(device: Any) -> devices.Device:
     return devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
 
 
-def on_device(x: Any, device: Any) -> Any:
+def on_device(x: Array, device: Device | str | None) -> Array:
     """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values stay where they are."""
     if isinstance(x, Tracer):
         return x
@@ -177,7 +179,13 @@ def on_device(x: Any, device: Any) -> Any:
 # ---- constants ----
 
 
-def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+def full(
+    shape: ShapeLike,
+    fill_value: ArrayLike | Sequence[Any],
+    dtype: DTypeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """An array of `shape` filled with `fill_value`, a number or an array that broadcasts to it."""
     shape = shape_of(shape)
     if isinstance(fill_value, np.generic):
@@ -192,7 +200,7 @@ def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = 
     return placed(broadcast(x, shape), device)
 
 
-def constant(shape: tuple[int, ...], x: Any, d: DType) -> Any:
+def constant(shape: tuple[int, ...], x: ArrayLike, d: DType) -> Array:
     """An array of `shape` filled with a Python scalar, in dtype `d`.
 
     Raises OverflowError for an integer that `d` does not hold.
@@ -212,7 +220,7 @@ def constant(shape: tuple[int, ...], x: Any, d: DType) -> Any:
     return full_of(shape, x, d)
 
 
-def placed(x: Any, device: Any) -> Any:
+def placed(x: Array, device: Device | str | None) -> Array:
     """`x` on `device`, if one is named."""
     return x if device is None else on_device(x, device)
 
@@ -227,8 +235,13 @@ def _like(a: Any, dtype: Any, shape: Any) -> tuple[tuple[int, ...], DType]:
 
 
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
-) -> Any:
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """An array with the shape, dtype and device of `a` filled with `fill_value`."""
     weak = dtype is None and is_weak(a) and not np.ndim(fill_value)
     shape, d = _like(a, dtype, shape)

@@ -13,11 +13,12 @@ from genesis_fn.core.array import Array, ArrayImpl
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
+from genesis_fn.core.types.annotations import ArrayLike
 from genesis_fn.lax.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
 
 
-def array(x: Any, known: dtypes.DType | None = None) -> Any:
+def array(x: ArrayLike, known: dtypes.DType | None = None) -> Array:
     """`x` as an Array or tracer. A NumPy value that has dtype `known` keeps it, if it is a 64-bit
     one too."""
     if type(x) is ArrayImpl or isinstance(x, Tracer):

@@ -14,6 +14,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.lax.operands import arrays, named
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import full
@@ -96,10 +97,10 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
     """(the series, with `one` its derivative by `a`), until both have converged."""
     eps = _epsilon(x) * 0.05
 
-    def left(term: Any, total: Any) -> Any:
+    def left(term: Any, total: Any) -> Array:
         return ops.gt(ops.abs(term), ops.mul(ops.abs(total), eps))
 
-    def more(state: tuple[Any, ...]) -> Any:
+    def more(state: tuple[Any, ...]) -> Array:
         n, _, *sums = state
         unfinished = _either(*[left(*pair) for pair in sums])
         return ops.bitwise_and(ops.lt(n, _STEPS), _any(unfinished))
@@ -132,7 +133,7 @@ def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[
     """A continued fraction by Lentz's method: `begin(*operands)` is (state, value), and
     `step(k, state, *operands)` (state, factor), until no factor changes the value."""
 
-    def more(state: tuple[Any, ...]) -> Any:
+    def more(state: tuple[Any, ...]) -> Array:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[3])))
 
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -156,10 +157,10 @@ def _lentz_slope(
     """(the fraction, its derivative), until both have converged: a fraction that ends, as those of
     integer parameters do, has a derivative that does not."""
 
-    def apart(factor: Any, slope: Any) -> Any:
+    def apart(factor: Any, slope: Any) -> Array:
         return ops.bitwise_or(_apart(factor), ops.gt(ops.abs(slope), 2 * _epsilon(slope)))
 
-    def more(state: tuple[Any, ...]) -> Any:
+    def more(state: tuple[Any, ...]) -> Array:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(apart(*state[5:])))
 
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -375,7 +376,7 @@ def _gamma_grad(a: Any, x: Any) -> Any:
 def _transition_grad(a: Any, x: Any) -> Any:
     """-(dP/da) / (dP/dx) of `_transition`, with the factor exp(-s^2) of both divided out."""
 
-    def change(da: float, dx: float) -> Any:
+    def change(da: float, dx: float) -> Array:
         (s, t), (ds, dt) = jvp(_transition, (a, x), (_constant(a, da), _constant(x, dx)))
         rate = ops.add(ops.mul(ops.mul(s, t), 2.0), 1 / math.sqrt(math.pi))
         return ops.sub(ops.mul(rate, ds), dt)
@@ -456,7 +457,7 @@ def _fraction_of_beta_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) 
     return _lentz_slope(_beta_begin, _beta_step, primals, tangents)
 
 
-def log_beta(a: Any, b: Any) -> Any:
+def log_beta(a: Array, b: Array) -> Array:
     """log |B(a, b)|, also where a + b, or the logarithms of their gamma functions, round off.
 
     For large operands log(gamma(b)) - log(gamma(a + b)) is rearranged, with Stirling's series for

@@ -10,6 +10,8 @@ import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
+from genesis_fn.core.device import Device
+from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import inexact_value, strong
 from genesis_fn.numpy.manipulation.rearrange import roll
@@ -123,22 +125,28 @@ irfft2 = _many("irfft", "irfft2", "The inverse of `rfft2`.", (-2, -1))
 _OPPOSITE = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def hfft(
+    a: ArrayLike | Sequence[Any], n: int | None = None, axis: int = -1, norm: str | None = None
+) -> Array:
     """The transform of a signal with Hermitian symmetry, which is real."""
     return irfft(conj(inexact_value(asarray(a))), n, axis, _OPPOSITE[norm])
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """The inverse of `hfft`."""
     return conj(rfft(a, n, axis, _OPPOSITE[norm]))
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+def fftfreq(
+    n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
+) -> Array:
     """The frequencies of `fft`'s coefficients for sample spacing `d`."""
     return _numbers(np.fft.fftfreq(n, d), dtype, device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+def rfftfreq(
+    n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
+) -> Array:
     """The frequencies of `rfft`'s coefficients for sample spacing `d`."""
     return _numbers(np.fft.rfftfreq(n, d), dtype, device)
 
@@ -149,12 +157,12 @@ def _numbers(values: np.ndarray, dtype: Any, device: Any) -> Any:
     return x if device is None else x.to_device(device)
 
 
-def fftshift(x: Any, axes: Any = None) -> Any:
+def fftshift(x: ArrayLike, axes: Axis = None) -> Array:
     """`x` with the zero frequency in the middle of `axes`."""
     return _shifted(x, axes, 1)
 
 
-def ifftshift(x: Any, axes: Any = None) -> Any:
+def ifftshift(x: ArrayLike, axes: Axis = None) -> Array:
     """The inverse of `fftshift`."""
     return _shifted(x, axes, -1)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import Tracer, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last, softmax_last, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
@@ -147,16 +148,16 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
 
 @fused("attention", static=(*_STATIC, "has"), precision="low", batch=_fold_batch)
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *extras: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    *extras: Array,
     scale: float,
     causal: bool,
-    window: Any,
+    window: tuple[Any, ...] | None,
     softcap: float,
     has: tuple[bool, bool, bool],
-) -> Any:
+) -> Array:
     """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
     each batch entry has, as `has` says."""
     given = _optional(extras, has)
@@ -220,21 +221,21 @@ attention.defvjp(_attention_forward, _attention_backward)
 
 
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
     softcap: float = 0.0,
-) -> Any:
+) -> PyTree:
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
     key and value are [B, S, K, H] with K dividing N (grouped heads). `bias` and the boolean `mask`

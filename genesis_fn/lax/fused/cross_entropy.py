@@ -8,6 +8,7 @@ from typing import Any
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
@@ -20,7 +21,7 @@ from genesis_fn.transforms.custom.fused_functions import fused
 # ---- from logits ----
 
 
-def class_labels(name: str, labels: Any) -> Any:
+def class_labels(name: str, labels: ArrayLike) -> Array:
     """The labels that a loss was given, in int32, or in int64 if they are of a wider type: what
     kernels take, and what holds an `ignore_index` below 0. Raises DTypeError unless they are
     integers."""
@@ -42,7 +43,7 @@ def _one_hot(labels: Any, like: Any) -> Any:
 
 
 @fused("cross_entropy", rows=(True, True), precision="high")
-def cross_entropy_last(logits: Any, labels: Any) -> Any:
+def cross_entropy_last(logits: ArrayLike, labels: ArrayLike) -> Array:
     """logsumexp(logits) - logits[label] over the last axis; labels are integers below its
     length."""
     return _cross_entropy_forward.reference(logits, labels)[0][0]
@@ -142,16 +143,16 @@ _OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
 
 @fused("linear_cross_entropy", static=_OPTIONS, precision="low")
 def linear_cross_entropy_rows(
-    x: Any,
-    weight: Any,
-    labels: Any,
+    x: Array,
+    weight: Array,
+    labels: Array,
     *,
     ignore_index: int | None,
     label_smoothing: float,
     z_loss: float,
     softcap: float,
     reduction: str,
-) -> Any:
+) -> Array:
     """Cross-entropy of x @ weight.T ([rows, features], [classes, features]) against labels
     [rows]."""
     loss, _, counts = _losses(
@@ -185,7 +186,7 @@ def _linear_cross_entropy_forward(
 
 @fused("linear_cross_entropy_backward", static=_OPTIONS)
 def _linear_cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any, **_: Any) -> Any:
-    def scaled(g: Any) -> Any:
+    def scaled(g: Any) -> Array:
         factor = broadcast_in_dim(like(ct, g), typeof(g).shape, ())
         return ops.mul(g, factor)
 
@@ -196,16 +197,16 @@ linear_cross_entropy_rows.defvjp(_linear_cross_entropy_forward, _linear_cross_en
 
 
 def linear_cross_entropy(
-    x: Any,
-    weight: Any,
-    labels: Any,
+    x: ArrayLike,
+    weight: ArrayLike,
+    labels: ArrayLike,
     *,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
     reduction: str = "mean",
-) -> Any:
+) -> Array:
     """Softmax cross-entropy of the linear layer x @ weight.T, without keeping its logits.
 
     x is [..., features], weight [classes, features], labels [...] integers. `reduction` is "mean"

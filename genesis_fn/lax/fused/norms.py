@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.lax.fused.softmax import along_last, last, like, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
@@ -31,7 +32,7 @@ def _sum_rows(x: Any) -> Any:
 
 
 @fused("rms_norm", static=("eps",), rows=(True, False), precision="high")
-def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
+def rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis, in the dtype of x."""
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
@@ -68,7 +69,7 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 @fused("layer_norm", static=("eps",), rows=(True, False, False), precision="high")
-def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, in the dtype of x."""
     return _layer_norm_forward.reference(x, weight, bias, eps=eps)[0][0]
 

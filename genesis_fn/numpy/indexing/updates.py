@@ -11,6 +11,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.conversion import host
@@ -32,7 +33,11 @@ from genesis_fn.numpy.mathematics.composed import power, where
 from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
-from genesis_fn.primitives.indexing.gather_dims import GatherDimensionNumbers, inverse
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    inverse,
+)
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice
 from genesis_fn.primitives.indexing.scatter import (
     scatter,
@@ -82,12 +87,12 @@ class Update:
     def get(
         self,
         *,
-        mode: Any = None,
-        fill_value: Any = None,
+        mode: str | GatherScatterMode | None = None,
+        fill_value: ArrayLike | None = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
         wrap_negative_indices: bool = True,
-    ) -> Any:
+    ) -> Array:
         """x[index]; mode "fill" reads `fill_value` (NaN, ...) out of bounds."""
         if mode is None and fill_value is not None:
             mode = "fill"
@@ -100,26 +105,26 @@ class Update:
             unique_indices,
         )
 
-    def set(self, values: Any, **options: Any) -> Any:
+    def set(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] = values. Of duplicate indices the last wins."""
         return _updated(self.array, self.index, values, "set", **options)
 
-    def add(self, values: Any, **options: Any) -> Any:
+    def add(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] += values, duplicates included."""
         return _updated(self.array, self.index, values, "add", **options)
 
-    def subtract(self, values: Any, **options: Any) -> Any:
+    def subtract(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] -= values, duplicates included."""
         values = _cast(values, self.array)
         return self.add(-values if type(values) in SCALARS else p.neg(values), **options)
 
-    def multiply(self, values: Any, **options: Any) -> Any:
+    def multiply(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] *= values, duplicates included."""
         return _updated(self.array, self.index, values, "mul", **options)
 
     sub, mul = subtract, multiply
 
-    def divide(self, values: Any, **options: Any) -> Any:
+    def divide(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] /= values, duplicates included."""
         x = self.array
         one = scalar_as(1, x.dtype)
@@ -128,22 +133,22 @@ class Update:
 
     div = divide
 
-    def power(self, values: Any, **options: Any) -> Any:
+    def power(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] **= values, duplicates included."""
         x = self.array
         one = scalar_as(1, x.dtype)
         exponents = Update(full(x.aval.shape, one, x.dtype), self.index)
         return p.convert(power(x, exponents.multiply(values, **options)), x.dtype)
 
-    def min(self, values: Any, **options: Any) -> Any:
+    def min(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] = minimum(x[index], values)."""
         return _updated(self.array, self.index, values, "min", **options)
 
-    def max(self, values: Any, **options: Any) -> Any:
+    def max(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] = maximum(x[index], values)."""
         return _updated(self.array, self.index, values, "max", **options)
 
-    def apply(self, func: Callable[[Any], Any], **options: Any) -> Any:
+    def apply(self, func: Callable[[Any], Any], **options: Any) -> Array:
         """x with x[index] = func(x[index]), elementwise: `func` maps one element to one, and is
         applied as often as an element is indexed.
 
@@ -154,10 +159,10 @@ class Update:
         how = checked_mode(mode)
         fill = 0 if how == "fill" else None
 
-        def read(v: Any) -> Any:
+        def read(v: Any) -> Array:
             return take_indexed(v, self.index, how, fill, False, False)
 
-        def applied(v: Any, more: Any = None) -> Any:
+        def applied(v: Any, more: Any = None) -> Array:
             part = read(v)
             new = _elementwise(func, part)
             new = new if more is None else where(more, new, part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import with_weak
+from genesis_fn.core.types.annotations import ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.grids import linspace
@@ -23,7 +24,12 @@ from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axis
 
 
-def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+def pad(
+    array: ArrayLike,
+    pad_width: ArrayLike | Sequence[Any] | dict[int, Any],
+    mode: str | Callable[..., Any] = "constant",
+    **kwargs: Any,
+) -> Array:
     """`array` with borders of widths `pad_width`: an int, a pair, or a pair per axis.
 
     Modes: constant (constant_values=), edge, reflect, symmetric (reflect_type=), wrap, linear_ramp

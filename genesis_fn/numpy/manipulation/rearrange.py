@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.core.types.annotations import ArrayLike, Axis
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
@@ -34,8 +36,12 @@ from genesis_fn.primitives.shape import canonical_axes, canonical_axis
 
 
 def repeat(
-    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Any:
+    a: ArrayLike,
+    repeats: ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    total_repeat_length: int | None = None,
+) -> Array:
     """Each element (or slice along `axis`) of `a` repeated `repeats` times, in order.
 
     Traced `repeats` need `total_repeat_length`; the last element fills what is left over.
@@ -75,7 +81,7 @@ def repeat(
     return take(a, index, axis, mode="clip")
 
 
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+def roll(a: ArrayLike, shift: ArrayLike | Sequence[int], axis: Axis = None) -> Array:
     """`a` with elements moved cyclically by `shift` along `axis` (flattened for None)."""
     a = value(a, "roll")
     if axis is None:
@@ -108,15 +114,19 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 # ---- inserting and removing ----
 
 
-def kept(x: Any, positions: Any, axis: int) -> Any:
+def kept(x: Array, positions: np.ndarray | Sequence[int], axis: int) -> Array:
     """The elements of `x` at the known `positions` along `axis`."""
 
     return take(x, asarray(np.asarray(positions, np.int32)), axis, mode="clip")
 
 
 def delete(
-    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
-) -> Any:
+    arr: ArrayLike,
+    obj: slice | ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    assume_unique_indices: bool = False,
+) -> Array:
     """`arr` without the slices at index, slice or indices `obj` along `axis`; None flattens.
 
     The indices must be known while tracing, unless `obj` is a traced scalar, or
@@ -144,7 +154,12 @@ def _is_traced(x: Any) -> bool:
     return isinstance(x, Tracer) and x.concrete() is None
 
 
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
+def insert(
+    arr: ArrayLike,
+    obj: slice | ArrayLike | Sequence[int],
+    values: ArrayLike | Sequence[Any],
+    axis: int | None = None,
+) -> Array:
     """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens.
 
     Indices outside are an error where they are known, and clamped where they are traced.
@@ -182,7 +197,7 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
     return with_weak(kept(concatenate([x, new], axis), origin, axis), x.weak)
 
 
-def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+def trim_zeros(filt: ArrayLike, trim: str = "fb") -> Array:
     """An array without leading ("f") and trailing ("b") zeros along every axis; needs concrete
     values."""
     x = value(filt, "trim_zeros")

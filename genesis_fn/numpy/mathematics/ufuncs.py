@@ -9,6 +9,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import SCALARS, bind, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import (
     inexact_value,
     is_operand,
@@ -61,7 +62,7 @@ def binary(
     if not inexact:
         direct[dtypes.BOOL] = bool
 
-    def slow(x: Any, y: Any) -> Any:
+    def slow(x: Any, y: Any) -> Array:
         try:
             x, y = operands(name, (x, y), inexact)
         except (errors.ShapeError, errors.DTypeError) as error:
@@ -70,7 +71,7 @@ def binary(
             return of_complex(x, y)
         return bind(prim, x, y)
 
-    def function(x: Any, y: Any, /) -> Any:
+    def function(x: Any, y: Any, /) -> Array:
         if type(x) is ArrayImpl and not (guarded and x.sig.aval.dtype not in kinds):
             if type(y) is ArrayImpl:
                 if x.sig is y.sig:
@@ -108,7 +109,7 @@ def unary(
 ) -> Callable[[Any], Any]:
     """The NumPy-style function of a one-operand primitive; dtypes of `identity` pass through."""
 
-    def function(x: Any, /) -> Any:
+    def function(x: Any, /) -> Array:
         x = inexact_value(x, name) if inexact else value(x, name)
         d = x.aval.dtype
         if identity is not None and identity(d) and not dtypes.is_key(d):
@@ -125,7 +126,7 @@ def _is_complex(x: Any, y: Any) -> bool:
 def _ordered(strictly: Callable[..., Any], last: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """The comparison of complex numbers by real part, then by imaginary part."""
 
-    def compare(x: Any, y: Any) -> Any:
+    def compare(x: Any, y: Any) -> Array:
         (a, b), (c, d) = _parts(x), _parts(y)
         return p.bitwise_or(strictly(a, c), p.bitwise_and(p.eq(a, c), last(b, d)))
 
@@ -139,7 +140,7 @@ def _parts(x: Any) -> tuple[Any, Any]:
 def _chosen(before: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Of two complex numbers the one that comes first by `before`; the first that is NaN."""
 
-    def choose(x: Any, y: Any) -> Any:
+    def choose(x: Any, y: Any) -> Array:
         first = before(x, y)
         if type(x) not in SCALARS:
             first = p.bitwise_or(first, p.ne(x, x))
@@ -202,13 +203,13 @@ sign = unary("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x
 reciprocal = unary("reciprocal", p.reciprocal, "1 / x, elementwise.", inexact=True)
 
 
-def square(x: Any, /) -> Any:
+def square(x: ArrayLike, /) -> Array:
     """x * x, elementwise; of booleans, as int32."""
     x = value(x, "square")
     return p.square(promoted(x, dtypes.I32) if x.aval.dtype == dtypes.BOOL else x)
 
 
-def positive(x: Any, /) -> Any:
+def positive(x: ArrayLike, /) -> Array:
     """+x: `x` itself."""
     x = value(x, "positive")
     if x.aval.dtype == dtypes.BOOL:
@@ -250,7 +251,7 @@ conj = unary("conj", p.conj, "The complex conjugate.", identity=_real)
 conjugate = conj
 
 
-def rint(x: Any, /) -> Any:
+def rint(x: ArrayLike, /) -> Array:
     """The nearest integer, ties to even; of integers and booleans, as float32."""
     x = value(x, "rint")
     if dtypes.is_complex(x.aval.dtype):
@@ -260,7 +261,7 @@ def rint(x: Any, /) -> Any:
     return strong(p.convert(x, dtypes.F32))
 
 
-def imag(x: Any, /) -> Any:
+def imag(x: ArrayLike, /) -> Array:
     """The imaginary part: zeros for real x."""
     x = value(x, "imag")
     real = not dtypes.is_complex(x.aval.dtype) and not dtypes.is_key(x.aval.dtype)
@@ -277,7 +278,7 @@ greater = binary("greater", p.gt, "x > y, elementwise.", of_complex=_greater)
 greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.", of_complex=_greater_equal)
 
 
-def isfinite(x: Any, /) -> Any:
+def isfinite(x: ArrayLike, /) -> Array:
     """Whether x is neither infinite nor NaN, elementwise."""
     x = value(x, "isfinite")
     if dtypes.is_inexact(x.aval.dtype):
@@ -288,7 +289,7 @@ def isfinite(x: Any, /) -> Any:
 # ---- logic and bits ----
 
 
-def truth(x: Any) -> Any:
+def truth(x: ArrayLike) -> Array:
     """x != 0 as booleans; booleans pass through."""
     x = value(x)
     return x if x.aval.dtype == dtypes.BOOL else strong_array(p.ne(x, scalar_as(0, x.aval.dtype)))
@@ -321,12 +322,12 @@ logical_or = _logical("logical_or", bitwise_or, "Whether x or y is nonzero.")
 logical_xor = _logical("logical_xor", bitwise_xor, "Whether exactly one of x and y is nonzero.")
 
 
-def logical_not(x: Any, /) -> Any:
+def logical_not(x: ArrayLike, /) -> Array:
     """Whether x is zero, elementwise."""
     return p.bitwise_not(truth(x))
 
 
-def right_shift(x: Any, y: Any, /) -> Any:
+def right_shift(x: ArrayLike, y: ArrayLike, /) -> Array:
     """x >> y, elementwise: the sign is kept for signed integers."""
     try:
         x, y = operands("right_shift", (x, y))
