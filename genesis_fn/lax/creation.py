@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes, errors
-from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.configuration.transfer_guard import asked_for
 from genesis_fn.core.convert import as_array, narrowed
 from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, ctx, default_device_of, with_weak
-from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, ShapeLike
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar, Shape, ShapeLike
 from genesis_fn.core.types.scalar_types import install_scalar_cast
 from genesis_fn.lax.promotion import broadcast, is_weak, promote_arrays, result_type, strong
 from genesis_fn.primitives.elementwise import convert, neg
@@ -26,20 +26,16 @@ from genesis_fn.transforms.keys.key_reuse import on_purpose
 from genesis_fn.transforms.staging.devices import move
 
 
-def shape_of(given: ShapeLike) -> tuple[int, ...]:
+def shape_of(shape: ShapeLike) -> tuple[int, ...]:
     """A shape argument (an int or a sequence of ints) as a tuple of ints."""
-    if isinstance(given, (tuple, list)) or (
-        hasattr(given, "__len__") and not isinstance(given, (Tracer, Array))
-    ):
-        ndim = getattr(given, "ndim", 1)
-        found = tuple([operator.index(n) for n in given]) if ndim else (operator.index(given),)  # type: ignore[arg-type]
-    elif isinstance(given, (Array, Tracer)) and given.ndim:
-        found = tuple([operator.index(n) for n in given])
-    else:
-        found = (operator.index(given),)
-    if any(n < 0 for n in found):
-        raise errors.ShapeError(f"a shape cannot have negative lengths: {list(found)}")
-    return found
+    lengths: Any = shape  # an array or an ndarray of integers too
+    many = type(lengths) in (tuple, list) or (
+        hasattr(lengths, "__len__") and getattr(lengths, "ndim", 1)
+    )
+    result = tuple([operator.index(n) for n in lengths]) if many else (operator.index(lengths),)
+    if any(n < 0 for n in result):
+        raise errors.ShapeError(f"a shape cannot have negative lengths: {list(result)}")
+    return result
 
 
 def _dtype(spec: Any, otherwise: DType) -> DType:
@@ -65,7 +61,7 @@ def array(
     number, ValueError for ragged sequences.
     """
     d = None if dtype is None else dtypes.dtype(dtype)
-    device = None if device is None else place_of(device)
+    device = None if device is None else as_device(device)
     if isinstance(object, (Array, Tracer)):
         x = object if d is None else strong(convert(object, d))
         if copy and x is object and dtypes.is_key(x.aval.dtype):
@@ -88,31 +84,31 @@ def array(
     return reshape(x, (1,) * missing + x.aval.shape) if missing > 0 else x
 
 
-def full_like_scalar(x: ArrayLike | Sequence[Any], d: DType, place: Any = None) -> Array:
+def full_like_scalar(x: ArrayLike | Sequence[Any], d: DType, device: Device | None = None) -> Array:
     """A Python scalar as a 0-d array of dtype `d`, with NumPy's casts between kinds."""
     if dtypes.is_key(d) or (type(x) is int and dtypes.is_integer(d)):
-        return as_array(x, d, place)
-    return from_numpy(np.asarray(x).astype(d), place)
+        return as_array(x, d, device)
+    return from_numpy(np.asarray(x).astype(d), device)
 
 
-def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
+def _from_sequence(items: Any, d: DType | None, device: Device | None) -> Array:
     leaves: list[Any] = []
     shape = _measure(items, leaves)
     if not any(
         isinstance(x, (Array, Tracer)) or hasattr(x, "__genesis_array__") or offers_array(type(x))
         for x in leaves
     ):
-        found = np.array(items)
-        if found.dtype == object or found.dtype.kind in "USVmM":
+        values = np.array(items)
+        if values.dtype == object or values.dtype.kind in "USVmM":
             bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)
             raise TypeError(f"array: {bad!r} of type {type(bad).__name__} is not a number")
         if d is None:
-            kinds = {type(x) for x in leaves}
-            if kinds & {int, float, complex, bool} or not leaves:
-                d = dtypes.NARROWED.get(found.dtype, found.dtype)
+            types = {type(x) for x in leaves}
+            if types & {int, float, complex, bool} or not leaves:
+                d = dtypes.NARROWED.get(values.dtype, values.dtype)
             else:
                 d = result_type(*leaves)
-        return from_numpy(narrowed(found, d), place)
+        return from_numpy(narrowed(values, d), device)
     if d is None:
         parts = promote_arrays("array", leaves)
     else:
@@ -157,7 +153,7 @@ def asarray(
 install_scalar_cast(asarray)
 
 
-def place_of(device: Device | str | None) -> devices.Device:
+def as_device(device: Device | str) -> Device:
     """A Device, or the one that a text names: "cpu", "cuda", "cuda:1"."""
     if not isinstance(device, str):
         return device
@@ -165,15 +161,15 @@ def place_of(device: Device | str | None) -> devices.Device:
     return devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
 
 
-def on_device(x: Array, device: Device | str | None) -> Array:
+def on_device(x: Array, device: Device | str) -> Array:
     """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values stay where they are."""
-    if isinstance(x, Tracer):
+    if not isinstance(x, ArrayImpl):
         return x
-    place = place_of(device)
-    if x.device is place:
+    target = as_device(device)
+    if x.device is target:
         return x
     with asked_for():
-        return move(x, place)
+        return move(x, target)
 
 
 # ---- constants ----
@@ -193,14 +189,14 @@ def full(
         fill_value = fill_value.item()
     if type(fill_value) in SCALARS:
         d = _dtype(dtype, dtypes.scalar_dtype(type(fill_value)))
-        filled = constant(shape, fill_value, d)
+        filled = constant(shape, cast(Scalar, fill_value), d)
         weak = dtype is None and type(fill_value) is not bool
         return placed(with_weak(filled, weak), device)
     x = asarray(fill_value, dtype)
     return placed(broadcast(x, shape), device)
 
 
-def constant(shape: tuple[int, ...], x: ArrayLike, d: DType) -> Array:
+def constant(shape: Shape, x: Any, d: DType) -> Array:
     """An array of `shape` filled with a Python scalar, in dtype `d`.
 
     Raises OverflowError for an integer that `d` does not hold.

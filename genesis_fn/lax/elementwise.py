@@ -102,11 +102,12 @@ def conj(x: ArrayLike, input_dtype: DTypeLike | None = None) -> Array:
 
 def pow(x: ArrayLike, y: ArrayLike) -> Array:
     """x to the power y, for floating x and floating or integer y."""
-    y = y if type(y) in SCALARS else array(y)
     if type(y) is int:
         return integer_pow(x, y)
-    if type(y) not in SCALARS and dtypes.is_integer(y.aval.dtype) and hasattr(x, "aval"):
-        y = p.convert(y, x.aval.dtype)
+    if type(y) not in SCALARS:
+        y = array(y)
+        if dtypes.is_integer(y.aval.dtype) and isinstance(x, Array):
+            y = p.convert(y, x.aval.dtype)
     return p.pow(*arrays("pow", (x, y)))
 
 
@@ -116,7 +117,7 @@ def integer_pow(x: ArrayLike, y: int) -> Array:
     return p.integer_pow(x, y) if y else full_like(x, 1)
 
 
-def _polygamma_of_arrays(n: Any, x: Any) -> Any:
+def _polygamma_of_arrays(n: Any, x: Any) -> Array:
     """(-1)**(n + 1) n! zeta(n + 1, x), and digamma(x) where n is 0."""
     first = p.eq(n, 0.0)
     order = p.add(p.select(first, 1.0, n), 1.0)
@@ -127,7 +128,7 @@ def _polygamma_of_arrays(n: Any, x: Any) -> Any:
 
 def polygamma(m: ArrayLike, x: ArrayLike) -> Array:
     """The m-th derivative of digamma, for an integer m or an array of them as floats."""
-    if type(m) not in (int, float):
+    if not isinstance(m, (int, float)) or type(m) not in (int, float):
         n, x = arrays("polygamma", (m, x), scalars=False)
         return _polygamma_of_arrays(n, x)
     if int(m) != m:
@@ -138,7 +139,10 @@ def polygamma(m: ArrayLike, x: ArrayLike) -> Array:
 
 def mulhi(x: ArrayLike, y: ArrayLike) -> Array:
     """The upper half of the product of integers at twice their width."""
-    x, y = arrays("mulhi", (x, y), scalars=False)
+    return _upper_half(*arrays("mulhi", (x, y), scalars=False))
+
+
+def _upper_half(x: Array, y: Array) -> Array:
     d = x.aval.dtype
     bits = 8 * d.itemsize
     if bits < 64:
@@ -216,7 +220,8 @@ def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Array:
     """`x` limited to [min, max], to max where min > max; its derivative is zero where it is
     limited."""
     x = array(x)
-    known = type(min) in SCALARS and type(max) in SCALARS and min <= max
+    bounds: Any = (min, max)
+    known = all(type(b) in SCALARS for b in bounds) and bounds[0] <= bounds[1]
     low, x, high = arrays("clamp", (min, x, max), scalars=False)
     if not known:
         low = p.select(p.lt(high, low), high, low)
@@ -280,4 +285,5 @@ def stop_gradient(x: PyTree) -> PyTree:
 
 def dtype(x: ArrayLike) -> DType:
     """The dtype of an array or number."""
-    return x.dtype if hasattr(x, "dtype") else dtypes.scalar_dtype(type(x))
+    d: DType | None = getattr(x, "dtype", None)
+    return dtypes.scalar_dtype(type(x)) if d is None else d

@@ -99,7 +99,7 @@ def ragged_dot_general(
         raise errors.ShapeError(f"ragged_dot_general: one dimension is ragged, got {list(ragged)}")
     (cut,) = ragged
     preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
-    options = {"precision": precision, "preferred_element_type": preferred}
+    options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred}
     if cut in lhs_batch:
         return dot_general(lhs, rhs, (contract, batch), **options)
     free = cut not in lhs_contract
@@ -125,7 +125,7 @@ def ragged_dot_general(
     return transpose(out, (n, *range(n), *range(n + 1, typeof(out).ndim)))
 
 
-def _by_group(x: Any, sizes: Any, axis: int) -> Any:
+def _by_group(x: Any, sizes: Any, axis: int) -> Array:
     """[groups, *x]: `x` with zeros wherever along `axis` another group is."""
     kind, (groups,) = typeof(x), typeof(sizes).shape
     shape = (groups, *kind.shape)
@@ -160,7 +160,7 @@ def scaled_dot(
     return ops.convert(dot_general(x, y, dimension_numbers, preferred_element_type=wide), d)
 
 
-def _rescaled(x: Any, scale: Any, d: Any) -> Any:
+def _rescaled(x: Any, scale: Any, d: Any) -> Array:
     x = ops.convert(x, d)
     if scale is None:
         return x

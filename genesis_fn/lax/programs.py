@@ -113,7 +113,7 @@ def ragged_dot(
 # ---- shapes of convolutions ----
 
 
-def conv_general_permutations(dimension_numbers: Sequence[str]) -> tuple[Array, ...]:
+def conv_general_permutations(dimension_numbers: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The layouts of operand, kernel and result as permutations: (batch, features, space...)."""
     rank = len(dimension_numbers[0])
     return tuple(conv_dimension_numbers((1,) * rank, (1,) * rank, tuple(dimension_numbers)))

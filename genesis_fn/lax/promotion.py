@@ -23,7 +23,7 @@ from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import warn, where as user_line
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
-from genesis_fn.core.types.annotations import ArrayLike, Scalar
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
 
@@ -89,7 +89,7 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
     """
     strong, weak = _kinds(xs)
     result, is_weak = dtypes.promote(strong, weak)
-    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != {result}:
+    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != frozenset((result,)):
         shown = ", ".join(
             sorted(d.name for d in strong) + sorted(python_type(d).__name__ for d in weak)
         )
@@ -105,7 +105,7 @@ def inexact_dtype(d: DType) -> DType:
     return d if dtypes.is_inexact(d) else dtypes.F32
 
 
-def scalar_as(x: ArrayLike, d: DType) -> Any:
+def scalar_as(x: Any, d: DType) -> Any:
     """A Python scalar as the Python type of dtype `d`. Raises OverflowError for an int that does
     not fit; an unsigned value that signed storage lacks becomes an Array."""
     rank = dtypes.kind_rank(d)
@@ -123,7 +123,7 @@ def scalar_as(x: ArrayLike, d: DType) -> Any:
     return x if type(x) is kind else kind(x)
 
 
-def cast(x: ArrayLike, d: DType, weak: bool = False, place: Any = None) -> Any:
+def cast(x: Any, d: DType, weak: bool = False, place: Any = None) -> Any:
     """An operand in dtype `d`: an array or tracer, `weak` or not, or a Python scalar for a scalar.
     NumPy arrays go to device `place`."""
     if type(x) in SCALARS:
@@ -281,12 +281,13 @@ def beside_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:
     return cast(x, *common_type("", (x, number), inexact))
 
 
-def result_type(*args: ArrayLike) -> DType:
+def result_type(*args: ArrayLike | DTypeLike) -> DType:
     """The dtype that operands, dtypes and Python scalars promote to, by the library's lattice."""
     if not args:
         raise ValueError("result_type needs at least one operand")
     strong, weak = set(), set()
-    for a in args:
+    operands_: tuple[Any, ...] = args
+    for a in operands_:
         if type(a) in SCALARS:
             weak.add(dtypes.scalar_dtype(type(a)))
         elif isinstance(a, Array):

@@ -47,7 +47,7 @@ def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Callable
     return call
 
 
-def _constant(x: Any, value: float) -> Any:
+def _constant(x: Any, value: float) -> Array:
     return full(typeof(x).shape, value, typeof(x).dtype)
 
 
@@ -55,18 +55,18 @@ def _epsilon(x: Any) -> float:
     return float(dtypes.finfo(typeof(x).dtype).eps)
 
 
-def _any(x: Any) -> Any:
+def _any(x: Any) -> Array:
     return reduce_or(x, tuple(range(typeof(x).ndim)))
 
 
-def _apart(change: Any) -> Any:
+def _apart(change: Any) -> Array:
     """Whether the last factor of a continued fraction still changed it by more than rounding. From
     then on it stays: factors that are rounded alike would move it, step by step, while other
     elements go on."""
     return ops.gt(ops.abs(ops.sub(change, 1.0)), 2 * _epsilon(change))
 
 
-def _either(*conditions: Any) -> Any:
+def _either(*conditions: Any) -> Array:
     found = conditions[0]
     for c in conditions[1:]:
         found = ops.bitwise_or(found, c)
@@ -77,7 +77,7 @@ def _either(*conditions: Any) -> Any:
 
 
 @custom_jvp
-def _lower_series(a: Any, x: Any) -> Any:
+def _lower_series(a: Any, x: Any) -> Array:
     """1 + x / (a+1) + x^2 / ((a+1)(a+2)) + ..., for x up to about a + 1."""
     return _summed(a, x, None)[0]
 
@@ -123,13 +123,13 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
     return end[2][1], None if one is None else end[3][1]
 
 
-def _away(v: Any) -> Any:
+def _away(v: Any) -> Array:
     """`v`, or a tiny number in the place of one that is smaller."""
     tiny = float(dtypes.finfo(typeof(v).dtype).tiny) / _epsilon(v)
     return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
 
-def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[Any, ...]) -> Array:
     """A continued fraction by Lentz's method: `begin(*operands)` is (state, value), and
     `step(k, state, *operands)` (state, factor), until no factor changes the value."""
 
@@ -200,7 +200,7 @@ def _upper_step(k: Any, state: tuple[Any, ...], a: Any, x: Any) -> tuple[Any, ..
 
 
 @custom_jvp
-def _upper_fraction(a: Any, x: Any) -> Any:
+def _upper_fraction(a: Any, x: Any) -> Array:
     """x^-a e^x Gamma(a, x), for x beyond a + 1 (Numerical Recipes 6.2)."""
     return _lentz(_upper_begin, _upper_step, (a, x))
 
@@ -210,7 +210,7 @@ def _upper_fraction_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) ->
     return _lentz_slope(_upper_begin, _upper_step, primals, tangents)
 
 
-def _spread(scalar: Any, like: Any) -> Any:
+def _spread(scalar: Any, like: Any) -> Array:
     return broadcast_in_dim(scalar, typeof(like).shape, ())
 
 
@@ -227,7 +227,7 @@ _STIRLING = (
 )
 
 
-def _stirling(x: Any) -> Any:
+def _stirling(x: Any) -> Array:
     """log(gamma(x)) - ((x - 1/2) log(x) - x + log(2 pi) / 2), for x of 10 and more."""
     r = ops.div(1.0, x)
     square = ops.mul(r, r)
@@ -264,7 +264,7 @@ def _temme() -> list[list[float]]:
     return rows
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Array:
     total = _constant(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         total = ops.add(ops.mul(total, x), c)
@@ -287,7 +287,7 @@ def _transition(a: Any, x: Any) -> tuple[Any, Any]:
     return s, ops.div(total, ops.sqrt(ops.mul(a, 2 * math.pi)))
 
 
-def _log_density(a: Any, x: Any, power: Any) -> Any:
+def _log_density(a: Any, x: Any, power: Any) -> Array:
     """log(x^power a^(a - power) ... ): log of x^a e^-x / Gamma(a), with `power` in the place of the
     exponent `a` of x / a, by Stirling's series where `a` is large: there the terms cancel."""
     plain = ops.sub(ops.sub(ops.mul(power, ops.log(x)), x), ops.lgamma(a))
@@ -328,7 +328,7 @@ class _Regions:
         self.scale = ops.exp(_log_density(self.a, self.x, self.a))
 
 
-def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
+def _igamma_both(a: Any, x: Any, upper: bool) -> Array:
     r = _Regions(a, x)
     low = ops.mul(ops.div(r.scale, r.a), _lower_series(r.a, r.below))
     beyond, above = r.above
@@ -348,17 +348,17 @@ def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
 
 
 @fused("igamma", rows=(True, True), precision="high")
-def _igamma(a: Any, x: Any) -> Any:
+def _igamma(a: Any, x: Any) -> Array:
     return _igamma_both(a, x, False)
 
 
 @fused("igammac", rows=(True, True), precision="high")
-def _igammac(a: Any, x: Any) -> Any:
+def _igammac(a: Any, x: Any) -> Array:
     return _igamma_both(a, x, True)
 
 
 @fused("random_gamma_grad", rows=(True, True), precision="high")
-def _gamma_grad(a: Any, x: Any) -> Any:
+def _gamma_grad(a: Any, x: Any) -> Array:
     """-(dP/da) / (dP/dx), with the factor x^a e^-x / Gamma(a) of both divided out."""
     r = _Regions(a, x)
     one = _constant(x, 1.0)
@@ -373,7 +373,7 @@ def _gamma_grad(a: Any, x: Any) -> Any:
     return ops.select(r.bad, math.nan, ops.select(r.zero, 0.0, y))
 
 
-def _transition_grad(a: Any, x: Any) -> Any:
+def _transition_grad(a: Any, x: Any) -> Array:
     """-(dP/da) / (dP/dx) of `_transition`, with the factor exp(-s^2) of both divided out."""
 
     def change(da: float, dx: float) -> Array:
@@ -384,7 +384,7 @@ def _transition_grad(a: Any, x: Any) -> Any:
     return ops.neg(ops.div(change(1.0, 0.0), change(0.0, 1.0)))
 
 
-def _density(a: Any, x: Any) -> Any:
+def _density(a: Any, x: Any) -> Array:
     return ops.exp(_log_density(a, x, ops.sub(a, 1.0)))
 
 
@@ -447,7 +447,7 @@ def _beta_step(m: Any, state: tuple[Any, ...], a: Any, b: Any, x: Any) -> tuple[
 
 
 @custom_jvp
-def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
+def _fraction_of_beta(a: Any, b: Any, x: Any) -> Array:
     """The continued fraction of I_x(a, b) (Numerical Recipes 6.4)."""
     return _lentz(_beta_begin, _beta_step, (a, b, x))
 
@@ -496,7 +496,7 @@ def log_beta(a: Array, b: Array) -> Array:
 
 
 @fused("betainc", rows=(True, True, True), precision="high")
-def _betainc(a: Any, b: Any, x: Any) -> Any:
+def _betainc(a: Any, b: Any, x: Any) -> Array:
     inside = ops.bitwise_and(ops.gt(x, 0.0), ops.lt(x, 1.0))
     bad = _either(ops.lt(a, 0.0), ops.lt(b, 0.0), ops.lt(x, 0.0), ops.gt(x, 1.0))
     bad = _either(bad, ops.ne(a, a), ops.ne(b, b), ops.ne(x, x))
@@ -520,7 +520,7 @@ def _betainc(a: Any, b: Any, x: Any) -> Any:
 
 
 @custom_jvp
-def _betainc_smooth(a: Any, b: Any, x: Any) -> Any:
+def _betainc_smooth(a: Any, b: Any, x: Any) -> Array:
     return _betainc(a, b, x)
 
 
@@ -548,14 +548,14 @@ betainc = _special(
 # ---- Bessel ----
 
 
-def _scaled_bessel(x: Any, order: int) -> Any:
+def _scaled_bessel(x: Any, order: int) -> Array:
     """exp(-|x|) I_order(|x|): the trapezoidal rule on the integral over a period, which converges
     geometrically up to 50, and beyond it the asymptotic series (Abramowitz and Stegun 9.7.1)."""
     z = ops.abs(x)
     far = ops.gt(z, 50.0)
     near = ops.select(far, 50.0, z)
     count = 40
-    total = None
+    total: Any = None
     for k in range(count + 1):
         cosine = math.cos(math.pi * k / count)
         weight = (0.5 if k in (0, count) else 1.0) / count * (cosine if order else 1.0)
@@ -581,22 +581,22 @@ def _scaled_bessel(x: Any, order: int) -> Any:
 
 
 @fused("bessel_i0e", rows=(True,), precision="high")
-def _i0e(x: Any) -> Any:
+def _i0e(x: Any) -> Array:
     return _scaled_bessel(x, 0)
 
 
 @fused("bessel_i1e", rows=(True,), precision="high")
-def _i1e(x: Any) -> Any:
+def _i1e(x: Any) -> Array:
     return _scaled_bessel(x, 1)
 
 
 @custom_jvp
-def _bessel_i0e(x: Any) -> Any:
+def _bessel_i0e(x: Any) -> Array:
     return _i0e(x)
 
 
 @custom_jvp
-def _bessel_i1e(x: Any) -> Any:
+def _bessel_i1e(x: Any) -> Array:
     return _i1e(x)
 
 
@@ -637,7 +637,7 @@ _FAR = 1e8  # from here on two terms of the expansion in 1 / q are enough
 
 
 @fused("zeta", rows=(True, True), precision="high")
-def _zeta(x: Any, q: Any) -> Any:
+def _zeta(x: Any, q: Any) -> Array:
     """The sum of (q + k)^-x over k >= 0, by Euler and Maclaurin from the ninth term on."""
     bad = _either(ops.lt(x, 1.0), ops.le(q, 0.0), ops.ne(x, x), ops.ne(q, q))
     pole = ops.bitwise_or(ops.eq(x, 1.0), ops.bitwise_and(ops.eq(q, ops.floor(q)), ops.le(q, 0.0)))

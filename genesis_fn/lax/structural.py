@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -371,14 +371,11 @@ def sort(
     if isinstance(operand, (tuple, list)):
         found = sorts.sort([array(x) for x in operand], dimension, is_stable, num_keys)
         return tuple(found)
-    return sorts.sort(array(operand), dimension, is_stable, num_keys)
+    return sorts.sort(array(cast(ArrayLike, operand)), dimension, is_stable, num_keys)
 
 
 def sort_key_val(
-    keys: ArrayLike | Sequence[ArrayLike],
-    values: ArrayLike,
-    dimension: int = -1,
-    is_stable: bool = True,
+    keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Array, Array]:
     """(keys in ascending order, values permuted alike)."""
     return sort((keys, values), dimension, is_stable)

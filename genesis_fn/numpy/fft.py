@@ -22,7 +22,7 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axes, pad, slice_in_dim
 
 
-def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Any:
+def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Array:
     """`x` cut or filled with zeros to `lengths` along `axes`."""
     for n, axis in zip(lengths, axes):
         own = x.aval.shape[axis]
@@ -39,7 +39,7 @@ def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Any:
     return x
 
 
-def _transform(kind: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
+def _transform(kind: str, a: Any, s: Any, axes: Any, norm: str | None) -> Array:
     """One transform over several axes, the last of which is the real one of rfft and irfft."""
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f"fft: norm {norm!r} is none of 'backward', 'ortho', 'forward'")
@@ -151,7 +151,7 @@ def rfftfreq(
     return _numbers(np.fft.rfftfreq(n, d), dtype, device)
 
 
-def _numbers(values: np.ndarray, dtype: Any, device: Any) -> Any:
+def _numbers(values: np.ndarray, dtype: Any, device: Any) -> Array:
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     x = from_numpy(values.astype(d))
     return x if device is None else x.to_device(device)
@@ -167,7 +167,7 @@ def ifftshift(x: ArrayLike, axes: Axis = None) -> Array:
     return _shifted(x, axes, -1)
 
 
-def _shifted(x: Any, axes: Any, sign: int) -> Any:
+def _shifted(x: Any, axes: Any, sign: int) -> Array:
     x = asarray(x)
     axes = range(x.ndim) if axes is None else canonical_axes(axes, x.ndim, "fftshift")
     halves = [sign * (x.aval.shape[a] // 2) for a in axes]

@@ -81,11 +81,11 @@ class SVDResult(NamedTuple):
     Vh: Any
 
 
-def _inexact(name: str, *xs: Any) -> list[Any]:
+def _inexact(name: str, *xs: Any) -> list[Array]:
     return promote_arrays(name, [asarray(x) for x in xs], inexact=True)
 
 
-def _matrix(name: str, a: Any, square: bool = False) -> Any:
+def _matrix(name: str, a: Any, square: bool = False) -> Array:
     (a,) = _inexact(name, a)
     if a.ndim < 2:
         raise errors.ShapeError(f"{name} takes matrices, got {a.aval}")
@@ -130,7 +130,7 @@ def vector_norm(
     *,
     axis: Axis = None,
     keepdims: bool = False,
-    ord: int | float | str | None = 2,
+    ord: float | None = 2,
 ) -> Array:
     """(sum |x|**ord) ** (1 / ord) over `axis`, all of them for None; ord may be +-inf or 0."""
     (x,) = _inexact("vector_norm", x)
@@ -234,7 +234,7 @@ def svdvals(x: ArrayLike | Sequence[Any], /) -> Array:
 # ---- determinants, ranks ----
 
 
-def _sign_of_permutation(pivots: Any) -> Any:
+def _sign_of_permutation(pivots: Any) -> Array:
     """-1 for an odd number of exchanges."""
     n = pivots.aval.shape[-1]
     places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
@@ -260,7 +260,7 @@ def slogdet(a: ArrayLike | Sequence[Any], *, method: str | None = None) -> Slogd
 
 
 @custom_jvp
-def _log_of_absolute(x: Any) -> Any:
+def _log_of_absolute(x: Any) -> Array:
     return log(absolute(x))
 
 
@@ -271,7 +271,7 @@ def _log_of_absolute_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -
     return _log_of_absolute(x), p.real(divide(t, x)) if dtypes.is_complex(x.dtype) else divide(t, x)
 
 
-def _sign(x: Any) -> Any:
+def _sign(x: Any) -> Array:
     """`sign`, but with the derivative of x / |x| for complex x."""
     if not dtypes.is_complex(x.dtype):
         return p.sign(x)
@@ -294,7 +294,7 @@ def det(a: ArrayLike | Sequence[Any]) -> Array:
 
 
 @custom_jvp
-def _large_det(a: Any) -> Any:
+def _large_det(a: Any) -> Array:
     factors, pivots, _ = linalg.lu(a)
     sign = p.convert(_sign_of_permutation(pivots), a.dtype)
     return multiply(sign, r.prod(c.diagonal(factors, 0, -2, -1), -1))
@@ -313,7 +313,7 @@ def _large_det_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tupl
 
 
 @custom_jvp
-def _adjugate_of_singular(a: Any) -> Any:
+def _adjugate_of_singular(a: Any) -> Array:
     u, s, vh = linalg.svd(a, full_matrices=False)
     # Each singular value's place holds the product of the others.
     n = a.aval.shape[-1]
@@ -407,7 +407,7 @@ def pinv(
 
 
 @custom_jvp
-def _pinv(a: Any, rtol: Any) -> Any:
+def _pinv(a: Any, rtol: Any) -> Array:
     u, s, vh = linalg.svd(a, full_matrices=False)
     keep = greater(s, multiply(r.max(s, -1, keepdims=True), rtol[..., None]))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
@@ -472,12 +472,13 @@ def matrix_power(a: ArrayLike | Sequence[Any], n: int) -> Array:
         return broadcast(eye(a.aval.shape[-1], dtype=a.dtype), a.aval.shape)
     if n < 0:
         a, n = inv(a), -n
-    result = None
+    result: Array | None = None
     while n:
         if n & 1:
             result = a if result is None else matmul(result, a)
         n >>= 1
         a = matmul(a, a) if n else a
+    assert result is not None  # n > 0 has a highest bit
     return result
 
 

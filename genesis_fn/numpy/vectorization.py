@@ -78,7 +78,7 @@ def vectorize(
     return call
 
 
-def _without(x: Any, axis: int) -> Any:
+def _without(x: Any, axis: int) -> Array:
     shape = x.aval.shape
     return reshape(x, (*shape[:axis], *shape[axis + 1 :]))
 
@@ -116,6 +116,7 @@ class ufunc:
     def __init__(self, func: Callable[..., Any], nin: int, nout: int, identity: Any = None) -> None:
         self.func, self.nin, self.nout, self.identity = func, nin, nout, identity
         self.nargs = nin + nout
+        self.__name__: str = getattr(func, "__name__", type(func).__name__)
         self._mapped = vectorize(func)
         functools.update_wrapper(self, func)
 

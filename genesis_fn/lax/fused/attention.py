@@ -35,16 +35,14 @@ def _visible(
     left, right = window if window is not None else (None, None)
     if causal:
         right = 0 if right is None else min(right, 0)
-    if left is None and right is None:
-        return None
     rows, columns = iota(dtypes.I32, (t, s), 0), iota(dtypes.I32, (t, s), 1)
-    seen = None
+    seen: Array | None = None
     if right is not None:
         seen = ops.le(columns, ops.add(rows, right) if right else rows)
     if left is not None:
         near = ops.ge(columns, ops.sub(rows, left))
         seen = near if seen is None else ops.bitwise_and(seen, near)
-    return broadcast_in_dim(seen, shape, (3, 4))
+    return None if seen is None else broadcast_in_dim(seen, shape, (3, 4))
 
 
 def _scores(
@@ -60,7 +58,7 @@ def _scores(
 ) -> tuple[Any, Any, Any]:
     """(masked logits, d capped / d raw or None, visibility) as [batch, kv heads, group, T, S]."""
     b, t, n, h = typeof(q).shape
-    s, kv = typeof(k).shape[1:3]
+    kv = typeof(k).shape[2]
     grouped = reshape(q, (b, t, kv, n // kv, h))
     wide_type = dtypes.F32 if typeof(q).dtype.itemsize < 4 else typeof(q).dtype
     raw = dot_general(
@@ -86,16 +84,15 @@ def _scores(
     return logits, slope, seen
 
 
-def _grouped(x: Any, shape: tuple[int, ...]) -> Any:
+def _grouped(x: Any, shape: tuple[int, ...]) -> Array:
     """A [batch, heads, T, S] array, any axis possibly 1, as [batch, kv heads, group, T, S]."""
-    b, kv, g, t, s = shape
     n = typeof(x).shape[1]
-    split = (kv, g) if n != 1 else (1, 1)
+    split = shape[1:3] if n != 1 else (1, 1)
     x = reshape(x, (typeof(x).shape[0], *split, *typeof(x).shape[2:]))
     return broadcast_in_dim(x, shape, (0, 1, 2, 3, 4))
 
 
-def _ungrouped(x: Any, shape: tuple[int, ...]) -> Any:
+def _ungrouped(x: Any, shape: tuple[int, ...]) -> Array:
     """The transpose of `_grouped`: sum what was repeated."""
     b, kv, g, t, s = typeof(x).shape
     x = reshape(x, (b, kv * g, t, s))
@@ -103,7 +100,7 @@ def _ungrouped(x: Any, shape: tuple[int, ...]) -> Any:
     return reshape(reduce_sum(x, repeated), shape)
 
 
-def _values(p: Any, v: Any, q: Any) -> Any:
+def _values(p: Any, v: Any, q: Any) -> Array:
     """probabilities @ v as [batch, T, heads, H]."""
     out = dot_general(
         like(p, v), v, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=typeof(p).dtype
@@ -168,7 +165,7 @@ def attention(
 @fused("attention_forward", static=(*_STATIC, "has"))
 def _attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
-) -> Any:
+) -> tuple[Any, ...]:
     given = _optional(extras, has)
     logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
     lse = logsumexp_last.reference(logits)
@@ -180,11 +177,11 @@ def _attention_forward(
 @fused("attention_backward", static=(*_STATIC, "has"))
 def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
-) -> Any:
+) -> tuple[Any, ...]:
     q, k, v, *extras, out, _ = residuals
     bias, mask, lengths = _optional(extras, has)
     logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
-    b, kv, g, t, s = typeof(logits).shape
+    b, kv, g, t, _ = typeof(logits).shape
     h = typeof(v).shape[-1]
     # Not exp(logits - lse): in a row that sees nothing the masked logit swallows the logarithm.
     p = softmax_last.reference(logits)
@@ -323,7 +320,7 @@ def _checked(q: Any, k: Any, v: Any) -> None:
         raise errors.DTypeError(f"attention: operands need one float dtype, got {kinds}")
 
 
-def _four(x: Any, shape: tuple[int, ...], what: str) -> Any:
+def _four(x: Any, shape: tuple[int, ...], what: str) -> Array:
     kind = typeof(x)
     padded = (1,) * (4 - kind.ndim) + kind.shape
     if kind.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):
@@ -331,13 +328,13 @@ def _four(x: Any, shape: tuple[int, ...], what: str) -> Any:
     return reshape(x, padded)
 
 
-def _below(lengths: Any, shape: tuple[int, ...], axis: int) -> Any:
+def _below(lengths: Any, shape: tuple[int, ...], axis: int) -> Array:
     """Booleans of `shape`: position along `axis` is below its batch entry's length."""
     lengths = ops.convert(lengths, dtypes.I32)
     return ops.lt(iota(dtypes.I32, shape, axis), broadcast_in_dim(lengths, shape, (0,)))
 
 
-def _both(x: Any, y: Any) -> Any:
+def _both(x: Any, y: Any) -> Array:
     shape = tuple([max(m, n) for m, n in zip(typeof(x).shape, typeof(y).shape)])
     every = tuple(range(4))
     return ops.bitwise_and(broadcast_in_dim(x, shape, every), broadcast_in_dim(y, shape, every))

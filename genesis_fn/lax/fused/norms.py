@@ -14,17 +14,17 @@ from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.custom.fused_functions import fused
 
 
-def _over_rows(w: Any, x: Any) -> Any:
+def _over_rows(w: Any, x: Any) -> Array:
     """A vector along the last axis, repeated over the rows of `x`."""
     shape = typeof(x).shape
     return broadcast_in_dim(w, shape, (len(shape) - 1,))
 
 
-def _mean(x: Any) -> Any:
+def _mean(x: Any) -> Array:
     return ops.mul(reduce_sum(x, last(x)), 1.0 / max(typeof(x).shape[-1], 1))
 
 
-def _sum_rows(x: Any) -> Any:
+def _sum_rows(x: Any) -> Array:
     return reduce_sum(x, tuple(range(typeof(x).ndim - 1)))
 
 
@@ -39,20 +39,22 @@ def rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
     return _scaled(w, rstd, weight, x)
 
 
-def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Any:
+def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Array:
     weight = ops.convert(weight, typeof(w).dtype)
     return like(ops.mul(ops.mul(w, along_last(rstd, w)), _over_rows(weight, w)), x)
 
 
 @fused("rms_norm_forward", static=("eps",))
-def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> Any:
+def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> tuple[Any, ...]:
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
     return (_scaled(w, rstd, weight, x),), (x, weight, rstd)
 
 
 @fused("rms_norm_backward", static=("eps",))
-def _rms_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
+def _rms_norm_backward(
+    residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]
+) -> tuple[Any, ...]:
     x, weight, rstd = residuals
     w, g = wide(x), wide(ct)
     hat = ops.mul(w, along_last(rstd, w))
@@ -75,7 +77,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
 
 
 @fused("layer_norm_forward", static=("eps",))
-def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> tuple[Any, ...]:
     w = wide(x)
     mean = _mean(w)
     d = ops.sub(w, along_last(mean, w))
@@ -90,7 +92,9 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
 
 
 @fused("layer_norm_backward", static=("eps",))
-def _layer_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
+def _layer_norm_backward(
+    residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]
+) -> tuple[Any, ...]:
     x, weight, bias, mean, rstd = residuals
     w, g = wide(x), wide(ct)
     hat = ops.mul(ops.sub(w, along_last(mean, w)), along_last(rstd, w))

@@ -35,12 +35,12 @@ def last(x: Array) -> tuple[int, ...]:
     return (typeof(x).ndim - 1,)
 
 
-def _top(x: Any) -> Any:
+def _top(x: Any) -> Array:
     """The maximum of each row, which has no derivative here."""
     return ops.stop_gradient(reduce_max(x, last(x)))
 
 
-def _shifted(x: Any) -> Any:
+def _shifted(x: Any) -> Array:
     """x minus its row maximum: NaN in the whole row where that is infinite, as in JAX."""
     return ops.sub(x, along_last(_top(x), x))
 
@@ -53,13 +53,13 @@ def softmax_last(x: Array) -> Array:
 
 
 @fused("softmax_forward")
-def _softmax_forward(x: Any) -> Any:
+def _softmax_forward(x: Any) -> tuple[Any, ...]:
     y = softmax_last.reference(x)
     return (y,), (y,)
 
 
 @fused("softmax_backward")
-def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     (y,) = residuals
     y, g = wide(y), wide(ct)
     yg = ops.mul(y, g)
@@ -77,13 +77,13 @@ def log_softmax_last(x: Array) -> Array:
 
 
 @fused("log_softmax_forward")
-def _log_softmax_forward(x: Any) -> Any:
+def _log_softmax_forward(x: Any) -> tuple[Any, ...]:
     y = log_softmax_last.reference(x)
     return (y,), (y,)
 
 
 @fused("log_softmax_backward")
-def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     (y,) = residuals
     y, g = wide(y), wide(ct)
     total = along_last(reduce_sum(g, last(g)), g)
@@ -104,13 +104,13 @@ def logsumexp_last(x: Array) -> Array:
 
 
 @fused("logsumexp_forward")
-def _logsumexp_forward(x: Any) -> Any:
+def _logsumexp_forward(x: Any) -> tuple[Any, ...]:
     y = logsumexp_last.reference(x)
     return (y,), (x, y)
 
 
 @fused("logsumexp_backward")
-def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     x, y = residuals
     w, y = wide(x), wide(y)
     # An infinite row sum has a softmax of zeros, not NaN.

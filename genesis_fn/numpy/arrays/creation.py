@@ -112,11 +112,16 @@ def empty_like(
 
 def fromiter(iterable: Iterable[Any], dtype: DTypeLike | None = None, count: int = -1) -> Array:
     """An array of the numbers that an iterable yields."""
-    d = dtypes.dtype(dtype)
+    d = np.dtype(float) if dtype is None else dtypes.dtype(dtype)
     return from_numpy(np.fromiter(iterable, d, count))
 
 
-def frombuffer(buffer: Buffer, dtype: DTypeLike = float, count: int = -1, offset: int = 0) -> Array:
+def frombuffer(
+    buffer: bytes | bytearray | memoryview,
+    dtype: DTypeLike = float,
+    count: int = -1,
+    offset: int = 0,
+) -> Array:
     """An array with a copy of a buffer's bytes read as `dtype`."""
     return from_numpy(np.frombuffer(buffer, dtypes.dtype(dtype), count, offset))
 
@@ -125,7 +130,7 @@ _CUDA_MEMORY = (2, 13)  # DLPack's device types of GPU and of managed memory
 
 
 def from_dlpack(
-    x: SupportsDLPack, /, *, device: Device | str | None = None, copy: bool | None = None
+    x: Any, /, *, device: Device | str | None = None, copy: bool | None = None
 ) -> Array:
     """An array over the memory of `x`, which must not be written any more; `copy=True` copies.
 

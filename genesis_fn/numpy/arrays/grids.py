@@ -209,7 +209,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None
     )
 
 
-def _lower(shape: tuple[int, ...], k: Any) -> Any:
+def _lower(shape: tuple[int, ...], k: Any) -> Array:
     n = len(shape)
     row, column = [broadcasted_iota(dtypes.I32, shape, i) for i in (n - 2, n - 1)]
     return p.ge(add(row, _diagonal(k, shape)), column)
@@ -227,7 +227,7 @@ def triu(m: ArrayLike, k: int = 0) -> Array:
     return where(_lower(m.aval.shape, k - 1), 0 if m.dtype != dtypes.BOOL else False, m)
 
 
-def _matrix(m: Any, name: str) -> Any:
+def _matrix(m: Any, name: str) -> Array:
     m = value(m, name)
     if m.ndim < 2:
         raise ValueError(f"{name} takes at least 2 dimensions, got {m.aval}")
@@ -290,7 +290,7 @@ def ix_(*args: ArrayLike | Sequence[Any]) -> tuple[Array, ...]:
     """Index vectors reshaped so that together they select the cross product of their positions."""
     n, result = len(args), []
     for i, a in enumerate(args):
-        a = value(a) if not isinstance(a, (list, tuple)) else asarray(a)
+        a = asarray(a)
         if a.ndim != 1:
             raise ValueError(f"ix_ takes vectors, got {a.aval}")
         if a.dtype == dtypes.BOOL:

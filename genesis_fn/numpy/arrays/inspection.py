@@ -48,26 +48,26 @@ def can_cast(from_: DTypeLike, to: DTypeLike, casting: str = "safe") -> bool:
     return np.can_cast(source, target, casting=casting)  # type: ignore[arg-type]
 
 
-def iscomplexobj(x: object) -> bool:
+def iscomplexobj(x: Any) -> bool:
     """Whether the dtype of `x` is complex."""
     if type(x) in SCALARS:
         return type(x) is complex
     return dtypes.is_complex(dtypes.dtype(getattr(x, "dtype", None) or asarray(x).dtype))
 
 
-def isrealobj(x: object) -> bool:
+def isrealobj(x: Any) -> bool:
     """Whether the dtype of `x` is not complex."""
     return not iscomplexobj(x)
 
 
-def isscalar(element: object) -> bool:
+def isscalar(element: Any) -> bool:
     """Whether `element` is a number or an array without dimensions."""
     if isinstance(element, np.ndarray):
         return not element.ndim
     return np.isscalar(element) or (hasattr(element, "aval") and not element.aval.shape)
 
 
-def iterable(y: object) -> bool:
+def iterable(y: Any) -> bool:
     """Whether `y` can be iterated over."""
     return y.ndim > 0 if hasattr(y, "aval") else isinstance(y, Iterable)
 

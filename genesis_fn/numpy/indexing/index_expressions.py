@@ -93,7 +93,7 @@ def bad_index(what: str) -> IndexError:
 
 
 def take_indexed(
-    x: Array, index: Any, mode: str, fill_value: ArrayLike, is_sorted: bool, unique: bool
+    x: Array, index: Any, mode: str, fill_value: ArrayLike | None, is_sorted: bool, unique: bool
 ) -> Array:
     """x[index] with gather's options."""
     entries = index if isinstance(index, tuple) else (index,)
@@ -115,7 +115,7 @@ def is_boolean_scalar(entry: Any) -> bool:
     )
 
 
-def with_axes(x: Array, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def with_axes(x: Array, entries: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
     """`x` with a new axis for each boolean scalar of an index, of which an index array then takes
     the one element or none."""
     shape, result, axis = list(x.aval.shape), list(entries), 0
@@ -361,7 +361,7 @@ def _slice_bounds(entry: slice, n: int) -> tuple[int, int, int]:
 # ---- gather ----
 
 
-def _wrapped(i: Any, n: int, mode: str) -> Any:
+def _wrapped(i: Any, n: int, mode: str) -> Array:
     """Index arrays with negative entries counted from the end.
 
     An entry below -n stays as it is, so that its error tells the user's index; where the error
@@ -383,7 +383,7 @@ def _fails_at_once(x: Any) -> bool:
 
 def vectors_of(
     box: Array, plan: Indexer, mode: str
-) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
     """(index vectors [*batch, K], the axes they index, the batch shape)."""
     axes = tuple([a for a, _ in plan.arrays])
     parts = [_wrapped(i, box.aval.shape[a], mode) for a, i in plan.arrays]
@@ -414,7 +414,7 @@ def gathered(
     box: Array,
     plan: Indexer,
     mode: str,
-    fill_value: ArrayLike,
+    fill_value: ArrayLike | None,
     is_sorted: bool,
     unique: bool,
 ) -> Array:
@@ -445,7 +445,7 @@ def gathered(
         raise explained(error, x, plan) from None
 
 
-def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fill: Any) -> Any:
+def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fill: Any) -> Array:
     """What indexing an empty axis gives where nothing is checked."""
     kept = [n for a, n in enumerate(box.aval.shape) if a not in axes]
     shape = (*kept[:place], *batch, *kept[place:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import iota
 
 
-def _vectors(found: Sequence[np.ndarray]) -> tuple[Any, ...]:
+def _vectors(found: Sequence[np.ndarray]) -> tuple[Array, ...]:
     return tuple([from_numpy(i.astype(np.int32)) for i in found])
 
 
@@ -88,7 +88,7 @@ def _lengths(shape: Any) -> Sequence[Any]:
         return [shape[i] for i in range(shape.shape[0])] if shape.ndim else [shape]
     if isinstance(shape, (tuple, list)) and any(isinstance(n, Tracer) for n in shape):
         return shape
-    return shape_of(shape)
+    return shape_of(cast(ShapeLike, shape))
 
 
 def _at_least(x: Any, low: int) -> Any:
@@ -121,7 +121,7 @@ def ravel_multi_index(
     strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
     if order == "F":
         strides = [math.prod(lengths[:i]) for i in range(len(lengths))]
-    total = None
+    total: Any = None
     for x, s in zip(parts, strides):
         term = multiply(x, s)
         total = term if total is None else add(total, term)

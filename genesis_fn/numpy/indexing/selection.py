@@ -84,7 +84,7 @@ def take(
     )
 
 
-def _along(name: str, arr: Any, indices: Any, axis: Any) -> tuple[Any, Any, int]:
+def _along(name: str, arr: Any, indices: Any, axis: Any) -> tuple[Array, Array, int]:
     arr, indices = value(arr, name), value(indices, name)
     if not dtypes.is_integer(indices.dtype):
         raise TypeError(f"{name}: indices must be integers, got {indices.aval}")
@@ -232,8 +232,7 @@ def nonzero(
     if a.ndim == 0:
         raise ValueError("nonzero of a scalar: use atleast_1d(x)")
     if size is None:
-        traced = isinstance(a, Tracer) and a.concrete() is None
-        if traced:
+        if isinstance(a, Tracer) and a.concrete() is None:
             raise errors.ConcretizationTypeError(
                 f"nonzero of the traced {a.aval}: the number of results would depend on values\n"
                 f"  made at {a.origin()}\n  used at {user_line(depth=3).describe()}\n"
@@ -315,8 +314,8 @@ def choose(
     a: ArrayLike, choices: ArrayLike | Sequence[Any], out: None = None, mode: str = "raise"
 ) -> Array:
     """choices[a[i]][i], elementwise. Mode "raise" checks, "clip" and "wrap" bring `a` in range."""
-    choices = list(choices)
-    a, *xs = broadcast_arrays(a, *[asarray(c) for c in choices])
+    rows: Any = choices  # of an array, its rows
+    a, *xs = broadcast_arrays(a, *[asarray(c) for c in rows])
     if mode == "clip":
         a = minimum(maximum(a, 0), len(xs) - 1)
     elif mode == "wrap":

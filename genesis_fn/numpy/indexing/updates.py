@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
-from genesis_fn.core.primitive import SCALARS, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
@@ -115,8 +114,9 @@ class Update:
 
     def subtract(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] -= values, duplicates included."""
-        values = _cast(values, self.array)
-        return self.add(-values if type(values) in SCALARS else p.neg(values), **options)
+        changes = _cast(values, self.array)
+        negated = -changes if type(changes) in SCALARS else p.neg(changes)
+        return self.add(negated, **options)
 
     def multiply(self, values: ArrayLike, **options: Any) -> Array:
         """x with x[index] *= values, duplicates included."""
@@ -177,7 +177,7 @@ class Update:
         if options.get("unique_indices") or all(i.size == 1 for _, i in plan.arrays):
             return y
         counts = Update(full(x.aval.shape, 0, dtypes.I32), self.index).add(1, **options)
-        known = counts if type(counts) is ArrayImpl else counts.concrete()
+        known = counts.concrete() if isinstance(counts, Tracer) else counts
         often = read(counts)
         if known is not None:
             for i in range(1, int(np.max(host(known), initial=0))):
@@ -193,7 +193,7 @@ class Update:
         return while_loop(lambda state: p.lt(state[0], most), once, (start, y))[1]
 
 
-def _elementwise(func: Callable[[Any], Any], x: Any) -> Any:
+def _elementwise(func: Callable[[Any], Any], x: Any) -> Array:
     """`func` of each element of `x`, in the dtype of `x`."""
     if not x.size:
         return x
@@ -220,7 +220,7 @@ def _cast(values: Any, x: Any) -> Any:
     )
 
 
-def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Any:
+def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Array:
     """`x` updated: weak if `x` is, whatever the values are."""
     x = value(x)
     return with_weak(_changed(x, index, values, kind, **options), x.weak)
@@ -237,7 +237,7 @@ def _changed(
     unique_indices: bool = False,
     out_sharding: None = None,
     wrap_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     x = value(x)
     entries = index if isinstance(index, tuple) else (index,)
     if any([is_boolean_scalar(e) for e in entries]):
@@ -310,17 +310,17 @@ def _by_mask(x: Any, index: Any, values: Any, kind: str) -> Any:
         index = index[0]
     if getattr(index, "dtype", None) != np.bool_ or not getattr(index, "ndim", 0):
         return None
-    n, shape = index.ndim, x.aval.shape
-    if tuple(index.shape) != shape[:n]:
+    mask: Any = index
+    n, shape = mask.ndim, x.aval.shape
+    if tuple(mask.shape) != shape[:n]:
         return None
     if type(values) not in SCALARS and values.ndim > x.ndim - n:
         return None
-    mask = value(index)
-    mask = broadcast(reshape(mask, (*shape[:n], *(1,) * (x.ndim - n))), shape)
+    mask = broadcast(reshape(value(mask), (*shape[:n], *(1,) * (x.ndim - n))), shape)
     return where(mask, _COMBINE[kind](x, values), x)
 
 
-def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Any:
+def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Array:
     """The update of a static part."""
     if kind != "set":
         part = reshape(box_of(x, plan), plan.shape)
@@ -329,7 +329,7 @@ def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Any:
     return _restored(x, plan, reshape(values, inner))
 
 
-def _restored(x: Any, plan: Indexer, part: Any) -> Any:
+def _restored(x: Any, plan: Indexer, part: Any) -> Array:
     """`x` with the static part of a plan replaced."""
     lengths = [len(range(*s)) for s in plan.slices]
     part = reshape(part, lengths)
@@ -362,7 +362,7 @@ def _restored(x: Any, plan: Indexer, part: Any) -> Any:
     return dynamic_update_slice(x, part, starts)
 
 
-def _strided_set(x: Any, grids: Sequence[Any], axes: Sequence[int], part: Any) -> Any:
+def _strided_set(x: Any, grids: Sequence[Any], axes: Sequence[int], part: Any) -> Array:
     k = len(axes)
     batch = tuple([g.size for g in grids])
     columns = [

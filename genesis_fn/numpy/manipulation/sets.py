@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays,
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indexing.selection import nonzero, take
-from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ravel
+from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ndim, ravel
 from genesis_fn.numpy.manipulation.sorting import argsort, lexsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import isnan, where
 from genesis_fn.numpy.mathematics.reductions import any as any_of, cumsum, sum as sum_over
@@ -144,7 +144,7 @@ def unique(
     values = (
         reshape(values, (count,))
         if kept is None
-        else moveaxis(reshape(values, (count, *kept[1:])), 0, axis)
+        else moveaxis(reshape(values, (count, *kept[1:])), 0, cast(int, axis))
     )
     result = [strong(values) if dtypes.is_complex(values.dtype) else values]
     if return_index:
@@ -157,7 +157,7 @@ def unique(
     return result[0] if len(result) == 1 else tuple(result)
 
 
-def _runs(rows: Any, equal_nan: bool) -> tuple[Any, Any]:
+def _runs(rows: Any, equal_nan: bool) -> tuple[Array, Array]:
     """(positions that sort the rows, which sorted rows differ from the one before)."""
     n, width = rows.aval.shape
     if not n or not width:
@@ -235,7 +235,7 @@ def isin(
 in1d = isin
 
 
-def _vector(x: Any, assume_unique: bool) -> Any:
+def _vector(x: Any, assume_unique: bool) -> Array:
     x = ravel(asarray(x))
     return x if assume_unique else unique(x)
 
@@ -272,13 +272,13 @@ def intersect1d(
     return values, i, where(missing, y.size, j)
 
 
-def _firsts(x: Any) -> Any:
+def _firsts(x: Any) -> Array:
     """Which elements of a vector have no equal before them."""
     order, first = _runs(reshape(x, (x.size, 1)), True)
     return full((x.size,), False, dtypes.BOOL).at[order].set(first)
 
 
-def _packed(x: Any, mask: Any, size: int, fill_value: Any) -> tuple[Any, Any]:
+def _packed(x: Any, mask: Any, size: int, fill_value: Any) -> tuple[Array, Array]:
     """(the selected elements sorted, filled up to `size`; their positions)."""
     order = argsort(x)
     (slots,) = nonzero(take(mask, order), size=size, fill_value=x.size)
@@ -355,7 +355,7 @@ def bincount(
     Under a trace give `length`, the length of the result; larger values are dropped, and negative
     ones count as 0.
     """
-    x = value(x, "bincount") if not isinstance(x, (list, tuple)) else asarray(x)
+    x = asarray(x)
     if x.dtype == dtypes.BOOL:
         x = p.convert(x, dtypes.I32)
     if x.ndim != 1 or not (dtypes.is_integer(x.dtype) or not x.size):
@@ -405,7 +405,7 @@ def histogram_bin_edges(
     """The edges of `bins` equal bins over `range`, by default from the least to the greatest."""
     if isinstance(bins, str):
         raise ValueError(f"histogram: bins must be a number or edges, got {bins!r}")
-    if not isinstance(bins, int) and np.ndim(bins) if not hasattr(bins, "aval") else bins.ndim:
+    if ndim(bins):
         return asarray(bins)
     a = ravel(inexact_value(asarray(a)))
     if range is None:
@@ -414,7 +414,7 @@ def histogram_bin_edges(
         low, high = [p.convert(asarray(r), a.dtype) for r in range]
     flat = equal(low, high)
     low, high = where(flat, subtract(low, 0.5), low), where(flat, add(high, 0.5), high)
-    return linspace(low, high, operator.index(bins) + 1)
+    return linspace(low, high, operator.index(cast(int, bins)) + 1)
 
 
 def histogram(

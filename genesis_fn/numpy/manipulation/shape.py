@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from genesis_fn.primitives.shape import canonical_axes, canonical_axis, rev
 
 def shape(a: ArrayLike | Sequence[Any]) -> tuple[int, ...]:
     """The lengths of the dimensions of `a`."""
-    return tuple(a.shape) if hasattr(a, "shape") else np.shape(a)
+    own = getattr(a, "shape", None)
+    return np.shape(cast(Any, a)) if own is None else tuple(own)
 
 
 def ndim(a: ArrayLike | Sequence[Any]) -> int:
@@ -84,7 +85,7 @@ def ravel(a: ArrayLike, order: str = "C") -> Array:
     return reshape(a, (-1,) if size(a) else (0,), order)
 
 
-def on_axis(name: str, a: ArrayLike, axis: int | None) -> tuple[Any, int]:
+def on_axis(name: str, a: ArrayLike, axis: int | None) -> tuple[Array, int]:
     """What the function `name` works on: `a`, flattened where `axis` is None, and the axis counted
     from the front."""
     a = value(a, name)
@@ -270,7 +271,7 @@ def concatenate(
 concat = concatenate
 
 
-def _sequence(arrays: Any, name: str) -> list[Any]:
+def _sequence(arrays: Any, name: str) -> list[Array]:
     """The arrays of a sequence (or the rows of an array) in one dtype."""
     if isinstance(arrays, (Array, np.ndarray)):
         return list(unstack(arrays))
@@ -346,7 +347,7 @@ def _depth(arrays: Any) -> int:
     return 1 + max(_depth(x) for x in arrays) if isinstance(arrays, list) else 0
 
 
-def _blocks(arrays: Any) -> list[Any]:
+def _blocks(arrays: Any) -> list[Array]:
     return (
         [b for x in arrays for b in _blocks(x)] if isinstance(arrays, list) else [asarray(arrays)]
     )
@@ -363,7 +364,7 @@ def split(
     axis = canonical_axis(axis, x.ndim, "split")
     n = x.aval.shape[axis]
     if not isinstance(indices_or_sections, (tuple, list)) and not ndim(indices_or_sections):
-        sections = operator.index(indices_or_sections)
+        sections = operator.index(cast(int, indices_or_sections))
         if sections <= 0 or n % sections:
             raise located(
                 errors.ShapeError(f"split: axis {axis} of {x.aval} does not divide into {sections}")
@@ -372,7 +373,7 @@ def split(
     return _split_at(x, indices_or_sections, axis)
 
 
-def _split_at(x: Any, places: Any, axis: int) -> list[Any]:
+def _split_at(x: Any, places: Any, axis: int) -> list[Array]:
     n = x.aval.shape[axis]
     cuts = [slice(None, operator.index(i)).indices(n)[1] for i in places]
     bounds = [0, *cuts, n]
@@ -391,7 +392,7 @@ def array_split(
     axis = canonical_axis(axis, x.ndim, "array_split")
     if isinstance(indices_or_sections, (tuple, list)) or ndim(indices_or_sections):
         return _split_at(x, indices_or_sections, axis)
-    sections = operator.index(indices_or_sections)
+    sections = operator.index(cast(int, indices_or_sections))
     if sections <= 0:
         raise ValueError(f"array_split: the number of sections must be positive, got {sections}")
     least, extra = divmod(x.aval.shape[axis], sections)

@@ -64,7 +64,7 @@ def sort_complex(a: ArrayLike) -> Array:
     return strong(p.convert(a, dtypes.complex_of(a.dtype)))
 
 
-def lexsort(keys: ArrayLike | Sequence[ArrayLike], axis: int = -1) -> Array:
+def lexsort(keys: Array | Sequence[ArrayLike], axis: int = -1) -> Array:
     """The positions that sort by the last of `keys`, ties by the one before, and so on."""
     ks = [value(k, "lexsort") for k in keys]
     if not ks:
@@ -128,11 +128,11 @@ def searchsorted(
     return low
 
 
-def _at(a: Any, index: Any) -> Any:
+def _at(a: Any, index: Any) -> Array:
     return take_rows(a, index, mode="promise_in_bounds")
 
 
-def _before(x: Any, y: Any, or_equal: bool) -> Any:
+def _before(x: Any, y: Any, or_equal: bool) -> Array:
     """x < y (or x <= y) as sorting has it: NaN last, complex by real, then imaginary part."""
     if dtypes.is_complex(x.aval.dtype):
         tie = p.eq(real(x), real(y))

@@ -58,7 +58,7 @@ def _dtype(x: Any) -> DType:
     return x.aval.dtype
 
 
-def _like(x: Any, number: Any) -> Any:
+def _like(x: Any, number: Any) -> Array:
     return with_weak(full(x.aval.shape, scalar_as(number, _dtype(x)), _dtype(x)), x.weak)
 
 
@@ -67,7 +67,7 @@ def _like(x: Any, number: Any) -> Any:
 
 def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """The floor of x1 / x2, elementwise, in the operands' dtype."""
-    if _by_positive(x1, x2):
+    if type(x2) is int and isinstance(x1, Array) and _by_positive(x1, x2):
         d = _dtype(x1)
         if x2 & (x2 - 1) == 0:
             shift = p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic
@@ -82,7 +82,7 @@ def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 def remainder(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """x1 - x2 * floor(x1 / x2): the remainder with the sign of x2, elementwise; of an integer by
     zero, 0."""
-    if _by_positive(x1, x2):
+    if type(x2) is int and isinstance(x1, Array) and _by_positive(x1, x2):
         d = _dtype(x1)
         if x2 & (x2 - 1) == 0:
             return p.bitwise_and(x1, scalar_as(x2 - 1, d))
@@ -97,22 +97,22 @@ def remainder(x1: ArrayLike, x2: ArrayLike, /) -> Array:
 mod = remainder
 
 
-def _by_positive(x1: Any, x2: Any) -> bool:
-    """Whether an integer array is divided by a positive Python integer that its dtype holds."""
-    if type(x2) is not int or x2 <= 0 or not hasattr(x1, "aval") or getattr(x1, "weak", False):
+def _by_positive(x: Array, n: int) -> bool:
+    """Whether the dtype of `x` is an integer one that holds the positive divisor `n` twice."""
+    if n <= 0 or x.weak:
         return False
-    d = x1.aval.dtype
-    return dtypes.is_integer(d) and x2 <= int(dtypes.iinfo(d).max) // 2
+    d = x.aval.dtype
+    return dtypes.is_integer(d) and n <= int(dtypes.iinfo(d).max) // 2
 
 
-def _rem(x: Any, y: Any) -> Any:
+def _rem(x: Any, y: Any) -> Array:
     """`rem`, but 0 for an integer by zero."""
     if dtypes.is_integer(_dtype(x)):
         y = p.select(p.eq(y, _zero(y)), _like(y, 1), y)
     return p.rem(x, y)
 
 
-def _remainder(x: Any, y: Any) -> Any:
+def _remainder(x: Any, y: Any) -> Array:
     r = _rem(x, y)
     if dtypes.is_unsigned(_dtype(x)):
         return r
@@ -129,7 +129,7 @@ def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:
     return _divmod("divmod", x1, x2)
 
 
-def _divmod(name: str, x1: Any, x2: Any) -> tuple[Any, Any]:
+def _divmod(name: str, x1: Any, x2: Any) -> tuple[Array, Array]:
     x, y = operands(name, (x1, x2), scalars=False)
     d = _dtype(x)
     if d == BOOL:
@@ -225,7 +225,7 @@ def logaddexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     return _log_of_sum(x, y, lambda d: p.log1p(p.exp(d)))
 
 
-def _complex_log_of_sum(x: Any, y: Any) -> Any:
+def _complex_log_of_sum(x: Any, y: Any) -> Array:
     first = p.gt(p.real(x), p.real(y))
     # Equal infinite real parts have no difference.
     alike = p.bitwise_and(p.eq(p.real(x), p.real(y)), isinf(p.real(x)))
@@ -255,7 +255,7 @@ def logaddexp2(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     return strong_array(result)
 
 
-def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Any:
+def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Array:
     """The larger operand and `beyond(smaller - larger)`.
 
     Chosen by comparison, not by max and abs: at equal operands either choice has every derivative
@@ -429,7 +429,7 @@ def lcm(x1: ArrayLike, x2: ArrayLike) -> Array:
     return strong_array(p.select(none, _like(x, 0), multiple))
 
 
-def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
+def _integers(name: str, x1: Any, x2: Any) -> list[Array]:
     xs = operands(name, (x1, x2), scalars=False)
     if not dtypes.is_integer(_dtype(xs[0])):
         raise ValueError(f"{name} takes integers, got {xs[0].aval}")
@@ -496,7 +496,7 @@ def i0(x: ArrayLike) -> Array:
     return p.select(far, tail, series)
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Array:
     """The polynomial with these coefficients, highest power first."""
     total = _like(x, coefficients[0])
     for c in coefficients[1:]:
@@ -654,15 +654,15 @@ def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Array:
         and c.aval.shape == x.aval.shape
     ):
         return p.select(c, x, y)
-    x, y = operands("where", (x, y))
-    whole = [v for v in (x, y) if type(v) not in SCALARS]
+    a, b = operands("where", (x, y))
+    whole = [v for v in (a, b) if type(v) not in SCALARS]
     shape = _shape_of(c, whole)
     d = _dtype(whole[0])
     c = broadcast(c, shape)
-    x, y = [v if type(v) in SCALARS else broadcast(v, shape) for v in (x, y)]
-    if all(type(v) in SCALARS for v in (x, y)):
-        x = with_weak(full(shape, x, d), True)
-    return p.select(c, x, y)
+    cases: list[Any] = [v if type(v) in SCALARS else broadcast(v, shape) for v in (a, b)]
+    if all(type(v) in SCALARS for v in cases):
+        cases[0] = with_weak(full(shape, cases[0], d), True)
+    return p.select(c, *cases)
 
 
 def _shape_of(c: Any, whole: Sequence[Any]) -> tuple[int, ...]:
@@ -702,7 +702,7 @@ def piecewise(
     of x or constants. Every function is evaluated everywhere.
     """
     x = value(x, "piecewise")
-    conditions = list(condlist) if isinstance(condlist, (list, tuple)) else [condlist]
+    conditions: list[Any] = list(condlist) if isinstance(condlist, (list, tuple)) else [condlist]
     if len(funclist) not in (len(conditions), len(conditions) + 1):
         raise ValueError(
             f"piecewise: {len(conditions)} conditions take {len(conditions)} functions and perhaps "
@@ -710,7 +710,8 @@ def piecewise(
         )
 
     def evaluate(f: Any) -> Array:
-        return p.convert(value(f(x, *args, **kw) if callable(f) else f), _dtype(x))
+        y: Any = f(x, *args, **kw) if callable(f) else f
+        return p.convert(value(y), _dtype(x))
 
     functions = list(funclist)
     default = functions.pop() if len(functions) > len(conditions) else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import shown, with_weak
@@ -154,7 +154,7 @@ def tensordot(
             for s, v in zip(axes, (x, y), strict=True)
         ]
     else:
-        n = operator.index(axes)
+        n = operator.index(cast(int, axes))
         if n > min(x.ndim, y.ndim):
             raise _mismatch("tensordot", x, y, f"neither may have fewer than {n} axes")
         first, second = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
@@ -480,7 +480,7 @@ def _contract(
     return names, dot_general(x, y, numbers, precision, preferred)
 
 
-def _elementwise(a: str, x: Any, b: str, y: Any, names: str) -> Any:
+def _elementwise(a: str, x: Any, b: str, y: Any, names: str) -> Array:
     def aligned(own: str, v: Any) -> Array:
         order = [own.index(c) for c in names if c in own]
         lengths = iter([v.aval.shape[i] for i in order])

@@ -23,7 +23,7 @@ from genesis_fn.numpy.mathematics.ufuncs import (
 from genesis_fn.primitives import elementwise as p
 
 
-def _filled(a: Any, otherwise: float) -> Any:
+def _filled(a: Any, otherwise: float) -> Array:
     """`a` with NaN replaced."""
     a = value(a)
     return where(isnan(a), otherwise, a) if dtypes.is_inexact(a.dtype) else a
@@ -78,7 +78,7 @@ def _extreme(
     keepdims: bool,
     initial: Any,
     where_: Any,
-) -> Any:
+) -> Array:
     a = value(a)
     x = reduce(_filled(a, worst), axis, out, keepdims, initial, where_)
     if not dtypes.is_inexact(a.dtype) or initial is not None:
@@ -128,7 +128,7 @@ def nanargmin(
     return where(r.all(isnan(a), axis, keepdims=bool(keepdims)), -1, x)
 
 
-def _present(a: Any, mask: Any) -> Any:
+def _present(a: Any, mask: Any) -> Array:
     there = logical_not(isnan(a))
     return there if mask is None else logical_and(there, mask)
 

@@ -45,14 +45,14 @@ def reduced_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
     return canonical_axes(tuple(axis) if isinstance(axis, list) else axis, ndim, name)
 
 
-def _kept(x: Any, a: Any, axes: Sequence[int], keepdims: bool) -> Any:
+def _kept(x: Any, a: Any, axes: Sequence[int], keepdims: bool) -> Array:
     """The reduction `x` of `a`, with the reduced axes of length 1 if `keepdims`."""
     if not keepdims:
         return x
     return reshape(x, [1 if i in axes else n for i, n in enumerate(a.aval.shape)])
 
 
-def _masked(a: Any, mask: Any, otherwise: Any) -> Any:
+def _masked(a: Any, mask: Any, otherwise: Any) -> Array:
     """`a` where `mask`, else the reduction's neutral value."""
     if mask is None:
         return a
@@ -104,7 +104,7 @@ def _fold(
     initial: Any,
     where: Any,
     promote_integers: bool,
-) -> Any:
+) -> Array:
     a = value(a, name)
     if dtype is None:
         d = accumulated(a.aval.dtype, promote_integers)
@@ -284,7 +284,7 @@ def _over_degrees(total: Any, n: Any, ddof: Any) -> Any:
     return choose(greater(n, 0), divide(total, n), math.nan)
 
 
-def mean_of(a: Array, axes: Sequence[int], where: ArrayLike) -> Array:
+def mean_of(a: Array, axes: Sequence[int], where: ArrayLike | None) -> Array:
     """The mean over `axes`, which are kept."""
     return mean(a, tuple(axes), keepdims=True, where=where)
 
@@ -326,7 +326,7 @@ def _extreme(
     keepdims: bool,
     initial: Any,
     where: Any,
-) -> Any:
+) -> Array:
     a = value(a, name)
     if where is not None and initial is None:
         raise ValueError(f"{name}: where= needs initial=, the result where nothing is selected")
@@ -342,7 +342,9 @@ def _extreme(
     return x if initial is None else combine(x, asarray(initial, d))
 
 
-def _complex_extreme(reduce: Callable[..., Any], bound: float, a: Any, axes: Sequence[int]) -> Any:
+def _complex_extreme(
+    reduce: Callable[..., Any], bound: float, a: Any, axes: Sequence[int]
+) -> Array:
     # By real part, then imaginary part, as NumPy orders complex numbers.
     if not math.prod(a.aval.shape[i] for i in axes):
         kept = [n for i, n in enumerate(a.aval.shape) if i not in axes]
@@ -403,7 +405,7 @@ def _logic(
     axis: Any,
     keepdims: bool,
     where: Any,
-) -> Any:
+) -> Array:
     a = _masked(truth(value(a, name)), where, neutral)
     axes = reduced_axes(axis, a.ndim, name)
     return strong(_kept(reduce(a, axes), a, axes, keepdims))
@@ -443,7 +445,7 @@ def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Ar
 # ---- positions of extremes ----
 
 
-def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Any:
+def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Array:
     original = value(a, name)
     a, axis = on_axis(name, original, axis)
     if a.aval.shape[axis] == 0:
@@ -481,7 +483,7 @@ def argmin(
 # ---- cumulative ----
 
 
-def _cumulative(name: str, run: Callable[..., Any], a: Any, axis: Any, dtype: Any) -> Any:
+def _cumulative(name: str, run: Callable[..., Any], a: Any, axis: Any, dtype: Any) -> Array:
     a, axis = on_axis(name, a, axis)
     if dtype is not None:
         d = dtypes.dtype(dtype)
@@ -517,7 +519,7 @@ def _with_initial(
     axis: Any,
     dtype: Any,
     include_initial: bool,
-) -> Any:
+) -> Array:
     x = value(x, name)
     if x.ndim == 0:
         raise ValueError(f"{name} needs at least one dimension")

@@ -97,6 +97,7 @@ def quantile(
         present = subtract(count_nonzero(equal(rows, rows), -1, keepdims=True), 1)
         top = maximum(p.convert(present, a.dtype), 0)
     else:
+        present = None
         top = full((*lengths, 1), float(last), a.dtype)
     at = multiply(top, ravel(q))  # [*kept, number of quantiles]
     low, high = p.floor(at), p.ceil(at)
@@ -117,7 +118,7 @@ def quantile(
         odd = equal(p.rem(low, full(low.aval.shape, 2.0, low.dtype)), 1)
         x = where(equal(fraction, 0.5), where(odd, above, below), x)  # ties to even
     broken = isnan(slice_in_dim(ordered, last, last + 1, axis=-1))
-    if ignore_nan:
+    if present is not None:
         broken = less(present, 0)
     x = where(broken, float("nan"), x)
     x = moveaxis(x, -1, 0)
@@ -142,7 +143,7 @@ def percentile(
     return quantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
 
 
-def _fraction(a: Any, q: Any) -> Any:
+def _fraction(a: Any, q: Any) -> Array:
     """Percents as a fraction, in double precision for an array of it."""
     wide = asarray(a).dtype == dtypes.F64
     return divide(asarray(q, dtypes.F64 if wide else dtypes.F32), 100)
@@ -243,7 +244,7 @@ def cov(
     return strong(_squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm)))
 
 
-def _squeezed(x: Any) -> Any:
+def _squeezed(x: Any) -> Array:
     return reshape(x, ()) if x.size == 1 else x
 
 
@@ -261,7 +262,7 @@ def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> A
 
 def _convolved(
     name: str, a: Any, v: Any, mode: str, turned: bool, precision: Any, kind: Any
-) -> Any:
+) -> Array:
     a, v = promote_arrays(name, (asarray(a), asarray(v)), inexact=kind is None)
     if a.ndim != 1 or v.ndim != 1:
         raise ValueError(f"{name} takes vectors, got {a.aval} and {v.aval}")
@@ -460,7 +461,7 @@ def gradient(
     return parts[0] if len(parts) == 1 else parts
 
 
-def _along_axis(f: Any, h: Any, axis: int) -> Any:
+def _along_axis(f: Any, h: Any, axis: int) -> Array:
     n = f.aval.shape[axis]
     if n < 2:
         raise ValueError(f"gradient: axis {axis} of {f.aval} needs at least 2 elements")
@@ -512,9 +513,9 @@ def unwrap(
         (x,) = promote_arrays("unwrap", (x,), inexact=True)
     axis = canonical_axis(axis, x.ndim, "unwrap")
     steps = diff(x, axis=axis)
-    half = (
-        period / 2 if isinstance(period, float) or not dtypes.is_integer(x.dtype) else period // 2
-    )
+    whole: Any = period
+    halves = isinstance(period, float) or not dtypes.is_integer(x.dtype)
+    half = whole / 2 if halves else whole // 2
     limit = half if discont is None else discont
     wrapped = subtract(remainder(add(steps, half), period), half)
     wrapped = where((wrapped == -half) & (steps > 0), half, wrapped)
@@ -552,10 +553,10 @@ def apply_over_axes(
     func: Callable[..., Any], a: ArrayLike | Sequence[Any], axes: Sequence[int]
 ) -> Array:
     """`func(a, axis)` applied over each of `axes` in turn, dimensions kept."""
-    a = asarray(a)
+    x = asarray(a)
     for axis in axes:
-        y = func(a, axis=axis)
-        if y.ndim == a.ndim - 1:
-            y = reshape(y, [1 if i == axis % a.ndim else n for i, n in enumerate(a.aval.shape)])
-        a = y
-    return a
+        y: Array = func(x, axis=axis)
+        if y.ndim == x.ndim - 1:
+            y = reshape(y, [1 if i == axis % x.ndim else n for i, n in enumerate(x.aval.shape)])
+        x = y
+    return x

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
-from genesis_fn.core.primitive import SCALARS, bind, with_weak
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, with_weak
 from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import (
     inexact_value,
@@ -29,7 +29,34 @@ _FLOAT_KINDS = frozenset(dtypes.FLOATS)
 _REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
 
 
-def _function(call: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
+class UnaryFunction(Protocol):
+    """A NumPy-style function of one array, elementwise."""
+
+    __name__: str
+
+    def __call__(self, x: ArrayLike, /) -> Array:
+        """The result for `x`, in its shape."""
+        ...
+
+
+class LogicalFunction(Protocol):
+    """A NumPy-style function of two arrays, elementwise."""
+
+    __name__: str
+
+    def __call__(self, x: ArrayLike, y: ArrayLike, /) -> Array:
+        """The result for `x` and `y`, in the shape that they broadcast to."""
+        ...
+
+
+class BinaryFunction(LogicalFunction, Protocol):
+    """A function of two arrays with the two methods that make an operator of it."""
+
+    method: Callable[[Any, Any], Any]
+    reflected: Callable[[Any, Any], Any]
+
+
+def _function(call: Callable[..., Any], name: str, doc: str) -> Any:
     call.__name__ = call.__qualname__ = name
     call.__doc__ = doc
     return call
@@ -48,13 +75,13 @@ def binary(
     doc: str,
     inexact: bool = False,
     of_complex: Callable[..., Any] | None = None,
-) -> Callable[[Any, Any], Any]:
+) -> BinaryFunction:
     """The NumPy-style function of a two-operand primitive; its `.method` and `.reflected` are the
     operators, which return NotImplemented for operands that are not arrays or numbers.
 
     `of_complex` serves complex operands that the primitive does not take.
     """
-    prim = call.prim  # type: ignore[attr-defined]
+    prim: Primitive = call.prim  # pyright: ignore[reportFunctionMemberAccess]
     kinds = _FLOAT_KINDS if inexact else _REAL_KINDS
     guarded = inexact or of_complex is not None
     # Where a scalar of that type can meet an array of that dtype without any check.
@@ -96,8 +123,9 @@ def binary(
             return bind(prim, other, self)
         return slow(other, self) if is_operand(other) else NotImplemented
 
-    function.method, function.reflected = method, reflected  # type: ignore[attr-defined]
-    return _function(function, name, doc)
+    result: BinaryFunction = _function(function, name, doc)
+    result.method, result.reflected = method, reflected
+    return result
 
 
 def unary(
@@ -106,7 +134,7 @@ def unary(
     doc: str,
     inexact: bool = False,
     identity: Callable[[dtypes.DType], bool] | None = None,
-) -> Callable[[Any], Any]:
+) -> UnaryFunction:
     """The NumPy-style function of a one-operand primitive; dtypes of `identity` pass through."""
 
     def function(x: Any, /) -> Array:
@@ -295,7 +323,7 @@ def truth(x: ArrayLike) -> Array:
     return x if x.aval.dtype == dtypes.BOOL else strong_array(p.ne(x, scalar_as(0, x.aval.dtype)))
 
 
-def _logical(name: str, function: Callable[..., Any], doc: str) -> Callable[[Any, Any], Any]:
+def _logical(name: str, function: Callable[..., Any], doc: str) -> LogicalFunction:
     def call(x: Any, y: Any, /) -> Any:
         result = function(truth(x), truth(y))
         if not result.aval.shape and (is_weak(x) or is_weak(y)):
@@ -330,11 +358,11 @@ def logical_not(x: ArrayLike, /) -> Array:
 def right_shift(x: ArrayLike, y: ArrayLike, /) -> Array:
     """x >> y, elementwise: the sign is kept for signed integers."""
     try:
-        x, y = operands("right_shift", (x, y))
+        a, b = operands("right_shift", (x, y))
     except (errors.ShapeError, errors.DTypeError) as error:
         raise located(error) from None
-    d = (x if type(x) not in SCALARS else y).aval.dtype
-    return (p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic)(x, y)
+    d = (a if type(a) not in SCALARS else b).aval.dtype
+    return (p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic)(a, b)
 
 
 bitwise_right_shift = right_shift
