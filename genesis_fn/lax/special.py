@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
-from genesis_fn.core.types.annotations import Array
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.operands import arrays, named
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import full
@@ -28,7 +28,39 @@ from genesis_fn.transforms.custom.fused_functions import fused
 _STEPS = 20000  # where neither a series nor a fraction has converged it will not
 
 
-def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Callable[..., Any]:
+class UnarySpecial(Protocol):
+    """A special function of one operand."""
+
+    def __call__(self, x: ArrayLike) -> Array:
+        """The result for `x`, in its shape and dtype."""
+        ...
+
+
+class GammaFunction(Protocol):
+    """A special function of a gamma distribution's shape `a` and of a value `x`."""
+
+    def __call__(self, a: ArrayLike, x: ArrayLike) -> Array:
+        """The result for `a` and `x`, in their shape and dtype."""
+        ...
+
+
+class BetaFunction(Protocol):
+    """A special function of a beta distribution's `a` and `b` and of a value `x`."""
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
+        """The result for the operands, in their shape and dtype."""
+        ...
+
+
+class ZetaFunction(Protocol):
+    """The Hurwitz zeta function of an exponent `x` and a first base `q`."""
+
+    def __call__(self, x: ArrayLike, q: ArrayLike) -> Array:
+        """The result for `x` and `q`, in their shape and dtype."""
+        ...
+
+
+def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Any:
     """`f` on floats of one shape and dtype, called by `names`; 16-bit floats are computed in
     float32."""
 
@@ -400,19 +432,19 @@ def _differentiable(f: Callable[..., Any], sign: Callable[..., Any]) -> Callable
     return call
 
 
-igamma = _special(
+igamma: GammaFunction = _special(
     "igamma",
     _differentiable(lambda a, x: _igamma(a, x), lambda t: t),
     "The regularized lower incomplete gamma function P(a, x).",
     "a x",
 )
-igammac = _special(
+igammac: GammaFunction = _special(
     "igammac",
     _differentiable(lambda a, x: _igammac(a, x), ops.neg),
     "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).",
     "a x",
 )
-random_gamma_grad = _special(
+random_gamma_grad: GammaFunction = _special(
     "random_gamma_grad",
     lambda a, x: _gamma_grad(a, x),
     "The derivative by `a` of a gamma(a) variate of value x.",
@@ -537,7 +569,7 @@ def _betainc_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[
     return _betainc_smooth(a, b, x), change
 
 
-betainc = _special(
+betainc: BetaFunction = _special(
     "betainc",
     lambda a, b, x: _betainc_smooth(a, b, x),
     "The regularized incomplete beta function I_x(a, b).",
@@ -618,8 +650,8 @@ def _bessel_i1e_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
     return y, ops.mul(tangents[0], ops.select(zero, 0.5, slope))
 
 
-bessel_i0e = _special("bessel_i0e", _bessel_i0e, "exp(-|x|) I_0(x).", "x")
-bessel_i1e = _special("bessel_i1e", _bessel_i1e, "exp(-|x|) I_1(x).", "x")
+bessel_i0e: UnarySpecial = _special("bessel_i0e", _bessel_i0e, "exp(-|x|) I_0(x).", "x")
+bessel_i1e: UnarySpecial = _special("bessel_i1e", _bessel_i1e, "exp(-|x|) I_1(x).", "x")
 
 
 # ---- zeta ----
@@ -670,7 +702,7 @@ def _zeta(x: Any, q: Any) -> Array:
     return ops.select(ops.bitwise_and(pole, ops.ge(x, 1.0)), math.inf, y)
 
 
-zeta = _special(
+zeta: ZetaFunction = _special(
     "zeta",
     lambda x, q: _zeta(x, q),
     "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
@@ -361,12 +361,24 @@ def reduce_window_shape_tuple(
 # ---- sorting ----
 
 
+@overload
+def sort(
+    operand: ArrayLike, dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> Array: ...
+
+
+@overload
+def sort(
+    operand: Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> tuple[Array, ...]: ...
+
+
 def sort(
     operand: ArrayLike | Sequence[ArrayLike],
     dimension: int = -1,
     is_stable: bool = True,
     num_keys: int = 1,
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """`operand`, or several arrays permuted alike, in ascending order along `dimension`."""
     if isinstance(operand, (tuple, list)):
         found = sorts.sort([array(x) for x in operand], dimension, is_stable, num_keys)
@@ -378,7 +390,8 @@ def sort_key_val(
     keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
 ) -> tuple[Array, Array]:
     """(keys in ascending order, values permuted alike)."""
-    return sort((keys, values), dimension, is_stable)
+    ordered, permuted = sort((keys, values), dimension, is_stable)
+    return ordered, permuted
 
 
 top_k = on_arrays(sorts.top_k)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -91,8 +91,40 @@ def _scale(inverse: bool, norm: str | None, n: int) -> float:
     return 1
 
 
-def _one(kind: str, doc: str) -> Callable[..., Any]:
-    def call(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+class Transform(Protocol):
+    """A transform over one axis."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        a: ArrayLike | Sequence[Any],
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+    ) -> Array:
+        """The transform of `a` along `axis`."""
+        ...
+
+
+class MultiTransform(Protocol):
+    """A transform over several axes."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        a: ArrayLike | Sequence[Any],
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = ...,
+        norm: str | None = None,
+    ) -> Array:
+        """The transform of `a` over `axes`."""
+        ...
+
+
+def _one(kind: str, doc: str) -> Transform:
+    def call(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
         return _transform(kind, a, None if n is None else (n,), (axis,), norm)
 
     call.__name__ = call.__qualname__ = kind
@@ -100,8 +132,8 @@ def _one(kind: str, doc: str) -> Callable[..., Any]:
     return call
 
 
-def _many(kind: str, name: str, doc: str, default: Any) -> Callable[..., Any]:
-    def call(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Any:
+def _many(kind: str, name: str, doc: str, default: Sequence[int] | None) -> MultiTransform:
+    def call(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Array:
         return _transform(kind, a, s, axes, norm)
 
     call.__name__ = call.__qualname__ = name
@@ -132,7 +164,9 @@ def hfft(
     return irfft(conj(inexact_value(asarray(a))), n, axis, _OPPOSITE[norm])
 
 
-def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+def ihfft(
+    a: ArrayLike | Sequence[Any], n: int | None = None, axis: int = -1, norm: str | None = None
+) -> Array:
     """The inverse of `hfft`."""
     return conj(rfft(a, n, axis, _OPPOSITE[norm]))
 

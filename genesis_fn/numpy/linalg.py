@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -55,30 +55,30 @@ LinAlgError = np.linalg.LinAlgError
 class EighResult(NamedTuple):
     """Results of `eigh`."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class QRResult(NamedTuple):
     """Results of `qr`."""
 
-    Q: Any
-    R: Any
+    Q: Array
+    R: Array
 
 
 class SlogdetResult(NamedTuple):
     """Results of `slogdet`."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Array
+    logabsdet: Array
 
 
 class SVDResult(NamedTuple):
     """Results of `svd`."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: Array
+    S: Array
+    Vh: Array
 
 
 def _inexact(name: str, *xs: Any) -> list[Array]:
@@ -189,6 +189,20 @@ def cholesky(
     return conj(matrix_transpose(factor)) if upper else factor
 
 
+@overload
+def qr(
+    a: ArrayLike | Sequence[Any], mode: Literal["reduced", "complete"] = "reduced"
+) -> QRResult: ...
+
+
+@overload
+def qr(a: ArrayLike | Sequence[Any], mode: Literal["r"]) -> Array: ...
+
+
+@overload
+def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree: ...
+
+
 def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree:
     """(Q, R) with a = Q R; mode "reduced", "complete", or "r" for R alone."""
     if mode not in ("reduced", "complete", "r"):
@@ -211,6 +225,34 @@ def eigh(
 def eigvalsh(a: ArrayLike, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
     """The eigenvalues of a Hermitian matrix, ascending."""
     return eigh(a, UPLO, symmetrize_input).eigenvalues
+
+
+@overload
+def svd(
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    hermitian: bool = False,
+) -> SVDResult: ...
+
+
+@overload
+def svd(
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    *,
+    compute_uv: Literal[False],
+    hermitian: bool = False,
+) -> Array: ...
+
+
+@overload
+def svd(
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+) -> PyTree: ...
 
 
 def svd(

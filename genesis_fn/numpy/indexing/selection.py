@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -264,6 +264,22 @@ def nonzero(
     return tuple([p.convert(r, dtypes.I32) for r in result])
 
 
+@overload
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Array: ...
+
+
+@overload
+def where(
+    condition: ArrayLike,
+    x: None = None,
+    y: None = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> tuple[Array, ...]: ...
+
+
 def where(
     condition: ArrayLike,
     x: ArrayLike | None = None,
@@ -272,7 +288,7 @@ def where(
     *,
     size: int | None = None,
     fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
-) -> Any:
+) -> Array | tuple[Array, ...]:
     """x where condition, else y, elementwise; with condition only, `nonzero(condition)`."""
     if x is None and y is None:
         return nonzero(condition, size=size, fill_value=fill_value)

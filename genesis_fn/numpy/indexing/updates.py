@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -74,6 +74,16 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+class UpdateOptions(TypedDict, total=False):
+    """Keyword arguments that the methods of `x.at[index]` share."""
+
+    mode: str | GatherScatterMode | None
+    indices_are_sorted: bool
+    unique_indices: bool
+    out_sharding: None
+    wrap_negative_indices: bool
+
+
 class Update:
     """`x.at[index]`. Every method takes `mode=` ("check", "drop", "fill", "clip",
     "promise_in_bounds"), `indices_are_sorted=` and `unique_indices=`."""
@@ -104,27 +114,27 @@ class Update:
             unique_indices,
         )
 
-    def set(self, values: ArrayLike, **options: Any) -> Array:
+    def set(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = values. Of duplicate indices the last wins."""
         return _updated(self.array, self.index, values, "set", **options)
 
-    def add(self, values: ArrayLike, **options: Any) -> Array:
+    def add(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] += values, duplicates included."""
         return _updated(self.array, self.index, values, "add", **options)
 
-    def subtract(self, values: ArrayLike, **options: Any) -> Array:
+    def subtract(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] -= values, duplicates included."""
         changes = _cast(values, self.array)
         negated = -changes if type(changes) in SCALARS else p.neg(changes)
         return self.add(negated, **options)
 
-    def multiply(self, values: ArrayLike, **options: Any) -> Array:
+    def multiply(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] *= values, duplicates included."""
         return _updated(self.array, self.index, values, "mul", **options)
 
     sub, mul = subtract, multiply
 
-    def divide(self, values: ArrayLike, **options: Any) -> Array:
+    def divide(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] /= values, duplicates included."""
         x = self.array
         one = scalar_as(1, x.dtype)
@@ -133,22 +143,22 @@ class Update:
 
     div = divide
 
-    def power(self, values: ArrayLike, **options: Any) -> Array:
+    def power(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] **= values, duplicates included."""
         x = self.array
         one = scalar_as(1, x.dtype)
         exponents = Update(full(x.aval.shape, one, x.dtype), self.index)
         return p.convert(power(x, exponents.multiply(values, **options)), x.dtype)
 
-    def min(self, values: ArrayLike, **options: Any) -> Array:
+    def min(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = minimum(x[index], values)."""
         return _updated(self.array, self.index, values, "min", **options)
 
-    def max(self, values: ArrayLike, **options: Any) -> Array:
+    def max(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = maximum(x[index], values)."""
         return _updated(self.array, self.index, values, "max", **options)
 
-    def apply(self, func: Callable[[Any], Any], **options: Any) -> Array:
+    def apply(self, func: Callable[[Any], Any], **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = func(x[index]), elementwise: `func` maps one element to one, and is
         applied as often as an element is indexed.
 
@@ -220,7 +230,7 @@ def _cast(values: Any, x: Any) -> Any:
     )
 
 
-def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Array:
+def _updated(x: Any, index: Any, values: Any, kind: str, **options: Unpack[UpdateOptions]) -> Array:
     """`x` updated: weak if `x` is, whatever the values are."""
     x = value(x)
     return with_weak(_changed(x, index, values, kind, **options), x.weak)

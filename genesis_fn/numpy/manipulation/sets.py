@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 
@@ -72,24 +72,54 @@ def argwhere(
 class UniqueAll(NamedTuple):
     """Results of `unique_all`."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
 
 
 class UniqueCounts(NamedTuple):
     """Results of `unique_counts`."""
 
-    values: Any
-    counts: Any
+    values: Array
+    counts: Array
 
 
 class UniqueInverse(NamedTuple):
     """Results of `unique_inverse`."""
 
-    values: Any
-    inverse_indices: Any
+    values: Array
+    inverse_indices: Array
+
+
+@overload
+def unique(
+    ar: ArrayLike,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[Any] | None = None,
+    sorted: bool = True,
+) -> Array: ...
+
+
+@overload
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[Any] | None = None,
+    sorted: bool = True,
+) -> PyTree: ...
 
 
 def unique(
@@ -238,6 +268,42 @@ in1d = isin
 def _vector(x: Any, assume_unique: bool) -> Array:
     x = ravel(asarray(x))
     return x if assume_unique else unique(x)
+
+
+@overload
+def intersect1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    assume_unique: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array: ...
+
+
+@overload
+def intersect1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    assume_unique: bool = False,
+    *,
+    return_indices: Literal[True],
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def intersect1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> PyTree: ...
 
 
 def intersect1d(

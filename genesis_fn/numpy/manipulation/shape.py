@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
-from genesis_fn.core.types.annotations import ArrayLike, Axis, DTypeLike, PyTree, ShapeLike
+from genesis_fn.core.types.annotations import ArrayLike, Axis, DTypeLike, ShapeLike
 from genesis_fn.lax import structural
 from genesis_fn.lax.creation import asarray, shape_of
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, value
@@ -107,17 +107,56 @@ def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Array:
     return p.expand_dims(value(a, "expand_dims"), axis)
 
 
-def atleast_1d(*arys: ArrayLike | Sequence[Any]) -> PyTree:
+@overload
+def atleast_1d(ary: ArrayLike | Sequence[Any], /) -> Array: ...
+
+
+@overload
+def atleast_1d(
+    ary: ArrayLike | Sequence[Any],
+    second: ArrayLike | Sequence[Any],
+    /,
+    *arys: ArrayLike | Sequence[Any],
+) -> list[Array]: ...
+
+
+def atleast_1d(*arys: ArrayLike | Sequence[Any]) -> Array | list[Array]:
     """Each array with at least one dimension."""
     return _each([p.reshape(x, (1,)) if x.ndim == 0 else x for x in map(asarray, arys)])
 
 
-def atleast_2d(*arys: ArrayLike | Sequence[Any]) -> PyTree:
+@overload
+def atleast_2d(ary: ArrayLike | Sequence[Any], /) -> Array: ...
+
+
+@overload
+def atleast_2d(
+    ary: ArrayLike | Sequence[Any],
+    second: ArrayLike | Sequence[Any],
+    /,
+    *arys: ArrayLike | Sequence[Any],
+) -> list[Array]: ...
+
+
+def atleast_2d(*arys: ArrayLike | Sequence[Any]) -> Array | list[Array]:
     """Each array with at least two dimensions, new ones in front."""
     return _each([front_axes(x, 2) for x in map(asarray, arys)])
 
 
-def atleast_3d(*arys: ArrayLike | Sequence[Any]) -> PyTree:
+@overload
+def atleast_3d(ary: ArrayLike | Sequence[Any], /) -> Array: ...
+
+
+@overload
+def atleast_3d(
+    ary: ArrayLike | Sequence[Any],
+    second: ArrayLike | Sequence[Any],
+    /,
+    *arys: ArrayLike | Sequence[Any],
+) -> list[Array]: ...
+
+
+def atleast_3d(*arys: ArrayLike | Sequence[Any]) -> Array | list[Array]:
     """Each array with at least three dimensions: a vector lies along the middle one."""
     return _each(
         [
@@ -136,7 +175,7 @@ def front_axes(x: Array, n: int) -> Array:
     return p.reshape(x, (1,) * (n - x.ndim) + x.aval.shape) if x.ndim < n else x
 
 
-def _each(results: list[Any]) -> Any:
+def _each(results: list[Array]) -> Array | list[Array]:
     return results[0] if len(results) == 1 else results
 
 

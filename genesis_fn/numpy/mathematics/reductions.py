@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -194,6 +194,37 @@ def mean(
     total = sum(p.convert(a, computed), axes, keepdims=keepdims, where=where)
     n = _count(a, axes, where, keepdims)
     return strong(p.convert(divide(total, float(n) if isinstance(n, int) else n), d))
+
+
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: Literal[False] = False,
+    keepdims: bool = False,
+) -> Array: ...
+
+
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    *,
+    returned: Literal[True],
+    keepdims: bool = False,
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    keepdims: bool = False,
+) -> PyTree: ...
 
 
 def average(
