@@ -11,6 +11,7 @@ import numpy as np
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.operands import array, arrays
 from genesis_fn.primitives.elementwise import bitcast_convert_type
 from genesis_fn.primitives.random_bits import fold_in, random_bits, split
@@ -20,8 +21,8 @@ from genesis_fn.transforms.staging.shape_dtype_struct import ShapeDtypeStruct
 
 
 def rng_bit_generator(
-    key: Any, shape: Sequence[int], dtype: Any = np.uint32, algorithm: Any = None
-) -> tuple[Any, Any]:
+    key: ArrayLike, shape: Sequence[int], dtype: DTypeLike = np.uint32, algorithm: Any = None
+) -> tuple[Array, Array]:
     """(the next key, uniform bits of an unsigned `dtype`), a function of the key alone.
 
     `key`: uint32[2], uint32[4] or uint64[2]. The bits are Philox's, whatever `algorithm` names.
@@ -55,7 +56,7 @@ def _generator() -> np.random.Generator:
     return np.random.default_rng()
 
 
-def rng_uniform(a: Any, b: Any, shape: Sequence[int]) -> Any:
+def rng_uniform(a: ArrayLike, b: ArrayLike, shape: Sequence[int]) -> Array:
     """Uniform values in [a, b), different at every run; `random.uniform` gives ones that repeat."""
     a, b = arrays("rng_uniform", (a, b), scalars=False)
     kind, shape = typeof(a), tuple(shape)

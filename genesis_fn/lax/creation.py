@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes, errors
-from genesis_fn.core.array import Array, from_numpy, offers_array
+from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.configuration.transfer_guard import asked_for
 from genesis_fn.core.convert import as_array, narrowed
+from genesis_fn.core.device import Device
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, ctx, default_device_of, with_weak
-from genesis_fn.core.types.annotations import ShapeLike
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar, Shape, ShapeLike
 from genesis_fn.core.types.scalar_types import install_scalar_cast
 from genesis_fn.lax.promotion import broadcast, is_weak, promote_arrays, result_type, strong
 from genesis_fn.primitives.elementwise import convert, neg
@@ -24,20 +26,16 @@ from genesis_fn.transforms.keys.key_reuse import on_purpose
 from genesis_fn.transforms.staging.devices import move
 
 
-def shape_of(given: ShapeLike) -> tuple[int, ...]:
+def shape_of(shape: ShapeLike) -> tuple[int, ...]:
     """A shape argument (an int or a sequence of ints) as a tuple of ints."""
-    if isinstance(given, (tuple, list)) or (
-        hasattr(given, "__len__") and not isinstance(given, (Tracer, Array))
-    ):
-        ndim = getattr(given, "ndim", 1)
-        found = tuple([operator.index(n) for n in given]) if ndim else (operator.index(given),)  # type: ignore[arg-type]
-    elif isinstance(given, (Array, Tracer)) and given.ndim:
-        found = tuple([operator.index(n) for n in given])
-    else:
-        found = (operator.index(given),)
-    if any(n < 0 for n in found):
-        raise errors.ShapeError(f"a shape cannot have negative lengths: {list(found)}")
-    return found
+    lengths: Any = shape  # an array or an ndarray of integers too
+    many = type(lengths) in (tuple, list) or (
+        hasattr(lengths, "__len__") and getattr(lengths, "ndim", 1)
+    )
+    result = tuple([operator.index(n) for n in lengths]) if many else (operator.index(lengths),)
+    if any(n < 0 for n in result):
+        raise errors.ShapeError(f"a shape cannot have negative lengths: {list(result)}")
+    return result
 
 
 def _dtype(spec: Any, otherwise: DType) -> DType:
@@ -48,14 +46,14 @@ def _dtype(spec: Any, otherwise: DType) -> DType:
 
 
 def array(
-    object: Any,
-    dtype: Any = None,
+    object: ArrayLike | Sequence[Any],
+    dtype: DTypeLike | None = None,
     copy: bool = True,
     order: str | None = "K",
     ndmin: int = 0,
     *,
-    device: Any = None,
-) -> Any:
+    device: Device | str | None = None,
+) -> Array:
     """An array of `object`: a number, an array, an ndarray, or nested sequences of them.
 
     Python numbers become int32, float32, complex64 or bool; 64-bit ndarrays become 32-bit unless
@@ -63,7 +61,7 @@ def array(
     number, ValueError for ragged sequences.
     """
     d = None if dtype is None else dtypes.dtype(dtype)
-    device = None if device is None else place_of(device)
+    device = None if device is None else as_device(device)
     if isinstance(object, (Array, Tracer)):
         x = object if d is None else strong(convert(object, d))
         if copy and x is object and dtypes.is_key(x.aval.dtype):
@@ -86,31 +84,31 @@ def array(
     return reshape(x, (1,) * missing + x.aval.shape) if missing > 0 else x
 
 
-def full_like_scalar(x: Any, d: DType, place: Any = None) -> Any:
+def full_like_scalar(x: ArrayLike | Sequence[Any], d: DType, device: Device | None = None) -> Array:
     """A Python scalar as a 0-d array of dtype `d`, with NumPy's casts between kinds."""
     if dtypes.is_key(d) or (type(x) is int and dtypes.is_integer(d)):
-        return as_array(x, d, place)
-    return from_numpy(np.asarray(x).astype(d), place)
+        return as_array(x, d, device)
+    return from_numpy(np.asarray(x).astype(d), device)
 
 
-def _from_sequence(items: Any, d: DType | None, place: Any) -> Any:
+def _from_sequence(items: Any, d: DType | None, device: Device | None) -> Array:
     leaves: list[Any] = []
     shape = _measure(items, leaves)
     if not any(
         isinstance(x, (Array, Tracer)) or hasattr(x, "__genesis_array__") or offers_array(type(x))
         for x in leaves
     ):
-        found = np.array(items)
-        if found.dtype == object or found.dtype.kind in "USVmM":
+        values = np.array(items)
+        if values.dtype == object or values.dtype.kind in "USVmM":
             bad = next((x for x in leaves if not isinstance(x, (int, float, complex))), items)
             raise TypeError(f"array: {bad!r} of type {type(bad).__name__} is not a number")
         if d is None:
-            kinds = {type(x) for x in leaves}
-            if kinds & {int, float, complex, bool} or not leaves:
-                d = dtypes.NARROWED.get(found.dtype, found.dtype)
+            types = {type(x) for x in leaves}
+            if types & {int, float, complex, bool} or not leaves:
+                d = dtypes.NARROWED.get(values.dtype, values.dtype)
             else:
                 d = result_type(*leaves)
-        return from_numpy(narrowed(found, d), place)
+        return from_numpy(narrowed(values, d), device)
     if d is None:
         parts = promote_arrays("array", leaves)
     else:
@@ -139,13 +137,13 @@ def _measure(items: Any, leaves: list[Any]) -> tuple[int, ...]:
 
 
 def asarray(
-    a: Any,
-    dtype: Any = None,
+    a: ArrayLike | Sequence[Any],
+    dtype: DTypeLike | None = None,
     order: str | None = None,
     *,
     copy: bool | None = None,
-    device: Any = None,
-) -> Any:
+    device: Device | str | None = None,
+) -> Array:
     """`a` as an array, without a copy where it is one already. See `array`."""
     if copy is False and not isinstance(a, (Array, Tracer)):
         raise ValueError("asarray: copy=False, but only arrays of this library need no copy")
@@ -155,7 +153,7 @@ def asarray(
 install_scalar_cast(asarray)
 
 
-def place_of(device: Any) -> devices.Device:
+def as_device(device: Device | str) -> Device:
     """A Device, or the one that a text names: "cpu", "cuda", "cuda:1"."""
     if not isinstance(device, str):
         return device
@@ -163,21 +161,27 @@ def place_of(device: Any) -> devices.Device:
     return devices.device({"gpu": "cuda"}.get(kind, kind), int(index or 0))
 
 
-def on_device(x: Any, device: Any) -> Any:
+def on_device(x: Array, device: Device | str) -> Array:
     """`x` on `device` (a Device, or "cpu", "cuda", "cuda:1"); traced values stay where they are."""
-    if isinstance(x, Tracer):
+    if not isinstance(x, ArrayImpl):
         return x
-    place = place_of(device)
-    if x.device is place:
+    target = as_device(device)
+    if x.device is target:
         return x
     with asked_for():
-        return move(x, place)
+        return move(x, target)
 
 
 # ---- constants ----
 
 
-def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+def full(
+    shape: ShapeLike,
+    fill_value: ArrayLike | Sequence[Any],
+    dtype: DTypeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """An array of `shape` filled with `fill_value`, a number or an array that broadcasts to it."""
     shape = shape_of(shape)
     if isinstance(fill_value, np.generic):
@@ -185,14 +189,14 @@ def full(shape: ShapeLike, fill_value: Any, dtype: Any = None, *, device: Any = 
         fill_value = fill_value.item()
     if type(fill_value) in SCALARS:
         d = _dtype(dtype, dtypes.scalar_dtype(type(fill_value)))
-        filled = constant(shape, fill_value, d)
+        filled = constant(shape, cast(Scalar, fill_value), d)
         weak = dtype is None and type(fill_value) is not bool
         return placed(with_weak(filled, weak), device)
     x = asarray(fill_value, dtype)
     return placed(broadcast(x, shape), device)
 
 
-def constant(shape: tuple[int, ...], x: Any, d: DType) -> Any:
+def constant(shape: Shape, x: Any, d: DType) -> Array:
     """An array of `shape` filled with a Python scalar, in dtype `d`.
 
     Raises OverflowError for an integer that `d` does not hold.
@@ -212,7 +216,7 @@ def constant(shape: tuple[int, ...], x: Any, d: DType) -> Any:
     return full_of(shape, x, d)
 
 
-def placed(x: Any, device: Any) -> Any:
+def placed(x: Array, device: Device | str | None) -> Array:
     """`x` on `device`, if one is named."""
     return x if device is None else on_device(x, device)
 
@@ -227,8 +231,13 @@ def _like(a: Any, dtype: Any, shape: Any) -> tuple[tuple[int, ...], DType]:
 
 
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
-) -> Any:
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """An array with the shape, dtype and device of `a` filled with `fill_value`."""
     weak = dtype is None and is_weak(a) and not np.ndim(fill_value)
     shape, d = _like(a, dtype, shape)

@@ -10,7 +10,9 @@ import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
+from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree, ShapeLike
 from genesis_fn.lax import creation
 from genesis_fn.lax.operands import array, arrays, on_operands
 from genesis_fn.lax.promotion import broadcast, strong
@@ -91,30 +93,31 @@ imag = on_operands("imag", p.imag, "The imaginary part.")
 complex = on_operands("complex", p.complex_, "x + i y.", names="x y", scalars=False)
 
 
-def conj(x: Any, input_dtype: Any = None) -> Any:
+def conj(x: ArrayLike, input_dtype: DTypeLike | None = None) -> Array:
     """The complex conjugate; complex for real x."""
     x = array(x)
     d = x.aval.dtype
     return p.conj(x) if dtypes.is_complex(d) else p.convert(x, dtypes.complex_of(d))
 
 
-def pow(x: Any, y: Any) -> Any:
+def pow(x: ArrayLike, y: ArrayLike) -> Array:
     """x to the power y, for floating x and floating or integer y."""
-    y = y if type(y) in SCALARS else array(y)
     if type(y) is int:
         return integer_pow(x, y)
-    if type(y) not in SCALARS and dtypes.is_integer(y.aval.dtype) and hasattr(x, "aval"):
-        y = p.convert(y, x.aval.dtype)
+    if type(y) not in SCALARS:
+        y = array(y)
+        if dtypes.is_integer(y.aval.dtype) and isinstance(x, Array):
+            y = p.convert(y, x.aval.dtype)
     return p.pow(*arrays("pow", (x, y)))
 
 
-def integer_pow(x: Any, y: int) -> Any:
+def integer_pow(x: ArrayLike, y: int) -> Array:
     """x to the power of a Python integer."""
     x = array(x)
     return p.integer_pow(x, y) if y else full_like(x, 1)
 
 
-def _polygamma_of_arrays(n: Any, x: Any) -> Any:
+def _polygamma_of_arrays(n: Any, x: Any) -> Array:
     """(-1)**(n + 1) n! zeta(n + 1, x), and digamma(x) where n is 0."""
     first = p.eq(n, 0.0)
     order = p.add(p.select(first, 1.0, n), 1.0)
@@ -123,9 +126,9 @@ def _polygamma_of_arrays(n: Any, x: Any) -> Any:
     return p.select(first, p.digamma(x), p.select(odd, p.neg(size), size))
 
 
-def polygamma(m: Any, x: Any) -> Any:
+def polygamma(m: ArrayLike, x: ArrayLike) -> Array:
     """The m-th derivative of digamma, for an integer m or an array of them as floats."""
-    if type(m) not in (int, float):
+    if not isinstance(m, (int, float)) or type(m) not in (int, float):
         n, x = arrays("polygamma", (m, x), scalars=False)
         return _polygamma_of_arrays(n, x)
     if int(m) != m:
@@ -134,9 +137,12 @@ def polygamma(m: Any, x: Any) -> Any:
     return p.digamma(x) if m == 0 else p.polygamma(int(m), x)
 
 
-def mulhi(x: Any, y: Any) -> Any:
+def mulhi(x: ArrayLike, y: ArrayLike) -> Array:
     """The upper half of the product of integers at twice their width."""
-    x, y = arrays("mulhi", (x, y), scalars=False)
+    return _upper_half(*arrays("mulhi", (x, y), scalars=False))
+
+
+def _upper_half(x: Array, y: Array) -> Array:
     d = x.aval.dtype
     bits = 8 * d.itemsize
     if bits < 64:
@@ -170,7 +176,7 @@ class RoundingMethod(enum.IntEnum):
     TO_NEAREST_EVEN = 1
 
 
-def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Any:
+def round(x: ArrayLike, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
     """The nearest integer, halves by `rounding_method`."""
     x = array(x)
     even = p.round_even(x)
@@ -184,7 +190,7 @@ def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZER
 # ---- selection ----
 
 
-def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Array:
     """on_true where pred, else on_false; a scalar `pred` chooses for all elements."""
     pred = array(pred)
     x, y = arrays("select", (on_true, on_false))
@@ -192,7 +198,7 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Any:
     return p.select(pred if pred.aval.shape else broadcast(pred, shape), x, y)
 
 
-def select_n(which: Any, *cases: Any) -> Any:
+def select_n(which: ArrayLike, *cases: ArrayLike) -> Array:
     """cases[which], elementwise; `which` is a boolean, or an int32 from 0 to the last case."""
     which = array(which)
     if not cases:
@@ -210,11 +216,12 @@ def select_n(which: Any, *cases: Any) -> Any:
     return result
 
 
-def clamp(min: Any, x: Any, max: Any) -> Any:
+def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Array:
     """`x` limited to [min, max], to max where min > max; its derivative is zero where it is
     limited."""
     x = array(x)
-    known = type(min) in SCALARS and type(max) in SCALARS and min <= max
+    bounds: Any = (min, max)
+    known = all(type(b) in SCALARS for b in bounds) and bounds[0] <= bounds[1]
     low, x, high = arrays("clamp", (min, x, max), scalars=False)
     if not known:
         low = p.select(p.lt(high, low), high, low)
@@ -227,34 +234,39 @@ def clamp(min: Any, x: Any, max: Any) -> Any:
 _WIDEST = (dtypes.BOOL, dtypes.I64, dtypes.F64, dtypes.C128)  # by dtypes.kind_rank
 
 
-def convert_element_type(operand: Any, new_dtype: Any) -> Any:
+def convert_element_type(operand: ArrayLike, new_dtype: DTypeLike) -> Array:
     """`operand` in another dtype; floats to integers saturate and NaN becomes 0."""
     if type(operand) in SCALARS:
         operand = as_array(operand, _WIDEST[dtypes.kind_rank(np.dtype(type(operand)))])
     return strong(p.convert(array(operand), dtypes.dtype(new_dtype)))
 
 
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+def bitcast_convert_type(operand: ArrayLike, new_dtype: DTypeLike) -> Array:
     """The bits of `operand` read as another dtype; a width change adds or removes a last axis."""
     return p.bitcast_convert_type(array(operand), dtypes.dtype(new_dtype))
 
 
-def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Any:
+def full(shape: Sequence[int], fill_value: ArrayLike, dtype: DTypeLike | None = None) -> Array:
     """An array of one value, a number or a scalar array."""
     return creation.full(shape, fill_value, dtype)
 
 
-def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None) -> Any:
+def full_like(
+    x: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+) -> Array:
     """An array like `x` of one value."""
     return creation.full_like(x, fill_value, dtype, shape)
 
 
-def empty(shape: Sequence[int], dtype: Any) -> Any:
+def empty(shape: Sequence[int], dtype: DTypeLike) -> Array:
     """An array of zeros."""
     return creation.full(shape, 0, dtype)
 
 
-def stop_gradient(x: Any) -> Any:
+def stop_gradient(x: PyTree) -> PyTree:
     """A pytree of arrays with zero derivative; what is no float passes through.
 
     In a derivative that is taken eagerly Python may read the result, where reading `x` raises:
@@ -271,6 +283,7 @@ def stop_gradient(x: Any) -> Any:
     return tree.map(leaf, x)
 
 
-def dtype(x: Any) -> Any:
+def dtype(x: ArrayLike) -> DType:
     """The dtype of an array or number."""
-    return x.dtype if hasattr(x, "dtype") else dtypes.scalar_dtype(type(x))
+    d: DType | None = getattr(x, "dtype", None)
+    return dtypes.scalar_dtype(type(x)) if d is None else d

@@ -8,6 +8,7 @@ from typing import Any
 from genesis_fn.core import tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import PyTree
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import zeros
 from genesis_fn.transforms.autodiff.derivatives import jvp, linear_transpose, linearize, vjp
@@ -35,12 +36,12 @@ def _transposed(matvec: Callable[..., Any], like: Any) -> Callable[..., Any]:
 
 def custom_linear_solve(
     matvec: Callable[..., Any],
-    b: Any,
+    b: PyTree,
     solve: Callable[..., Any],
     transpose_solve: Callable[..., Any] | None = None,
     symmetric: bool = False,
     has_aux: bool = False,
-) -> Any:
+) -> PyTree:
     """x with matvec(x) = b, found by `solve(matvec, b)`, differentiable in b and in what the linear
     function `matvec` closes over.
 
@@ -116,11 +117,11 @@ def _cotangents(
 
 def custom_root(
     f: Callable[..., Any],
-    initial_guess: Any,
+    initial_guess: PyTree,
     solve: Callable[..., Any],
     tangent_solve: Callable[..., Any],
     has_aux: bool = False,
-) -> Any:
+) -> PyTree:
     """x with f(x) = 0, found by `solve(f, initial_guess)`, differentiable in what f closes over.
 
     The derivative solves the linearized equation by `tangent_solve(linear function, y)`, which must

@@ -6,18 +6,22 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import Array, ArrayImpl
+from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.diagnostics.source_info import where
-from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
+from genesis_fn.core.primitive import SCALARS, Primitive, Tracer, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import broadcast, python_type, scalar_as
 from genesis_fn.primitives.elementwise import convert
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def array(x: Any, known: dtypes.DType | None = None) -> Any:
+
+def array(x: ArrayLike, known: dtypes.DType | None = None) -> Array:
     """`x` as an Array or tracer. A NumPy value that has dtype `known` keeps it, if it is a 64-bit
     one too."""
     if type(x) is ArrayImpl or isinstance(x, Tracer):
@@ -57,7 +61,7 @@ def _joined(shapes: set[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple([n.pop() if n else 1 for n in lengths])
 
 
-def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars: bool) -> Any:
+def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars: bool) -> Array:
     number = type(x) in SCALARS
     if number or x.weak:
         kind = type(x) if number else python_type(x.aval.dtype)
@@ -70,6 +74,46 @@ def _fitted(name: str, x: Any, d: dtypes.DType, shape: tuple[int, ...], scalars:
             return scalar_as(x, d)
         x = as_array(scalar_as(x, d), d) if number else convert(x, d)
     return broadcast(x, shape) if shape and x.aval.shape != shape else x
+
+
+class UnaryOperation(Protocol):
+    """A lax function of one operand, elementwise."""
+
+    __name__: str
+    prim: Primitive
+
+    def __call__(self, x: ArrayLike) -> Array:
+        """The result for `x`, in its shape."""
+        ...
+
+
+class BinaryOperation(Protocol):
+    """A lax function of two operands of one shape and dtype, elementwise."""
+
+    __name__: str
+    prim: Primitive
+
+    def __call__(self, x: ArrayLike, y: ArrayLike) -> Array:
+        """The result for `x` and `y`, in their shape."""
+        ...
+
+
+@overload
+def on_arrays(
+    f: Callable[Concatenate[Array, P], R], count: Literal[1] = 1
+) -> Callable[Concatenate[ArrayLike, P], R]: ...
+
+
+@overload
+def on_arrays(
+    f: Callable[Concatenate[Array, Array, P], R], count: Literal[2]
+) -> Callable[Concatenate[ArrayLike, ArrayLike, P], R]: ...
+
+
+@overload
+def on_arrays(
+    f: Callable[Concatenate[Array, Array, Array, P], R], count: Literal[3]
+) -> Callable[Concatenate[ArrayLike, ArrayLike, ArrayLike, P], R]: ...
 
 
 def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
@@ -85,6 +129,24 @@ def on_arrays(f: Callable[..., Any], count: int = 1) -> Callable[..., Any]:
     return call
 
 
+@overload
+def on_operands(
+    name: str, f: Callable[..., Array], doc: str, names: Literal["x"] = "x", scalars: bool = True
+) -> UnaryOperation: ...
+
+
+@overload
+def on_operands(
+    name: str, f: Callable[..., Array], doc: str, names: Literal["x y"], scalars: bool = True
+) -> BinaryOperation: ...
+
+
+@overload
+def on_operands(
+    name: str, f: Callable[..., Array], doc: str, names: str, scalars: bool = True
+) -> Callable[..., Array]: ...
+
+
 def on_operands(
     name: str, f: Callable[..., Any], doc: str, names: str = "x", scalars: bool = True
 ) -> Callable[..., Any]:
@@ -95,7 +157,7 @@ def on_operands(
         return f(*arrays(name, operands, scalars))
 
     if hasattr(f, "prim"):
-        call.prim = f.prim  # type: ignore[attr-defined]
+        call.prim = f.prim  # pyright: ignore[reportFunctionMemberAccess]
     return call
 
 

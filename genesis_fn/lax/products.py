@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.conv import conv_dimension_numbers, conv_general_dilated_patches
@@ -15,18 +16,22 @@ from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, reshape, transpose
 
+if TYPE_CHECKING:
+    from genesis_fn.primitives.conv import ConvDimensionNumbersLike
+    from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
+
 
 def conv_general_dilated_local(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     filter_shape: Sequence[int],
     lhs_dilation: Sequence[int] | None = None,
     rhs_dilation: Sequence[int] | None = None,
-    dimension_numbers: Any = None,
-    precision: Any = None,
-) -> Any:
+    dimension_numbers: ConvDimensionNumbersLike = None,
+    precision: PrecisionLike = None,
+) -> Array:
     """A convolution with a kernel of its own at every place of the result.
 
     The spatial axes of `rhs` are those of the result; its input axis runs over (channel, *window).
@@ -71,14 +76,14 @@ class RaggedDotDimensionNumbers(NamedTuple):
 
 
 def ragged_dot_general(
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
     ragged_dot_dimension_numbers: RaggedDotDimensionNumbers,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     group_offset: None = None,
-) -> Any:
+) -> Array:
     """`dot_general` in groups that lie one after the other along a dimension of `lhs`.
 
     Cut in a free dimension of `lhs`, each group meets its own part of `rhs`: [batch, lhs free, rhs
@@ -94,7 +99,7 @@ def ragged_dot_general(
         raise errors.ShapeError(f"ragged_dot_general: one dimension is ragged, got {list(ragged)}")
     (cut,) = ragged
     preferred = None if preferred_element_type is None else dtypes.dtype(preferred_element_type)
-    options = {"precision": precision, "preferred_element_type": preferred}
+    options: dict[str, Any] = {"precision": precision, "preferred_element_type": preferred}
     if cut in lhs_batch:
         return dot_general(lhs, rhs, (contract, batch), **options)
     free = cut not in lhs_contract
@@ -120,7 +125,7 @@ def ragged_dot_general(
     return transpose(out, (n, *range(n), *range(n + 1, typeof(out).ndim)))
 
 
-def _by_group(x: Any, sizes: Any, axis: int) -> Any:
+def _by_group(x: Any, sizes: Any, axis: int) -> Array:
     """[groups, *x]: `x` with zeros wherever along `axis` another group is."""
     kind, (groups,) = typeof(x), typeof(sizes).shape
     shape = (groups, *kind.shape)
@@ -133,14 +138,14 @@ def _by_group(x: Any, sizes: Any, axis: int) -> Any:
 
 
 def scaled_dot(
-    lhs: Any,
-    rhs: Any,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     *,
-    lhs_scale: Any = None,
-    rhs_scale: Any = None,
-    dimension_numbers: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    lhs_scale: ArrayLike | None = None,
+    rhs_scale: ArrayLike | None = None,
+    dimension_numbers: DotDimensionNumbers | None = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """dot_general(lhs * lhs_scale, rhs * rhs_scale): one scale per block of contracted elements.
 
     A scale has its operand's shape, but for contracting dimensions, which it divides.
@@ -155,7 +160,7 @@ def scaled_dot(
     return ops.convert(dot_general(x, y, dimension_numbers, preferred_element_type=wide), d)
 
 
-def _rescaled(x: Any, scale: Any, d: Any) -> Any:
+def _rescaled(x: Any, scale: Any, d: Any) -> Array:
     x = ops.convert(x, d)
     if scale is None:
         return x

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core import device as devices, dtypes, tree
 from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import ctx, default_device_of, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
 from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.conv import conv_dimension_numbers, conv_p, padtype_to_pads
@@ -16,6 +17,10 @@ from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import broadcast_in_dim, iota, optimization_barrier
 from genesis_fn.transforms.jitting import jit
 from genesis_fn.transforms.staging.tracing import named_call
+
+if TYPE_CHECKING:
+    from genesis_fn.primitives.conv import ConvDimensionNumbersLike
+    from genesis_fn.primitives.dot_general import PrecisionLike
 
 
 def composite(decomposition: Callable[..., Any], name: str, version: int = 0) -> Callable[..., Any]:
@@ -32,7 +37,7 @@ def composite(decomposition: Callable[..., Any], name: str, version: int = 0) ->
     return call
 
 
-def dce_sink(val: Any, *, prevent_mlir_dce: bool = False) -> None:
+def dce_sink(val: PyTree, *, prevent_mlir_dce: bool = False) -> None:
     """Keep the computation of `val` in the traced program although nobody uses it."""
     from genesis_fn.transforms.custom.callback import debug_callback
 
@@ -64,24 +69,24 @@ def platform_dependent(
     return chosen(*args)
 
 
-def stage(x: Any, /) -> Any:
+def stage(x: ArrayLike, /) -> Array:
     """`x` as a value of the program that is being traced, even if it is a known number."""
     return optimization_barrier([array(x)])[0]
 
 
-def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+def with_sharding_constraint(x: PyTree, shardings: Any) -> PyTree:
     """`x`: programs run on one device, where every placement is met."""
     return x
 
 
 def ragged_dot(
-    lhs: Any,
-    rhs: Any,
-    group_sizes: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    group_offset: Any = None,
-) -> Any:
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: None = None,
+) -> Array:
     """Rows of `lhs` [m, k] times their group's matrix of `rhs` [g, k, n]: [m, n].
 
     The first `group_sizes[0]` rows belong to group 0, and so on; rows of no group give zeros.
@@ -108,7 +113,7 @@ def ragged_dot(
 # ---- shapes of convolutions ----
 
 
-def conv_general_permutations(dimension_numbers: Any) -> tuple[Any, ...]:
+def conv_general_permutations(dimension_numbers: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The layouts of operand, kernel and result as permutations: (batch, features, space...)."""
     rank = len(dimension_numbers[0])
     return tuple(conv_dimension_numbers((1,) * rank, (1,) * rank, tuple(dimension_numbers)))
@@ -118,8 +123,8 @@ def conv_general_shape_tuple(
     lhs_shape: Sequence[int],
     rhs_shape: Sequence[int],
     window_strides: Sequence[int],
-    padding: Any,
-    dimension_numbers: Any,
+    padding: str | Sequence[tuple[int, int]],
+    dimension_numbers: ConvDimensionNumbersLike,
 ) -> tuple[int, ...]:
     """The shape of a convolution's result; a batch of unknown length is -1."""
     from genesis_fn.core.aval import aval
@@ -154,7 +159,7 @@ def conv_shape_tuple(
     lhs_shape: Sequence[int],
     rhs_shape: Sequence[int],
     strides: Sequence[int],
-    pads: Any,
+    pads: str | Sequence[tuple[int, int]],
     batch_group_count: int = 1,
 ) -> tuple[int, ...]:
     """The shape of a convolution's result in the layout (batch, features, space...)."""
@@ -166,8 +171,8 @@ def conv_transpose_shape_tuple(
     lhs_shape: Sequence[int],
     rhs_shape: Sequence[int],
     window_strides: Sequence[int],
-    padding: Any,
-    dimension_numbers: Any,
+    padding: str | Sequence[tuple[int, int]],
+    dimension_numbers: ConvDimensionNumbersLike,
 ) -> tuple[int, ...]:
     """The shape of a transposed convolution's result."""
     from genesis_fn.lax.structural import conv_transpose

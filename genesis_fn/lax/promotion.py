@@ -19,9 +19,11 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, ArrayImpl, from_numpy, offers_array
 from genesis_fn.core.configuration import config
 from genesis_fn.core.convert import as_array, fitted, is_value
+from genesis_fn.core.device import Device
 from genesis_fn.core.diagnostics.source_info import warn, where as user_line
 from genesis_fn.core.dtypes import DType
 from genesis_fn.core.primitive import SCALARS, Tracer, shown, with_weak
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, Scalar
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import broadcast_in_dim
 
@@ -30,7 +32,7 @@ _BOUNDS = {d: (int(np.iinfo(d).min), int(np.iinfo(d).max)) for d in dtypes.INTEG
 _CONFIG = config.current
 
 
-def is_operand(x: Any) -> bool:
+def is_operand(x: object) -> bool:
     """Whether operators accept `x`: an array of any library, a tracer or a number (no lists)."""
     return type(x) is ArrayImpl or type(x) in SCALARS or is_value(x)
 
@@ -40,7 +42,7 @@ def python_type(d: DType) -> type:
     return _PYTHON_TYPE[dtypes.kind_rank(d)]
 
 
-def device_among(xs: Sequence[Any]) -> Any:
+def device_among(xs: Sequence[Any]) -> Device | None:
     """The device of the first concrete array, which NumPy operands follow; None without one."""
     for x in xs:
         if type(x) is ArrayImpl:
@@ -87,7 +89,7 @@ def common_type(name: str, xs: Sequence[Any], inexact: bool = False) -> tuple[DT
     """
     strong, weak = _kinds(xs)
     result, is_weak = dtypes.promote(strong, weak)
-    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != {result}:
+    if strong and _CONFIG().numpy_dtype_promotion == "strict" and strong != frozenset((result,)):
         shown = ", ".join(
             sorted(d.name for d in strong) + sorted(python_type(d).__name__ for d in weak)
         )
@@ -133,24 +135,24 @@ def cast(x: Any, d: DType, weak: bool = False, place: Any = None) -> Any:
     return with_weak(convert(x, d), weak)
 
 
-def promoted(x: Any, d: DType) -> Any:
+def promoted(x: Array, d: DType) -> Array:
     """An array or tracer in dtype `d`, weak if it was: the conversion that promotion implies."""
     return with_weak(convert(x, d), x.weak)
 
 
-def is_weak(x: Any) -> bool:
+def is_weak(x: ArrayLike) -> bool:
     """Whether an operand is weak: a Python number (but a bool), a weak array or tracer."""
     if isinstance(x, Array):
         return x.weak
     return type(x) in SCALARS and type(x) is not bool
 
 
-def strong(x: Any) -> Array:
+def strong(x: Array) -> Array:
     """`x` whose dtype no longer yields to others, as after an explicit conversion."""
     return with_weak(x, False)
 
 
-def strong_array(x: Any) -> Any:
+def strong_array(x: Array) -> Array:
     """`x`, which a constant was combined with: JAX repeats a constant to an array's shape as a
     strong array, so only a scalar stays weak."""
     return with_weak(x, x.weak and not x.aval.shape)
@@ -192,7 +194,7 @@ def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
     warn(message)
 
 
-def broadcast(x: Any, shape: tuple[int, ...]) -> Any:
+def broadcast(x: Array, shape: tuple[int, ...]) -> Array:
     """An array or tracer repeated to `shape`, which it must broadcast to."""
     own = x.aval.shape
     if own == shape:
@@ -245,7 +247,7 @@ def _shape(x: Any) -> tuple[int, ...]:
     return x.shape if isinstance(x, np.ndarray) else x.aval.shape
 
 
-def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[Any]:
+def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[Array]:
     """`xs` as arrays or tracers of one dtype, shapes unchanged."""
     xs = _values(name, xs)
     d, weak = common_type(name, xs, inexact)
@@ -254,7 +256,7 @@ def promote_arrays(name: str, xs: Sequence[Any], inexact: bool = False) -> list[
     return [with_weak(as_array(x, d, place), weak) for x in cast_to]
 
 
-def value(x: Any, name: str = "") -> Any:
+def value(x: ArrayLike, name: str = "") -> Array:
     """`x` as an Array or tracer. Raises TypeError for a list or tuple, as JAX does."""
     if type(x) is ArrayImpl or isinstance(x, Tracer):
         return x
@@ -266,25 +268,26 @@ def value(x: Any, name: str = "") -> Any:
     return as_array(x)
 
 
-def inexact_value(x: Any, name: str = "") -> Array:
+def inexact_value(x: ArrayLike, name: str = "") -> Array:
     """`x` as an Array or tracer of a floating or complex dtype."""
     x = value(x, name)
     d = x.aval.dtype
     return x if dtypes.is_inexact(d) else promoted(x, dtypes.F32)
 
 
-def beside_number(x: Any, number: Any, inexact: bool = False) -> Array:
+def beside_number(x: ArrayLike, number: Scalar, inexact: bool = False) -> Array:
     """`x` as an array in the dtype in which it meets a Python number."""
     x = value(x)
     return cast(x, *common_type("", (x, number), inexact))
 
 
-def result_type(*args: Any) -> DType:
+def result_type(*args: ArrayLike | DTypeLike) -> DType:
     """The dtype that operands, dtypes and Python scalars promote to, by the library's lattice."""
     if not args:
         raise ValueError("result_type needs at least one operand")
     strong, weak = set(), set()
-    for a in args:
+    operands_: tuple[Any, ...] = args
+    for a in operands_:
         if type(a) in SCALARS:
             weak.add(dtypes.scalar_dtype(type(a)))
         elif isinstance(a, Array):

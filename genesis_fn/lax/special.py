@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.operands import arrays, named
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.factories import full
@@ -27,7 +28,39 @@ from genesis_fn.transforms.custom.fused_functions import fused
 _STEPS = 20000  # where neither a series nor a fraction has converged it will not
 
 
-def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Callable[..., Any]:
+class UnarySpecial(Protocol):
+    """A special function of one operand."""
+
+    def __call__(self, x: ArrayLike) -> Array:
+        """The result for `x`, in its shape and dtype."""
+        ...
+
+
+class GammaFunction(Protocol):
+    """A special function of a gamma distribution's shape `a` and of a value `x`."""
+
+    def __call__(self, a: ArrayLike, x: ArrayLike) -> Array:
+        """The result for `a` and `x`, in their shape and dtype."""
+        ...
+
+
+class BetaFunction(Protocol):
+    """A special function of a beta distribution's `a` and `b` and of a value `x`."""
+
+    def __call__(self, a: ArrayLike, b: ArrayLike, x: ArrayLike) -> Array:
+        """The result for the operands, in their shape and dtype."""
+        ...
+
+
+class ZetaFunction(Protocol):
+    """The Hurwitz zeta function of an exponent `x` and a first base `q`."""
+
+    def __call__(self, x: ArrayLike, q: ArrayLike) -> Array:
+        """The result for `x` and `q`, in their shape and dtype."""
+        ...
+
+
+def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Any:
     """`f` on floats of one shape and dtype, called by `names`; 16-bit floats are computed in
     float32."""
 
@@ -46,7 +79,7 @@ def _special(name: str, f: Callable[..., Any], doc: str, names: str) -> Callable
     return call
 
 
-def _constant(x: Any, value: float) -> Any:
+def _constant(x: Any, value: float) -> Array:
     return full(typeof(x).shape, value, typeof(x).dtype)
 
 
@@ -54,18 +87,18 @@ def _epsilon(x: Any) -> float:
     return float(dtypes.finfo(typeof(x).dtype).eps)
 
 
-def _any(x: Any) -> Any:
+def _any(x: Any) -> Array:
     return reduce_or(x, tuple(range(typeof(x).ndim)))
 
 
-def _apart(change: Any) -> Any:
+def _apart(change: Any) -> Array:
     """Whether the last factor of a continued fraction still changed it by more than rounding. From
     then on it stays: factors that are rounded alike would move it, step by step, while other
     elements go on."""
     return ops.gt(ops.abs(ops.sub(change, 1.0)), 2 * _epsilon(change))
 
 
-def _either(*conditions: Any) -> Any:
+def _either(*conditions: Any) -> Array:
     found = conditions[0]
     for c in conditions[1:]:
         found = ops.bitwise_or(found, c)
@@ -76,7 +109,7 @@ def _either(*conditions: Any) -> Any:
 
 
 @custom_jvp
-def _lower_series(a: Any, x: Any) -> Any:
+def _lower_series(a: Any, x: Any) -> Array:
     """1 + x / (a+1) + x^2 / ((a+1)(a+2)) + ..., for x up to about a + 1."""
     return _summed(a, x, None)[0]
 
@@ -96,10 +129,10 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
     """(the series, with `one` its derivative by `a`), until both have converged."""
     eps = _epsilon(x) * 0.05
 
-    def left(term: Any, total: Any) -> Any:
+    def left(term: Any, total: Any) -> Array:
         return ops.gt(ops.abs(term), ops.mul(ops.abs(total), eps))
 
-    def more(state: tuple[Any, ...]) -> Any:
+    def more(state: tuple[Any, ...]) -> Array:
         n, _, *sums = state
         unfinished = _either(*[left(*pair) for pair in sums])
         return ops.bitwise_and(ops.lt(n, _STEPS), _any(unfinished))
@@ -122,17 +155,17 @@ def _summed(a: Any, x: Any, one: Any) -> tuple[Any, Any]:
     return end[2][1], None if one is None else end[3][1]
 
 
-def _away(v: Any) -> Any:
+def _away(v: Any) -> Array:
     """`v`, or a tiny number in the place of one that is smaller."""
     tiny = float(dtypes.finfo(typeof(v).dtype).tiny) / _epsilon(v)
     return ops.select(ops.lt(ops.abs(v), tiny), tiny, v)
 
 
-def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+def _lentz(begin: Callable[..., Any], step: Callable[..., Any], operands: tuple[Any, ...]) -> Array:
     """A continued fraction by Lentz's method: `begin(*operands)` is (state, value), and
     `step(k, state, *operands)` (state, factor), until no factor changes the value."""
 
-    def more(state: tuple[Any, ...]) -> Any:
+    def more(state: tuple[Any, ...]) -> Array:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(_apart(state[3])))
 
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -156,10 +189,10 @@ def _lentz_slope(
     """(the fraction, its derivative), until both have converged: a fraction that ends, as those of
     integer parameters do, has a derivative that does not."""
 
-    def apart(factor: Any, slope: Any) -> Any:
+    def apart(factor: Any, slope: Any) -> Array:
         return ops.bitwise_or(_apart(factor), ops.gt(ops.abs(slope), 2 * _epsilon(slope)))
 
-    def more(state: tuple[Any, ...]) -> Any:
+    def more(state: tuple[Any, ...]) -> Array:
         return ops.bitwise_and(ops.lt(state[0], _STEPS), _any(apart(*state[5:])))
 
     def following(state: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -199,7 +232,7 @@ def _upper_step(k: Any, state: tuple[Any, ...], a: Any, x: Any) -> tuple[Any, ..
 
 
 @custom_jvp
-def _upper_fraction(a: Any, x: Any) -> Any:
+def _upper_fraction(a: Any, x: Any) -> Array:
     """x^-a e^x Gamma(a, x), for x beyond a + 1 (Numerical Recipes 6.2)."""
     return _lentz(_upper_begin, _upper_step, (a, x))
 
@@ -209,7 +242,7 @@ def _upper_fraction_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) ->
     return _lentz_slope(_upper_begin, _upper_step, primals, tangents)
 
 
-def _spread(scalar: Any, like: Any) -> Any:
+def _spread(scalar: Any, like: Any) -> Array:
     return broadcast_in_dim(scalar, typeof(like).shape, ())
 
 
@@ -226,7 +259,7 @@ _STIRLING = (
 )
 
 
-def _stirling(x: Any) -> Any:
+def _stirling(x: Any) -> Array:
     """log(gamma(x)) - ((x - 1/2) log(x) - x + log(2 pi) / 2), for x of 10 and more."""
     r = ops.div(1.0, x)
     square = ops.mul(r, r)
@@ -263,7 +296,7 @@ def _temme() -> list[list[float]]:
     return rows
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Array:
     total = _constant(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         total = ops.add(ops.mul(total, x), c)
@@ -286,7 +319,7 @@ def _transition(a: Any, x: Any) -> tuple[Any, Any]:
     return s, ops.div(total, ops.sqrt(ops.mul(a, 2 * math.pi)))
 
 
-def _log_density(a: Any, x: Any, power: Any) -> Any:
+def _log_density(a: Any, x: Any, power: Any) -> Array:
     """log(x^power a^(a - power) ... ): log of x^a e^-x / Gamma(a), with `power` in the place of the
     exponent `a` of x / a, by Stirling's series where `a` is large: there the terms cancel."""
     plain = ops.sub(ops.sub(ops.mul(power, ops.log(x)), x), ops.lgamma(a))
@@ -327,7 +360,7 @@ class _Regions:
         self.scale = ops.exp(_log_density(self.a, self.x, self.a))
 
 
-def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
+def _igamma_both(a: Any, x: Any, upper: bool) -> Array:
     r = _Regions(a, x)
     low = ops.mul(ops.div(r.scale, r.a), _lower_series(r.a, r.below))
     beyond, above = r.above
@@ -347,17 +380,17 @@ def _igamma_both(a: Any, x: Any, upper: bool) -> Any:
 
 
 @fused("igamma", rows=(True, True), precision="high")
-def _igamma(a: Any, x: Any) -> Any:
+def _igamma(a: Any, x: Any) -> Array:
     return _igamma_both(a, x, False)
 
 
 @fused("igammac", rows=(True, True), precision="high")
-def _igammac(a: Any, x: Any) -> Any:
+def _igammac(a: Any, x: Any) -> Array:
     return _igamma_both(a, x, True)
 
 
 @fused("random_gamma_grad", rows=(True, True), precision="high")
-def _gamma_grad(a: Any, x: Any) -> Any:
+def _gamma_grad(a: Any, x: Any) -> Array:
     """-(dP/da) / (dP/dx), with the factor x^a e^-x / Gamma(a) of both divided out."""
     r = _Regions(a, x)
     one = _constant(x, 1.0)
@@ -372,10 +405,10 @@ def _gamma_grad(a: Any, x: Any) -> Any:
     return ops.select(r.bad, math.nan, ops.select(r.zero, 0.0, y))
 
 
-def _transition_grad(a: Any, x: Any) -> Any:
+def _transition_grad(a: Any, x: Any) -> Array:
     """-(dP/da) / (dP/dx) of `_transition`, with the factor exp(-s^2) of both divided out."""
 
-    def change(da: float, dx: float) -> Any:
+    def change(da: float, dx: float) -> Array:
         (s, t), (ds, dt) = jvp(_transition, (a, x), (_constant(a, da), _constant(x, dx)))
         rate = ops.add(ops.mul(ops.mul(s, t), 2.0), 1 / math.sqrt(math.pi))
         return ops.sub(ops.mul(rate, ds), dt)
@@ -383,7 +416,7 @@ def _transition_grad(a: Any, x: Any) -> Any:
     return ops.neg(ops.div(change(1.0, 0.0), change(0.0, 1.0)))
 
 
-def _density(a: Any, x: Any) -> Any:
+def _density(a: Any, x: Any) -> Array:
     return ops.exp(_log_density(a, x, ops.sub(a, 1.0)))
 
 
@@ -399,19 +432,19 @@ def _differentiable(f: Callable[..., Any], sign: Callable[..., Any]) -> Callable
     return call
 
 
-igamma = _special(
+igamma: GammaFunction = _special(
     "igamma",
     _differentiable(lambda a, x: _igamma(a, x), lambda t: t),
     "The regularized lower incomplete gamma function P(a, x).",
     "a x",
 )
-igammac = _special(
+igammac: GammaFunction = _special(
     "igammac",
     _differentiable(lambda a, x: _igammac(a, x), ops.neg),
     "The regularized upper incomplete gamma function Q(a, x) = 1 - P(a, x).",
     "a x",
 )
-random_gamma_grad = _special(
+random_gamma_grad: GammaFunction = _special(
     "random_gamma_grad",
     lambda a, x: _gamma_grad(a, x),
     "The derivative by `a` of a gamma(a) variate of value x.",
@@ -446,7 +479,7 @@ def _beta_step(m: Any, state: tuple[Any, ...], a: Any, b: Any, x: Any) -> tuple[
 
 
 @custom_jvp
-def _fraction_of_beta(a: Any, b: Any, x: Any) -> Any:
+def _fraction_of_beta(a: Any, b: Any, x: Any) -> Array:
     """The continued fraction of I_x(a, b) (Numerical Recipes 6.4)."""
     return _lentz(_beta_begin, _beta_step, (a, b, x))
 
@@ -456,7 +489,7 @@ def _fraction_of_beta_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) 
     return _lentz_slope(_beta_begin, _beta_step, primals, tangents)
 
 
-def log_beta(a: Any, b: Any) -> Any:
+def log_beta(a: Array, b: Array) -> Array:
     """log |B(a, b)|, also where a + b, or the logarithms of their gamma functions, round off.
 
     For large operands log(gamma(b)) - log(gamma(a + b)) is rearranged, with Stirling's series for
@@ -495,7 +528,7 @@ def log_beta(a: Any, b: Any) -> Any:
 
 
 @fused("betainc", rows=(True, True, True), precision="high")
-def _betainc(a: Any, b: Any, x: Any) -> Any:
+def _betainc(a: Any, b: Any, x: Any) -> Array:
     inside = ops.bitwise_and(ops.gt(x, 0.0), ops.lt(x, 1.0))
     bad = _either(ops.lt(a, 0.0), ops.lt(b, 0.0), ops.lt(x, 0.0), ops.gt(x, 1.0))
     bad = _either(bad, ops.ne(a, a), ops.ne(b, b), ops.ne(x, x))
@@ -519,7 +552,7 @@ def _betainc(a: Any, b: Any, x: Any) -> Any:
 
 
 @custom_jvp
-def _betainc_smooth(a: Any, b: Any, x: Any) -> Any:
+def _betainc_smooth(a: Any, b: Any, x: Any) -> Array:
     return _betainc(a, b, x)
 
 
@@ -536,7 +569,7 @@ def _betainc_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[
     return _betainc_smooth(a, b, x), change
 
 
-betainc = _special(
+betainc: BetaFunction = _special(
     "betainc",
     lambda a, b, x: _betainc_smooth(a, b, x),
     "The regularized incomplete beta function I_x(a, b).",
@@ -547,14 +580,14 @@ betainc = _special(
 # ---- Bessel ----
 
 
-def _scaled_bessel(x: Any, order: int) -> Any:
+def _scaled_bessel(x: Any, order: int) -> Array:
     """exp(-|x|) I_order(|x|): the trapezoidal rule on the integral over a period, which converges
     geometrically up to 50, and beyond it the asymptotic series (Abramowitz and Stegun 9.7.1)."""
     z = ops.abs(x)
     far = ops.gt(z, 50.0)
     near = ops.select(far, 50.0, z)
     count = 40
-    total = None
+    total: Any = None
     for k in range(count + 1):
         cosine = math.cos(math.pi * k / count)
         weight = (0.5 if k in (0, count) else 1.0) / count * (cosine if order else 1.0)
@@ -580,22 +613,22 @@ def _scaled_bessel(x: Any, order: int) -> Any:
 
 
 @fused("bessel_i0e", rows=(True,), precision="high")
-def _i0e(x: Any) -> Any:
+def _i0e(x: Any) -> Array:
     return _scaled_bessel(x, 0)
 
 
 @fused("bessel_i1e", rows=(True,), precision="high")
-def _i1e(x: Any) -> Any:
+def _i1e(x: Any) -> Array:
     return _scaled_bessel(x, 1)
 
 
 @custom_jvp
-def _bessel_i0e(x: Any) -> Any:
+def _bessel_i0e(x: Any) -> Array:
     return _i0e(x)
 
 
 @custom_jvp
-def _bessel_i1e(x: Any) -> Any:
+def _bessel_i1e(x: Any) -> Array:
     return _i1e(x)
 
 
@@ -617,8 +650,8 @@ def _bessel_i1e_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
     return y, ops.mul(tangents[0], ops.select(zero, 0.5, slope))
 
 
-bessel_i0e = _special("bessel_i0e", _bessel_i0e, "exp(-|x|) I_0(x).", "x")
-bessel_i1e = _special("bessel_i1e", _bessel_i1e, "exp(-|x|) I_1(x).", "x")
+bessel_i0e: UnarySpecial = _special("bessel_i0e", _bessel_i0e, "exp(-|x|) I_0(x).", "x")
+bessel_i1e: UnarySpecial = _special("bessel_i1e", _bessel_i1e, "exp(-|x|) I_1(x).", "x")
 
 
 # ---- zeta ----
@@ -636,7 +669,7 @@ _FAR = 1e8  # from here on two terms of the expansion in 1 / q are enough
 
 
 @fused("zeta", rows=(True, True), precision="high")
-def _zeta(x: Any, q: Any) -> Any:
+def _zeta(x: Any, q: Any) -> Array:
     """The sum of (q + k)^-x over k >= 0, by Euler and Maclaurin from the ninth term on."""
     bad = _either(ops.lt(x, 1.0), ops.le(q, 0.0), ops.ne(x, x), ops.ne(q, q))
     pole = ops.bitwise_or(ops.eq(x, 1.0), ops.bitwise_and(ops.eq(q, ops.floor(q)), ops.le(q, 0.0)))
@@ -669,7 +702,7 @@ def _zeta(x: Any, q: Any) -> Any:
     return ops.select(ops.bitwise_and(pole, ops.ge(x, 1.0)), math.inf, y)
 
 
-zeta = _special(
+zeta: ZetaFunction = _special(
     "zeta",
     lambda x, q: _zeta(x, q),
     "The Hurwitz zeta function: the sum of (q + k)^-x over k >= 0.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from genesis_fn.core import dtypes, errors, tree
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where
 from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike, PyTree
 from genesis_fn.lax.operands import array, on_arrays
 from genesis_fn.lax.promotion import promote_arrays, scalar_as
 from genesis_fn.primitives import (
@@ -22,7 +23,13 @@ from genesis_fn.primitives import (
     sort as sorts,
 )
 from genesis_fn.primitives.elementwise import convert, gt, select
+from genesis_fn.primitives.fft import FftType
 from genesis_fn.primitives.indexing import gather, indexing, scatter
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    ScatterDimensionNumbers,
+)
 from genesis_fn.primitives.reductions import (
     cumulative,
     reduce,
@@ -30,6 +37,9 @@ from genesis_fn.primitives.reductions import (
     reduce_window as windows,
 )
 from genesis_fn.primitives.shape import canonical_axis
+
+if TYPE_CHECKING:
+    from genesis_fn.primitives.dot_general import DotDimensionNumbers, PrecisionLike
 
 # ---- shape ----
 
@@ -50,7 +60,7 @@ reduce_precision = on_arrays(shapes.reduce_precision)
 broadcasted_iota, iota = shapes.broadcasted_iota, shapes.iota
 
 
-def broadcast_to_rank(x: Any, rank: int) -> Any:
+def broadcast_to_rank(x: ArrayLike, rank: int) -> Array:
     """`x` with leading axes of length 1 up to `rank` axes."""
     x = array(x)
     missing = rank - len(x.aval.shape)
@@ -59,14 +69,14 @@ def broadcast_to_rank(x: Any, rank: int) -> Any:
     return shapes.expand_dims(x, tuple(range(missing))) if missing else x
 
 
-def concatenate(operands: Sequence[Any], dimension: int) -> Any:
+def concatenate(operands: Sequence[Any], dimension: int) -> Array:
     """Arrays of one dtype joined along `dimension`."""
     if not isinstance(operands, (list, tuple)) or not operands:
         raise TypeError("concatenate takes a non-empty sequence of arrays")
     return shapes.concatenate([array(x) for x in operands], dimension)
 
 
-def stack(operands: Sequence[Any], axis: int = 0) -> Any:
+def stack(operands: Sequence[Any], axis: int = 0) -> Array:
     """Arrays of one shape joined along a new axis, in their common dtype."""
     xs = promote_arrays("stack", operands)
     if not xs:
@@ -80,7 +90,7 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Any:
     return shapes.concatenate([shapes.expand_dims(x, (axis,)) for x in xs], axis)
 
 
-def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: ArrayLike, axis: int = 0) -> tuple[Array, ...]:
     """The slices of an array along `axis`, without that axis."""
     x = array(x)
     if x.ndim == 0:
@@ -91,7 +101,9 @@ def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     return tuple([shapes.squeeze(part, (axis,)) for part in parts])
 
 
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]]) -> Any:
+def pad(
+    operand: ArrayLike, padding_value: ArrayLike, padding_config: Sequence[Sequence[int]]
+) -> Array:
     """`operand` with (low, high, interior) copies of a scalar around and between its elements."""
     operand = array(operand)
     if type(padding_value) in SCALARS:
@@ -103,12 +115,12 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[Sequence[int]
     return shapes.pad(operand, padding_value, padding_config)
 
 
-def shape_as_value(shape: Sequence[int]) -> Any:
+def shape_as_value(shape: Sequence[int]) -> Array:
     """A shape as an int32 vector."""
     return from_numpy(np.asarray([operator.index(n) for n in shape], np.int32))
 
 
-def optimization_barrier(operand: Any) -> Any:
+def optimization_barrier(operand: PyTree) -> PyTree:
     """The same pytree of arrays; no computation moves across."""
     leaves, treedef = tree.flatten(operand)
     return tree.unflatten(treedef, shapes.optimization_barrier([array(x) for x in leaves]))
@@ -131,16 +143,16 @@ scatter_max = on_arrays(scatter.scatter_max, 3)
 
 
 def gather_(
-    operand: Any,
-    start_indices: Any,
-    dimension_numbers: Any,
+    operand: ArrayLike,
+    start_indices: ArrayLike,
+    dimension_numbers: GatherDimensionNumbers,
     slice_sizes: Sequence[int],
     *,
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
-    mode: Any = None,
-    fill_value: Any = None,
-) -> Any:
+    mode: str | GatherScatterMode | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Windows of `operand` at `start_indices`; see GatherDimensionNumbers.
 
     `mode` None clips: a window is moved inside the operand.
@@ -157,22 +169,22 @@ def gather_(
     )
 
 
-def index_take(src: Any, idxs: Sequence[Any], axes: Sequence[int]) -> Any:
+def index_take(src: ArrayLike, idxs: Sequence[Any], axes: Sequence[int]) -> Array:
     """src[idxs[0], idxs[1], ...] along `axes`, for vectors of indices that wrap around."""
     return gather.index_take(array(src), [array(i) for i in idxs], axes)
 
 
 def scatter_apply(
-    operand: Any,
-    scatter_indices: Any,
-    func: Any,
-    dimension_numbers: Any,
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    func: Callable[[Array], ArrayLike],
+    dimension_numbers: ScatterDimensionNumbers,
     *,
-    update_shape: Any = (),
+    update_shape: Sequence[int] = (),
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
-    mode: Any = None,
-) -> Any:
+    mode: str | GatherScatterMode | None = None,
+) -> Array:
     """`operand` with `func` applied to the indexed windows, once to each element."""
     operand, scatter_indices = array(operand), array(scatter_indices)
     counts = scatter.scatter_add(
@@ -200,14 +212,14 @@ conv_general_dilated_patches = on_arrays(conv.conv_general_dilated_patches)
 
 
 def dot_general(
-    lhs: Any,
-    rhs: Any,
-    dimension_numbers: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: DotDimensionNumbers,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
     out_sharding: None = None,
-) -> Any:
+) -> Array:
     """Products summed over contracting dimensions: [batch, lhs free, rhs free].
 
     `dimension_numbers` is ((lhs contracting, rhs contracting), (lhs batch, rhs batch)).
@@ -217,13 +229,13 @@ def dot_general(
 
 
 def dot(
-    lhs: Any,
-    rhs: Any,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     *,
-    dimension_numbers: Any = None,
-) -> Any:
+    dimension_numbers: DotDimensionNumbers | None = None,
+) -> Array:
     """The product of two vectors or matrices; with `dimension_numbers`, `dot_general`."""
     if dimension_numbers is not None:
         return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -234,7 +246,7 @@ def dot(
 # ---- reductions ----
 
 
-def reduce_sum(operand: Any, axes: Any) -> Any:
+def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Array:
     """The sum over `axes`."""
     return reduce.reduce_sum(array(operand), axes)
 
@@ -264,7 +276,12 @@ def _initial(value: Any, x: Any) -> Any:
     return convert(value, x.aval.dtype) if getattr(value, "weak", False) else value
 
 
-def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Sequence[int]) -> Any:
+def reduce_(
+    operands: PyTree,
+    init_values: PyTree,
+    computation: Callable[..., Any],
+    dimensions: Sequence[int],
+) -> PyTree:
     """`computation` repeated over `dimensions` starting at `init_values`; arrays or pytrees.
 
     `computation(a, b)` is associative and commutative, of two arrays or two pytrees.
@@ -287,15 +304,15 @@ def reduce_(operands: Any, init_values: Any, computation: Any, dimensions: Seque
 
 
 def reduce_window(
-    operand: Any,
-    init_value: Any,
-    computation: Any,
+    operand: PyTree,
+    init_value: PyTree,
+    computation: Callable[..., Any],
     window_dimensions: Sequence[int],
-    window_strides: Any = None,
-    padding: Any = "VALID",
-    base_dilation: Any = None,
-    window_dilation: Any = None,
-) -> Any:
+    window_strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] = "VALID",
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
+) -> PyTree:
     """`computation` (add, max, min, ...) over every window of `operand`, an array or a pytree of
     arrays of one shape with as many initial values."""
     leaves, treedef = tree.flatten(operand)
@@ -321,8 +338,8 @@ def reduce_window_shape_tuple(
     window_dimensions: Sequence[int],
     window_strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
-    base_dilation: Any = None,
-    window_dilation: Any = None,
+    base_dilation: Sequence[int] | None = None,
+    window_dilation: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """The shape of a reduction over windows."""
     ones = (1,) * len(operand_shape)
@@ -344,42 +361,62 @@ def reduce_window_shape_tuple(
 # ---- sorting ----
 
 
-def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+@overload
+def sort(
+    operand: ArrayLike, dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> Array: ...
+
+
+@overload
+def sort(
+    operand: Sequence[ArrayLike], dimension: int = -1, is_stable: bool = True, num_keys: int = 1
+) -> tuple[Array, ...]: ...
+
+
+def sort(
+    operand: ArrayLike | Sequence[ArrayLike],
+    dimension: int = -1,
+    is_stable: bool = True,
+    num_keys: int = 1,
+) -> Array | tuple[Array, ...]:
     """`operand`, or several arrays permuted alike, in ascending order along `dimension`."""
     if isinstance(operand, (tuple, list)):
         found = sorts.sort([array(x) for x in operand], dimension, is_stable, num_keys)
         return tuple(found)
-    return sorts.sort(array(operand), dimension, is_stable, num_keys)
+    return sorts.sort(array(cast(ArrayLike, operand)), dimension, is_stable, num_keys)
 
 
-def sort_key_val(keys: Any, values: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+def sort_key_val(
+    keys: ArrayLike, values: ArrayLike, dimension: int = -1, is_stable: bool = True
+) -> tuple[Array, Array]:
     """(keys in ascending order, values permuted alike)."""
-    return sort((keys, values), dimension, is_stable)
+    ordered, permuted = sort((keys, values), dimension, is_stable)
+    return ordered, permuted
 
 
 top_k = on_arrays(sorts.top_k)
 
 
 def approx_max_k(
-    operand: Any,
+    operand: ArrayLike,
     k: int,
     reduction_dimension: int = -1,
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> Any:
+) -> tuple[Array, Array]:
     """(the k greatest elements, their positions): exact, whatever the recall that would do."""
     return sorts.top_k(array(operand), k, axis=reduction_dimension)
 
 
 def approx_min_k(
-    operand: Any,
+    operand: ArrayLike,
     k: int,
     reduction_dimension: int = -1,
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> Any:
+) -> tuple[Array, Array]:
     """(the k least elements, their positions): exact, whatever the recall that would do."""
     operand = array(operand)
     axis = shapes.canonical_axis(reduction_dimension, operand.ndim, "approx_min_k")
@@ -391,7 +428,7 @@ def approx_min_k(
 # ---- transforms ----
 
 
-def fft(x: Any, fft_type: Any, fft_lengths: Sequence[int]) -> Any:
+def fft(x: ArrayLike, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Array:
     """The discrete Fourier transform over the last axes, as many as there are lengths, of one of
     the FftType kinds."""
     if not len(fft_lengths):  # over no axes

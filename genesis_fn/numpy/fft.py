@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import from_numpy
+from genesis_fn.core.device import Device
+from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import inexact_value, strong
 from genesis_fn.numpy.manipulation.rearrange import roll
@@ -20,7 +22,7 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axes, pad, slice_in_dim
 
 
-def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Any:
+def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Array:
     """`x` cut or filled with zeros to `lengths` along `axes`."""
     for n, axis in zip(lengths, axes):
         own = x.aval.shape[axis]
@@ -37,7 +39,7 @@ def _sized(x: Any, lengths: Sequence[int | None], axes: Sequence[int]) -> Any:
     return x
 
 
-def _transform(kind: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
+def _transform(kind: str, a: Any, s: Any, axes: Any, norm: str | None) -> Array:
     """One transform over several axes, the last of which is the real one of rfft and irfft."""
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f"fft: norm {norm!r} is none of 'backward', 'ortho', 'forward'")
@@ -89,8 +91,40 @@ def _scale(inverse: bool, norm: str | None, n: int) -> float:
     return 1
 
 
-def _one(kind: str, doc: str) -> Callable[..., Any]:
-    def call(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+class Transform(Protocol):
+    """A transform over one axis."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        a: ArrayLike | Sequence[Any],
+        n: int | None = None,
+        axis: int = -1,
+        norm: str | None = None,
+    ) -> Array:
+        """The transform of `a` along `axis`."""
+        ...
+
+
+class MultiTransform(Protocol):
+    """A transform over several axes."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        a: ArrayLike | Sequence[Any],
+        s: Sequence[int] | None = None,
+        axes: Sequence[int] | None = ...,
+        norm: str | None = None,
+    ) -> Array:
+        """The transform of `a` over `axes`."""
+        ...
+
+
+def _one(kind: str, doc: str) -> Transform:
+    def call(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
         return _transform(kind, a, None if n is None else (n,), (axis,), norm)
 
     call.__name__ = call.__qualname__ = kind
@@ -98,8 +132,8 @@ def _one(kind: str, doc: str) -> Callable[..., Any]:
     return call
 
 
-def _many(kind: str, name: str, doc: str, default: Any) -> Callable[..., Any]:
-    def call(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Any:
+def _many(kind: str, name: str, doc: str, default: Sequence[int] | None) -> MultiTransform:
+    def call(a: Any, s: Any = None, axes: Any = default, norm: str | None = None) -> Array:
         return _transform(kind, a, s, axes, norm)
 
     call.__name__ = call.__qualname__ = name
@@ -123,43 +157,51 @@ irfft2 = _many("irfft", "irfft2", "The inverse of `rfft2`.", (-2, -1))
 _OPPOSITE = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def hfft(
+    a: ArrayLike | Sequence[Any], n: int | None = None, axis: int = -1, norm: str | None = None
+) -> Array:
     """The transform of a signal with Hermitian symmetry, which is real."""
     return irfft(conj(inexact_value(asarray(a))), n, axis, _OPPOSITE[norm])
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def ihfft(
+    a: ArrayLike | Sequence[Any], n: int | None = None, axis: int = -1, norm: str | None = None
+) -> Array:
     """The inverse of `hfft`."""
     return conj(rfft(a, n, axis, _OPPOSITE[norm]))
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+def fftfreq(
+    n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
+) -> Array:
     """The frequencies of `fft`'s coefficients for sample spacing `d`."""
     return _numbers(np.fft.fftfreq(n, d), dtype, device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+def rfftfreq(
+    n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: Device | str | None = None
+) -> Array:
     """The frequencies of `rfft`'s coefficients for sample spacing `d`."""
     return _numbers(np.fft.rfftfreq(n, d), dtype, device)
 
 
-def _numbers(values: np.ndarray, dtype: Any, device: Any) -> Any:
+def _numbers(values: np.ndarray, dtype: Any, device: Any) -> Array:
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
     x = from_numpy(values.astype(d))
     return x if device is None else x.to_device(device)
 
 
-def fftshift(x: Any, axes: Any = None) -> Any:
+def fftshift(x: ArrayLike, axes: Axis = None) -> Array:
     """`x` with the zero frequency in the middle of `axes`."""
     return _shifted(x, axes, 1)
 
 
-def ifftshift(x: Any, axes: Any = None) -> Any:
+def ifftshift(x: ArrayLike, axes: Axis = None) -> Array:
     """The inverse of `fftshift`."""
     return _shifted(x, axes, -1)
 
 
-def _shifted(x: Any, axes: Any, sign: int) -> Any:
+def _shifted(x: Any, axes: Any, sign: int) -> Array:
     x = asarray(x)
     axes = range(x.ndim) if axes is None else canonical_axes(axes, x.ndim, "fftshift")
     halves = [sign * (x.aval.shape[a] // 2) for a in axes]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike, PyTree
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, scalar_as, strong
 from genesis_fn.numpy.arrays.grids import eye
@@ -45,43 +46,46 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import broadcasted_iota, canonical_axes, canonical_axis, reshape
 from genesis_fn.transforms.custom.derivative_rules import custom_jvp
 
+if TYPE_CHECKING:
+    from genesis_fn.primitives.dot_general import PrecisionLike
+
 LinAlgError = np.linalg.LinAlgError
 
 
 class EighResult(NamedTuple):
     """Results of `eigh`."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class QRResult(NamedTuple):
     """Results of `qr`."""
 
-    Q: Any
-    R: Any
+    Q: Array
+    R: Array
 
 
 class SlogdetResult(NamedTuple):
     """Results of `slogdet`."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Array
+    logabsdet: Array
 
 
 class SVDResult(NamedTuple):
     """Results of `svd`."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: Array
+    S: Array
+    Vh: Array
 
 
-def _inexact(name: str, *xs: Any) -> list[Any]:
+def _inexact(name: str, *xs: Any) -> list[Array]:
     return promote_arrays(name, [asarray(x) for x in xs], inexact=True)
 
 
-def _matrix(name: str, a: Any, square: bool = False) -> Any:
+def _matrix(name: str, a: Any, square: bool = False) -> Array:
     (a,) = _inexact(name, a)
     if a.ndim < 2:
         raise errors.ShapeError(f"{name} takes matrices, got {a.aval}")
@@ -93,7 +97,12 @@ def _matrix(name: str, a: Any, square: bool = False) -> Any:
 # ---- norms ----
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+def norm(
+    x: ArrayLike | Sequence[Any],
+    ord: int | float | str | None = None,
+    axis: Axis = None,
+    keepdims: bool = False,
+) -> Array:
     """The norm of vectors (one axis) or matrices (two axes); by default the Euclidean or Frobenius.
 
     `axis` None takes all of `x`: a vector, a matrix, or with `ord` None any array flattened.
@@ -115,7 +124,14 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     )
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+def vector_norm(
+    x: ArrayLike | Sequence[Any],
+    /,
+    *,
+    axis: Axis = None,
+    keepdims: bool = False,
+    ord: float | None = 2,
+) -> Array:
     """(sum |x|**ord) ** (1 / ord) over `axis`, all of them for None; ord may be +-inf or 0."""
     (x,) = _inexact("vector_norm", x)
     if ord == 2 or ord is None:
@@ -136,7 +152,13 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     return power(r.sum(power(size, ord), axis, keepdims=keepdims), 1.0 / ord)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+def matrix_norm(
+    x: ArrayLike | Sequence[Any],
+    /,
+    *,
+    keepdims: bool = False,
+    ord: int | float | str | None = "fro",
+) -> Array:
     """A norm of the last two axes: "fro", "nuc", 1, -1, 2, -2, inf, -inf."""
     x = _matrix("matrix_norm", x)
     if ord in ("fro", None):
@@ -159,13 +181,29 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 # ---- decompositions ----
 
 
-def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Any:
+def cholesky(
+    a: ArrayLike | Sequence[Any], *, upper: bool = False, symmetrize_input: bool = True
+) -> Array:
     """The triangular factor of a positive definite matrix; NaN where it is not one."""
     factor = linalg.cholesky(_matrix("cholesky", a, True), symmetrize_input=symmetrize_input)
     return conj(matrix_transpose(factor)) if upper else factor
 
 
-def qr(a: Any, mode: str = "reduced") -> Any:
+@overload
+def qr(
+    a: ArrayLike | Sequence[Any], mode: Literal["reduced", "complete"] = "reduced"
+) -> QRResult: ...
+
+
+@overload
+def qr(a: ArrayLike | Sequence[Any], mode: Literal["r"]) -> Array: ...
+
+
+@overload
+def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree: ...
+
+
+def qr(a: ArrayLike | Sequence[Any], mode: str = "reduced") -> PyTree:
     """(Q, R) with a = Q R; mode "reduced", "complete", or "r" for R alone."""
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: mode {mode!r} is none of 'reduced', 'complete', 'r'")
@@ -173,7 +211,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return upper if mode == "r" else QRResult(q, upper)
 
 
-def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
+def eigh(
+    a: ArrayLike | Sequence[Any], UPLO: str | None = None, symmetrize_input: bool = True
+) -> EighResult:
     """(eigenvalues ascending, eigenvectors as columns) of a Hermitian matrix."""
     a = _matrix("eigh", a, True)
     if UPLO not in (None, "L", "U"):
@@ -182,14 +222,45 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
     return EighResult(values, vectors)
 
 
-def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Any:
+def eigvalsh(a: ArrayLike, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
     """The eigenvalues of a Hermitian matrix, ascending."""
     return eigh(a, UPLO, symmetrize_input).eigenvalues
 
 
+@overload
 def svd(
-    a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
-) -> Any:
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    hermitian: bool = False,
+) -> SVDResult: ...
+
+
+@overload
+def svd(
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    *,
+    compute_uv: Literal[False],
+    hermitian: bool = False,
+) -> Array: ...
+
+
+@overload
+def svd(
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+) -> PyTree: ...
+
+
+def svd(
+    a: ArrayLike | Sequence[Any],
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+) -> PyTree:
     """(U, S, V^H) with a = U diag(S) V^H and S descending; S alone without `compute_uv`."""
     a = _matrix("svd", a)
     if not compute_uv:
@@ -197,7 +268,7 @@ def svd(
     return SVDResult(*linalg.svd(a, full_matrices=full_matrices))
 
 
-def svdvals(x: Any, /) -> Any:
+def svdvals(x: ArrayLike | Sequence[Any], /) -> Array:
     """The singular values, descending."""
     return linalg.svdvals(_matrix("svdvals", x))
 
@@ -205,7 +276,7 @@ def svdvals(x: Any, /) -> Any:
 # ---- determinants, ranks ----
 
 
-def _sign_of_permutation(pivots: Any) -> Any:
+def _sign_of_permutation(pivots: Any) -> Array:
     """-1 for an odd number of exchanges."""
     n = pivots.aval.shape[-1]
     places = broadcasted_iota(pivots.dtype, pivots.aval.shape, pivots.ndim - 1)
@@ -217,7 +288,7 @@ def _sign_of_permutation(pivots: Any) -> Any:
     return subtract(1, multiply(2, p.bitwise_and(count, 1)))
 
 
-def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
+def slogdet(a: ArrayLike | Sequence[Any], *, method: str | None = None) -> SlogdetResult:
     """(sign, log |determinant|): accurate where the determinant overflows."""
     a = _matrix("slogdet", a, True)
     if a.aval.shape[-1] == 1:  # the factors of a zero have no derivative
@@ -231,7 +302,7 @@ def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
 
 
 @custom_jvp
-def _log_of_absolute(x: Any) -> Any:
+def _log_of_absolute(x: Any) -> Array:
     return log(absolute(x))
 
 
@@ -242,7 +313,7 @@ def _log_of_absolute_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -
     return _log_of_absolute(x), p.real(divide(t, x)) if dtypes.is_complex(x.dtype) else divide(t, x)
 
 
-def _sign(x: Any) -> Any:
+def _sign(x: Any) -> Array:
     """`sign`, but with the derivative of x / |x| for complex x."""
     if not dtypes.is_complex(x.dtype):
         return p.sign(x)
@@ -250,7 +321,7 @@ def _sign(x: Any) -> Any:
     return where(zero, 0, divide(x, where(zero, 1, absolute(x))))
 
 
-def det(a: Any) -> Any:
+def det(a: ArrayLike | Sequence[Any]) -> Array:
     """The determinant."""
     a = _matrix("det", a, True)
     n = a.aval.shape[-1]
@@ -265,7 +336,7 @@ def det(a: Any) -> Any:
 
 
 @custom_jvp
-def _large_det(a: Any) -> Any:
+def _large_det(a: Any) -> Array:
     factors, pivots, _ = linalg.lu(a)
     sign = p.convert(_sign_of_permutation(pivots), a.dtype)
     return multiply(sign, r.prod(c.diagonal(factors, 0, -2, -1), -1))
@@ -284,7 +355,7 @@ def _large_det_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tupl
 
 
 @custom_jvp
-def _adjugate_of_singular(a: Any) -> Any:
+def _adjugate_of_singular(a: Any) -> Array:
     u, s, vh = linalg.svd(a, full_matrices=False)
     # Each singular value's place holds the product of the others.
     n = a.aval.shape[-1]
@@ -306,7 +377,12 @@ def _tolerance(s: Any, shape: Sequence[int]) -> float:
     return max(shape[-2:]) * float(dtypes.finfo(s.dtype).eps)
 
 
-def matrix_rank(M: Any, rtol: Any = None, *, tol: Any = None) -> Any:
+def matrix_rank(
+    M: ArrayLike | Sequence[Any],
+    rtol: ArrayLike | Sequence[Any] | None = None,
+    *,
+    tol: ArrayLike | None = None,
+) -> Array:
     """How many singular values exceed `rtol` times the greatest (default: max(m, n) eps)."""
     (x,) = _inexact("matrix_rank", M)
     if x.ndim < 2:
@@ -320,7 +396,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, tol: Any = None) -> Any:
     return r.sum(greater(s, limit), -1, dtypes.I32)
 
 
-def cond(x: Any, p: Any = None) -> Any:
+def cond(x: ArrayLike | Sequence[Any], p: int | float | str | None = None) -> Array:
     """The condition number norm(x) * norm(inv(x)); by default the ratio of singular values."""
     x = _matrix("cond", x)
     if p in (None, 2, -2):
@@ -333,7 +409,7 @@ def cond(x: Any, p: Any = None) -> Any:
 # ---- solving ----
 
 
-def solve(a: Any, b: Any) -> Any:
+def solve(a: ArrayLike | Sequence[Any], b: ArrayLike | Sequence[Any]) -> Array:
     """x with a x = b, for a vector b or matrices b; NaN where `a` is singular."""
     a, b = _inexact("solve", a, b)
     if a.ndim < 2 or a.aval.shape[-1] != a.aval.shape[-2] or not b.ndim:
@@ -348,13 +424,19 @@ def solve(a: Any, b: Any) -> Any:
     return reshape(x, x.aval.shape[:-1]) if vector else x
 
 
-def inv(a: Any) -> Any:
+def inv(a: ArrayLike | Sequence[Any]) -> Array:
     """The inverse of square matrices; NaN or infinity where there is none."""
     a = _matrix("inv", a, True)
     return linalg.solve(a, broadcast(eye(a.aval.shape[-1], dtype=a.dtype), a.aval.shape))
 
 
-def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Any:
+def pinv(
+    a: ArrayLike | Sequence[Any],
+    rtol: ArrayLike | Sequence[Any] | None = None,
+    hermitian: bool = False,
+    *,
+    rcond: ArrayLike | None = None,
+) -> Array:
     """The Moore-Penrose inverse, singular values below `rtol` times the greatest taken as zero."""
     a = _matrix("pinv", a)
     m, n = a.aval.shape[-2:]
@@ -367,7 +449,7 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
 
 
 @custom_jvp
-def _pinv(a: Any, rtol: Any) -> Any:
+def _pinv(a: Any, rtol: Any) -> Array:
     u, s, vh = linalg.svd(a, full_matrices=False)
     keep = greater(s, multiply(r.max(s, -1, keepdims=True), rtol[..., None]))
     inverse = where(keep, divide(1, where(keep, s, 1)), 0)
@@ -381,7 +463,7 @@ def _pinv_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any
     (a, rtol), (t, _) = primals, tangents
     x = _pinv(a, rtol)
 
-    def times(*factors: Any) -> Any:
+    def times(*factors: Any) -> Array:
         total = factors[0]
         for f in factors[1:]:
             total = matmul(total, f, precision="highest")
@@ -392,7 +474,13 @@ def _pinv_rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any
     return x, add(change, times(subtract(th, times(x, a, th)), xh, x))
 
 
-def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tuple[Any, ...]:
+def lstsq(
+    a: ArrayLike | Sequence[Any],
+    b: ArrayLike | Sequence[Any],
+    rcond: ArrayLike | None = None,
+    *,
+    numpy_resid: bool = False,
+) -> tuple[Array, Array, Array, Array]:
     """(x of least norm minimising |a x - b|, residuals, rank of a, singular values of a)."""
     a, b = _inexact("lstsq", a, b)
     if a.ndim != 2 or b.ndim not in (1, 2) or a.aval.shape[0] != b.aval.shape[0]:
@@ -416,7 +504,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False) -> tu
 # ---- products ----
 
 
-def matrix_power(a: Any, n: int) -> Any:
+def matrix_power(a: ArrayLike | Sequence[Any], n: int) -> Array:
     """`a` multiplied by itself n times; its inverse for negative n."""
     a = asarray(a)
     if a.ndim < 2 or a.aval.shape[-1] != a.aval.shape[-2]:
@@ -426,16 +514,17 @@ def matrix_power(a: Any, n: int) -> Any:
         return broadcast(eye(a.aval.shape[-1], dtype=a.dtype), a.aval.shape)
     if n < 0:
         a, n = inv(a), -n
-    result = None
+    result: Array | None = None
     while n:
         if n & 1:
             result = a if result is None else matmul(result, a)
         n >>= 1
         a = matmul(a, a) if n else a
+    assert result is not None  # n > 0 has a highest bit
     return result
 
 
-def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Any:
+def multi_dot(arrays: Sequence[Any], *, precision: PrecisionLike = None) -> Array:
     """The product of matrices (vectors at the ends), in the order of least work."""
     xs = list(arrays)
     if len(xs) < 2:
@@ -451,7 +540,7 @@ def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Any:
     return einsum(*args, first + last, optimize="optimal", precision=precision)
 
 
-def outer(x1: Any, x2: Any, /) -> Any:
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """The outer product of two vectors."""
     x, y = promote_arrays("outer", (x1, x2))
     if x.ndim != 1 or y.ndim != 1:
@@ -459,7 +548,7 @@ def outer(x1: Any, x2: Any, /) -> Any:
     return c.outer(x, y)
 
 
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
     """The cross product of vectors of length 3 along `axis`."""
     x, y = promote_arrays("cross", (x1, x2))
     if any(v.aval.shape[canonical_axis(axis, v.ndim, "cross")] != 3 for v in (x, y)):
@@ -467,17 +556,19 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return c.cross(x, y, axis=axis)
 
 
-def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Array:
     """The diagonals of the last two axes."""
     return c.diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: DTypeLike | None = None) -> Array:
     """The sums of the diagonals of the last two axes."""
     return c.trace(x, offset, -2, -1, dtype)
 
 
-def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
+def tensorsolve(
+    a: ArrayLike | Sequence[Any], b: ArrayLike | Sequence[Any], axes: Sequence[int] | None = None
+) -> Array:
     """x with tensordot(a, x, x.ndim) == b."""
     a, b = _inexact("tensorsolve", a, b)
     if axes is not None:
@@ -489,7 +580,7 @@ def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
     return reshape(solve(reshape(a, (b.size, n)), ravel(b)), shape)
 
 
-def tensorinv(a: Any, ind: int = 2) -> Any:
+def tensorinv(a: ArrayLike | Sequence[Any], ind: int = 2) -> Array:
     """The inverse of `a` as a linear map from its last axes to its first `ind` ones."""
     (a,) = _inexact("tensorinv", a)
     if ind <= 0:

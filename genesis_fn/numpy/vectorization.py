@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from genesis_fn.core import errors, tree
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes
 from genesis_fn.numpy.manipulation.shape import expand_dims, stack, unstack
@@ -77,7 +78,7 @@ def vectorize(
     return call
 
 
-def _without(x: Any, axis: int) -> Any:
+def _without(x: Any, axis: int) -> Array:
     shape = x.aval.shape
     return reshape(x, (*shape[:axis], *shape[axis + 1 :]))
 
@@ -115,6 +116,7 @@ class ufunc:
     def __init__(self, func: Callable[..., Any], nin: int, nout: int, identity: Any = None) -> None:
         self.func, self.nin, self.nout, self.identity = func, nin, nout, identity
         self.nargs = nin + nout
+        self.__name__: str = getattr(func, "__name__", type(func).__name__)
         self._mapped = vectorize(func)
         functools.update_wrapper(self, func)
 
@@ -130,7 +132,14 @@ class ufunc:
         if (self.nin, self.nout) != (2, 1):
             raise ValueError(f"ufunc.{method} needs two arguments and one result")
 
-    def reduce(self, a: Any, axis: int = 0, *, initial: Any = None, keepdims: bool = False) -> Any:
+    def reduce(
+        self,
+        a: ArrayLike | Sequence[Any],
+        axis: int = 0,
+        *,
+        initial: ArrayLike | None = None,
+        keepdims: bool = False,
+    ) -> Array:
         """The elements along `axis` combined from the left, starting at `initial`."""
         self._binary("reduce")
         a = asarray(a)
@@ -142,19 +151,21 @@ class ufunc:
         total = functools.reduce(self, values)
         return expand_dims(total, axis) if keepdims else total
 
-    def accumulate(self, a: Any, axis: int = 0) -> Any:
+    def accumulate(self, a: ArrayLike | Sequence[Any], axis: int = 0) -> Array:
         """The results of combining each element with those before it along `axis`."""
         self._binary("accumulate")
         rows = unstack(asarray(a), axis=axis)
         return stack(list(itertools.accumulate(rows, self)), axis)
 
-    def outer(self, x: Any, y: Any, /) -> Any:
+    def outer(self, x: ArrayLike | Sequence[Any], y: ArrayLike | Sequence[Any], /) -> Array:
         """func(x[i], y[j]) for all i and j."""
         self._binary("outer")
         x, y = asarray(x), asarray(y)
         return self(reshape(x, (*x.aval.shape, *(1,) * y.ndim)), y)
 
 
-def frompyfunc(func: Callable[..., Any], /, nin: int, nout: int, *, identity: Any = None) -> ufunc:
+def frompyfunc(
+    func: Callable[..., Any], /, nin: int, nout: int, *, identity: ArrayLike | None = None
+) -> ufunc:
     """`func` of `nin` scalars with `nout` results as a function that broadcasts."""
     return ufunc(func, nin, nout, identity)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import Tracer, typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last, softmax_last, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
@@ -34,16 +35,14 @@ def _visible(
     left, right = window if window is not None else (None, None)
     if causal:
         right = 0 if right is None else min(right, 0)
-    if left is None and right is None:
-        return None
     rows, columns = iota(dtypes.I32, (t, s), 0), iota(dtypes.I32, (t, s), 1)
-    seen = None
+    seen: Array | None = None
     if right is not None:
         seen = ops.le(columns, ops.add(rows, right) if right else rows)
     if left is not None:
         near = ops.ge(columns, ops.sub(rows, left))
         seen = near if seen is None else ops.bitwise_and(seen, near)
-    return broadcast_in_dim(seen, shape, (3, 4))
+    return None if seen is None else broadcast_in_dim(seen, shape, (3, 4))
 
 
 def _scores(
@@ -59,7 +58,7 @@ def _scores(
 ) -> tuple[Any, Any, Any]:
     """(masked logits, d capped / d raw or None, visibility) as [batch, kv heads, group, T, S]."""
     b, t, n, h = typeof(q).shape
-    s, kv = typeof(k).shape[1:3]
+    kv = typeof(k).shape[2]
     grouped = reshape(q, (b, t, kv, n // kv, h))
     wide_type = dtypes.F32 if typeof(q).dtype.itemsize < 4 else typeof(q).dtype
     raw = dot_general(
@@ -85,16 +84,15 @@ def _scores(
     return logits, slope, seen
 
 
-def _grouped(x: Any, shape: tuple[int, ...]) -> Any:
+def _grouped(x: Any, shape: tuple[int, ...]) -> Array:
     """A [batch, heads, T, S] array, any axis possibly 1, as [batch, kv heads, group, T, S]."""
-    b, kv, g, t, s = shape
     n = typeof(x).shape[1]
-    split = (kv, g) if n != 1 else (1, 1)
+    split = shape[1:3] if n != 1 else (1, 1)
     x = reshape(x, (typeof(x).shape[0], *split, *typeof(x).shape[2:]))
     return broadcast_in_dim(x, shape, (0, 1, 2, 3, 4))
 
 
-def _ungrouped(x: Any, shape: tuple[int, ...]) -> Any:
+def _ungrouped(x: Any, shape: tuple[int, ...]) -> Array:
     """The transpose of `_grouped`: sum what was repeated."""
     b, kv, g, t, s = typeof(x).shape
     x = reshape(x, (b, kv * g, t, s))
@@ -102,7 +100,7 @@ def _ungrouped(x: Any, shape: tuple[int, ...]) -> Any:
     return reshape(reduce_sum(x, repeated), shape)
 
 
-def _values(p: Any, v: Any, q: Any) -> Any:
+def _values(p: Any, v: Any, q: Any) -> Array:
     """probabilities @ v as [batch, T, heads, H]."""
     out = dot_general(
         like(p, v), v, (((4,), (1,)), ((0, 1), (0, 2))), preferred_element_type=typeof(p).dtype
@@ -147,16 +145,16 @@ def _fold_batch(size: int, xs: Sequence[Any], dims: Sequence[Any], **static: Any
 
 @fused("attention", static=(*_STATIC, "has"), precision="low", batch=_fold_batch)
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *extras: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    *extras: Array,
     scale: float,
     causal: bool,
-    window: Any,
+    window: tuple[Any, ...] | None,
     softcap: float,
     has: tuple[bool, bool, bool],
-) -> Any:
+) -> Array:
     """softmax(scale * q k^T + bias, masked) v; `extras` are the bias, the mask and how many keys
     each batch entry has, as `has` says."""
     given = _optional(extras, has)
@@ -167,7 +165,7 @@ def attention(
 @fused("attention_forward", static=(*_STATIC, "has"))
 def _attention_forward(
     q: Any, k: Any, v: Any, *extras: Any, has: tuple[Any, ...], **static: Any
-) -> Any:
+) -> tuple[Any, ...]:
     given = _optional(extras, has)
     logits, _, _ = _scores(q, k, *given, *[static[n] for n in _STATIC])
     lse = logsumexp_last.reference(logits)
@@ -179,11 +177,11 @@ def _attention_forward(
 @fused("attention_backward", static=(*_STATIC, "has"))
 def _attention_backward(
     residuals: Any, ct: Any, *, has: tuple[Any, ...], needs: Sequence[bool], **static: Any
-) -> Any:
+) -> tuple[Any, ...]:
     q, k, v, *extras, out, _ = residuals
     bias, mask, lengths = _optional(extras, has)
     logits, slope, seen = _scores(q, k, bias, mask, lengths, *[static[n] for n in _STATIC])
-    b, kv, g, t, s = typeof(logits).shape
+    b, kv, g, t, _ = typeof(logits).shape
     h = typeof(v).shape[-1]
     # Not exp(logits - lse): in a row that sees nothing the masked logit swallows the logarithm.
     p = softmax_last.reference(logits)
@@ -219,22 +217,79 @@ def _attention_backward(
 attention.defvjp(_attention_forward, _attention_backward)
 
 
+@overload
 def dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = False,
-    query_seq_lengths: Any = None,
-    key_value_seq_lengths: Any = None,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[False] = False,
+    softcap: float = 0.0,
+) -> Array: ...
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[True],
+    softcap: float = 0.0,
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
     softcap: float = 0.0,
-) -> Any:
+) -> PyTree: ...
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    softcap: float = 0.0,
+) -> PyTree:
     """softmax(scale * query key^T + bias) value: [B, T, N, H] or [T, N, H], as JAX's function.
 
     key and value are [B, S, K, H] with K dividing N (grouped heads). `bias` and the boolean `mask`
@@ -322,7 +377,7 @@ def _checked(q: Any, k: Any, v: Any) -> None:
         raise errors.DTypeError(f"attention: operands need one float dtype, got {kinds}")
 
 
-def _four(x: Any, shape: tuple[int, ...], what: str) -> Any:
+def _four(x: Any, shape: tuple[int, ...], what: str) -> Array:
     kind = typeof(x)
     padded = (1,) * (4 - kind.ndim) + kind.shape
     if kind.ndim > 4 or any(m not in (1, n) for m, n in zip(padded, shape)):
@@ -330,13 +385,13 @@ def _four(x: Any, shape: tuple[int, ...], what: str) -> Any:
     return reshape(x, padded)
 
 
-def _below(lengths: Any, shape: tuple[int, ...], axis: int) -> Any:
+def _below(lengths: Any, shape: tuple[int, ...], axis: int) -> Array:
     """Booleans of `shape`: position along `axis` is below its batch entry's length."""
     lengths = ops.convert(lengths, dtypes.I32)
     return ops.lt(iota(dtypes.I32, shape, axis), broadcast_in_dim(lengths, shape, (0,)))
 
 
-def _both(x: Any, y: Any) -> Any:
+def _both(x: Any, y: Any) -> Array:
     shape = tuple([max(m, n) for m, n in zip(typeof(x).shape, typeof(y).shape)])
     every = tuple(range(4))
     return ops.bitwise_and(broadcast_in_dim(x, shape, every), broadcast_in_dim(y, shape, every))

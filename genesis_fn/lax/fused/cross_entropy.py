@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.convert import as_array
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.fused.softmax import along_last, last, like, logsumexp_last, wide
+from genesis_fn.lax.operands import array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.dot_general import dot_general
 from genesis_fn.primitives.factories import zeros
@@ -20,16 +21,16 @@ from genesis_fn.transforms.custom.fused_functions import fused
 # ---- from logits ----
 
 
-def class_labels(name: str, labels: Any) -> Any:
+def class_labels(name: str, labels: ArrayLike) -> Array:
     """The labels that a loss was given, in int32, or in int64 if they are of a wider type: what
     kernels take, and what holds an `ignore_index` below 0. Raises DTypeError unless they are
     integers."""
-    labels = as_array(labels)
-    kind = typeof(labels).dtype
-    if not dtypes.is_integer(kind):
-        raise errors.DTypeError(f"{name} takes integer labels, got {typeof(labels)}")
-    narrow = kind.itemsize < 4 or kind == dtypes.I32
-    return ops.convert(labels, dtypes.I32 if narrow else dtypes.I64)
+    x = array(labels)
+    d = x.aval.dtype
+    if not dtypes.is_integer(d):
+        raise errors.DTypeError(f"{name} takes integer labels, got {x.aval}")
+    narrow = d.itemsize < 4 or d == dtypes.I32
+    return ops.convert(x, dtypes.I32 if narrow else dtypes.I64)
 
 
 def _one_hot(labels: Any, like: Any) -> Any:
@@ -42,14 +43,14 @@ def _one_hot(labels: Any, like: Any) -> Any:
 
 
 @fused("cross_entropy", rows=(True, True), precision="high")
-def cross_entropy_last(logits: Any, labels: Any) -> Any:
+def cross_entropy_last(logits: ArrayLike, labels: ArrayLike) -> Array:
     """logsumexp(logits) - logits[label] over the last axis; labels are integers below its
     length."""
     return _cross_entropy_forward.reference(logits, labels)[0][0]
 
 
 @fused("cross_entropy_forward")
-def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
+def _cross_entropy_forward(logits: Any, labels: Any) -> tuple[Any, ...]:
     w = wide(logits)
     lse = logsumexp_last.reference(w)
     at_label = reduce_sum(ops.select(_one_hot(labels, w), w, 0.0), last(w))
@@ -57,7 +58,7 @@ def _cross_entropy_forward(logits: Any, labels: Any) -> Any:
 
 
 @fused("cross_entropy_backward")
-def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     logits, labels, lse = residuals
     w, g = wide(logits), wide(ct)
     p = ops.exp(ops.sub(w, along_last(lse, w)))
@@ -127,7 +128,7 @@ def _weights(loss: Any, counts: Any, reduction: str) -> tuple[Any, Any]:
     return ops.div(total, n), ops.div(one, broadcast_in_dim(n, rows.shape, ()))
 
 
-def _logits(x: Any, weight: Any) -> Any:
+def _logits(x: Any, weight: Any) -> Array:
     contract = ((typeof(x).ndim - 1,), (1,))
     return dot_general(x, weight, (contract, ((), ())), preferred_element_type=_wide_type(x))
 
@@ -142,16 +143,16 @@ _OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap", "reduction")
 
 @fused("linear_cross_entropy", static=_OPTIONS, precision="low")
 def linear_cross_entropy_rows(
-    x: Any,
-    weight: Any,
-    labels: Any,
+    x: Array,
+    weight: Array,
+    labels: Array,
     *,
     ignore_index: int | None,
     label_smoothing: float,
     z_loss: float,
     softcap: float,
     reduction: str,
-) -> Any:
+) -> Array:
     """Cross-entropy of x @ weight.T ([rows, features], [classes, features]) against labels
     [rows]."""
     loss, _, counts = _losses(
@@ -171,7 +172,7 @@ def _linear_cross_entropy_forward(
     z_loss: float,
     softcap: float,
     reduction: str,
-) -> Any:
+) -> tuple[Any, ...]:
     """The loss, and with it its gradients: the logits are there now and need not be made again."""
     loss, grad, counts = _losses(
         _logits(x, weight), labels, ignore_index, label_smoothing, z_loss, softcap
@@ -184,8 +185,10 @@ def _linear_cross_entropy_forward(
 
 
 @fused("linear_cross_entropy_backward", static=_OPTIONS)
-def _linear_cross_entropy_backward(residuals: Any, ct: Any, *, needs: Any, **_: Any) -> Any:
-    def scaled(g: Any) -> Any:
+def _linear_cross_entropy_backward(
+    residuals: Any, ct: Any, *, needs: Any, **_: Any
+) -> tuple[Any, ...]:
+    def scaled(g: Any) -> Array:
         factor = broadcast_in_dim(like(ct, g), typeof(g).shape, ())
         return ops.mul(g, factor)
 
@@ -196,16 +199,16 @@ linear_cross_entropy_rows.defvjp(_linear_cross_entropy_forward, _linear_cross_en
 
 
 def linear_cross_entropy(
-    x: Any,
-    weight: Any,
-    labels: Any,
+    x: ArrayLike,
+    weight: ArrayLike,
+    labels: ArrayLike,
     *,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
     reduction: str = "mean",
-) -> Any:
+) -> Array:
     """Softmax cross-entropy of the linear layer x @ weight.T, without keeping its logits.
 
     x is [..., features], weight [classes, features], labels [...] integers. `reduction` is "mean"
@@ -213,7 +216,7 @@ def linear_cross_entropy(
     `softcap` replaces the logits by softcap * tanh(logits / softcap). The loss is float32 for
     16-bit operands.
     """
-    x, weight = as_array(x), as_array(weight)
+    x, weight = array(x), array(weight)
     labels = class_labels("linear_cross_entropy", labels)
     kind = typeof(x)
     if reduction not in ("mean", "sum", "none"):
@@ -228,7 +231,7 @@ def linear_cross_entropy(
         raise errors.ShapeError(
             f"linear_cross_entropy: labels {typeof(labels)} do not fit the rows of x {kind}"
         )
-    options = {
+    options: dict[str, Any] = {
         "ignore_index": ignore_index,
         "label_smoothing": float(label_smoothing),
         "z_loss": float(z_loss),

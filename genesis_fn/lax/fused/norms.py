@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.lax.fused.softmax import along_last, last, like, wide
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_sum
@@ -13,17 +14,17 @@ from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.custom.fused_functions import fused
 
 
-def _over_rows(w: Any, x: Any) -> Any:
+def _over_rows(w: Any, x: Any) -> Array:
     """A vector along the last axis, repeated over the rows of `x`."""
     shape = typeof(x).shape
     return broadcast_in_dim(w, shape, (len(shape) - 1,))
 
 
-def _mean(x: Any) -> Any:
+def _mean(x: Any) -> Array:
     return ops.mul(reduce_sum(x, last(x)), 1.0 / max(typeof(x).shape[-1], 1))
 
 
-def _sum_rows(x: Any) -> Any:
+def _sum_rows(x: Any) -> Array:
     return reduce_sum(x, tuple(range(typeof(x).ndim - 1)))
 
 
@@ -31,27 +32,29 @@ def _sum_rows(x: Any) -> Any:
 
 
 @fused("rms_norm", static=("eps",), rows=(True, False), precision="high")
-def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
+def rms_norm(x: Array, weight: Array, *, eps: float) -> Array:
     """x / sqrt(mean(x**2) + eps) * weight over the last axis, in the dtype of x."""
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
     return _scaled(w, rstd, weight, x)
 
 
-def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Any:
+def _scaled(w: Any, rstd: Any, weight: Any, x: Any) -> Array:
     weight = ops.convert(weight, typeof(w).dtype)
     return like(ops.mul(ops.mul(w, along_last(rstd, w)), _over_rows(weight, w)), x)
 
 
 @fused("rms_norm_forward", static=("eps",))
-def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> Any:
+def _rms_norm_forward(x: Any, weight: Any, *, eps: float) -> tuple[Any, ...]:
     w = wide(x)
     rstd = ops.rsqrt(ops.add(_mean(ops.mul(w, w)), eps))
     return (_scaled(w, rstd, weight, x),), (x, weight, rstd)
 
 
 @fused("rms_norm_backward", static=("eps",))
-def _rms_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
+def _rms_norm_backward(
+    residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]
+) -> tuple[Any, ...]:
     x, weight, rstd = residuals
     w, g = wide(x), wide(ct)
     hat = ops.mul(w, along_last(rstd, w))
@@ -68,13 +71,13 @@ rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 @fused("layer_norm", static=("eps",), rows=(True, False, False), precision="high")
-def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+def layer_norm(x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis, in the dtype of x."""
     return _layer_norm_forward.reference(x, weight, bias, eps=eps)[0][0]
 
 
 @fused("layer_norm_forward", static=("eps",))
-def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
+def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> tuple[Any, ...]:
     w = wide(x)
     mean = _mean(w)
     d = ops.sub(w, along_last(mean, w))
@@ -89,7 +92,9 @@ def _layer_norm_forward(x: Any, weight: Any, bias: Any, *, eps: float) -> Any:
 
 
 @fused("layer_norm_backward", static=("eps",))
-def _layer_norm_backward(residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]) -> Any:
+def _layer_norm_backward(
+    residuals: Any, ct: Any, *, eps: float, needs: Sequence[bool]
+) -> tuple[Any, ...]:
     x, weight, bias, mean, rstd = residuals
     w, g = wide(x), wide(ct)
     hat = ops.mul(ops.sub(w, along_last(mean, w)), along_last(rstd, w))

@@ -6,59 +6,60 @@ from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import typeof
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.primitives import elementwise as ops
 from genesis_fn.primitives.reductions.reduce import reduce_max, reduce_sum
 from genesis_fn.primitives.shape import broadcast_in_dim
 from genesis_fn.transforms.custom.fused_functions import fused
 
 
-def wide(x: Any) -> Any:
+def wide(x: Array) -> Array:
     """`x` in float32 where it is a 16- or 8-bit float: the type that rows are computed in."""
     kind = typeof(x).dtype
     return ops.convert(x, dtypes.F32) if kind.itemsize < 4 else x
 
 
-def like(x: Any, other: Any) -> Any:
+def like(x: Array, other: Array) -> Array:
     """`x` in the dtype of `other`."""
     return ops.convert(x, typeof(other).dtype)
 
 
-def along_last(x: Any, like: Any) -> Any:
+def along_last(x: Array, like: Array) -> Array:
     """One number per row, repeated over the last axis of `like`."""
     shape = typeof(like).shape
     return broadcast_in_dim(x, shape, tuple(range(len(shape) - 1)))
 
 
-def last(x: Any) -> tuple[int, ...]:
+def last(x: Array) -> tuple[int, ...]:
     """The last axis, as reductions take it."""
     return (typeof(x).ndim - 1,)
 
 
-def _top(x: Any) -> Any:
+def _top(x: Any) -> Array:
     """The maximum of each row, which has no derivative here."""
     return ops.stop_gradient(reduce_max(x, last(x)))
 
 
-def _shifted(x: Any) -> Any:
+def _shifted(x: Any) -> Array:
     """x minus its row maximum: NaN in the whole row where that is infinite, as in JAX."""
     return ops.sub(x, along_last(_top(x), x))
 
 
 @fused("softmax", rows=(True,), precision="high")
-def softmax_last(x: Any) -> Any:
+def softmax_last(x: Array) -> Array:
     """exp(x) / sum(exp(x)) over the last axis."""
     e = ops.exp(_shifted(wide(x)))
     return like(ops.div(e, along_last(reduce_sum(e, last(e)), e)), x)
 
 
 @fused("softmax_forward")
-def _softmax_forward(x: Any) -> Any:
+def _softmax_forward(x: Any) -> tuple[Any, ...]:
     y = softmax_last.reference(x)
     return (y,), (y,)
 
 
 @fused("softmax_backward")
-def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     (y,) = residuals
     y, g = wide(y), wide(ct)
     yg = ops.mul(y, g)
@@ -69,20 +70,20 @@ softmax_last.defvjp(_softmax_forward, _softmax_backward)
 
 
 @fused("log_softmax", rows=(True,), precision="high")
-def log_softmax_last(x: Any) -> Any:
+def log_softmax_last(x: Array) -> Array:
     """x - logsumexp(x) over the last axis."""
     d = _shifted(wide(x))
     return like(ops.sub(d, along_last(ops.log(reduce_sum(ops.exp(d), last(d))), d)), x)
 
 
 @fused("log_softmax_forward")
-def _log_softmax_forward(x: Any) -> Any:
+def _log_softmax_forward(x: Any) -> tuple[Any, ...]:
     y = log_softmax_last.reference(x)
     return (y,), (y,)
 
 
 @fused("log_softmax_backward")
-def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _log_softmax_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     (y,) = residuals
     y, g = wide(y), wide(ct)
     total = along_last(reduce_sum(g, last(g)), g)
@@ -93,7 +94,7 @@ log_softmax_last.defvjp(_log_softmax_forward, _log_softmax_backward)
 
 
 @fused("logsumexp", rows=(True,), precision="high")
-def logsumexp_last(x: Any) -> Any:
+def logsumexp_last(x: Array) -> Array:
     """log(sum(exp(x))) over the last axis."""
     w = wide(x)
     top = _top(w)
@@ -103,13 +104,13 @@ def logsumexp_last(x: Any) -> Any:
 
 
 @fused("logsumexp_forward")
-def _logsumexp_forward(x: Any) -> Any:
+def _logsumexp_forward(x: Any) -> tuple[Any, ...]:
     y = logsumexp_last.reference(x)
     return (y,), (x, y)
 
 
 @fused("logsumexp_backward")
-def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> Any:
+def _logsumexp_backward(residuals: Any, ct: Any, *, needs: Any) -> tuple[Any, ...]:
     x, y = residuals
     w, y = wide(x), wide(y)
     # An infinite row sum has a softmax of zeros, not NaN.

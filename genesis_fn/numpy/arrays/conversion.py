@@ -11,6 +11,7 @@ from genesis_fn.core.array import ArrayImpl, live, words_of
 from genesis_fn.core.configuration import transfer_guard
 from genesis_fn.core.diagnostics.source_info import where as user_line, where_read
 from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.types.annotations import Array
 from genesis_fn.core.types.extended import is_key
 
 # How a value can be read: (the error, what it is called, what to write where it is traced).
@@ -86,7 +87,7 @@ _READING = {
 _PLAIN = frozenset(("bool", "index", "text"))
 
 
-def concrete(x: Any, use: str) -> ArrayImpl:
+def concrete(x: Array, use: str) -> ArrayImpl:
     """The Array behind `x`. Raises the tracer error for `use` where the value is not known, or
     where it is known but carries a tangent that the copy would lose."""
     if type(x) is ArrayImpl:
@@ -148,7 +149,7 @@ def _inner(x: Any) -> Any:
     return None
 
 
-def host(x: Any, use: str = "numpy") -> np.ndarray:
+def host(x: Array, use: str = "numpy") -> np.ndarray:
     """The values as a read-only ndarray, over the array's own memory where that is the host's."""
     if is_key(x.aval.dtype):
         asked = {"numpy": "an ndarray", "tolist": "a list"}.get(use, f"a Python {use}")
@@ -166,7 +167,7 @@ def host(x: Any, use: str = "numpy") -> np.ndarray:
     return view
 
 
-def number(x: Any, use: str) -> Any:
+def number(x: Array, use: str) -> Any:
     """The Python number that an array of one element holds."""
     if x.aval.size != 1:
         if use == "bool":

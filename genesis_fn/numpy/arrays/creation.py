@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes
 from genesis_fn.core.array import Array, ArrayImpl, from_numpy, live
+from genesis_fn.core.device import Device
 from genesis_fn.core.primitive import ctx
-from genesis_fn.core.types.annotations import ShapeLike
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, ShapeLike
 from genesis_fn.lax.creation import array, asarray, constant, full_like, on_device, placed, shape_of
 from genesis_fn.lax.promotion import strong, value
 from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import copy as copy_of
 
 
-def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
+def ascontiguousarray(a: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """`a` as an array: all arrays are contiguous to their users."""
     return asarray(a, dtype)
 
 
-def copy(a: Any, order: str | None = None) -> Any:
+def copy(a: ArrayLike, order: str | None = None) -> Array:
     """A copy of `a` in memory of its own."""
     return array(a, copy=True)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Any:
+def astype(
+    x: ArrayLike,
+    dtype: DTypeLike | None,
+    /,
+    *,
+    copy: bool = False,
+    device: Device | str | None = None,
+) -> Array:
     """`x` in another dtype. Floats to integers saturate, NaN becomes 0; complex to real drops the
     imaginary part; anything to bool is `x != 0`. None is float32, as in JAX."""
     x = value(x, "astype")
@@ -40,36 +49,60 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> 
 # ---- constants ----
 
 
-def zeros(shape: ShapeLike, dtype: Any = None, *, device: Any = None) -> Any:
+def zeros(
+    shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
+) -> Array:
     """An array of zeros, float32 by default."""
     return placed(
         constant(shape_of(shape), 0, dtypes.F32 if dtype is None else dtypes.dtype(dtype)), device
     )
 
 
-def ones(shape: ShapeLike, dtype: Any = None, *, device: Any = None) -> Any:
+def ones(
+    shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
+) -> Array:
     """An array of ones, float32 by default."""
     return placed(
         constant(shape_of(shape), 1, dtypes.F32 if dtype is None else dtypes.dtype(dtype)), device
     )
 
 
-def empty(shape: ShapeLike, dtype: Any = None, *, device: Any = None) -> Any:
+def empty(
+    shape: ShapeLike, dtype: DTypeLike | None = None, *, device: Device | str | None = None
+) -> Array:
     """An array of zeros: there is no uninitialised memory in a functional program."""
     return zeros(shape, dtype, device=device)
 
 
-def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+def zeros_like(
+    a: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """Zeros with the shape, dtype and device of `a` (or of anything with `.shape` and `.dtype`)."""
     return full_like(a, 0, dtype, shape, device=device)
 
 
-def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+def ones_like(
+    a: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """Ones with the shape, dtype and device of `a`."""
     return full_like(a, 1, dtype, shape, device=device)
 
 
-def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+def empty_like(
+    prototype: ArrayLike,
+    dtype: DTypeLike | None = None,
+    shape: ShapeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """Zeros with the shape and dtype of `prototype`."""
     return zeros_like(prototype, dtype, shape, device=device)
 
@@ -77,13 +110,18 @@ def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: 
 # ---- exchange ----
 
 
-def fromiter(iterable: Any, dtype: Any = None, count: int = -1) -> Any:
+def fromiter(iterable: Iterable[Any], dtype: DTypeLike | None = None, count: int = -1) -> Array:
     """An array of the numbers that an iterable yields."""
-    d = dtypes.dtype(dtype)
+    d = np.dtype(float) if dtype is None else dtypes.dtype(dtype)
     return from_numpy(np.fromiter(iterable, d, count))
 
 
-def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Any:
+def frombuffer(
+    buffer: bytes | bytearray | memoryview,
+    dtype: DTypeLike = float,
+    count: int = -1,
+    offset: int = 0,
+) -> Array:
     """An array with a copy of a buffer's bytes read as `dtype`."""
     return from_numpy(np.frombuffer(buffer, dtypes.dtype(dtype), count, offset))
 
@@ -91,7 +129,9 @@ def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0
 _CUDA_MEMORY = (2, 13)  # DLPack's device types of GPU and of managed memory
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+def from_dlpack(
+    x: Any, /, *, device: Device | str | None = None, copy: bool | None = None
+) -> Array:
     """An array over the memory of `x`, which must not be written any more; `copy=True` copies.
 
     Raises DTypeError for a dtype outside the library's list, ValueError for `copy=False` where the

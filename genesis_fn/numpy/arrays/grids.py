@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
+from genesis_fn.core.device import Device
 from genesis_fn.core.primitive import SCALARS, Tracer
+from genesis_fn.core.types.annotations import ArrayLike, DTypeLike, PyTree
 from genesis_fn.lax.creation import asarray, placed, shape_of
 from genesis_fn.lax.promotion import (
     broadcast,
@@ -46,8 +48,13 @@ def _number(x: Any, use: str) -> Any:
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None
-) -> Any:
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
+    step: ArrayLike | None = None,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """[start, start + step, ...] up to and without `stop`; `arange(n)` counts from 0.
 
     The dtype is int32 for integers, float32 for floats. The bounds must be known while tracing.
@@ -78,17 +85,59 @@ def arange(
     return placed(p.convert(x, d), device)
 
 
+@overload
 def linspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: Literal[False] = False,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: Device | str | None = None,
+) -> Array: ...
+
+
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    retstep: Literal[True],
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    device: Device | str | None = None,
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     axis: int = 0,
     *,
-    device: Any = None,
-) -> Any:
+    device: Device | str | None = None,
+) -> PyTree: ...
+
+
+def linspace(
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: Device | str | None = None,
+) -> PyTree:
     """`num` numbers evenly spaced from `start` to `stop`, along a new axis for array bounds."""
     if num < 0:
         raise ValueError(f"linspace: num must not be negative, got {num}")
@@ -127,14 +176,14 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def logspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
-    base: Any = 10.0,
-    dtype: Any = None,
+    base: ArrayLike = 10.0,
+    dtype: DTypeLike | None = None,
     axis: int = 0,
-) -> Any:
+) -> Array:
     """base ** linspace(start, stop, num)."""
     exponents = linspace(start, stop, num, endpoint, axis=axis)
     x = float_power(base, exponents)
@@ -142,8 +191,13 @@ def logspace(
 
 
 def geomspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
-) -> Any:
+    start: ArrayLike,
+    stop: ArrayLike,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+) -> Array:
     """`num` numbers from `start` to `stop` with a constant ratio between neighbours."""
     low, high = promote_arrays("geomspace", (start, stop), inexact=True)
     if dtypes.is_complex(low.dtype):
@@ -160,7 +214,14 @@ def geomspace(
     return x if dtype is None else p.convert(x, dtypes.dtype(dtype))
 
 
-def eye(N: Any, M: Any = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
+def eye(
+    N: int,
+    M: int | None = None,
+    k: int = 0,
+    dtype: DTypeLike | None = None,
+    *,
+    device: Device | str | None = None,
+) -> Array:
     """The N x M matrix with ones on the k-th diagonal and zeros elsewhere, float32 by default."""
     shape = shape_of((N, N if M is None else M))
     d = dtypes.F32 if dtype is None else dtypes.dtype(dtype)
@@ -177,12 +238,12 @@ def _diagonal(k: Any, shape: tuple[int, ...]) -> Any:
     return p.convert(minimum(maximum(k, -shape[-2]), shape[-1]), dtypes.I32)
 
 
-def identity(n: Any, dtype: Any = None) -> Any:
+def identity(n: int, dtype: DTypeLike | None = None) -> Array:
     """The n x n identity matrix."""
     return eye(n, dtype=dtype)
 
 
-def tri(N: Any, M: Any = None, k: int = 0, dtype: Any = None) -> Any:
+def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None) -> Array:
     """The N x M matrix with ones at and below the k-th diagonal."""
     return p.convert(
         _lower(shape_of((N, N if M is None else M)), k),
@@ -190,32 +251,34 @@ def tri(N: Any, M: Any = None, k: int = 0, dtype: Any = None) -> Any:
     )
 
 
-def _lower(shape: tuple[int, ...], k: Any) -> Any:
+def _lower(shape: tuple[int, ...], k: Any) -> Array:
     n = len(shape)
     row, column = [broadcasted_iota(dtypes.I32, shape, i) for i in (n - 2, n - 1)]
     return p.ge(add(row, _diagonal(k, shape)), column)
 
 
-def tril(m: Any, k: int = 0) -> Any:
+def tril(m: ArrayLike, k: int = 0) -> Array:
     """`m` with zeros above the k-th diagonal of its last two axes."""
     m = _matrix(m, "tril")
     return where(_lower(m.aval.shape, k), m, 0 if m.dtype != dtypes.BOOL else False)
 
 
-def triu(m: Any, k: int = 0) -> Any:
+def triu(m: ArrayLike, k: int = 0) -> Array:
     """`m` with zeros below the k-th diagonal of its last two axes."""
     m = _matrix(m, "triu")
     return where(_lower(m.aval.shape, k - 1), 0 if m.dtype != dtypes.BOOL else False, m)
 
 
-def _matrix(m: Any, name: str) -> Any:
+def _matrix(m: Any, name: str) -> Array:
     m = value(m, name)
     if m.ndim < 2:
         raise ValueError(f"{name} takes at least 2 dimensions, got {m.aval}")
     return m
 
 
-def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Any]:
+def meshgrid(
+    *xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: str = "xy"
+) -> list[Array]:
     """Grids of coordinates, one per vector; "xy" swaps the first two axes, "ij" does not."""
     if indexing not in ("xy", "ij"):
         raise ValueError(f'meshgrid: indexing must be "xy" or "ij", got {indexing!r}')
@@ -238,7 +301,9 @@ def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = 
     return grids
 
 
-def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) -> Any:
+def indices(
+    dimensions: Sequence[int], dtype: DTypeLike | None = None, sparse: bool = False
+) -> Array | tuple[Array, ...]:
     """The index grids of a shape, stacked along a new first axis (a tuple if `sparse`)."""
     shape = shape_of(dimensions)
     d = dtypes.I32 if dtype is None else dtypes.dtype(dtype)
@@ -257,17 +322,17 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
 
 
 def fromfunction(
-    function: Callable[..., Any], shape: Sequence[int], *, dtype: Any = float, **kwargs: Any
+    function: Callable[..., Any], shape: Sequence[int], *, dtype: DTypeLike = float, **kwargs: Any
 ) -> Any:
     """`function` of the index grids of `shape`, one per dimension."""
     return function(*indices(shape_of(shape), dtype=dtype), **kwargs)
 
 
-def ix_(*args: Any) -> tuple[Any, ...]:
+def ix_(*args: ArrayLike | Sequence[Any]) -> tuple[Array, ...]:
     """Index vectors reshaped so that together they select the cross product of their positions."""
     n, result = len(args), []
     for i, a in enumerate(args):
-        a = value(a) if not isinstance(a, (list, tuple)) else asarray(a)
+        a = asarray(a)
         if a.ndim != 1:
             raise ValueError(f"ix_ takes vectors, got {a.aval}")
         if a.dtype == dtypes.BOOL:
@@ -276,7 +341,7 @@ def ix_(*args: Any) -> tuple[Any, ...]:
     return tuple(result)
 
 
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Array:
     """The matrix of powers of the vector x, N columns, highest power first unless `increasing`."""
     x = value(x, "vander")
     if x.ndim != 1:

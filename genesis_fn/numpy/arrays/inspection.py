@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import os
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
 
 import numpy as np
 
 from genesis_fn.core import device as devices, dtypes
 from genesis_fn.core.array import ArrayImpl
+from genesis_fn.core.device import Device
 from genesis_fn.core.primitive import SCALARS
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.numpy.arrays.conversion import host, text
 
@@ -24,7 +27,7 @@ _KINDS = {
 }
 
 
-def isdtype(dtype: Any, kind: Any) -> bool:
+def isdtype(dtype: DTypeLike, kind: DTypeLike | tuple[DTypeLike, ...]) -> bool:
     """Whether a dtype is of a kind: a dtype, "bool", "integral", "real floating", or a tuple."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
@@ -36,7 +39,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     return d == dtypes.dtype(kind)
 
 
-def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
+def can_cast(from_: DTypeLike, to: DTypeLike, casting: str = "safe") -> bool:
     """Whether values of one dtype can be cast to another under NumPy's casting rule."""
     source = dtypes.dtype(from_)
     target = dtypes.dtype(to)
@@ -69,28 +72,32 @@ def iterable(y: Any) -> bool:
     return y.ndim > 0 if hasattr(y, "aval") else isinstance(y, Iterable)
 
 
-def array_repr(arr: Any) -> str:
+def array_repr(arr: ArrayLike) -> str:
     """The text that `repr` gives."""
     return text(arr) if isinstance(arr, ArrayImpl) else repr(arr)
 
 
-def array_str(a: Any) -> str:
+def array_str(a: ArrayLike | Sequence[Any]) -> str:
     """The text that `str` gives."""
     return str(asarray(a))
 
 
-def save(file: Any, arr: Any) -> None:
+def save(file: str | os.PathLike[str] | IO[bytes], arr: ArrayLike | Sequence[Any]) -> None:
     """Write an array to a .npy file."""
     np.save(file, host(asarray(arr)), allow_pickle=False)
 
 
-def savez(file: Any, *args: Any, **kwds: Any) -> None:
+def savez(
+    file: str | os.PathLike[str] | IO[bytes],
+    *args: ArrayLike | Sequence[Any],
+    **kwds: ArrayLike | Sequence[Any],
+) -> None:
     """Write arrays to a .npz file."""
     arrays = {f"arr_{i}": a for i, a in enumerate(args)} | kwds
     np.savez(file, **{n: host(asarray(a)) for n, a in arrays.items()})  # pyright: ignore[reportArgumentType]
 
 
-def load(file: Any) -> Any:
+def load(file: str | os.PathLike[str] | IO[bytes]) -> Array | dict[str, Array]:
     """The array in a .npy file, or a dict of those in a .npz file; dtypes are kept."""
     found = np.load(file, allow_pickle=False)
     if isinstance(found, np.ndarray):
@@ -114,7 +121,7 @@ class __array_namespace_info__:
         found = devices.devices("cpu")
         return found + devices.devices("cuda") if devices.cuda_usable() else found
 
-    def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
+    def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, np.dtype]:
         """The dtypes that numbers get."""
         return {
             "real floating": dtypes.F32,
@@ -123,7 +130,9 @@ class __array_namespace_info__:
             "indexing": dtypes.I32,
         }
 
-    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, Any]:
+    def dtypes(
+        self, *, device: Device | str | None = None, kind: str | tuple[str, ...] | None = None
+    ) -> dict[str, Any]:
         """The array API's dtypes of a kind, by name."""
         names = [
             "bool",

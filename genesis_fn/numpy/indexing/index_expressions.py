@@ -16,6 +16,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array, ArrayImpl, from_numpy
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, ctx
+from genesis_fn.core.types.annotations import ArrayLike
 from genesis_fn.core.types.extended import KeyType, is_key
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, scalar_as
@@ -59,14 +60,14 @@ class Indexer(NamedTuple):
 # ---- reading an index ----
 
 
-def getitem(x: Any, index: Any) -> Any:
+def getitem(x: Array, index: Any) -> Array:
     """x[index]."""
     if is_key(x.aval.dtype) and KeyType.index is not None:
         return KeyType.index(x, index)
     return element_or_part(x, index)
 
 
-def element_or_part(x: Any, index: Any) -> Any:
+def element_or_part(x: Array, index: Any) -> Array:
     """x[index] by NumPy's rules, for random keys too."""
     if type(index) is int:
         shape = x.aval.shape
@@ -92,8 +93,8 @@ def bad_index(what: str) -> IndexError:
 
 
 def take_indexed(
-    x: Any, index: Any, mode: str, fill_value: Any, is_sorted: bool, unique: bool
-) -> Any:
+    x: Array, index: Any, mode: str, fill_value: ArrayLike | None, is_sorted: bool, unique: bool
+) -> Array:
     """x[index] with gather's options."""
     entries = index if isinstance(index, tuple) else (index,)
     if any([is_boolean_scalar(e) for e in entries]):
@@ -114,7 +115,7 @@ def is_boolean_scalar(entry: Any) -> bool:
     )
 
 
-def with_axes(x: Any, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def with_axes(x: Array, entries: tuple[Any, ...]) -> tuple[Array, tuple[Any, ...]]:
     """`x` with a new axis for each boolean scalar of an index, of which an index array then takes
     the one element or none."""
     shape, result, axis = list(x.aval.shape), list(entries), 0
@@ -130,7 +131,7 @@ def with_axes(x: Any, entries: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     return reshape(x, shape), tuple(result)
 
 
-def box_of(x: Any, plan: Indexer) -> Any:
+def box_of(x: Array, plan: Indexer) -> Array:
     """The static part of an index: slices, reversed axes, integers."""
     shape = x.aval.shape
     if any(s != (0, n, 1) for s, n in zip(plan.slices, shape)):
@@ -149,7 +150,7 @@ def box_of(x: Any, plan: Indexer) -> Any:
     return squeeze(x, plan.squeezed) if plan.squeezed else x
 
 
-def plan_for(x: Any, index: Any, mode: str = "check") -> Indexer:
+def plan_for(x: Array, index: Any, mode: str = "check") -> Indexer:
     """The plan of an index of `x`. Raises IndexError for what does not fit."""
     shape = x.aval.shape
     entries = _entries(index if isinstance(index, tuple) else (index,), x)
@@ -360,7 +361,7 @@ def _slice_bounds(entry: slice, n: int) -> tuple[int, int, int]:
 # ---- gather ----
 
 
-def _wrapped(i: Any, n: int, mode: str) -> Any:
+def _wrapped(i: Any, n: int, mode: str) -> Array:
     """Index arrays with negative entries counted from the end.
 
     An entry below -n stays as it is, so that its error tells the user's index; where the error
@@ -380,7 +381,9 @@ def _fails_at_once(x: Any) -> bool:
     return ctx.trace is None and x.device.platform == "cpu"
 
 
-def vectors_of(box: Any, plan: Indexer, mode: str) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+def vectors_of(
+    box: Array, plan: Indexer, mode: str
+) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
     """(index vectors [*batch, K], the axes they index, the batch shape)."""
     axes = tuple([a for a, _ in plan.arrays])
     parts = [_wrapped(i, box.aval.shape[a], mode) for a, i in plan.arrays]
@@ -394,7 +397,7 @@ def vectors_of(box: Any, plan: Indexer, mode: str) -> tuple[Any, tuple[int, ...]
 
 
 def numbers_for(
-    box: Any, axes: Sequence[int], batch: Sequence[int], place: int
+    box: Array, axes: Sequence[int], batch: Sequence[int], place: int
 ) -> tuple[GatherDimensionNumbers, list[int]]:
     """Dimension numbers and slice sizes of a gather from `box` at indices into `axes`.
 
@@ -407,8 +410,14 @@ def numbers_for(
 
 
 def gathered(
-    x: Any, box: Any, plan: Indexer, mode: str, fill_value: Any, is_sorted: bool, unique: bool
-) -> Any:
+    x: Array,
+    box: Array,
+    plan: Indexer,
+    mode: str,
+    fill_value: ArrayLike | None,
+    is_sorted: bool,
+    unique: bool,
+) -> Array:
     """The elements of `box` at the index arrays of `plan`; `x` is what the user indexed."""
     shape = box.aval.shape
     for a, i in plan.arrays:
@@ -436,7 +445,7 @@ def gathered(
         raise explained(error, x, plan) from None
 
 
-def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fill: Any) -> Any:
+def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fill: Any) -> Array:
     """What indexing an empty axis gives where nothing is checked."""
     kept = [n for a, n in enumerate(box.aval.shape) if a not in axes]
     shape = (*kept[:place], *batch, *kept[place:])
@@ -444,7 +453,7 @@ def _nothing(box: Any, axes: Sequence[int], batch: Sequence[int], place: int, fi
     return full(shape, scalar_as(0 if fill is None else fill, d), d)
 
 
-def explained(error: errors.IndexOutOfRange, x: Any, plan: Indexer) -> Exception:
+def explained(error: errors.IndexOutOfRange, x: Array, plan: Indexer) -> Exception:
     """The error in terms of the user's index and array, with the user's line."""
     if error.axis is None or error.index is None:
         return error

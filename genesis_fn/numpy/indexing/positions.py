@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array, from_numpy
 from genesis_fn.core.primitive import Tracer
+from genesis_fn.core.types.annotations import ArrayLike, ShapeLike
 from genesis_fn.lax.creation import asarray, shape_of
 from genesis_fn.lax.promotion import promote_arrays
 from genesis_fn.numpy.arrays.conversion import concrete, host
@@ -21,50 +22,52 @@ from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import iota
 
 
-def _vectors(found: Sequence[np.ndarray]) -> tuple[Any, ...]:
+def _vectors(found: Sequence[np.ndarray]) -> tuple[Array, ...]:
     return tuple([from_numpy(i.astype(np.int32)) for i in found])
 
 
-def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
+def diag_indices(n: int, ndim: int = 2) -> tuple[Array, ...]:
     """The indices of the main diagonal of an array with `ndim` axes of length n."""
     return (iota(dtypes.I32, n),) * ndim
 
 
-def diag_indices_from(arr: Any) -> tuple[Any, ...]:
+def diag_indices_from(arr: Array | np.ndarray) -> tuple[Array, ...]:
     """The indices of the main diagonal of `arr`, whose axes have one length."""
     if arr.ndim < 2 or len(set(arr.shape)) != 1:
         raise ValueError(f"diag_indices_from takes arrays with axes of one length, got {arr.shape}")
     return diag_indices(arr.shape[0], arr.ndim)
 
 
-def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, ...]:
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
     """The indices at and below the k-th diagonal of an n x m matrix, row by row."""
     return _vectors(np.tril_indices(n, k, m))
 
 
-def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, ...]:
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Array, ...]:
     """The indices at and above the k-th diagonal of an n x m matrix, row by row."""
     return _vectors(np.triu_indices(n, k, m))
 
 
-def tril_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
+def tril_indices_from(arr: Array | np.ndarray, k: int = 0) -> tuple[Array, ...]:
     """`tril_indices` for the matrix `arr`."""
     return tril_indices(arr.shape[-2], k, arr.shape[-1])
 
 
-def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
+def triu_indices_from(arr: Array | np.ndarray, k: int = 0) -> tuple[Array, ...]:
     """`triu_indices` for the matrix `arr`."""
     return triu_indices(arr.shape[-2], k, arr.shape[-1])
 
 
 def mask_indices(
     n: int, mask_func: Callable[..., Any], k: int = 0, *, size: int | None = None
-) -> Any:
+) -> tuple[Array, ...]:
     """The indices where `mask_func(ones((n, n)), k)` is not zero."""
     return nonzero(mask_func(full((n, n), 1.0, dtypes.F32), k), size=size)
 
 
-def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+def unravel_index(
+    indices: ArrayLike | Sequence[Any], shape: ShapeLike | Array
+) -> tuple[Array, ...]:
     """Flat positions as one index array per axis of `shape`; those outside are clamped."""
     indices = asarray(indices)
     lengths = _lengths(shape)
@@ -85,7 +88,7 @@ def _lengths(shape: Any) -> Sequence[Any]:
         return [shape[i] for i in range(shape.shape[0])] if shape.ndim else [shape]
     if isinstance(shape, (tuple, list)) and any(isinstance(n, Tracer) for n in shape):
         return shape
-    return shape_of(shape)
+    return shape_of(cast(ShapeLike, shape))
 
 
 def _at_least(x: Any, low: int) -> Any:
@@ -93,8 +96,8 @@ def _at_least(x: Any, low: int) -> Any:
 
 
 def ravel_multi_index(
-    multi_index: Sequence[Any], dims: Any, mode: str = "raise", order: str = "C"
-) -> Any:
+    multi_index: Sequence[Any], dims: ShapeLike, mode: str = "raise", order: str = "C"
+) -> Array:
     """Index arrays, one per axis, as flat positions in an array of shape `dims`.
 
     Mode "raise" checks values that are known; "clip" and "wrap" bring them in range.
@@ -118,7 +121,7 @@ def ravel_multi_index(
     strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
     if order == "F":
         strides = [math.prod(lengths[:i]) for i in range(len(lengths))]
-    total = None
+    total: Any = None
     for x, s in zip(parts, strides):
         term = multiply(x, s)
         total = term if total is None else add(total, term)

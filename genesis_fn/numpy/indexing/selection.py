@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import from_numpy
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
@@ -27,20 +29,21 @@ from genesis_fn.numpy.mathematics.composed import remainder, where as choice
 from genesis_fn.numpy.mathematics.ufuncs import maximum, minimum, truth
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
+from genesis_fn.primitives.indexing.gather_dims import GatherScatterMode
 from genesis_fn.primitives.reductions.cumulative import cumsum
 from genesis_fn.primitives.shape import canonical_axis, iota, reshape
 
 
 def take(
-    a: Any,
-    indices: Any,
+    a: ArrayLike,
+    indices: ArrayLike | Sequence[Any],
     axis: int | None = None,
     out: None = None,
-    mode: Any = None,
+    mode: str | GatherScatterMode | None = None,
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """Elements of `a` (slices along `axis`) at `indices`; axis None reads the flattened array.
 
     Without `mode`, out of bounds raises IndexError. Modes: "fill" (NaN, or `fill_value`), "clip"
@@ -81,7 +84,7 @@ def take(
     )
 
 
-def _along(name: str, arr: Any, indices: Any, axis: Any) -> tuple[Any, Any, int]:
+def _along(name: str, arr: Any, indices: Any, axis: Any) -> tuple[Array, Array, int]:
     arr, indices = value(arr, name), value(indices, name)
     if not dtypes.is_integer(indices.dtype):
         raise TypeError(f"{name}: indices must be integers, got {indices.aval}")
@@ -110,8 +113,12 @@ def _along_index(x: Any, indices: Any, axis: int) -> tuple[Any, ...]:
 
 
 def take_along_axis(
-    arr: Any, indices: Any, axis: int | None = -1, mode: Any = None, fill_value: Any = None
-) -> Any:
+    arr: ArrayLike,
+    indices: ArrayLike,
+    axis: int | None = -1,
+    mode: str | GatherScatterMode | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """arr[..., indices[..., i, ...], ...] along `axis`; the other axes broadcast.
 
     Without `mode`, out of bounds raises IndexError.
@@ -127,14 +134,14 @@ def take_along_axis(
 
 
 def put_along_axis(
-    arr: Any,
-    indices: Any,
-    values: Any,
+    arr: ArrayLike,
+    indices: ArrayLike,
+    values: ArrayLike,
     axis: int | None,
     inplace: bool = False,
     *,
-    mode: Any = None,
-) -> Any:
+    mode: str | GatherScatterMode | None = None,
+) -> Array:
     """`arr` with `values` at positions `indices` along `axis`: the inverse of take_along_axis."""
     _no_inplace("put_along_axis", inplace)
     shape = value(arr).aval.shape
@@ -148,7 +155,14 @@ def _no_inplace(name: str, inplace: bool) -> None:
         raise ValueError(f"{name}: arrays are immutable; pass inplace=False and use the result")
 
 
-def put(a: Any, ind: Any, v: Any, mode: Any = None, *, inplace: bool = True) -> Any:
+def put(
+    a: ArrayLike,
+    ind: ArrayLike | Sequence[Any],
+    v: ArrayLike | Sequence[Any],
+    mode: str | None = None,
+    *,
+    inplace: bool = True,
+) -> Array:
     """`a` with the flattened elements `ind` replaced by `v`, repeated as needed (inplace=False)."""
     _no_inplace("put", inplace)
     a, ind, v = value(a, "put"), ravel(asarray(ind)), ravel(asarray(v))
@@ -161,7 +175,9 @@ def put(a: Any, ind: Any, v: Any, mode: Any = None, *, inplace: bool = True) -> 
     return reshape(Update(ravel(a), ind).set(resize(v, ind.size), mode=mode), a.aval.shape)
 
 
-def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Any:
+def place(
+    arr: ArrayLike, mask: ArrayLike, vals: ArrayLike | Sequence[Any], *, inplace: bool = True
+) -> Array:
     """`arr` with elements where `mask` replaced by `vals` in turn (inplace=False)."""
     _no_inplace("place", inplace)
     arr, mask, vals = value(arr, "place"), ravel(truth(mask)), ravel(asarray(vals))
@@ -174,7 +190,9 @@ def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Any:
     return with_weak(reshape(choice(mask, new, ravel(arr)), arr.aval.shape), arr.weak)
 
 
-def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Any:
+def fill_diagonal(
+    a: ArrayLike, val: ArrayLike | Sequence[Any], wrap: bool = False, *, inplace: bool = True
+) -> Array:
     """`a` with its main diagonal set to `val`, repeated as needed (inplace=False)."""
     _no_inplace("fill_diagonal", inplace)
     a = value(a, "fill_diagonal")
@@ -199,7 +217,12 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True)
     return Update(a, index).set(values)
 
 
-def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Any, ...]:
+def nonzero(
+    a: ArrayLike,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> tuple[Array, ...]:
     """The int32 indices of nonzero elements, one vector per axis.
 
     Under a trace `size` gives their number: further ones are dropped, missing ones are `fill_value`
@@ -209,8 +232,7 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
     if a.ndim == 0:
         raise ValueError("nonzero of a scalar: use atleast_1d(x)")
     if size is None:
-        traced = isinstance(a, Tracer) and a.concrete() is None
-        if traced:
+        if isinstance(a, Tracer) and a.concrete() is None:
             raise errors.ConcretizationTypeError(
                 f"nonzero of the traced {a.aval}: the number of results would depend on values\n"
                 f"  made at {a.origin()}\n  used at {user_line(depth=3).describe()}\n"
@@ -242,15 +264,31 @@ def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple
     return tuple([p.convert(r, dtypes.I32) for r in result])
 
 
+@overload
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Array: ...
+
+
+@overload
 def where(
-    condition: Any,
-    x: Any = None,
-    y: Any = None,
+    condition: ArrayLike,
+    x: None = None,
+    y: None = None,
     /,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> tuple[Array, ...]: ...
+
+
+def where(
+    condition: ArrayLike,
+    x: ArrayLike | None = None,
+    y: ArrayLike | None = None,
+    /,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> Array | tuple[Array, ...]:
     """x where condition, else y, elementwise; with condition only, `nonzero(condition)`."""
     if x is None and y is None:
         return nonzero(condition, size=size, fill_value=fill_value)
@@ -260,14 +298,14 @@ def where(
 
 
 def compress(
-    condition: Any,
-    a: Any,
+    condition: ArrayLike | Sequence[Any],
+    a: ArrayLike,
     axis: int | None = None,
     *,
     size: int | None = None,
-    fill_value: Any = 0,
+    fill_value: ArrayLike = 0,
     out: None = None,
-) -> Any:
+) -> Array:
     """Slices of `a` along `axis` (elements for None) where the vector `condition` is true."""
     condition = truth(asarray(condition))
     if condition.ndim != 1:
@@ -281,15 +319,19 @@ def compress(
     return take(a, index, axis, mode="fill", fill_value=fill_value)
 
 
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
+def extract(
+    condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0
+) -> Array:
     """The elements of `arr` where `condition` is true, as a vector."""
     return compress(ravel(condition), ravel(arr), size=size, fill_value=fill_value)
 
 
-def choose(a: Any, choices: Any, out: None = None, mode: Any = "raise") -> Any:
+def choose(
+    a: ArrayLike, choices: ArrayLike | Sequence[Any], out: None = None, mode: str = "raise"
+) -> Array:
     """choices[a[i]][i], elementwise. Mode "raise" checks, "clip" and "wrap" bring `a` in range."""
-    choices = list(choices)
-    a, *xs = broadcast_arrays(a, *[asarray(c) for c in choices])
+    rows: Any = choices  # of an array, its rows
+    a, *xs = broadcast_arrays(a, *[asarray(c) for c in rows])
     if mode == "clip":
         a = minimum(maximum(a, 0), len(xs) - 1)
     elif mode == "wrap":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
-from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
-from genesis_fn.core.primitive import SCALARS, with_weak
+from genesis_fn.core.primitive import SCALARS, Tracer, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.conversion import host
@@ -32,7 +32,11 @@ from genesis_fn.numpy.mathematics.composed import power, where
 from genesis_fn.numpy.mathematics.ufuncs import add, divide, maximum, minimum, multiply
 from genesis_fn.primitives import elementwise as p
 from genesis_fn.primitives.factories import full
-from genesis_fn.primitives.indexing.gather_dims import GatherDimensionNumbers, inverse
+from genesis_fn.primitives.indexing.gather_dims import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    inverse,
+)
 from genesis_fn.primitives.indexing.indexing import dynamic_update_slice
 from genesis_fn.primitives.indexing.scatter import (
     scatter,
@@ -70,6 +74,16 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+class UpdateOptions(TypedDict, total=False):
+    """Keyword arguments that the methods of `x.at[index]` share."""
+
+    mode: str | GatherScatterMode | None
+    indices_are_sorted: bool
+    unique_indices: bool
+    out_sharding: None
+    wrap_negative_indices: bool
+
+
 class Update:
     """`x.at[index]`. Every method takes `mode=` ("check", "drop", "fill", "clip",
     "promise_in_bounds"), `indices_are_sorted=` and `unique_indices=`."""
@@ -82,12 +96,12 @@ class Update:
     def get(
         self,
         *,
-        mode: Any = None,
-        fill_value: Any = None,
+        mode: str | GatherScatterMode | None = None,
+        fill_value: ArrayLike | None = None,
         indices_are_sorted: bool = False,
         unique_indices: bool = False,
         wrap_negative_indices: bool = True,
-    ) -> Any:
+    ) -> Array:
         """x[index]; mode "fill" reads `fill_value` (NaN, ...) out of bounds."""
         if mode is None and fill_value is not None:
             mode = "fill"
@@ -100,26 +114,27 @@ class Update:
             unique_indices,
         )
 
-    def set(self, values: Any, **options: Any) -> Any:
+    def set(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = values. Of duplicate indices the last wins."""
         return _updated(self.array, self.index, values, "set", **options)
 
-    def add(self, values: Any, **options: Any) -> Any:
+    def add(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] += values, duplicates included."""
         return _updated(self.array, self.index, values, "add", **options)
 
-    def subtract(self, values: Any, **options: Any) -> Any:
+    def subtract(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] -= values, duplicates included."""
-        values = _cast(values, self.array)
-        return self.add(-values if type(values) in SCALARS else p.neg(values), **options)
+        changes = _cast(values, self.array)
+        negated = -changes if type(changes) in SCALARS else p.neg(changes)
+        return self.add(negated, **options)
 
-    def multiply(self, values: Any, **options: Any) -> Any:
+    def multiply(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] *= values, duplicates included."""
         return _updated(self.array, self.index, values, "mul", **options)
 
     sub, mul = subtract, multiply
 
-    def divide(self, values: Any, **options: Any) -> Any:
+    def divide(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] /= values, duplicates included."""
         x = self.array
         one = scalar_as(1, x.dtype)
@@ -128,22 +143,22 @@ class Update:
 
     div = divide
 
-    def power(self, values: Any, **options: Any) -> Any:
+    def power(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] **= values, duplicates included."""
         x = self.array
         one = scalar_as(1, x.dtype)
         exponents = Update(full(x.aval.shape, one, x.dtype), self.index)
         return p.convert(power(x, exponents.multiply(values, **options)), x.dtype)
 
-    def min(self, values: Any, **options: Any) -> Any:
+    def min(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = minimum(x[index], values)."""
         return _updated(self.array, self.index, values, "min", **options)
 
-    def max(self, values: Any, **options: Any) -> Any:
+    def max(self, values: ArrayLike, **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = maximum(x[index], values)."""
         return _updated(self.array, self.index, values, "max", **options)
 
-    def apply(self, func: Callable[[Any], Any], **options: Any) -> Any:
+    def apply(self, func: Callable[[Any], Any], **options: Unpack[UpdateOptions]) -> Array:
         """x with x[index] = func(x[index]), elementwise: `func` maps one element to one, and is
         applied as often as an element is indexed.
 
@@ -154,10 +169,10 @@ class Update:
         how = checked_mode(mode)
         fill = 0 if how == "fill" else None
 
-        def read(v: Any) -> Any:
+        def read(v: Any) -> Array:
             return take_indexed(v, self.index, how, fill, False, False)
 
-        def applied(v: Any, more: Any = None) -> Any:
+        def applied(v: Any, more: Any = None) -> Array:
             part = read(v)
             new = _elementwise(func, part)
             new = new if more is None else where(more, new, part)
@@ -172,7 +187,7 @@ class Update:
         if options.get("unique_indices") or all(i.size == 1 for _, i in plan.arrays):
             return y
         counts = Update(full(x.aval.shape, 0, dtypes.I32), self.index).add(1, **options)
-        known = counts if type(counts) is ArrayImpl else counts.concrete()
+        known = counts.concrete() if isinstance(counts, Tracer) else counts
         often = read(counts)
         if known is not None:
             for i in range(1, int(np.max(host(known), initial=0))):
@@ -188,7 +203,7 @@ class Update:
         return while_loop(lambda state: p.lt(state[0], most), once, (start, y))[1]
 
 
-def _elementwise(func: Callable[[Any], Any], x: Any) -> Any:
+def _elementwise(func: Callable[[Any], Any], x: Any) -> Array:
     """`func` of each element of `x`, in the dtype of `x`."""
     if not x.size:
         return x
@@ -215,7 +230,7 @@ def _cast(values: Any, x: Any) -> Any:
     )
 
 
-def _updated(x: Any, index: Any, values: Any, kind: str, **options: Any) -> Any:
+def _updated(x: Any, index: Any, values: Any, kind: str, **options: Unpack[UpdateOptions]) -> Array:
     """`x` updated: weak if `x` is, whatever the values are."""
     x = value(x)
     return with_weak(_changed(x, index, values, kind, **options), x.weak)
@@ -232,7 +247,7 @@ def _changed(
     unique_indices: bool = False,
     out_sharding: None = None,
     wrap_negative_indices: bool = True,
-) -> Any:
+) -> Array:
     x = value(x)
     entries = index if isinstance(index, tuple) else (index,)
     if any([is_boolean_scalar(e) for e in entries]):
@@ -305,17 +320,17 @@ def _by_mask(x: Any, index: Any, values: Any, kind: str) -> Any:
         index = index[0]
     if getattr(index, "dtype", None) != np.bool_ or not getattr(index, "ndim", 0):
         return None
-    n, shape = index.ndim, x.aval.shape
-    if tuple(index.shape) != shape[:n]:
+    mask: Any = index
+    n, shape = mask.ndim, x.aval.shape
+    if tuple(mask.shape) != shape[:n]:
         return None
     if type(values) not in SCALARS and values.ndim > x.ndim - n:
         return None
-    mask = value(index)
-    mask = broadcast(reshape(mask, (*shape[:n], *(1,) * (x.ndim - n))), shape)
+    mask = broadcast(reshape(value(mask), (*shape[:n], *(1,) * (x.ndim - n))), shape)
     return where(mask, _COMBINE[kind](x, values), x)
 
 
-def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Any:
+def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Array:
     """The update of a static part."""
     if kind != "set":
         part = reshape(box_of(x, plan), plan.shape)
@@ -324,7 +339,7 @@ def _box_updated(x: Any, plan: Indexer, values: Any, kind: str) -> Any:
     return _restored(x, plan, reshape(values, inner))
 
 
-def _restored(x: Any, plan: Indexer, part: Any) -> Any:
+def _restored(x: Any, plan: Indexer, part: Any) -> Array:
     """`x` with the static part of a plan replaced."""
     lengths = [len(range(*s)) for s in plan.slices]
     part = reshape(part, lengths)
@@ -357,7 +372,7 @@ def _restored(x: Any, plan: Indexer, part: Any) -> Any:
     return dynamic_update_slice(x, part, starts)
 
 
-def _strided_set(x: Any, grids: Sequence[Any], axes: Sequence[int], part: Any) -> Any:
+def _strided_set(x: Any, grids: Sequence[Any], axes: Sequence[int], part: Any) -> Array:
     k = len(axes)
     batch = tuple([g.size for g in grids])
     columns = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import with_weak
+from genesis_fn.core.types.annotations import ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, scalar_as, value
 from genesis_fn.numpy.arrays.grids import linspace
@@ -23,7 +24,12 @@ from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axis
 
 
-def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+def pad(
+    array: ArrayLike,
+    pad_width: ArrayLike | Sequence[Any] | dict[int, Any],
+    mode: str | Callable[..., Any] = "constant",
+    **kwargs: Any,
+) -> Array:
     """`array` with borders of widths `pad_width`: an int, a pair, or a pair per axis.
 
     Modes: constant (constant_values=), edge, reflect, symmetric (reflect_type=), wrap, linear_ramp
@@ -33,7 +39,7 @@ def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> An
     return with_weak(_padded(x, pad_width, mode, kwargs), x.weak)
 
 
-def _padded(x: Any, pad_width: Any, mode: Any, kwargs: dict[str, Any]) -> Any:
+def _padded(x: Any, pad_width: Any, mode: Any, kwargs: dict[str, Any]) -> Array:
     widths = _pairs(pad_width, x.ndim, "pad_width")
     if any(w < 0 for pair in widths for w in pair):
         raise ValueError(f"pad: widths must not be negative, got {widths}")
@@ -87,7 +93,7 @@ def _pairs(given: Any, n: int, name: str) -> list[tuple[Any, Any]]:
     return [(e, e) if ndim(e) == 0 else (e[0], e[-1]) for e in entries]
 
 
-def _pad_constant(x: Any, widths: list[tuple[int, int]], given: Any) -> Any:
+def _pad_constant(x: Any, widths: list[tuple[int, int]], given: Any) -> Array:
     fills = _pairs(given, x.ndim, "constant_values")
     first = fills[0][0] if fills else 0
     if all(v is first or (not hasattr(v, "aval") and v == first) for pair in fills for v in pair):
@@ -101,17 +107,19 @@ def _pad_constant(x: Any, widths: list[tuple[int, int]], given: Any) -> Any:
     return x
 
 
-def _fill(v: Any, x: Any) -> Any:
+def _fill(v: Any, x: Array) -> ArrayLike:
+    if isinstance(v, Array):
+        return convert(v, x.dtype)
     if isinstance(v, np.generic):
         v = v.item()
     if type(v) is complex and not dtypes.is_complex(x.dtype):
         v = v.real
-    return convert(v, x.dtype) if hasattr(v, "aval") else scalar_as(v, x.dtype)
+    return scalar_as(v, x.dtype)
 
 
 def _pad_axis(
     x: Any, axis: int, before: int, after: int, mode: str, options: dict[str, Any]
-) -> Any:
+) -> Array:
     n = x.aval.shape[axis]
     if mode in ("linear_ramp", "maximum", "mean", "median", "minimum"):
         return _pad_computed(x, axis, before, after, mode, options)
@@ -128,13 +136,13 @@ def _pad_axis(
     return kept(x, positions, axis)
 
 
-def _repeated(x: Any, count: int, axis: int) -> Any:
+def _repeated(x: Any, count: int, axis: int) -> Array:
     shape = list(x.aval.shape)
     shape[axis] = count
     return broadcast(x, tuple(shape))
 
 
-def _pad_odd(x: Any, axis: int, before: int, after: int, mode: str) -> Any:
+def _pad_odd(x: Any, axis: int, before: int, after: int, mode: str) -> Array:
     # 2 * edge - mirrored, in rounds where the border is wider than the array.
     while before or after:
         n = x.aval.shape[axis]
@@ -155,7 +163,7 @@ def _pad_odd(x: Any, axis: int, before: int, after: int, mode: str) -> Any:
 
 def _pad_computed(
     x: Any, axis: int, before: int, after: int, mode: str, options: dict[str, Any]
-) -> Any:
+) -> Array:
 
     n = x.aval.shape[axis]
     edges = (p.slice_in_dim(x, 0, 1, axis=axis), p.slice_in_dim(x, n - 1, n, axis=axis))

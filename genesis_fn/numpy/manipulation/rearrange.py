@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.array import Array
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.core.types.annotations import ArrayLike, Axis
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
@@ -34,16 +36,19 @@ from genesis_fn.primitives.shape import canonical_axes, canonical_axis
 
 
 def repeat(
-    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Any:
+    a: ArrayLike,
+    repeats: ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    total_repeat_length: int | None = None,
+) -> Array:
     """Each element (or slice along `axis`) of `a` repeated `repeats` times, in order.
 
     Traced `repeats` need `total_repeat_length`; the last element fills what is left over.
     """
     a, axis = on_axis("repeat", a, axis)
     n = a.aval.shape[axis]
-    traced = isinstance(repeats, Tracer) and repeats.concrete() is None
-    if not traced:
+    if not _is_traced(repeats):
         counts = host(concrete(repeats, "index")) if isinstance(repeats, Array) else repeats
         counts = np.asarray(counts)
         if counts.ndim == 0 or counts.size == 1:
@@ -66,16 +71,14 @@ def repeat(
     else:
         if total_repeat_length is None:
             concrete(repeats, "index")
-
         ends = cumsum(broadcast(repeats, (n,)), 0)
-        places = p.iota(dtypes.I32, total_repeat_length)  # pyright: ignore[reportArgumentType]
-
-        index = minimum(searchsorted(ends, places, side="right"), n - 1)
-
+        # Result i repeats the element whose range, up to `ends`, holds i.
+        results = p.iota(dtypes.I32, total_repeat_length)  # pyright: ignore[reportArgumentType]
+        index = minimum(searchsorted(ends, results, side="right"), n - 1)
     return take(a, index, axis, mode="clip")
 
 
-def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+def roll(a: ArrayLike, shift: ArrayLike | Sequence[int], axis: Axis = None) -> Array:
     """`a` with elements moved cyclically by `shift` along `axis` (flattened for None)."""
     a = value(a, "roll")
     if axis is None:
@@ -85,7 +88,8 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
         if isinstance(axis, int)
         else tuple([canonical_axis(x, a.ndim, "roll") for x in axis])
     )
-    shifts = list(shift) if ndim(shift) else [shift] * len(axes)
+    steps: Any = shift
+    shifts = list(steps) if ndim(shift) else [steps] * len(axes)
     if len(axes) == 1 and len(shifts) > 1:
         axes = axes * len(shifts)
     if len(shifts) != len(axes):
@@ -108,15 +112,18 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
 # ---- inserting and removing ----
 
 
-def kept(x: Any, positions: Any, axis: int) -> Any:
+def kept(x: Array, positions: np.ndarray | Sequence[int], axis: int) -> Array:
     """The elements of `x` at the known `positions` along `axis`."""
-
     return take(x, asarray(np.asarray(positions, np.int32)), axis, mode="clip")
 
 
 def delete(
-    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
-) -> Any:
+    arr: ArrayLike,
+    obj: slice | ArrayLike | Sequence[int],
+    axis: int | None = None,
+    *,
+    assume_unique_indices: bool = False,
+) -> Array:
     """`arr` without the slices at index, slice or indices `obj` along `axis`; None flattens.
 
     The indices must be known while tracing, unless `obj` is a traced scalar, or
@@ -125,64 +132,71 @@ def delete(
     x, axis = on_axis("delete", arr, axis)
     n = x.aval.shape[axis]
     if _is_traced(obj) and obj.ndim == 0:
-        places = p.iota(dtypes.I32, n - 1)
+        positions = p.iota(dtypes.I32, n - 1)
         i = where(obj < 0, obj + n, obj)
-        return take(x, places + (places >= i), axis, mode="clip")
+        return take(x, positions + (positions >= i), axis, mode="clip")
     if assume_unique_indices and _is_traced(obj) and dtypes.is_integer(obj.dtype):
         count = obj.size
         gone = sort(ravel(where(obj < 0, obj + n, obj))) - p.iota(obj.dtype, count)
-        places = p.iota(dtypes.I32, n - count)
-        return take(x, places + searchsorted(gone, places, "right"), axis, mode="clip")
-    if not isinstance(obj, slice):
-        obj = host(concrete(obj, "index")) if isinstance(obj, Array) else np.asarray(obj)
-        if obj.size == 0:
-            obj = obj.astype(np.int64)
-    return kept(x, np.delete(np.arange(n), obj), axis)
+        positions = p.iota(dtypes.I32, n - count)
+        return take(x, positions + searchsorted(gone, positions, "right"), axis, mode="clip")
+    if isinstance(obj, slice):
+        return kept(x, np.delete(np.arange(n), obj), axis)
+    indices = host(concrete(obj, "index")) if isinstance(obj, Array) else np.asarray(obj)
+    if indices.size == 0:
+        indices = indices.astype(np.int64)
+    return kept(x, np.delete(np.arange(n), indices), axis)
 
 
-def _is_traced(x: Any) -> bool:
+def _is_traced(x: Any) -> TypeGuard[Tracer]:
     return isinstance(x, Tracer) and x.concrete() is None
 
 
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
+def insert(
+    arr: ArrayLike,
+    obj: slice | ArrayLike | Sequence[int],
+    values: ArrayLike | Sequence[Any],
+    axis: int | None = None,
+) -> Array:
     """`arr` with `values` inserted before the indices `obj` along `axis`; None flattens.
 
     Indices outside are an error where they are known, and clamped where they are traced.
     """
     x, axis = on_axis("insert", arr, axis)
     n = x.aval.shape[axis]
+    traced = obj if _is_traced(obj) else None
     if isinstance(obj, slice):
-        places = np.arange(*obj.indices(n))
-    elif _is_traced(obj):
-        if not dtypes.is_integer(obj.dtype):
-            raise TypeError(f"insert: the indices must be integers, got {obj.aval}")
-        places = obj
+        indices: Any = np.arange(*obj.indices(n))
+    elif traced is not None:
+        if not dtypes.is_integer(traced.dtype):
+            raise TypeError(f"insert: the indices must be integers, got {traced.aval}")
+        indices = traced
     else:
-        places = host(concrete(obj, "index")) if isinstance(obj, Array) else np.asarray(obj)
+        indices = host(concrete(obj, "index")) if isinstance(obj, Array) else np.asarray(obj)
     new = convert(asarray(values), x.dtype)
-    scalar = places.ndim == 0 or places.size == 1
-    if places.ndim == 0:
+    scalar = indices.ndim == 0 or indices.size == 1
+    if indices.ndim == 0:
         # NumPy: a scalar index inserts the values as given, with their leading axis at `axis`.
         new = moveaxis(front_axes(new, x.ndim), 0, axis) if new.ndim else front_axes(new, x.ndim)
     new = front_axes(new, x.ndim)
-    count = new.aval.shape[axis] if scalar else places.size
+    count = new.aval.shape[axis] if scalar else indices.size
     shape = list(x.aval.shape)
     shape[axis] = count
     new = broadcast_to(new, shape)
-    if places is obj and _is_traced(obj):
-        at = ravel(minimum(maximum(where(places < 0, places + n, places), 0), n))
+    if traced is not None:
+        at = ravel(minimum(maximum(where(traced < 0, traced + n, traced), 0), n))
         # A new slice belongs before the one at its index, after what was inserted there earlier.
         order = concatenate([2 * p.iota(at.dtype, n) + 1, broadcast_to(2 * at, (count,))])
         return take(concatenate([x, new], axis), argsort(order), axis, mode="clip")
     origin = np.insert(
         np.arange(n),
-        np.repeat(places.reshape(-1), count) if scalar else places,
+        np.repeat(indices.reshape(-1), count) if scalar else indices,
         n + np.arange(count),
     )
     return with_weak(kept(concatenate([x, new], axis), origin, axis), x.weak)
 
 
-def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+def trim_zeros(filt: ArrayLike, trim: str = "fb") -> Array:
     """An array without leading ("f") and trailing ("b") zeros along every axis; needs concrete
     values."""
     x = value(filt, "trim_zeros")
@@ -192,6 +206,3 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Any:
     first = [int(i.min()) if "f" in trim.lower() else 0 for i in found]
     last = [int(i.max()) + 1 if "b" in trim.lower() else n for i, n in zip(found, x.aval.shape)]
     return p.slice(x, first, last)
-
-
-# ---- padding ----

@@ -4,19 +4,21 @@ trace: further elements are dropped, missing ones are `fill_value`."""
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.diagnostics.source_info import where as user_line
 from genesis_fn.core.primitive import Tracer, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike, PyTree
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import common_type, inexact_value, promote_arrays, strong, value
 from genesis_fn.numpy.arrays.conversion import concrete, host
 from genesis_fn.numpy.arrays.grids import linspace
 from genesis_fn.numpy.indexing.selection import nonzero, take
-from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ravel
+from genesis_fn.numpy.manipulation.shape import concatenate, flip, moveaxis, ndim, ravel
 from genesis_fn.numpy.manipulation.sorting import argsort, lexsort, searchsorted, sort
 from genesis_fn.numpy.mathematics.composed import isnan, where
 from genesis_fn.numpy.mathematics.reductions import any as any_of, cumsum, sum as sum_over
@@ -39,12 +41,22 @@ from genesis_fn.primitives.indexing.scatter import segment_sum
 from genesis_fn.primitives.shape import iota, reshape, slice_in_dim
 
 
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def flatnonzero(
+    a: ArrayLike,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> Array:
     """The int32 positions of nonzero elements in the flattened array."""
     return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
 
 
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def argwhere(
+    a: ArrayLike,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[ArrayLike] | None = None,
+) -> Array:
     """The index vectors of nonzero elements, one per row."""
     a = value(a, "argwhere")
     if a.ndim == 0:
@@ -60,28 +72,44 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
 class UniqueAll(NamedTuple):
     """Results of `unique_all`."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    values: Array
+    indices: Array
+    inverse_indices: Array
+    counts: Array
 
 
 class UniqueCounts(NamedTuple):
     """Results of `unique_counts`."""
 
-    values: Any
-    counts: Any
+    values: Array
+    counts: Array
 
 
 class UniqueInverse(NamedTuple):
     """Results of `unique_inverse`."""
 
-    values: Any
-    inverse_indices: Any
+    values: Array
+    inverse_indices: Array
 
 
+@overload
 def unique(
-    ar: Any,
+    ar: ArrayLike,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[Any] | None = None,
+    sorted: bool = True,
+) -> Array: ...
+
+
+@overload
+def unique(
+    ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -89,9 +117,23 @@ def unique(
     *,
     equal_nan: bool = True,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | Sequence[Any] | None = None,
     sorted: bool = True,
-) -> Any:
+) -> PyTree: ...
+
+
+def unique(
+    ar: ArrayLike,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: ArrayLike | Sequence[Any] | None = None,
+    sorted: bool = True,
+) -> PyTree:
     """The sorted distinct elements of `ar` (slices along `axis`), and on request the first index,
     the index of each element among them, and counts.
 
@@ -132,7 +174,7 @@ def unique(
     values = (
         reshape(values, (count,))
         if kept is None
-        else moveaxis(reshape(values, (count, *kept[1:])), 0, axis)
+        else moveaxis(reshape(values, (count, *kept[1:])), 0, cast(int, axis))
     )
     result = [strong(values) if dtypes.is_complex(values.dtype) else values]
     if return_index:
@@ -145,7 +187,7 @@ def unique(
     return result[0] if len(result) == 1 else tuple(result)
 
 
-def _runs(rows: Any, equal_nan: bool) -> tuple[Any, Any]:
+def _runs(rows: Any, equal_nan: bool) -> tuple[Array, Array]:
     """(positions that sort the rows, which sorted rows differ from the one before)."""
     n, width = rows.aval.shape
     if not n or not width:
@@ -160,26 +202,34 @@ def _runs(rows: Any, equal_nan: bool) -> tuple[Any, Any]:
     return order, concatenate([full((1,), True, dtypes.BOOL), any_of(differ, 1)])
 
 
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
+def unique_values(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """The sorted distinct elements; NaNs are distinct."""
     return unique(x, equal_nan=False, size=size, fill_value=fill_value)
 
 
-def unique_counts(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueCounts:
+def unique_counts(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueCounts:
     """(distinct elements, how often each occurs)."""
     return UniqueCounts(
         *unique(x, return_counts=True, equal_nan=False, size=size, fill_value=fill_value)
     )
 
 
-def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueInverse:
+def unique_inverse(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueInverse:
     """(distinct elements, the position of each element of `x` among them)."""
     return UniqueInverse(
         *unique(x, return_inverse=True, equal_nan=False, size=size, fill_value=fill_value)
     )
 
 
-def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAll:
+def unique_all(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueAll:
     """(distinct elements, first indices, inverse, counts)."""
     return UniqueAll(
         *unique(x, True, True, True, equal_nan=False, size=size, fill_value=fill_value)
@@ -190,13 +240,13 @@ def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) ->
 
 
 def isin(
-    element: Any,
-    test_elements: Any,
+    element: ArrayLike | Sequence[Any],
+    test_elements: ArrayLike | Sequence[Any],
     assume_unique: bool = False,
     invert: bool = False,
     *,
     method: str = "auto",
-) -> Any:
+) -> Array:
     """Whether each of `element` is among `test_elements` (or is not, with `invert`)."""
     x, tests = promote_arrays("isin", (asarray(element), asarray(test_elements)))
     tests = ravel(tests)
@@ -215,20 +265,56 @@ def isin(
 in1d = isin
 
 
-def _vector(x: Any, assume_unique: bool) -> Any:
+def _vector(x: Any, assume_unique: bool) -> Array:
     x = ravel(asarray(x))
     return x if assume_unique else unique(x)
 
 
+@overload
 def intersect1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    assume_unique: bool = False,
+    return_indices: Literal[False] = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array: ...
+
+
+@overload
+def intersect1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    assume_unique: bool = False,
+    *,
+    return_indices: Literal[True],
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def intersect1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
     assume_unique: bool = False,
     return_indices: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> PyTree: ...
+
+
+def intersect1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> PyTree:
     """The sorted elements that are in both; with `return_indices`, where they are first."""
     x, y = promote_arrays("intersect1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
     if size is None:
@@ -252,13 +338,13 @@ def intersect1d(
     return values, i, where(missing, y.size, j)
 
 
-def _firsts(x: Any) -> Any:
+def _firsts(x: Any) -> Array:
     """Which elements of a vector have no equal before them."""
     order, first = _runs(reshape(x, (x.size, 1)), True)
     return full((x.size,), False, dtypes.BOOL).at[order].set(first)
 
 
-def _packed(x: Any, mask: Any, size: int, fill_value: Any) -> tuple[Any, Any]:
+def _packed(x: Any, mask: Any, size: int, fill_value: Any) -> tuple[Array, Array]:
     """(the selected elements sorted, filled up to `size`; their positions)."""
     order = argsort(x)
     (slots,) = nonzero(take(mask, order), size=size, fill_value=x.size)
@@ -271,20 +357,26 @@ def _packed(x: Any, mask: Any, size: int, fill_value: Any) -> tuple[Any, Any]:
     return where(missing, fill, values), where(missing, x.size, take(order, slots, mode="clip"))
 
 
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def union1d(
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
+    *,
+    size: int | None = None,
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """The sorted elements that are in either."""
     x, y = promote_arrays("union1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
     return unique(concatenate([x, y]), size=size, fill_value=fill_value)
 
 
 def setdiff1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """The elements of `ar1` that are not in `ar2`, sorted and distinct unless `assume_unique`."""
     x = ravel(asarray(ar1))
     if size is None:
@@ -296,13 +388,13 @@ def setdiff1d(
 
 
 def setxor1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike | Sequence[Any],
+    ar2: ArrayLike | Sequence[Any],
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """The sorted elements that are in exactly one of the two."""
     x, y = promote_arrays("setxor1d", (ravel(asarray(ar1)), ravel(asarray(ar2))))
     if size is None:
@@ -317,13 +409,19 @@ def setxor1d(
 # ---- counting ----
 
 
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
+def bincount(
+    x: ArrayLike | Sequence[Any],
+    weights: ArrayLike | Sequence[Any] | None = None,
+    minlength: int = 0,
+    *,
+    length: int | None = None,
+) -> Array:
     """How often each integer from 0 occurs in the vector `x`, or the sum of its weights.
 
     Under a trace give `length`, the length of the result; larger values are dropped, and negative
     ones count as 0.
     """
-    x = value(x, "bincount") if not isinstance(x, (list, tuple)) else asarray(x)
+    x = asarray(x)
     if x.dtype == dtypes.BOOL:
         x = p.convert(x, dtypes.I32)
     if x.ndim != 1 or not (dtypes.is_integer(x.dtype) or not x.size):
@@ -344,7 +442,13 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     return strong(segment_sum(data, maximum(ids, 0), length, mode="drop"))
 
 
-def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = None) -> Any:
+def digitize(
+    x: ArrayLike | Sequence[Any],
+    bins: int | ArrayLike | Sequence[Any],
+    right: bool = False,
+    *,
+    method: str | None = None,
+) -> Array:
     """The bin of each element of `x` among the monotonic edges `bins`, as int32."""
     x, bins = asarray(x), asarray(bins)
     if bins.ndim != 1:
@@ -358,11 +462,16 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = Non
     return where(rising, up, down)
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
+def histogram_bin_edges(
+    a: ArrayLike | Sequence[Any],
+    bins: int | ArrayLike | Sequence[Any] = 10,
+    range: Sequence[ArrayLike] | None = None,
+    weights: ArrayLike | None = None,
+) -> Array:
     """The edges of `bins` equal bins over `range`, by default from the least to the greatest."""
     if isinstance(bins, str):
         raise ValueError(f"histogram: bins must be a number or edges, got {bins!r}")
-    if not isinstance(bins, int) and np.ndim(bins) if not hasattr(bins, "aval") else bins.ndim:
+    if ndim(bins):
         return asarray(bins)
     a = ravel(inexact_value(asarray(a)))
     if range is None:
@@ -371,12 +480,16 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
         low, high = [p.convert(asarray(r), a.dtype) for r in range]
     flat = equal(low, high)
     low, high = where(flat, subtract(low, 0.5), low), where(flat, add(high, 0.5), high)
-    return linspace(low, high, operator.index(bins) + 1)
+    return linspace(low, high, operator.index(cast(int, bins)) + 1)
 
 
 def histogram(
-    a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: Any = None
-) -> tuple[Any, Any]:
+    a: ArrayLike | Sequence[Any],
+    bins: int | ArrayLike | Sequence[Any] = 10,
+    range: Sequence[ArrayLike] | None = None,
+    weights: ArrayLike | Sequence[Any] | None = None,
+    density: bool | None = None,
+) -> tuple[Array, Array]:
     """(how many elements of `a` fall in each bin, the bins' edges); the last bin is closed."""
     a = asarray(a)
     edges = histogram_bin_edges(a, bins, range)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast, overload
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import Array
+from genesis_fn.core.types.annotations import ArrayLike, Axis, DTypeLike, ShapeLike
 from genesis_fn.lax import structural
 from genesis_fn.lax.creation import asarray, shape_of
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, value
@@ -20,17 +22,18 @@ from genesis_fn.primitives.elementwise import convert
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, rev
 
 
-def shape(a: Any) -> tuple[int, ...]:
+def shape(a: ArrayLike | Sequence[Any]) -> tuple[int, ...]:
     """The lengths of the dimensions of `a`."""
-    return tuple(a.shape) if hasattr(a, "shape") else np.shape(a)
+    own = getattr(a, "shape", None)
+    return np.shape(cast(Any, a)) if own is None else tuple(own)
 
 
-def ndim(a: Any) -> int:
+def ndim(a: ArrayLike | Sequence[Any]) -> int:
     """The number of dimensions of `a`."""
     return len(shape(a))
 
 
-def size(a: Any, axis: Any = None) -> int:
+def size(a: ArrayLike | Sequence[Any], axis: Axis = None) -> int:
     """The number of elements of `a`, or its length along `axis` (or several)."""
     lengths = shape(a)
     if axis is None:
@@ -41,7 +44,9 @@ def size(a: Any, axis: Any = None) -> int:
 # ---- reshaping ----
 
 
-def reshape(a: Any, shape: Any = None, order: str = "C", *, copy: bool | None = None) -> Any:
+def reshape(
+    a: ArrayLike, shape: ShapeLike | None = None, order: str = "C", *, copy: bool | None = None
+) -> Array:
     """`a` with the same elements and another shape; one length may be -1.
 
     `order` "F" reads and writes with the first axis fastest. Raises ShapeError where sizes differ.
@@ -75,12 +80,12 @@ def _completed(a: Any, given: Any) -> tuple[int, ...]:
     return tuple(new)
 
 
-def ravel(a: Any, order: str = "C") -> Any:
+def ravel(a: ArrayLike, order: str = "C") -> Array:
     """`a` as a vector."""
     return reshape(a, (-1,) if size(a) else (0,), order)
 
 
-def on_axis(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
+def on_axis(name: str, a: ArrayLike, axis: int | None) -> tuple[Array, int]:
     """What the function `name` works on: `a`, flattened where `axis` is None, and the axis counted
     from the front."""
     a = value(a, name)
@@ -89,7 +94,7 @@ def on_axis(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
     return a, canonical_axis(axis, a.ndim, name)
 
 
-def squeeze(a: Any, axis: Any = None) -> Any:
+def squeeze(a: ArrayLike, axis: Axis = None) -> Array:
     """`a` without its dimensions of length 1, or without those of `axis`."""
     a = value(a, "squeeze")
     if axis is None:
@@ -97,22 +102,61 @@ def squeeze(a: Any, axis: Any = None) -> Any:
     return p.squeeze(a, axis)
 
 
-def expand_dims(a: Any, axis: Any) -> Any:
+def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Array:
     """`a` with new dimensions of length 1 at the places `axis` of the result."""
     return p.expand_dims(value(a, "expand_dims"), axis)
 
 
-def atleast_1d(*arys: Any) -> Any:
+@overload
+def atleast_1d(ary: ArrayLike | Sequence[Any], /) -> Array: ...
+
+
+@overload
+def atleast_1d(
+    ary: ArrayLike | Sequence[Any],
+    second: ArrayLike | Sequence[Any],
+    /,
+    *arys: ArrayLike | Sequence[Any],
+) -> list[Array]: ...
+
+
+def atleast_1d(*arys: ArrayLike | Sequence[Any]) -> Array | list[Array]:
     """Each array with at least one dimension."""
     return _each([p.reshape(x, (1,)) if x.ndim == 0 else x for x in map(asarray, arys)])
 
 
-def atleast_2d(*arys: Any) -> Any:
+@overload
+def atleast_2d(ary: ArrayLike | Sequence[Any], /) -> Array: ...
+
+
+@overload
+def atleast_2d(
+    ary: ArrayLike | Sequence[Any],
+    second: ArrayLike | Sequence[Any],
+    /,
+    *arys: ArrayLike | Sequence[Any],
+) -> list[Array]: ...
+
+
+def atleast_2d(*arys: ArrayLike | Sequence[Any]) -> Array | list[Array]:
     """Each array with at least two dimensions, new ones in front."""
     return _each([front_axes(x, 2) for x in map(asarray, arys)])
 
 
-def atleast_3d(*arys: Any) -> Any:
+@overload
+def atleast_3d(ary: ArrayLike | Sequence[Any], /) -> Array: ...
+
+
+@overload
+def atleast_3d(
+    ary: ArrayLike | Sequence[Any],
+    second: ArrayLike | Sequence[Any],
+    /,
+    *arys: ArrayLike | Sequence[Any],
+) -> list[Array]: ...
+
+
+def atleast_3d(*arys: ArrayLike | Sequence[Any]) -> Array | list[Array]:
     """Each array with at least three dimensions: a vector lies along the middle one."""
     return _each(
         [
@@ -126,19 +170,19 @@ def atleast_3d(*arys: Any) -> Any:
     )
 
 
-def front_axes(x: Any, n: int) -> Any:
+def front_axes(x: Array, n: int) -> Array:
     """`x` with leading axes of length one up to `n` dimensions."""
     return p.reshape(x, (1,) * (n - x.ndim) + x.aval.shape) if x.ndim < n else x
 
 
-def _each(results: list[Any]) -> Any:
+def _each(results: list[Array]) -> Array | list[Array]:
     return results[0] if len(results) == 1 else results
 
 
 # ---- axes ----
 
 
-def transpose(a: Any, axes: Any = None) -> Any:
+def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
     """`a` with axes reversed, or with axis i of the result being axis `axes[i]`."""
     a = value(a, "transpose")
     if axes is None:
@@ -154,7 +198,7 @@ def transpose(a: Any, axes: Any = None) -> Any:
 permute_dims = transpose
 
 
-def matrix_transpose(x: Any, /) -> Any:
+def matrix_transpose(x: ArrayLike, /) -> Array:
     """`x` with its last two axes exchanged."""
     x = value(x, "matrix_transpose")
     if x.ndim < 2:
@@ -162,7 +206,7 @@ def matrix_transpose(x: Any, /) -> Any:
     return swapaxes(x, -1, -2)
 
 
-def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
     """`a` with two axes exchanged."""
     a = value(a, "swapaxes")
     i, j = [canonical_axis(x, a.ndim, "swapaxes") for x in (axis1, axis2)]
@@ -171,7 +215,7 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     return p.transpose(a, order)
 
 
-def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+def moveaxis(a: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Array:
     """`a` with axes `source` moved to places `destination`; the others keep their order."""
     a = value(a, "moveaxis")
     sources = canonical_axes(source, a.ndim, "moveaxis")
@@ -184,7 +228,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Any:
     return p.transpose(a, order)
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+def rollaxis(a: ArrayLike, axis: int, start: int = 0) -> Array:
     """`a` with `axis` moved in front of axis `start`."""
     n = ndim(a)
     axis = canonical_axis(axis, n, "rollaxis")
@@ -192,23 +236,23 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
     return moveaxis(a, axis, start - 1 if axis < start else start)
 
 
-def flip(m: Any, axis: Any = None) -> Any:
+def flip(m: ArrayLike, axis: Axis = None) -> Array:
     """`m` with the order of elements reversed along `axis`, or along all axes."""
     m = value(m, "flip")
     return rev(m, range(m.ndim) if axis is None else canonical_axes(axis, m.ndim, "flip"))
 
 
-def fliplr(m: Any) -> Any:
+def fliplr(m: ArrayLike) -> Array:
     """`m` reversed along its second axis."""
     return flip(m, 1)
 
 
-def flipud(m: Any) -> Any:
+def flipud(m: ArrayLike) -> Array:
     """`m` reversed along its first axis."""
     return flip(m, 0)
 
 
-def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
+def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     """`m` turned by 90 degrees k times, from the first of `axes` towards the second."""
     m = value(m, "rot90")
     a, b = canonical_axes(axes, m.ndim, "rot90")
@@ -223,7 +267,7 @@ def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
 # ---- broadcasting ----
 
 
-def broadcast_to(array: Any, shape: Any) -> Any:
+def broadcast_to(array: ArrayLike, shape: ShapeLike) -> Array:
     """`array` repeated to `shape`. Raises ShapeError where it does not broadcast to it."""
     x, new = value(array, "broadcast_to"), shape_of(shape)
     own = x.aval.shape
@@ -235,7 +279,7 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     return broadcast(x, new)
 
 
-def broadcast_arrays(*args: Any) -> list[Any]:
+def broadcast_arrays(*args: ArrayLike) -> list[Array]:
     """The arrays repeated to their common shape, dtypes unchanged."""
     xs = [value(a, "broadcast_arrays") for a in args]
     shape = broadcast_shapes(*[x.aval.shape for x in xs])
@@ -245,7 +289,9 @@ def broadcast_arrays(*args: Any) -> list[Any]:
 # ---- joining ----
 
 
-def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
+def concatenate(
+    arrays: ArrayLike | Sequence[Any], axis: int | None = 0, dtype: DTypeLike | None = None
+) -> Array:
     """Arrays joined along an existing axis, in their common dtype; axis None flattens them."""
     xs = _sequence(arrays, "concatenate")
     if axis is None:
@@ -264,7 +310,7 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
 concat = concatenate
 
 
-def _sequence(arrays: Any, name: str) -> list[Any]:
+def _sequence(arrays: Any, name: str) -> list[Array]:
     """The arrays of a sequence (or the rows of an array) in one dtype."""
     if isinstance(arrays, (Array, np.ndarray)):
         return list(unstack(arrays))
@@ -275,7 +321,12 @@ def _sequence(arrays: Any, name: str) -> list[Any]:
     return promote_arrays(name, [asarray(x) if isinstance(x, (list, tuple)) else x for x in arrays])
 
 
-def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Any:
+def stack(
+    arrays: ArrayLike | Sequence[Any],
+    axis: int = 0,
+    out: None = None,
+    dtype: DTypeLike | None = None,
+) -> Array:
     """Arrays of one shape joined along a new axis."""
     xs = _sequence(arrays, "stack")
     for x in xs:
@@ -285,7 +336,7 @@ def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> An
     return concatenate([p.expand_dims(x, axis) for x in xs], axis, dtype)
 
 
-def vstack(tup: Any, dtype: Any = None) -> Any:
+def vstack(tup: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Arrays joined along the first axis, vectors as rows."""
     return concatenate([front_axes(x, 2) for x in _sequence(tup, "vstack")], 0, dtype)
 
@@ -293,32 +344,34 @@ def vstack(tup: Any, dtype: Any = None) -> Any:
 row_stack = vstack
 
 
-def hstack(tup: Any, dtype: Any = None) -> Any:
+def hstack(tup: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Arrays joined along the second axis; vectors along their only one."""
     xs = [front_axes(x, 1) for x in _sequence(tup, "hstack")]
     return concatenate(xs, 0 if xs[0].ndim == 1 else 1, dtype)
 
 
-def dstack(tup: Any, dtype: Any = None) -> Any:
+def dstack(tup: ArrayLike | Sequence[Any], dtype: DTypeLike | None = None) -> Array:
     """Arrays joined along the third axis."""
     return concatenate([atleast_3d(x) for x in _sequence(tup, "dstack")], 2, dtype)
 
 
-def column_stack(tup: Any) -> Any:
+def column_stack(tup: ArrayLike | Sequence[Any]) -> Array:
     """Vectors as columns, and matrices, joined along the second axis."""
     xs = _sequence(tup, "column_stack")
     return concatenate([p.reshape(x, (x.size, 1)) if x.ndim < 2 else x for x in xs], 1)
 
 
-def append(arr: Any, values: Any, axis: int | None = None) -> Any:
+def append(
+    arr: ArrayLike | Sequence[Any], values: ArrayLike | Sequence[Any], axis: int | None = None
+) -> Array:
     """`arr` with `values` joined at its end along `axis`; None flattens both."""
     return concatenate([asarray(arr), asarray(values)], axis)
 
 
-def block(arrays: Any) -> Any:
+def block(arrays: ArrayLike | Sequence[Any]) -> Array:
     """An array assembled from nested lists of blocks, innermost lists along the last axis."""
 
-    def assemble(part: Any, depth: int, total: int) -> Any:
+    def assemble(part: Any, depth: int, total: int) -> Array:
         if not isinstance(part, list):
             return front_axes(asarray(part), total)
         return concatenate(
@@ -333,7 +386,7 @@ def _depth(arrays: Any) -> int:
     return 1 + max(_depth(x) for x in arrays) if isinstance(arrays, list) else 0
 
 
-def _blocks(arrays: Any) -> list[Any]:
+def _blocks(arrays: Any) -> list[Array]:
     return (
         [b for x in arrays for b in _blocks(x)] if isinstance(arrays, list) else [asarray(arrays)]
     )
@@ -342,13 +395,15 @@ def _blocks(arrays: Any) -> list[Any]:
 # ---- splitting ----
 
 
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def split(
+    ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike, axis: int = 0
+) -> list[Array]:
     """`ary` cut along `axis` into equal sections, or before each of the given indices."""
     x = value(ary, "split")
     axis = canonical_axis(axis, x.ndim, "split")
     n = x.aval.shape[axis]
     if not isinstance(indices_or_sections, (tuple, list)) and not ndim(indices_or_sections):
-        sections = operator.index(indices_or_sections)
+        sections = operator.index(cast(int, indices_or_sections))
         if sections <= 0 or n % sections:
             raise located(
                 errors.ShapeError(f"split: axis {axis} of {x.aval} does not divide into {sections}")
@@ -357,7 +412,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     return _split_at(x, indices_or_sections, axis)
 
 
-def _split_at(x: Any, places: Any, axis: int) -> list[Any]:
+def _split_at(x: Any, places: Any, axis: int) -> list[Array]:
     n = x.aval.shape[axis]
     cuts = [slice(None, operator.index(i)).indices(n)[1] for i in places]
     bounds = [0, *cuts, n]
@@ -368,35 +423,37 @@ def _split_at(x: Any, places: Any, axis: int) -> list[Any]:
     ]  # decreasing indices give empty parts
 
 
-def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+def array_split(
+    ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike, axis: int = 0
+) -> list[Array]:
     """Like `split`, but sections may differ by one in length."""
     x = value(ary, "array_split")
     axis = canonical_axis(axis, x.ndim, "array_split")
     if isinstance(indices_or_sections, (tuple, list)) or ndim(indices_or_sections):
         return _split_at(x, indices_or_sections, axis)
-    sections = operator.index(indices_or_sections)
+    sections = operator.index(cast(int, indices_or_sections))
     if sections <= 0:
         raise ValueError(f"array_split: the number of sections must be positive, got {sections}")
     least, extra = divmod(x.aval.shape[axis], sections)
     return p.split(x, [least + (i < extra) for i in range(sections)], axis)
 
 
-def vsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+def vsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike) -> list[Array]:
     """`split` along the first axis."""
     return split(ary, indices_or_sections, 0)
 
 
-def hsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+def hsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike) -> list[Array]:
     """`split` along the second axis; of a vector, along its only one."""
     return split(ary, indices_or_sections, 0 if ndim(ary) == 1 else 1)
 
 
-def dsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
+def dsplit(ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike) -> list[Array]:
     """`split` along the third axis."""
     return split(ary, indices_or_sections, 2)
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
     """The slices of `x` along `axis`, without that axis."""
     return structural.unstack(value(x, "unstack"), axis)
 
@@ -404,7 +461,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 # ---- repeating ----
 
 
-def tile(A: Any, reps: Any) -> Any:
+def tile(A: ArrayLike, reps: ShapeLike) -> Array:
     """`A` laid side by side `reps[i]` times along each axis i; missing leading axes are added."""
     x = value(A, "tile")
     counts = shape_of(reps)
@@ -412,7 +469,7 @@ def tile(A: Any, reps: Any) -> Any:
     return p.tile(front_axes(x, len(counts)), counts)
 
 
-def resize(a: Any, new_shape: Any) -> Any:
+def resize(a: ArrayLike, new_shape: ShapeLike) -> Array:
     """The elements of `a`, repeated or cut to fill `new_shape`."""
     new = shape_of(new_shape)
     flat, n = ravel(a), math.prod(new)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from genesis_fn.core import dtypes
 from genesis_fn.core.primitive import with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import on_axis
 from genesis_fn.numpy.mathematics.ufuncs import real
@@ -17,14 +19,14 @@ from genesis_fn.primitives.shape import broadcasted_iota, canonical_axis, rev
 
 
 def sort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     kind: None = None,
     order: None = None,
     stable: bool = True,
     descending: bool = False,
-) -> Any:
+) -> Array:
     """`a` in ascending order along `axis` (flattened for None); NaN is last."""
     _no_kind("sort", kind, order)
     a, axis = on_axis("sort", a, axis)
@@ -33,14 +35,14 @@ def sort(
 
 
 def argsort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     kind: None = None,
     order: None = None,
     stable: bool = True,
     descending: bool = False,
-) -> Any:
+) -> Array:
     """The int32 positions that sort `a` along `axis`; ties keep their order."""
     _no_kind("argsort", kind, order)
     a, axis = on_axis("argsort", a, axis)
@@ -56,13 +58,13 @@ def _no_kind(name: str, kind: Any, order: Any) -> None:
         raise ValueError(f"{name}: kind= and order= are not used; the order is always stable")
 
 
-def sort_complex(a: Any) -> Any:
+def sort_complex(a: ArrayLike) -> Array:
     """`a` sorted by real, then imaginary part, as complex numbers."""
     a = sort(a)
     return strong(p.convert(a, dtypes.complex_of(a.dtype)))
 
 
-def lexsort(keys: Any, axis: int = -1) -> Any:
+def lexsort(keys: Array | Sequence[ArrayLike], axis: int = -1) -> Array:
     """The positions that sort by the last of `keys`, ties by the one before, and so on."""
     ks = [value(k, "lexsort") for k in keys]
     if not ks:
@@ -74,7 +76,7 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
     return sorts.sort([*ks[::-1], places], axis, True, num_keys=len(ks))[-1]
 
 
-def partition(a: Any, kth: int, axis: int = -1) -> Any:
+def partition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
     """`a` arranged along `axis` so that element `kth` is where sorting would put it."""
     a = value(a, "partition")
     axis = canonical_axis(axis, a.ndim, "partition")
@@ -82,7 +84,7 @@ def partition(a: Any, kth: int, axis: int = -1) -> Any:
     return sorts.sort(a, axis)
 
 
-def argpartition(a: Any, kth: int, axis: int = -1) -> Any:
+def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
     """The positions that `partition` would take the elements from."""
     a = value(a, "argpartition")
     axis = canonical_axis(axis, a.ndim, "argpartition")
@@ -91,8 +93,13 @@ def argpartition(a: Any, kth: int, axis: int = -1) -> Any:
 
 
 def searchsorted(
-    a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan"
-) -> Any:
+    a: ArrayLike,
+    v: ArrayLike,
+    side: str = "left",
+    sorter: ArrayLike | None = None,
+    *,
+    method: str = "scan",
+) -> Array:
     """Where elements of `v` would be inserted in the sorted vector `a`, as int32.
 
     "left" inserts before equal elements, "right" after. NaN sorts last.
@@ -121,11 +128,11 @@ def searchsorted(
     return low
 
 
-def _at(a: Any, index: Any) -> Any:
+def _at(a: Any, index: Any) -> Array:
     return take_rows(a, index, mode="promise_in_bounds")
 
 
-def _before(x: Any, y: Any, or_equal: bool) -> Any:
+def _before(x: Any, y: Any, or_equal: bool) -> Array:
     """x < y (or x <= y) as sorting has it: NaN last, complex by real, then imaginary part."""
     if dtypes.is_complex(x.aval.dtype):
         tie = p.eq(real(x), real(y))

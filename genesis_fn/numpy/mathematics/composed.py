@@ -13,6 +13,7 @@ from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import SCALARS, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import (
     broadcast,
@@ -57,16 +58,16 @@ def _dtype(x: Any) -> DType:
     return x.aval.dtype
 
 
-def _like(x: Any, number: Any) -> Any:
+def _like(x: Any, number: Any) -> Array:
     return with_weak(full(x.aval.shape, scalar_as(number, _dtype(x)), _dtype(x)), x.weak)
 
 
 # ---- division with remainder ----
 
 
-def floor_divide(x1: Any, x2: Any, /) -> Any:
+def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """The floor of x1 / x2, elementwise, in the operands' dtype."""
-    if _by_positive(x1, x2):
+    if type(x2) is int and isinstance(x1, Array) and _by_positive(x1, x2):
         d = _dtype(x1)
         if x2 & (x2 - 1) == 0:
             shift = p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic
@@ -78,10 +79,10 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
     return _divmod("floor_divide", x1, x2)[0]
 
 
-def remainder(x1: Any, x2: Any, /) -> Any:
+def remainder(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """x1 - x2 * floor(x1 / x2): the remainder with the sign of x2, elementwise; of an integer by
     zero, 0."""
-    if _by_positive(x1, x2):
+    if type(x2) is int and isinstance(x1, Array) and _by_positive(x1, x2):
         d = _dtype(x1)
         if x2 & (x2 - 1) == 0:
             return p.bitwise_and(x1, scalar_as(x2 - 1, d))
@@ -96,22 +97,22 @@ def remainder(x1: Any, x2: Any, /) -> Any:
 mod = remainder
 
 
-def _by_positive(x1: Any, x2: Any) -> bool:
-    """Whether an integer array is divided by a positive Python integer that its dtype holds."""
-    if type(x2) is not int or x2 <= 0 or not hasattr(x1, "aval") or getattr(x1, "weak", False):
+def _by_positive(x: Array, n: int) -> bool:
+    """Whether the dtype of `x` is an integer one that holds the positive divisor `n` twice."""
+    if n <= 0 or x.weak:
         return False
-    d = x1.aval.dtype
-    return dtypes.is_integer(d) and x2 <= int(dtypes.iinfo(d).max) // 2
+    d = x.aval.dtype
+    return dtypes.is_integer(d) and n <= int(dtypes.iinfo(d).max) // 2
 
 
-def _rem(x: Any, y: Any) -> Any:
+def _rem(x: Any, y: Any) -> Array:
     """`rem`, but 0 for an integer by zero."""
     if dtypes.is_integer(_dtype(x)):
         y = p.select(p.eq(y, _zero(y)), _like(y, 1), y)
     return p.rem(x, y)
 
 
-def _remainder(x: Any, y: Any) -> Any:
+def _remainder(x: Any, y: Any) -> Array:
     r = _rem(x, y)
     if dtypes.is_unsigned(_dtype(x)):
         return r
@@ -123,12 +124,12 @@ def _zero(x: Any) -> Any:
     return scalar_as(0, _dtype(x))
 
 
-def divmod(x1: Any, x2: Any, /) -> tuple[Any, Any]:
+def divmod(x1: ArrayLike, x2: ArrayLike, /) -> tuple[Array, Array]:
     """(floor_divide(x1, x2), remainder(x1, x2))."""
     return _divmod("divmod", x1, x2)
 
 
-def _divmod(name: str, x1: Any, x2: Any) -> tuple[Any, Any]:
+def _divmod(name: str, x1: Any, x2: Any) -> tuple[Array, Array]:
     x, y = operands(name, (x1, x2), scalars=False)
     d = _dtype(x)
     if d == BOOL:
@@ -149,12 +150,12 @@ def _divmod(name: str, x1: Any, x2: Any) -> tuple[Any, Any]:
     return q, p.select(fix, p.add(r, y), r)
 
 
-def fmod(x1: Any, x2: Any, /) -> Any:
+def fmod(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """The remainder of x1 / x2 with the sign of x1, elementwise; of an integer by zero, 0."""
     return _rem(*operands("fmod", (x1, x2), scalars=False))
 
 
-def modf(x: Any, /) -> tuple[Any, Any]:
+def modf(x: ArrayLike, /) -> tuple[Array, Array]:
     """(fraction, integer part) of x, both with its sign."""
     x = inexact_value(x, "modf")
     none = copysign(_like(x, 0), x)
@@ -164,7 +165,7 @@ def modf(x: Any, /) -> tuple[Any, Any]:
 # ---- powers ----
 
 
-def power(x1: Any, x2: Any, /) -> Any:
+def power(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """x1 to the power x2, elementwise. A Python integer exponent is repeated multiplication.
 
     Raises ValueError for an integer array to a negative Python integer.
@@ -196,7 +197,7 @@ def power(x1: Any, x2: Any, /) -> Any:
 pow = power
 
 
-def float_power(x1: Any, x2: Any, /) -> Any:
+def float_power(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """x1 to the power x2, elementwise, in a floating dtype."""
     return p.pow(*operands("float_power", (x1, x2), inexact=True))
 
@@ -204,19 +205,19 @@ def float_power(x1: Any, x2: Any, /) -> Any:
 # ---- logarithms ----
 
 
-def log2(x: Any, /) -> Any:
+def log2(x: ArrayLike, /) -> Array:
     """The logarithm to base 2, elementwise."""
     x = log(x)
     return strong(p.div(x, cast(math.log(2), _dtype(x))))
 
 
-def log10(x: Any, /) -> Any:
+def log10(x: ArrayLike, /) -> Array:
     """The logarithm to base 10, elementwise."""
     x = log(x)
     return strong(p.div(x, cast(math.log(10), _dtype(x))))
 
 
-def logaddexp(x1: Any, x2: Any, /) -> Any:
+def logaddexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """log(exp(x1) + exp(x2)), elementwise, without overflow."""
     x, y = operands("logaddexp", (x1, x2), inexact=True, scalars=False)
     if dtypes.is_complex(_dtype(x)):
@@ -224,7 +225,7 @@ def logaddexp(x1: Any, x2: Any, /) -> Any:
     return _log_of_sum(x, y, lambda d: p.log1p(p.exp(d)))
 
 
-def _complex_log_of_sum(x: Any, y: Any) -> Any:
+def _complex_log_of_sum(x: Any, y: Any) -> Array:
     first = p.gt(p.real(x), p.real(y))
     # Equal infinite real parts have no difference.
     alike = p.bitwise_and(p.eq(p.real(x), p.real(y)), isinf(p.real(x)))
@@ -238,13 +239,13 @@ def _complex_log_of_sum(x: Any, y: Any) -> Any:
     return p.complex_(p.real(total), principal(p.imag(total)))
 
 
-def principal(angle: Any) -> Any:
+def principal(angle: Array) -> Array:
     """`angle` brought into (-pi, pi] by whole turns, as an argument of complex numbers."""
     turns = p.ceil(p.div(p.sub(angle, math.pi), 2 * math.pi))
     return p.sub(angle, p.mul(p.stop_gradient(turns), 2 * math.pi))
 
 
-def logaddexp2(x1: Any, x2: Any, /) -> Any:
+def logaddexp2(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """log2(2**x1 + 2**x2), elementwise, without overflow."""
     x, y = operands("logaddexp2", (x1, x2), inexact=True, scalars=False)
     if dtypes.is_complex(_dtype(x)):
@@ -254,7 +255,7 @@ def logaddexp2(x1: Any, x2: Any, /) -> Any:
     return strong_array(result)
 
 
-def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Any:
+def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Array:
     """The larger operand and `beyond(smaller - larger)`.
 
     Chosen by comparison, not by max and abs: at equal operands either choice has every derivative
@@ -270,7 +271,7 @@ def _log_of_sum(x: Any, y: Any, beyond: Callable[[Any], Any]) -> Any:
 # ---- rounding, signs, parts of floats ----
 
 
-def round(a: Any, decimals: int = 0) -> Any:
+def round(a: ArrayLike, decimals: int = 0) -> Array:
     """`a` rounded to `decimals` places, ties to even; negative numbers round to tens, ..."""
     x = value(a, "round")
     d = _dtype(x)
@@ -296,7 +297,7 @@ def round(a: Any, decimals: int = 0) -> Any:
 around = round
 
 
-def clip(arr: Any, /, min: Any = None, max: Any = None) -> Any:
+def clip(arr: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array:
     """`arr` limited to the interval [min, max]; None leaves a side open."""
     x = value(arr, "clip")
     if dtypes.is_complex(_dtype(x)) or any(
@@ -310,13 +311,13 @@ def clip(arr: Any, /, min: Any = None, max: Any = None) -> Any:
     return x if max is None else minimum(max, x)
 
 
-def copysign(x1: Any, x2: Any, /) -> Any:
+def copysign(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """|x1| with the sign of x2, elementwise."""
     x, y = operands("copysign", (x1, x2), inexact=True, scalars=False)
     return p.select(p.eq(signbit(x), signbit(y)), x, p.neg(x))
 
 
-def signbit(x: Any, /) -> Any:
+def signbit(x: ArrayLike, /) -> Array:
     """Whether the sign bit of x is set (-0.0 included), elementwise."""
     x = value(x, "signbit")
     d = _dtype(x)
@@ -328,14 +329,14 @@ def signbit(x: Any, /) -> Any:
     return strong(p.lt(x, 0))
 
 
-def heaviside(x1: Any, x2: Any, /) -> Any:
+def heaviside(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """0 where x1 < 0, x2 where x1 == 0, 1 where x1 > 0."""
     x, y = operands("heaviside", (x1, x2), inexact=True, scalars=False)
     step = p.select(p.lt(x, 0.0), _like(x, 0), p.select(p.gt(x, 0.0), _like(x, 1), y))
     return strong_array(p.select(p.ne(x, x), x, step))
 
 
-def hypot(x1: Any, x2: Any, /) -> Any:
+def hypot(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """sqrt(x1**2 + x2**2), elementwise, without overflow."""
     x, y = operands("hypot", (x1, x2), inexact=True, scalars=False)
     x, y = p.abs(x), p.abs(y)
@@ -347,7 +348,7 @@ def hypot(x1: Any, x2: Any, /) -> Any:
     return strong_array(p.select(infinite, math.inf, p.select(at_zero, big, length)))
 
 
-def ldexp(x1: Any, x2: Any, /) -> Any:
+def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """x1 * 2**x2, elementwise, for integer x2."""
     x, n = value(x1, "ldexp"), value(x2, "ldexp")
     if not (dtypes.is_integer(_dtype(n)) or _dtype(n) == BOOL):
@@ -371,7 +372,7 @@ def _binades(info: Any) -> int:
     return int(info.maxexp) - int(info.minexp) + int(info.nmant) + 1
 
 
-def frexp(x: Any, /) -> tuple[Any, Any]:
+def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
     """(mantissa in [0.5, 1), exponent) with x = mantissa * 2**exponent."""
     x = inexact_value(x, "frexp")
     d = _dtype(x)
@@ -397,7 +398,7 @@ def frexp(x: Any, /) -> tuple[Any, Any]:
     return (p.select(special, x, mantissa), p.convert(p.select(special, 0, exponent), dtypes.I32))
 
 
-def spacing(x: Any, /) -> Any:
+def spacing(x: ArrayLike, /) -> Array:
     """The distance from x to the next float away from zero."""
     x = inexact_value(x, "spacing")
     info = dtypes.finfo(_dtype(x))
@@ -407,7 +408,7 @@ def spacing(x: Any, /) -> Any:
     return strong(p.select(p.eq(p.abs(x), float(info.max)), inward, step))
 
 
-def gcd(x1: Any, x2: Any) -> Any:
+def gcd(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The greatest common divisor of integers, elementwise."""
     x, y = _integers("gcd", x1, x2)
     x, y = absolute(x), absolute(y)
@@ -418,7 +419,7 @@ def gcd(x1: Any, x2: Any) -> Any:
     return strong_array(x)
 
 
-def lcm(x1: Any, x2: Any) -> Any:
+def lcm(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The least common multiple of integers, elementwise."""
     x, y = _integers("lcm", x1, x2)
     x, y = absolute(x), absolute(y)
@@ -428,7 +429,7 @@ def lcm(x1: Any, x2: Any) -> Any:
     return strong_array(p.select(none, _like(x, 0), multiple))
 
 
-def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
+def _integers(name: str, x1: Any, x2: Any) -> list[Array]:
     xs = operands(name, (x1, x2), scalars=False)
     if not dtypes.is_integer(_dtype(xs[0])):
         raise ValueError(f"{name} takes integers, got {xs[0].aval}")
@@ -438,13 +439,13 @@ def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
 # ---- angles ----
 
 
-def deg2rad(x: Any, /) -> Any:
+def deg2rad(x: ArrayLike, /) -> Array:
     """Degrees as radians."""
     x = inexact_value(x, "deg2rad")
     return strong_array(p.mul(x, math.pi / 180))
 
 
-def rad2deg(x: Any, /) -> Any:
+def rad2deg(x: ArrayLike, /) -> Array:
     """Radians as degrees."""
     x = inexact_value(x, "rad2deg")
     return strong_array(p.mul(x, 180 / math.pi))
@@ -453,14 +454,14 @@ def rad2deg(x: Any, /) -> Any:
 radians, degrees = deg2rad, rad2deg
 
 
-def angle(z: Any, deg: bool = False) -> Any:
+def angle(z: ArrayLike, deg: bool = False) -> Array:
     """The argument of complex numbers; 0 or pi for real ones."""
     z = inexact_value(z, "angle")
     result = arctan2(imag(z), real(z))
     return rad2deg(result) if deg else result
 
 
-def sinc(x: Any, /) -> Any:
+def sinc(x: ArrayLike, /) -> Array:
     """sin(pi x) / (pi x), and 1 at 0."""
     x = inexact_value(x, "sinc")
     d = _dtype(x)
@@ -472,7 +473,7 @@ def sinc(x: Any, /) -> Any:
     return strong_array(p.select(near, _polynomial(square, terms), p.div(p.sin(scaled), scaled)))
 
 
-def i0(x: Any) -> Any:
+def i0(x: ArrayLike) -> Array:
     """The modified Bessel function of the first kind, order 0: up to 50 by the trapezoidal rule on
     its integral over a period, which converges geometrically, and beyond by the asymptotic series
     (Abramowitz and Stegun 9.6.16, 9.7.1)."""
@@ -495,7 +496,7 @@ def i0(x: Any) -> Any:
     return p.select(far, tail, series)
 
 
-def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
+def _polynomial(x: Any, coefficients: Sequence[float]) -> Array:
     """The polynomial with these coefficients, highest power first."""
     total = _like(x, coefficients[0])
     for c in coefficients[1:]:
@@ -506,7 +507,7 @@ def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
 # ---- NaN and infinity ----
 
 
-def isnan(x: Any, /) -> Any:
+def isnan(x: ArrayLike, /) -> Array:
     """Whether x is NaN, elementwise."""
     x = value(x, "isnan")
     if dtypes.is_inexact(_dtype(x)):
@@ -514,7 +515,7 @@ def isnan(x: Any, /) -> Any:
     return with_weak(full(x.aval.shape, False, BOOL), x.weak)
 
 
-def isinf(x: Any, /) -> Any:
+def isinf(x: ArrayLike, /) -> Array:
     """Whether x is infinite, elementwise."""
     x = value(x, "isinf")
     d = _dtype(x)
@@ -525,33 +526,37 @@ def isinf(x: Any, /) -> Any:
     return p.eq(p.abs(x), math.inf)
 
 
-def isposinf(x: Any, /) -> Any:
+def isposinf(x: ArrayLike, /) -> Array:
     """Whether x is +inf, elementwise."""
     x = value(x, "isposinf")
     found = p.eq(x, math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
     return strong(found)
 
 
-def isneginf(x: Any, /) -> Any:
+def isneginf(x: ArrayLike, /) -> Array:
     """Whether x is -inf, elementwise."""
     x = value(x, "isneginf")
     found = p.eq(x, -math.inf) if dtypes.is_float(_dtype(x)) else full(x.aval.shape, False, BOOL)
     return strong(found)
 
 
-def isreal(x: Any) -> Any:
+def isreal(x: ArrayLike) -> Array:
     """Whether the imaginary part is 0, elementwise."""
     return equal(imag(x), 0)
 
 
-def iscomplex(x: Any) -> Any:
+def iscomplex(x: ArrayLike) -> Array:
     """Whether the imaginary part is not 0, elementwise."""
     return not_equal(imag(x), 0)
 
 
 def nan_to_num(
-    x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
-) -> Any:
+    x: ArrayLike,
+    copy: bool = True,
+    nan: ArrayLike = 0.0,
+    posinf: ArrayLike | None = None,
+    neginf: ArrayLike | None = None,
+) -> Array:
     """`x` with NaN and infinities replaced: by default 0 and the largest finite numbers."""
     x = value(x, "nan_to_num")
     d = _dtype(x)
@@ -566,13 +571,13 @@ def nan_to_num(
     return strong(where(isneginf(x), p.convert(value(-limit if neginf is None else neginf), d), x))
 
 
-def fmax(x1: Any, x2: Any) -> Any:
+def fmax(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The larger of x1 and x2, elementwise, ignoring NaN."""
     x, y = operands("fmax", (x1, x2), scalars=False)
     return p.select(p.bitwise_or(p.gt(x, y), isnan(y)), x, y)
 
 
-def fmin(x1: Any, x2: Any) -> Any:
+def fmin(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The smaller of x1 and x2, elementwise, ignoring NaN."""
     x, y = operands("fmin", (x1, x2), scalars=False)
     return p.select(p.bitwise_or(p.lt(x, y), isnan(y)), x, y)
@@ -581,7 +586,13 @@ def fmin(x1: Any, x2: Any) -> Any:
 # ---- comparison with tolerance ----
 
 
-def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
+def isclose(
+    a: ArrayLike,
+    b: ArrayLike,
+    rtol: ArrayLike = 1e-05,
+    atol: ArrayLike = 1e-08,
+    equal_nan: bool = False,
+) -> Array:
     """|a - b| <= atol + rtol * |b|, elementwise; equal infinities are close."""
     x, y = operands("isclose", (a, b), scalars=False)
     d = _dtype(x)
@@ -596,13 +607,21 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: boo
     return strong(result)
 
 
-def allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
+def allclose(
+    a: ArrayLike,
+    b: ArrayLike,
+    rtol: ArrayLike = 1e-05,
+    atol: ArrayLike = 1e-08,
+    equal_nan: bool = False,
+) -> Array:
     """Whether `a` and `b` are close everywhere: a boolean scalar."""
     close = isclose(a, b, rtol, atol, equal_nan)
     return reduce_and(close, tuple(range(len(close.aval.shape))))
 
 
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
+def array_equal(
+    a1: ArrayLike | Sequence[Any], a2: ArrayLike | Sequence[Any], equal_nan: bool = False
+) -> Array:
     """Whether shapes and all elements are equal: a boolean scalar."""
     x, y = asarray(a1), asarray(a2)
     if x.aval.shape != y.aval.shape:
@@ -613,7 +632,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     return reduce_and(same, tuple(range(len(same.aval.shape))))
 
 
-def array_equiv(a1: Any, a2: Any) -> Any:
+def array_equiv(a1: ArrayLike | Sequence[Any], a2: ArrayLike | Sequence[Any]) -> Array:
     """Whether the arrays broadcast to one shape and are equal there: a boolean scalar."""
     try:
         same = strong(equal(asarray(a1), asarray(a2)))
@@ -625,7 +644,7 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 # ---- selection ----
 
 
-def where(condition: Any, x: Any, y: Any) -> Any:
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Array:
     """x where condition, else y, elementwise."""
     c = truth(condition)
     if (
@@ -635,15 +654,15 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         and c.aval.shape == x.aval.shape
     ):
         return p.select(c, x, y)
-    x, y = operands("where", (x, y))
-    whole = [v for v in (x, y) if type(v) not in SCALARS]
+    a, b = operands("where", (x, y))
+    whole = [v for v in (a, b) if type(v) not in SCALARS]
     shape = _shape_of(c, whole)
     d = _dtype(whole[0])
     c = broadcast(c, shape)
-    x, y = [v if type(v) in SCALARS else broadcast(v, shape) for v in (x, y)]
-    if all(type(v) in SCALARS for v in (x, y)):
-        x = with_weak(full(shape, x, d), True)
-    return p.select(c, x, y)
+    cases: list[Any] = [v if type(v) in SCALARS else broadcast(v, shape) for v in (a, b)]
+    if all(type(v) in SCALARS for v in cases):
+        cases[0] = with_weak(full(shape, cases[0], d), True)
+    return p.select(c, *cases)
 
 
 def _shape_of(c: Any, whole: Sequence[Any]) -> tuple[int, ...]:
@@ -656,7 +675,7 @@ def _shape_of(c: Any, whole: Sequence[Any]) -> tuple[int, ...]:
         ) from None
 
 
-def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: ArrayLike = 0) -> Array:
     """The choice of the first true condition, elementwise, and `default` where none is."""
     if len(condlist) != len(choicelist):
         raise ValueError(
@@ -670,22 +689,29 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     return result
 
 
-def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Any:
+def piecewise(
+    x: ArrayLike,
+    condlist: Sequence[Any] | ArrayLike,
+    funclist: Sequence[Any],
+    *args: ArrayLike,
+    **kw: Any,
+) -> Array:
     """The function of the last true condition applied to `x`, elementwise.
 
     `funclist` may have one entry more than `condlist`, the default (else 0); entries are functions
     of x or constants. Every function is evaluated everywhere.
     """
     x = value(x, "piecewise")
-    conditions = list(condlist) if isinstance(condlist, (list, tuple)) else [condlist]
+    conditions: list[Any] = list(condlist) if isinstance(condlist, (list, tuple)) else [condlist]
     if len(funclist) not in (len(conditions), len(conditions) + 1):
         raise ValueError(
             f"piecewise: {len(conditions)} conditions take {len(conditions)} functions and perhaps "
             f"a default, got {len(funclist)}"
         )
 
-    def evaluate(f: Any) -> Any:
-        return p.convert(value(f(x, *args, **kw) if callable(f) else f), _dtype(x))
+    def evaluate(f: Any) -> Array:
+        y: Any = f(x, *args, **kw) if callable(f) else f
+        return p.convert(value(y), _dtype(x))
 
     functions = list(funclist)
     default = functions.pop() if len(functions) > len(conditions) else 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.primitive import shown, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike, DTypeLike
 from genesis_fn.lax.promotion import broadcast, broadcast_shapes, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import expand_dims, moveaxis, ravel, stack
 from genesis_fn.numpy.mathematics.reductions import sum as sum_over
@@ -27,6 +28,9 @@ from genesis_fn.primitives.shape import (
     transpose,
 )
 
+if TYPE_CHECKING:
+    from genesis_fn.primitives.dot_general import PrecisionLike
+
 
 def _pair(name: str, a: Any, b: Any, preferred: Any) -> tuple[Any, Any, Any]:
     x, y = promote_arrays(name, (a, b))
@@ -37,7 +41,13 @@ def _mismatch(what: str, x: Any, y: Any, problem: str) -> errors.ShapeError:
     return located(errors.ShapeError(f"{what} {shown(x)} @ {shown(y)}: {problem}"))  # type: ignore
 
 
-def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
+def matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The matrix product of the last two axes, leading axes broadcast; vectors lose their axis.
 
     16-bit floats accumulate in float32. Raises ShapeError naming both operands.
@@ -105,7 +115,13 @@ def _batched(x: Any, y: Any, x_batch: int, batch: tuple[int, ...], precision: An
     return reshape(result, lengths)
 
 
-def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
+def dot(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """NumPy's dot: the last axis of `a` with the last but one of `b`; a product for scalars."""
     x, y, preferred = _pair("dot", a, b, preferred_element_type)
     if x.ndim == 0 or y.ndim == 0:
@@ -123,8 +139,13 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
 
 
 def tensordot(
-    a: Any, b: Any, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
-) -> Any:
+    a: ArrayLike,
+    b: ArrayLike,
+    axes: int | Sequence[int] | Sequence[Sequence[int]] = 2,
+    *,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The product of `a` and `b` summed over `axes`: a count, or (axes of a, axes of b)."""
     x, y, preferred = _pair("tensordot", a, b, preferred_element_type)
     if isinstance(axes, (tuple, list)):
@@ -133,7 +154,7 @@ def tensordot(
             for s, v in zip(axes, (x, y), strict=True)
         ]
     else:
-        n = operator.index(axes)
+        n = operator.index(cast(int, axes))
         if n > min(x.ndim, y.ndim):
             raise _mismatch("tensordot", x, y, f"neither may have fewer than {n} axes")
         first, second = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
@@ -143,7 +164,13 @@ def tensordot(
     return dot_general(x, y, ((first, second), ((), ())), precision, preferred)
 
 
-def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
+def vdot(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The sum of conj(a) * b over all elements."""
     return dot(
         ravel(conj(a)), ravel(b), precision=precision, preferred_element_type=preferred_element_type
@@ -151,14 +178,14 @@ def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any =
 
 
 def vecdot(
-    x1: Any,
-    x2: Any,
+    x1: ArrayLike,
+    x2: ArrayLike,
     /,
     *,
     axis: int = -1,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The sum of conj(x1) * x2 along `axis`, other axes broadcast."""
     x, y, preferred = _pair("vecdot", x1, x2, preferred_element_type)
     i, j = canonical_axis(axis, x.ndim, "vecdot"), canonical_axis(axis, y.ndim, "vecdot")
@@ -172,19 +199,25 @@ def vecdot(
     return dot_general(x, y, (((n,), (n,)), (batch, batch)), precision, preferred)
 
 
-def matvec(x1: Any, x2: Any, /) -> Any:
+def matvec(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """Matrices times vectors, leading axes broadcast."""
     x, y = promote_arrays("matvec", (x1, x2))
     return matmul(x, expand_dims(y, -1))[..., 0]
 
 
-def vecmat(x1: Any, x2: Any, /) -> Any:
+def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """Conjugated vectors times matrices, leading axes broadcast."""
     x, y = promote_arrays("vecmat", (x1, x2))
     return matmul(expand_dims(conj(x), -2), y)[..., 0, :]
 
 
-def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
+def inner(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The sum over the last axes of `a` and `b`."""
     x, y, preferred = _pair("inner", a, b, preferred_element_type)
     if x.ndim == 0 or y.ndim == 0:
@@ -193,13 +226,13 @@ def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any 
     return tensordot(x, y, ((-1,), (-1,)), precision=precision, preferred_element_type=preferred)
 
 
-def outer(a: Any, b: Any, out: None = None) -> Any:
+def outer(a: ArrayLike, b: ArrayLike, out: None = None) -> Array:
     """a[i] * b[j] of the flattened arrays."""
     x, y = promote_arrays("outer", (a, b))
     return multiply(reshape(x, (x.size, 1)), reshape(y, (1, y.size)))
 
 
-def kron(a: Any, b: Any) -> Any:
+def kron(a: ArrayLike, b: ArrayLike) -> Array:
     """The Kronecker product."""
     x, y = promote_arrays("kron", (a, b))
     n = max(x.ndim, y.ndim)
@@ -211,8 +244,13 @@ def kron(a: Any, b: Any) -> Any:
 
 
 def cross(
-    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
-) -> Any:
+    a: ArrayLike,
+    b: ArrayLike,
+    axisa: int = -1,
+    axisb: int = -1,
+    axisc: int = -1,
+    axis: int | None = None,
+) -> Array:
     """The cross product of vectors of length 3 (or 2: then the third component alone)."""
     if axis is not None:
         axisa = axisb = axisc = axis
@@ -240,7 +278,7 @@ def cross(
 # ---- diagonals ----
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     """The diagonal of axes `axis1` and `axis2`, as a new last axis."""
     a = value(a, "diagonal")
     i, j = canonical_axes((axis1, axis2), a.ndim, "diagonal")
@@ -258,13 +296,18 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
 
 
 def trace(
-    a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: None = None
-) -> Any:
+    a: ArrayLike,
+    offset: int = 0,
+    axis1: int = 0,
+    axis2: int = 1,
+    dtype: DTypeLike | None = None,
+    out: None = None,
+) -> Array:
     """The sum of the diagonal."""
     return sum_over(diagonal(a, offset, axis1, axis2), -1, dtype)
 
 
-def diag(v: Any, k: int = 0) -> Any:
+def diag(v: ArrayLike, k: int = 0) -> Array:
     """The matrix with vector `v` on its k-th diagonal, or the k-th diagonal of a matrix."""
     v = value(v, "diag")
     if v.ndim == 2:
@@ -281,7 +324,7 @@ def diag(v: Any, k: int = 0) -> Any:
     return with_weak(found, v.weak)
 
 
-def diagflat(v: Any, k: int = 0) -> Any:
+def diagflat(v: ArrayLike, k: int = 0) -> Array:
     """The matrix with the flattened `v` on its k-th diagonal."""
     return diag(ravel(v), k)
 
@@ -290,14 +333,14 @@ def diagflat(v: Any, k: int = 0) -> Any:
 
 
 def einsum(
-    subscripts: Any,
+    subscripts: str | ArrayLike,
     /,
-    *operands: Any,
+    *operands: ArrayLike | Sequence[Any],
     out: None = None,
-    optimize: Any = "auto",
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    optimize: bool | str | Sequence[Any] = "auto",
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The sum of products that `subscripts` describe, such as "bij,bjk->bik"; `...` broadcasts.
 
     Also einsum(x, [0, 1], y, [1, 2], [0, 2]). Operands are contracted pairwise, in the order of
@@ -437,8 +480,8 @@ def _contract(
     return names, dot_general(x, y, numbers, precision, preferred)
 
 
-def _elementwise(a: str, x: Any, b: str, y: Any, names: str) -> Any:
-    def aligned(own: str, v: Any) -> Any:
+def _elementwise(a: str, x: Any, b: str, y: Any, names: str) -> Array:
+    def aligned(own: str, v: Any) -> Array:
         order = [own.index(c) for c in names if c in own]
         lengths = iter([v.aval.shape[i] for i in order])
         return reshape(transpose(v, order), [next(lengths) if c in own else 1 for c in names])

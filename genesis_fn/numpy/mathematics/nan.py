@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis_fn.core import dtypes
+from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.promotion import inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import broadcast_to
 from genesis_fn.numpy.mathematics import reductions as r
@@ -22,44 +23,48 @@ from genesis_fn.numpy.mathematics.ufuncs import (
 from genesis_fn.primitives import elementwise as p
 
 
-def _filled(a: Any, otherwise: float) -> Any:
+def _filled(a: Any, otherwise: float) -> Array:
     """`a` with NaN replaced."""
     a = value(a)
     return where(isnan(a), otherwise, a) if dtypes.is_inexact(a.dtype) else a
 
 
 def nansum(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """The sum over `axis`, NaN counting as 0."""
     return r.sum(_filled(a, 0.0), axis, dtype, out, keepdims, initial, where)
 
 
 def nanprod(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """The product over `axis`, NaN counting as 1."""
     return r.prod(_filled(a, 1.0), axis, dtype, out, keepdims, initial, where)
 
 
-def nancumsum(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
+def nancumsum(
+    a: ArrayLike, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None
+) -> Array:
     """`cumsum` with NaN counting as 0."""
     return r.cumsum(_filled(a, 0.0), axis, dtype, out)
 
 
-def nancumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
+def nancumprod(
+    a: ArrayLike, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None
+) -> Array:
     """`cumprod` with NaN counting as 1."""
     return r.cumprod(_filled(a, 1.0), axis, dtype, out)
 
@@ -73,7 +78,7 @@ def _extreme(
     keepdims: bool,
     initial: Any,
     where_: Any,
-) -> Any:
+) -> Array:
     a = value(a)
     x = reduce(_filled(a, worst), axis, out, keepdims, initial, where_)
     if not dtypes.is_inexact(a.dtype) or initial is not None:
@@ -82,70 +87,74 @@ def _extreme(
 
 
 def nanmax(
-    a: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """The maximum over `axis` of what is not NaN; NaN where all is."""
     return _extreme(r.max, -math.inf, a, axis, out, keepdims, initial, where)
 
 
 def nanmin(
-    a: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """The minimum over `axis` of what is not NaN; NaN where all is."""
     return _extreme(r.min, math.inf, a, axis, out, keepdims, initial, where)
 
 
-def nanargmax(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> Any:
+def nanargmax(
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
     """The position of the maximum of what is not NaN; -1 where all is NaN."""
     a = value(a)
     x = r.argmax(_filled(a, -math.inf), axis, out, keepdims)
     return where(r.all(isnan(a), axis, keepdims=bool(keepdims)), -1, x)
 
 
-def nanargmin(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> Any:
+def nanargmin(
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
     """The position of the minimum of what is not NaN; -1 where all is NaN."""
     a = value(a)
     x = r.argmin(_filled(a, math.inf), axis, out, keepdims)
     return where(r.all(isnan(a), axis, keepdims=bool(keepdims)), -1, x)
 
 
-def _present(a: Any, mask: Any) -> Any:
+def _present(a: Any, mask: Any) -> Array:
     there = logical_not(isnan(a))
     return there if mask is None else logical_and(there, mask)
 
 
 def nanmean(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = False,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """The mean over `axis` of what is not NaN."""
     (a,) = promote_arrays("nanmean", (value(a),), inexact=True)
     return r.mean(a, axis, dtype, out, keepdims, where=_present(a, where))
 
 
 def nanvar(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """The variance over `axis` of what is not NaN; NaN where too few elements are left."""
     (a,) = promote_arrays("nanvar", (value(a),), inexact=True)
     mask = _present(a, where)
@@ -170,14 +179,14 @@ def nanvar(
 
 
 def nanstd(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """The standard deviation over `axis` of what is not NaN."""
     variance = nanvar(a, axis, dtype, out, ddof, keepdims, where)
     return p.convert(sqrt(real(variance)), variance.dtype)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.dtypes import BOOL, DType
 from genesis_fn.core.primitive import with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike, PyTree
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import broadcast_shapes, inexact_dtype, promote_arrays, strong, value
 from genesis_fn.numpy.manipulation.shape import broadcast_to, concatenate, on_axis
@@ -37,21 +38,21 @@ from genesis_fn.primitives.reductions.reduce_generic import reduce_prod
 from genesis_fn.primitives.shape import canonical_axes, canonical_axis, reshape, transpose
 
 
-def reduced_axes(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
+def reduced_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
     """The axes to reduce over, counted from the front; all of them for None."""
     if axis is None:
         return tuple(range(ndim))
     return canonical_axes(tuple(axis) if isinstance(axis, list) else axis, ndim, name)
 
 
-def _kept(x: Any, a: Any, axes: Sequence[int], keepdims: bool) -> Any:
+def _kept(x: Any, a: Any, axes: Sequence[int], keepdims: bool) -> Array:
     """The reduction `x` of `a`, with the reduced axes of length 1 if `keepdims`."""
     if not keepdims:
         return x
     return reshape(x, [1 if i in axes else n for i, n in enumerate(a.aval.shape)])
 
 
-def _masked(a: Any, mask: Any, otherwise: Any) -> Any:
+def _masked(a: Any, mask: Any, otherwise: Any) -> Array:
     """`a` where `mask`, else the reduction's neutral value."""
     if mask is None:
         return a
@@ -103,7 +104,7 @@ def _fold(
     initial: Any,
     where: Any,
     promote_integers: bool,
-) -> Any:
+) -> Array:
     a = value(a, name)
     if dtype is None:
         d = accumulated(a.aval.dtype, promote_integers)
@@ -124,15 +125,15 @@ def _number(x: int, d: DType) -> Any:
 
 
 def sum(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     promote_integers: bool = True,
-) -> Any:
+) -> Array:
     """The sum over `axis` (an int, several, or all for None).
 
     Booleans and integers below 32 bits are summed in 32 bits; 16-bit floats accumulate in float32.
@@ -145,15 +146,15 @@ def sum(
 
 
 def prod(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     promote_integers: bool = True,
-) -> Any:
+) -> Array:
     """The product over `axis`; dtypes as in `sum`."""
     _no_out(out, "prod")
     return _fold(
@@ -175,14 +176,14 @@ def _count(a: Any, axes: Sequence[int], where: Any, keepdims: bool) -> Any:
 
 
 def mean(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     keepdims: bool = False,
     *,
-    where: Any = None,
-) -> Any:
+    where: ArrayLike | None = None,
+) -> Array:
     """The mean over `axis`, float32 for integers; 16-bit floats are averaged in float32."""
     _no_out(out, "mean")
     a = value(a, "mean")
@@ -195,9 +196,44 @@ def mean(
     return strong(p.convert(divide(total, float(n) if isinstance(n, int) else n), d))
 
 
+@overload
 def average(
-    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, keepdims: bool = False
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: Literal[False] = False,
+    keepdims: bool = False,
+) -> Array: ...
+
+
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    *,
+    returned: Literal[True],
+    keepdims: bool = False,
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    keepdims: bool = False,
+) -> PyTree: ...
+
+
+def average(
+    a: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    returned: bool = False,
+    keepdims: bool = False,
+) -> PyTree:
     """The mean over `axis` weighted by `weights`; with `returned`, (mean, sum of weights)."""
     a = value(a, "average")
     if weights is None:
@@ -225,23 +261,23 @@ def average(
     return (x, total) if returned else x
 
 
-def p_transpose(x: Any, order: Sequence[int]) -> Any:
+def p_transpose(x: Array, order: Sequence[int]) -> Array:
     """`x` with axes in `order`."""
     return transpose(x, order)
 
 
 def var(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
-    where: Any = None,
+    where: ArrayLike | None = None,
     correction: float | None = None,
-    mean: Any = None,
-) -> Any:
+    mean: ArrayLike | None = None,
+) -> Array:
     """The variance over `axis`: the mean of |a - mean|**2, divided by n - ddof instead of n."""
     _no_out(out, "var")
     a = value(a, "var")
@@ -279,23 +315,23 @@ def _over_degrees(total: Any, n: Any, ddof: Any) -> Any:
     return choose(greater(n, 0), divide(total, n), math.nan)
 
 
-def mean_of(a: Any, axes: Sequence[int], where: Any) -> Any:
+def mean_of(a: Array, axes: Sequence[int], where: ArrayLike | None) -> Array:
     """The mean over `axes`, which are kept."""
     return mean(a, tuple(axes), keepdims=True, where=where)
 
 
 def std(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
+    dtype: DTypeLike | None = None,
     out: None = None,
     ddof: float = 0,
     keepdims: bool = False,
     *,
-    where: Any = None,
+    where: ArrayLike | None = None,
     correction: float | None = None,
-    mean: Any = None,
-) -> Any:
+    mean: ArrayLike | None = None,
+) -> Array:
     """The standard deviation over `axis`: the square root of `var`."""
     _no_out(out, "std")
     a = value(a, "std")
@@ -321,7 +357,7 @@ def _extreme(
     keepdims: bool,
     initial: Any,
     where: Any,
-) -> Any:
+) -> Array:
     a = value(a, name)
     if where is not None and initial is None:
         raise ValueError(f"{name}: where= needs initial=, the result where nothing is selected")
@@ -337,7 +373,9 @@ def _extreme(
     return x if initial is None else combine(x, asarray(initial, d))
 
 
-def _complex_extreme(reduce: Callable[..., Any], bound: float, a: Any, axes: Sequence[int]) -> Any:
+def _complex_extreme(
+    reduce: Callable[..., Any], bound: float, a: Any, axes: Sequence[int]
+) -> Array:
     # By real part, then imaginary part, as NumPy orders complex numbers.
     if not math.prod(a.aval.shape[i] for i in axes):
         kept = [n for i, n in enumerate(a.aval.shape) if i not in axes]
@@ -352,26 +390,26 @@ def _complex_extreme(reduce: Callable[..., Any], bound: float, a: Any, axes: Seq
 
 
 def max(
-    a: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """The maximum over `axis`; NaN where one is. Raises ValueError for none without `initial`."""
     _no_out(out, "max")
     return _extreme("max", r.reduce_max, maximum, 0, a, axis, keepdims, initial, where)
 
 
 def min(
-    a: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
     """The minimum over `axis`; NaN where one is. Raises ValueError for none without `initial`."""
     _no_out(out, "min")
     return _extreme("min", r.reduce_min, minimum, 1, a, axis, keepdims, initial, where)
@@ -380,7 +418,7 @@ def min(
 amax, amin = max, min
 
 
-def ptp(a: Any, axis: Any = None, out: None = None, keepdims: bool = False) -> Any:
+def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
     """max - min over `axis`."""
     _no_out(out, "ptp")
     return subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
@@ -398,29 +436,39 @@ def _logic(
     axis: Any,
     keepdims: bool,
     where: Any,
-) -> Any:
+) -> Array:
     a = _masked(truth(value(a, name)), where, neutral)
     axes = reduced_axes(axis, a.ndim, name)
     return strong(_kept(reduce(a, axes), a, axes, keepdims))
 
 
 def all(
-    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, *, where: Any = None
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
+) -> Array:
     """Whether all elements over `axis` are nonzero."""
     _no_out(out, "all")
     return _logic("all", r.reduce_and, logical_and, True, a, axis, keepdims, where)
 
 
 def any(
-    a: Any, axis: Any = None, out: None = None, keepdims: bool = False, *, where: Any = None
-) -> Any:
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
+) -> Array:
     """Whether an element over `axis` is nonzero."""
     _no_out(out, "any")
     return _logic("any", r.reduce_or, logical_or, False, a, axis, keepdims, where)
 
 
-def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
     """How many elements over `axis` are not zero, as int32."""
     return sum(truth(value(a, "count_nonzero")), axis, dtypes.I32, keepdims=keepdims)
 
@@ -428,7 +476,7 @@ def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
 # ---- positions of extremes ----
 
 
-def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Any:
+def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Array:
     original = value(a, name)
     a, axis = on_axis(name, original, axis)
     if a.aval.shape[axis] == 0:
@@ -447,13 +495,17 @@ def _position(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: 
     return reshape(x, lengths)
 
 
-def argmax(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> Any:
+def argmax(
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
     """The first position of the maximum along `axis` (flattened for None), as int32."""
     _no_out(out, "argmax")
     return _position("argmax", r.argmax, a, axis, keepdims)
 
 
-def argmin(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> Any:
+def argmin(
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
     """The first position of the minimum along `axis` (flattened for None), as int32."""
     _no_out(out, "argmin")
     return _position("argmin", r.argmin, a, axis, keepdims)
@@ -462,7 +514,7 @@ def argmin(a: Any, axis: Any = None, out: None = None, keepdims: Any = None) -> 
 # ---- cumulative ----
 
 
-def _cumulative(name: str, run: Callable[..., Any], a: Any, axis: Any, dtype: Any) -> Any:
+def _cumulative(name: str, run: Callable[..., Any], a: Any, axis: Any, dtype: Any) -> Array:
     a, axis = on_axis(name, a, axis)
     if dtype is not None:
         d = dtypes.dtype(dtype)
@@ -474,13 +526,17 @@ def _cumulative(name: str, run: Callable[..., Any], a: Any, axis: Any, dtype: An
     return strong(run(p.convert(a, d), axis))
 
 
-def cumsum(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
+def cumsum(
+    a: ArrayLike, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None
+) -> Array:
     """The sums of each element and those before it along `axis` (flattened for None)."""
     _no_out(out, "cumsum")
     return _cumulative("cumsum", cumulatives.cumsum, a, axis, dtype)
 
 
-def cumprod(a: Any, axis: Any = None, dtype: Any = None, out: None = None) -> Any:
+def cumprod(
+    a: ArrayLike, axis: int | None = None, dtype: DTypeLike | None = None, out: None = None
+) -> Array:
     """The products of each element and those before it along `axis` (flattened for None)."""
     _no_out(out, "cumprod")
     return _cumulative("cumprod", cumulatives.cumprod, a, axis, dtype)
@@ -494,7 +550,7 @@ def _with_initial(
     axis: Any,
     dtype: Any,
     include_initial: bool,
-) -> Any:
+) -> Array:
     x = value(x, name)
     if x.ndim == 0:
         raise ValueError(f"{name} needs at least one dimension")
@@ -511,14 +567,24 @@ def _with_initial(
 
 
 def cumulative_sum(
-    x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False
-) -> Any:
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DTypeLike | None = None,
+    include_initial: bool = False,
+) -> Array:
     """`cumsum` of the array API: with `include_initial`, a zero comes first."""
     return _with_initial("cumulative_sum", cumsum, 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
-    x: Any, /, *, axis: Any = None, dtype: Any = None, include_initial: bool = False
-) -> Any:
+    x: ArrayLike,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: DTypeLike | None = None,
+    include_initial: bool = False,
+) -> Array:
     """`cumprod` of the array API: with `include_initial`, a one comes first."""
     return _with_initial("cumulative_prod", cumprod, 1, x, axis, dtype, include_initial)

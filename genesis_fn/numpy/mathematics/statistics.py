@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from genesis_fn.core import dtypes, errors
+from genesis_fn.core.types.annotations import Array, ArrayLike, Axis, DTypeLike
 from genesis_fn.lax.creation import asarray
 from genesis_fn.lax.promotion import promote_arrays, strong, value
 from genesis_fn.numpy.arrays.creation import zeros_like
@@ -50,22 +51,25 @@ from genesis_fn.primitives.conv import conv_general_dilated
 from genesis_fn.primitives.factories import full
 from genesis_fn.primitives.shape import canonical_axis, pad, reshape, slice_in_dim
 
+if TYPE_CHECKING:
+    from genesis_fn.primitives.dot_general import PrecisionLike
+
 # ---- order statistics ----
 
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def quantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
+    a: ArrayLike | Sequence[Any],
+    q: ArrayLike | Sequence[Any],
+    axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
     ignore_nan: bool = False,
-) -> Any:
+) -> Array:
     """The value below which a fraction `q` of the elements over `axis` lies.
 
     `method` interpolates between neighbours: linear, lower, higher, midpoint, nearest. NaN if any
@@ -93,6 +97,7 @@ def quantile(
         present = subtract(count_nonzero(equal(rows, rows), -1, keepdims=True), 1)
         top = maximum(p.convert(present, a.dtype), 0)
     else:
+        present = None
         top = full((*lengths, 1), float(last), a.dtype)
     at = multiply(top, ravel(q))  # [*kept, number of quantiles]
     low, high = p.floor(at), p.ceil(at)
@@ -113,7 +118,7 @@ def quantile(
         odd = equal(p.rem(low, full(low.aval.shape, 2.0, low.dtype)), 1)
         x = where(equal(fraction, 0.5), where(odd, above, below), x)  # ties to even
     broken = isnan(slice_in_dim(ordered, last, last + 1, axis=-1))
-    if ignore_nan:
+    if present is not None:
         broken = less(present, 0)
     x = where(broken, float("nan"), x)
     x = moveaxis(x, -1, 0)
@@ -126,68 +131,68 @@ def quantile(
 
 
 def percentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
-) -> Any:
+) -> Array:
     """`quantile` with `q` in percent."""
     return quantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
 
 
-def _fraction(a: Any, q: Any) -> Any:
+def _fraction(a: Any, q: Any) -> Array:
     """Percents as a fraction, in double precision for an array of it."""
     wide = asarray(a).dtype == dtypes.F64
     return divide(asarray(q, dtypes.F64 if wide else dtypes.F32), 100)
 
 
 def nanquantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
-) -> Any:
+) -> Array:
     """`quantile` of the elements that are not NaN."""
     return quantile(a, q, axis, method=method, keepdims=keepdims, ignore_nan=True)
 
 
 def nanpercentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    q: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
-) -> Any:
+) -> Array:
     """`percentile` of the elements that are not NaN."""
     return nanquantile(a, _fraction(a, q), axis, method=method, keepdims=keepdims)
 
 
 def median(
-    a: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     keepdims: bool = False,
-) -> Any:
+) -> Array:
     """The middle element over `axis`, or the mean of the two middle ones."""
     return quantile(a, 0.5, axis, keepdims=keepdims, method="midpoint")
 
 
 def nanmedian(
-    a: Any,
-    axis: Any = None,
+    a: ArrayLike,
+    axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     keepdims: bool = False,
-) -> Any:
+) -> Array:
     """`median` of the elements that are not NaN."""
     return nanquantile(a, 0.5, axis, keepdims=keepdims, method="midpoint")
 
@@ -196,14 +201,14 @@ def nanmedian(
 
 
 def cov(
-    m: Any,
-    y: Any = None,
+    m: ArrayLike,
+    y: ArrayLike | None = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
-    fweights: Any = None,
-    aweights: Any = None,
-) -> Any:
+    fweights: ArrayLike | None = None,
+    aweights: ArrayLike | Sequence[Any] | None = None,
+) -> Array:
     """The covariance matrix of variables in rows (columns without `rowvar`)."""
     xs = [asarray(v) for v in (m, y) if v is not None]
     xs = promote_arrays("cov", xs, inexact=True)
@@ -239,11 +244,11 @@ def cov(
     return strong(_squeezed(divide(matmul(scaled, conj(x.T), precision="highest"), norm)))
 
 
-def _squeezed(x: Any) -> Any:
+def _squeezed(x: Any) -> Array:
     return reshape(x, ()) if x.size == 1 else x
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
+def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Array:
     """The matrix of Pearson correlation coefficients."""
     c = cov(x, y, rowvar)
     if c.ndim == 0:
@@ -257,7 +262,7 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Any:
 
 def _convolved(
     name: str, a: Any, v: Any, mode: str, turned: bool, precision: Any, kind: Any
-) -> Any:
+) -> Array:
     a, v = promote_arrays(name, (asarray(a), asarray(v)), inexact=kind is None)
     if a.ndim != 1 or v.ndim != 1:
         raise ValueError(f"{name} takes vectors, got {a.aval} and {v.aval}")
@@ -306,21 +311,26 @@ def _slide(a: Any, kernel: Any, before: int, after: int, conv: Any, precision: A
 
 
 def convolve(
-    a: Any, v: Any, mode: str = "full", *, precision: Any = None, preferred_element_type: Any = None
-) -> Any:
+    a: ArrayLike,
+    v: ArrayLike,
+    mode: str = "full",
+    *,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The convolution of two vectors: every overlap ("full"), as long as the longer one ("same"),
     or complete overlaps ("valid")."""
     return _convolved("convolve", a, v, mode, True, precision, preferred_element_type)
 
 
 def correlate(
-    a: Any,
-    v: Any,
+    a: ArrayLike,
+    v: ArrayLike,
     mode: str = "valid",
     *,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-) -> Any:
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> Array:
     """The cross-correlation of two vectors: sums of a[k + i] * conj(v[i])."""
     return _convolved("correlate", a, v, mode, False, precision, preferred_element_type)
 
@@ -329,8 +339,13 @@ def correlate(
 
 
 def interp(
-    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
-) -> Any:
+    x: ArrayLike,
+    xp: ArrayLike | Sequence[Any],
+    fp: ArrayLike | Sequence[Any],
+    left: ArrayLike | str | None = None,
+    right: ArrayLike | str | None = None,
+    period: ArrayLike | Sequence[Any] | None = None,
+) -> Array:
     """The piecewise linear function through the points (xp, fp), xp rising, at `x`.
 
     Outside, `left` and `right`, by default the end values; "extrapolate" continues the first or
@@ -363,7 +378,7 @@ def interp(
     return y
 
 
-def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
+def polyval(p: ArrayLike | Sequence[Any], x: ArrayLike, *, unroll: int = 16) -> Array:
     """The polynomial with coefficients `p`, highest power first, at `x` (Horner)."""
     coefficients, x = promote_arrays("polyval", (asarray(p), x))
     total = strong(zeros_like(broadcast_to(x, x.aval.shape)))
@@ -375,7 +390,13 @@ def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
 # ---- differences and integrals ----
 
 
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
+def diff(
+    a: ArrayLike,
+    n: int = 1,
+    axis: int = -1,
+    prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+) -> Array:
     """The differences of neighbours along `axis`, taken `n` times."""
     a = value(a, "diff")
     if a.ndim == 0:
@@ -403,7 +424,11 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     return a
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+def ediff1d(
+    ary: ArrayLike | Sequence[Any],
+    to_end: ArrayLike | Sequence[Any] | None = None,
+    to_begin: ArrayLike | Sequence[Any] | None = None,
+) -> Array:
     """The differences of neighbours in the flattened array, with values put around them."""
     d = diff(ravel(asarray(ary)))
     parts = [ravel(asarray(to_begin, d.dtype))] if to_begin is not None else []
@@ -412,7 +437,12 @@ def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     return concatenate(parts)
 
 
-def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = None) -> Any:
+def gradient(
+    f: ArrayLike,
+    *varargs: ArrayLike | Sequence[Any],
+    axis: Axis = None,
+    edge_order: int | None = None,
+) -> Array | list[Array]:
     """Central differences of `f` inside and one-sided ones at the borders, per axis.
 
     `varargs`: one spacing for all axes, one per axis, or vectors of coordinates.
@@ -431,12 +461,12 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: Any = None) ->
     return parts[0] if len(parts) == 1 else parts
 
 
-def _along_axis(f: Any, h: Any, axis: int) -> Any:
+def _along_axis(f: Any, h: Any, axis: int) -> Array:
     n = f.aval.shape[axis]
     if n < 2:
         raise ValueError(f"gradient: axis {axis} of {f.aval} needs at least 2 elements")
 
-    def part(x: Any, low: int, high: int, along: int = axis) -> Any:
+    def part(x: Any, low: int, high: int, along: int = axis) -> Array:
         return slice_in_dim(x, low, high, axis=along)
 
     h = asarray(h)
@@ -455,7 +485,9 @@ def _along_axis(f: Any, h: Any, axis: int) -> Any:
     return concatenate([part(slopes, 0, 1), inner, part(slopes, n - 2, n - 1)], axis)
 
 
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+def trapezoid(
+    y: ArrayLike, x: ArrayLike | None = None, dx: ArrayLike = 1.0, axis: int = -1
+) -> Array:
     """The integral of `y` along `axis` by the trapezoidal rule."""
     if x is None:
         (y,) = promote_arrays("trapezoid", (value(y),), inexact=True)
@@ -469,16 +501,21 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     return strong(multiply(sum_over(multiply(steps, means), -1), 0.5))
 
 
-def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 6.283185307179586) -> Any:
+def unwrap(
+    p: ArrayLike,
+    discont: ArrayLike | None = None,
+    axis: int = -1,
+    period: ArrayLike = 6.283185307179586,
+) -> Array:
     """`p` with jumps larger than half a `period` along `axis` removed by adding periods."""
     x = value(p, "unwrap")
     if period == 6.283185307179586:
         (x,) = promote_arrays("unwrap", (x,), inexact=True)
     axis = canonical_axis(axis, x.ndim, "unwrap")
     steps = diff(x, axis=axis)
-    half = (
-        period / 2 if isinstance(period, float) or not dtypes.is_integer(x.dtype) else period // 2
-    )
+    whole: Any = period
+    halves = isinstance(period, float) or not dtypes.is_integer(x.dtype)
+    half = whole / 2 if halves else whole // 2
     limit = half if discont is None else discont
     wrapped = subtract(remainder(add(steps, half), period), half)
     wrapped = where((wrapped == -half) & (steps > 0), half, wrapped)
@@ -491,7 +528,9 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 6.28318530
 # ---- applying functions ----
 
 
-def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_along_axis(
+    func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: ArrayLike, **kwargs: Any
+) -> Array:
     """`func1d` of every vector of `arr` along `axis`, its result in the vector's place."""
     from genesis_fn.transforms.batching.mapped_axes import vmap
 
@@ -510,12 +549,14 @@ def apply_along_axis(func1d: Any, axis: int, arr: Any, *args: Any, **kwargs: Any
     return moveaxis(y, sources, range(axis, axis + extra)) if extra else y
 
 
-def apply_over_axes(func: Any, a: Any, axes: Sequence[int]) -> Any:
+def apply_over_axes(
+    func: Callable[..., Any], a: ArrayLike | Sequence[Any], axes: Sequence[int]
+) -> Array:
     """`func(a, axis)` applied over each of `axes` in turn, dimensions kept."""
-    a = asarray(a)
+    x = asarray(a)
     for axis in axes:
-        y = func(a, axis=axis)
-        if y.ndim == a.ndim - 1:
-            y = reshape(y, [1 if i == axis % a.ndim else n for i, n in enumerate(a.aval.shape)])
-        a = y
-    return a
+        y: Array = func(x, axis=axis)
+        if y.ndim == x.ndim - 1:
+            y = reshape(y, [1 if i == axis % x.ndim else n for i, n in enumerate(x.aval.shape)])
+        x = y
+    return x

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from genesis_fn.core import dtypes, errors
 from genesis_fn.core.array import ArrayImpl
 from genesis_fn.core.diagnostics.source_info import where as user_line
-from genesis_fn.core.primitive import SCALARS, bind, with_weak
+from genesis_fn.core.primitive import SCALARS, Primitive, bind, with_weak
+from genesis_fn.core.types.annotations import Array, ArrayLike
 from genesis_fn.lax.promotion import (
     inexact_value,
     is_operand,
@@ -28,7 +29,34 @@ _FLOAT_KINDS = frozenset(dtypes.FLOATS)
 _REAL_KINDS = frozenset((dtypes.BOOL, *dtypes.INTEGERS, *dtypes.FLOATS))
 
 
-def _function(call: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
+class UnaryFunction(Protocol):
+    """A NumPy-style function of one array, elementwise."""
+
+    __name__: str
+
+    def __call__(self, x: ArrayLike, /) -> Array:
+        """The result for `x`, in its shape."""
+        ...
+
+
+class LogicalFunction(Protocol):
+    """A NumPy-style function of two arrays, elementwise."""
+
+    __name__: str
+
+    def __call__(self, x: ArrayLike, y: ArrayLike, /) -> Array:
+        """The result for `x` and `y`, in the shape that they broadcast to."""
+        ...
+
+
+class BinaryFunction(LogicalFunction, Protocol):
+    """A function of two arrays with the two methods that make an operator of it."""
+
+    method: Callable[[Any, Any], Any]
+    reflected: Callable[[Any, Any], Any]
+
+
+def _function(call: Callable[..., Any], name: str, doc: str) -> Any:
     call.__name__ = call.__qualname__ = name
     call.__doc__ = doc
     return call
@@ -47,13 +75,13 @@ def binary(
     doc: str,
     inexact: bool = False,
     of_complex: Callable[..., Any] | None = None,
-) -> Callable[[Any, Any], Any]:
+) -> BinaryFunction:
     """The NumPy-style function of a two-operand primitive; its `.method` and `.reflected` are the
     operators, which return NotImplemented for operands that are not arrays or numbers.
 
     `of_complex` serves complex operands that the primitive does not take.
     """
-    prim = call.prim  # type: ignore[attr-defined]
+    prim: Primitive = call.prim  # pyright: ignore[reportFunctionMemberAccess]
     kinds = _FLOAT_KINDS if inexact else _REAL_KINDS
     guarded = inexact or of_complex is not None
     # Where a scalar of that type can meet an array of that dtype without any check.
@@ -61,7 +89,7 @@ def binary(
     if not inexact:
         direct[dtypes.BOOL] = bool
 
-    def slow(x: Any, y: Any) -> Any:
+    def slow(x: Any, y: Any) -> Array:
         try:
             x, y = operands(name, (x, y), inexact)
         except (errors.ShapeError, errors.DTypeError) as error:
@@ -70,7 +98,7 @@ def binary(
             return of_complex(x, y)
         return bind(prim, x, y)
 
-    def function(x: Any, y: Any, /) -> Any:
+    def function(x: Any, y: Any, /) -> Array:
         if type(x) is ArrayImpl and not (guarded and x.sig.aval.dtype not in kinds):
             if type(y) is ArrayImpl:
                 if x.sig is y.sig:
@@ -95,8 +123,9 @@ def binary(
             return bind(prim, other, self)
         return slow(other, self) if is_operand(other) else NotImplemented
 
-    function.method, function.reflected = method, reflected  # type: ignore[attr-defined]
-    return _function(function, name, doc)
+    result: BinaryFunction = _function(function, name, doc)
+    result.method, result.reflected = method, reflected
+    return result
 
 
 def unary(
@@ -105,10 +134,10 @@ def unary(
     doc: str,
     inexact: bool = False,
     identity: Callable[[dtypes.DType], bool] | None = None,
-) -> Callable[[Any], Any]:
+) -> UnaryFunction:
     """The NumPy-style function of a one-operand primitive; dtypes of `identity` pass through."""
 
-    def function(x: Any, /) -> Any:
+    def function(x: Any, /) -> Array:
         x = inexact_value(x, name) if inexact else value(x, name)
         d = x.aval.dtype
         if identity is not None and identity(d) and not dtypes.is_key(d):
@@ -125,7 +154,7 @@ def _is_complex(x: Any, y: Any) -> bool:
 def _ordered(strictly: Callable[..., Any], last: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """The comparison of complex numbers by real part, then by imaginary part."""
 
-    def compare(x: Any, y: Any) -> Any:
+    def compare(x: Any, y: Any) -> Array:
         (a, b), (c, d) = _parts(x), _parts(y)
         return p.bitwise_or(strictly(a, c), p.bitwise_and(p.eq(a, c), last(b, d)))
 
@@ -139,7 +168,7 @@ def _parts(x: Any) -> tuple[Any, Any]:
 def _chosen(before: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Of two complex numbers the one that comes first by `before`; the first that is NaN."""
 
-    def choose(x: Any, y: Any) -> Any:
+    def choose(x: Any, y: Any) -> Array:
         first = before(x, y)
         if type(x) not in SCALARS:
             first = p.bitwise_or(first, p.ne(x, x))
@@ -202,13 +231,13 @@ sign = unary("sign", p.sign, "-1, 0 or 1 by the sign of x; x / |x| for complex x
 reciprocal = unary("reciprocal", p.reciprocal, "1 / x, elementwise.", inexact=True)
 
 
-def square(x: Any, /) -> Any:
+def square(x: ArrayLike, /) -> Array:
     """x * x, elementwise; of booleans, as int32."""
     x = value(x, "square")
     return p.square(promoted(x, dtypes.I32) if x.aval.dtype == dtypes.BOOL else x)
 
 
-def positive(x: Any, /) -> Any:
+def positive(x: ArrayLike, /) -> Array:
     """+x: `x` itself."""
     x = value(x, "positive")
     if x.aval.dtype == dtypes.BOOL:
@@ -250,7 +279,7 @@ conj = unary("conj", p.conj, "The complex conjugate.", identity=_real)
 conjugate = conj
 
 
-def rint(x: Any, /) -> Any:
+def rint(x: ArrayLike, /) -> Array:
     """The nearest integer, ties to even; of integers and booleans, as float32."""
     x = value(x, "rint")
     if dtypes.is_complex(x.aval.dtype):
@@ -260,7 +289,7 @@ def rint(x: Any, /) -> Any:
     return strong(p.convert(x, dtypes.F32))
 
 
-def imag(x: Any, /) -> Any:
+def imag(x: ArrayLike, /) -> Array:
     """The imaginary part: zeros for real x."""
     x = value(x, "imag")
     real = not dtypes.is_complex(x.aval.dtype) and not dtypes.is_key(x.aval.dtype)
@@ -277,7 +306,7 @@ greater = binary("greater", p.gt, "x > y, elementwise.", of_complex=_greater)
 greater_equal = binary("greater_equal", p.ge, "x >= y, elementwise.", of_complex=_greater_equal)
 
 
-def isfinite(x: Any, /) -> Any:
+def isfinite(x: ArrayLike, /) -> Array:
     """Whether x is neither infinite nor NaN, elementwise."""
     x = value(x, "isfinite")
     if dtypes.is_inexact(x.aval.dtype):
@@ -288,13 +317,13 @@ def isfinite(x: Any, /) -> Any:
 # ---- logic and bits ----
 
 
-def truth(x: Any) -> Any:
+def truth(x: ArrayLike) -> Array:
     """x != 0 as booleans; booleans pass through."""
     x = value(x)
     return x if x.aval.dtype == dtypes.BOOL else strong_array(p.ne(x, scalar_as(0, x.aval.dtype)))
 
 
-def _logical(name: str, function: Callable[..., Any], doc: str) -> Callable[[Any, Any], Any]:
+def _logical(name: str, function: Callable[..., Any], doc: str) -> LogicalFunction:
     def call(x: Any, y: Any, /) -> Any:
         result = function(truth(x), truth(y))
         if not result.aval.shape and (is_weak(x) or is_weak(y)):
@@ -321,19 +350,19 @@ logical_or = _logical("logical_or", bitwise_or, "Whether x or y is nonzero.")
 logical_xor = _logical("logical_xor", bitwise_xor, "Whether exactly one of x and y is nonzero.")
 
 
-def logical_not(x: Any, /) -> Any:
+def logical_not(x: ArrayLike, /) -> Array:
     """Whether x is zero, elementwise."""
     return p.bitwise_not(truth(x))
 
 
-def right_shift(x: Any, y: Any, /) -> Any:
+def right_shift(x: ArrayLike, y: ArrayLike, /) -> Array:
     """x >> y, elementwise: the sign is kept for signed integers."""
     try:
-        x, y = operands("right_shift", (x, y))
+        a, b = operands("right_shift", (x, y))
     except (errors.ShapeError, errors.DTypeError) as error:
         raise located(error) from None
-    d = (x if type(x) not in SCALARS else y).aval.dtype
-    return (p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic)(x, y)
+    d = (a if type(a) not in SCALARS else b).aval.dtype
+    return (p.shift_right_logical if dtypes.is_unsigned(d) else p.shift_right_arithmetic)(a, b)
 
 
 bitwise_right_shift = right_shift
